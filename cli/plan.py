@@ -140,9 +140,10 @@ def plan(
 ) -> None:
     """Choose stages, schedule and its parameters, and predict time and memory.
 
-    All tensors between two stages are sent as one message. For an operator-graph file a message takes the latencies of
-    its path plus its bytes at the path's rate, without contention. A model's best plans are compared in the simulator,
-    where transfers share links and messages use memory.
+    All tensors between two stages are sent as one message. For an operator-graph file the predicted step has messages
+    without contention: the latencies of the path plus the bytes at the path's rate. Where messages share links the
+    search continues with contention, and the simulator compares the best plans; its step is printed, too. A model's
+    best plans are compared in the simulator, where messages also use memory.
     """
     if model is not None and graph is None:
         check_model_name(model)  # before slow imports

@@ -80,6 +80,7 @@ class PlanAnswer:
         """The data that ``--json`` prints: everything needed to evaluate the plan again, and the explanation."""
         return {
             **plain_plan(self.plan),
+            "simulated_step_s": self.run.step_s,
             "memory_limit_bytes": list(self.limits),
             "memory_at_peak_bytes": list(self.run.memory_at_peak),
             "throughput": as_plain(self.rates),

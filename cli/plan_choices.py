@@ -90,9 +90,16 @@ def of_one_replica(costs: PlanningCosts, plan: Plan) -> tuple[Work, Sequence[flo
 
 
 def oracle_of(graph_given: bool) -> Oracle:
-    """The oracle that decides between plans: for a file the longest path of its contract, otherwise the simulator."""
-    if graph_given:
-        return longest_path
+    """The oracle that predicts plans: for a file the longest path of its contract, otherwise the simulator."""
+    return longest_path if graph_given else _simulated()
+
+
+def judge_of(graph_given: bool) -> Oracle | None:
+    """What decides between plans where messages share links: the simulator, if the oracle is not the simulator."""
+    return _simulated() if graph_given else None
+
+
+def _simulated() -> Oracle:
     from ..simulators.oracle import simulated
 
     return simulated

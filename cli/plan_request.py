@@ -47,7 +47,7 @@ class PlanRequest:
         memory_limit: bytes that a device may use, if less than its memory.
         budget: number of evaluations.
         seed: of the search.
-        offload: see ``SearchOptions``.
+        offload, judge: see ``SearchOptions``.
     """
 
     costs_of: Callable[[int], PlanningCosts]
@@ -64,6 +64,7 @@ class PlanRequest:
     budget: int | None
     seed: int
     offload: OffloadRequest = "none"
+    judge: Oracle | None = None
 
     @property
     def costs(self) -> PlanningCosts:
@@ -97,6 +98,7 @@ class PlanRequest:
         options = SearchOptions(
             families=self.families,
             oracle=self.oracle,
+            judge=self.judge,
             anneal=self.anneal,
             recompute=self.recompute,
             memory_limit=self.memory_limit,

@@ -23,7 +23,7 @@ from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
 from .infeasible import refuse
 from .output import check_writable, note, print_json
 from .plan_answer import PlanAnswer
-from .plan_choices import of_one_replica, oracle_of, replicas_allowed, wanted_meshes, wanted_recompute
+from .plan_choices import judge_of, of_one_replica, oracle_of, replicas_allowed, wanted_meshes, wanted_recompute
 from .plan_request import PlanRequest
 from .progress import search_progress
 
@@ -80,7 +80,7 @@ def run(
     request = PlanRequest(
         costs_of, machine, microbatches, batch=batch or 1, families=wanted, anneal=schedule == "auto",
         oracle=oracle_of(graph is not None), mesh=mesh, free=free, recompute=wanted_recompute(recompute, free=free),
-        memory_limit=memory_limit, budget=budget, seed=seed, offload=wanted_offload,
+        memory_limit=memory_limit, budget=budget, seed=seed, offload=wanted_offload, judge=judge_of(graph is not None),
     )  # fmt: skip
     try:
         with search_progress() as progress:

@@ -300,6 +300,8 @@ class Network:
         )
         for flow, rate, held in zip(together, rates, held_by, strict=True):
             self._set_rate(flow, rate, held, now)
+            if not flow.awaited:  # at an unchanged rate, too: its end may give the others more
+                self._await(flow)
         self._wake_up()
 
     def _set_rate(self, flow: Flow, rate: float, held_by: DirectedLink | None, now: float) -> None:
@@ -311,8 +313,6 @@ class Network:
         flow.rate = rate
         flow.held_by = held_by
         flow.drained_s = now + flow.left / rate
-        if not flow.awaited:
-            self._await(flow)
 
 
 def _may_be_full(link: DirectedLink, routes: Counter[Route]) -> bool:

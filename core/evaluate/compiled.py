@@ -49,9 +49,9 @@ class StageArrays(NamedTuple):
         saved: bytes by which an action changes the saved tensors, at its start and at its end, (2, 4, stages): see
             :func:`fill_saved`.
         workspace: bytes of a running action.
-        forward_first: offsets of each reading stage into the next two, (stages + 1).
-        forward_from, forward_delay: source and delay of each edge, by reading stage.
-        back_first, back_from, back_delay: the same for gradients.
+        forward_first: offsets of each reading stage into the next three, (stages + 1).
+        forward_from, forward_delay, forward_bytes: source, delay and bytes of each edge, by reading stage.
+        back_first, back_from, back_delay, back_bytes: the same for gradients.
     """
 
     times: Floats
@@ -64,9 +64,11 @@ class StageArrays(NamedTuple):
     forward_first: Integers
     forward_from: Integers
     forward_delay: Floats
+    forward_bytes: Floats
     back_first: Integers
     back_from: Integers
     back_delay: Floats
+    back_bytes: Floats
 
     @property
     def after_forward(self) -> Floats:
@@ -90,8 +92,9 @@ def make_stage_arrays(stages: int, edges: int) -> StageArrays:
     def floats() -> Floats:
         return np.zeros(stages)
 
-    def edge_arrays() -> tuple[Integers, Integers, Floats]:
-        return np.zeros(stages + 1, dtype=np.int64), np.zeros(edges, dtype=np.int64), np.zeros(edges)
+    def edge_arrays() -> tuple[Integers, Integers, Floats, Floats]:
+        integers = np.zeros(stages + 1, dtype=np.int64), np.zeros(edges, dtype=np.int64)
+        return *integers, np.zeros(edges), np.zeros(edges)
 
     return StageArrays(
         np.zeros((KINDS, stages)), floats(), floats(), floats(), floats(), np.zeros((2, KINDS, stages)), floats(),
@@ -218,7 +221,7 @@ def run(
                     return INFINITY
         if todo == before:
             return -1.0
-    return _end(placement, count, costs, scratch)
+    return end_of_step(placement, count, costs, scratch)
 
 
 @njit()
@@ -243,7 +246,7 @@ def work_of(count: int, placement: Any, costs: Any, whole: Any, work: Any) -> No
 
 
 @njit()
-def _end(placement: Any, count: int, costs: Any, scratch: Any) -> float:
+def end_of_step(placement: Any, count: int, costs: Any, scratch: Any) -> float:
     """The end of the step; ``free`` is changed from the ends of compute to the ends of devices."""
     stages, reduced = placement.shape[0], 0.0
     for stage in range(stages):

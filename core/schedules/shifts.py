@@ -29,6 +29,8 @@ def draw_shift(lengths: Any, found: Any, number: int) -> tuple[int, int, int]:
             return d, i, max(i - reach, 0)
         return d, i - 1, min(i - 1 + reach, lengths[d] - 1)
     d = np.random.randint(lengths.shape[0])
+    if lengths[d] == 0:
+        return d, 0, 0
     start = np.random.randint(lengths[d])
     return d, start, min(max(start + (reach if np.random.random() < 0.5 else -reach), 0), lengths[d] - 1)
 

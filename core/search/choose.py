@@ -149,7 +149,7 @@ def choose_schedule(
 
 def _found(settings: Sequence[Setting], space: SearchSpace, meter: Meter, options: SearchOptions) -> SearchResult:
     """The search, with offload if it is asked for."""
-    arguments = settings, space, meter, options.oracle, options.seed, options.alternatives
+    arguments = settings, space, meter, options.oracle, options.seed, options.alternatives, options.judge
     if options.offloads:
         return OffloadSearch(options.offload, options.storages, *arguments).result()
     return confirmed(*arguments)

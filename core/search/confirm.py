@@ -1,7 +1,8 @@
 """From a search to its result: the oracle's score decides, and the search reserves memory that only the oracle counts.
 
 The search models a message as a pure delay that takes no memory. An oracle such as the simulator models more, so it
-scores the best few plans. If the leading one does not fit by its score, the search reserves memory and continues.
+scores the best few plans. If the leading one does not fit by its score, the search reserves memory and continues. If it
+is slower because messages share links, the search continues with contention (`contention`).
 """
 
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from ..errors import RequestError
 from ..plan.plan import Plan
 from .annealing.search import search
 from .annealing.walk import Walk, frontier
-from .finalize import Candidate, predicted, refuse_above, rescored, scored
+from .contention import contended, contends
+from .finalize import Candidate, judged, predicted, refuse_above, rescored, scored
 from .problem.meter import Meter
 from .problem.oracle import longest_path
 from .problem.score import Oracle
@@ -55,15 +57,23 @@ class SearchResult:
 
 
 def confirmed(
-    settings: Sequence[Setting], space: SearchSpace, meter: Meter, oracle: Oracle, seed: int, alternatives: bool = True
+    settings: Sequence[Setting],
+    space: SearchSpace,
+    meter: Meter,
+    oracle: Oracle,
+    seed: int,
+    alternatives: bool = True,
+    judge: Oracle | None = None,
 ) -> SearchResult:
     """The best plans of some settings, by the oracle's score; without ``alternatives`` only the fastest.
+
+    Where messages share links, the judge's step times decide if there is a judge (see ``SearchOptions``).
 
     Raises:
         RequestError: no family supports any setting.
         NothingFits: no plan found fits in memory; the message names the device that exceeds its limit most.
     """
-    task = _Task(space, meter, oracle, seed, alternatives)
+    task = _Task(space, meter, oracle, seed, alternatives, judge)
     if not task.exact:
         settings = [evolve(setting, messages=MESSAGES) for setting in settings]
     found = task.searched_with_reserve(settings)
@@ -73,6 +83,8 @@ def confirmed(
         more = evolve(task, meter=scout).searched_with_reserve(settings)
         meter.spent += scout.spent
         found = evolve(found, candidates=(*found.candidates, *more.candidates))
+    if not (found.stopped or meter.until_fit):
+        found = task.with_contention(found)
     return found.result(meter.spent)
 
 
@@ -85,6 +97,7 @@ class _Task:
     oracle: Oracle
     seed: int
     alternatives: bool
+    judge: Oracle | None
 
     @property
     def exact(self) -> bool:
@@ -130,6 +143,21 @@ class _Task:
             found += [known.get(id(walk)) or scored(walk, self.oracle) for walk in slower]
         misled = leading.excess == 0 and first[0].rank[0] > 0
         return _Found(tuple(found), first[0], misled, stopped, walks, settings)
+
+    def with_contention(self, found: "_Found") -> "_Found":
+        """The result with plans from a search with contention, if messages share links in the best plan."""
+        judge = self.judge or self.oracle
+        best = min(found.candidates, key=lambda candidate: candidate.rank)
+        if judge is longest_path or best.rank[0] > 0 or not contends(best, judge):
+            return found
+        settings = [evolve(setting, contended=True) for setting in found.settings]
+        walks, stopped = contended(
+            _in_settings(found.walks, found.settings, settings), settings, self.space, self.meter, self.seed
+        )
+        candidates = [*found.candidates, *rescored(walks, self.oracle, RESCORED)]
+        if self.judge is not None:
+            candidates = [judged(candidate, self.judge) for candidate in candidates]
+        return evolve(found, candidates=tuple(candidates), stopped=stopped)
 
 
 def _in_settings(walks: Sequence[Walk], before: Sequence[Setting], now: Sequence[Setting]) -> list[Walk]:

@@ -21,13 +21,17 @@ Rank = tuple[float, float]
 
 @frozen
 class Candidate:
-    """A plan with its costs, score, setting and memory limits in bytes per device."""
+    """A plan with its costs, score, setting and memory limits in bytes per device.
+
+    ``contended_s`` is its step where messages share links, if a judge other than the oracle has timed it.
+    """
 
     plan: Plan
     costs: tuple[StageCosts, ...]
     score: Score
     setting: Setting
     limits: tuple[float, ...]
+    contended_s: float | None = None
 
     @property
     def excess(self) -> tuple[float, ...]:
@@ -37,7 +41,7 @@ class Candidate:
     @property
     def rank(self) -> Rank:
         """For comparisons with other candidates."""
-        return max(self.excess), self.score.step_s
+        return max(self.excess), self.score.step_s if self.contended_s is None else self.contended_s
 
 
 def draft(walk: Walk) -> tuple[Plan, tuple[StageCosts, ...]]:
@@ -75,6 +79,11 @@ def candidate_of(setting: Setting, plan: Plan, costs: tuple[StageCosts, ...], or
     score = by_position(oracle(plan, costs, setting.cluster), setting.devices)
     limits = limits_of(setting, plan)
     return Candidate(plan, costs, score, setting, limits)
+
+
+def judged(candidate: Candidate, judge: Oracle) -> Candidate:
+    """A candidate with the judge's step time."""
+    return evolve(candidate, contended_s=judge(candidate.plan, candidate.costs, candidate.setting.cluster).step_s)
 
 
 def limits_of(setting: Setting, plan: Plan) -> tuple[float, ...]:

@@ -63,6 +63,7 @@ class OffloadSearch:
     oracle: Oracle
     seed: int
     alternatives: bool
+    judge: Oracle | None = None
 
     def result(self) -> SearchResult:
         """The plans found; errors as in ``confirmed``."""
@@ -96,7 +97,7 @@ class OffloadSearch:
         plain: SearchResult | None = None
         nothing: NothingFits | None = None
         try:
-            plain = confirmed(self.settings, space, self.meter, self.oracle, self.seed, self.alternatives)
+            plain = confirmed(self.settings, space, self.meter, self.oracle, self.seed, self.alternatives, self.judge)
         except NothingFits as error:
             nothing = error
         if plain is not None and (plain.stopped or not self._short_of_memory(plain.best)):

@@ -31,6 +31,8 @@ class SearchOptions:
     Args:
         families: the schedules to choose from.
         oracle: its score decides between the best plans. The search itself counts a message as a pure delay.
+        judge: its step times decide between the best plans where messages share links, if the oracle does not count
+            that; predictions remain the oracle's. None for no such decision.
         anneal: whether a device's order may differ from the family's (the schedule ``auto``).
         recompute: ``"none"``, ``"all"`` or the stages that recompute; None chooses them if memory is short.
         memory_limit: bytes that a device may use, if less than its memory.
@@ -53,6 +55,7 @@ class SearchOptions:
 
     families: tuple[ScheduleFamily, ...] = field(converter=_families)
     oracle: Oracle = longest_path
+    judge: Oracle | None = None
     anneal: bool = True
     recompute: Recompute | None = "none"
     memory_limit: float | None = None

@@ -15,11 +15,12 @@ import numpy as np
 
 from ...evaluate.coding import INFINITY
 from ...evaluate.compiled import count_whole, peak, run, work_of
+from ...evaluate.contended import run_contended
 from ...numba_cache import njit
 from ...schedules.decode import TAIL
 from ...schedules.shifts import critical, metropolis
 from ..problem.costing import cost_stages
-from .moves import NOTHING, STAGES, make_move, undo_move
+from .moves import NOTHING, PLACED, STAGES, make_move, undo_move
 
 EXCESS = 10.0
 """Penalty in steps for a device's bytes above its limit, per multiple of the limit."""
@@ -46,10 +47,20 @@ def evaluate_place(count: int, place: Any, machine: Any, buffers: Any) -> tuple[
     count_whole(place.orders, place.lengths, buffers.scratch.stage_of, buffers.whole)
     work_of(count, place.placement, buffers.costs, buffers.whole, buffers.work)
     excess = excess_of(place, machine, buffers.costs, buffers.scratch.stage_of, buffers.peaks)
-    step = run(
-        place.orders, place.lengths, count, place.placement, buffers.costs, buffers.work, INFINITY, buffers.scratch
-    )
+    step = step_of(count, INFINITY, place, machine, buffers)
     return step, excess, _objective(step, excess, buffers.scratch)
+
+
+@njit()
+def step_of(count: int, stop: float, place: Any, machine: Any, buffers: Any) -> float:
+    """The step of a place, with or without shared links; infinite above ``stop``, negative if the orders deadlock."""
+    costs, work, scratch = buffers.costs, buffers.work, buffers.scratch
+    if machine.contended:
+        return run_contended(
+            place.orders, place.lengths, count, place.placement, costs, machine.latency, machine.rate, machine.links,
+            work, stop, scratch,
+        )  # fmt: skip
+    return run(place.orders, place.lengths, count, place.placement, costs, work, stop, scratch)
 
 
 @njit()
@@ -61,7 +72,7 @@ def _objective(step: float, excess: float, scratch: Any) -> float:
 def _evaluate_new_stages(
     count: int, threshold: float, graph: Any, machine: Any, place: Any, buffers: Any
 ) -> tuple[float, float, float]:
-    """Step, excess and objective after a move of cuts or recomputation; infinite if above ``threshold``."""
+    """Step, excess and objective after a move of cuts, recomputation or placement; infinite if above ``threshold``."""
     cost_stages(graph, machine, place.placement, place.cuts, place.recompute, buffers.costs)
     buffers.other_work[:] = buffers.work
     work_of(count, place.placement, buffers.costs, buffers.whole, buffers.work)
@@ -72,6 +83,8 @@ def _evaluate_new_stages(
         same = buffers.cuts[s] == place.cuts[s] and buffers.cuts[s + 1] == place.cuts[s + 1]
         if not same or place.recompute[s] or buffers.recompute[s]:
             buffers.other_peaks[place.placement[s]] = -1.0
+        if buffers.placement[s] != place.placement[s]:
+            buffers.other_peaks[place.placement[s]] = buffers.other_peaks[buffers.placement[s]] = -1.0
     excess = 0.0
     for d in range(place.orders.shape[0]):
         if buffers.other_peaks[d] < 0:
@@ -80,7 +93,7 @@ def _evaluate_new_stages(
             ]
             buffers.other_peaks[d] = most
         excess += max(buffers.other_peaks[d] - machine.limits[d], 0.0) / machine.limits[d]
-    step, value = _step_and_objective(count, threshold, excess, place, buffers)
+    step, value = _step_and_objective(count, threshold, excess, place, machine, buffers)
     return step, excess, value
 
 
@@ -95,17 +108,19 @@ def _evaluate_new_order(
     buffers.other_peaks[d] = most
     excess += (max(most - limit, 0.0) - max(buffers.peaks[d] - limit, 0.0)) / limit
     excess = excess if excess > 1e-12 else 0.0
-    step, value = _step_and_objective(count, threshold, excess, place, buffers)
+    step, value = _step_and_objective(count, threshold, excess, place, machine, buffers)
     return step, excess, value
 
 
 @njit()
-def _step_and_objective(count: int, threshold: float, excess: float, place: Any, buffers: Any) -> tuple[float, float]:
+def _step_and_objective(
+    count: int, threshold: float, excess: float, place: Any, machine: Any, buffers: Any
+) -> tuple[float, float]:
     """Step and objective of the place; the evaluation ends early above ``threshold``."""
     stop = (threshold - ABOVE if excess > 0 else threshold) / (1 + EXCESS * excess)
     if buffers.work.max() > stop:
         return INFINITY, INFINITY
-    step = run(place.orders, place.lengths, count, place.placement, buffers.costs, buffers.work, stop, buffers.scratch)
+    step = step_of(count, stop, place, machine, buffers)
     if step < 0:
         return INFINITY, INFINITY
     return step, _objective(step, excess, buffers.scratch)
@@ -159,7 +174,7 @@ def anneal(
         changed = make_move(shares, number, place, buffers)
         if changed == NOTHING:
             continue
-        if changed == STAGES:
+        if changed in (STAGES, PLACED):
             new_step, new_excess, new_value = _evaluate_new_stages(count, threshold, graph, machine, place, buffers)
         else:
             new_step, new_excess, new_value = _evaluate_new_order(
@@ -206,6 +221,7 @@ def try_every_cut(
 @njit()
 def _copy_into(best: Any, place: Any) -> None:
     """Copy everything that moves change."""
+    best.placement[:] = place.placement
     best.cuts[:] = place.cuts
     best.recompute[:] = place.recompute
     best.orders[:] = place.orders

@@ -1,10 +1,10 @@
 """Join each I that is directly followed by its own W into a B, if the step does not get longer."""
 
 from ...evaluate.coding import INFINITY, KINDS
-from ...evaluate.compiled import run
 from ...schedules.shifts import join
 from ..problem.place import Buffers, Place
 from ..problem.setting import Setting
+from .anneal import step_of
 
 ROUNDING = 1e-12
 
@@ -17,11 +17,11 @@ def join_split_backwards(setting: Setting, place: Place, buffers: Buffers) -> No
         place: its orders are changed in place.
         buffers: with the costs of its stages.
     """
-    count, costs, scratch = setting.microbatches, buffers.costs, buffers.scratch
+    count = setting.microbatches
     buffers.work[:] = 0.0  # only used to end a run early, which is not needed here
 
     def step() -> float:
-        return float(run(place.orders, place.lengths, count, place.placement, costs, buffers.work, INFINITY, scratch))
+        return float(step_of(count, INFINITY, place, setting.machine, buffers))
 
     least = step()
     ranges = [(stage, 0, count) for stage in range(len(place.placement))]

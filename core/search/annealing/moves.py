@@ -1,20 +1,24 @@
-"""Moves of the annealing (actions, cuts, split backwards, recomputation), and how to undo one."""
+"""Moves of the annealing (actions, cuts, split backwards, recomputation, placement), and how to undo one."""
 
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...evaluate.coding import BOTH, INPUT, WEIGHT
+from ...evaluate.coding import BOTH, INFINITY, INPUT, WEIGHT
+from ...evaluate.compiled import run
 from ...numba_cache import njit
 from ...schedules.shifts import draw_shift, shift
 from ..problem.costing import cost_stages
 
-STAGES, NOTHING = -1, -2
-"""What a move changes, if it is not the order of one device: the stages (cuts or recomputation), or nothing."""
+STAGES, NOTHING, PLACED = -1, -2, -3
+"""What a move changes, if it is not the order of one device: the stages (cuts or recomputation), nothing, or the
+devices of stages."""
 NEAR = 1.5
 """Mean distance in operators of most moves of cuts; the others move by a quarter of a stage."""
 NEXT_CUT = 0.4
 """Probability that a move includes the next cut."""
+EXCHANGE = 0.5
+"""Probability that a move of a stage to another device moves a stage of that device back."""
 
 
 class MoveShares(NamedTuple):
@@ -24,11 +28,13 @@ class MoveShares(NamedTuple):
         cut: move cuts.
         recompute: switch the recomputation of a stage.
         split: split a B, or join an I with its W.
+        place: move a stage to another device, or exchange the devices of two stages.
     """
 
     cut: float
     recompute: float = 0.0
     split: float = 0.0
+    place: float = 0.0
 
 
 @njit()
@@ -93,6 +99,65 @@ def _move_cuts(cuts: Any) -> bool:
 
 
 @njit()
+def _move_stage(s: int, to: int, place: Any, buffers: Any) -> None:
+    """Move a stage to another device: its actions go where their starts in the last run are."""
+    orders, lengths, scratch = place.orders, place.lengths, buffers.scratch
+    d, count = place.placement[s], scratch.stage_of.shape[0] // place.placement.shape[0]
+    moving, kept, number = np.empty(3 * count, dtype=np.int64), 0, 0
+    for i in range(lengths[d]):
+        code = orders[d, i]
+        if scratch.stage_of[code >> 2] == s:
+            moving[number] = code
+            number += 1
+        else:
+            orders[d, kept] = code
+            kept += 1
+    lengths[d] = kept
+    i, at = lengths[to] - 1, lengths[to] + number - 1
+    lengths[to] += number
+    while number > 0:  # merged from the end
+        new = moving[number - 1]
+        if i >= 0 and _start(orders[to, i], buffers) > _start(new, buffers):
+            orders[to, at] = orders[to, i]
+            i -= 1
+        else:
+            orders[to, at] = new
+            number -= 1
+        at -= 1
+    place.placement[s] = to
+
+
+@njit(inline="always")
+def _start(code: int, buffers: Any) -> float:
+    """Start of an action in the last run."""
+    return float(buffers.scratch.finish[code] - buffers.costs.times[code & 3, buffers.scratch.stage_of[code >> 2]])
+
+
+@njit()
+def _move_stages(place: Any, buffers: Any) -> int:
+    """Move a stage to another device, or exchange the devices of two stages."""
+    stages, devices = place.placement.shape[0], place.lengths.shape[0]
+    s, to = np.random.randint(stages), np.random.randint(devices)
+    other = np.random.randint(stages) if np.random.random() < EXCHANGE else -1
+    if other >= 0:
+        to = place.placement[other]
+    d, count = place.placement[s], buffers.scratch.stage_of.shape[0] // stages
+    if d == to or place.lengths[to] + 3 * count > place.orders.shape[1]:
+        return NOTHING
+    step = run(
+        place.orders, place.lengths, count, place.placement, buffers.costs, buffers.work, INFINITY, buffers.scratch
+    )
+    if step < 0:
+        return NOTHING
+    buffers.devices[0], buffers.devices[1] = d, to
+    buffers.row[:], buffers.other_row[:], buffers.placement[:] = place.orders[d], place.orders[to], place.placement
+    _move_stage(s, to, place, buffers)
+    if other >= 0:
+        _move_stage(other, d, place, buffers)
+    return PLACED
+
+
+@njit()
 def make_move(shares: Any, number: int, place: Any, buffers: Any) -> int:
     """Draw a move and apply it to ``place``.
 
@@ -103,13 +168,12 @@ def make_move(shares: Any, number: int, place: Any, buffers: Any) -> int:
         buffers: get what is needed to undo the move.
 
     Returns:
-        What the move changed: ``STAGES``, ``NOTHING``, or the device with a new order.
+        What the move changed: ``STAGES``, ``NOTHING``, ``PLACED``, or the device with a new order.
     """
     draw = np.random.random()
     buffers.other_work[:] = buffers.work
     if draw < shares.cut + shares.recompute:
-        buffers.cuts[:] = place.cuts
-        buffers.recompute[:] = place.recompute
+        buffers.cuts[:], buffers.recompute[:], buffers.placement[:] = place.cuts, place.recompute, place.placement
         if draw < shares.cut:
             return STAGES if _move_cuts(place.cuts) else NOTHING
         s = np.random.randint(place.placement.shape[0])
@@ -117,8 +181,14 @@ def make_move(shares: Any, number: int, place: Any, buffers: Any) -> int:
         return STAGES
     buffers.lengths[:] = place.lengths
     buffers.other_whole[:] = buffers.whole
+    if draw < shares.cut + shares.recompute + shares.place:
+        buffers.cuts[:] = place.cuts
+        buffers.recompute[:] = place.recompute
+        return _move_stages(place, buffers)
     if draw > 1 - shares.split:
         d = np.random.randint(place.lengths.shape[0])
+        if place.lengths[d] == 0:
+            return NOTHING
         buffers.row[:] = place.orders[d]
         return d if _split_or_join(d, place.orders, place.lengths, buffers) else NOTHING
     d, start, goal = draw_shift(place.lengths, buffers.found, number)
@@ -133,6 +203,11 @@ def undo_move(changed: int, graph: Any, machine: Any, place: Any, buffers: Any) 
     if changed == STAGES:
         place.cuts[:] = buffers.cuts
         place.recompute[:] = buffers.recompute
+        cost_stages(graph, machine, place.placement, place.cuts, place.recompute, buffers.costs)
+    elif changed == PLACED:
+        place.orders[buffers.devices[0]] = buffers.row
+        place.orders[buffers.devices[1]] = buffers.other_row
+        place.lengths[:], place.placement[:] = buffers.lengths, buffers.placement
         cost_stages(graph, machine, place.placement, place.cuts, place.recompute, buffers.costs)
     else:
         place.orders[changed] = buffers.row

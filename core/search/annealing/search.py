@@ -5,6 +5,7 @@
    worse.)
 2. Cuts and orders of the better ones are annealed together, with their own costs, edges and memory limits; fewer walks
    get more moves in each round (successive halving, Karnin et al. 2013).
+3. If the budget suffices, the best ones continue with one stage for each operator, which moves to any device.
 
 Nothing here reads a clock: a budget counts evaluations, and the same request gives the same plan.
 """
@@ -15,11 +16,14 @@ from attrs import evolve, frozen
 
 from ...evaluate.coding import INFINITY
 from ..problem.meter import Meter, Stopped
+from ..problem.options import MAX_CHUNKS
 from ..problem.search_space import SearchSpace
 from ..problem.setting import Setting
 from .anneal import EXCESS
+from .free_placement import joined, refined
 from .initial_walks import InitialWalks
 from .moves import MoveShares
+from .packing import packed
 from .walk import Walk, best_by_placement, ranked
 
 
@@ -33,6 +37,7 @@ class Round:
         share: of the budget for all of them together, relative to the other rounds' shares.
         temperature: of the annealing; 0 is pure descent.
         cut: share of the moves that move cuts.
+        place: share of the moves that move stages to other devices.
     """
 
     keep: int
@@ -40,6 +45,7 @@ class Round:
     share: float
     temperature: float
     cut: float
+    place: float = 0.0
 
 
 DESCENTS = (Round(1000, 1000, 0.04, 0.0, 1.0), Round(40, 6, 0.04, 0.0, 1.0))
@@ -50,6 +56,16 @@ ANNEALINGS = (
     Round(16, 3, 0.17, 0.002, 0.08), Round(5, 2, 0.30, 0.002, 0.08), Round(1, 1, 0.45, 0.002, 0.08),
 )  # fmt: skip
 """Rounds for cuts and orders."""
+PLACEMENTS = (
+    Round(12, 3, 0.35, 0.004, 0.0, 0.15), Round(4, 1, 0.3, 0.003, 0.0, 0.1), Round(1, 1, 0.35, 0.002, 0.0, 0.05),
+)  # fmt: skip
+"""Rounds for devices and orders of single operators."""
+FREE = 0.5
+"""Share of the budget for these rounds."""
+JOINED = 4
+"""Walks whose stages are joined again at the end."""
+FREE_MOVES = 100
+"""Moves for each action of single operators from which on these rounds take place: fewer find nothing."""
 
 SPLITS = 0.15
 """Share of the moves that split a B or join an I with its W, if B and I with W take different times."""
@@ -95,16 +111,20 @@ def search(
             meter.spend(0)  # no evaluation, but building it takes time
         if walks and all(walk.excess > 0 for walk in walks):
             scouted += [walk.copy() for walk in walks]
+            scouted += _packed(settings, space)
             _scout(scouted, starts, settings, space, meter, seed)
         if meter.until_fit:
-            _evaluate_all(walks)
+            evaluate_all(walks)
             return ranked(walks + scouted), False
         for walk in starts.list_scheduled(budget):
             walks.append(walk)
             meter.spend(0)
         walks += _fitting(scouted)
         scouted.clear()
-        _all_rounds(walks, _rounds(settings, space), meter, seed)
+        free = FREE if _may_place(settings, space, meter.left) else 0.0
+        all_rounds(walks, _rounds(settings, space), meter, seed, int((1 - free) * meter.left))
+        if free:
+            walks += _placed_freely(walks, meter, seed)
     except (Stopped, KeyboardInterrupt):
         if not walks:
             raise
@@ -116,21 +136,40 @@ def _continued(
     walks: list[Walk], settings: Sequence[Setting], space: SearchSpace, meter: Meter, seed: int
 ) -> tuple[list[Walk], bool]:
     """Continue annealing walks whose limits changed: the best that fit, and fast ones that exceed a limit a little."""
-    _evaluate_all(walks)
+    evaluate_all(walks)
     most, each = ANNEALINGS[0].keep, ANNEALINGS[0].each
     fast = best_by_placement(walks, most, each, key=lambda walk: walk.step_s * (1 + EXCESS * walk.excess))
     chosen = fast + [walk for walk in best_by_placement(walks, most, each) if walk not in fast]
     first, *others = ANNEALINGS if space.anneal else _rounds(settings, space)[-1:]
     rounds = (evolve(first, keep=2 * most, each=2 * each), *others)
     try:
-        _all_rounds(chosen, rounds, meter, seed)
+        all_rounds(chosen, rounds, meter, seed)
     except (Stopped, KeyboardInterrupt):
         return ranked(walks), True
     return ranked(walks), False
 
 
-def _all_rounds(walks: list[Walk], rounds: Sequence[Round], meter: Meter, seed: int) -> None:
-    left = meter.left
+def _may_place(settings: Sequence[Setting], space: SearchSpace, left: int) -> bool:
+    """Whether the budget suffices to place single operators freely, and the request allows any number of stages."""
+    nodes, count = len(settings[0].graph.nodes), min(setting.microbatches for setting in settings)
+    chosen = space.anneal and space.chunks[0] == 1 and space.chunks[1] >= MAX_CHUNKS and settings[0].devices > 1
+    return chosen and settings[0].fixed is None and 3 * nodes * count * FREE_MOVES <= FREE * left
+
+
+def _placed_freely(walks: Sequence[Walk], meter: Meter, seed: int) -> list[Walk]:
+    """The best walks with operators placed freely, annealed, and their stages joined again."""
+    first = PLACEMENTS[0]
+    found = [refined(walk) for walk in best_by_placement(list(walks), first.keep, 1)]
+    settings = {id(walk.setting): walk.setting for walk in walks}
+    for setting in list(settings.values())[:1]:
+        found += [refined(walk) for walk in packed(setting)]
+    all_rounds(found, PLACEMENTS, meter, seed)
+    return [joined(walk) for walk in best_by_placement(found, JOINED, 1)]
+
+
+def all_rounds(walks: list[Walk], rounds: Sequence[Round], meter: Meter, seed: int, most: int | None = None) -> None:
+    """Successive halving: the rounds one after another, with ``most`` evaluations, by default all that are left."""
+    left = meter.left if most is None else most
     for number, each in enumerate(rounds):
         allowance = left * each.share / max(sum(other.share for other in rounds), 1e-9)
         _round(best_by_placement(walks, each.keep, each.each), each, number, int(allowance), meter, seed)
@@ -139,7 +178,7 @@ def _all_rounds(walks: list[Walk], rounds: Sequence[Round], meter: Meter, seed: 
 def _ended(walks: list[Walk]) -> list[Walk]:
     """The walks, best first; if the budget was 0, they are evaluated first."""
     if all(walk.value == INFINITY for walk in walks):
-        _evaluate_all(walks)
+        evaluate_all(walks)
     return ranked(walks)
 
 
@@ -150,7 +189,7 @@ def _scout(
     those with the best objective."""
     left = min(FEW, int(SCOUTING * meter.left))
     walks += starts.list_scheduled(left)
-    _evaluate_all(walks)
+    evaluate_all(walks)
     rounds = _rounds(settings, space)
     for number, each in enumerate(rounds):
         if _fitting(walks):
@@ -166,11 +205,21 @@ def _scout(
         left -= meter.spent - before
 
 
+def _packed(settings: Sequence[Setting], space: SearchSpace) -> list[Walk]:
+    """Walks with one microbatch after another on devices that fit, of the first setting in which some exist."""
+    if space.anneal and space.chunks[0] == 1 and space.chunks[1] >= MAX_CHUNKS:
+        for setting in settings:
+            if setting.fixed is None and (found := list(packed(setting))):
+                return found
+    return []
+
+
 def _fitting(walks: Sequence[Walk]) -> list[Walk]:
     return [walk for walk in walks if walk.excess == 0]
 
 
-def _evaluate_all(walks: Sequence[Walk]) -> None:
+def evaluate_all(walks: Sequence[Walk]) -> None:
+    """Evaluate the best places of some walks."""
     for walk in walks:
         walk.evaluate()
         walk.free_buffers()
@@ -201,6 +250,7 @@ def _round(
             plan.cut if walk.setting.fixed is None else 0.0,
             RECOMPUTES if walk.recomputes and walk.setting.fixed is None else 0.0,
             SPLITS if walk.setting.mixes and plan.temperature else 0.0,
+            plan.place,
         )
         if plan.cut == 1 and walk.setting.fixed is None and walk.cut_count <= min(SYSTEMATIC * moves, meter.left):
             walk.try_every_cut(meter)

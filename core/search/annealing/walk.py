@@ -21,6 +21,8 @@ from .moves import MoveShares
 
 SLICE = 4_000_000
 """Actions evaluated without a check of the time limit: some hundredths of a second."""
+CONTENDED = 50
+"""Time of an evaluation with contention ÷ time of one without."""
 
 
 @define(eq=False)
@@ -80,7 +82,7 @@ class Walk:
             Stopped: the time limit is reached; the best place so far is kept.
         """
         place, setting = self.best.copy(), self.setting
-        done, each = 0, max(SLICE // max(self.actions, 1), 1)
+        done, each = 0, max(SLICE // (max(self.actions, 1) * (CONTENDED if setting.contended else 1)), 1)
         shifts = shares.cut + shares.recompute < 1
         while done < moves:
             now = min(each, moves - done)

@@ -13,6 +13,7 @@ from ...costs.costs import EMPTY_GRADIENT_BYTES
 from ...costs.graph import OpGraph
 from ...costs.message_times import FREE, MessageLine
 from ...evaluate.coding import Floats, Integers
+from ...evaluate.contended import LinkArrays, link_arrays, no_links
 from .arrangements import Replicas, reduction_rates
 from .assemble import parameter_bytes, replica_share
 
@@ -57,7 +58,7 @@ class GraphArrays(NamedTuple):
 
 
 class MachineArrays(NamedTuple):
-    """A cluster without contention, by pipeline position.
+    """A cluster by pipeline position.
 
     Args:
         kind: index of each device's type in the graph's types.
@@ -66,6 +67,8 @@ class MachineArrays(NamedTuple):
         reduce: fixed seconds and seconds per byte of the reduction of a stage's gradients over the data dimension,
             (2, devices).
         message: fixed seconds and seconds per byte that a message takes on each of its two devices, (2).
+        links: the links that messages share; without any if they are pure delays.
+        contended: whether a step is timed with messages that share links.
     """
 
     kind: Integers
@@ -74,6 +77,8 @@ class MachineArrays(NamedTuple):
     rate: Floats
     reduce: Floats
     message: Floats
+    links: LinkArrays
+    contended: bool
 
 
 def graph_arrays(graphs: Sequence[OpGraph], sizes: Mapping[str, int] | None = None) -> GraphArrays:
@@ -141,7 +146,12 @@ def _shared(graph: OpGraph, sizes: Mapping[str, int] | None) -> tuple[Integers, 
 
 @lru_cache(maxsize=64)
 def machine_arrays(
-    cluster: Cluster, replicas: Replicas, limits: tuple[float, ...], kinds: tuple[int, ...], message: MessageLine = FREE
+    cluster: Cluster,
+    replicas: Replicas,
+    limits: tuple[float, ...],
+    kinds: tuple[int, ...],
+    message: MessageLine = FREE,
+    contended: bool = False,
 ) -> MachineArrays:
     """The arrays of pipelines on some of a cluster's devices; ``limits`` and ``kinds`` by position.
 
@@ -158,4 +168,5 @@ def machine_arrays(
     return MachineArrays(
         np.array(kinds, dtype=np.int64), np.array(limits, dtype=float), latency, rate, reduce,
         np.array([message.least_s, message.s_per_byte]),
+        link_arrays(cluster, replicas) if contended else no_links(count), contended,
     )  # fmt: skip

@@ -35,15 +35,15 @@ def fill_fixed(
         out.reduce[s] = least + cost.gradient_bytes * each if cost.gradient_bytes else 0.0
     forward = sorted((e.dst, e.src, e.bytes) for e in edges)
     back = sorted((e.src, e.dst, e.gradient_bytes) for e in edges if e.gradient_bytes > 0)
-    for rows, first, sources, delays in (
-        (forward, out.forward_first, out.forward_from, out.forward_delay),
-        (back, out.back_first, out.back_from, out.back_delay),
+    for rows, first, sources, delays, sizes in (
+        (forward, out.forward_first, out.forward_from, out.forward_delay, out.forward_bytes),
+        (back, out.back_first, out.back_from, out.back_delay, out.back_bytes),
     ):
         first[:] = 0
         for e, (reader, source, size) in enumerate(rows):
             a, b = placement[source], placement[reader]
             first[reader + 1] += 1
-            sources[e], delays[e] = source, machine.latency[a, b] + size / machine.rate[a, b]
+            sources[e], delays[e], sizes[e] = source, machine.latency[a, b] + size / machine.rate[a, b], size
             if a != b:
                 _take(machine, out.times, source, reader, size, rows is back)
         np.cumsum(first, out=first)
@@ -177,10 +177,12 @@ def _by_reader(machine: Any, placement: Any, source: Any, target: Any, size: Any
         at = forward_at[target[e]]
         out.forward_from[at] = source[e]
         out.forward_delay[at] = machine.latency[a, b] + size[e] / machine.rate[a, b]
+        out.forward_bytes[at] = size[e]
         forward_at[target[e]] += 1
         if back[e] > 0:
             at = back_at[source[e]]
             out.back_from[at] = target[e]
             out.back_delay[at] = machine.latency[b, a] + back[e] / machine.rate[b, a]
+            out.back_bytes[at] = back[e]
             back_at[source[e]] += 1
     return received

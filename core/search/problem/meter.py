@@ -44,6 +44,11 @@ class Meter:
         """Evaluations not yet spent."""
         return max(self.budget - self.spent, 0)
 
+    @property
+    def seconds_left(self) -> float | None:
+        """The rest of the time limit; None for no limit."""
+        return None if self.seconds is None else max(self.seconds - (self.clock() - self._start), 0.0)
+
     def spend(self, evaluations: int, step_s: float = float("inf")) -> None:
         """Count evaluations; ``step_s`` is the best step time among them that fits.
 

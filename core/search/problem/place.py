@@ -37,7 +37,9 @@ class Buffers(NamedTuple):
         scratch: for runs.
         work, peaks: per device: time of its actions, and its peak in bytes.
         whole: per stage, the number of its backwards that are not split.
-        other_work, other_peaks, other_whole, row, lengths, cuts, recompute: values after a move, or needed to undo it.
+        other_work, other_peaks, other_whole, row, other_row, lengths, cuts, recompute, placement: values after a move,
+            or needed to undo it.
+        devices: the two devices between which a move has moved stages, (2).
         found: positions on the longest path, (actions, 2).
     """
 
@@ -50,9 +52,12 @@ class Buffers(NamedTuple):
     other_peaks: Floats
     other_whole: Integers
     row: Integers
+    other_row: Integers
     lengths: Integers
     cuts: Integers
     recompute: "np.ndarray"
+    placement: Integers
+    devices: Integers
     found: Integers
 
 
@@ -61,8 +66,10 @@ def make_buffers(costs: StageArrays, scratch: Scratch, place: Place) -> Buffers:
     devices, stages = len(place.lengths), len(place.placement)
     work, peaks, other_work, other_peaks = (np.zeros(devices) for _ in range(4))
     whole, other_whole = np.zeros((2, stages), dtype=np.int64)
-    row, found = np.empty(place.orders.shape[1], dtype=np.int64), np.empty((place.orders.size, 2), dtype=np.int64)
+    row, other_row = np.empty((2, place.orders.shape[1]), dtype=np.int64)
+    found = np.empty((place.orders.size, 2), dtype=np.int64)
     return Buffers(
-        costs, scratch, work, peaks, whole, other_work, other_peaks, other_whole, row, place.lengths.copy(),
-        place.cuts.copy(), place.recompute.copy(), found,
+        costs, scratch, work, peaks, whole, other_work, other_peaks, other_whole, row, other_row,
+        place.lengths.copy(), place.cuts.copy(), place.recompute.copy(), place.placement.copy(),
+        np.zeros(2, dtype=np.int64), found,
     )  # fmt: skip

@@ -57,6 +57,7 @@ class Setting:
             for none.
         message: time that a message takes on the devices at both ends, in addition to its transfer; costs of stages,
             fixed ones too, exclude it.
+        contended: whether the search times messages that share links, which takes some fifty times as long.
     """
 
     graphs: tuple[OpGraph, ...]
@@ -70,6 +71,7 @@ class Setting:
     messages: int = 0
     reserved: tuple[float, ...] = ()
     message: MessageLine = FREE
+    contended: bool = False
 
     @property
     def devices(self) -> int:
@@ -107,7 +109,7 @@ class Setting:
     @cached_property
     def machine(self) -> MachineArrays:
         """The devices for the compiled search."""
-        return machine_arrays(self.cluster, self.replicas, self.limits, self.slowest, self.message)
+        return machine_arrays(self.cluster, self.replicas, self.limits, self.slowest, self.message, self.contended)
 
     @cached_property
     def prefix(self) -> Prefix:

@@ -11,6 +11,7 @@ from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.errors import RequestError
 from panpipe.core.evaluate.coding import CODE, INFINITY, KINDS, encode
 from panpipe.core.evaluate.compiled import count_whole, make_scratch, make_stage_arrays, peak, run, work_of
+from panpipe.core.evaluate.contended import no_links
 from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.plan.memory import held_bytes
 from panpipe.core.search.problem.arrays import MachineArrays
@@ -74,7 +75,7 @@ class Case:
         none = np.zeros(self.devices)
         machine = MachineArrays(
             none.astype(np.int64), none, self.latency, np.full((self.devices,) * 2, np.inf),
-            np.zeros((2, self.devices)), np.zeros(2),
+            np.zeros((2, self.devices)), np.zeros(2), no_links(self.devices), False,
         )  # fmt: skip
         placement = np.array(self.placement, dtype=np.int64)
         costs = make_stage_arrays(self.stages, len(self.edges))

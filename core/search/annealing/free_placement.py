@@ -1,0 +1,95 @@
+"""Free placement: every operator is a stage of its own and may be on any device; then stages are joined again.
+
+The order of a plan's operators is at least as fast as the order of its stages and holds no more, because each of their
+actions is a sequence of the operators' actions. It has more freedom: operators move between devices one by one, so
+devices get unequal numbers of stages, in any order along the pipeline.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...evaluate.coding import BOTH, FORWARD, INPUT, KINDS, WEIGHT, Integers
+from ..problem.place import Place
+from .walk import Walk
+
+ROUNDING = 1e-9
+
+
+def refined(walk: Walk) -> Walk:
+    """The walk with one stage for each operator."""
+    place, count = walk.best, walk.setting.microbatches
+    sizes, cuts = np.diff(place.cuts), place.cuts.tolist()
+    rows = []
+    for row, length in zip(place.orders, place.lengths, strict=True):
+        new: list[int] = []
+        for code in row[:length].tolist():
+            kind, (stage, microbatch) = code & 3, divmod(code >> 2, count)
+            operators = range(cuts[stage], cuts[stage + 1])
+            for operator in operators if kind == FORWARD else reversed(operators):
+                first = KINDS * (operator * count + microbatch)
+                new += (first + INPUT, first + WEIGHT) if kind == BOTH else (first + kind,)
+        rows.append(new)
+    orders, lengths = _coded(rows, 3 * cuts[-1] * count)
+    stages = np.arange(cuts[-1] + 1)
+    new_place = Place(np.repeat(place.placement, sizes), stages, np.repeat(place.recompute, sizes), orders, lengths)
+    return _with(walk, new_place)
+
+
+def joined(walk: Walk) -> Walk:
+    """The walk with neighbouring stages of a device joined where the step does not get longer."""
+    best, stage = walk, 0
+    while stage + 1 < len(best.best.placement):
+        placement, recompute = best.best.placement, best.best.recompute
+        if placement[stage] == placement[stage + 1] and recompute[stage] == recompute[stage + 1]:
+            found = next((each for each in _joined_at(best, stage) if _no_worse(each, best)), None)
+            if found is not None:
+                best.free_buffers()
+                best = found
+                continue
+        stage += 1
+    return best
+
+
+def _joined_at(walk: Walk, stage: int) -> list[Walk]:
+    """The walk with a stage joined with the next one: both actions run at the place of the later or the earlier one."""
+    place, count = walk.best, walk.setting.microbatches
+    device = place.placement[stage]
+    result = []
+    for late in (True, False):
+        rows = [row[:length].tolist() for row, length in zip(place.orders, place.lengths, strict=True)]
+        seen: set[int] = set()
+        kept: list[int] = []
+        for code in reversed(rows[device]) if late else rows[device]:
+            own = (code >> 2) // count
+            joint = code - KINDS * count * (own == stage + 1)
+            if own in (stage, stage + 1) and joint in seen:
+                continue
+            seen.add(joint)
+            kept.append(joint)
+        rows[device] = kept[::-1] if late else kept
+        fewer = KINDS * count
+        rows = [[code - fewer * ((code >> 2) // count > stage) for code in row] for row in rows]
+        orders, lengths = _coded(rows, place.orders.shape[1])
+        without = np.delete(np.arange(len(place.placement)), stage + 1)
+        cuts = np.delete(place.cuts, stage + 1)
+        result.append(_with(walk, Place(place.placement[without], cuts, place.recompute[without], orders, lengths)))
+    return result
+
+
+def _no_worse(new: Walk, old: Walk) -> bool:
+    new.evaluate()
+    return 0 <= new.step_s <= old.step_s * (1 + ROUNDING) and new.excess <= old.excess
+
+
+def _coded(rows: Sequence[Sequence[int]], width: int) -> tuple[Integers, Integers]:
+    orders = np.zeros((len(rows), width), dtype=np.int64)
+    for row, codes in zip(orders, rows, strict=True):
+        row[: len(codes)] = codes
+    return orders, np.array([len(codes) for codes in rows], dtype=np.int64)
+
+
+def _with(walk: Walk, place: Place) -> Walk:
+    """The walk with another place, not yet evaluated."""
+    chunks = -(-len(place.placement) // walk.setting.devices)
+    return Walk(walk.setting, walk.schedule, chunks, place, walk.offload, walk.annealed, walk.recomputes)

@@ -1,0 +1,68 @@
+"""The search where messages share links: it continues from the walks of the search without contention.
+
+An evaluation with contention takes some fifty times as long as one without, so it is used for a second, shorter search:
+all walks, the published schedules too, are timed with contention; the better ones are annealed further, in fewer and
+fewer walks. Where no messages contend in the best plan, nothing is searched again.
+"""
+
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from .annealing.search import Round, all_rounds, evaluate_all
+from .annealing.walk import Walk, best_by_placement, ranked
+from .finalize import Candidate
+from .problem.meter import Meter, Stopped
+from .problem.oracle import longest_path
+from .problem.score import Oracle
+from .problem.search_space import SearchSpace
+from .problem.setting import Setting
+
+NOTICEABLE = 0.003
+"""Share of the step by which contention has to prolong the best plan for a further search."""
+SHARE = 1 / 16
+"""Evaluations with contention ÷ evaluations without: together they take about as long again."""
+LEAST = 300
+"""Smallest number of evaluations."""
+STARTS, ALIKE = 16, 3
+"""Walks that are annealed with contention, and how many of them may have the same placement."""
+
+ORDERS = (Round(STARTS, ALIKE, 0.3, 0.002, 0.15), Round(5, 2, 0.3, 0.002, 0.15), Round(2, 2, 0.4, 0.001, 0.15))
+"""Rounds for cuts and orders."""
+CUTS = (Round(STARTS, ALIKE, 0.5, 0.0, 1.0), Round(4, 2, 0.5, 0.0, 1.0))
+"""Rounds for cuts alone, if orders must be a family's."""
+
+
+def contends(candidate: Candidate, judge: Oracle) -> bool:
+    """Whether contention prolongs a candidate's step, by the judge's score."""
+    plan, costs, cluster = candidate.plan, candidate.costs, candidate.setting.cluster
+    alone_s = longest_path(plan, costs, cluster).step_s
+    return judge(plan, costs, cluster).step_s > (1 + NOTICEABLE) * alone_s
+
+
+def contended(
+    walks: Sequence[Walk], settings: Sequence[Setting], space: SearchSpace, meter: Meter, seed: int
+) -> tuple[list[Walk], bool]:
+    """Continue walks with contention.
+
+    Args:
+        walks: of a search, now in settings with contention.
+        settings: these settings.
+        space: the choices of the search.
+        meter: its number of evaluations determines how many follow; counts them, too.
+        seed: of the random numbers.
+
+    Returns:
+        The walks, best first, and whether a time limit or an interrupt ended the search early.
+    """
+    own = evolve(meter, spent=0, budget=max(int(SHARE * meter.budget), LEAST), seconds=meter.seconds_left)
+    stopped = False
+    try:
+        evaluate_all(walks)
+        own.spend(len(walks))
+        chosen = best_by_placement(list(walks), STARTS, ALIKE)
+        all_rounds(chosen, ORDERS if space.anneal else CUTS, own, seed)
+    except (Stopped, KeyboardInterrupt):
+        stopped = True
+    meter.spent += own.spent
+    return ranked(list(walks)), stopped
