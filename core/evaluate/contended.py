@@ -68,8 +68,8 @@ def link_arrays(cluster: Cluster, replicas: Sequence[Sequence[int]]) -> LinkArra
     several = np.array([any(own.count(n) > 1 for own in crossed) for n in range(len(capacity))], dtype=np.bool_)
     kept = [[number for number in own if pairs[number] > 1 or several[number]] for own in crossed]
     first = np.concatenate([[0], np.cumsum([len(own) for own in kept])]).astype(np.int64)
-    link = np.array([number for own in kept for number in own], dtype=np.int64)
-    return LinkArrays(first, link, np.array(capacity, dtype=float))
+    numbers_crossed = np.array([number for own in kept for number in own], dtype=np.int64)
+    return LinkArrays(first, numbers_crossed, np.array(capacity, dtype=float))
 
 
 def no_links(devices: int) -> LinkArrays:
