@@ -11,7 +11,7 @@ PACKAGE_FILES := pyproject.toml constraints.txt
 $(VENV)/ready: $(PACKAGE_FILES)
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check $(shell grep '^torch==' constraints.txt)
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,examples,zoo,frameworks]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test,examples,explore,zoo,frameworks]'
 	$(BIN)/python -m panpipe.core.search.compiling
 	touch $@
 

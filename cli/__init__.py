@@ -25,6 +25,7 @@ COMMANDS = {
     "backends": "Show transports: which work here, and whether one keeps the contract.",
     "checkpoint": "Check a checkpoint of training, or convert one of torch.distributed.checkpoint.",
     "compare": "Compare a predicted trace with a measured one.",
+    "explore": "Explore schedules, plans and results in a browser.",
 }
 """Every command with its line in ``panpipe --help``. Command ``x`` is the function ``x`` of the module ``cli/x.py``."""
 

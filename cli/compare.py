@@ -6,14 +6,15 @@ from typing import Annotated
 
 import typer
 
-from ..core.actions import COMM_KINDS
 from ..core.documents import as_plain, write_text
 from ..core.errors import RequestError
 from ..core.plan.derive import forward_only
 from ..core.plan.plan import read_plan
-from ..core.trace.compare import Comparison, KindSummary, worst_actions
+from ..core.trace.compare import Comparison, worst_actions
 from ..core.trace.compare import compare as compare_traces
+from ..core.trace.durations import KindSummary
 from ..core.trace.perfetto_reader import read_trace
+from ..core.trace.transfers import Offset, TransferSummary
 from .output import bytes_text, check_writable, note, print_json, print_table, seconds_text
 
 SHOWN = 5
@@ -81,17 +82,12 @@ def _print(comparison: Comparison) -> None:
             f"error corrected for it {_percent(comparison.corrected.error)}"
         )
 
-    _print_kinds("Durations by kind", [each for each in comparison.kinds if each.kind not in COMM_KINDS])
+    _print_kinds("Durations by kind", comparison.kinds)
     _print_devices(comparison)
     _print_worst(comparison)
     _print_memory(comparison)
-    moved = [each for each in comparison.kinds if each.kind in COMM_KINDS]
-    if moved:
-        _print_kinds("Messages", moved)
-        print(
-            "A predicted message ends when it leaves the link, a measured one when its reader has received it:\n"
-            "its error shows when the reader waited for it, not the rate of the link."
-        )
+    if comparison.transfers:
+        _print_transfers(comparison.transfers)
     print()
     _print_differences(comparison)
 
@@ -105,12 +101,47 @@ def _print_kinds(title: str, kinds: Sequence[KindSummary]) -> None:
             seconds_text(kind.measured_s),
             _percent(kind.bias),
             _size(kind.median_error),
-            _percent(kind.worst_error),
+            _worst(kind),
             "–" if kind.worst is None else str(kind.worst.action),
         )
         for kind in kinds
     ]
     print_table(title, ("kind", "count", "predicted", "measured", "error", "median", "worst", "at"), rows)
+
+
+def _print_transfers(transfers: Sequence[TransferSummary]) -> None:
+    rows = [
+        (
+            each.kind.value,
+            each.count,
+            _offset(each.start),
+            _offset(each.end),
+            "–" if each.moved is None else f"{_percent(each.moved.bias)}, worst {_worst(each.moved)}",
+        )
+        for each in transfers
+    ]
+    columns = ("kind", "count", "starts off by", "ends off by", "transfer's error")
+    print_table("Messages: median, and worst, of predicted − measured times", columns, rows)
+    if any(each.moved is None for each in transfers):
+        print(
+            "This transport does not report when a transfer ran: a measured message ends when its reader has waited\n"
+            "for it, so its duration is not compared with the time on the link."
+        )
+
+
+def _offset(off: Offset) -> str:
+    return f"{seconds_text(off.median_s)}, {_signed_seconds(off.worst_s)}"
+
+
+def _worst(kind: KindSummary) -> str:
+    """The worst relative error, with its size in seconds."""
+    if kind.worst_error is None or kind.worst_off_s is None:
+        return "–"
+    return f"{_percent(kind.worst_error)} ({_signed_seconds(kind.worst_off_s)})"
+
+
+def _signed_seconds(value: float) -> str:
+    return f"{'+' if value >= 0 else '-'}{seconds_text(abs(value))}"
 
 
 def _print_devices(comparison: Comparison) -> None:

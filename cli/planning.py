@@ -61,26 +61,10 @@ def run(
     check_writable(out)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise RequestError(f"--seconds is {seconds:g}: give a finite number above 0")
-    _check_counts(microbatches=microbatches, budget=budget)
-    wanted_offload = parse_offload(offload or "none")
-    known = resident_families() if wanted_offload == "none" else list(families().values())
-    wanted = known if schedule == "auto" else [find_family(schedule)]
-    machine, free = find_cluster(cluster), replicas_allowed(graph is not None, cluster)
-    machine = _with_host_memory(machine, host_memory)
-    device_limits(machine, memory_limit)
-    wanted_meshes(mesh, machine, free=free)
-    if microbatches is None and (model is None or batch is None):
-        raise RequestError("--microbatches is missing: give a step's number, or a bundled model's --batch")
-    source = ModelRequest(model, batch, sequence, dtype, optimizer) if model else None
-
-    @cache
-    def costs_of(microbatches: int) -> PlanningCosts:
-        return _costs(graph, source, machine, cluster, microbatches, Work(samples, tokens))
-
-    request = PlanRequest(
-        costs_of, machine, microbatches, batch=batch or 1, families=wanted, anneal=schedule == "auto",
-        oracle=oracle_of(graph is not None), mesh=mesh, free=free, recompute=wanted_recompute(recompute, free=free),
-        memory_limit=memory_limit, budget=budget, seed=seed, offload=wanted_offload, judge=judge_of(graph is not None),
+    request, known = plan_request(
+        cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
+        optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
+        host_memory=host_memory, schedule=schedule, budget=budget, seed=seed, samples=samples, tokens=tokens,
     )  # fmt: skip
     try:
         with search_progress() as progress:
@@ -103,6 +87,56 @@ def run(
         print(f"{len(plans)} of {top}: every other plan found is slower and has no lower peak on its fullest device.")
     if written:
         print(f"\nWritten to {', '.join(map(str, written))}.")
+
+
+def plan_request(
+    cluster: str,
+    microbatches: int | None,
+    *,
+    graph: Path | None = None,
+    model: str | None = None,
+    batch: int | None = None,
+    sequence: int | None = None,
+    dtype: str | None = None,
+    optimizer: str | None = None,
+    memory_limit: float | None = None,
+    mesh: str | None = None,
+    recompute: str | None = None,
+    offload: str | None = None,
+    host_memory: float | None = None,
+    schedule: str = "auto",
+    budget: int | None = None,
+    seed: int = 0,
+    samples: int | None = None,
+    tokens: int | None = None,
+) -> tuple[PlanRequest, Sequence[ScheduleFamily]]:
+    """The request that the options of ``panpipe plan`` make, and the schedules that may be used. Costs come later.
+
+    Raises:
+        RequestError: an option is wrong.
+    """
+    _check_counts(microbatches=microbatches, budget=budget)
+    wanted_offload = parse_offload(offload or "none")
+    known = resident_families() if wanted_offload == "none" else list(families().values())
+    wanted = known if schedule == "auto" else [find_family(schedule)]
+    machine, free = find_cluster(cluster), replicas_allowed(graph is not None, cluster)
+    machine = _with_host_memory(machine, host_memory)
+    device_limits(machine, memory_limit)
+    wanted_meshes(mesh, machine, free=free)
+    if microbatches is None and (model is None or batch is None):
+        raise RequestError("--microbatches is missing: give a step's number, or a bundled model's --batch")
+    source = ModelRequest(model, batch, sequence, dtype, optimizer) if model else None
+
+    @cache
+    def costs_of(microbatches: int) -> PlanningCosts:
+        return _costs(graph, source, machine, cluster, microbatches, Work(samples, tokens))
+
+    request = PlanRequest(
+        costs_of, machine, microbatches, batch=batch or 1, families=wanted, anneal=schedule == "auto",
+        oracle=oracle_of(graph is not None), mesh=mesh, free=free, recompute=wanted_recompute(recompute, free=free),
+        memory_limit=memory_limit, budget=budget, seed=seed, offload=wanted_offload, judge=judge_of(graph is not None),
+    )  # fmt: skip
+    return request, known
 
 
 def _with_host_memory(machine: Cluster, limit: float | None) -> Cluster:

@@ -1,7 +1,7 @@
 """``panpipe schedule``: a schedule for uniform stages, evaluated."""
 
 import inspect
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,10 +9,9 @@ import typer
 from rich.console import Console
 
 from ..core.errors import InfeasibleError, RequestError
-from ..core.report.chart import schedule_html, schedule_svg
+from ..core.report.chart import schedule_svg
 from ..core.schedules.building_block import read_block
 from ..core.schedules.meaning import meaning_of
-from ..core.schedules.problem import ScheduleProblem
 from ..core.schedules.registry import find_family
 from ..core.schedules.schedule_csv import schedule_csv
 from ..core.schedules.scored import Scored, exceeds, score
@@ -83,9 +82,7 @@ def schedule(
     svg: Annotated[
         Path | None, typer.Option(help="Write a drawing of every device's order and memory.", show_default=False)
     ] = None,
-    html: Annotated[
-        Path | None, typer.Option(help="Write the same drawing as an HTML page.", show_default=False)
-    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a page with both, to zoom into.", show_default=False)] = None,
     evaluations: Evaluations = None,
     seconds: Seconds = None,
     seed: Seed = None,
@@ -110,13 +107,14 @@ def schedule(
     }
     given = {key: value for key, value in parameters.items() if value is not None}
     stages = UniformStages(devices, microbatches, times, scales, comm, host_copy)
-    problems = [stages.problem(count, memory_limit) for count in _chunks_to_try(name, chunks, stages)]
-    scored = _choose(name, problems, given, memory_limit)
+    scored = build_schedule(name, stages, chunks, given, memory_limit)
     if csv is not None:
         _write(csv, schedule_csv(scored.schedule.device_actions, scored.schedule.placement))
     if svg is not None:
         _write(svg, schedule_svg(scored))
     if html is not None:
+        from ..core.report.schedule import schedule_html  # here: it loads numpy
+
         _write(html, schedule_html(scored))
     if json:
         print_json(_answer(scored))
@@ -124,10 +122,23 @@ def schedule(
         _show(scored)
 
 
-def _choose(
-    name: str, problems: Sequence[ScheduleProblem], given: Mapping[str, Any], memory_limit: float | None
+def build_schedule(
+    name: str, stages: UniformStages, chunks: int | None, given: Mapping[str, Any], memory_limit: float | None
 ) -> Scored:
-    """The named schedule; for ``auto`` the fastest one found, over every number of chunks."""
+    """The named schedule; for ``auto`` the fastest one found, over every number of chunks.
+
+    Args:
+        name: of a family, or ``auto``.
+        stages: the pipeline.
+        chunks: stages of a device; the usual number if None, or for ``auto`` several.
+        given: parameters of the schedule, or of the search.
+        memory_limit: of a device, in its saved tensors for one microbatch.
+
+    Raises:
+        RequestError: there is no such schedule, or it has no such parameter.
+        InfeasibleError: it exceeds the limit.
+    """
+    problems = [stages.problem(count, memory_limit) for count in _chunks_to_try(name, chunks, stages)]
     if name == "auto":
         _check_parameters("auto", PARAMETERS, given)
         check_search(given, memory_limit)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 
 def test_every_package_is_listed():
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"])
-    tops = "cli", "core", "integrations", "simulators", "backends", "runtimes"
+    tops = "cli", "core", "explore", "integrations", "simulators", "backends", "runtimes"
     folders = {path.parent.relative_to(ROOT) for top in tops
                for path in (ROOT / top).rglob("__init__.py")}  # fmt: skip
     assert listed == {"panpipe"} | {"panpipe." + ".".join(folder.parts) for folder in folders}

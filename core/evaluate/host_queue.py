@@ -51,6 +51,11 @@ class HostQueue:
             issued.setdefault(copy.reload_after, []).append((False, copy.reader, number))
         self._issued = {position: sorted(found) for position, found in issued.items()}
 
+    @property
+    def ends(self) -> Sequence[Sequence[float]]:
+        """Per copy the ends of its way out and of its way back."""
+        return self._ends
+
     def ready_s(self, position: int) -> float:
         """When all copies have ended that the action at a position waits for."""
         return max((self._ends[number][way] for number, way in self._awaited.get(position, ())), default=0.0)

@@ -1,14 +1,5 @@
 // Curves over the steps of training: loss, and measured step times beside the prediction.
 
-const SVG = "http://www.w3.org/2000/svg";
-
-function svg(name, attributes, text) {
-  const node = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
-  if (text !== undefined) node.textContent = text;
-  return node;
-}
-
 function curves() {
   if (DATA.losses.length === 0 && DATA.stepTimes.length === 0) return;
   show("training");

@@ -35,6 +35,7 @@ def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, fac
     comparison = None if measured is None else compare(predicted, measured)
     return {
         "title": facts.title or (TRACES if plan is None else plan.model or UNNAMED),
+        "units": "plain" if facts.plain_units else "SI",
         "summary": facts.summary or ("" if plan is None else _summary(plan)),
         "plan": _traced(predicted) if plan is None else _plan(plan),
         "queues": _queues(traces),
@@ -49,7 +50,7 @@ def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, fac
         "hosts": _hosts(plan, traces),
         "kept": [as_plain(kept) for kept in facts.kept],
         "comparison": None if comparison is None else _comparison(comparison),
-        "idle": None if facts.idle is None else _idle(facts.idle),
+        "idle": None if facts.idle is None else idle_data(facts.idle),
         "links": [_link(link) for link in predicted.links],
         "losses": _finite(facts.losses),
         "referenceLosses": _finite(facts.reference_losses),
@@ -67,7 +68,8 @@ def _summary(plan: Plan) -> str:
     return f"{plan.model or 'The graph'} in {stages} on {devices}{copies}, {batches}, in the order of {plan.schedule}."
 
 
-def _idle(idle: IdleTime) -> dict[str, Any]:
+def idle_data(idle: IdleTime) -> dict[str, Any]:
+    """Why a step is not faster, as the page has it."""
     return {
         "step": idle.step_s,
         "compute": idle.compute_s,

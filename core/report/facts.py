@@ -60,6 +60,7 @@ class ReportFacts:
         notes: sentences for the end of the page.
         idle: the idle time of the predicted step by cause.
         kept: saved tensors that stay on the devices of a plan that offloads.
+        plain_units: whether times and sizes are in the unit of abstract costs, not in seconds and bytes.
     """
 
     title: str | None = None
@@ -73,3 +74,4 @@ class ReportFacts:
     notes: tuple[str, ...] = field(default=(), converter=tuple)
     idle: IdleTime | None = None
     kept: tuple[Kept, ...] = ()
+    plain_units: bool = False

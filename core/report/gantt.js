@@ -12,19 +12,11 @@ for (const stage of DATA.plan.stages) {
 }
 const MOST_CHUNKS = Math.max(1, ...[...chunks.values()].map((chunk) => chunk + 1));
 let communication = DATA.queues.length <= 4;
-let shades = new Map();
+let matching = null; // the stages that a search found
 
-function shade(kind, stage, microbatch) {
-  const chunk = chunks.get(stage) || 0;
-  const key = `${kind} ${chunk} ${microbatch === null ? 0 : microbatch % 2}`;
-  if (!shades.has(key)) {
-    const lighter = MOST_CHUNKS > 1 ? (0.5 * chunk) / (MOST_CHUNKS - 1) : 0;
-    const odd = microbatch !== null && microbatch % 2 === 1 ? 0.13 : 0;
-    const rgb = mixed(mixed(colour(KIND_COLOURS[kind]), colour("--surface"), lighter), colour("--surface"), odd);
-    const ink = luminance(rgb) > 0.6 ? [20, 24, 28] : [255, 255, 255];
-    shades.set(key, { fill: css(rgb), dim: css(rgb, 0.2), ink: css(ink) });
-  }
-  return shades.get(key);
+function tone(kind, stage, microbatch) {
+  const lighter = MOST_CHUNKS > 1 ? (0.5 * (chunks.get(stage) || 0)) / (MOST_CHUNKS - 1) : 0;
+  return shade(kind, lighter, microbatch !== null && microbatch % 2 === 1);
 }
 
 // Events of each row, by start; found again from the other chart by their key.
@@ -114,7 +106,7 @@ function describeEvent(index, other, i) {
     const [guess, truth] = other.trace.name === "measured" ? [length, theirs] : [theirs, length];
     if (truth > 0) rows.push(["error", signed(guess / truth - 1)]);
   } else if (other) rows.push([`not ${other.trace.name}`, ""]);
-  return { title: `${KIND_NAMES[kind]}${batch}`, colour: shade(kind, events.stage[i], null).fill, rows,
+  return { title: `${kindName(kind)}${batch}`, colour: tone(kind, events.stage[i], null).fill, rows,
     microbatch: events.microbatch[i] };
 }
 
@@ -205,14 +197,14 @@ function paintRow(context, row, index, x, scale) {
     const left = x(events.start[i]);
     const wide = (events.end[i] - events.start[i]) * scale;
     const right = left + Math.max(wide - (wide > 4 ? 1 : 0), 0.8);
-    const isLit = bright === null || events.microbatch[i] === bright;
+    const isLit = (bright === null || events.microbatch[i] === bright) && (!matching || matching.has(events.stage[i]));
     // Below a third of a pixel of new ink nothing would be seen.
-    if (right - painted < 0.34 && !(bright !== null && isLit)) continue;
+    if (right - painted < 0.34 && !((bright !== null || matching) && isLit)) continue;
     painted = Math.max(painted, right);
-    const tone = shade(events.kind[i], events.stage[i], events.microbatch[i]);
-    context.fillStyle = isLit ? tone.fill : tone.dim;
+    const shown = tone(events.kind[i], events.stage[i], events.microbatch[i]);
+    context.fillStyle = isLit ? shown.fill : shown.dim;
     context.fillRect(left, row.y, right - left, row.height);
-    if (labelled && wide > 13 && isLit) paintLabel(context, row, events, i, Math.max(left, x(view.from)), right, tone);
+    if (labelled && wide > 13 && isLit) paintLabel(context, row, events, i, Math.max(left, x(view.from)), right, shown.ink);
   }
 }
 
@@ -229,7 +221,7 @@ function firstInSight(index, row) {
   return low;
 }
 
-function paintLabel(context, row, events, i, left, right, tone) {
+function paintLabel(context, row, events, i, left, right, ink) {
   const kind = events.kind[i];
   const batch = events.microbatch[i] === null ? "" : ` ${events.microbatch[i]}`;
   const stage = MOST_CHUNKS > 1 ? `  stage ${events.stage[i]}` : "";
@@ -237,6 +229,6 @@ function paintLabel(context, row, events, i, left, right, tone) {
   const room = Math.min(right, row.right || right) - left - 4;
   const text = choices.find((choice) => choice && context.measureText(choice).width <= room);
   if (!text) return;
-  context.fillStyle = tone.ink;
+  context.fillStyle = ink;
   context.fillText(text, (left + right) / 2, row.y + row.height / 2 + 0.5);
 }

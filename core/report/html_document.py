@@ -7,7 +7,7 @@ from string import Template
 _HERE = __package__
 
 
-def html_document(title: str, style: str, body: str, color_scheme: str = "light") -> str:
+def html_document(title: str, style: str, body: str, color_scheme: str = "light", *, connects: bool = False) -> str:
     """The text of a document that loads nothing from elsewhere.
 
     Args:
@@ -15,9 +15,14 @@ def html_document(title: str, style: str, body: str, color_scheme: str = "light"
         style: CSS.
         body: HTML inside the body element.
         color_scheme: the color schemes that the style supports, as in CSS.
+        connects: whether its scripts may ask the server that it came from.
     """
     return Template(read_template(_HERE, "document.html")).substitute(
-        title=escape(title), style=style, body=body, color_scheme=color_scheme
+        title=escape(title),
+        style=style,
+        body=body,
+        color_scheme=color_scheme,
+        connects="; connect-src 'self'" if connects else "",
     )
 
 

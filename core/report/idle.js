@@ -8,23 +8,24 @@ const CAUSE_COLOURS = {
 
 const LEAST = 5e-4; // share of the step below which a cause is not worth a line
 
-function idleCauses() {
-  const found = DATA.idle;
+function idleCauses(found) {
   if (!found || found.step <= 0) return;
   show("idle");
+  byId("idle-bar").replaceChildren();
+  byId("idle-causes").replaceChildren();
   const causes = found.causes.filter((cause) => cause.seconds >= LEAST * found.step).sort((a, b) => b.seconds - a.seconds);
   const idle = found.step - found.compute;
   byId("idle-hint").textContent = `A device computes ${percent(found.compute / found.step)} of the step on average, `
     + `and idles ${percent(idle / found.step)}. Each cause is what the step would be shorter by without it.`;
-  const part = (name, seconds, tone) => element("i", { title: `${name}: ${percent(seconds / found.step)}`,
-    style: { width: `${(100 * seconds) / found.step}%`, background: `var(${tone})` } });
+  const part = (name, time, tone) => element("i", { title: `${name}: ${percent(time / found.step)}`,
+    style: { width: `${(100 * time) / found.step}%`, background: `var(${tone})` } });
   byId("idle-bar").setAttribute("aria-label", "The step by what its time goes to");
   byId("idle-bar").append(part("compute", found.compute, "--kind-f"),
     ...causes.map((cause) => part(cause.name, cause.seconds, CAUSE_COLOURS[cause.name])));
-  const line = (name, words, seconds, tone, inner = "") => element("li", { class: inner },
+  const line = (name, words, time, tone, inner = "") => element("li", { class: inner },
     element("span", { class: "swatch", style: { background: `var(${tone})` } }), element("span", { class: "name" }, name),
-    element("span", { class: "words" }, words), element("span", { class: "number" }, percent(seconds / found.step)),
-    element("span", { class: "number" }, quantityText(seconds)));
+    element("span", { class: "words" }, words), element("span", { class: "number" }, percent(time / found.step)),
+    element("span", { class: "number" }, seconds(time, 3)));
   byId("idle-causes").append(line("compute", "forward and backward, the mean of all devices", found.compute, "--kind-f"));
   for (const cause of causes) {
     byId("idle-causes").append(line(cause.name, cause.words, cause.seconds, CAUSE_COLOURS[cause.name]));
@@ -34,5 +35,3 @@ function idleCauses() {
     }
   }
 }
-
-const quantityText = (time) => seconds(time, 3);

@@ -1,6 +1,10 @@
 // Memory over time: one stack of kinds for each device or host and trace, on one scale per row, under its limit.
 
-const MEMORY_HEIGHT = DATA.queues.length > MANY ? 104 : 150;
+const MEMORY_HEIGHT = DATA.queues.length > MANY ? 116 : 162;
+const HEAD = 18; // pixels above the plot, for the limit
+const FOOT = 20; // pixels below it, for times
+const MOST_ROWS = 24; // devices whose memory is drawn at first
+const STATE = ["parameters", "gradients", "optimizer"]; // kinds that keep their size during a step
 const hiddenKinds = new Set();
 
 // What has memory: its name, its samples in a trace, its limit, and its peaks in words.
@@ -21,12 +25,54 @@ function memoryCharts() {
   byId("memory-hint").textContent = `What each device holds, by kind${hosts}, on the same span of time as above. `
     + "Select a kind to leave it out.";
   for (const kind of memoryKinds()) byId("memory-legend").append(memorySwitch(kind));
-  // One trace of many devices: two beside each other.
+  byId("memory-measured").textContent = unmeasuredLine();
+  // One trace of many devices: two next to each other.
   if (drawn.length === 1 && DATA.queues.length > 2) byId("memory-charts").classList.add("columns");
-  DATA.queues.forEach((_, device) => memoryRow(DEVICES, device, drawn));
+  const rows = fullestFirst(drawn);
+  for (const device of rows.slice(0, MOST_ROWS).sort((a, b) => a - b)) memoryRow(DEVICES, device, drawn);
+  if (rows.length > MOST_ROWS) memoryRest(rows.slice(MOST_ROWS).sort((a, b) => a - b), drawn);
   const offloading = DATA.traces.filter((trace) => trace.host.kinds.length > 0);
   DATA.hosts.forEach((_, host) => memoryRow(HOSTS, host, offloading));
   for (const kept of DATA.kept) byId("memory-kept").append(element("li", {}, keptLine(kept)));
+}
+
+// Devices, those with the highest peak first.
+function fullestFirst(drawn) {
+  const peak = (row) => Math.max(0, ...drawn.flatMap((trace) => (
+    (trace.memory.held[row] || []).map((held) => held.reduce((a, b) => a + b, 0)))));
+  const peaks = DATA.queues.map((_, row) => peak(row));
+  return DATA.queues.map((_, row) => row).sort((a, b) => peaks[b] - peaks[a] || a - b);
+}
+
+function memoryRest(rows, drawn) {
+  const text = `Show the memory of all ${DATA.queues.length} devices; these are the ${MOST_ROWS} fullest`;
+  const button = element("button", { type: "button", class: "more" }, text);
+  button.addEventListener("click", () => {
+    button.remove();
+    for (const device of rows) memoryRow(DEVICES, device, drawn);
+    view.redraw();
+  });
+  byId("memory-charts").after(button);
+}
+
+// Why a measured chart has fewer kinds than the predicted one; empty if it has all.
+function unmeasuredLine() {
+  const [predicted, measured] = DATA.traces;
+  if (!measured || predicted.memory.kinds.length === 0) return "";
+  if (measured.memory.kinds.length === 0) {
+    return "The measured trace has no samples of memory: trace a step with pipe.trace_step to record saved tensors.";
+  }
+  const missing = predicted.memory.kinds.filter((kind) => !measured.memory.kinds.includes(kind));
+  if (missing.length === 0) return "";
+  const state = missing.filter((kind) => STATE.includes(kind));
+  const drawn = state.length ? ` ${listed(state)} keep their size during a step: the measured charts have the predicted `
+    + "ones, hatched, below what was measured." : "";
+  return `Only ${listed(measured.memory.kinds)} memory was measured: a step counts the tensors that it saves for its `
+    + `backward when they are allocated and freed, and counts no others.${drawn}`;
+}
+
+function listed(names) {
+  return names.length < 2 ? names.join("") : `${names.slice(0, -1).join(", ")} and ${names[names.length - 1]}`;
 }
 
 function keptLine({ stage, microbatches, bytes: size, reason, waits_s: waits, copies_s: copies }) {
@@ -47,7 +93,7 @@ function memorySwitch(kind) {
   button.addEventListener("click", () => {
     if (!hiddenKinds.delete(kind)) hiddenKinds.add(kind);
     button.setAttribute("aria-pressed", String(!hiddenKinds.has(kind)));
-    repaint();
+    view.redraw();
   });
   return button;
 }
@@ -71,18 +117,31 @@ function hostLine(row) {
   return `peak of offloaded tensors ${words.join(", ")}${arena}`;
 }
 
+// State that a trace does not have and the prediction has: {kind, bytes} of a device, from the bottom up.
+function assumedState(owners, trace, row) {
+  const [predicted] = DATA.traces;
+  if (owners !== DEVICES || trace === predicted) return [];
+  return predicted.memory.kinds.flatMap((kind, k) => {
+    const missing = STATE.includes(kind) && !trace.memory.kinds.includes(kind) && !hiddenKinds.has(kind);
+    const first = (predicted.memory.held[row] || [])[0];
+    return missing && first && first[k] > 0 ? [{ kind, bytes: first[k] }] : [];
+  });
+}
+
 // Greatest visible sum over all traces of one row, and with it the scale of its charts.
 function memoryScale(owners, traces, row) {
   let top = 0;
-  for (const memory of traces.map(owners.of)) {
+  for (const trace of traces) {
+    const memory = owners.of(trace);
+    const below = assumedState(owners, trace, row).reduce((sum, state) => sum + state.bytes, 0);
     const keep = memory.kinds.map((kind) => !hiddenKinds.has(kind));
     for (const held of memory.held[row] || []) {
-      top = Math.max(top, held.reduce((sum, value, k) => sum + (keep[k] ? value : 0), 0));
+      top = Math.max(top, below + held.reduce((sum, value, k) => sum + (keep[k] ? value : 0), 0));
     }
   }
   const limit = owners.limit(row);
   const near = limit !== undefined && limit <= top * 1.7 && hiddenKinds.size === 0;
-  return { top: (near ? Math.max(top, limit) : top) * 1.08 || 1, limit, near };
+  return { top: (near ? Math.max(top, limit) : top) * 1.04 || 1, limit, near };
 }
 
 function memoryChart(parent, owners, trace, row, all) {
@@ -91,9 +150,9 @@ function memoryChart(parent, owners, trace, row, all) {
   const canvas = element("canvas", { role: "img", "aria-label": label, "data-memory": key });
   const name = trace.name === "predicted" ? "Predicted" : "Measured";
   parent.append(element("div", {}, ...(all.length > 1 ? [element("h4", {}, name)] : []), canvas));
-  const plot = () => ({ left: 58, width: Math.max(canvas.clientWidth - 60, 10) });
+  const plot = () => ({ left: 62, width: Math.max(canvas.clientWidth - 64, 10) });
   painted(canvas, MEMORY_HEIGHT, (context) => {
-    paintMemory(context, plot(), owners.of(trace), row, memoryScale(owners, all, row));
+    paintMemory(context, plot(), owners, trace, row, memoryScale(owners, all, row));
   });
   follow(canvas, plot, (x, y, time) => (x < plot().left ? null : describeMemory(owners, trace, row, time)));
 }
@@ -116,35 +175,40 @@ function describeMemory(owners, trace, row, time) {
   const held = memory.held[row][at];
   const rows = memory.kinds.map((kind, k) => [kind, bytes(held[k])]).reverse();
   if (held.length > 1) rows.push(["total", bytes(held.reduce((a, b) => a + b, 0))]);
+  const limit = owners.limit(row);
+  if (limit !== undefined) rows.push(["limit", bytes(limit)]);
   rows.push([`${trace.name} time`, seconds(time)]);
   return { title: `${owners.name(row)} holds`, colour: `var(--mem-saved)`, rows };
 }
 
-function paintMemory(context, plot, memory, device, scale) {
-  const base = MEMORY_HEIGHT - 20;
+function paintMemory(context, plot, owners, trace, row, scale) {
+  const base = MEMORY_HEIGHT - FOOT;
   const x = (time) => plot.left + ((time - view.from) / (view.to - view.from)) * plot.width;
-  const y = (value) => base - (value / scale.top) * (base - 6);
+  const y = (value) => base - (value / scale.top) * (base - HEAD);
   paintMemoryAxes(context, plot, base, x, y, scale);
   context.save();
   context.beginPath();
-  context.rect(plot.left, 0, plot.width, base);
+  context.rect(plot.left, HEAD, plot.width, base - HEAD);
   context.clip();
-  paintStack(context, memory, device, x, y);
-  paintPointer(context, plot, 0, base);
+  const below = paintAssumed(context, plot, assumedState(owners, trace, row), y);
+  paintStack(context, owners.of(trace), row, x, y, below);
+  paintPointer(context, plot, HEAD, base);
   context.restore();
-  if (scale.limit === undefined) return;
-  context.fillStyle = css(colour("--bad"));
+  if (scale.limit !== undefined) paintLimit(context, plot, y, scale);
+}
+
+// The limit's line; its label is above the plot, where there is no curve.
+function paintLimit(context, plot, y, scale) {
+  const right = plot.left + plot.width;
   context.textAlign = "right";
-  context.textBaseline = "bottom";
-  if (scale.near) {
-    for (let at = plot.left; at < plot.left + plot.width; at += 9) context.fillRect(at, y(scale.limit), 5, 1.5);
-    context.textBaseline = y(scale.limit) < 18 ? "top" : "bottom";
-    context.fillText(`limit ${bytes(scale.limit)}`, plot.left + plot.width - 2, y(scale.limit) + (y(scale.limit) < 18 ? 4 : -2));
-  } else {
-    context.fillStyle = css(colour("--faint"));
-    context.textBaseline = "top";
-    context.fillText(`limit ${bytes(scale.limit)} ↑`, plot.left + plot.width - 2, 0);
-  }
+  context.textBaseline = "middle";
+  context.fillStyle = css(colour(scale.near ? "--bad" : "--faint"));
+  const text = `limit ${bytes(scale.limit)}${scale.near ? "" : ", above this chart"}`;
+  context.fillText(text, right - 2, HEAD / 2 - 1);
+  if (!scale.near) return;
+  const start = right - 2 - context.measureText(text).width;
+  for (let at = start - 24; at < start - 8; at += 9) context.fillRect(at, HEAD / 2 - 2, 5, 1.5);
+  for (let at = plot.left; at < right; at += 9) context.fillRect(at, y(scale.limit) - 0.75, 5, 1.5);
 }
 
 function paintMemoryAxes(context, plot, base, x, y, scale) {
@@ -166,29 +230,53 @@ function paintMemoryAxes(context, plot, base, x, y, scale) {
   }
 }
 
+// State that was not measured, hatched in its predicted size; returns its height in bytes.
+function paintAssumed(context, plot, state, y) {
+  let floor = 0;
+  for (const { kind, bytes: size } of state) {
+    const [top, bottom] = [y(floor + size), y(floor)];
+    context.strokeStyle = css(colour(memoryColour(kind)), 0.6);
+    context.save();
+    context.beginPath();
+    context.rect(plot.left, top, plot.width, bottom - top);
+    context.clip();
+    context.beginPath();
+    for (let at = plot.left - (bottom - top); at < plot.left + plot.width; at += 7) {
+      context.moveTo(at, bottom);
+      context.lineTo(at + (bottom - top), top);
+    }
+    context.stroke();
+    context.restore();
+    context.strokeRect(plot.left - 1, top, plot.width + 2, bottom - top);
+    floor += size;
+  }
+  return floor;
+}
+
 // One step-shaped band for each kind, from the bottom up; the samples out of sight are left out.
-function paintStack(context, memory, device, x, y) {
-  const times = memory.times[device] || [];
-  const held = memory.held[device] || [];
+function paintStack(context, memory, row, x, y, below) {
+  const times = memory.times[row] || [];
+  const held = memory.held[row] || [];
   const first = Math.max(lastBefore(times, view.from), 0);
   const last = Math.max(lastBefore(times, view.to), 0);
   if (times.length === 0) return;
-  const floor = new Float64Array(last - first + 1);
+  const floor = new Float64Array(last - first + 1).fill(below);
+  const end = x(DATA.end);
   memory.kinds.forEach((kind, k) => {
     if (hiddenKinds.has(kind)) return;
     context.fillStyle = css(colour(memoryColour(kind)), 0.88);
     context.beginPath();
-    const below = [];
+    const under = [];
     for (let i = first; i <= last; i += 1) {
       const left = x(times[i]);
-      const right = i === times.length - 1 ? x(FULL) : x(times[i + 1]);
+      const right = i === times.length - 1 ? end : x(times[i + 1]);
       const from = floor[i - first];
       floor[i - first] += held[i][k];
       context.lineTo(left, y(floor[i - first]));
       context.lineTo(right, y(floor[i - first]));
-      below.push([left, y(from)], [right, y(from)]);
+      under.push([left, y(from)], [right, y(from)]);
     }
-    for (const [px, py] of below.reverse()) context.lineTo(px, py);
+    for (const [px, py] of under.reverse()) context.lineTo(px, py);
     context.fill();
   });
 }

@@ -1,20 +1,28 @@
 """The report page: template, data and scripts in one self-contained HTML file.
 
-Python computes the data, and the scripts draw it. The scripts are concatenated in the order below and share one scope.
+Python computes the data, and the scripts draw it. The scripts of ``TOOLS`` are a page's own scope; those of ``DRAWING``
+together are the body of one function, ``drawReport(DATA, ROOT, view)``, so that a page can have several reports.
 """
 
 import json
 from html import escape
 from pathlib import Path
 from string import Template
+from typing import Any
 
 from ..plan.plan import Plan
 from ..trace.trace import Trace
 from .data import report_data
 from .facts import ReportFacts
 from .html_document import html_document, read_template
+from .thinning import thinned
 
-SCRIPTS = ("format.js", "view.js", "gantt.js", "memory.js", "links.js", "idle.js", "curves.js", "tables.js", "page.js")
+TOOLS = ("format.js", "colours.js", "view.js")
+DRAWING = (
+    "units.js", "canvas.js", "gantt.js", "memory.js", "links.js", "idle.js", "curves.js", "tables.js", "panel.js",
+)  # fmt: skip
+MOST_BYTES = 50_000_000
+"""Size of a page's data above which it is thinned: browsers get slow."""
 
 
 def write_report(
@@ -26,6 +34,8 @@ def write_report(
     facts: ReportFacts | None = None,
 ) -> None:
     """Write the report to one HTML file. The same input gives the same bytes.
+
+    Data of more than 50 MB is thinned, and the page says how.
 
     Args:
         path: of the file.
@@ -42,15 +52,40 @@ def report_html(
     *, plan: Plan | None, predicted: Trace, measured: Trace | None = None, facts: ReportFacts | None = None
 ) -> str:
     """The report's text; arguments as in ``write_report``."""
-    data = report_data(plan, predicted, measured, facts or ReportFacts())
+    return page_of(report_data(plan, predicted, measured, facts or ReportFacts()))
+
+
+def page_of(data: dict[str, Any]) -> str:
+    """The page that shows the data of ``report_data``."""
     title = str(data["title"])
     body = Template(_template("page.html")).substitute(
-        title=escape(title), data=_embedded(data), script="\n".join(_template(name) for name in SCRIPTS)
+        title=escape(title),
+        sections=sections(),
+        data=embedded(thinned(data, MOST_BYTES)),
+        script="\n".join((drawing_script(), _template("report.js"))),
     )
-    return html_document(title, _template("page.css"), body.rstrip("\n"), color_scheme="light dark")
+    return html_document(title, style(), body.rstrip("\n"), color_scheme="light dark")
 
 
-def _embedded(data: dict[str, object]) -> str:
+def drawing_script() -> str:
+    """The scripts that draw reports: helpers, ``timeView()``, and ``drawReport(DATA, ROOT, view)``."""
+    body = "\n".join(_template(name) for name in DRAWING)
+    tools = "\n".join(_template(name) for name in TOOLS)
+    return f"{tools}\nfunction drawReport(DATA, ROOT, view) {{\n{body}}}\n"
+
+
+def sections() -> str:
+    """The HTML of a report, empty: ``drawReport`` fills it."""
+    return _template("sections.html").rstrip("\n")
+
+
+def style() -> str:
+    """The style sheet of reports, and of pages that have one."""
+    return _template("page.css")
+
+
+def embedded(data: Any) -> str:
+    """Data as JSON for a script element."""
     # "</script>" inside a string must not end the element that holds the data.
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c")

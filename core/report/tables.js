@@ -58,9 +58,9 @@ function legend() {
   for (const kind of Object.keys(KIND_NAMES)) {
     if (!found.has(kind)) continue;
     const name = { SEND_F: "activations sent", RECV_F: "activations sent", SEND_B: "gradients sent",
-      RECV_B: "gradients sent" }[kind] || KIND_NAMES[kind];
+      RECV_B: "gradients sent" }[kind] || kindName(kind);
     const letter = /^[FBIW]$/.test(kind) ? `${kind} ` : "";
-    entries.set(`${letter}${name}`, [KIND_COLOURS[kind], /^(SEND|RECV)/.test(kind) ? "thin" : ""]);
+    entries.set(`${letter}${name}`, [kindColour(kind), /^(SEND|RECV)/.test(kind) ? "thin" : ""]);
   }
   for (const [name, [tone, shape]] of entries) {
     box.append(element("span", { class: "item" },
@@ -77,14 +77,15 @@ function legend() {
 
 function table(caption, columns, rows) {
   const head = element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name)));
-  const body = rows.map((row) => element("tr", {}, ...row.map((cell) => element("td", {}, cell))));
+  const body = rows.map((row) => element("tr", {},
+    ...row.map((cell, i) => element("td", { "data-name": columns[i] }, cell))));
   return element("div", { class: "scroll" }, element("table", {}, element("caption", {}, caption),
     element("thead", {}, head), element("tbody", {}, ...body)));
 }
 
 function kindCell(kind) {
-  const cell = element("span", {}, element("span", { class: "swatch", style: { background: `var(${KIND_COLOURS[kind]})` } }));
-  cell.append(KIND_NAMES[kind]);
+  const cell = element("span", {}, element("span", { class: "swatch", style: { background: `var(${kindColour(kind)})` } }));
+  cell.append(kindName(kind));
   return cell;
 }
 
@@ -94,17 +95,34 @@ function accuracy() {
   show("accuracy");
   const box = byId("accuracy-tables");
   const share = (value) => (value === null ? "–" : percent(value));
+  const worst = ({ worst_error: error, worst_off_s: off }) => (error === null ? "–" : `${signed(error)} (${difference(off)})`);
+  const where = ({ worst: at }) => (at ? `${at.action}, device ${at.device}` : "–");
   box.append(table("Durations", ["kind", "actions", "predicted", "measured", "bias", "median error", "worst error", "worst action"],
-    found.kinds.map((kind) => [kindCell(kind.kind), String(kind.count), seconds(kind.predicted_s), seconds(kind.measured_s),
-      signed(kind.bias), share(kind.median_error), signed(kind.worst_error),
-      kind.worst ? `${kind.worst.action}, device ${kind.worst.device}` : "–"])));
-  const devices = found.bubbles.map((bubble) => [`device ${bubble.device}, bubble`, percent(bubble.predicted),
-    percent(bubble.measured), `${signed(bubble.predicted - bubble.measured).replace(" %", "")} points`]);
+    found.kinds.filter((kind) => !isMessage(kind.kind)).map((kind) => [kindCell(kind.kind), String(kind.count),
+      seconds(kind.predicted_s), seconds(kind.measured_s), signed(kind.bias), share(kind.median_error), worst(kind), where(kind)])));
+  const devices = [["step", seconds(DATA.step.predicted), seconds(DATA.step.measured), signed(DATA.step.error)]];
+  devices.push(...found.bubbles.map((bubble) => [`device ${bubble.device}, bubble`, percent(bubble.predicted),
+    percent(bubble.measured), `${signed(bubble.predicted - bubble.measured).replace(" %", "")} points`]));
   for (const row of found.memory) {
     devices.push([`device ${row.device}, peak ${row.kind}`, bytes(row.peak.predicted), bytes(row.peak.measured), signed(row.peak.error)]);
   }
-  box.append(table("Devices", ["", "predicted", "measured", "error"], devices));
+  box.append(table("Step and devices", ["", "predicted", "measured", "error"], devices));
+  if (found.transfers.length) box.append(transferTable(found.transfers));
   box.append(...statements(found));
+}
+
+const isMessage = (kind) => /^(SEND|RECV)/.test(kind);
+const difference = (value) => `${value >= 0 ? "+" : "−"}${seconds(Math.abs(value), 3)}`;
+
+// Messages: when they started and ended, and how long they took where the transport reported that.
+function transferTable(transfers) {
+  const times = (off) => `${seconds(off.median_s, 3)}, worst ${difference(off.worst_s)}`;
+  const took = ({ moved }) => (moved === null ? "not reported"
+    : `${seconds(moved.predicted_s, 3)} / ${seconds(moved.measured_s, 3)}, ${signed(moved.bias)}`);
+  return table("Messages: how far predicted starts and ends are from the measured ones",
+    ["kind", "messages", "starts off by (median)", "ends off by (median)", "worst at", "transfers, predicted / measured"],
+    transfers.map((kind) => [kindCell(kind.kind), String(kind.count), times(kind.start), times(kind.end),
+      kind.end.worst ? `${kind.end.worst.action}, device ${kind.end.worst.device}` : "–", took(kind)]));
 }
 
 function statements(found) {
@@ -118,9 +136,9 @@ function statements(found) {
     const some = only.slice(0, 6).map((item) => `${item.action} on device ${item.device}`).join(", ");
     lines.push([name, only.length > 6 ? `${some} and ${only.length - 6} more` : some]);
   }
-  if (found.kinds.some((kind) => /^(SEND|RECV)/.test(kind.kind))) {
-    lines.push(["Messages", "a predicted one lasts while it is on the link; a measured one from when it is posted until its "
-      + "reader has it: their errors tell when readers came, not how fast the link is"]);
+  if (found.transfers.some((kind) => kind.moved === null)) {
+    lines.push(["Messages", "this transport does not report when a transfer ran: a measured message ends when its reader has "
+      + "waited for it, so its duration has that wait in it and is not compared with the time on the link"]);
   }
   return lines.map(([name, text]) => element("p", { class: "statement" }, element("strong", {}, `${name} `), text));
 }
@@ -160,7 +178,7 @@ function stageCard(stage, most) {
   const facts = [plural(stage.operators, "operator")];
   if (stage.parameterBytes !== null) facts.push(`${bytes(stage.parameterBytes)} of parameters`);
   else facts.push(plural(stage.parameters, "parameter"));
-  const card = element("div", { class: "stage" },
+  const card = element("div", { class: "stage", "data-stage": stage.index },
     element("h3", {}, `Stage ${stage.index}`, element("span", {}, `device ${stage.device}`)), element("p", {}, facts.join(", ")));
   if (most > 0) {
     const width = (time) => ({ width: `${(100 * time) / most}%` });
@@ -178,4 +196,11 @@ function stageCard(stage, most) {
 function notes() {
   if (DATA.notes.length) show("notes");
   for (const note of DATA.notes) byId("note-list").append(element("li", {}, note));
+}
+
+// The stages that run a module whose name has this text, in any case.
+function matchingStages(text) {
+  const wanted = text.toLowerCase();
+  const has = (stage) => (stage.names ?? [stage.modules]).some((name) => name.toLowerCase().includes(wanted));
+  return new Set(DATA.plan.stages.filter((stage) => stage.modules !== undefined && has(stage)).map((stage) => stage.index));
 }

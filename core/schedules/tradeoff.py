@@ -1,6 +1,7 @@
 """The trade-off of time and memory: all named schedules of a problem, and the Pareto frontier."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from ..errors import InfeasibleError, RequestError
 from .problem import ScheduleFamily, ScheduleProblem
@@ -14,12 +15,18 @@ def named_schedules(problem: ScheduleProblem, families: Iterable[ScheduleFamily]
     a family that ignores the limit may exceed it.
     """
     for family in families:
-        for parameters in family.candidates(problem) if family.suits(problem) else ():
-            try:
-                schedule = family.build(problem, **parameters)
-            except (RequestError, InfeasibleError):
-                continue
-            yield score(problem, schedule)
+        for _, scored in candidate_schedules(problem, family):
+            yield scored
+
+
+def candidate_schedules(problem: ScheduleProblem, family: ScheduleFamily) -> Iterator[tuple[Mapping[str, Any], Scored]]:
+    """The same for one family, each schedule with its parameters."""
+    for parameters in family.candidates(problem) if family.suits(problem) else ():
+        try:
+            schedule = family.build(problem, **parameters)
+        except (RequestError, InfeasibleError):
+            continue
+        yield parameters, score(problem, schedule)
 
 
 def peak_of(scored: Scored) -> float:

@@ -3,87 +3,16 @@
 Errors are predicted − measured, relative ones divided by the measured value: above 0 the prediction was too high.
 """
 
-import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from ..actions import COMM_KINDS, WORK_KINDS, Action, Kind, known_kinds
+from ..actions import COMM_KINDS, WORK_KINDS, Action
+from .durations import ActionError, ActionOnDevice, KindSummary, Pair, kind_summaries, pair
 from .figures import TOTAL, bubble_per_device, memory_kinds, peak_memory
 from .trace import HOST_MEMORY, Trace, TraceEvent
-
-
-@frozen
-class Pair:
-    """A predicted and a measured value.
-
-    Args:
-        predicted, measured: in one unit.
-        error: predicted ÷ measured − 1; None where the measured value is 0 and the predicted one is not.
-    """
-
-    predicted: float
-    measured: float
-    error: float | None
-
-
-def pair(predicted: float, measured: float) -> Pair:
-    """Two values with their relative error."""
-    if measured == 0:
-        return Pair(predicted, measured, 0.0 if predicted == 0 else None)
-    return Pair(predicted, measured, predicted / measured - 1)
-
-
-@frozen
-class ActionError:
-    """One action that both traces have. Times in seconds from the start of each step.
-
-    Args:
-        device, action: the action and its device.
-        queue: in the measured trace.
-        start, end, duration: predicted and measured.
-    """
-
-    device: int
-    action: Action
-    queue: str
-    start: Pair
-    end: Pair
-    duration: Pair
-
-
-@frozen
-class ActionOnDevice:
-    """An action and the device that ran it."""
-
-    device: int
-    action: Action
-
-
-@frozen
-class KindSummary:
-    """Durations of all actions of one kind.
-
-    Args:
-        kind: the kind.
-        count: number of actions in both traces.
-        predicted_s, measured_s: sums, in seconds.
-        bias: relative error of the sum; None if the measured sum is 0 and the predicted one is not.
-        median_error, mean_error: of the actions' absolute relative errors; None if no action has one.
-        worst_error: the relative error with the largest absolute value.
-        worst: the action with that error.
-    """
-
-    kind: Kind
-    count: int
-    predicted_s: float
-    measured_s: float
-    bias: float | None
-    median_error: float | None
-    mean_error: float | None
-    worst_error: float | None
-    worst: ActionOnDevice | None
+from .transfers import TransferSummary, transfer_summaries
 
 
 @frozen
@@ -138,7 +67,7 @@ class Comparison:
     Args:
         same_plan: whether both traces are of the same plan.
         step: time of the step, in seconds.
-        kinds: per kind, in the order of ``Kind``.
+        kinds: durations per kind but messages, in the order of ``Kind``.
         bubbles: per device.
         memory: per device and kind that both traces have, then the device's total over these kinds, then what it has on
             its host.
@@ -149,6 +78,7 @@ class Comparison:
         drift: how much slower the machine was when the step was measured than when the prediction's costs were, as a
             share, by the reference workload; None if a trace has no time of it.
         corrected: the step time with the prediction corrected for that drift.
+        transfers: the messages, per kind.
     """
 
     same_plan: bool
@@ -163,6 +93,7 @@ class Comparison:
     devices: tuple[DeviceTime, ...] = ()
     drift: float | None = None
     corrected: Pair | None = None
+    transfers: tuple[TransferSummary, ...] = ()
 
 
 def compare(predicted: Trace, measured: Trace) -> Comparison:
@@ -173,7 +104,7 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     return Comparison(
         same_plan=predicted.plan_hash == measured.plan_hash,
         step=pair(predicted.step_s, measured.step_s),
-        kinds=_summaries(actions),
+        kinds=kind_summaries([each for each in actions if each.action.kind not in COMM_KINDS]),
         bubbles=_bubbles(predicted, measured),
         memory=_memory(predicted, measured),
         order=_order(ours, theirs),
@@ -183,6 +114,7 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
         devices=_devices(actions, min(predicted.devices, measured.devices)),
         drift=drift,
         corrected=None if drift is None else pair(predicted.step_s * (1 + drift), measured.step_s),
+        transfers=transfer_summaries(actions),
     )
 
 
@@ -218,31 +150,7 @@ def _action_error(ours: TraceEvent, theirs: TraceEvent) -> ActionError:
         pair(ours.start_s, theirs.start_s),
         pair(ours.end_s, theirs.end_s),
         pair(ours.end_s - ours.start_s, theirs.end_s - theirs.start_s),
-    )
-
-
-def _summaries(actions: Sequence[ActionError]) -> tuple[KindSummary, ...]:
-    groups: dict[Kind, list[ActionError]] = defaultdict(list)
-    for item in actions:
-        groups[item.action.kind].append(item)
-    return tuple(_summary(kind, groups[kind]) for kind in known_kinds() if kind in groups)
-
-
-def _summary(kind: Kind, actions: Sequence[ActionError]) -> KindSummary:
-    total = pair(sum(a.duration.predicted for a in actions), sum(a.duration.measured for a in actions))
-    errors = [(a.duration.error, a) for a in actions if a.duration.error is not None]
-    sizes = [abs(error) for error, _ in errors]
-    worst = max(errors, key=lambda item: abs(item[0]), default=None)
-    return KindSummary(
-        kind,
-        len(actions),
-        total.predicted,
-        total.measured,
-        total.error,
-        statistics.median(sizes) if sizes else None,
-        statistics.fmean(sizes) if sizes else None,
-        worst[0] if worst else None,
-        ActionOnDevice(worst[1].device, worst[1].action) if worst else None,
+        theirs.reported,
     )
 
 

@@ -123,6 +123,8 @@ class _Writer:
         if action.peer is not None:
             args["peer"] = action.peer
         args["bytes"] = _plain(event.bytes)
+        if event.reported:
+            args["reported"] = True
         start, end = _microseconds(event.start_s), _microseconds(event.end_s)
         record = {"ph": "X", "name": str(action), "cat": action.kind.value, **self._at(event, lane), "args": args}
         return _record(record, ts=start, dur=end - start)

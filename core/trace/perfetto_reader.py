@@ -131,7 +131,8 @@ def _read_event(record: Mapping[str, Any], queues: Mapping[tuple[object, object]
     if length < 0:
         raise ValueError(f"it lasts {length} µs, and a duration is at least 0")
     size = float(args.get("bytes", 0))
-    return TraceEvent(_index(args["device"]), str(queue), action, _seconds(start), _seconds(start + length), size)
+    times = _seconds(start), _seconds(start + length)
+    return TraceEvent(_index(args["device"]), str(queue), action, *times, size, args.get("reported") is True)
 
 
 def _read_memory(record: Mapping[str, Any]) -> Iterator[MemorySample]:

@@ -22,6 +22,8 @@ class TraceEvent:
         action: the action. A communication ends when its bytes have arrived.
         start_s, end_s: its times.
         bytes: size of the message or copy; 0 for compute.
+        reported: whether the transport reported when a measured message was under way; otherwise its end is when its
+            reader had waited for it.
     """
 
     device: int
@@ -30,6 +32,7 @@ class TraceEvent:
     start_s: float
     end_s: float
     bytes: float = 0
+    reported: bool = False
 
 
 @frozen
@@ -119,3 +122,8 @@ def queue_order(queue: str) -> tuple[int, int]:
         return 0, 0
     match = re.fullmatch(r"(receive from|send to) (\d+)", queue)
     return (3, 0) if match is None else (1 if match[1] == "receive from" else 2, int(match[2]))
+
+
+def is_message_queue(queue: str) -> bool:
+    """Whether it is a queue of messages to or from another device."""
+    return queue_order(queue)[0] in (1, 2)

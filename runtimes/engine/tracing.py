@@ -42,18 +42,20 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
             spans.update(record.spans)
         for device, record in enumerate(replica, first):
             for action, queue, issued, returned, size in record.events:
-                start, end, where = issued, returned, queue
+                start, end, where, reported = issued, returned, queue, False
                 if action.kind in COMM_KINDS:
                     receive = action if action.kind in RECV_KINDS else action.counterpart
                     start = max(posted[action], posted[action.counterpart])
                     end = max(arrived.get(receive, returned), start)
+                    reported = receive.counterpart in spans
                     start, end = spans.get(receive.counterpart, (start, end))
                     peer = first + plan.placement[action.counterpart.stage]
                     where = send_queue(peer) if action.kind in SEND_KINDS else receive_queue(peer)
                 elif action in record.arrivals:
                     start = record.started.get(action, last_issued.get(action, issued))
                     end = max(record.arrivals[action], start)
-                events.append(TraceEvent(device, where, action, (start - origin) / 1e9, (end - origin) / 1e9, size))
+                times = (start - origin) / 1e9, (end - origin) / 1e9
+                events.append(TraceEvent(device, where, action, *times, size, reported))
             memory += [MemorySample(device, (at - origin) / 1e9, "saved", alive) for at, alive in record.memory]
     events.sort(key=lambda event: (event.start_s, event.device))
     memory.sort(key=lambda sample: sample.time_s)

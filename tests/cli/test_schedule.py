@@ -118,7 +118,7 @@ def test_pictures_are_written(capsys, tmp_path):
     picture, page = tmp_path / "order.svg", tmp_path / "order.html"
     answer(capsys, "v-half", *SMALL, "--svg", picture, "--html", page)
     assert picture.read_text(encoding="utf-8").startswith("<svg ")
-    assert picture.read_text(encoding="utf-8") in page.read_text(encoding="utf-8")
+    assert "<title>v-half · panpipe</title>" in page.read_text(encoding="utf-8")
 
 
 def test_csv_is_written(capsys, tmp_path):

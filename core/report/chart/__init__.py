@@ -1,7 +1,6 @@
-"""Pictures of schedules and steps: SVGs, and an HTML page with the picture of a schedule."""
+"""Pictures of schedules and steps: SVGs."""
 
-from .comparison import comparison_svg
+from .comparison import comparison_svg, step_svg
 from .drawing import schedule_svg
-from .page import schedule_html
 
-__all__ = ["comparison_svg", "schedule_html", "schedule_svg"]
+__all__ = ["comparison_svg", "schedule_svg", "step_svg"]

@@ -1,4 +1,4 @@
-"""A predicted and a measured step as one SVG: two lanes per device, and below them the saved tensors of both."""
+"""A step as an SVG, or a predicted and a measured one: a lane per device and step, and below the saved tensors."""
 
 from collections.abc import Iterator, Sequence
 from html import escape
@@ -53,16 +53,26 @@ def comparison_svg(predicted: Trace, measured: Trace, title: str) -> str:
         predicted, measured: traces of the same plan.
         title: the heading.
     """
-    longest = max(predicted.step_s, measured.step_s)
+    return _steps_svg((predicted, measured), title)
+
+
+def step_svg(predicted: Trace, title: str) -> str:
+    """The picture of a predicted step alone. The same input gives the same bytes."""
+    return _steps_svg((predicted,), title)
+
+
+def _steps_svg(traces: Sequence[Trace], title: str) -> str:
+    longest = max(trace.step_s for trace in traces)
     unit, scale = ("s", 1.0) if longest >= 1 else ("ms", 1e3)
-    steps = Step("predicted", predicted, scale), Step("measured", measured, scale)
-    devices = max(predicted.devices, measured.devices)
+    steps = tuple(Step(name, trace, scale) for name, trace in zip(("predicted", "measured"), traces, strict=False))
+    devices = max(trace.devices for trace in traces)
     axis = Axis(longest * scale, NARROW)
-    gantt = devices * (2 * LANE + BETWEEN_LANES + BETWEEN_DEVICES)
+    gantt = devices * _height(steps)
     memory_top = TOP + gantt + BETWEEN_CHARTS
     memory = devices * (MEMORY + BETWEEN_DEVICES)
     width, height = px(LEFT + axis.width + RIGHT), px(memory_top + memory + MARGIN)
     kinds, chunks = _kinds(steps), _chunks(steps, devices)
+    drawn = ": filled as predicted, line as measured" if len(steps) > 1 else ""
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
         f'height="{height}" role="img">',
@@ -76,7 +86,7 @@ def comparison_svg(predicted: Trace, measured: Trace, title: str) -> str:
         *(line for device in range(devices) for line in _lanes(steps, device, chunks, axis)),
         "</g>",
         f'<g transform="translate({px(LEFT)} {px(memory_top)})">',
-        '<text class="s" y="-24">saved tensors: filled as predicted, line as measured</text>',
+        f'<text class="s" y="-24">saved tensors{drawn}</text>',
         *time_axis(axis, memory),
         *_memory(steps, devices, axis),
         "</g></svg>",
@@ -103,14 +113,13 @@ def _drawn(event: TraceEvent) -> bool:
     return event.action.kind in HUES
 
 
-def _head(title: str, steps: tuple[Step, Step], kinds: Sequence[Kind]) -> Iterator[str]:
-    predicted, measured = (step.trace for step in steps)
-    compared = compare(predicted, measured)
-    text = f"step predicted {predicted.step_s:.4g} s, measured {measured.step_s:.4g} s"
-    if compared.step.error is not None:
-        text += f": {compared.step.error:+.1%}"
-    if compared.corrected is not None and compared.corrected.error is not None:
-        text += f"; corrected for the machine's drift ({compared.drift:+.1%}): {compared.corrected.error:+.1%}"
+def _height(steps: Sequence[Step]) -> float:
+    """Pixels of a device: its lanes, and the gap below them."""
+    return len(steps) * (LANE + BETWEEN_LANES) - BETWEEN_LANES + BETWEEN_DEVICES
+
+
+def _head(title: str, steps: Sequence[Step], kinds: Sequence[Kind]) -> Iterator[str]:
+    text = _step_text([step.trace for step in steps])
     yield f'<text class="t" x="{px(LEFT)}" y="30">{escape(title)}</text>'
     yield f'<text class="s" x="{px(LEFT)}" y="49">{text}</text>'
     x = LEFT
@@ -121,10 +130,22 @@ def _head(title: str, steps: tuple[Step, Step], kinds: Sequence[Kind]) -> Iterat
         x += 16 + CHARACTER * len(label) + 16
 
 
+def _step_text(traces: Sequence[Trace]) -> str:
+    if len(traces) == 1:
+        return f"step {traces[0].step_s:.4g} s, predicted"
+    compared = compare(*traces)
+    text = f"step predicted {compared.step.predicted:.4g} s, measured {compared.step.measured:.4g} s"
+    if compared.step.error is not None:
+        text += f": {compared.step.error:+.1%}"
+    if compared.corrected is not None and compared.corrected.error is not None:
+        text += f"; corrected for the machine's drift ({compared.drift:+.1%}): {compared.corrected.error:+.1%}"
+    return text
+
+
 def _lanes(steps: Sequence[Step], device: int, chunks: dict[int, int], axis: Axis) -> Iterator[str]:
-    """A device's two lanes."""
-    top = device * (2 * LANE + BETWEEN_LANES + BETWEEN_DEVICES)
-    yield f'<text x="{px(12 - LEFT)}" y="{px(top + LANE + BETWEEN_LANES / 2 + 4)}">device {device}</text>'
+    """A device's lanes, one for each step."""
+    top = device * _height(steps)
+    yield f'<text x="{px(12 - LEFT)}" y="{px(top + (_height(steps) - BETWEEN_DEVICES) / 2 + 4)}">device {device}</text>'
     for row, step in enumerate(steps):
         y = top + row * (LANE + BETWEEN_LANES)
         events = step.computing(device)
@@ -153,7 +174,7 @@ def _action(event: TraceEvent, step: Step, chunks: dict[int, int], axis: Axis, y
     )
 
 
-def _memory(steps: tuple[Step, Step], devices: int, axis: Axis) -> Iterator[str]:
+def _memory(steps: Sequence[Step], devices: int, axis: Axis) -> Iterator[str]:
     curves = [[step.saved(device) for step in steps] for device in range(devices)]
     most = max((held for pair in curves for curve in pair for _, held in curve), default=0.0) or 1.0
     for device, pair in enumerate(curves):
@@ -161,11 +182,14 @@ def _memory(steps: tuple[Step, Step], devices: int, axis: Axis) -> Iterator[str]
         yield f'<text x="{px(12 - LEFT)}" y="{px(bottom - MEMORY / 2 + 4)}">device {device}</text>'
         yield f'<rect class="lane" y="{px(bottom - MEMORY)}" width="{px(axis.width)}" height="{px(MEMORY)}"/>'
         peaks = []
-        for name, step, curve in zip(("held", "measured"), steps, pair, strict=True):
+        for name, step, curve in zip(("held", "measured"), steps, pair, strict=False):
             path = "".join(f"H{px(axis.x(time))}V{px(bottom - MEMORY * held / most)}" for time, held in curve)
             end = px(axis.x(step.trace.step_s * step.scale))
             close = f"V{px(bottom)}Z" if name == "held" else ""
             yield f'<path class="{name}" d="M0 {px(bottom)}{path}H{end}{close}"/>'
             peaks.append(f"{max(held for _, held in curve) / 1e6:.1f}")
-        for text, y in ((f"peak {peaks[0]} MB,", -2), (f"measured {peaks[1]} MB", 13)):
+        words = ["peak ", "measured "]
+        ends = [",", ""] if len(peaks) > 1 else [""]
+        texts = [f"{word}{peak} MB{end}" for word, peak, end in zip(words, peaks, ends, strict=False)]
+        for text, y in zip(texts, (-2, 13), strict=False):
             yield f'<text class="s" x="{px(axis.width + 8)}" y="{px(bottom - MEMORY / 2 + y)}">{text}</text>'

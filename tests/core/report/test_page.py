@@ -184,7 +184,8 @@ def test_report_has_every_action_and_figure(devices):
     assert len(data["losses"]) == 60
     assert [check["verdict"] for check in data["checks"]] == [True, False, False, None]
     assert [check["about"] for check in data["checks"]] == ["result", "result", "prediction", "result"]
-    assert {kind["kind"] for kind in data["comparison"]["kinds"]} == {e.action.kind for e in given["predicted"].events}
+    compared = [*data["comparison"]["kinds"], *data["comparison"]["transfers"]]
+    assert {kind["kind"] for kind in compared} == {e.action.kind for e in given["predicted"].events}
 
 
 def test_report_has_links_idle_causes_and_modules():
@@ -310,6 +311,8 @@ def test_operators_condense_to_modules():
 PROBE = """<script>
 addEventListener("load", () => requestAnimationFrame(() => requestAnimationFrame(() => {
   const found = {};
+  const { view } = page;
+  const details = document.querySelector("[data-id=details]");
   const canvas = document.querySelector("[data-chart=predicted]");
   const inked = (from) => {
     const pixels = from.getContext("2d").getImageData(0, 0, from.width, from.height).data;
@@ -321,21 +324,21 @@ addEventListener("load", () => requestAnimationFrame(() => requestAnimationFrame
   const box = canvas.getBoundingClientRect();
   const at = (x, y, more) => ({ clientX: box.left + x, clientY: box.top + y, bubbles: true, pointerId: 1, ...more });
   canvas.dispatchEvent(new PointerEvent("pointermove", at(122, 46)));
-  found.tip = document.getElementById("tip").hidden ? null : document.getElementById("tip").textContent;
+  found.tip = details.hidden ? null : details.textContent;
   found.before = [view.from, view.to];
   canvas.dispatchEvent(new WheelEvent("wheel", at(300, 46, { ctrlKey: true, deltaY: -300 })));
   found.wheel = [view.from, view.to];
   document.querySelector("[data-zoom=all]").click();
   found.all = [view.from, view.to];
-  found.causes = [...document.querySelectorAll("#idle-causes .name")].map((name) => name.textContent);
+  found.causes = [...document.querySelectorAll("[data-id=idle-causes] .name")].map((name) => name.textContent);
   const links = document.querySelector("[data-links]");
   const strip = links.getBoundingClientRect();
-  const there = 230 + (0.0105 / FULL) * (strip.width - 230 - 52);
+  const there = 230 + (0.0105 / view.full) * (strip.width - 230 - 52);
   const aim = { clientX: strip.left + there, clientY: strip.top + 36, pointerId: 1 };
   links.dispatchEvent(new PointerEvent("pointermove", aim));
-  found.link = document.getElementById("tip").textContent;
+  found.link = details.textContent;
   found.wide = document.documentElement.scrollWidth <= innerWidth;
-  found.sections = [...document.querySelectorAll("section:not([hidden])")].map((section) => section.id);
+  found.sections = [...document.querySelectorAll("section:not([hidden])")].map((section) => section.dataset.id);
   document.body.dataset.found = JSON.stringify(found);
 })));
 </script>"""
@@ -361,17 +364,20 @@ def test_report_is_drawn_in_a_browser(tmp_path):
 COUNTED = """<script>
 const draw = CanvasRenderingContext2D.prototype.fillRect;
 let drawn = 0;
-CanvasRenderingContext2D.prototype.fillRect = function (...at) { drawn += 1; draw.apply(this, at); };
+CanvasRenderingContext2D.prototype.fillRect = function (...at) {
+  drawn += "chart" in this.canvas.dataset;
+  draw.apply(this, at);
+};
 const frames = (count, then) => (count ? requestAnimationFrame(() => frames(count - 1, then)) : then());
 addEventListener("load", () => frames(3, () => {
   const found = { nodes: document.querySelectorAll("*").length };
   found.wide = document.documentElement.scrollWidth <= innerWidth;
   drawn = 0;
-  look(0, FULL);
+  page.view.all();
   frames(2, () => {
     found.all = drawn;
     drawn = 0;
-    look(0.4 * FULL, 0.41 * FULL);
+    page.view.look(0.4 * page.view.full, 0.41 * page.view.full);
     frames(2, () => {
       found.near = drawn;
       document.body.dataset.found = JSON.stringify(found);

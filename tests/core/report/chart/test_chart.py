@@ -8,8 +8,9 @@ import pytest
 from attrs import evolve
 from panpipe.core.actions import Kind, parse_action
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.report.chart import comparison_svg, schedule_html, schedule_svg
+from panpipe.core.report.chart import comparison_svg, schedule_svg, step_svg
 from panpipe.core.report.chart.curve import curves_of, phases
+from panpipe.core.report.schedule import schedule_html
 from panpipe.core.schedules.problem import Schedule, ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.schedules.scored import score
@@ -135,43 +136,29 @@ def test_schedule_without_durations_is_drawn():
 
 
 PROBE = """<script>
-addEventListener("load", () => {
+addEventListener("load", () => requestAnimationFrame(() => requestAnimationFrame(() => {
   const found = {};
-  const actions = [...svg.querySelectorAll(".a")];
-  const over = (target, kind) => {
-    const box = target.getBoundingClientRect();
-    const at = { clientX: box.left + box.width / 2, clientY: box.top + box.height / 2, bubbles: true };
-    target.dispatchEvent(new PointerEvent(kind, at));
-  };
-  const first = actions[0].querySelector("rect");
-  over(first, "pointerover");
-  over(first, "pointermove");
-  found.lit = actions.filter((action) => getComputedStyle(action).opacity === "1").length;
-  found.readout = readout.textContent;
-  found.held = [...cursor.querySelectorAll("text")].map((text) => text.textContent);
-  svg.dispatchEvent(new PointerEvent("pointerleave"));
-  found.after = actions.filter((action) => getComputedStyle(action).opacity === "1").length;
-  const width = () => svg.getBoundingClientRect().width;
-  found.fits = width() <= chart.clientWidth + 1;
-  const fitted = width();
-  document.querySelector("[data-zoom=in]").click();
-  found.larger = width() / fitted;
+  const canvas = document.querySelector("[data-chart=predicted]");
+  const box = canvas.getBoundingClientRect();
+  const at = { clientX: box.left + 122, clientY: box.top + 46, bubbles: true, pointerId: 1 };
+  canvas.dispatchEvent(new PointerEvent("pointermove", at));
+  found.details = document.querySelector("[data-id=details]").textContent;
+  found.figures = [...document.querySelectorAll(".figure .big")].map((figure) => figure.textContent);
+  found.charts = document.querySelectorAll("canvas").length;
   found.wide = document.documentElement.scrollWidth <= innerWidth;
   document.body.dataset.found = JSON.stringify(found);
-});
+})));
 </script>"""
 
 
 @in_a_browser
-def test_page_shows_details_under_the_pointer(tmp_path):
-    found = probed(schedule_html(scored()), PROBE, tmp_path)
-    # A microbatch's F, I and W on eight stages.
-    assert found["lit"] == 24
-    assert found["readout"].startswith("0F0: forward of stage 0, microbatch 0, on device 0, 0 to 5")
-    assert found["held"] == ["0.5", "0", "0", "0"]
-    assert found["after"] == 144
-    assert found["fits"]
-    assert found["larger"] == pytest.approx(1.4, rel=0.01)
+def test_page_of_a_schedule_has_its_units_and_details_under_the_pointer(tmp_path):
+    given = scored()
+    found = probed(schedule_html(given), PROBE, tmp_path)
+    assert found["details"].startswith("forward · microbatch 0")
+    assert found["details"].endswith("duration5")  # without a unit
+    assert found["figures"][0] == f"{given.result.makespan:g}"
+    assert found["charts"] == 5  # the step, and the memory of four devices
     assert found["wide"]
 
 
@@ -203,3 +190,11 @@ def test_comparison_is_deterministic_loads_nothing_and_escapes_its_title():
     assert pictures[0] == pictures[1]
     assert "<script>" not in pictures[0]
     assert "href" not in pictures[0]
+
+
+def test_picture_of_one_step_has_every_compute_action_once():
+    predicted, _ = measured_pair()
+    picture = step_svg(predicted, "v-half")
+    titles = [title.text for title in ET.fromstring(picture).iter(f"{SVG}title")]
+    assert len(titles) == 1 + sum(event.queue == "compute" for event in predicted.events)
+    assert "measured" not in picture.split("</style>")[1]

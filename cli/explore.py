@@ -1,0 +1,65 @@
+"""``panpipe explore``: a local web page on plans and schedules."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..core.errors import RequestError
+from .bundled import BUNDLED, check_model_name
+
+
+def explore(
+    files: Annotated[
+        list[Path] | None,
+        typer.Argument(
+            metavar="[FILE]...",
+            help="Results to open: plans, traces, schedule files; or an operator-graph file to plan for.",
+            show_default=False,
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:FACTORY|NAME",
+            help="Start with this model; a function named here is called without another question.",
+            show_default=False,
+        ),
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="Start with this cluster: a name or a file.", show_default=False)
+    ] = None,
+    port: Annotated[int, typer.Option(help="Port of the server; 0 for any free one.", min=0, max=65535)] = 0,
+    browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
+) -> None:
+    """Explore schedules, plans and results in a browser, with the same code as the other commands.
+
+    The server listens on this machine only, and its address has a token. It ends with Ctrl-C.
+    """
+    if model is not None:
+        check_model_name(model)
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        raise RequestError(f"panpipe explore needs {error.name}: pip install 'panpipe[explore]'") from None
+    from ..explore.app import Explorer
+    from ..explore.question import FileQuestion, PlanQuestion, Question, UniformQuestion
+    from ..explore.results import open_results
+    from ..explore.serve import serve
+    from .clusters import find_cluster
+
+    results = open_results(files or [])
+    start: Question = UniformQuestion()
+    if cluster is not None:
+        find_cluster(cluster)
+    if results.shown:
+        start = FileQuestion()
+    elif model is not None or cluster is not None or results.graph is not None:
+        start = PlanQuestion(
+            cluster=cluster or PlanQuestion().cluster,
+            graph=None if results.graph is None else str(results.graph),
+            model=model if model is not None or results.graph is not None else next(iter(BUNDLED)),
+        )
+    factory = model if model is not None and ":" in model else None
+    serve(Explorer(start, results, factory), port=port, browser=browser)

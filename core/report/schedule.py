@@ -1,0 +1,100 @@
+"""The report of a schedule of uniform stages: its times and sizes are in the units of its costs."""
+
+from collections.abc import Iterator
+
+from ..actions import Action, Kind
+from ..evaluate.host_queue import HostQueue
+from ..evaluate.idle import IdleTime
+from ..schedules.scored import Scored
+from ..trace.trace import (
+    COMPUTE_QUEUE,
+    HOST_COPY_QUEUE,
+    MemorySample,
+    Trace,
+    TraceEvent,
+    receive_queue,
+    send_queue,
+)
+from .chart.curve import curves_of
+from .data import report_data
+from .facts import ReportFacts
+from .page import page_of
+
+SAVED = "saved"
+
+
+def schedule_html(scored: Scored) -> str:
+    """The page of a schedule. The same input gives the same bytes."""
+    return page_of(schedule_data(scored))
+
+
+def schedule_data(scored: Scored, idle: IdleTime | None = None) -> dict[str, object]:
+    """The data of its page; memory is in one device's saved tensors for one microbatch.
+
+    Args:
+        scored: the schedule with its evaluation.
+        idle: why it is not faster, if known.
+    """
+    problem = scored.problem
+    limits = () if problem.memory_limit is None else (problem.memory_limit / problem.chunks,) * problem.devices
+    count = len(scored.schedule.placement)
+    facts = ReportFacts(
+        title=scored.schedule.name,
+        summary=f"{count} equal stages on {problem.devices} devices, {problem.microbatches} microbatches a step."
+        if problem.costs is None or len(set(problem.costs)) == 1
+        else f"{count} stages on {problem.devices} devices, {problem.microbatches} microbatches a step.",
+        limits_bytes=limits,
+        plain_units=True,
+        idle=idle,
+        notes=("Times are in the unit of the costs. Memory is in one device's saved tensors for one microbatch.",),
+    )
+    return report_data(None, schedule_trace(scored), None, facts)
+
+
+def schedule_trace(scored: Scored) -> Trace:
+    """The step of a schedule as a trace: compute, messages if they take time, copies to the host, and saved tensors."""
+    events = [*_compute(scored), *_messages(scored), *_copies(scored)]
+    events.sort(key=lambda event: (event.start_s, event.device))
+    memory = [
+        MemorySample(device, time, SAVED, held)
+        for device, curve in enumerate(curves_of(scored))
+        for time, held in curve
+    ]
+    memory.sort(key=lambda sample: sample.time_s)
+    return Trace("simulated", "", scored.problem.devices, tuple(events), tuple(memory), scored.result.makespan)
+
+
+def _compute(scored: Scored) -> Iterator[TraceEvent]:
+    result = scored.result
+    for device, actions in enumerate(scored.schedule.device_actions):
+        for action, start, end in zip(actions, result.starts[device], result.ends[device], strict=True):
+            yield TraceEvent(device, COMPUTE_QUEUE, action, start, end)
+
+
+def _messages(scored: Scored) -> Iterator[TraceEvent]:
+    hop, placement = scored.problem.hop_s, scored.schedule.placement
+    if hop == 0:
+        return
+    for event in _compute(scored):
+        action = event.action
+        forward = action.kind is Kind.F
+        peer = action.stage + 1 if forward else action.stage - 1
+        if action.kind is Kind.W or not 0 <= peer < len(placement) or placement[peer] == event.device:
+            continue
+        send = Action(action.stage, Kind.SEND_F if forward else Kind.SEND_B, action.microbatch, peer)
+        times = event.end_s, event.end_s + hop
+        yield TraceEvent(event.device, send_queue(placement[peer]), send, *times)
+        yield TraceEvent(placement[peer], receive_queue(event.device), send.counterpart, *times)
+
+
+def _copies(scored: Scored) -> Iterator[TraceEvent]:
+    """Copies to the host and back, as the evaluation runs them."""
+    for device, copies in enumerate(scored.copies):
+        actions, queue = scored.schedule.device_actions[device], HostQueue(copies)
+        for position, end in enumerate(scored.result.ends[device]):
+            queue.issue(position, end)
+        for copy, (out_end, back_end) in zip(copies, queue.ends, strict=True):
+            action = actions[copy.forward]
+            for kind, end, took in ((Kind.OFFLOAD, out_end, copy.out_s), (Kind.RELOAD, back_end, copy.back_s)):
+                moved = Action(action.stage, kind, action.microbatch)
+                yield TraceEvent(device, HOST_COPY_QUEUE, moved, end - took, end)

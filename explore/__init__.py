@@ -1,0 +1,1 @@
+"""The explorer: a local web page on plans and schedules. Only ``panpipe explore`` imports this package."""

@@ -1,0 +1,156 @@
+"""The explorer's server: the page, and what it asks."""
+
+import json
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing, asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ..core.cluster.catalog.find import find_cluster
+from ..core.errors import PanpipeError, RequestError
+from ..core.report.chart.topology import topology_svg
+from . import exports, uniform
+from .access import Access
+from .jobs import Worker
+from .page import explorer_html
+from .question import FileQuestion, PlanQuestion, Question, UniformQuestion, parse_question
+from .results import Results
+
+HEADERS = {
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+}
+
+
+class Explorer:
+    """The server's state.
+
+    Args:
+        start: the question that the page opens with.
+        results: files that the command line named.
+        factory: a model whose code may run, because the command line named it.
+    """
+
+    def __init__(self, start: Question, results: Results, factory: str | None = None) -> None:
+        self._start, self._results, self._factory = start, results, factory
+        self._worker = Worker()
+        self._answers: dict[str, dict[str, Any]] = {}
+
+    def application(self, token: str, port: int) -> Starlette:
+        """The ASGI application.
+
+        Args:
+            token: that every request needs.
+            port: of the server, for the Host header.
+        """
+        routes = [
+            Route("/", self.page),
+            Route("/api/answer", self.answer, methods=["POST"]),
+            Route("/api/points", self.points, methods=["POST"]),
+            Route("/api/topology", self.topology, methods=["POST"]),
+            Route("/api/export", self.export, methods=["POST"]),
+        ]
+
+        @asynccontextmanager
+        async def lifespan(app: Starlette) -> AsyncIterator[None]:
+            yield
+            await self._worker.close()
+
+        access = Middleware(Access, token=token, port=port)
+        return Starlette(
+            routes=routes, middleware=[access], lifespan=lifespan, exception_handlers={PanpipeError: _refused}
+        )
+
+    async def page(self, request: Request) -> Response:
+        """The page itself."""
+        return HTMLResponse(explorer_html(self._start, self._results, self._factory), headers=HEADERS)
+
+    async def answer(self, request: Request) -> Response:
+        """An answer, a line at a time: progress, the answer, then why it is not faster."""
+        data = await request.json()
+        return _stream(self._answered(parse_question(data["question"]), data))
+
+    async def points(self, request: Request) -> Response:
+        """Time and memory of all schedules, a line for each."""
+        data = await request.json()
+        asked = parse_question(data["question"])
+        self._check_code(asked, data)
+        return _stream(self._worker.run("points", data["question"]))
+
+    async def topology(self, request: Request) -> Response:
+        """The picture of a cluster, by name or file."""
+        name = str((await request.json())["cluster"])
+        cluster = await run_in_threadpool(find_cluster, name)
+        svg = topology_svg(name, cluster)
+        return JSONResponse({"svg": svg, "devices": len(cluster.devices)}, headers=HEADERS)
+
+    async def export(self, request: Request) -> Response:
+        """A file for the user, about the answer to a question."""
+        data = await request.json()
+        question, what = parse_question(data["question"]), str(data["what"])
+        self._check_code(question, data)
+        if isinstance(question, FileQuestion):
+            file = await run_in_threadpool(self._results.file, question.number, what)
+        elif isinstance(question, UniformQuestion) and question.schedule != "auto":
+            scored, _ = await run_in_threadpool(uniform.scored_of, question)
+            file = await run_in_threadpool(exports.schedule_file, scored, what)
+        else:
+            file = await self._file(data["question"], what)
+        headers = {**HEADERS, "Content-Disposition": f'attachment; filename="{file.name}"'}
+        return Response(file.text, media_type=file.media_type, headers=headers)
+
+    async def _file(self, question: dict[str, Any], what: str) -> exports.File:
+        async with aclosing(self._worker.run("file", question, what)) as lines:
+            async for line in lines:
+                if "file" in line:
+                    return exports.File(**line["file"])
+                if "error" in line:
+                    raise RequestError(line["error"])
+        raise RequestError("nothing was written: ask again")
+
+    async def _answered(self, question: Question, data: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
+        self._check_code(question, data)
+        if isinstance(question, FileQuestion):
+            yield {"answer": await run_in_threadpool(self._results.answer, question.number)}
+        elif isinstance(question, UniformQuestion) and question.schedule != "auto":
+            scored, misfit = await run_in_threadpool(uniform.scored_of, question)
+            yield {"answer": await run_in_threadpool(uniform.answer, question, scored, misfit)}
+            yield {"idle": await run_in_threadpool(uniform.why_not_faster, scored)}
+        else:
+            async for line in self._worker.run("answer", data["question"]):
+                yield line
+
+    def _check_code(self, question: Question, data: Mapping[str, Any]) -> None:
+        """Refuse to call a function of the user's that nobody chose to call.
+
+        Raises:
+            PanpipeError: neither the command line nor the user in the page chose it.
+        """
+        if isinstance(question, PlanQuestion) and question.runs_code:
+            chosen = question.model in (self._factory, data.get("run_code"))
+            if not chosen:
+                raise RequestError(f"'{question.model}' is code of this machine: choose 'run its code' to call it")
+
+
+def _stream(lines: AsyncGenerator[dict[str, Any], None]) -> Response:
+    async def texts() -> AsyncIterator[str]:
+        try:
+            async with aclosing(lines):  # a page that goes away cancels the job
+                async for line in lines:
+                    yield json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n"
+        except PanpipeError as error:
+            yield json.dumps({"error": str(error)}) + "\n"
+
+    return StreamingResponse(texts(), media_type="application/x-ndjson", headers=HEADERS)
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 422, headers=HEADERS)

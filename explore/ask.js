@@ -1,0 +1,34 @@
+// Questions to the server, which answers in lines of JSON.
+
+const TOKEN = new URLSearchParams(location.search).get("token") || "";
+
+function ask(path, body, signal) {
+  return fetch(path, { method: "POST", signal, body: JSON.stringify(body),
+    headers: { "Content-Type": "application/json", "X-Panpipe-Token": TOKEN } });
+}
+
+// Calls ``each`` with every line of the answer. Aborting the signal cancels the work.
+async function askLines(path, body, signal, each) {
+  const response = await ask(path, body, signal);
+  const reader = response.body.getReader();
+  const decoder = new TextDecoder();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    rest += decoder.decode(value ?? new Uint8Array(), { stream: !done });
+    const lines = rest.split("\n");
+    rest = lines.pop();
+    for (const line of lines) if (line) each(JSON.parse(line));
+    if (done) break;
+  }
+  if (rest) each(JSON.parse(rest));
+}
+
+async function save(body) {
+  const response = await ask("api/export", body);
+  if (!response.ok) throw new Error((await response.json()).error);
+  const name = /filename="([^"]+)"/.exec(response.headers.get("Content-Disposition"))[1];
+  const link = element("a", { href: URL.createObjectURL(await response.blob()), download: name });
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+}

@@ -1,0 +1,170 @@
+// The form: a question, field by field. Every field is an option of `panpipe schedule` or `panpipe plan`.
+
+const CHOICES = JSON.parse(document.getElementById("data").textContent);
+
+const GB = 1e9;
+const slider = (name, label, min, max, step, more = {}) => ({ name, label, min, max, step, type: "slider", ...more });
+const select = (name, label, options, more = {}) => ({ name, label, options, type: "select", ...more });
+const text = (name, label, more = {}) => ({ name, label, type: "text", ...more });
+
+function uniformFields(question) {
+  const family = CHOICES.schedules.find((each) => each.name === question.schedule);
+  const names = CHOICES.schedules.map((each) => each.name);
+  const set = Object.entries(question.parameters ?? {}).map(([name, value]) => `${name} ${value}`).join(", ");
+  return [
+    select("schedule", "schedule", [...names, "auto"], { about: [family ? family.summary : "the fastest one that a search finds", set].filter(Boolean).join("; ") }),
+    slider("devices", "devices", 1, CHOICES.largest.devices, 1, { most: CHOICES.most.devices }),
+    slider("microbatches", "microbatches", 1, CHOICES.largest.microbatches, 1, { most: CHOICES.most.microbatches }),
+    select("chunks", "stages of a device", [["", "usual"], ...[1, 2, 3, 4, 6, 8].map(String)], { number: true }),
+    slider("memory_limit", "memory limit", 1, Math.max(2 * question.devices, 4), 0.5,
+      { none: "none", most: 4096, about: "in one device's saved tensors for one microbatch" }),
+    slider("forward", "F, a device and microbatch", 0, 4, 0.05, { most: 1000 }),
+    slider("backward_input", "I, input gradients", 0, 4, 0.05, { most: 1000 }),
+    slider("backward_weight", "W, weight gradients", 0, 4, 0.05, { most: 1000 }),
+    slider("comm", "message between devices", 0, 2, 0.05, { most: 1000 }),
+    slider("freed_by_input", "share of memory that I frees", 0, 1, 0.05),
+    slider("host_copy", "copy to the host and back", 0, 8, 0.25, { most: 1000, about: "above 0, schedules that offload take part" }),
+  ];
+}
+
+function planFields(question) {
+  const source = modelSource(question);
+  return [
+    { name: "source", label: "model", type: "source", value: source },
+    text("cluster", "cluster", { list: CHOICES.clusters, required: true,
+      about: "a name such as 4x8xA100-80GB, cpu:N for this machine, or a cluster file" }),
+    slider("microbatches", "microbatches of a step", 1, 128, 1, { most: 4096, late: true }),
+    slider("memory_limit", "memory limit", 1, 192, 1, { none: "the device's", scale: GB, unit: "GB", most: 100000, late: true }),
+    select("recompute", "recompute", [["", "by default"], "none", "auto", "all"]),
+    select("offload", "offload", [["", "none"], "auto", "all"]),
+    select("dtype", "precision", [["", "the model's"], ...CHOICES.dtypes], { only: source !== "graph" }),
+    select("schedule", "schedule", ["auto", ...CHOICES.schedules.map((each) => each.name)]),
+    { type: "more", label: "more", fields: [
+      text("mesh", "mesh", { about: "auto, or pp=N,dp=N" }),
+      slider("batch", "samples of a step", 1, 512, 1, { none: "one a microbatch", most: 1e6, late: true, only: source === "bundled" }),
+      slider("sequence", "tokens of a sample", 128, 8192, 128, { none: "as published", most: 1e6, late: true, only: source === "bundled" }),
+      select("optimizer", "optimizer", [["", "adam-master"], ...CHOICES.optimizers], { only: source !== "graph" }),
+      slider("host_memory", "host memory for offload", 8, 2048, 8, { none: "no limit", scale: GB, unit: "GB", most: 1e6, late: true }),
+      slider("budget", "plans to evaluate", 500, 50000, 500, { none: "by default", most: 1e7, late: true }),
+      slider("seed", "seed", 0, 20, 1, { most: 2 ** 31 - 1, late: true }),
+    ] },
+  ];
+}
+
+const modelSource = (question) => (question.graph != null ? "graph" : (question.model ?? "").includes(":") ? "factory" : "bundled");
+
+const DEFAULTS = {
+  uniform: { kind: "uniform", schedule: "1f1b", devices: 4, microbatches: 8, chunks: null, forward: 1, backward_input: 1,
+    backward_weight: 1, comm: 0, freed_by_input: 0, memory_limit: null, host_copy: 0, parameters: {} },
+  plan: { kind: "plan", cluster: "4xA100-40GB", model: CHOICES.models[0], graph: null, microbatches: 8, schedule: "auto" },
+  file: { kind: "file", number: 0 },
+};
+
+const complete = (question) => ({ ...DEFAULTS[question.kind], ...question });
+
+// Shows a question; ``changed`` is called with the next one, and whether the user is still moving a slider.
+function showForm(question, changed) {
+  const form = byName("form");
+  const focused = document.activeElement?.name;
+  const fields = { uniform: uniformFields, plan: planFields, file: fileFields }[question.kind](question);
+  const set = (name, value, moving = false) => {
+    const next = { ...question, [name]: value };
+    if (question.kind === "uniform" && ["schedule", "devices", "microbatches", "chunks"].includes(name)) next.parameters = {};
+    if (question.kind === "plan") delete next.rank;
+    changed(next, moving);
+  };
+  const replace = (next) => changed(next, false);
+  form.replaceChildren(tabs(question, replace), ...fields.flatMap((field) => fieldNode(field, question, set, replace)));
+  if (focused) form.querySelector(`[name="${CSS.escape(focused)}"]`)?.focus();
+}
+
+const byName = (id) => document.getElementById(id);
+
+function tabs(question, replace) {
+  const kinds = [["uniform", "uniform stages"], ["plan", "a model"], ...(CHOICES.results.length ? [["file", "results"]] : [])];
+  return element("div", { class: "tabs", role: "group" }, ...kinds.map(([kind, label]) => {
+    const button = element("button", { type: "button", "aria-pressed": String(question.kind === kind) }, label);
+    button.addEventListener("click", () => question.kind !== kind && replace({ ...DEFAULTS[kind],
+      ...(kind === "plan" && CHOICES.graph ? { graph: CHOICES.graph, model: null } : {}) }));
+    return button;
+  }));
+}
+
+function fileFields(question) {
+  return [select("number", "result", CHOICES.results.map((title, i) => [String(i), title]), { number: true, value: String(question.number) })];
+}
+
+function fieldNode(field, question, set, replace) {
+  if (field.only === false) return [];
+  if (field.type === "more") {
+    const open = field.fields.some((each) => each.name && question[each.name] != null && question[each.name] !== 0);
+    return [element("details", open ? { open: "" } : {}, element("summary", {}, field.label),
+      ...field.fields.flatMap((each) => fieldNode(each, question, set, replace)))];
+  }
+  const make = { slider: sliderNode, select: selectNode, text: textNode, source: sourceNode }[field.type];
+  const about = field.about ? [element("span", { class: "about" }, field.about)] : [];
+  return [element("label", { class: "field" }, ...make(field, question, set, replace), ...about)];
+}
+
+const nameNode = (label, ...more) => element("span", { class: "name" }, element("span", {}, label), ...more);
+
+function sliderNode(field, question, set) {
+  const scale = field.scale ?? 1;
+  const value = question[field.name] == null ? null : question[field.name] / scale;
+  const top = field.none ? field.max + field.step : field.max; // the right end means none
+  const number = element("input", { type: "number", name: `${field.name}-number`, min: field.min, max: field.most ?? field.max, step: "any",
+    placeholder: field.none ?? "", "aria-label": `${field.label}, as a number` });
+  const range = element("input", { type: "range", name: field.name, min: field.min, max: top, step: field.step, "aria-label": field.label });
+  number.value = value ?? "";
+  range.value = value ?? top;
+  const whole = field.step === 1;
+  range.addEventListener("input", () => {
+    const moved = Number(range.value);
+    const none = field.none && moved >= top;
+    number.value = none ? "" : moved;
+    set(field.name, none ? null : moved * scale, true);
+  });
+  range.addEventListener("change", () => set(field.name, number.value === "" ? null : Number(number.value) * scale));
+  number.addEventListener("change", () => {
+    if (number.value === "" ? !field.none : !number.checkValidity()) return;
+    const typed = number.value === "" ? null : (whole ? Math.round(Number(number.value)) : Number(number.value)) * scale;
+    range.value = typed === null ? top : typed / scale;
+    set(field.name, typed);
+  });
+  return [nameNode(field.unit ? `${field.label}, ${field.unit}` : field.label, number), range];
+}
+
+function selectNode(field, question, set) {
+  const options = field.options.map((option) => (Array.isArray(option) ? option : [option, option]));
+  const node = element("select", { name: field.name }, ...options.map(([value, label]) => element("option", { value }, label)));
+  node.value = field.value ?? (question[field.name] == null ? "" : String(question[field.name]));
+  node.addEventListener("change", () => set(field.name, node.value === "" ? null : field.number ? Number(node.value) : node.value));
+  return [nameNode(field.label), node];
+}
+
+function textNode(field, question, set) {
+  const id = `list-${field.name}`;
+  const node = element("input", { type: "text", name: field.name, spellcheck: "false", ...(field.list ? { list: id } : {}),
+    ...(field.placeholder ? { placeholder: field.placeholder } : {}) });
+  node.value = question[field.name] ?? "";
+  node.addEventListener("change", () => {
+    const typed = node.value.trim();
+    if (typed || !field.required) set(field.name, typed || null);
+  });
+  const list = field.list ? [element("datalist", { id }, ...field.list.map((value) => element("option", { value })))] : [];
+  return [nameNode(field.label), node, ...list];
+}
+
+// Where the model is from. A function of the user's is called only after a click.
+function sourceNode(field, question, set, replace) {
+  const kinds = [["bundled", "bundled"], ["factory", "a function, module:factory"], ["graph", "an operator-graph file"]];
+  const node = element("select", { name: "source" }, ...kinds.map(([value, label]) => element("option", { value }, label)));
+  node.value = field.value;
+  const none = { ...question, model: null, graph: null, rank: undefined };
+  node.addEventListener("change", () => replace({ bundled: { ...none, model: CHOICES.models[0] }, factory: { ...none, model: "module:factory" },
+    graph: { ...none, graph: CHOICES.graph ?? "graph.json" } }[node.value]));
+  const name = field.value === "graph" ? "graph" : "model";
+  const own = field.value === "bundled" ? selectNode(select("model", "", CHOICES.models), question, set)[1]
+    : textNode(text(name, "", { required: true }), question, set)[1];
+  return [nameNode(field.label), node, element("span", { class: "about" }), own];
+}

@@ -1,0 +1,158 @@
+"""Answers to questions on plans: the plan that ``panpipe plan`` finds, and time against memory of all schedules.
+
+What took long is kept for the life of this process: the costs of a model, and plans by question.
+"""
+
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from attrs import asdict, evolve, frozen
+
+from ..cli.infeasible import InfeasibleAnswer
+from ..cli.output import bytes_text, seconds_text
+from ..cli.plan_answer import PlanAnswer
+from ..cli.plan_request import PlanRequest
+from ..cli.planning import plan_answer, plan_request
+from ..core.errors import InfeasibleError, RequestError
+from ..core.plan.plan import Plan, plan_json
+from ..core.report.data import report_data
+from ..core.report.facts import ReportFacts
+from ..core.schedules.problem import ScheduleFamily
+from ..core.search.suggestions.infeasible import NothingFits
+from .exports import File, plan_file
+from .lines import Report, progress
+from .question import PlanQuestion, key_of, plain_question
+from .report_data import with_names
+
+EACH = 2_000
+"""Evaluations of the search for one family's plan on the frontier."""
+
+
+@frozen
+class Found:
+    """The result of a search.
+
+    Args:
+        request: with its costs.
+        known: the schedules that it could choose from.
+        plans: the fastest first, then those with less memory.
+    """
+
+    request: PlanRequest
+    known: Sequence[ScheduleFamily]
+    plans: Sequence[Plan]
+
+
+_costs: dict[tuple[object, ...], Callable[[int], Any]] = {}
+_found: dict[str, Found] = {}
+
+
+def report_answer(question: PlanQuestion, report: Report) -> None:
+    """Report the plan, its step in the simulator, and why it is not faster."""
+    report(answer=answer(question, _planned(question, report)))
+
+
+def file_of(question: PlanQuestion, what: str, report: Report) -> File:
+    """A file about the plan."""
+    shown = _planned(question, report)
+    return plan_file(shown.plan, shown.run.trace, None, _facts(shown), what)
+
+
+def _planned(question: PlanQuestion, report: Report) -> PlanAnswer:
+    """The plan with its answer.
+
+    Raises:
+        RequestError: an option is wrong, or there are fewer plans.
+        InfeasibleError: no plan fits; the message has the changes with which one would.
+    """
+    try:
+        found = search(question, report)
+    except NothingFits as nothing:
+        report(**progress("nothing fits: looking for the smallest change with which a plan does"))
+        raise InfeasibleError(InfeasibleAnswer(nothing, _request(question)[0]).text()) from None
+    if question.rank > len(found.plans):
+        raise RequestError(
+            f"the search found {len(found.plans)} plans and no plan {question.rank}: every other one is slower with no "
+            "less memory"
+        )
+    report(**progress("simulating the plan"))
+    return plan_answer(found.request, found.known, [found.plans[question.rank - 1]], None)
+
+
+def _facts(shown: PlanAnswer) -> ReportFacts:
+    return ReportFacts(idle=shown.idle, kept=shown.run.kept, limits_bytes=tuple(shown.limits))
+
+
+def search(question: PlanQuestion, report: Report) -> Found:
+    """The plans of a question; those found before are remembered.
+
+    Raises:
+        RequestError: an option is wrong.
+        NothingFits: no plan fits.
+    """
+    key = key_of(evolve(question, rank=1))
+    if key in _found:
+        return _found[key]
+    request, known = _request(question)
+
+    def searching(done: int, budget: int, step_s: float) -> None:
+        best = "nothing fits yet" if step_s == float("inf") else f"best step {seconds_text(step_s)}"
+        report(**progress(f"searching plans: {best}", done, budget))
+
+    report(**progress("reading costs"))
+    result = request.search(progress=searching)
+    found = _found[key] = Found(request, known, result.plans)
+    return found
+
+
+def _request(question: PlanQuestion) -> tuple[PlanRequest, Sequence[ScheduleFamily]]:
+    options = asdict(question)
+    del options["rank"]
+    graph = None if question.graph is None else Path(question.graph)
+    request, known = plan_request(options.pop("cluster"), options.pop("microbatches"), **{**options, "graph": graph})
+    names = ("graph", "model", "batch", "sequence", "dtype", "optimizer", "cluster")
+    changed = None if graph is None else graph.stat().st_mtime_ns if graph.is_file() else None
+    costs = _costs.setdefault((changed, *(getattr(question, name) for name in names)), cache(request.costs_of))
+    return evolve(request, costs_of=costs), known
+
+
+def answer(question: PlanQuestion, shown: PlanAnswer) -> dict[str, Any]:
+    """The data of the page: the report, what ``panpipe plan --json`` prints, and the command line."""
+    return {
+        "report": with_names(report_data(shown.plan, shown.run.trace, None, _facts(shown)), shown.plan),
+        "figures": shown.plain(),
+        "misfit": "",
+        "plan": plan_json(shown.plan),
+        "command": question.command,
+    }
+
+
+def report_points(question: PlanQuestion, report: Report) -> None:
+    """Report time and memory of the plans of a question, and of the best plan of each schedule."""
+    for rank, plan in enumerate(search(question, report).plans, start=1):
+        report(point=_point(evolve(question, rank=rank), plan, "auto" if question.schedule == "auto" else ""))
+    _, known = _request(question)
+    for number, family in enumerate(known):
+        report(**progress(family.name, number, len(known)))
+        asked = evolve(question, schedule=family.name, budget=EACH, rank=1)
+        try:
+            plan = search(asked, report).plans[0]
+        except (RequestError, InfeasibleError):
+            continue  # the family does not support the question, or does not fit
+        report(point=_point(asked, plan, family.name))
+
+
+def _point(question: PlanQuestion, plan: Plan, family: str) -> dict[str, Any]:
+    prediction = plan.predicted
+    return {
+        "name": plan.schedule,
+        "family": family or question.schedule,
+        "memory": max(prediction.peak_memory_bytes),
+        "time": prediction.step_s,
+        "bubble": prediction.bubble_ratio,
+        "stages": len(plan.stages),
+        "words": f"{seconds_text(prediction.step_s)}, {bytes_text(max(prediction.peak_memory_bytes))}",
+        "question": plain_question(question),
+    }

@@ -1,0 +1,178 @@
+"""What the page asks: the state of its form, as the options of ``panpipe schedule`` or ``panpipe plan``.
+
+A question is all that an answer depends on: the same question gives the same answer, here and on the command line.
+"""
+
+import json
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar
+
+from attrs import asdict, field, fields, frozen
+
+from ..core.documents import converter, reasons
+from ..core.errors import RequestError
+
+MOST_DEVICES, MOST_MICROBATCHES, MOST_CHUNKS = 256, 1024, 8
+"""Bounds of the sliders' numbers: beyond, a browser draws for seconds."""
+
+SCHEDULE_PARAMETERS = ("rounds", "microbatches_per_loop", "run_ahead", "group_size", "evaluations", "seed")
+"""Parameters of schedules that the page sets, named as the options of ``panpipe schedule``."""
+
+
+@frozen(kw_only=True)
+class UniformQuestion:
+    """A schedule of uniform stages. Fields are the options of ``panpipe schedule``; None and defaults are left out.
+
+    Args:
+        schedule: a family's name, or ``auto``.
+        parameters: of the schedule, by name; ``run_ahead`` as a list.
+    """
+
+    kind: ClassVar[str] = "uniform"
+
+    schedule: str = "1f1b"
+    devices: int = 4
+    microbatches: int = 8
+    chunks: int | None = None
+    forward: float = 1.0
+    backward_input: float = 1.0
+    backward_weight: float = 1.0
+    comm: float = 0.0
+    freed_by_input: float = 0.0
+    memory_limit: float | None = None
+    host_copy: float = 0.0
+    parameters: dict[str, Any] = field(factory=dict)
+
+    def __attrs_post_init__(self) -> None:
+        bounds = {"devices": MOST_DEVICES, "microbatches": MOST_MICROBATCHES, "chunks": MOST_CHUNKS}
+        for name, most in bounds.items():
+            value = getattr(self, name)
+            if value is not None and not 1 <= value <= most:
+                raise RequestError(f"{name} is {value}: the explorer takes 1 to {most}")
+        unknown = set(self.parameters) - set(SCHEDULE_PARAMETERS)
+        if unknown:
+            raise RequestError(f"'{min(unknown)}' is no parameter of a schedule: use {', '.join(SCHEDULE_PARAMETERS)}")
+
+    @property
+    def command(self) -> str:
+        """The command line with the same answer."""
+        options = asdict(self)
+        name, parameters = options.pop("schedule"), options.pop("parameters")
+        return _command(["panpipe", "schedule", name], self, {**options, **parameters}, {"devices", "microbatches"})
+
+
+@frozen(kw_only=True)
+class PlanQuestion:
+    """A plan. Fields are the options of ``panpipe plan``; None and defaults are left out.
+
+    Args:
+        rank: which of the plans of ``--top``: 1 is the fastest, and later ones need less memory.
+    """
+
+    kind: ClassVar[str] = "plan"
+
+    cluster: str = "4xA100-40GB"
+    model: str | None = None
+    graph: str | None = None
+    microbatches: int | None = 8
+    batch: int | None = None
+    sequence: int | None = None
+    dtype: str | None = None
+    optimizer: str | None = None
+    memory_limit: float | None = None
+    mesh: str | None = None
+    recompute: str | None = None
+    offload: str | None = None
+    host_memory: float | None = None
+    schedule: str = "auto"
+    budget: int | None = None
+    seed: int = 0
+    rank: int = 1
+
+    @property
+    def runs_code(self) -> bool:
+        """Whether the model is a function of the user's, which has to be called."""
+        return self.model is not None and ":" in self.model
+
+    @property
+    def command(self) -> str:
+        """The command line with the same answer."""
+        options = asdict(self)
+        rank = options.pop("rank")
+        line = _command(["panpipe", "plan"], self, options, {"cluster", "microbatches"})
+        return line if rank == 1 else f"{line} --top {rank}"
+
+
+@frozen(kw_only=True)
+class FileQuestion:
+    """Files that the command line named.
+
+    Args:
+        number: of the result, from 0.
+    """
+
+    kind: ClassVar[str] = "file"
+
+    number: int = 0
+
+    @property
+    def command(self) -> str:
+        """There is none: the results are on disk."""
+        return ""
+
+
+Question = UniformQuestion | PlanQuestion | FileQuestion
+KINDS: Mapping[str, type[Question]] = {each.kind: each for each in (UniformQuestion, PlanQuestion, FileQuestion)}
+
+
+def parse_question(data: object) -> Question:
+    """Read a question of the page.
+
+    Raises:
+        RequestError: it is not one; the message names the field.
+    """
+    if not isinstance(data, dict) or data.get("kind") not in KINDS:
+        raise RequestError(f"a question's kind is {', '.join(KINDS)}, not {str(data)[:80]!r}")
+    kind = KINDS[data["kind"]]
+    try:
+        return converter.structure({name: value for name, value in data.items() if name != "kind"}, kind)
+    except RequestError:
+        raise
+    except Exception as error:
+        raise RequestError(f"the page asks what cannot be answered: {reasons(error, 'question')}") from None
+
+
+def plain_question(question: Question) -> dict[str, Any]:
+    """The question as the page has it: its kind, and the fields that are not at their default."""
+    return {"kind": question.kind, **dict(_given(question))}
+
+
+def key_of(question: Question) -> str:
+    """A text that equal questions share."""
+    return json.dumps(plain_question(question), sort_keys=True)
+
+
+def _given(question: Question) -> Iterator[tuple[str, Any]]:
+    default = type(question)()
+    for each in fields(type(question)):
+        value = getattr(question, each.name)
+        if value != getattr(default, each.name):
+            yield each.name, value
+
+
+def _command(words: list[str], question: Question, options: Mapping[str, Any], always: set[str]) -> str:
+    default = asdict(type(question)())
+    for name, value in options.items():
+        if value is None or (name not in always and name in default and value == default[name]):
+            continue
+        words += ["--" + name.replace("_", "-"), _text(value)]
+    return shlex.join(words)
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    if isinstance(value, float):
+        return repr(int(value)) if value.is_integer() else repr(value)
+    return str(value)

@@ -1,0 +1,147 @@
+"""Results on disk that the explorer shows: plans, traces and schedule files, as the command line names them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attrs import frozen
+
+from ..cli.idle import idle_of
+from ..cli.plan_files import read_plan_or_schedule
+from ..core.documents import read_text
+from ..core.errors import RequestError
+from ..core.plan.plan import Plan
+from ..core.report.data import report_data
+from ..core.report.facts import ReportFacts
+from ..core.trace.perfetto_reader import MOST_BYTES, read_trace
+from ..core.trace.trace import Trace
+from ..simulators.run import simulate
+from .exports import File, plan_file
+from .report_data import with_names
+
+GRAPH = "panpipe.opgraph/"
+
+
+@frozen
+class Result:
+    """One report to show.
+
+    Args:
+        title: the files' names.
+        plan: the plan; None for traces alone.
+        predicted: a trace of it; None simulates the plan.
+        measured: a measured trace, if there is one.
+    """
+
+    title: str
+    plan: Plan | None
+    predicted: Trace | None
+    measured: Trace | None
+
+
+@frozen
+class Results:
+    """The files that the command line named.
+
+    Args:
+        shown: one report each.
+        graph: an operator-graph file to plan for, if one was named.
+    """
+
+    shown: tuple[Result, ...] = ()
+    graph: Path | None = None
+
+    @property
+    def titles(self) -> list[str]:
+        """For the page's list."""
+        return [result.title for result in self.shown]
+
+    def answer(self, number: int) -> dict[str, Any]:
+        """The data of the page for one of them.
+
+        Raises:
+            RequestError: there is no such result.
+        """
+        plan, predicted, measured, facts = self._traces(number)
+        data = report_data(plan, predicted, measured, facts)
+        return {
+            "report": data if plan is None else with_names(data, plan),
+            "figures": None,
+            "misfit": "",
+            "command": "",
+        }
+
+    def file(self, number: int, what: str) -> File:
+        """A file about one of them. Errors as in ``answer``."""
+        return plan_file(*self._traces(number), what)
+
+    def _traces(self, number: int) -> tuple[Plan | None, Trace, Trace | None, ReportFacts]:
+        if not 0 <= number < len(self.shown):
+            raise RequestError(f"there is no result {number}: {len(self.shown)} were opened")
+        result = self.shown[number]
+        predicted, facts = result.predicted, ReportFacts(title=result.title)
+        if result.plan is not None and result.plan.prediction is not None:
+            run = simulate(result.plan)
+            predicted = predicted or run.trace
+            facts = ReportFacts(title=result.title, idle=idle_of(run), kept=run.kept)
+        assert predicted is not None  # open_results refuses a plan without costs and trace
+        return result.plan, predicted, result.measured, facts
+
+
+def open_results(paths: Sequence[Path]) -> Results:
+    """Read files: plans and schedule files, traces, operator graphs.
+
+    Traces belong to the plan whose hash they state. Two traces without their plan are compared.
+
+    Raises:
+        RequestError: a file cannot be read, is of another version, or is none of these.
+    """
+    plans: list[tuple[Path, Plan]] = []
+    traces: list[tuple[Path, Trace]] = []
+    graph: Path | None = None
+    for path in paths:
+        kind = "csv" if path.suffix == ".csv" else _kind(path)
+        if kind == "trace":
+            traces.append((path, read_trace(path)))
+        elif kind == "graph":
+            graph = path
+        else:
+            plans.append((path, read_plan_or_schedule(path).plan))
+    return Results((*_of_plans(plans, traces), *_of_traces(traces, {plan.hash for _, plan in plans})), graph)
+
+
+def _kind(path: Path) -> str:
+    try:
+        data = json.loads(read_text(path, MOST_BYTES))
+    except ValueError as error:
+        raise RequestError(f"{path} is not a whole JSON file ({error}): write it again with panpipe") from None
+    if isinstance(data, list) or (isinstance(data, dict) and "traceEvents" in data):
+        return "trace"
+    return "graph" if isinstance(data, dict) and str(data.get("format")).startswith(GRAPH) else "plan"
+
+
+def _of_plans(plans: Sequence[tuple[Path, Plan]], traces: Sequence[tuple[Path, Trace]]) -> list[Result]:
+    shown = []
+    for path, plan in plans:
+        own = [(where, trace) for where, trace in traces if trace.plan_hash == plan.hash]
+        predicted = next((trace for _, trace in own if trace.source == "simulated"), None)
+        measured = [(where, trace) for where, trace in own if trace.source != "simulated"]
+        if plan.prediction is None and predicted is None:
+            raise RequestError(f"{path} has no costs to simulate it: plan it, or give a trace of it, too")
+        names = " + ".join(each.name for each in (path, *(where for where, _ in own)))
+        shown.append(Result(names, plan, predicted, measured[0][1] if measured else None))
+        shown += [Result(f"{path.name} + {where.name}", plan, predicted, trace) for where, trace in measured[1:]]
+    return shown
+
+
+def _of_traces(traces: Sequence[tuple[Path, Trace]], known: set[str]) -> list[Result]:
+    left = [(where, trace) for where, trace in traces if trace.plan_hash not in known]
+    if known and left:
+        raise RequestError(f"{left[0][0]} is of another plan than those given: give its own plan, or no plan")
+    predicted = [item for item in left if item[1].source == "simulated"]
+    measured = [item for item in left if item[1].source != "simulated"]
+    if len(predicted) == 1 and len(measured) == 1:
+        title = f"{predicted[0][0].name} + {measured[0][0].name}"
+        return [Result(title, None, predicted[0][1], measured[0][1])]
+    return [Result(where.name, None, trace, None) for where, trace in left]

@@ -1,0 +1,160 @@
+"""Answers on uniform stages: a schedule with its time and memory, and all schedules, time against memory."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from attrs import evolve
+
+from ..cli.schedule import build_schedule
+from ..cli.uniform import CHUNKS_TO_TRY, UniformStages, uniform_times
+from ..core.cluster.cluster import fully_connected
+from ..core.cluster.mesh import Mesh
+from ..core.costs.costs import StageEdge
+from ..core.errors import InfeasibleError
+from ..core.evaluate.idle import IdleTime, idle_time
+from ..core.evaluate.reference import evaluate
+from ..core.plan.plan import Plan, Stage
+from ..core.report.schedule import schedule_data
+from ..core.schedules.registry import families, resident_families
+from ..core.schedules.scored import Scored, costs_of, exceeds
+from ..core.schedules.tradeoff import candidate_schedules, frontier, peak_of
+from .exports import File, schedule_file
+from .lines import Report, progress
+from .question import UniformQuestion, key_of, plain_question
+from .report_data import plain_idle
+
+REMEMBERED = 256
+"""Schedules that are kept, by question."""
+_scored: dict[str, tuple[Scored, str]] = {}
+
+SEARCHED = 40_000
+"""Orders that ``auto`` tries for each point of the frontier."""
+
+
+def stages_of(question: UniformQuestion) -> UniformStages:
+    """The pipeline that a question is about."""
+    times = uniform_times(question.forward, question.backward_input, question.backward_weight, question.freed_by_input)
+    return UniformStages(question.devices, question.microbatches, times, None, question.comm, question.host_copy)
+
+
+def scored_of(question: UniformQuestion) -> tuple[Scored, str]:
+    """The schedule, and why it does not fit; empty if it does. One that does not fit is built without the limit.
+
+    Raises:
+        RequestError: there is no such schedule, or it does not support the question.
+        InfeasibleError: no schedule exists within the limit.
+    """
+    key = key_of(question)
+    if key not in _scored:
+        _scored[key] = _built(question)
+        while len(_scored) > REMEMBERED:
+            _scored.pop(next(iter(_scored)))
+    return _scored[key]
+
+
+def _built(question: UniformQuestion) -> tuple[Scored, str]:
+    stages, given = stages_of(question), dict(question.parameters)
+    try:
+        return build_schedule(question.schedule, stages, question.chunks, given, question.memory_limit), ""
+    except InfeasibleError as error:
+        try:
+            scored = build_schedule(question.schedule, stages, question.chunks, given, None)
+        except InfeasibleError:
+            raise error from None
+        limit = (question.memory_limit or 0.0) * scored.problem.chunks
+        return evolve(scored, problem=evolve(scored.problem, memory_limit=limit)), str(error)
+
+
+def answer(question: UniformQuestion, scored: Scored, misfit: str = "") -> dict[str, Any]:
+    """The data of the page: the report, the figures of ``panpipe schedule --json``, and the command line."""
+    result = scored.result
+    return {
+        "report": schedule_data(scored),
+        "figures": {
+            "makespan": result.makespan,
+            "bubble_ratio": result.bubble_ratio,
+            "stage_span_bubble_ratio": result.stage_span_bubble_ratio,
+            "peak_memory": peak_of(scored),
+        },
+        "misfit": misfit,
+        "command": question.command,
+    }
+
+
+def idle_of(scored: Scored) -> IdleTime | None:
+    """Why the schedule is not faster; None for one that offloads, whose copies this model of messages does not have."""
+    if scored.copies:
+        return None
+    problem, schedule = scored.problem, scored.schedule
+    costs = costs_of(problem)
+    stages = tuple(Stage(index, device, (f"stage{index}",)) for index, device in enumerate(schedule.placement))
+    edges = tuple(StageEdge(index, index + 1, 1, 1) for index in range(len(stages) - 1))
+    plan = Plan(
+        "", "", Mesh(problem.devices), problem.microbatches, schedule.name, stages, edges, schedule.device_actions
+    )
+
+    def step_time(plan: Plan, costs: Any, cluster: Any) -> float:
+        return evaluate(plan.device_actions, plan.placement, costs, edges=plan.edges, hop_s=problem.hop_s).makespan
+
+    return idle_time(plan, costs, fully_connected(problem.devices, 1, float("inf"), problem.hop_s), step_time)
+
+
+def report_points(question: UniformQuestion, report: Report) -> None:
+    """Time and memory of every schedule of the question's pipeline, and of what ``auto`` finds at their memory.
+
+    Each point carries the question that it answers.
+    """
+    stages, limit = stages_of(question), question.memory_limit
+    counts = CHUNKS_TO_TRY if question.chunks is None else (question.chunks,)
+    known = list(families().values()) if question.host_copy else resident_families()
+    named: list[Scored] = []
+    for number, family in enumerate(known):
+        report(**progress(family.name, number, len(known)))
+        own = [
+            (scored, parameters)
+            for problem in (stages.problem(count, limit) for count in counts)
+            for parameters, scored in candidate_schedules(problem, family)
+            if not exceeds(scored)
+        ]
+        best = frontier([scored for scored, _ in own])
+        named += best
+        for scored, parameters in own:
+            if any(scored is each for each in best):
+                report(point=_point(question, scored, family.name, parameters))
+    limits = sorted({peak_of(scored) for scored in frontier(named)} | ({limit} if limit is not None else set()))
+    for number, memory in enumerate(limits):
+        report(**progress(f"auto, at most {memory:.4g}", number, len(limits)))
+        asked = evolve(question, schedule="auto", memory_limit=memory, parameters={"evaluations": SEARCHED})
+        found = scored_of(asked)[0]
+        if all(found.schedule.name != scored.schedule.name for scored in named):
+            report(point=_point(asked, found, "auto", asked.parameters))
+
+
+def _point(question: UniformQuestion, scored: Scored, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    plain = {key: list(value) if isinstance(value, tuple) else value for key, value in parameters.items()}
+    chunks = question.chunks if name == "auto" else scored.problem.chunks
+    return {
+        "name": scored.schedule.name,
+        "family": name,
+        "memory": peak_of(scored),
+        "time": scored.result.makespan,
+        "bubble": scored.result.bubble_ratio,
+        "question": plain_question(evolve(question, schedule=name, parameters=plain, chunks=chunks)),
+    }
+
+
+def report_answer(question: UniformQuestion, report: Report) -> None:
+    """Report the schedule, and then why it is not faster."""
+    scored, misfit = scored_of(question)
+    report(answer=answer(question, scored, misfit))
+    report(idle=why_not_faster(scored))
+
+
+def why_not_faster(scored: Scored) -> dict[str, Any] | None:
+    """The idle time of a schedule by cause, as the page has it."""
+    return plain_idle(idle_of(scored))
+
+
+def file_of(question: UniformQuestion, what: str, report: Report) -> File:
+    """A file about the schedule."""
+    return schedule_file(scored_of(question)[0], what)

@@ -1,0 +1,123 @@
+"""The process that does what takes long: searches, captures of models, simulations. The server may kill it at any time.
+
+It reads jobs from standard input and writes what it finds to standard output, a JSON object a line. Model code that
+prints cannot disturb that: its standard output is standard error. Only one job runs at a time; a cancelled one ends at
+its next report of progress, or with the process.
+"""
+
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import redirect_stderr, suppress
+from io import TextIOBase
+from typing import IO, Any
+
+from ..core.errors import PanpipeError, in_a_line
+from .lines import Report, progress
+from .question import parse_question
+
+
+class Cancelled(BaseException):
+    """The job was cancelled. Not an ``Exception``: a search that goes on after errors must not catch it."""
+
+
+class Output:
+    """Writes the lines of a job.
+
+    Args:
+        file: to the server.
+    """
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self._cancelled: set[int] = set()
+        self.job = 0
+
+    def cancel(self, job: int) -> None:
+        """Let a job end at its next line."""
+        self._cancelled.add(job)
+
+    def write(self, **line: Any) -> None:
+        """Write a line of the running job.
+
+        Raises:
+            Cancelled: the job was cancelled.
+        """
+        if self.job in self._cancelled:
+            raise Cancelled
+        self._file.write(json.dumps({"id": self.job, **line}, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def end(self, **line: Any) -> None:
+        """Write the last line of a job, cancelled or not."""
+        self._file.write(json.dumps({"id": self.job, "end": True, **line}, allow_nan=False) + "\n")
+        self._file.flush()
+
+
+class Notes(TextIOBase):
+    """A standard error whose lines are progress of the job."""
+
+    def __init__(self, output: Output) -> None:
+        self._output, self._rest = output, ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        *lines, self._rest = (self._rest + text).split("\n")
+        for line in filter(None, map(str.strip, lines)):
+            self._output.write(**progress(line))
+        return len(text)
+
+
+def run(report: Report, job: str, question: dict[str, Any], what: str) -> None:
+    """Do a job; it reports its lines."""
+    from . import planned, uniform  # here: the process reports that it runs before it imports torch
+
+    asked = parse_question(question)
+    module = uniform if asked.kind == "uniform" else planned
+    if job == "file":
+        file = module.file_of(asked, what, report)  # type: ignore[arg-type]
+        report(file={"name": file.name, "media_type": file.media_type, "text": file.text})
+        return
+    jobs: dict[str, Callable[[Any, Report], None]] = {"answer": module.report_answer, "points": module.report_points}
+    jobs[job](asked, report)
+
+
+def main() -> None:
+    """Read jobs until standard input ends."""
+    # 1. What models print goes to standard error; the server's pipe is ours alone.
+    file = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    output, jobs, ready = Output(file), [], threading.Semaphore(0)
+
+    def read() -> None:
+        for line in sys.stdin:
+            message = json.loads(line)
+            if "cancel" in message:
+                output.cancel(message["cancel"])
+            else:
+                jobs.append(message)
+                ready.release()
+        os._exit(0)  # the server has ended
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        ready.acquire()
+        message = jobs.pop(0)
+        output.job = message["id"]
+        last: dict[str, Any] = {}
+        with suppress(Cancelled), redirect_stderr(Notes(output)):
+            try:
+                run(output.write, message["job"], message["question"], message.get("what", ""))
+            except PanpipeError as error:
+                last = {"error": str(error)}
+            except Exception as error:  # of the user's model, or a defect: the page shows it
+                last = {"error": in_a_line(error)}
+        output.end(**last)
+
+
+if __name__ == "__main__":
+    main()
