@@ -21,6 +21,7 @@ from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.containers import flatten_batch
 from ...core.capture.values.user_lines import line_of
 from ...core.errors import PanpipeError, RequestError
+from ...core.plan.plan import Plan
 from ...core.schedules.problem import ScheduleProblem
 from ...core.schedules.registry import find_family
 from ...core.search import even_plan
@@ -120,6 +121,11 @@ class CheckedModel:
         batch_dims: the dimensions that hold the samples; found by tracing if not given.
 
     Raises:
+    Attributes:
+        operators: of the captured step.
+        programs: of stages, for all checks.
+
+    Raises:
         RequestError: the step cannot be captured.
     """
 
@@ -143,27 +149,37 @@ class CheckedModel:
         captured = capture_step(self.model, step, pieces[0].batch)
         self.operators: Operators = operators_of(captured)
         self.capture_s = time.perf_counter() - start
-        self._programs = ProgramOptions()
+        self.programs = ProgramOptions()
 
-    def check(self, team: Team, schedule: str, chunks: int, steps: int = 2) -> Check:
-        """Train with one plan, and compare with one process."""
+    def check(
+        self, team: Team, schedule: str, chunks: int, steps: int = 2, change: Callable[[Plan], Plan] = lambda plan: plan
+    ) -> Check:
+        """Train with one plan, and compare with one process.
+
+        Args:
+            team: the devices.
+            schedule: name of a family.
+            chunks: stages per device.
+            steps: how many to train.
+            change: returns the plan to run, of the same stages; as for saved tensors that are to be offloaded.
+        """
         start, devices = time.perf_counter(), team.size
         found, problem = None, ""
         try:
-            found = self._distance(team, schedule, chunks, steps)
+            found = self._distance(team, schedule, chunks, steps, change)
         except PanpipeError as error:
             problem = str(error)
         return Check(devices, schedule, devices * chunks, found, problem, time.perf_counter() - start)
 
-    def _distance(self, team: Team, schedule: str, chunks: int, steps: int) -> Distance:
+    def _distance(self, team: Team, schedule: str, chunks: int, steps: int, change: Callable[[Plan], Plan]) -> Distance:
         operators = self.operators
         refuse_too_few(operators, team.size * chunks)
         problem = ScheduleProblem(team.size, self.microbatches, chunks)
         sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
-        plan = even_plan(operators.graph, find_family(schedule).build(problem), sizes)
+        plan = change(even_plan(operators.graph, find_family(schedule).build(problem), sizes))
         mine, alone = copy.deepcopy(self.model), copy.deepcopy(self.model)
         example = Example(mine, self.step, self.piece, operators)
-        pipe = Pipeline(example, plan, team, Training(optimizer=OPTIMIZER, seed=SEED), self._programs)
+        pipe = Pipeline(example, plan, team, Training(optimizer=OPTIMIZER, seed=SEED), self.programs)
         return distance_to_one_process(
             pipe, team, alone, self.step, self.batch, OPTIMIZER, microbatches=self.microbatches, seed=SEED, steps=steps,
             batch_dims=self.dims,

@@ -8,10 +8,16 @@ from panpipe.core.capture.export.operators import Operators
 from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
 from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.offload.leaving import refusal
-from panpipe.runtimes.programs.compiled import compile_stages
+from panpipe.runtimes.programs.compiled import Programs, compile_stages
 
 
-def all_away(plan: Plan, operators: Operators, stages: Collection[int] | None = None, queues: int = 1) -> Plan:
+def all_away(
+    plan: Plan,
+    operators: Operators,
+    stages: Collection[int] | None = None,
+    queues: int = 1,
+    known: Programs | None = None,
+) -> Plan:
     """The plan with every storage on the host for as long as it may be, however small it is.
 
     Args:
@@ -19,8 +25,10 @@ def all_away(plan: Plan, operators: Operators, stages: Collection[int] | None = 
         operators: of the captured step.
         stages: that offload; all by default.
         queues: host-copy queues of a device.
+        known: programs of the stages, which are reused.
     """
-    compiled = compile_stages(operators, [stage.nodes for stage in plan.stages], range(len(plan.stages)))
+    names = [stage.nodes for stage in plan.stages]
+    compiled = compile_stages(operators, names, range(len(plan.stages)), known=known)
     found = []
     for stage in range(len(plan.stages)):
         if stage in plan.memory.recompute or (stages is not None and stage not in stages):

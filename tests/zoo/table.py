@@ -20,8 +20,8 @@ from tests.zoo.run import run_zoo
 TABLE = HERE / "benchmarks" / "results" / "zoo.md"
 RESULTS = HERE / "out" / "zoo.jsonl"
 KINDS = ("loss", "gradient", "parameter", "buffer")
-PLANS = 8
-"""Checks of one model: two and three devices, 1F1B and V-Half, threads and gloo."""
+PLANS = 9
+"""Checks of one model: two and three devices, 1F1B and V-Half, threads and gloo; GPipe offloaded, on two over gloo."""
 
 
 def worst(results: list[Result], kind: str) -> str:
@@ -71,11 +71,13 @@ def table(by_model: Mapping[str, list[Result]], seconds: float) -> str:
     count = summary(by_model)
     kept = sum(any(r.get("python") for r in found) for found in by_model.values() if outcome(found) == "right")
     rows = "\n".join(row(name, found) for name, found in by_model.items())
+    away = sum(any(r.get("offloaded") for r in found) for found in by_model.values() if outcome(found) == "right")
     left = f" {count['not run']} were not run." if count["not run"] else ""
     return f"""# The zoo
 
 Of {len(by_model)} models {count["right"]} train as one process does, by every plan: 1F1B and V-Half, on two and on
-three devices, over threads and over gloo; {count["refused"]} are refused before training, with the message that is
+three devices, over threads and over gloo, and GPipe on two over gloo with every saved tensor offloaded that may be (in
+{away} of them some are); {count["refused"]} are refused before training, with the message that is
 expected; {count["wrong"]} are wrong, {count["crashed"]} crash or are refused otherwise.{left} {kept} of those that
 train keep some of their Python, on one stage each. “at” is the commit. Its runs took {seconds / 60:.1f} minutes
 together, on {machine()}.

@@ -22,10 +22,12 @@ import torch.distributed as dist
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from panpipe.core.errors import PanpipeError
+from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.diagnose.doctor import SCHEDULES, TOLERANCES, Check, CheckedModel
 from panpipe.runtimes.launch.rank_team import RankTeam
 from panpipe.runtimes.launch.team import Team, ThreadTeam
 
+from tests.support.offloading import all_away
 from tests.zoo.models import ZOO
 
 ROWS, WORLDS = 6, (2, 3)
@@ -152,13 +154,31 @@ def check_by_all_plans(name: str, write: Callable[..., None]) -> None:
 def check_on(
     make: Callable[[], Team], name: str, backend: str, checked: CheckedModel, write: Callable[..., None]
 ) -> None:
-    """Check by each schedule, on a team of its own."""
+    """Check by each schedule, on a team of its own; over two ranks also with everything offloaded that may be."""
     for schedule, chunks in SCHEDULES:
         team = make()
         check = checked.check(team, schedule, chunks)
         if 0 in team.local:
             write(**trained(name, backend, checked, check))
         team.close()
+    if backend == "gloo" and dist.get_world_size() == min(WORLDS):
+        check_offloaded(make(), name, checked, write)
+
+
+def check_offloaded(team: Team, name: str, checked: CheckedModel, write: Callable[..., None]) -> None:
+    """Check GPipe with every storage offloaded that may be, and write how many there were."""
+    storages = 0
+
+    def offloaded(plan: Plan) -> Plan:
+        nonlocal storages
+        plan = all_away(plan, checked.operators, known=checked.programs.known)
+        storages = sum(len(stage.storages) for stage in plan.memory.offload)
+        return plan
+
+    check = checked.check(team, "gpipe", 1, change=offloaded)
+    if 0 in team.local:
+        write(**trained(name, "gloo", checked, check), offloaded=storages)
+    team.close()
 
 
 @contextmanager
