@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE_FILES := pyproject.toml constraints.txt
 
-.PHONY: demo test test-slow cuda zoo lint format-check types check bench clean
+.PHONY: demo test test-slow cuda zoo lint format-check types docs check bench clean
 
 # torch comes first and alone: nothing that follows may pull in another build of it. The search is compiled at once, so
 # that nobody's first plan waits for it.
@@ -50,6 +50,13 @@ types: $(VENV)/ready
 	rm -rf build
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/types .
 	cd build && MYPYPATH=types ../$(BIN)/mypy --config-file ../pyproject.toml -p panpipe
+
+# The API reference reads an installed copy, as the type checker does.
+docs: $(VENV)/ready
+	$(BIN)/pip install --quiet --disable-pip-version-check -e '.[docs]' -c constraints.txt
+	rm -rf build
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/types .
+	$(BIN)/mkdocs build --strict
 
 check: test lint format-check types
 

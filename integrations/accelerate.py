@@ -26,7 +26,7 @@ from .requirements import needs
 
 with needs("accelerate"):
     from accelerate import Accelerator, PartialState
-    from accelerate.utils import DistributedType
+    from accelerate.utils import DataLoaderConfiguration, DistributedType
 
 STATE = "pipeline"
 """The folder within accelerate's ``save_state`` that has the state of the pipeline."""
@@ -46,6 +46,8 @@ def pipeline_accelerator(**options: Any) -> Accelerator:
             f"mixed_precision is {options['mixed_precision']!r}: accelerate applies it to a model that it wraps; use "
             "torch.autocast in the step"
         )
+    loaders = options.setdefault("dataloader_config", DataLoaderConfiguration())
+    loaders.use_seedable_sampler = True  # all ranks draw the same order, whatever else they draw
     as_one_process(PartialState(cpu=options.get("cpu", False)))
     return Accelerator(**options)
 

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils.data import RandomSampler
 
 from ..api import pipeline
 from ..core.errors import RequestError
@@ -91,6 +92,13 @@ class PanpipeStrategy(SingleDeviceStrategy):
         data = data if self.global_rank == src else torch.empty(int(size), dtype=torch.uint8)
         dist.broadcast(data, src)
         return json.loads(bytes(data.tolist()))
+
+    def process_dataloader(self, dataloader: Any) -> Any:
+        """Let all ranks draw the same order of samples, whatever else they draw."""
+        sampler = getattr(dataloader, "sampler", None)
+        if "RANK" in os.environ and isinstance(sampler, RandomSampler) and sampler.generator is None:
+            sampler.generator = torch.Generator().manual_seed(torch.initial_seed())
+        return dataloader
 
     # Steps
 

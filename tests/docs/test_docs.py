@@ -3,8 +3,11 @@
 A page's Python blocks run in order, in one namespace and in an empty folder, after what the page hides in a comment
 ``<!-- setup … -->``. Of its shell blocks the lines that start with ``panpipe`` run. After ``<!-- slow -->`` a block
 runs in ``make test-slow`` alone, and after ``<!-- not run: why -->`` never.
+A block after ``<!-- output -->`` is what the Python block before it prints.
 """
 
+import contextlib
+import io
 import re
 import shlex
 from pathlib import Path
@@ -17,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PART = re.compile(
     r"<!-- setup\n(?P<setup>.*?)-->"
-    r"|(?:<!-- (?P<how>slow|not run: [^>]+) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$",
+    r"|(?:<!-- (?P<how>slow|output|not run: [^>]+) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -45,11 +48,14 @@ def blocks(page: Path) -> list[Block]:
 
 
 def run(page: Path, ones: list[Block]) -> None:
-    namespace = {"__name__": "__main__"}
+    namespace, printed = {"__name__": "__main__"}, io.StringIO()
     for block in ones:
-        if block.language == "python":
-            # Blank lines in front: an error names the page's own line.
-            exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), namespace)
+        if block.how == "output":
+            assert printed.getvalue() == block.code, f"{page.name}, line {block.line}"
+        elif block.language == "python":
+            with contextlib.redirect_stdout(printed := io.StringIO()):
+                # Blank lines in front: an error names the page's own line.
+                exec(compile("\n" * (block.line - 1) + block.code, str(page), "exec"), namespace)
         elif block.language == "sh":
             for line in block.code.replace("\\\n", " ").splitlines():
                 if line.startswith("panpipe "):
@@ -59,7 +65,7 @@ def run(page: Path, ones: list[Block]) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_python_and_commands_of_a_page_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run(page, [block for block in blocks(page) if not block.how])
+    run(page, [block for block in blocks(page) if block.how in ("", "output")])
 
 
 @pytest.mark.slow
@@ -93,7 +99,7 @@ def test_make_targets_and_scripts_exist(page):
     for block in blocks(page):
         if block.language != "sh":
             continue
-        for line in block.code.splitlines():
+        for line in block.code.replace("\\\n", " ").splitlines():
             words = shlex.split(line, comments=True)
             if words and words[0] == "make":
                 assert set(words[1:]) <= targets, f"{page.name}: {line}"
