@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE_FILES := pyproject.toml constraints.txt
 
-.PHONY: demo test test-slow cuda zoo lint format-check types docs check bench clean
+.PHONY: demo test test-slow test-cuda cuda wheels zoo lint format-check types docs check bench clean
 
 # torch comes first and alone: nothing that follows may pull in another build of it. The search is compiled at once, so
 # that nobody's first plan waits for it.
@@ -27,10 +27,17 @@ test: $(VENV)/ready
 test-slow: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or cuda" tests
 
-# On a machine with a GPU: the tests that need one, and the benchmark that records what it says of predictions.
-cuda: $(VENV)/ready
+# On a machine with a GPU and no network: its own Python and torch, and packages that it lacks from wheels/.
+cuda:
+	$(PYTHON) benchmarks/gpu.py
+
+# What `make cuda` needs in addition to torch, attrs, networkx, numpy and scipy; run it where there is a network.
+wheels:
+	$(PYTHON) -m pip download --quiet --no-deps --dest wheels simpy cattrs typer rich
+
+# The tests that need a GPU, on a machine with one and with a network.
+test-cuda: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cuda tests
-	$(BIN)/python benchmarks/gpu.py
 
 # Every model of the zoo, by eight plans each; the table goes to benchmarks/results/zoo.md.
 zoo: $(VENV)/ready

@@ -1,5 +1,8 @@
 """panpipe: automatic pipeline parallelism for PyTorch. One plan, predicted and then run."""
 
+import os
+import sys
+import warnings
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -42,6 +45,24 @@ if TYPE_CHECKING:
     from .runtimes.monitor.tensorboard import TensorBoard as TensorBoard
     from .runtimes.pipeline import Pipeline as Pipeline
     from .simulators.run import simulate as simulate
+
+
+def _request_connections() -> None:
+    """Request all 32 hardware queues of a GPU, unless the user has chosen a number (``backends/connections.py``)."""
+    if "CUDA_DEVICE_MAX_CONNECTIONS" in os.environ:
+        return
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    if cuda is None or not cuda.is_initialized():
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "32"
+        return
+    warnings.warn(
+        "CUDA was initialized before panpipe was imported, so streams share 8 hardware queues and a message that waits "
+        "may stop compute: import panpipe first, or set CUDA_DEVICE_MAX_CONNECTIONS=32",
+        stacklevel=3,
+    )
+
+
+_request_connections()
 
 _HOME = {
     "Check": "core.report.facts",

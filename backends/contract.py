@@ -2,17 +2,21 @@
 
 A message is a list of tensors. Messages from one device to another arrive in the order in which they were sent, and
 the receiver posts its receives in that order. Each ordered pair of devices is independent of all others. An all-reduce
-sums over all devices of a transport; the devices of a pipeline have one transport, the replicas of a stage another.
+sums over all devices of a transport, a broadcast sends from one to all others; the devices of a pipeline have one
+transport, the replicas of a stage another.
 Every operation returns a handle. After ``wait`` the caller's next operations see the bytes; on CUDA it orders streams
 and need not block the host. `panpipe.backends.conformance` has a rule for each of these sentences.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
+
+Pair = tuple[int, int]
+"""An ordered pair of devices: sender, receiver."""
 
 
 class Handle(Protocol):
@@ -34,11 +38,23 @@ class Backend(ABC):
         name: the transport's name in plans and in ``backend=``.
         device: index of this device among those of the transport: the position in the pipeline, or the replica.
         devices: how many there are.
+        occupies_device: whether a message occupies the device until its counterpart is there, so that a host which
+            waits for the device waits for the peer, too. All programs then run once before the first message.
     """
 
     name: ClassVar[str]
+    occupies_device: ClassVar[bool] = False
     device: int
     devices: int
+
+    def connect(self, pairs: Iterable[Pair]) -> None:  # noqa: B027 - most transports connect all pairs by themselves
+        """Prepare for messages between these pairs, in addition to those of earlier calls.
+
+        All devices call it with the same pairs, before the first message of one of them.
+
+        Raises:
+            RequestError: the transport cannot have as many.
+        """
 
     @abstractmethod
     def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
@@ -71,6 +87,19 @@ class Backend(ABC):
         """
         return _Summing(self, tensor)
 
+    def broadcast(self, tensors: Sequence[Tensor], source: int) -> Handle:
+        """Start to send tensors of device ``source`` to all others, which give contiguous buffers for them.
+
+        All devices call it, in the same order relative to their sums and messages. They do not touch the tensors until
+        they have waited. This implementation sends a message to each device.
+
+        Raises:
+            WorkerError: a device is known to have stopped.
+        """
+        if source != self.device:
+            return self.receive(tensors, source)
+        return _Together([self.send(tensors, peer) for peer in range(self.devices) if peer != source])
+
     @abstractmethod
     def close(self, failure: BaseException | None = None) -> None:
         """Stop using the transport; further calls have no effect.
@@ -78,6 +107,18 @@ class Backend(ABC):
         With a failure, waits for this device raise it in the other threads of this process. Other processes detect that
         this one has ended.
         """
+
+
+class _Together:
+    """Several operations."""
+
+    def __init__(self, handles: Sequence[Handle]) -> None:
+        self._handles = handles
+
+    def wait(self) -> None:
+        """See :class:`Handle`."""
+        for handle in self._handles:
+            handle.wait()
 
 
 class _Summing:

@@ -2,66 +2,85 @@
 
     send on rank a                              receive on rank b
     1 event on the compute stream               1 event on the compute stream
-    2 the pair's stream waits for it            2 the pair's stream waits for it
+    2 the pair's stream waits for it            2 `wait`: the pair's stream waits for it
     3 NCCL sends, in the communicator a→b ════▶ 3 NCCL receives, in the communicator a→b
-    4 event on the pair's stream ─▶ `wait`      4 event on the pair's stream ─▶ `wait`
+    4 event on the pair's stream ─▶ `wait`      4 event on the pair's stream ─▶ the compute stream
 
 NCCL runs the operations of a communicator one after another, in the order in which each rank issued them, and a started
-operation waits on the GPU for its counterpart. So every *ordered* pair of ranks has its own communicator, in which one
-rank only sends and the other only receives. Its order is the order of messages; lowering gives both ends the same one,
-and the validator proves it (`match_messages`). With one communicator for both directions 1F1B would deadlock, because
-the two ranks of a pair issue sends and receives in different orders. Different communicators run concurrently, and no
-host waits for a device, so the counterpart of every operation is issued independently of other communicators.
+operation occupies the GPU until its counterpart has started. So every *ordered* pair of ranks has its own communicator,
+in which one rank only sends and the other only receives. Its order is the order of messages; lowering gives both ends
+the same one, and the validator proves it (`match_messages`). With one communicator for both directions 1F1B would
+deadlock, because the two ranks of a pair issue sends and receives in different orders. Different communicators run
+concurrently.
 
-All ranks create all communicators, and use each once, in one order: NCCL connects a communicator on its first use, and
-the host waits for the other rank then. Each communicator has a stream that nothing else uses: PyTorch has 32 streams of
-each priority and assigns them in turns, and two communicators on one stream would again have one common order.
+The host waits for the device at times that it does not choose: when CUDA loads a kernel on its first use, when the
+allocator returns memory to CUDA, when pinned memory is allocated, when a kernel is tuned. It then waits for everything
+that it has issued, also for a receive whose message has not been sent. If that message depends on compute which this
+host has not issued yet, the pipeline hangs. So a receive is only *recorded* when it is posted, and issued when it is
+waited for, directly before the action that reads it: the order of issue is that of `lower` with ``prefetch=0``. The
+transfer still overlaps with compute, because it waits for the event of its posting and not for the actions between.
+``tests/backends/test_nccl.py`` proves for all schedules that hosts which wait for every receive they have issued do not
+hang. Hosts that also wait for their sends, all at the same time, hang by interleaved schedules in any order of issue.
+So all programs run once before the first message (``occupies_device``): kernels are then loaded and tuned.
 
-Not run on a GPU yet; tests prove on lowered plans that this assignment of communicators cannot deadlock.
+A pair has a communicator only if the plan sends between its two ranks (`connect`). Both ranks create communicators in
+one order and use each once: NCCL connects on first use, and the host waits for the other rank then. Each communicator
+has a stream that nothing else uses. Sums run on the stream that they are issued to, so NCCL's own stream is not used.
+
+Not run on a GPU yet. On one GPU ``make cuda`` runs a communicator of one rank; the tests marked ``cuda`` need two GPUs.
 """
 
-import itertools
-import os
-import socket
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from attrs import define
+from attrs import define, field
 from torch import Tensor
 
 from ..core.errors import RequestError, WorkerError
-from .contract import Backend, Handle
+from .connections import warn_of_few_connections
+from .contract import Backend, Handle, Pair
 from .data_collectives import all_gather_data
+from .identity import identity
 from .kind import BackendKind
+from .message_slot import MessageSlot, batches, load, unload
+from .nccl_groups import Communicator, check_count, pair_communicator, sum_communicator
 from .streams import Streams, streams_of
 
-CONNECTIONS_VARIABLE, CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS", "32"
-"""Hardware queues of a process: if it has more streams, a message that waits could block another stream in the same
-queue (CUDA C Programming Guide, environment variables: 8 by default, 32 at most)."""
-
-
-MOST_COMMUNICATORS = 32
-"""Per process: the number of PyTorch's streams of one priority (`c10/cuda/CUDAStream.h`, ``kStreamsPerPool``)."""
 _FIRST_SUMS = (1, 1 << 14, 1 << 20, 1 << 23)
 """Elements of the warm-up all-reduces: NCCL connects an algorithm's channels when a size first uses it."""
 
 
-def communicators(ranks: int) -> list[tuple[int, int]]:
-    """The ordered pairs that have a communicator, in the order in which all ranks create them."""
-    return list(itertools.permutations(range(ranks), 2))
+@define(eq=False)
+class _Channel:
+    """One end of an ordered pair.
+
+    Args:
+        communicator: of the two ranks: the sender, then the receiver.
+        rank: the peer, in the job.
+        stream: its stream.
+        slot: the memory of its messages.
+        posted: receives that are not issued yet, in order.
+    """
+
+    communicator: Communicator
+    rank: int
+    stream: Any
+    slot: MessageSlot
+    posted: "deque[_Receive]" = field(factory=deque)
 
 
 @define(eq=False)
 class _Transfer:
-    """A message in flight.
+    """A transfer that was issued.
 
     Args:
         streams: of the GPU.
         device: the GPU.
-        span: the timed events before and after it, on the pair's stream.
-        tensors: its tensors as contiguous bytes; empty after the wait.
+        span: the timed events before and after it.
+        tensors: its tensors; empty after the wait.
     """
 
     streams: Streams
@@ -75,118 +94,177 @@ class _Transfer:
             self.tensors = ()
 
 
+@define(eq=False)
+class _Receive:
+    """A receive that was posted; `wait` issues it, after the earlier ones of its pair.
+
+    Args:
+        issue: issues a receive of this pair.
+        channel: of the pair.
+        ready: the event of its posting.
+        buffers: as contiguous bytes.
+    """
+
+    issue: "Callable[[_Receive], _Transfer]"
+    channel: _Channel
+    ready: Any
+    buffers: Sequence[Tensor]
+    transfer: _Transfer | None = None
+
+    def wait(self) -> None:
+        while self.transfer is None:
+            first = self.channel.posted.popleft()
+            first.transfer, first.buffers = self.issue(first), ()
+        self.transfer.wait()
+
+
 class NcclBackend(Backend):
     """One rank's end of a process group whose ranks are the devices, each with its process's current GPU.
 
+    Creating it is collective over the group. `connect` creates the communicators of pairs.
+
     Args:
         group: the group, of any backend; its ranks get the communicators. The default group if None.
+        device: the GPU; the process's current one if None.
+        pairs: creates the communicator of a pair, from its ranks in the job and this rank's index among them.
+        sums: creates the communicator of all ranks, likewise.
     """
 
     name: ClassVar[str] = "nccl"
+    occupies_device: ClassVar[bool] = True
     _open: ClassVar[int] = 0
     """Communicators of this process."""
 
-    def __init__(self, group: Any = None) -> None:
+    def __init__(
+        self,
+        group: Any = None,
+        device: torch.device | None = None,
+        pairs: Callable[[Sequence[int], int], Communicator] = pair_communicator,
+        sums: Callable[[Sequence[int], int], Communicator] = sum_communicator,
+    ) -> None:
         world: Any = dist.group.WORLD if group is None else group
         self._ranks = dist.get_process_group_ranks(world)
         self.device, self.devices = world.rank(), world.size()
-        self._check_streams()
-        self._gpu = torch.device("cuda", torch.cuda.current_device())
+        self._gpu = torch.device("cuda", torch.cuda.current_device()) if device is None else device
+        warn_of_few_connections()
         streams = streams_of(self._gpu)
         assert streams is not None
-        self._streams = streams
-        self._pairs: dict[tuple[int, int], Any] = {}
-        self._all: Any = None
-        # All ranks of the job create all groups, also those of other pipelines: torch names groups by a counter.
-        found = all_gather_data((self._ranks, _identity(self._gpu)))
-        refuse_shared([gpu for _, gpu in found])
-        for ranks in sorted({tuple(each) for each, _ in found}):
-            self._connect(ranks)
-        torch.cuda.synchronize(self._gpu)
+        self._streams, self._new_pair = streams, pairs
+        self._channels: dict[Pair, _Channel] = {}
+        self._all: Communicator | None = None
+        if self.devices > 1:
+            if self._gpu.type == "cuda":
+                refuse_shared(all_gather_data(identity(self._gpu)))
+            check_count(1, NcclBackend._open)
+            self._all = sums(self._ranks, self.device)
+            NcclBackend._open += 1
+            for count in _FIRST_SUMS:
+                self.all_reduce(torch.zeros(count, device=self._gpu)).wait()
+            streams.synchronize(self._gpu)
 
-    def _check_streams(self) -> None:
-        """Refuse more communicators than there are streams; the same on all ranks."""
-        wanted = 2 * (self.devices - 1) + (self.devices > 1)
-        if NcclBackend._open + wanted > MOST_COMMUNICATORS:
+    @property
+    def communicators(self) -> int:
+        """The number of its communicators."""
+        return len(self._channels) + (self._all is not None)
+
+    def connect(self, pairs: Iterable[Pair]) -> None:
+        # Two ranks that wait for each other have created all earlier pairs: the order is the same everywhere.
+        new = [pair for pair in sorted(set(pairs)) if self.device in pair and pair not in self._channels]
+        check_count(len(new), NcclBackend._open)
+        for pair in new:
+            peer = self._ranks[pair[1] if self.device == pair[0] else pair[0]]
+            communicator = self._new_pair([self._ranks[place] for place in pair], pair.index(self.device))
+            NcclBackend._open += 1
+            stream = self._streams.named(stream_name(self._ranks, pair), self._gpu, urgent=True)
+            self._channels[pair] = _Channel(communicator, peer, stream, MessageSlot(self._gpu))
+            self._use_once(pair)
+
+    def _use_once(self, pair: Pair) -> None:
+        """Send one number through a new communicator."""
+        probe = [torch.zeros(1, device=self._gpu)]
+        (self.send(probe, pair[1]) if self.device == pair[0] else self.receive(probe, pair[0])).wait()
+        self._streams.synchronize(self._gpu)
+
+    def _channel(self, pair: Pair) -> _Channel:
+        if pair not in self._channels:
             raise RequestError(
-                f"{self.devices} ranks take {wanted} NCCL communicators each, {NcclBackend._open} are open and "
-                f"PyTorch has streams for {MOST_COMMUNICATORS}: two on one stream may deadlock; "
-                "use fewer ranks, close pipelines that are done, or use backend='gloo'"
+                f"device {pair[0]} sends to device {pair[1]} over nccl, and connect() did not name this pair: call it "
+                "with all pairs that send, on all devices"
             )
-
-    def _connect(self, ranks: tuple[int, ...]) -> None:
-        """Create the communicators of a group, which this rank may not be in."""
-        mine = list(ranks) == list(self._ranks)
-        for pair in communicators(len(ranks)):
-            made = _group([ranks[place] for place in pair])
-            if mine and self.device in pair:
-                self._pairs[pair] = made
-                self._first_use(pair)
-        if len(ranks) > 1:
-            made = _group(list(ranks))
-            if mine:
-                self._all = made
-                for count in _FIRST_SUMS:
-                    self.all_reduce(torch.zeros(count, device=self._gpu)).wait()
-                    torch.cuda.synchronize(self._gpu)
-        if mine:
-            NcclBackend._open += len(self._pairs) + (self._all is not None)
-
-    def _first_use(self, pair: tuple[int, int]) -> None:
-        """Connect the two ranks now; otherwise the host would wait for it in the middle of the first step."""
-        peer = pair[1] if self.device == pair[0] else pair[0]
-        probe = torch.zeros(1, device=self._gpu)
-        (self.send if self.device == pair[0] else self.receive)([probe], peer).wait()
-        torch.cuda.synchronize(self._gpu)
+        return self._channels[pair]
 
     def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
-        return self._issue((self.device, peer), [_bytes_of(tensor) for tensor in tensors], dist.isend, peer)
+        channel, views = self._channel((self.device, peer)), [_bytes_of(tensor) for tensor in tensors]
+        return self._issue(channel, self._ready(), tensors, views, sending=True)  # ready includes a copy of a layout
 
     def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
-        return self._issue((peer, self.device), [_bytes_of(buffer) for buffer in buffers], dist.irecv, peer)
+        channel = self._channel((peer, self.device))
+        posted = _Receive(self._issue_receive, channel, self._ready(), buffers)
+        channel.posted.append(posted)
+        return posted
 
-    def _issue(self, pair: tuple[int, int], tensors: Sequence[Tensor], move: Any, peer: int) -> Handle:
-        streams, group, rank = self._streams, self._pairs[pair], self._ranks[peer]
-        stream = streams.named(stream_name(self._ranks, pair), self._gpu, urgent=True)
-        moved = [tensor for tensor in tensors if tensor.numel()]
-        ready = streams.record(streams.current(self._gpu))
+    def _ready(self) -> Any:
+        return self._streams.record(self._streams.current(self._gpu))
+
+    def _issue_receive(self, posted: _Receive) -> _Transfer:
+        views = [_bytes_of(buffer) for buffer in posted.buffers]
+        return self._issue(posted.channel, posted.ready, posted.buffers, views, sending=False)
+
+    def _issue(
+        self, channel: _Channel, ready: Any, tensors: Sequence[Tensor], views: Sequence[Tensor], *, sending: bool
+    ) -> _Transfer:
+        """Issue a message, whose tensors have these bytes, after an event."""
+        streams, stream = self._streams, channel.stream
         try:
             with streams.using(stream):
                 streams.wait(stream, ready)
                 start = streams.record(stream, timed=True)
-                if moved:
-                    for work in dist.batch_isend_irecv([dist.P2POp(move, tensor, rank, group) for tensor in moved]):
-                        work.wait()  # makes this stream wait for NCCL's; the host does not wait
+                for batch in batches([view.numel() for view in views]):
+                    slot = channel.slot.of(batch[-1].end)
+                    if sending:
+                        load(slot, views, batch)
+                        channel.communicator.send(slot, 1)
+                    else:
+                        channel.communicator.receive(slot, 0)
+                        unload(slot, views, batch)
                 end = streams.record(stream, timed=True)
         except RuntimeError as error:
-            raise WorkerError.stopped_answering([rank], error) from error
-        return _Transfer(streams, self._gpu, (start, end), tensors or (torch.empty(0),))
+            raise WorkerError.stopped_answering([channel.rank], error) from error
+        return _Transfer(streams, self._gpu, (start, end), (*tensors, *views) or (torch.empty(0),))
 
     def all_reduce(self, tensor: Tensor) -> Handle:
-        streams = self._streams
-        stream = streams.named(stream_name(self._ranks), self._gpu, urgent=True)
-        ready = streams.record(streams.current(self._gpu))
+        return self._together([tensor], lambda each: each.all_reduce(tensor))
+
+    def broadcast(self, tensors: Sequence[Tensor], source: int) -> Handle:
+        views = [_bytes_of(tensor) for tensor in tensors if tensor.numel()]
+        return self._together([*tensors, *views], lambda each: [each.broadcast(view, source) for view in views])
+
+    def _together(self, tensors: Sequence[Tensor], run: Callable[[Communicator], Any]) -> Handle:
+        """Issue operations of all ranks to the stream of their communicator, on which they run."""
+        streams, stream = self._streams, self._streams.named(stream_name(self._ranks), self._gpu, urgent=True)
+        ready = self._ready()
         try:
             with streams.using(stream):
                 streams.wait(stream, ready)
                 start = streams.record(stream, timed=True)
                 if self._all is not None:
-                    dist.all_reduce(tensor, group=self._all, async_op=True).wait()
+                    run(self._all)
                 end = streams.record(stream, timed=True)
         except RuntimeError as error:
             others = [rank for rank in self._ranks if rank != self._ranks[self.device]]
             raise WorkerError.stopped_answering(others, error) from error
-        return _Transfer(streams, self._gpu, (start, end), (tensor,))
+        return _Transfer(streams, self._gpu, (start, end), tensors or (torch.empty(0),))
 
     def close(self, failure: BaseException | None = None) -> None:
-        if failure is None and dist.is_initialized():
-            for group in (*self._pairs.values(), *([] if self._all is None else [self._all])):
-                dist.destroy_process_group(group)
+        if failure is None:
+            communicators = [channel.communicator for channel in self._channels.values()]
+            for each in communicators if self._all is None else [*communicators, self._all]:
+                each.close()
                 NcclBackend._open -= 1
-            self._pairs, self._all = {}, None
+            self._channels, self._all = {}, None
 
 
-def stream_name(ranks: Sequence[int], pair: tuple[int, int] | None = None) -> tuple[Any, ...]:
+def stream_name(ranks: Sequence[int], pair: Pair | None = None) -> tuple[Any, ...]:
     """The name of the stream of a pair, or of all ranks; different for every communicator, also between replicas.
 
     Args:
@@ -194,17 +272,6 @@ def stream_name(ranks: Sequence[int], pair: tuple[int, int] | None = None) -> tu
         pair: indices in ``ranks``: sender, receiver.
     """
     return ("nccl", "all", *ranks) if pair is None else ("nccl", "pair", *(ranks[place] for place in pair))
-
-
-def _group(ranks: list[int]) -> Any:
-    """A group with its own communicator, on a stream with higher priority than compute."""
-    return dist.new_group(ranks, backend="nccl", pg_options=dist.ProcessGroupNCCL.Options(is_high_priority_stream=True))
-
-
-def _identity(gpu: torch.device) -> str:
-    """A name for a GPU that is the same on every rank, independent of CUDA_VISIBLE_DEVICES."""
-    known = torch.cuda.get_device_properties(gpu)
-    return f"GPU {getattr(known, 'uuid', gpu)} of {socket.gethostname()}"
 
 
 def refuse_shared(gpus: Sequence[str]) -> None:
@@ -238,8 +305,6 @@ def missing() -> str | None:
         return "this build of PyTorch has no NCCL"
     if not torch.cuda.is_available():
         return "PyTorch finds no GPU"
-    if not torch.cuda.is_initialized():
-        os.environ.setdefault(CONNECTIONS_VARIABLE, CONNECTIONS)
     return None
 
 

@@ -4,6 +4,7 @@ import multiprocessing
 import os
 import threading
 from collections.abc import Sequence
+from itertools import permutations
 from multiprocessing.connection import Connection
 
 import torch
@@ -56,6 +57,12 @@ def serve(job: Job, local: Sequence[int], line: Connection) -> None:
     speaking, broken = threading.Lock(), threading.Event()
 
     def walk(end: Backend) -> None:
+        try:
+            end.connect(permutations(range(end.devices), 2))
+        except BaseException as error:
+            line.send((end.device, job.first, f"connect failed with {type(error).__name__}: {error}"))
+            broken.set()
+            return
         dtypes = [dtype for dtype in DTYPES if job.kind.dtypes is None or dtype in job.kind.dtypes]
         bench = Bench(end, dtypes=dtypes, where=_place(job, end.device), alone=job.ranks)
         with speaking:

@@ -39,6 +39,20 @@ def computed_at(actions: Iterable[Action]) -> tuple[Positions, Positions]:
     return forward, backward
 
 
+def sending_pairs(plan: Plan) -> tuple[Pair, ...]:
+    """The ordered pairs of devices between which a step of a plan sends: activations, gradients, and tied weights.
+
+    A tied weight's gradients go to the device of its first stage, and their sum goes back.
+    """
+    where = plan.placement
+    found = {(where[edge.src], where[edge.dst]) for edge in plan.edges}
+    found |= {(where[edge.dst], where[edge.src]) for edge in plan.edges if edge.gradient_bytes > 0}
+    for weight in plan.tied:
+        first = where[weight.stages[0]]
+        found |= {pair for stage in weight.stages for pair in ((first, where[stage]), (where[stage], first))}
+    return tuple(sorted((a, b) for a, b in found if a != b))
+
+
 def match_messages(
     plan: Plan, sent: Posted, received: Posted, compute: Iterable[Iterable[Action]]
 ) -> dict[Pair, list[Message]]:

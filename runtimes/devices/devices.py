@@ -5,11 +5,11 @@ rank's host. Several devices of a pipeline on one GPU are for tests, and must be
 """
 
 import os
-import socket
 from collections.abc import Mapping, Sequence
 
 import torch
 
+from ...backends.identity import identity
 from ...core.errors import RequestError
 from ..launch.team import Team
 
@@ -67,7 +67,9 @@ def of_rank(devices: tuple[torch.device, ...] | None, rank: int, ranks: int) -> 
         rank, ranks: this rank, and the number of ranks.
     """
     if devices is None:
-        found = torch.device("cuda", int(os.environ.get("LOCAL_RANK", rank)))
+        # SLURM and Ray may show each rank its own GPU alone. `place` refuses ranks whose only GPU is the same one.
+        local = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", rank))
+        found = torch.device("cuda", 0 if torch.cuda.device_count() == 1 else int(local))
         _check_there(found, str(found))
         return found
     _check_count(devices, ranks, "the job", "ranks")
@@ -118,13 +120,13 @@ def _check_count(devices: Sequence[torch.device], wanted: int, whose: str, what:
 
 
 def _refuse_shared(team: Team, found: Mapping[int, torch.device]) -> None:
-    host = socket.gethostname()
-    places = team.everywhere(lambda device: (host, str(found[device])))
-    first: dict[tuple[str, str], int] = {}
-    for number, where in enumerate(places):
-        if where in first:
+    places = team.everywhere(lambda device: (identity(found[device]), str(found[device])))
+    first: dict[str, int] = {}
+    for number, (one, name) in enumerate(places):
+        if one in first:
+            which = name if name == "cpu" else f"{name} ({one})"
             raise RequestError(
-                f"devices {first[where]} and {number} of the pipeline are both {where[1]}: each needs its own; name "
+                f"devices {first[one]} and {number} of the pipeline are both {which}: each needs its own; name "
                 f"another, or {_SHARE}"
             )
-        first[where] = number
+        first[one] = number

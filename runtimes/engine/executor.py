@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from attrs import define
+from torch import Tensor
 
 from ...backends.contract import Backend
 from ...core.actions import WORK_KINDS, Action, Kind
@@ -56,6 +57,7 @@ class Bound:
         compute: everything before the update.
         update: tied reductions, SYNC and optimizer steps.
         states: of this device's stages.
+        runs: for each microbatch, this device's stages by index.
         reads: for each microbatch the positions of the leaves that this device reads.
         first_run: whether no step has run them yet.
     """
@@ -63,6 +65,7 @@ class Bound:
     compute: Sequence[Instruction]
     update: Sequence[Instruction]
     states: Sequence[StageState]
+    runs: Sequence[Mapping[int, LinkedStage]]
     reads: Sequence[Sequence[int]]
     first_run: bool = True
 
@@ -118,7 +121,7 @@ class Executor:
         update = (i for i, one in enumerate(found) if one.action.kind.whole_step and one.queue == COMPUTE_QUEUE)
         first = next(update, len(found))
         reads = [sorted({leaf for run in own.values() for leaf in run.batch}) for own in runs]
-        return Bound(found[:first], found[first:], [run.state for run in runs[0].values()], reads)
+        return Bound(found[:first], found[first:], [run.state for run in runs[0].values()], runs, reads)
 
     def run(
         self,
@@ -144,6 +147,8 @@ class Executor:
             compute = [one for one in compute if not one.action.kind.whole_step]
         if give_back:
             compute = [_then_give_back(one) for one in compute]
+        if bound.first_run and self.backend.occupies_device:
+            self._warm_up(bound)
         bound.first_run = False
         start, events = queue.mark() if trace else None, list[MarkedEvent]()
         with torch.no_grad():
@@ -160,6 +165,22 @@ class Executor:
             record.spans = {a: (at(span[0]), at(span[1])) for a, span in spans.items() if span is not None}
             frame.traced_sends = {}
         return record
+
+    def _warm_up(self, bound: Bound) -> None:
+        """Run every program once, before this device's first message: the host waits for the device meanwhile."""
+        frame, kinds = self._frame, dict[int, set[Kind]]()
+        for instruction in bound.compute:
+            kinds.setdefault(instruction.action.stage, set()).add(instruction.action.kind)
+        found = {id(run): (m, run) for m, own in reversed([*enumerate(bound.runs)]) for run in own.values()}
+        gpus = [self._queue.device] if self._queue.device.type == "cuda" else []
+        with torch.no_grad(), torch.random.fork_rng(gpus):
+            for m, run in found.values():
+                leaves = tuple(torch.zeros_like(x) if isinstance(x, Tensor) else x for x in frame.leaves_of(m))
+                try:
+                    run.warm_up(kinds.get(run.index, set()), leaves, frame.keys[m], frame.seeds[m])
+                except RuntimeError:
+                    # An operator may refuse zeros, such as the inverse of a matrix; it then runs first in the step.
+                    continue
 
     def begin(
         self,

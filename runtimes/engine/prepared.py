@@ -212,7 +212,7 @@ class PreparedSteps:
             self._runs[shape] = {
                 i: StageRun(
                     i, programs, compiled.layout, self._states[i], constants, loss, i in again, step.gradients,
-                    leaving(self._plan, i, compiled),
+                    leaving(self._plan, i, compiled), compiled.runs_python(i),
                 )
                 for i, programs in compiled.programs.items()
             }  # fmt: skip

@@ -1,10 +1,11 @@
 """The results of one batch, sent from the devices that compute them to all others.
 
-    numbers  loss, weight, metrics, numbers in printed text: a row for each microbatch, then means over all replicas
+    numbers  loss, weight, metrics, numbers in printed text: one all-reduce of a table, then means over all replicas
     rows     of a function that returns tensors with a row for each sample: joined over microbatches (`joined_rows`)
 
-`BatchResults.announce` sends the results of a device, posts receives for the others, and does not wait: the last stage
-has its results while the first stages still compute. `collect` waits. On CUDA only `collect` makes the host wait.
+`BatchResults.announce` starts to exchange the results after a device's last compute action, and does not wait.
+`collect` waits. On CUDA only `collect` makes the host wait. Every device fills in the numbers that it computes, and
+their bits are summed as integers: the others are zero, so that the sum has the same bits.
 """
 
 import math
@@ -72,46 +73,47 @@ class BatchResults:
             [weight_of(piece, team.replicas) if part is None else part for part in row]
             for row, piece in zip(prepared.parts, pieces, strict=True)
         ]
-        self._computed: dict[int, list[tuple[int, int, str]]] = {}
-        for place in range(len(self._parts[0])):
-            for m, row in enumerate(self._parts):
-                part = row[place]
-                if isinstance(part, Computed):
-                    self._computed.setdefault(part.device, []).append((place, m, part.name))
+        self._computed = [
+            (place, m, part)
+            for place in range(len(self._parts[0]))
+            for m, row in enumerate(self._parts)
+            if isinstance(part := row[place], Computed)
+        ]
         self.joined: JoinedRows | None = None
         if isinstance(prepared.compiled[0].operators.step.outputs, RowOutputs):
             where = {device: queue.device for device, queue in workers.queues.items()}
             self.joined = JoinedRows(prepared, pieces, team, where, everywhere)
-        self._tables: dict[int, dict[int, Tensor]] = {}
+        self._tables: dict[int, Tensor] = {}
         self._handles: dict[int, list[Handle]] = {}
         self._own: dict[int, Rows] = {}
         self._rows: dict[int, Rows] = {}
 
     def announce(self, device: int, record: StepRecord) -> None:
-        """Send the results of a device to all others, and post receives for theirs; after its last compute action.
+        """Start to exchange the results of all devices; after a device's last compute action.
 
-        The numbers of a device are one table; a number is the mean over its microbatch.
+        A number is the mean over its microbatch.
         """
-        backend, where = self._team.backend(device), self._workers.queues[device].device
-        tables, handles = self._tables.setdefault(device, {}), self._handles.setdefault(device, [])
+        backend = self._team.backend(device)
+        handles = self._handles.setdefault(device, [])
         for source in range(backend.devices):
-            message = [] if self.joined is None else self.joined.sent_by(source)
-            computed = self._computed.get(source, [])
-            if computed and source == device:
-                tables[source] = self._table(record, computed)
-            elif computed:
-                tables[source] = torch.empty(len(computed), dtype=torch.float64, device=where)
-            message = [*message, tables[source]] if computed else message
-            if message and source == device:
-                handles += [backend.send(message, peer) for peer in range(backend.devices) if peer != device]
-            elif message:
-                handles.append(backend.receive(message, source))
+            rows = [] if self.joined is None else self.joined.sent_by(source)
+            if rows:
+                handles.append(backend.broadcast(rows, source))
+        if self._computed:
+            table = self._tables[device] = self._table(device, record)
+            handles.append(backend.all_reduce(table.view(torch.int64)))
         self._agreement.announce()
 
-    def _table(self, record: StepRecord, computed: Sequence[tuple[int, int, str]]) -> Tensor:
-        """The numbers that a device computed, place by place; those of one place have the same dtype."""
-        by_place = groupby(computed, key=lambda entry: entry[0])
-        return torch.cat([_means([record.results[name, m] for _, m, name in of_one]) for _, of_one in by_place])
+    def _table(self, device: int, record: StepRecord) -> Tensor:
+        """The numbers that all devices compute, place by place; zeros for those of other devices."""
+        where, parts = self._workers.queues[device].device, list[Tensor]()
+        for (_, source), group in groupby(self._computed, key=lambda entry: (entry[0], entry[2].device)):
+            of_one = list(group)  # of one place and device: of the same dtype
+            if source == device:
+                parts.append(_means([record.results[part.name, m] for _, m, part in of_one]))
+            else:
+                parts.append(torch.zeros(len(of_one), dtype=torch.float64, device=where))
+        return torch.cat(parts)
 
     def total_weight(self, device: int) -> Tensor | float:
         """The sum of the microbatches' weights, in the dtype of the computed ones.
@@ -119,12 +121,7 @@ class BatchResults:
         It is computed on the device, so that the host does not wait.
         """
         self._wait_arrivals(device)
-        computed = {
-            m: self._tables[device][source][at]
-            for source, entries in self._computed.items()
-            for at, (place, m, _) in enumerate(entries)
-            if place == WEIGHT
-        }
+        computed = {m: self._tables[device][at] for at, (place, m, _) in enumerate(self._computed) if place == WEIGHT}
         total: Tensor | float = 0.0
         for m, row in enumerate(self._parts):
             part = row[WEIGHT]
@@ -138,9 +135,9 @@ class BatchResults:
         self._agreement.collect()
         self._wait_arrivals(device)
         own = [[0.0 if isinstance(part, Computed) else part for part in row] for row in self._parts]
-        for source, table in self._tables[device].items():
-            values = self._workers.queues[device].read(table).tolist()
-            for (place, m, _), value in zip(self._computed[source], values, strict=True):
+        if self._computed:
+            values = self._workers.queues[device].read(self._tables[device]).tolist()
+            for (place, m, _), value in zip(self._computed, values, strict=True):
                 own[m][place] = value
         self._own[device] = self._rows[device] = own
         replicas = self._team.replicas_of(device)

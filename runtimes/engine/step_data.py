@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor
 
 from ...core.actions import Action
@@ -90,3 +90,18 @@ class StepRecord:
     memory: list[tuple[float, int]] = field(factory=list)
     peak_saved: int = 0
     peaks: Peaks | None = None
+
+    def earlier(self, ns: int) -> "StepRecord":
+        """The same record on a clock that this one is ``ns`` nanoseconds ahead of; itself for 0."""
+        if not ns:
+            return self
+        return evolve(
+            self,
+            start_ns=self.start_ns - ns,
+            end_ns=self.end_ns - ns,
+            events=[(action, queue, start - ns, end - ns, size) for action, queue, start, end, size in self.events],
+            arrivals={action: at - ns for action, at in self.arrivals.items()},
+            started={action: at - ns for action, at in self.started.items()},
+            spans={action: (start - ns, end - ns) for action, (start, end) in self.spans.items()},
+            memory=[(at - ns, alive) for at, alive in self.memory],
+        )

@@ -8,6 +8,7 @@ from attrs import evolve
 from torch import nn
 
 from ...core.logs import set_thread
+from ...core.plan.messages import sending_pairs
 from ...core.plan.plan import Plan
 from ...core.trace.trace import MemorySample, Trace
 from ..devices.compute import compute_queue
@@ -136,6 +137,7 @@ class Workers:
         if device not in prepared.bound:
             # A clock frees a sent message when it arrives, so its devices need no limit on running ahead.
             lowered = prepared.lowered if self._clock is None else evolve(prepared.lowered, ahead_limit=None)
+            self._team.connect(sending_pairs(prepared.plan))  # microbatches of another shape may need others
             prepared.bound[device] = self.executor(device).bind(lowered, prepared.runs[device])
         return prepared.bound[device]
 

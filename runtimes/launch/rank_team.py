@@ -1,7 +1,7 @@
 """The devices of a mesh as ranks of the default process group, one each."""
 
 import atexit
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -11,12 +11,13 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...backends import gloo
-from ...backends.contract import Backend, Handle
+from ...backends.contract import Backend, Handle, Pair
 from ...backends.data_collectives import all_gather_data, broadcast_data
 from ...backends.kind import BackendKind
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
 from .arrival import ARRIVAL_S, join
+from .clock_offset import clock_offset_ns
 from .exchange import Exchange, RankExchange
 from .failure import decoded, encoded, shortened, stopped
 from .groups import device_mesh
@@ -156,6 +157,14 @@ class RankTeam(Team):
     def _number(self) -> int:
         """The number of this rank's device among all devices of all replicas."""
         return self.replica * self.size + self.local[0]
+
+    def connect(self, pairs: Iterable[Pair]) -> None:
+        with self._watched():
+            self._backend.connect(pairs)
+
+    def clock_offset_ns(self) -> int:
+        with self._watched():
+            return clock_offset_ns()
 
     def backend(self, device: int) -> Backend:
         return self._backend

@@ -10,7 +10,7 @@ numbered replica by replica::
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from types import MappingProxyType
 from typing import TypeVar
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ...backends import memcpy
-from ...backends.contract import Backend, Handle
+from ...backends.contract import Backend, Handle, Pair
 from ...backends.kind import BackendKind
 from ...backends.streams import InheritedStreams
 from ...core.cluster.mesh import Mesh
@@ -112,6 +112,13 @@ class Team(ABC):
     def background_exchange(self) -> Exchange:
         """The same for a thread that runs next to training; all processes call this together."""
         return OneProcess()
+
+    def connect(self, pairs: Iterable[Pair]) -> None:  # noqa: B027 - devices of one process are connected
+        """Prepare for messages between pairs of devices of a pipeline; all processes of a replica call it together."""
+
+    def clock_offset_ns(self) -> int:
+        """Nanoseconds that this process's monotonic clock is ahead of the first one's; all call it together."""
+        return 0
 
     @abstractmethod
     def backend(self, device: int) -> Backend:

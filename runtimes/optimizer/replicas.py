@@ -68,12 +68,10 @@ def share(tensors: Sequence[Tensor], replicas: Backend) -> None:
     if not tensors:
         return
     if replicas.device == 0:
-        sent = [tensor.detach().contiguous() for tensor in tensors]
-        for handle in [replicas.send(sent, peer) for peer in range(1, replicas.devices)]:
-            handle.wait()
+        replicas.broadcast([tensor.detach().contiguous() for tensor in tensors], 0).wait()
         return
     received = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
-    replicas.receive(received, 0).wait()
+    replicas.broadcast(received, 0).wait()
     with torch.no_grad():
         for tensor, value in zip(tensors, received, strict=True):
             tensor.copy_(value)

@@ -26,13 +26,11 @@ class LossScale:
 
     def __init__(self, scaler: GradScaler) -> None:
         self._scaler = scaler
-        # Scalers find overflow in an optimizer's gradients. This optimizer has one scalar, whose gradient shows it.
-        self._witness = nn.Parameter(torch.zeros(()))
-        self._optimizer = torch.optim.SGD([self._witness])
+        self._witness: nn.Parameter | None = None
 
     def now(self) -> float:
-        """The factor of the losses."""
-        return float(self._scaler.scale(torch.ones(())).item())
+        """The factor of the losses. If the scaler's state is on a GPU, the host waits for it."""
+        return float(self._scaler.scale(torch.ones((), device=self._device())).item())
 
     def update(self, overflow: bool) -> None:
         """Update the scaler after a step.
@@ -40,9 +38,19 @@ class LossScale:
         Args:
             overflow: whether the step was skipped, because a gradient was not finite.
         """
-        self._witness.grad = torch.full((), math.inf if overflow else 0.0)
+        where = self._device()
+        if self._witness is None or self._witness.device != where:
+            # Scalers find overflow in an optimizer's gradients. This optimizer has one scalar, whose gradient shows it.
+            self._witness = nn.Parameter(torch.zeros((), device=where))
+            self._optimizer = torch.optim.SGD([self._witness])
+        self._witness.grad = torch.full((), math.inf if overflow else 0.0, device=where)
         self._scaler.unscale_(self._optimizer)
         self._scaler.update()
+
+    def _device(self) -> torch.device:
+        """The device of the scaler's state: the user may have scaled losses on a GPU before. A new one gets the CPU."""
+        known = getattr(self._scaler, "_scale", None)  # no public method has it
+        return known.device if isinstance(known, Tensor) else torch.device("cpu")
 
 
 def unscale(parameters: Iterable[nn.Parameter], scale: float, where: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ from itertools import permutations
 import torch
 from attrs import field, frozen
 
-from ...backends.contract import Backend, Handle
+from ...backends.contract import Backend, Handle, Pair
 from ...core.cluster.links.shared import Group
 from ...core.errors import RequestError
 from ..devices.compute import Stopwatch, finished_s, transfer_s
@@ -76,7 +76,9 @@ def measure_links(
         raise RequestError(f"a message of {odd} bytes: sizes are multiples of 4, for messages of float32")
 
     def work(number: int) -> tuple[dict[tuple[int, int], dict[int, float]], list[dict[int, list[float]]]]:
-        bench = _Bench(team.backend(number), device(number))
+        backend = team.backend(number)
+        backend.connect(permutations(range(team.size), 2))
+        bench = _Bench(backend, device(number))
         alone = {
             pair: found
             for pair in permutations(range(team.size), 2)
@@ -93,22 +95,26 @@ def measure_links(
     return LinkMeasurements({pair: pairs[pair] for pair in sorted(pairs)}, totals)
 
 
-def neighbour_times(
-    backend: Backend, device: torch.device, sizes: Sequence[int] = NEIGHBOUR_SIZES, repeats: int = NEIGHBOUR_REPEATS
+def pair_times(
+    backend: Backend,
+    device: torch.device,
+    pair: Pair,
+    sizes: Sequence[int] = NEIGHBOUR_SIZES,
+    repeats: int = NEIGHBOUR_REPEATS,
 ) -> dict[int, float] | None:
-    """Measure each even device and the next one, all pairs at the same time, as devices send in a step.
+    """Measure a pair of devices; both call this together, and other pairs may do so at the same time.
 
     Args:
-        backend: this device's end of the transport.
+        backend: this device's end of the transport, connected for both directions of the pair.
         device: its torch device.
+        pair: sender, receiver.
         sizes: bytes of messages, multiples of 4.
         repeats: of each size; the lower quartile counts.
 
     Returns:
-        Size of a message → seconds from the even device to the next one. None on odd devices, and on a last even one.
+        On the sender: size of a message → seconds from the sender to the receiver. None on the receiver.
     """
-    even = backend.device & ~1
-    return None if even + 1 >= backend.devices else _Bench(backend, device).alone((even, even + 1), sizes, repeats)
+    return _Bench(backend, device).alone(pair, sizes, repeats)
 
 
 def rounds(repeats: int) -> list[int]:

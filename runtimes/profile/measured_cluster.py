@@ -1,45 +1,118 @@
-"""A cluster that describes this machine: the memory of its devices, and links measured between neighbours."""
+"""A cluster that describes this machine, or these machines: the memory of devices, and measured links.
 
+Links inside a host have the speed of its neighbours, all measured at the same time. Links between hosts have that of
+one pair on two hosts, measured alone. Neighbours inside a host are often connected by NVLink, which is ten times as
+fast as a network.
+"""
+
+import socket
 import statistics
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import combinations
 
 import torch
 
-from ...backends.contract import Backend
-from ...core.cluster.cluster import Cluster, fully_connected
-from ...core.cluster.links.lines import fit_line
+from ...backends.contract import Pair
+from ...backends.identity import identity
+from ...core.cluster.cluster import Cluster, Device, fully_connected
+from ...core.cluster.links.lines import LineFit, fit_line
+from ...core.cluster.routing import Link
 from ..devices.available_memory import bytes_left, machine_bytes
 from ..launch.team import Team
-from .link_measurements import neighbour_times
+from .link_measurements import pair_times
 from .reference_workload import workload_bytes
 
 
-def measured_cluster(team: Team, where: torch.device | Mapping[int, torch.device]) -> Cluster:
-    """A cluster that describes this machine: devices share its memory, and all links have the speed of neighbours.
+def measured_cluster(
+    team: Team,
+    where: torch.device | Mapping[int, torch.device],
+    host: Callable[[int], str] = lambda device: socket.gethostname(),
+) -> Cluster:
+    """A cluster that describes the devices of a team: equal memory, and a separate link between every two.
 
     Args:
         team: the devices.
         where: device of this process → its torch device; or one torch device for all.
+        host: device of this process → the name of its host.
     """
     on = dict.fromkeys(team.local, where) if isinstance(where, torch.device) else where
-    memory = memory_of_each(team, on)
-    if team.mesh.ranks == 1:
+    memory, ranks = memory_of_each(team, on), team.mesh.ranks
+    if ranks == 1:
         return fully_connected(1, memory, 1e9, 1e-6)
-    measured = [times for times in team.everywhere(lambda d: neighbour_times(_link(team, d), on[d])) if times]
-    lines = [fit_line(list(times), list(times.values())) for times in measured]
-    latency = statistics.median(line.latency_s for line in lines)
-    rate = statistics.median(line.bytes_per_s for line in lines)
-    return team.decide(lambda: fully_connected(team.mesh.ranks, memory, rate, latency))
+    hosts = team.everywhere(host)
+    measured = [_measured(team, on, find(hosts, team.size)) for find in (inside_hosts, between_hosts)]
+    inside, between = team.decide(lambda: measured)
+    by_rank = {team.rank(number): name for number, name in enumerate(hosts)}
+    names = [f"device{rank}" for rank in range(ranks)]
+    links = []
+    for a, b in combinations(range(ranks), 2):
+        line = between if inside is None or (between is not None and by_rank[a] != by_rank[b]) else inside
+        assert line is not None, "two devices are in one host or in two"
+        links.append(Link(names[a], names[b], line.bytes_per_s, line.latency_s))
+    return Cluster(tuple(Device(name, memory) for name in names), (), tuple(links))
 
 
-def _link(team: Team, device: int) -> Backend:
-    """The transport to measure: along the pipeline, or between the replicas of a pipeline of one device."""
-    replicas = team.replicas_of(device)
-    return team.backend(device) if team.size > 1 or replicas is None else replicas
+def inside_hosts(hosts: Sequence[str], size: int) -> list[Pair]:
+    """Disjoint pairs of neighbours in one host, by their numbers among all devices.
+
+    Neighbours are next to each other in a pipeline, or replicas of one another if pipelines have one device.
+
+    Args:
+        hosts: of all devices, replica by replica.
+        size: devices of a pipeline.
+    """
+    found: list[Pair] = []
+    for first, second in _neighbours(len(hosts), size):
+        if hosts[first] == hosts[second] and not (found and found[-1][1] == first):
+            found.append((first, second))
+    return found
+
+
+def between_hosts(hosts: Sequence[str], size: int) -> list[Pair]:
+    """One pair on two hosts that messages or sums use, by its numbers among all devices; none if there is one host.
+
+    Args:
+        hosts: of all devices, replica by replica.
+        size: devices of a pipeline.
+    """
+    across = [pair for pair in _neighbours(len(hosts), size) if hosts[pair[0]] != hosts[pair[1]]]
+    replicas = [(first, first + size) for first in range(len(hosts) - size) if hosts[first] != hosts[first + size]]
+    return (across or replicas)[:1]
+
+
+def _neighbours(count: int, size: int) -> list[Pair]:
+    return [(a, a + 1) for a in range(count - 1) if size == 1 or (a + 1) % size]
+
+
+def _measured(team: Team, on: Mapping[int, torch.device], pairs: Sequence[Pair]) -> LineFit | None:
+    """The median line of some pairs, all of them measured at the same time; None if there are none."""
+    if not pairs:
+        return None
+    size = team.size
+
+    def work(device: int) -> dict[int, float] | None:
+        found = None
+        for a, b in pairs:
+            across = a // size != b // size  # replicas of one device, not devices of one pipeline
+            if (a % size != device) if across else (a // size != team.replica):
+                continue
+            backend = team.replicas_of(device) if across else team.backend(device)
+            assert backend is not None
+            pair = (a // size, b // size) if across else (a % size, b % size)
+            backend.connect([pair, pair[::-1]])
+            if backend.device in pair:
+                found = pair_times(backend, on[device], pair)
+        return found
+
+    times = [found for found in team.everywhere(work) if found]
+    lines = [fit_line(list(each), list(each.values())) for each in times]
+    latency_s = statistics.median(line.latency_s for line in lines)
+    return LineFit(latency_s, statistics.median(line.bytes_per_s for line in lines), ())
 
 
 def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device]) -> int:
-    """Bytes of memory of each device: an equal share of the machine's, or of its GPU's among devices on that GPU.
+    """Bytes of memory of each device: an equal share of the machine's, or of its GPU's among all devices on that GPU,
+    also those of other processes.
 
     It is at most what the operating system still allows the process with the lowest limit. The bytes of the reference
     workload are subtracted: it runs while the device holds its stages.
@@ -49,20 +122,17 @@ def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device])
         where: device of this process → its torch device; or one torch device for all.
     """
     on = dict.fromkeys(team.local, where) if isinstance(where, torch.device) else where
+    everywhere = team.everywhere(lambda device: identity(on[device]))
 
     def available(device: int) -> int:
         here = on[device]
         if here.type == "cuda":
-            return _memory(here) // list(on.values()).count(here) - workload_bytes(here)
+            # Memory that this process has reserved is for its own devices; what is free is for all.
+            free, _ = torch.cuda.mem_get_info(here)  # without the memory of CUDA contexts and other processes
+            own = torch.cuda.memory_reserved(here) // list(on.values()).count(here)
+            return int(free) // everywhere.count(identity(here)) + own - workload_bytes(here)
         left = bytes_left()
-        shares = [_memory(here) // team.mesh.ranks, *([] if left is None else [left // len(team.local)])]
+        shares = [machine_bytes() // team.mesh.ranks, *([] if left is None else [left // len(team.local)])]
         return min(shares) - workload_bytes(here)
 
     return max(min(team.everywhere(available)), 0)
-
-
-def _memory(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)  # without the memory of CUDA contexts and other processes
-        return int(free) + torch.cuda.memory_reserved(device)
-    return machine_bytes()

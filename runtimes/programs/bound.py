@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core.capture.programs.code import Sink
 from ...core.capture.programs.programs import Backward
 from ...core.capture.programs.stage import Boundary, StageInputs
 from ...core.capture.regions.regions import is_no_gradient
@@ -74,6 +75,7 @@ class BoundBackward:
         leaves: tuple[Any, ...],
         key: Tensor,
         release: bool = True,
+        sink: Sink | None = None,
     ) -> tuple[list[list[Tensor]], list[Any]]:
         """Run the program, and add the gradients of parameters to their ``grad``.
 
@@ -85,6 +87,7 @@ class BoundBackward:
             leaves: of the microbatch.
             key: its random key.
             release: whether to empty ``saved`` and ``created``, so that each tensor is freed after its last use.
+            sink: gets the gradients of parameters in place of their ``grad``; None for ``grad``.
 
         Returns:
             The messages of gradients, contiguous, with zeros for tensors without a gradient; and what I creates for W.
@@ -101,7 +104,7 @@ class BoundBackward:
         if release:
             saved.clear()
             created.clear()
-        values = self._run(given, self)
+        values = self._run(given, self if sink is None else sink)
         boundary, device = self._boundary, self._device
         messages = [
             [zeros(boundary[place], device) if i is None else values[i].contiguous() for i, place in message]
@@ -128,6 +131,19 @@ class BoundBackward:
             held.addmm_(left, right)
         else:
             parameter.grad = torch.mm(left, right, out=self._buffers[number])
+
+
+class DiscardedGradients:
+    """A sink that runs the operators of `BoundBackward` on gradients of parameters, and keeps nothing."""
+
+    def add(self, number: int, gradient: Tensor) -> None:
+        """Copy and add a gradient."""
+        if not is_no_gradient(gradient):
+            gradient.clone().add_(gradient)
+
+    def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
+        """Multiply two matrices, and add their product."""
+        torch.mm(left, right).addmm_(left, right)
 
 
 def zeros(boundary: Boundary, device: torch.device) -> Tensor:

@@ -8,6 +8,7 @@ from attrs import frozen
 from ...core.capture.export.operators import Operators
 from ...core.capture.programs.programs import StagePrograms, stage_programs
 from ...core.capture.programs.stage import boundaries, stage_graph
+from ...core.capture.regions.regions import runs_region
 from ...core.errors import RequestError
 from .linked_stage import Layout
 from .stage_compiler import StageCompiler
@@ -35,6 +36,11 @@ class Compiled:
         if owner is None:  # any stage could compute it: the loss's stage does
             return self.stage_of(self.operators.step.outputs.home)
         return next(i for i, names in enumerate(self.stages) if owner in names)
+
+    def runs_python(self, stage: int) -> bool:
+        """Whether a stage runs a part of the step that stays Python."""
+        members, nodes = self.operators.members, self.operators.nodes
+        return any(runs_region(nodes[node]) for name in self.stages[stage] for node in members[name])
 
 
 Programs = dict[tuple[tuple[tuple[str, ...], ...], int, torch.device | None], StagePrograms]

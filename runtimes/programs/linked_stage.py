@@ -7,12 +7,13 @@ The executor needs F and B; a plan with any of the others needs captured stages.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...core.actions import Kind
 from ...core.capture.programs.saved_storages import SavedStorage
 from ...core.capture.programs.stage import Boundary
 from ..optimizer.state import StageState
@@ -117,6 +118,10 @@ class LinkedStage(ABC):
     def held(self, microbatch: int) -> list[Any]:
         """The saved tensors of a microbatch, or the inputs kept to recompute them; empty if autograd holds them."""
         return []
+
+    def warm_up(self, kinds: Collection[Kind], leaves: tuple[Any, ...], key: Tensor, seed: Tensor) -> None:
+        """Run the programs of these kinds of actions once on zeros, and change nothing; nothing without programs."""
+        return
 
     @property
     def persistent(self) -> set[int]:

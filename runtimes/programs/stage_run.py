@@ -1,16 +1,17 @@
 """A stage's programs bound to its parameters and buffers, for one shape of microbatch."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...core.actions import Kind
 from ...core.capture.programs.code import no_sink
 from ...core.capture.programs.programs import StagePrograms
 from ...core.capture.programs.saved_storages import SavedStorage
 from ..optimizer.state import StageState
-from .bound import BoundBackward, zeros
+from .bound import BoundBackward, DiscardedGradients, zeros
 from .linked_stage import CapturedStage, Layout
 
 
@@ -30,6 +31,7 @@ class StageRun(CapturedStage):
         recompute: whether saved tensors are recomputed before the backward instead of kept.
         gradients: whether a backward follows; otherwise nothing is held.
         leaving: the storages of the saved tensors that leave the device.
+        runs_python: whether it runs a part of the step that stays Python.
     """
 
     def __init__(
@@ -43,8 +45,9 @@ class StageRun(CapturedStage):
         recompute: bool = False,
         gradients: bool = True,
         leaving: Sequence[SavedStorage] = (),
+        runs_python: bool = False,
     ) -> None:
-        self.leaving = leaving
+        self.leaving, self.runs_python = leaving, runs_python
         inputs = programs.inputs
         super().__init__(index, inputs.boundary, programs.outputs, programs.results, layout, state, inputs.batch)
         self.programs = programs
@@ -105,6 +108,44 @@ class StageRun(CapturedStage):
             given[place] = kept[i]
         kept.clear()  # so that each tensor is freed after its last use
         self._saved[microbatch] = self._again.run(given, no_sink)
+
+    def warm_up(self, kinds: Collection[Kind], leaves: tuple[Any, ...], key: Tensor, seed: Tensor) -> None:
+        """Run the programs of these kinds of actions once on zeros: CUDA loads their kernels, and compilers tune them.
+
+        Parameters, gradients and buffers do not change, and neither do the states of random number generators. A stage
+        that runs the user's Python is left out: nobody knows what a further run of it changes.
+
+        Args:
+            kinds: of the stage's actions in the plan.
+            leaves: of a microbatch; zeros for tensors.
+            key: a random key.
+            seed: a gradient of the loss.
+        """
+        if self.runs_python:
+            return
+        split = Kind.I in kinds and self._backward_input is not None and self._backward_weight is not None
+        whole = self._backward is not None and (Kind.B in kinds or (Kind.I in kinds and not split))
+        sink = DiscardedGradients()
+        for halves in [False] * (whole or not split) + [True] * split:
+            tangents, saved = self._run_forward_on_zeros(Kind.RECOMPUTE in kinds, leaves, key)
+            if halves:
+                assert self._backward_input is not None
+                assert self._backward_weight is not None
+                _, created = self._backward_input.run(saved, [], tangents, seed, leaves, key, False, sink)
+                self._backward_weight.run(saved, created, {}, seed, leaves, key, sink=sink)
+            elif whole and self._backward is not None:
+                self._backward.run(saved, [], tangents, seed, leaves, key, sink=sink)
+
+    def _run_forward_on_zeros(
+        self, recompute: bool, leaves: tuple[Any, ...], key: Tensor
+    ) -> tuple[dict[int, Tensor], list[Any]]:
+        """Run F, and RECOMPUTE if asked. Returns gradients of the outputs, and the saved tensors."""
+        boundary = [zeros(each, self._device) for each in self.programs.inputs.boundary]
+        values = self._forward(self._given(list(boundary), leaves, key), no_sink)
+        saved = values[self._ends[2] :]
+        if recompute and self._again is not None:
+            saved = self._again.run(self._given(boundary, leaves, key), no_sink)
+        return {i: torch.zeros_like(values[i]) for i in self.tangents}, saved
 
     def _given(self, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor) -> list[Any]:
         """The inputs of F, in order."""

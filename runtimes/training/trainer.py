@@ -21,6 +21,7 @@ from ...core.capture.export.step import capture_step
 from ...core.capture.python.surroundings import refuse_no_grad
 from ...core.errors import RequestError
 from ...core.logs import set_process
+from ...core.plan.messages import sending_pairs
 from ...core.plan.plan import Plan
 from ...core.trace.trace import Trace
 from ..batch.example import Example
@@ -112,6 +113,7 @@ class Trainer:
         limit, compiler, known = programs.max_shapes, programs.compiler, programs.known
         first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler, known)
         check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
+        team.connect(sending_pairs(plan))
         kind = next(iter(where.values())).type
         cut = cut_of(first.operators, first.stages)
         self.stages = stages = LocalStages(model, plan, team, first, on, training)
@@ -271,4 +273,6 @@ class Trainer:
             return capture_step(self.model, self.step, batch, device=device)
 
     def _gather(self, records: Mapping[int, StepRecord]) -> list[StepRecord]:
-        return self.team.everywhere(lambda device: records[device])
+        """The records of all devices, on the clock of the first process."""
+        ahead_ns = self.team.clock_offset_ns()
+        return self.team.everywhere(lambda device: records[device].earlier(ahead_ns))

@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from panpipe.backends.gloo import _Sent, _Sum, lost
 
+from ..support.launch import results
+
 
 class Work:
     """Keeps its tensor, as gloo's does."""
@@ -42,7 +44,8 @@ def test_watched_all_reduce_reports_its_end_without_a_wait():
         groups = list(ends.map(lambda rank: dist.ProcessGroupGloo(store, rank, 2, timedelta(seconds=30)), range(2)))
     tensors = [torch.full((3,), float(rank + 1)) for rank in range(2)]
     issued = time.perf_counter_ns()
-    sums = [_Sum(None, group.allreduce([tensor])) for group, tensor in zip(groups, tensors, strict=True)]
+    pairs = zip(groups, tensors, strict=True)
+    sums = [_Sum(None, group.allreduce([tensor]), tensor, tensor) for group, tensor in pairs]
     sums[0].watch()
     while sums[0].ended_ns is None:  # nobody waits; the test's own limit ends what never comes
         time.sleep(0.001)
@@ -66,3 +69,10 @@ def test_watched_all_reduce_reports_its_end_without_a_wait():
 ])  # fmt: skip
 def test_gloo_errors_are_translated(raw, words):
     assert lost(RuntimeError(raw)) == words
+
+
+def test_gloo_uses_groups_of_its_own_and_never_the_given_one(tmp_path):
+    """With clipping, whose norms are summed over all stages. The given group may use NCCL for tensors of GPUs."""
+    first, second = results("foreign_group", tmp_path)
+    assert first == second
+    assert first["norm"] > 0

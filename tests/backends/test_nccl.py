@@ -1,109 +1,243 @@
-"""NCCL's order of operations: no plan deadlocks with a communicator for each ordered pair.
+"""The nccl backend without GPUs: the order of its operations, its communicators, and the bytes that it moves.
 
-The simulation follows NCCL's rules and is independent of validation: a rank's host issues its actions without waiting
-for a device; each stream runs its operations in order; a communicator runs its operations in the order of issue, and a
-started operation ends when its counterpart has started, too.
+`blocking_host` follows NCCL's rules and is independent of validation. Ranks over gloo run the backend's own code.
 """
+
+from itertools import pairwise, permutations
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.backends import nccl
+from panpipe.backends import nccl, nccl_groups
 from panpipe.backends.conformance import check
+from panpipe.backends.message_slot import batches
 from panpipe.backends.registry import find_backend
-from panpipe.core.actions import COMM_KINDS, SEND_KINDS, Kind
+from panpipe.core.actions import COMM_KINDS, RECV_KINDS, SEND_KINDS, Kind
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.lowering import lower
+from panpipe.core.plan.messages import sending_pairs
+from panpipe.core.plan.plan import TiedWeight
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
 
+from ..support.blocking_host import Operation, as_lowered, stuck, waits_at_receives
+from ..support.fake_nccl import OVER_GLOO, install
+from ..support.launch import results
 from ..support.plans import plan_of
 
-
-def stuck(plan, lowered, communicator):
-    """Actions that never end; empty if the step completes.
-
-    Args:
-        communicator: (sender, receiver) → the communicator of their messages.
-    """
-    place, readers, queues, order = plan.placement, {}, {}, []
-    for device, actions in enumerate(lowered):
-        arrived = {}
-        last = None  # the last action issued to the compute stream
-        for action in actions:
-            if action.kind in COMM_KINDS:
-                sends = action.kind in SEND_KINDS
-                peer = place[action.peer]
-                pair = (device, peer) if sends else (peer, device)
-                queues.setdefault((device, communicator(*pair)), []).append(action)
-                readers[device, action] = [] if last is None else [(device, last)]
-                if not sends:
-                    arrived.setdefault((action.stage, action.microbatch, action.kind is Kind.RECV_F), []).append(action)
-            else:
-                messages = [] if action.kind is Kind.W else arrived.pop(
-                    (action.stage, action.microbatch, action.kind is Kind.F), []
-                )  # fmt: skip
-                readers[device, action] = [(device, one) for one in messages]
-                queues.setdefault((device, "compute"), []).append(action)
-                last = action
-            order.append((device, action))
-    done = set()
-    while True:
-        before = len(done)
-        heads = {
-            (device, queue[0])
-            for (device, _), queue in queues.items()
-            if queue and all(one in done for one in readers[device, queue[0]])
-        }
-        for (device, _), queue in queues.items():
-            if not queue or (device, queue[0]) not in heads:
-                continue
-            action = queue[0]
-            if action.kind in COMM_KINDS and (place[action.peer], action.counterpart) not in heads | done:
-                continue
-            done.add((device, action))
-        for (device, _), queue in queues.items():
-            while queue and (device, queue[0]) in done:
-                queue.pop(0)
-        if len(done) == before:
-            return [one for one in order if one not in done]
+NAMES = sorted(families())
 
 
-def plans(name, devices, microbatches, prefetch):
+def plans(name, devices, microbatches):
     family = families()[name]
     for chunks in (1, 2, 3):
         try:
             schedule = family.build(ScheduleProblem(devices, microbatches, chunks))
         except RequestError:
             continue
-        plan = plan_of(schedule.device_actions, schedule.placement)
-        yield plan, lower(plan, prefetch)
+        yield plan_of(schedule.device_actions, schedule.placement)
 
 
-@pytest.mark.parametrize("name", sorted(families()))
+def issued_over_nccl(plan, lowered, fake):
+    """What the backend issues when an executor calls it for these actions: it waits for what a compute action reads."""
+    found = []
+    for device, actions in enumerate(lowered):
+        end = fake.end(range(plan.devices), device)
+        end.connect(sending_pairs(plan))
+        posted, own, handles, computed = {}, [], {}, 0
+        fake.issued.clear()
+
+        def note(posted=posted, own=own):
+            for one in fake.issued:
+                if one.kind == "receive":
+                    own.append(posted[one.peer].pop(0))
+            fake.issued.clear()
+
+        for action in actions:
+            if action.microbatch is None:
+                continue
+            if action.kind in COMM_KINDS:
+                peer, tensor = plan.placement[action.peer], torch.zeros(1)
+                if action.kind in SEND_KINDS:
+                    end.send([tensor], peer)
+                    own.append(Operation(action, computed))
+                else:
+                    posted.setdefault(peer, []).append(Operation(action, computed))
+                    key = action.stage, action.microbatch, action.kind is Kind.RECV_F
+                    handles.setdefault(key, []).append(end.receive([tensor], peer))
+            else:
+                if action.kind is not Kind.W:
+                    for handle in handles.pop((action.stage, action.microbatch, action.kind is Kind.F), []):
+                        handle.wait()
+                note()
+                own.append(Operation(action, computed))
+                computed += 1
+            note()
+        assert not any(posted.values())
+        end.close()
+        found.append(own)
+    return found
+
+
+@pytest.fixture
+def fake(monkeypatch):
+    return install(monkeypatch)
+
+
+@pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=6)
 @given(devices=st.integers(2, 5), microbatches=st.integers(1, 8), prefetch=st.integers(0, 4))
 def test_one_communicator_per_ordered_pair_never_deadlocks(name, devices, microbatches, prefetch):
-    for plan, lowered in plans(name, devices, microbatches, prefetch):
-        assert stuck(plan, lowered, lambda sender, receiver: (sender, receiver)) == []
+    for plan in plans(name, devices, microbatches):
+        assert stuck(plan, as_lowered(plan, lower(plan, prefetch))) == []
+
+
+@pytest.mark.parametrize("prefetch", [1, 2])
+@pytest.mark.parametrize("name", ["1f1b", "interleaved-1f1b", "zb-h1", "zb-v"])
+def test_a_host_that_waits_for_its_receives_hangs_if_they_are_issued_where_they_are_posted(name, prefetch):
+    plan = next(plan for plan in plans(name, 4, 8) if name != "interleaved-1f1b" or len(plan.stages) > 4)
+    assert stuck(plan, as_lowered(plan, lower(plan, prefetch)), waits_at_receives) != []
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("devices", "microbatches"), [(2, 5), (3, 3), (4, 8)])
+def test_a_host_that_waits_for_every_receive_it_issued_does_not_hang_over_nccl(name, devices, microbatches, fake):
+    for plan in plans(name, devices, microbatches):
+        hosts = issued_over_nccl(plan, lower(plan), fake)
+        assert stuck(plan, hosts, waits_at_receives) == []
+        assert [[one.action for one in host] for host in hosts] == [
+            [action for action in actions if action.microbatch is not None] for actions in lower(plan, 0)
+        ]
+        early = [one.ready < at for host in hosts for at, one in _receives(host)]
+        assert any(early), "transfers wait for the event of their posting"
+
+
+@pytest.mark.parametrize(
+    ("name", "hangs"), [("1f1b", False), ("zb-h1", False), ("interleaved-1f1b", True), ("zb-v", True)]
+)
+def test_a_host_that_also_waits_for_its_sends_hangs_by_some_schedules(name, hangs):
+    """No order of issue helps against that: two devices may have sends in flight to each other. So all programs run
+    before the first message, after which a host only waits for the whole device when its memory is exhausted."""
+    plan = list(plans(name, 4, 8))[-1]
+    hosts = as_lowered(plan, lower(plan, 0))
+    assert (stuck(plan, hosts, waits_at_receives, whole_device=True) != []) == hangs
+
+
+def _receives(host):
+    """(compute actions issued before, receive)."""
+    computed = 0
+    for one in host:
+        if one.action.kind in RECV_KINDS:
+            yield computed, one
+        computed += one.action.kind not in COMM_KINDS
+
+
+def test_a_rank_has_communicators_for_the_pairs_of_its_plan_alone(fake):
+    """64 ranks in one pipeline: two neighbours, two directions, and one communicator for sums."""
+    (plan,) = list(plans("1f1b", 64, 64))[:1]
+    counts = []
+    for rank in range(64):
+        end = fake.end(range(64), rank)
+        end.connect(sending_pairs(plan))
+        end.connect(sending_pairs(plan))  # the same again creates none
+        counts.append(end.communicators)
+        assert end.communicators == len(fake.communicators)
+        end.close()
+        assert fake.communicators == []
+    assert counts == [3] + [5] * 62 + [3]
+
+
+def test_communicators_of_16_stages_and_4_replicas(fake):
+    """A rank has those of its pipeline, also for a weight tied between the ends, and one for sums over replicas."""
+    (plan, *_) = plans("1f1b", 16, 16)
+    plan = plan_of(plan.device_actions, plan.placement, tied=(TiedWeight("w", (0, 15), 8),), data=4)
+    counts = {}
+    for rank in range(64):
+        replica, device = divmod(rank, 16)
+        pipeline = fake.end(range(16 * replica, 16 * replica + 16), rank)
+        replicas = fake.end(range(device, 64, 16), rank)
+        pipeline.connect(sending_pairs(plan))
+        counts[rank] = pipeline.communicators + replicas.communicators
+        pipeline.close()
+        replicas.close()
+    assert set(counts.values()) == {6}
+    assert fake.communicators == []
+
+
+def test_a_pair_that_was_not_connected_is_refused(fake):
+    end = fake.end(range(3), 0)
+    end.connect([(0, 1), (1, 0), (1, 2)])
+    with pytest.raises(RequestError, match=r"device 0 sends to device 2 over nccl, and connect\(\) did not name"):
+        end.send([torch.zeros(1)], 2)
+
+
+def test_more_communicators_than_streams_are_refused(fake):
+    end = fake.end(range(64), 0)
+    with pytest.raises(RequestError, match="needs 63 more NCCL communicators, 1 are open and PyTorch has streams for"):
+        end.connect([(0, other) for other in range(1, 64)])
+
+
+def test_the_tensors_of_a_plan_never_reach_nccl(fake):
+    """NCCL's group calls record_stream on what it gets: messages pass through the slot of their pair."""
+    end = fake.end(range(2), 0)
+    end.connect([(0, 1), (1, 0)])
+    fake.issued.clear()
+    for size in (3, 70, 5, 70):
+        end.send([torch.full((size,), 1.0), torch.zeros((), dtype=torch.bool)], 1).wait()
+        end.receive([torch.zeros(size)], 1).wait()
+    slots = {one.kind: one.tensor.untyped_storage().data_ptr() for one in fake.issued}
+    assert len(set(slots.values())) == 2
+    later = [one for one in fake.issued if one.tensor.numel() > 20]
+    assert {one.tensor.untyped_storage().data_ptr() for one in later} == set(slots.values())
+
+
+@given(sizes=st.lists(st.integers(0, 300), max_size=6), most=st.sampled_from([16, 64, 100]))
+def test_batches_of_a_message_cover_every_byte_once_and_fit_into_a_slot(sizes, most):
+    seen = [[0] * size for size in sizes]
+    for batch in batches(sizes, most):
+        assert batch
+        assert all(piece.at % 16 == 0 and piece.start < piece.stop and piece.end <= most for piece in batch)
+        assert all(a.end <= b.at for a, b in pairwise(batch))
+        for piece in batch:
+            for byte in range(piece.start, piece.stop):
+                seen[piece.tensor][byte] += 1
+    assert all(count == 1 for tensor in seen for count in tensor)
+
+
+def test_nccl_over_gloo_conforms():
+    check(OVER_GLOO, 3)
+
+
+def test_ranks_train_over_the_nccl_backend_as_one_process_does(tmp_path):
+    """Three ranks in a ring: every rank sends to the next one, and gradients to the one before."""
+    for found in results("over_nccl", tmp_path, 3):
+        assert found["distance"]["gradient"] < 1e-12
+        assert found["distance"]["parameter"] < 1e-9
+        assert found["communicators"] == 5
+
+
+def test_thread_blocks_are_limited_and_configurable(monkeypatch):
+    assert nccl_groups.thread_blocks(nccl_groups.PAIR_VARIABLE, nccl_groups.PAIR_CTAS) == 4
+    monkeypatch.setenv(nccl_groups.PAIR_VARIABLE, "8")
+    assert nccl_groups.thread_blocks(nccl_groups.PAIR_VARIABLE, nccl_groups.PAIR_CTAS) == 8
+    for wrong in ("0", "65", "many", "-1", ""):
+        monkeypatch.setenv(nccl_groups.PAIR_VARIABLE, wrong)
+        with pytest.raises(RequestError, match=rf"{nccl_groups.PAIR_VARIABLE} is '{wrong}': .* 1 to 64 thread blocks"):
+            nccl_groups.thread_blocks(nccl_groups.PAIR_VARIABLE, nccl_groups.PAIR_CTAS)
 
 
 def test_one_communicator_for_both_directions_deadlocks():
     """The reason for two communicators per pair; it also shows that the simulation can find a deadlock."""
-    ((plan, lowered),) = list(plans("1f1b", 2, 4, 2))[:1]
-    assert stuck(plan, lowered, lambda a, b: (min(a, b), max(a, b))) != []
-
-
-def test_all_ranks_create_communicators_in_one_order():
-    assert nccl.communicators(3) == [(0, 1), (0, 2), (1, 0), (1, 2), (2, 0), (2, 1)]
+    (plan,) = list(plans("1f1b", 2, 4))[:1]
+    assert stuck(plan, as_lowered(plan, lower(plan, 2)), one_channel=True) != []
 
 
 def test_no_two_communicators_of_a_rank_share_a_stream():
     """Communicators of a pipeline of four devices and of its two replicas."""
     pipeline, replicas = [0, 1, 2, 3], [1, 5]
-    groups = [(pipeline, pair) for pair in nccl.communicators(4) if 1 in pair] + [(pipeline, None)]
-    groups += [(replicas, pair) for pair in nccl.communicators(2)] + [(replicas, None)]
+    groups = [(pipeline, pair) for pair in permutations(range(4), 2) if 1 in pair] + [(pipeline, None)]
+    groups += [(replicas, pair) for pair in permutations(range(2), 2)] + [(replicas, None)]
     assert len({nccl.stream_name(*group) for group in groups}) == len(groups) == 10
 
 

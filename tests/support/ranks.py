@@ -26,8 +26,10 @@ import panpipe.runtimes.batch.shapes
 from panpipe.core.cluster.mesh import parse_mesh
 from panpipe.core.plan.plan import parse_plan, plan_json
 from panpipe.core.trace.perfetto import trace_json
+from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.devices.devices import of_rank
 from panpipe.runtimes.launch.agreement import check_same, model_in_words
+from panpipe.runtimes.launch.rank_team import RankTeam
 from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.optimizer.buckets import Bucket
 from panpipe.runtimes.optimizer.training import Training
@@ -41,6 +43,7 @@ from tests.support import deaf, demo
 from tests.support.cuts import captured_once, even_plan
 from tests.support.evaluation import joined_alone, loss_alone, state
 from tests.support.failures import FAILURES, described, throw
+from tests.support.fake_nccl import OVER_GLOO
 from tests.support.forks import serve
 from tests.support.models import CASES, PYTHON
 from tests.support.offloading import all_away
@@ -144,6 +147,62 @@ def traced(team):
     pipe = build(team, name, torch.float32, 8, None, 4)
     _, trace = pipe.trace_step(CASES[name].batch(8, torch.float32))
     return {"events": [[e.device, e.queue, str(e.action), e.start_s, e.end_s] for e in trace.events]}
+
+
+@captures((GPT, torch.float32, 8, 4))
+def shifted(team):
+    """A trace of ranks of which the second one's clock is 1,000 s ahead."""
+    clock, ahead = time.perf_counter_ns, 1_000 * 10**9 * team.rank_here
+    with mock.patch("time.perf_counter_ns", side_effect=lambda: clock() + ahead):
+        pipe = build(team, "tied gpt with dropout", torch.float32, 8, None, 4)
+        pipe.step(tokens(8))
+        _, trace = pipe.trace_step(tokens(8))
+    computed = [e for e in trace.events if e.queue == COMPUTE_QUEUE]
+    return {"step_s": trace.step_s, "events": [[e.device, str(e.action), e.start_s, e.end_s] for e in computed]}
+
+
+@captures((GPT, torch.float32, 8, 4))
+def foreign_group(team):
+    """Training with clipping and with replicas of gradients, where the job's group would use another transport."""
+    allowed = []
+    for name in ("send", "recv", "allreduce"):
+        _refuse(name, allowed)
+    team = RankTeam()
+    agree = team.sum_over_processes
+
+    def sum_over_processes(numbers):  # what ranks agree on is on the host under any transport
+        allowed.append(True)
+        handle = agree(numbers)
+        allowed.pop()
+        return handle
+
+    team.sum_over_processes = sum_over_processes
+    pipe = pipeline_on(team, GPT, 8, 4, OPTIMIZER, training=Training(clip_norm=0.5))
+    return {"losses": [pipe.step(tokens(8)).item() for _ in range(2)], "norm": pipe.grad_norm}
+
+
+@captures((GPT, torch.float64, 10, 4, PLANS["interleaved"]))
+def over_nccl(team):
+    """Training with the nccl backend, over gloo's groups in place of NCCL's, by a plan with tied weights."""
+    import faulthandler
+
+    faulthandler.dump_traceback_later(110, exit=True)
+    team = RankTeam(OVER_GLOO)
+    found = attrs.asdict(distance(team, "tied gpt with dropout", torch.float64, 10, 4, **PLANS["interleaved"]))
+    backend = team.backend(team.local[0])
+    return {"distance": found, "communicators": backend.communicators}
+
+
+def _refuse(name, allowed):
+    """Let a method of process groups raise an error where ``allowed`` is empty."""
+    function = getattr(torch.distributed.ProcessGroup, name)
+
+    def call(*given, **named):
+        if not allowed:
+            raise AssertionError(f"{name} of the job's own group was called")
+        return function(*given, **named)
+
+    setattr(torch.distributed.ProcessGroup, name, call)
 
 
 @captures((GPT, torch.float64, 8, 4))

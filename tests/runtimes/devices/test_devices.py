@@ -6,6 +6,7 @@ import torch
 from panpipe.core.capture.programs.stage import set_device
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.devices import devices
+from panpipe.runtimes.profile import measured_cluster
 from torch import fx
 
 from ...support.cuts import batch_on
@@ -72,3 +73,61 @@ def test_stage_compiled_for_another_gpu_has_that_device_in_every_operator():
     set_device(graph, torch.device("cuda:3"))
     assert [node.kwargs.get("device") for node in (made, host)] == [torch.device("cuda:3"), torch.device("cpu")]
     assert moved.args == (host, torch.device("cuda:3"))
+
+
+class GpuProperties:
+    def __init__(self, uuid):
+        self.uuid = uuid
+
+
+class Ranks:
+    """Ranks of several processes, of which each sees other GPUs: a team whose processes are called in turns."""
+
+    local, size, replicas, rank_here = (0,), 2, 1, 0
+
+    def __init__(self, uuids):
+        self.uuids = uuids
+
+    def everywhere(self, work):
+        found = []
+        for uuid in self.uuids:
+            torch.cuda.get_device_properties = lambda device, uuid=uuid: GpuProperties(uuid)
+            found.append(work(0))
+        return found
+
+
+@pytest.fixture
+def one_gpu(monkeypatch):
+    """Each process sees one GPU, with number 0."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", None)
+
+
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "SLURM_LOCALID", None])
+def test_a_rank_that_sees_one_gpu_uses_it_whatever_its_number_on_the_host(variable, monkeypatch, one_gpu):
+    for name in ("LOCAL_RANK", "SLURM_LOCALID"):
+        monkeypatch.delenv(name, raising=False)
+    if variable is not None:
+        monkeypatch.setenv(variable, "3")
+    assert devices.of_rank(None, 3, 4) == torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    assert devices.of_rank(None, 3, 4) == torch.device("cuda", 3)
+
+
+def test_gpus_of_ranks_are_compared_by_uuid(one_gpu):
+    gpu = torch.device("cuda", 0)
+    assert devices.place(Ranks(["GPU-a", "GPU-b"]), None, gpu, False, False) == {0: gpu}
+    with pytest.raises(
+        RequestError, match=r"devices 0 and 1 of the pipeline are both cuda:0 \(GPU GPU-a of .*\): each"
+    ):
+        devices.place(Ranks(["GPU-a", "GPU-a"]), None, gpu, False, False)
+
+
+def test_free_memory_of_a_gpu_is_shared_by_all_ranks_on_it(monkeypatch, one_gpu):
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (12_000, 16_000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 500)
+    monkeypatch.setattr(measured_cluster, "workload_bytes", lambda device: 100)
+    gpu = {0: torch.device("cuda", 0)}
+    assert measured_cluster.memory_of_each(Ranks(["GPU-a", "GPU-b"]), gpu) == 12_400
+    assert measured_cluster.memory_of_each(Ranks(["GPU-a", "GPU-a", "GPU-a"]), gpu) == 4_400

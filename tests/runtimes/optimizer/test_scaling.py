@@ -5,6 +5,7 @@ import copy
 import panpipe
 import pytest
 import torch
+from panpipe.runtimes.optimizer.scaling import LossScale
 from torch import nn
 
 from ...support.models import CASES
@@ -191,3 +192,37 @@ def test_scaler_of_another_type_is_refused(scaler):
     with pytest.raises(panpipe.RequestError, match=r"scaler is .*give one, such as torch.amp.GradScaler") as refusal:
         pipeline_of(TAPPED, 8, 4, scaler=scaler)
     assert "\n" not in str(refusal.value)
+
+
+def test_a_scaler_that_is_on_another_device_gets_its_overflows_there():
+    """As one that scaled losses on a GPU before: its state stays there."""
+
+    class Elsewhere(torch.amp.GradScaler):
+        seen = ()
+
+        def scale(self, outputs):
+            self.seen += (outputs.device,)
+            return torch.tensor(8.0)
+
+        def unscale_(self, optimizer):
+            self.seen += tuple(p.grad.device for group in optimizer.param_groups for p in group["params"])
+
+        def update(self, new_scale=None):
+            self.seen += ("update",)
+
+    scaler, meta = Elsewhere("cpu"), torch.device("meta")
+    scaler._scale = torch.zeros((), device=meta)
+    loss_scale = LossScale(scaler)
+    assert loss_scale.now() == 8.0
+    loss_scale.update(True)
+    assert scaler.seen == (meta, meta, "update")
+
+
+@pytest.mark.cuda
+def test_a_scaler_on_a_gpu_is_updated_as_on_the_host():
+    scaler = torch.amp.GradScaler("cuda", init_scale=16.0)
+    scaler.scale(torch.ones((), device="cuda"))
+    loss_scale = LossScale(scaler)
+    assert loss_scale.now() == 16.0
+    loss_scale.update(True)
+    assert loss_scale.now() == 8.0

@@ -1,0 +1,136 @@
+"""The communicators of the nccl backend, and the limits on them.
+
+A communicator takes thread blocks on the GPU while an operation of it waits for its counterpart: by default 16 to 32 on
+NVSwitch, of the 132 multiprocessors of an H100. A message between two ranks needs few of them for the rate of the link,
+and compute needs the others, so the number is limited (``ncclConfig_t.maxCTAs``).
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ..core.errors import RequestError
+from .group_store import group_store
+
+PAIR_VARIABLE, PAIR_CTAS = "PANPIPE_NCCL_PAIR_CTAS", 4
+SUM_VARIABLE, SUM_CTAS = "PANPIPE_NCCL_SUM_CTAS", 16
+"""Environment variables, and the most thread blocks of a communicator: for messages of two ranks, and for sums. Not
+measured yet: ``benchmarks/gpu.py`` has one GPU; on several compare ``panpipe profile links`` under other values."""
+_MOST_CTAS = 64  # NCCL 2.27: 1 to 64
+
+MOST_COMMUNICATORS = 32
+"""Per process: the number of PyTorch's streams of one priority (`c10/cuda/CUDAStream.h`, ``kStreamsPerPool``). Streams
+of this package have priority -1, those that NCCL's groups create the highest one, so the two do not share streams."""
+
+
+class Communicator(Protocol):
+    """Operations of some ranks, one after another. They run on the GPU, and the host waits for none of them.
+
+    Ranks are indices in the communicator.
+    """
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """Send a contiguous tensor; the current stream waits for the transfer."""
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        """Receive into a contiguous tensor; the current stream waits for the transfer."""
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """Sum a contiguous tensor over all ranks, in place, on the current stream."""
+
+    def broadcast(self, tensor: Tensor, rank: int) -> None:
+        """Send a contiguous tensor from a rank to all others, on the current stream."""
+
+    def close(self) -> None:
+        """Release it."""
+
+
+class NcclCommunicator:
+    """A communicator of NCCL: a process group of its own, created by its ranks without the others.
+
+    Args:
+        ranks: in the job; all of them create it, and wait for each other on first use.
+        place: this rank's index among them.
+        thread_blocks: the most that one of its operations takes.
+    """
+
+    def __init__(self, ranks: Sequence[int], place: int, thread_blocks: int) -> None:
+        options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+        options.config.max_ctas = thread_blocks
+        options.global_ranks_in_group = list(ranks)
+        self._group: Any = dist.ProcessGroupNCCL(group_store("nccl", ranks, place), place, len(ranks), options)
+
+    def send(self, tensor: Tensor, rank: int) -> None:
+        """See :class:`Communicator`."""
+        self._group.send([tensor], rank, 0).wait()  # makes the current stream wait for NCCL's
+
+    def receive(self, tensor: Tensor, rank: int) -> None:
+        """See :class:`Communicator`."""
+        self._group.recv([tensor], rank, 0).wait()
+
+    def all_reduce(self, tensor: Tensor) -> None:
+        """See :class:`Communicator`."""
+        options = dist.AllreduceOptions()
+        options.asyncOp = False  # on the current stream, and not on one of the group's
+        _ordered(self._group.allreduce([tensor], options))
+
+    def broadcast(self, tensor: Tensor, rank: int) -> None:
+        """See :class:`Communicator`."""
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor, options.asyncOp = rank, 0, False
+        _ordered(self._group.broadcast([tensor], options))
+
+    def close(self) -> None:
+        """See :class:`Communicator`."""
+        self._group.shutdown()
+
+
+def _ordered(work: Any) -> None:
+    """Let the current stream wait for an operation, unless it ran there."""
+    if work is not None:
+        work.wait()
+
+
+def pair_communicator(ranks: Sequence[int], place: int) -> Communicator:
+    """A communicator for messages from one rank to another."""
+    return NcclCommunicator(ranks, place, thread_blocks(PAIR_VARIABLE, PAIR_CTAS))
+
+
+def sum_communicator(ranks: Sequence[int], place: int) -> Communicator:
+    """A communicator for sums over some ranks."""
+    return NcclCommunicator(ranks, place, thread_blocks(SUM_VARIABLE, SUM_CTAS))
+
+
+def thread_blocks(variable: str, default: int) -> int:
+    """The most thread blocks of a communicator, from the environment.
+
+    Raises:
+        RequestError: the variable is not a number from 1 to 64.
+    """
+    given = os.environ.get(variable)
+    if given is None:
+        return default
+    if not given.isdecimal() or not 1 <= int(given) <= _MOST_CTAS:
+        raise RequestError(f"{variable} is '{given}': a communicator takes 1 to {_MOST_CTAS} thread blocks; give one")
+    return int(given)
+
+
+def check_count(wanted: int, open_now: int) -> None:
+    """Refuse more communicators than there are streams.
+
+    Args:
+        wanted: how many this process is about to create.
+        open_now: how many it has.
+
+    Raises:
+        RequestError: together they are too many.
+    """
+    if open_now + wanted > MOST_COMMUNICATORS:
+        raise RequestError(
+            f"this rank needs {wanted} more NCCL communicators, {open_now} are open and PyTorch has streams for "
+            f"{MOST_COMMUNICATORS}: two on one stream may deadlock; use a plan in which a stage sends to fewer "
+            "devices, close pipelines that are done, or use backend='gloo'"
+        )

@@ -1,0 +1,174 @@
+"""Communicators for the nccl backend where there is no GPU.
+
+`FakeJob` has all ranks in one process: it records what their backends issue, and moves nothing. With `OVER_GLOO` the
+backend's own code moves bytes between processes on the CPU, over gloo in place of NCCL.
+"""
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from attrs import define, field
+from panpipe.backends import nccl, streams
+from panpipe.backends.group_store import group_store
+from panpipe.backends.kind import BackendKind
+from panpipe.backends.nccl import NcclBackend
+
+CPU = torch.device("cpu")
+
+
+@define
+class Group:
+    """A group of some ranks of the job, as one of them sees it."""
+
+    ranks: list[int]
+    me: int
+
+    def rank(self) -> int:
+        return self.ranks.index(self.me)
+
+    def size(self) -> int:
+        return len(self.ranks)
+
+
+@define
+class Issued:
+    """A send or a receive; the peer by its rank in the job."""
+
+    kind: str
+    tensor: torch.Tensor
+    peer: int
+
+
+@define(eq=False)
+class FakeCommunicator:
+    """A communicator that moves nothing."""
+
+    job: "FakeJob"
+    ranks: Sequence[int]
+
+    def send(self, tensor: torch.Tensor, rank: int) -> None:
+        self.job.issued.append(Issued("send", tensor, self.ranks[rank]))
+
+    def receive(self, tensor: torch.Tensor, rank: int) -> None:
+        self.job.issued.append(Issued("receive", tensor, self.ranks[rank]))
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Nothing is moved."""
+
+    def broadcast(self, tensor: torch.Tensor, rank: int) -> None:
+        """Nothing is moved."""
+
+    def close(self) -> None:
+        self.job.communicators.remove(self)
+
+
+@define
+class FakeJob:
+    """The ranks of a job.
+
+    Attributes:
+        issued: sends and receives, in order.
+        communicators: all that are open, each end by itself.
+    """
+
+    issued: list[Issued] = field(factory=list)
+    communicators: list[FakeCommunicator] = field(factory=list)
+
+    def get_process_group_ranks(self, group: Group) -> list[int]:
+        """In the place of torch.distributed's."""
+        return group.ranks
+
+    def end(self, ranks: Sequence[int], rank: int) -> NcclBackend:
+        """The backend of a rank in a group."""
+
+        def communicator(members: Sequence[int], place: int) -> FakeCommunicator:
+            assert members[place] == rank
+            self.communicators.append(FakeCommunicator(self, members))
+            return self.communicators[-1]
+
+        return NcclBackend(Group(list(ranks), rank), CPU, communicator, communicator)
+
+
+def install(monkeypatch: Any) -> FakeJob:
+    """Put a fake in the place of torch.distributed, and the host in that of CUDA's streams."""
+    fake = FakeJob()
+    monkeypatch.setattr(nccl, "dist", fake)
+    monkeypatch.setattr(nccl, "_FIRST_SUMS", (1,))
+    monkeypatch.setattr(NcclBackend, "_open", 0)
+    monkeypatch.setitem(streams._KINDS, "cpu", HostStreams())
+    return fake
+
+
+class HostStreams(streams.Streams):
+    """Streams of a device that runs operations synchronously."""
+
+    def new(self, device: torch.device, urgent: bool) -> Any:
+        return object()
+
+    def current(self, device: torch.device) -> Any:
+        return None
+
+    def using(self, *_: Any) -> Any:
+        return nullcontext()
+
+    def record(self, stream: Any, *, timed: bool = False) -> float:
+        return 0.0
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """It has run."""
+
+    def upload(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
+        return tensor.clone()
+
+    def download(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.clone()
+
+    def finish(self, stream: Any) -> None:
+        """It has run."""
+
+    def synchronize(self, device: torch.device) -> None:
+        """It has run."""
+
+    def elapsed_s(self, start: float, end: float) -> float:
+        return end - start
+
+
+class GlooCommunicator:
+    """Gloo in the place of NCCL: the host waits for receives, and not for sends."""
+
+    def __init__(self, ranks: Sequence[int], place: int) -> None:
+        store = group_store("nccl", ranks, place)
+        self._group: Any = dist.ProcessGroupGloo(store, place, len(ranks), timedelta(seconds=600))
+        self._sent: list[Any] = []
+
+    def send(self, tensor: torch.Tensor, rank: int) -> None:
+        kept = tensor.clone()  # the slot is used again, and gloo's send ends with its receive
+        self._sent.append((kept, self._group.send([kept], rank, 0)))
+
+    def receive(self, tensor: torch.Tensor, rank: int) -> None:
+        self._group.recv([tensor], rank, 0).wait()
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        self._group.allreduce([tensor]).wait()
+
+    def broadcast(self, tensor: torch.Tensor, rank: int) -> None:
+        options = dist.BroadcastOptions()
+        options.rootRank, options.rootTensor = rank, 0
+        self._group.broadcast([tensor], options).wait()
+
+    def close(self) -> None:
+        for _, work in self._sent:
+            work.wait()
+
+
+def over_gloo(group: Any) -> NcclBackend:
+    """This rank's end."""
+    streams._KINDS.setdefault("cpu", HostStreams())
+    return NcclBackend(group, CPU, GlooCommunicator, GlooCommunicator)
+
+
+OVER_GLOO = BackendKind("nccl over gloo", "for tests", ranks=over_gloo, detects_dead_peers=False)
