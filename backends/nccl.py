@@ -237,9 +237,14 @@ class NcclBackend(Backend):
 
     def broadcast(self, tensors: Sequence[Tensor], source: int) -> Handle:
         views = [_bytes_of(tensor) for tensor in tensors if tensor.numel()]
-        return self._together([*tensors, *views], lambda each: [each.broadcast(view, source) for view in views])
 
-    def _together(self, tensors: Sequence[Tensor], run: Callable[[Communicator], Any]) -> Handle:
+        def run(communicator: Communicator) -> None:
+            for view in views:
+                communicator.broadcast(view, source)
+
+        return self._together([*tensors, *views], run)
+
+    def _together(self, tensors: Sequence[Tensor], run: Callable[[Communicator], None]) -> Handle:
         """Issue operations of all ranks to the stream of their communicator, on which they run."""
         streams, stream = self._streams, self._streams.named(stream_name(self._ranks), self._gpu, urgent=True)
         ready = self._ready()

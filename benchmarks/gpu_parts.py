@@ -156,7 +156,8 @@ def versions(size: Size) -> Found:
         model, batch = model_of(size), batch_of(size)
         pipe = pipeline_of(size, 2, model, step, batch)
         pipe.step(batch)
-        with profile(activities=activities) as seen:
+        everywhere = torch._C._profiler._ExperimentalConfig(profile_all_threads=True)  # stages run on threads
+        with profile(activities=activities, experimental_config=everywhere) as seen:
             pipe.step(batch)
             synchronize(size.where)
         pipe.close()

@@ -12,6 +12,7 @@ Clocks also run at different speeds, by some microseconds in a second, so each t
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,7 +38,8 @@ def offset_of(rounds: Sequence[tuple[int, int, int]]) -> int:
 def clock_offset_ns() -> int:
     """Nanoseconds that ``time.perf_counter_ns`` is ahead of rank 0's; all ranks of the job call it together."""
     rank, size = dist.get_rank(), dist.get_world_size()
-    types = {device.type for device in dist.group.WORLD._device_types}
+    world: Any = dist.group.WORLD
+    types = {device.type for device in world._device_types}
     on_host = "cpu" in types
     where = torch.device("cpu") if on_host else torch.device(types.pop(), torch.accelerator.current_device_index())
     offsets = torch.zeros(size, dtype=torch.int64, device=where)

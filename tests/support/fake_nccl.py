@@ -4,8 +4,8 @@
 backend's own code moves bytes between processes on the CPU, over gloo in place of NCCL.
 """
 
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -104,7 +104,12 @@ def install(monkeypatch: Any) -> FakeJob:
 
 
 class HostStreams(streams.Streams):
-    """Streams of a device that runs operations synchronously."""
+    """Streams of a device that runs operations synchronously, but for sends: an event has those of its stream."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active: Any = None
+        self.sends: dict[Any, list[Any]] = {}
 
     def new(self, device: torch.device, urgent: bool) -> Any:
         return object()
@@ -112,14 +117,19 @@ class HostStreams(streams.Streams):
     def current(self, device: torch.device) -> Any:
         return None
 
-    def using(self, *_: Any) -> Any:
-        return nullcontext()
+    @contextmanager
+    def using(self, *given: Any) -> Iterator[None]:
+        before, self.active = self.active, given[-1]
+        yield
+        self.active = before
 
-    def record(self, stream: Any, *, timed: bool = False) -> float:
-        return 0.0
+    def record(self, stream: Any, *, timed: bool = False) -> list[Any]:
+        return list(self.sends.get(stream, ()))
 
-    def wait(self, stream: Any, event: Any) -> None:
-        """It has run."""
+    def wait(self, stream: Any, event: list[Any]) -> None:
+        if stream is None:  # the end of a transfer, before the caller uses its tensors
+            for send in event:
+                send.wait()
 
     def upload(self, tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
         return tensor.clone()
@@ -133,8 +143,8 @@ class HostStreams(streams.Streams):
     def synchronize(self, device: torch.device) -> None:
         """It has run."""
 
-    def elapsed_s(self, start: float, end: float) -> float:
-        return end - start
+    def elapsed_s(self, start: Any, end: Any) -> float:
+        return 1e-6
 
 
 class GlooCommunicator:
@@ -142,12 +152,12 @@ class GlooCommunicator:
 
     def __init__(self, ranks: Sequence[int], place: int) -> None:
         store = group_store("nccl", ranks, place)
+        self._streams: Any = streams._KINDS["cpu"]
         self._group: Any = dist.ProcessGroupGloo(store, place, len(ranks), timedelta(seconds=600))
-        self._sent: list[Any] = []
 
     def send(self, tensor: torch.Tensor, rank: int) -> None:
         kept = tensor.clone()  # the slot is used again, and gloo's send ends with its receive
-        self._sent.append((kept, self._group.send([kept], rank, 0)))
+        self._streams.sends.setdefault(self._streams.active, []).append(_Sent(kept, self._group.send([kept], rank, 0)))
 
     def receive(self, tensor: torch.Tensor, rank: int) -> None:
         self._group.recv([tensor], rank, 0).wait()
@@ -161,8 +171,20 @@ class GlooCommunicator:
         self._group.broadcast([tensor], options).wait()
 
     def close(self) -> None:
-        for _, work in self._sent:
-            work.wait()
+        """Gloo's group ends with its last reference."""
+
+
+@define(eq=False)
+class _Sent:
+    """A send in flight, with its tensor."""
+
+    tensor: torch.Tensor
+    work: Any
+
+    def wait(self) -> None:
+        if self.work is not None:
+            self.work.wait()
+        self.work = None
 
 
 def over_gloo(group: Any) -> NcclBackend:
