@@ -61,7 +61,8 @@ def broadcast_data(value: Any, source: int) -> Any:
 def _bytes(value: Any, group: Any) -> Tensor:
     """A value's bytes, on a device that the group's collectives support."""
     data = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8)
-    where = (group or dist.group.WORLD)._device_types
+    own: Any = group or dist.group.WORLD
+    where = own._device_types
     if any(device.type == "cpu" for device in where):
         return data
     return data.to(torch.device(where[0].type, torch.accelerator.current_device_index()))

@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import cache
 from importlib import import_module
+from pathlib import Path, PurePath
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -98,7 +99,7 @@ def _fields(value: Any, path: str) -> Any:
 
 
 @cache
-def _init_fields(kind: type) -> tuple[Any, ...]:
+def _init_fields(kind: Any) -> tuple[Any, ...]:
     return tuple(field for field in attrs.fields(kind) if field.init)
 
 
@@ -213,6 +214,7 @@ _KINDS: dict[str, tuple[Callable[[Any], bool], _Pack, _Unpack]] = {
         lambda v, p, o: [str(v).removeprefix("torch.")],
         lambda g, _: _dtype(g[0]),
     ),
+    "path": (lambda v: isinstance(v, PurePath), lambda v, p, o: [str(v)], lambda g, _: Path(g[0])),
     "device": (lambda v: isinstance(v, torch.device), lambda v, p, o: [str(v)], lambda g, _: torch.device(g[0])),
 }  # fmt: skip
 """Tag → whether a value is of this kind, its parts as JSON, and the value of the parts."""

@@ -5,7 +5,6 @@ Trainer.fit ──▶ training_step(batch) ──▶ pipe.step(batch): forward, 
             ──▶ save_checkpoint ──▶ FILE.ckpt, as lightning reads it, and FILE.ckpt.pipeline/ (optimizer, counts)
 """
 
-import json
 import os
 import shutil
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from torch import Tensor
 from torch.utils.data import RandomSampler
 
 from ..api import pipeline
+from ..backends.data_collectives import broadcast_data
 from ..core.errors import RequestError
 from ..runtimes.pipeline import Pipeline
 from .lightning_steps import Logged, detached, loss_of, prediction
@@ -84,14 +84,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
         """A value of one rank on all of them, such as the name of a checkpoint."""
         if not dist.is_initialized():
             return obj
-        data = torch.frombuffer(
-            bytearray(json.dumps(obj).encode()), dtype=torch.uint8
-        )  # between ranks there is plain data
-        size = torch.tensor(len(data))
-        dist.broadcast(size, src)
-        data = data if self.global_rank == src else torch.empty(int(size), dtype=torch.uint8)
-        dist.broadcast(data, src)
-        return json.loads(bytes(data.tolist()))
+        return broadcast_data(obj, src)
 
     def process_dataloader(self, dataloader: Any) -> Any:
         """Let all ranks draw the same order of samples, whatever else they draw."""

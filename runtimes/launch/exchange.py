@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 
 class Exchange(ABC):
@@ -24,8 +24,8 @@ class Exchange(ABC):
 class OneProcess(Exchange):
     """The exchange of a team whose devices are threads of one process."""
 
-    number: ClassVar[int] = 0
-    count: ClassVar[int] = 1
+    def __init__(self) -> None:
+        self.number, self.count = 0, 1
 
     def gather(self, value: Any) -> list[Any]:
         return [value]

@@ -4,6 +4,7 @@ import json
 import math
 import pickle
 from collections import Counter, OrderedDict, defaultdict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -50,6 +51,7 @@ def test_plain_data_is_equal_after_json(value):
         Counter({3: 2, 1: 1}),
         {1, 2},
         torch.bfloat16,
+        Path("a/b"),
         torch.device("cuda", 1),
     ],
 )

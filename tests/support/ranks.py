@@ -7,6 +7,7 @@ import importlib
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -537,6 +538,44 @@ def resumed(team):
         pipe.checkpoint(folder / "a")
     mine = {name: p.tolist() for name, p in pipe.model.named_parameters() if not p.is_meta}
     return {"losses": losses, "rates": pipe.learning_rates, "parameters": mine, "steps": pipe.steps}
+
+
+@captures((GPT, torch.float64, 8, 4))
+def saving(team):
+    """Checkpoints that are written while ranks train, and ones that one rank alone cannot write or refuses."""
+    folder, rank = Path(sys.argv[2], "saving"), team.rank_here
+    pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
+
+    def loss():
+        return pipe.step(tokens(8)).item().hex()
+
+    loss()
+    pipe.checkpoint(folder / "step-1", wait=False)
+    second = loss()
+    pipe.checkpoint(folder / "step-2", wait=False)
+    third = loss()
+    pipe.wait_for_checkpoint()
+    pipe.resume(folder / "step-1")
+    found = {"again": [loss(), loss()] == [second, third], "files": sorted(os.listdir(folder / "step-1"))}
+    own = shutil.copytree(folder / "step-1", folder / f"own{rank}")
+    others = sorted(own.glob("tensors*"))
+    if rank == 1:
+        data = bytearray(others[rank].read_bytes())
+        data[-1] ^= 1
+        others[rank].write_bytes(data)
+    found["flipped on rank 1"] = refusal(lambda: pipe.resume(own))
+    found["another on rank 1"] = refusal(lambda: pipe.resume(folder / f"step-{1 + rank}"))
+    found["folder of rank 1"] = refusal(lambda: pipe.checkpoint(folder / f"other{rank}" / "a"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if rank == 1 else limits[0], limits[1]))
+    found["written on rank 0 alone"] = refusal(lambda: pipe.checkpoint(folder / "step-3"))
+    pipe.checkpoint(folder / "step-3", wait=False)
+    loss()
+    found["later"] = refusal(pipe.wait_for_checkpoint)
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    pipe.checkpoint(folder / "step-3", keep=1)
+    found["left"] = sorted(path.name for path in folder.iterdir() if not path.name.startswith("o"))
+    return found
 
 
 @captures((GPT, torch.float32, 8, 4))
