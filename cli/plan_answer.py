@@ -10,6 +10,7 @@ from attrs import frozen
 from ..core.costs.costs import StageCosts
 from ..core.costs.module_names import module_ranges
 from ..core.documents import as_plain
+from ..core.evaluate import ratios
 from ..core.evaluate.idle import IdleTime
 from ..core.plan.plan import Plan, Prediction
 from ..core.plan.wording import plan_size
@@ -239,7 +240,7 @@ def efficiency(plan: Plan) -> float:
     """Σ compute ÷ (devices × predicted step); compute is F, I and W of all operators and microbatches."""
     prediction = _prediction(plan)
     total_s = plan.microbatches * sum(compute_s(cost) for cost in prediction.costs)
-    return total_s / (plan.devices * prediction.step_s) if prediction.step_s else 0.0
+    return ratios.efficiency(total_s, plan.devices, prediction.step_s)
 
 
 def compute_s(cost: StageCosts) -> float:

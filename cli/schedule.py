@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 
 from ..core.errors import InfeasibleError, RequestError
+from ..core.evaluate.ratios import bubble_ratio
 from ..core.report.chart import schedule_svg
 from ..core.schedules.building_block import read_block
 from ..core.schedules.meaning import meaning_of
@@ -219,7 +220,7 @@ def _show(scored: Scored) -> None:
             f"(gap {scored.gap:.1%})"
         )
     rows = [
-        (str(device), len(actions), busy, 1 - busy / result.makespan if result.makespan else 0.0, peak)
+        (str(device), len(actions), busy, bubble_ratio(busy, result.makespan), peak)
         for device, (actions, busy, peak) in enumerate(
             zip(scored.schedule.device_actions, result.busy, answer["peak_memory"], strict=True)
         )

@@ -9,6 +9,7 @@ from ..core.actions import WORK_KINDS, Action
 from ..core.cluster.cluster import Cluster, Device
 from ..core.costs.costs import StageCosts
 from ..core.evaluate.kept import Kept, kept_tensors
+from ..core.evaluate.ratios import bubble_ratio
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues
 from ..core.plan.residency import Timeline, device_timelines
@@ -77,7 +78,7 @@ class SimulationResult:
     @property
     def bubble_ratio(self) -> float:
         """1 − the busiest device's compute time ÷ step time."""
-        return 1 - max(self.busy_s) / self.step_s if self.step_s else 0.0
+        return bubble_ratio(max(self.busy_s), self.step_s)
 
     @cached_property
     def devices(self) -> tuple[Device, ...]:

@@ -22,6 +22,7 @@ from ..errors import RequestError
 from ..plan.memory import saved_bytes
 from .coding import BOTH, CODE, FORWARD, INPUT, KIND, KINDS
 from .host_queue import HostQueue, TimedCopy, away_bytes
+from .ratios import bubble_ratio
 
 HopDelay = float | Callable[[int, int, float], float]
 """Delay of a message between two devices: one number for all, or a function of sending device, receiving device and
@@ -152,8 +153,8 @@ class Evaluator:
             ends=tuple(map(tuple, ends)),
             makespan=makespan,
             stage_span=stage_span,
-            bubble_ratio=1 - busiest / makespan if makespan else 0.0,
-            stage_span_bubble_ratio=1 - busiest / stage_span if stage_span else 0.0,
+            bubble_ratio=bubble_ratio(busiest, makespan),
+            stage_span_bubble_ratio=bubble_ratio(busiest, stage_span),
             busy=tuple(busy),
             peak_memory=tuple(peak for peak, _ in peaks),
             peak_position=tuple(position for _, position in peaks),

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from ..actions import WORK_KINDS
+from ..evaluate.ratios import bubble_ratio
 from .trace import HOST_MEMORY, MEMORY_KINDS, Trace
 
 TOTAL = "total"
@@ -15,7 +16,7 @@ def bubble_per_device(trace: Trace) -> tuple[float, ...]:
     for event in trace.events:
         if event.action.kind in WORK_KINDS:
             busy[event.device] += event.end_s - event.start_s
-    return tuple(1 - time / trace.step_s if trace.step_s > 0 else 0.0 for time in busy)
+    return tuple(bubble_ratio(time, trace.step_s) for time in busy)
 
 
 def memory_kinds(trace: Trace) -> tuple[str, ...]:

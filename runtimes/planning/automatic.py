@@ -22,6 +22,7 @@ from ...core.cluster.cluster import Cluster
 from ...core.costs.costs import StageCosts
 from ...core.costs.graph import OpGraph
 from ...core.errors import InfeasibleError, RequestError
+from ...core.evaluate import ratios
 from ...core.offload.request import check_offload_request
 from ...core.plan.derive import recomputed_stages
 from ...core.plan.plan import Plan
@@ -254,7 +255,7 @@ def efficiency(plan: Plan) -> float:
     """Mean share of the predicted step in which devices compute: more stages can gain at most the rest."""
     assert plan.prediction is not None
     busy = sum(cost.forward_s + cost.full_backward_s for cost in plan.prediction.costs) * plan.microbatches
-    return busy / (plan.devices * plan.prediction.step_s)
+    return ratios.efficiency(busy, plan.devices, plan.prediction.step_s)
 
 
 def _bubble(plan: Plan) -> float:

@@ -6,6 +6,7 @@ from html import escape
 from attrs import frozen
 
 from ...actions import Kind
+from ...evaluate.ratios import bubble_ratio
 from ...trace.compare import compare
 from ...trace.trace import COMPUTE_QUEUE, Trace, TraceEvent
 from .elements import HUES, NAMES, STYLE, class_name, colours, px, time_axis
@@ -153,7 +154,7 @@ def _lanes(steps: Sequence[Step], device: int, chunks: dict[int, int], axis: Axi
         yield f'<rect class="lane" y="{px(y)}" width="{px(axis.width)}" height="{px(LANE)}"/>'
         yield from (_action(event, step, chunks, axis, y) for event in events)
         busy = sum(event.end_s - event.start_s for event in events if _drawn(event))
-        idle = 1 - busy / step.trace.step_s if step.trace.step_s else 0.0
+        idle = bubble_ratio(busy, step.trace.step_s)
         yield f'<text class="s" x="{px(axis.width + 8)}" y="{px(y + LANE / 2 + 4)}">{idle:.1%} bubble</text>'
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from ...actions import Action, Kind
+from ...evaluate.ratios import bubble_ratio
 from ...schedules.scored import Scored
 from .curve import curves_of, phases
 from .elements import HUES, NAMES, STYLE, class_name, colours, px, time_axis
@@ -100,7 +101,7 @@ def _lanes(scored: Scored, axis: Axis) -> Iterator[str]:
                     f'<rect x="{px(left)}" y="{px(y)}" width="{px(right - left)}" height="{px(PHASE)}" '
                     f'fill="{colour}"><title>{name} of device {device}: {start:.6g} to {end:.6g}</title></rect>'
                 )
-        idle = 1 - result.busy[device] / result.makespan if result.makespan else 0.0
+        idle = bubble_ratio(result.busy[device], result.makespan)
         yield f'<text class="s" x="{px(axis.width + 8)}" y="{px(y + PHASE + LANE / 2 + 4)}">{idle:.1%} idle</text>'
         for action, start, end in zip(actions, starts, ends, strict=True):
             yield _action(action, chunks[action.stage], device, (start, end), (axis.x(start), axis.x(end)), y + PHASE)

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts
 from ...evaluate.host_queue import TimedCopy, away_bytes
+from ...evaluate.ratios import bubble_ratio
 from ...evaluate.reduction import reduction_time, step_ends, sync_time
 from ...evaluate.reference import Evaluation, evaluate
 from ...offload.host_links import host_links
@@ -38,8 +39,7 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
         for device in range(plan.devices)
     ]
     step_s = max(ends)
-    busiest = max(times.busy, default=0.0)
-    return Score(step_s, tuple(peaks), times.peak_memory, 1 - busiest / step_s if step_s else 0.0)
+    return Score(step_s, tuple(peaks), times.peak_memory, bubble_ratio(max(times.busy, default=0.0), step_s))
 
 
 def _replicas(
