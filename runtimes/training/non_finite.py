@@ -94,6 +94,8 @@ class LossCheck:
             self.in_a_row = 0
             self._finite = {device: record.peaks or {} for device, record in done.records.items()}
             return None
+        if self.mode == WARN and ending is Ending.STEP and not updated:
+            return None  # a scaler has skipped the update, which is its use
         self.in_a_row += 1
         if self.mode == WARN and self.in_a_row > 1:
             return None
