@@ -68,6 +68,7 @@ def pipeline(
     on_nonfinite: str | None = "warn",
     monitor: Monitor | Sequence[Monitor] | None = None,
     progress: bool | Progress = True,
+    timeout_s: float | None = None,
 ) -> Pipeline:
     """Make a model ready to train as a pipeline.
 
@@ -179,6 +180,10 @@ def pipeline(
             are timed, as by ``trace_step``.
         progress: True shows the phases of planning on standard error, on rank 0; False shows nothing; a function is
             called as ``progress(phase, done, total)``, with 0 and 0 for a phase without parts.
+        timeout_s: the seconds that a rank (a device, between threads) waits for others that make no progress. Then all
+            ranks end with a line that names who waits for whom in which action, and what the late rank did last. An
+            action, such as one forward of a stage, is progress when it ends; a pause of all ranks between steps is no
+            wait. None is the environment variable ``PANPIPE_TIMEOUT_S``, or 300.
 
     Returns:
         The pipeline; its ``step(batch)`` trains.
@@ -217,6 +222,7 @@ def pipeline(
         batch_dims=batch_dims,
         offload=offload,
         monitors=monitor,
+        timeout_s=timeout_s,
     )
     virtual = SimulatedDevices(options) if options.simulated else None
     with shown(progress, (rank_of_job() or (0, 1))[0] == 0) as report:

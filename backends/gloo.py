@@ -10,6 +10,7 @@ import re
 import time
 from collections import deque
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +22,8 @@ from .contract import Backend, Handle
 from .group_store import group_store
 from .kind import BackendKind
 
+ENDLESS = timedelta(days=365)
+"""The limit of a group's waits: the runtime decides how long ranks wait for each other."""
 LATE_BELOW_BYTES = 1 << 16
 """Receives of messages below this size are posted late: one at a time, when the one before it has arrived.
 
@@ -194,8 +197,7 @@ _CLOSED = ("Connection closed by peer", "Connection reset by peer", "Broken pipe
 
 def _gloo_group(ranks: Sequence[int], place: int) -> Any:
     """Create a gloo group of some ranks of the job; collective over these ranks alone."""
-    timeout = dist.distributed_c10d.default_pg_timeout
-    return dist.ProcessGroupGloo(group_store("gloo", ranks, place), place, len(ranks), timeout)
+    return dist.ProcessGroupGloo(group_store("gloo", ranks, place), place, len(ranks), ENDLESS)
 
 
 def _on_host(buffers: Sequence[Tensor]) -> Sequence[Tensor]:

@@ -43,17 +43,22 @@ class WorkerError(PanpipeError):
     Args:
         message: one line.
         suspects: the ranks of which one stopped, if the transport does not report which.
+
+    Attributes:
+        lost: the ranks that a transport lost, of which at least one stopped; empty if no transport failed.
     """
 
     def __init__(self, message: str, suspects: Sequence[int] = ()) -> None:
         super().__init__(message)
-        self.suspects = tuple(suspects)
+        self.suspects = self.lost = tuple(suspects)
 
     @classmethod
     def stopped_answering(cls, ranks: Sequence[int], why: object) -> Self:
         """The error for a rank that is lost, or for one of several where the transport does not report which."""
         if len(ranks) == 1:
-            return cls(f"rank {ranks[0]} stopped answering: {why}")
+            found = cls(f"rank {ranks[0]} stopped answering: {why}")
+            found.lost = tuple(ranks)
+            return found
         return cls(f"one of ranks {', '.join(map(str, ranks))} stopped answering: {why}", ranks)
 
     def details(self) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from .devices.compute import compute_device
 from .devices.devices import of_rank, place
 from .devices.heap import SMALL, keep_freed_memory
 from .engine.clocked import VirtualDevices
+from .launch.activity import HERE
 from .launch.agreement import check_same, model_in_words
 from .launch.launch import make_team, mesh_for, rank_of_job, virtual_team, world_size
 from .launch.progress import Report, silent
@@ -59,6 +60,14 @@ def build_pipeline(
         RequestError: an argument is wrong.
         InfeasibleError: no plan fits in memory.
     """
+    with HERE.inside("pipeline()"):
+        return _build(model, step, batch, options, virtual, report)
+
+
+def _build(
+    model: nn.Module, step: StepFunction, batch: Any, options: PipelineOptions, virtual: VirtualDevices | None,
+    report: Report,
+) -> Pipeline:  # fmt: skip
     kind = options.check(model)
     refuse_inference_tensors(model)
     # All checks of the arguments alone are done: what follows takes time.
@@ -99,7 +108,7 @@ def _team(options: PipelineOptions, plan: Plan | None, kind: str, on: torch.devi
         torch.cuda.set_device(of_rank(devices.named, *rank) if devices.given else on)
     if options.simulated:
         return virtual_team(mesh, options.backend)
-    return make_team(mesh, options.backend, kind, devices.share)
+    return make_team(mesh, options.backend, kind, devices.share, options.timeout_s)
 
 
 class _Builder:
@@ -207,7 +216,7 @@ def _end(team: Team, failure: BaseException) -> None:
     """Close the team of a pipeline that cannot be built, and report a failure of this rank alone to the others."""
     if not isinstance(failure, PanpipeError):
         team.fail(failure)
-    team.close()
+    team.close(failure)
 
 
 def _predicted_again(plan: Plan, changed: Plan, oracle: Oracle) -> Plan:

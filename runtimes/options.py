@@ -19,6 +19,7 @@ from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshWish, mesh_for, mesh_in_simulator
 from .monitor.monitors import Monitor, monitors_of
+from .launch.timeout import timeout_of
 from .optimizer.training import Training
 from .planning.options import PlanningOptions
 from .programs.options import MAX_SHAPES, check_max_shapes
@@ -104,6 +105,7 @@ class PipelineOptions:
         offload: what leaves the devices between F and the backward; None for what the plan has, and for nothing in an
             automatic one.
         monitors: functions that are called with the numbers of each step.
+        timeout_s: seconds without progress that devices wait for each other.
 
     Raises:
         RequestError: an argument is invalid, or two of them contradict each other.
@@ -123,6 +125,7 @@ class PipelineOptions:
     batch_dims: Any = FIND
     offload: OffloadRequest | None = None
     monitors: tuple[Monitor, ...] = field(default=(), converter=monitors_of)
+    timeout_s: float = field(default=None, converter=timeout_of)
 
     def __attrs_post_init__(self) -> None:
         if self.target not in TARGETS:

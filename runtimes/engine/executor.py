@@ -26,6 +26,7 @@ from ...core.plan.plan import Plan
 from ...core.trace.trace import COMPUTE_QUEUE
 from ..devices.compute import ComputeQueue
 from ..devices.heap import give_back_freed_memory
+from ..launch.activity import Activity
 from ..offload.device_offload import DeviceOffload
 from ..optimizer.state import StageState
 from ..optimizer.update import Ending, Update
@@ -81,6 +82,7 @@ class Executor:
         update: this device's part of the update.
         replicas: this device's end of the transport to its replicas; None for one replica.
         offload: copies saved tensors to the host and back; None if the plan has no such copies.
+        activity: notes the current action; None to note nothing.
     """
 
     def __init__(
@@ -92,8 +94,9 @@ class Executor:
         update: Update,
         replicas: Backend | None = None,
         offload: DeviceOffload | None = None,
+        activity: Activity | None = None,
     ) -> None:
-        self._offload = offload
+        self._offload, self._activity = offload, activity or Activity()
         self.device = backend.device
         self.backend = backend
         self._queue = queue
@@ -251,6 +254,7 @@ class Executor:
         self._frame.backend = self.backend
         with torch.no_grad():
             if before_update is not None:
+                self._activity.doing("the end of the step")
                 before_update(record)
             self._run_in_order(_until(bound.update, ending), events)
             if self.update.has_no_stage and ending is not Ending.KEEP:
@@ -268,14 +272,18 @@ class Executor:
         self._frame.wait_pending()
 
     def _run_in_order(self, instructions: Sequence[Instruction], events: list[MarkedEvent] | None) -> None:
+        activity = self._activity
         if events is None:
-            for _, wait, run, _, _, _ in instructions:
+            for action, wait, run, _, _, _ in instructions:
+                activity.what = action
+                activity.count += 1
                 if wait is not None:
                     wait()
                 run()
             return
         mark = self._queue.mark
         for action, wait, run, _, where, moved in instructions:
+            activity.doing(action)
             if wait is not None:
                 wait()
             start = mark()

@@ -57,6 +57,8 @@ class Workers:
         self._training, self._norm_parameters = training, norm_parameters
         self.queues = {local: compute_queue(where[local], local) for local in team.local}
         self._executors: dict[int, Executor] = {}
+        for device, activity in team.activities.items():
+            activity.stages = tuple(stage.index for stage in plan.stages_on(device))
 
     def run(
         self,
@@ -160,7 +162,7 @@ class Workers:
             )
             self._executors[device] = Executor(
                 self._plan, backend, self.queues[device], reduction, update, self._team.replicas_of(device),
-                self._offload.get(device),
+                self._offload.get(device), self._team.activities.get(device),
             )  # fmt: skip
         self._executors[device].backend = backend
         return self._executors[device]

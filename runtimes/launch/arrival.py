@@ -7,34 +7,39 @@ from typing import Any
 
 import torch.distributed as dist
 
+from ...backends.gloo import ENDLESS
 from ...core.errors import RequestError, WorkerError
+from .activity import HERE
+from .address import listen_for_store
 from .lost_ranks import hosts_store, not_arrived, uses_agent_store
 from .watch import FAILURE_KEY, acknowledge, linger
 
-ARRIVAL_S = 300.0
-"""Seconds that ranks wait for each other: one may still read its model while another has captured it."""
 _POLL_S = 0.1
 
 
-def join(timeout_s: float) -> None:
+def join(timeout_s: float) -> str:
     """Wait for every rank of the job, and create the default process group if there is none.
 
     Args:
         timeout_s: most seconds to wait.
+
+    Returns:
+        The name of this meeting in the store, the same on all ranks.
 
     Raises:
         WorkerError: a rank did not arrive; the message names it.
     """
     if dist.is_initialized():
         rank, size = dist.get_rank(), dist.get_world_size()
-        _meet(dist.distributed_c10d._get_default_store(), rank, size, timeout_s)
-        return
+        return _meet(dist.distributed_c10d._get_default_store(), rank, size, timeout_s)
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     store = _store(rank, size, timeout_s)
     meeting = _meet(store, rank, size, timeout_s)
     # Without a prefix, a later group in the same store would read an earlier one's addresses.
     own = dist.distributed_c10d.PrefixStore(meeting, store)
-    dist.init_process_group("gloo", store=own, rank=rank, world_size=size)
+    with HERE.waiting(tuple(other for other in range(size) if other != rank), "the connection of the ranks"):
+        dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=ENDLESS)
+    return meeting
 
 
 def _store(rank: int, size: int, timeout_s: float) -> Any:
@@ -49,10 +54,14 @@ def _store(rank: int, size: int, timeout_s: float) -> Any:
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
     hosting = rank == 0 and not uses_agent_store()
+    listening = listen_for_store(address, int(port)) if hosting else None
+    given = {} if listening is None else {"master_listen_fd": listening.detach()}
     try:
+        # Several tenants: the user's own process group may use this store, too.
         store = TCPStore(
-            address, int(port), size, hosting, timedelta(seconds=timeout_s), wait_for_workers=False, multi_tenant=True
-        )
+            address, int(port), size, hosting, timedelta(seconds=timeout_s), wait_for_workers=False, multi_tenant=True,
+            **given,
+        )  # fmt: skip
     except RuntimeError as error:
         who = "the process that started the job" if uses_agent_store() else "rank 0"
         raise WorkerError(

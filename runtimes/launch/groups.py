@@ -5,6 +5,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from ...backends.data_collectives import all_gather_data
+from ...backends.gloo import ENDLESS
 from ...core.cluster.mesh import DATA, PIPELINE, Mesh, mesh_of
 from ...core.errors import RequestError
 
@@ -26,7 +27,11 @@ def device_mesh(wanted: Mesh | DeviceMesh | None) -> tuple[Mesh, DeviceMesh]:
     if mesh.data == 1 and mesh.devices is None:
         return mesh, init_device_mesh("cpu", (ranks,), mesh_dim_names=(PIPELINE,))
     table = torch.tensor(mesh.cluster_devices).view(mesh.data, mesh.pipeline)
-    return mesh, DeviceMesh("cpu", table, mesh_dim_names=(DATA, PIPELINE))
+    groups = DeviceMesh("cpu", table, mesh_dim_names=(DATA, PIPELINE))
+    for name in (DATA, PIPELINE):
+        if groups.get_group(name) is not dist.group.WORLD:
+            groups.get_group(name)._get_backend(torch.device("cpu"))._set_default_timeout(ENDLESS)
+    return mesh, groups
 
 
 def described(found: DeviceMesh) -> Mesh:

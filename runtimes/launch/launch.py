@@ -3,7 +3,6 @@
 Under ``torchrun``, or in a process group, a process is a rank; otherwise all devices are threads of the process.
 """
 
-import math
 import os
 import warnings
 from collections.abc import Callable
@@ -21,15 +20,16 @@ from .groups import described
 from .rank_team import RankTeam
 from .team import Team, ThreadTeam
 
-ARRIVAL_VARIABLE = "PANPIPE_ARRIVAL_S"
-"""The environment variable with the seconds that ranks wait for each other."""
-
 MeshWish = Mesh | MeshShape | DeviceMesh | None
 """A mesh, or its known dimensions before the number of ranks is known."""
 
 
 def make_team(
-    mesh: MeshWish = None, backend: str | BackendKind | None = None, device_type: str = "cpu", share: bool = False
+    mesh: MeshWish = None,
+    backend: str | BackendKind | None = None,
+    device_type: str = "cpu",
+    share: bool = False,
+    timeout_s: float | None = None,
 ) -> Team:
     """The team for this process: ranks under ``torchrun`` or in a process group, threads otherwise.
 
@@ -39,6 +39,7 @@ def make_team(
             otherwise gloo.
         device_type: of the team's devices.
         share: whether ranks share GPUs, which nccl does not support.
+        timeout_s: seconds without progress that devices wait for each other; None as in `timeout_of`.
 
     Raises:
         RequestError: the backend is unknown or does not fit this launch, or the number of ranks is another one.
@@ -51,13 +52,13 @@ def make_team(
             raise RequestError(
                 f"backend '{kind.name}' needs ranks: start the script with torchrun, or use backend='memcpy'"
             )
-        return ThreadTeam(_in_one_process(mesh).pipeline, kind)
+        return ThreadTeam(_in_one_process(mesh).pipeline, kind, timeout_s)
     if kind.ranks is None:
         raise RequestError(
             f"backend '{kind.name}' connects threads of one process and this is one of {world} ranks: "
             "start the script without torchrun, or use backend='gloo'"
         )
-    return RankTeam(kind, _arrival_s(), _over_ranks(mesh, world))
+    return RankTeam(kind, timeout_s, _over_ranks(mesh, world))
 
 
 def _between_ranks(device_type: str, share: bool) -> str:
@@ -67,7 +68,7 @@ def _between_ranks(device_type: str, share: bool) -> str:
     reason = "ranks share GPUs" if share else nccl.KIND.unavailable
     if reason is None:
         return "nccl"
-    warnings.warn(f"messages go over gloo, through the host's memory, and not over nccl: {reason}", stacklevel=6)
+    warnings.warn(f"messages go over gloo, through the host's memory, and not over nccl: {reason}", stacklevel=7)
     return "gloo"
 
 
@@ -147,22 +148,6 @@ def world_size() -> int | None:
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
-
-
-def _arrival_s() -> float | None:
-    """The user's limit on the time that ranks wait for each other, in seconds."""
-    given = os.environ.get(ARRIVAL_VARIABLE)
-    if given is None:
-        return None
-    try:
-        seconds = float(given)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds < math.inf:
-        raise RequestError(
-            f"{ARRIVAL_VARIABLE} is '{given}': ranks wait for each other a number of seconds above 0; give one"
-        )
-    return seconds
 
 
 def virtual_team(mesh: MeshWish, backend: str | BackendKind | None) -> Team:

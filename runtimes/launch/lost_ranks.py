@@ -5,7 +5,8 @@
     a connection that ended (`peer_connections`)        that rank's process ended
     a transport's failure                               a rank stopped answering; of a sum, one of several ranks did
     heartbeats in the job's store, twice a second       which of several is silent
-    counts of who entered a collective, who arrived     a rank is absent; it may be alive
+    who arrived                                         a rank is absent; it may be alive
+    positions (`positions`)                             a rank makes no progress, or has left
     the end of the store                                its host stopped, unless it left before
 
 A rank is named as lost if it is known to be. Where a transport suspects several, the silent ones among them are.
@@ -13,7 +14,7 @@ A rank is named as lost if it is known to be. Where a transport suspects several
 
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ...backends.gloo import lost
@@ -65,11 +66,18 @@ def reason_of(failure: BaseException, rank: int, others: Sequence[int], store: A
     return stopped(rank, failure)
 
 
-def not_in_collective(ranks: Sequence[int], waiting: int, timeout_s: float) -> str:
-    """Ranks that do not enter a collective in which this one waits."""
+def left_early(left: Mapping[int, str], waiting: int, where: str) -> str:
+    """Ranks that closed their pipelines while this one waits for them.
+
+    Args:
+        left: rank → the reason.
+        waiting: this rank.
+        where: it is.
+    """
+    each = "; ".join(f"rank {rank} has closed its pipeline{why}" for rank, why in left.items())
     return (
-        f"{numbered(ranks)} did not come within {timeout_s:g} s to where rank {waiting} waits: every rank of a "
-        "pipeline takes the same batches and calls the same methods in the same order; see what it does"
+        f"{each}; rank {waiting} waits for it {where}: every rank of a pipeline takes the same batches and calls the "
+        "same methods in the same order"
     )
 
 

@@ -8,38 +8,66 @@ connection to rank 0, on which it sends a single byte when it leaves::
 
 If a process ends without that byte, the operating system closes its connections, and the other end sees it at once. A
 slow or stopped rank keeps them. A detected death goes to the `watch` that made the connections, which reports it.
+
+Rank 0 listens on one interface (`address`). A connection begins with the job's token and the rank's number, a fixed
+number of bytes; rank 0 closes others, and waits for none of them: one thread serves all connections.
 """
 
 import atexit
+import hmac
 import os
 import secrets
 import selectors
 import socket
 import threading
+import time
 import warnings
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 from weakref import WeakSet
 
+from attrs import define
+
 from ...core.errors import WorkerError
+from .address import listen
 
 _FAREWELL = b"."
+_LEFT = "left"
+"""What rank 0 publishes in place of its address when it leaves."""
 _CONNECT_S = 20.0
 """Most seconds for the other end to answer."""
+_LAST_S = 1.0
+"""Most seconds that rank 0 waits for a rank that connects while it leaves."""
+_POLL_S = 0.1
 _RANK_BYTES = 4
-_TOKEN_BYTES = 16
+_TOKEN_BYTES = 32
+_PENDING = 64
+"""Connections without a token that are kept at a time; the oldest are closed."""
+
+
+@define(eq=False)
+class _Pending:
+    """An accepted connection that has not sent the token yet."""
+
+    socket: socket.socket
+    until: float
+    received: bytes = b""
 
 
 class PeerConnections:
-    """This rank's connections. All ranks of the job create one.
+    """This rank's connections. All ranks of the job create one; none waits for another here.
 
     Args:
-        store: the job's, in which rank 0 publishes its port.
+        store: the job's, in which rank 0 publishes its address.
         rank: this rank.
         size: how many there are; at least two.
         died: called in a thread with the error for a rank whose process died.
         left: called in that thread when rank 0 leaves.
+
+    Attributes:
+        connecting: whether this rank has not tried to connect yet.
+        seen: the ranks that have connected to rank 0.
     """
 
     def __init__(
@@ -50,81 +78,140 @@ class PeerConnections:
         died: Callable[[WorkerError], object],
         left: Callable[[], object] = lambda: None,
     ) -> None:
-        self._others, self._died, self._rank_0_left = size - 1, died, left
-        self._left, self._accepted = threading.Event(), threading.Event()
+        self._rank, self._size, self._died, self._rank_0_left = rank, size, died, left
+        self._store, self._left = store, threading.Event()
         self._peers: dict[socket.socket, int] = {}
+        self._pending: dict[socket.socket, _Pending] = {}
+        self.seen: set[int] = set()
+        self._wake, self._woken = socket.socketpair()
+        self.connecting = True
         self._server: socket.socket | None = None
-        self._token = b""
         # The job may have had earlier ones.
-        key = f"panpipe/connections/{store.add(f'panpipe/connected/{rank}', 1)}"
-        if rank:
-            self._connect(store, key, rank)
-        else:
-            self._listen(store, key)
-        self._thread = threading.Thread(target=self._watch, name="panpipe peer connections", daemon=True)
+        self._key = f"panpipe/connections/{store.add(f'panpipe/connected/{rank}', 1)}"
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        if rank == 0:
+            server = self._server = listen(backlog=max(128, size))
+            server.setblocking(False)
+            host, port = server.getsockname()[:2]
+            store.set(self._key, f"{host} {port} {self._token.hex()}")
+        self._selector = selectors.DefaultSelector()
+        self._thread = threading.Thread(target=self._run, name="panpipe peer connections", daemon=True)
         self._thread.start()
         _OPEN.add(self)
         atexit.register(self.leave)  # a process that ends normally without closing the pipeline has not died
 
-    def _listen(self, store: Any, key: str) -> None:
-        """Listen, and publish the port and a token."""
-        both = socket.has_dualstack_ipv6()
-        family = socket.AF_INET6 if both else socket.AF_INET
-        server = self._server = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=self._others)
-        server.settimeout(_CONNECT_S)
-        self._token = secrets.token_bytes(_TOKEN_BYTES)
-        store.set(key, f"{server.getsockname()[1]} {self._token.hex()}")
+    @property
+    def watched(self) -> set[int]:
+        """The ranks whose death would be detected now."""
+        return set(self._peers.values())
 
-    def _connect(self, store: Any, key: str, rank: int) -> None:
-        """Connect to rank 0."""
-        port, token = store.get(key).decode().split()
-        host = os.environ.get("MASTER_ADDR", "localhost")
+    def _run(self) -> None:
+        try:
+            self._selector.register(self._woken, selectors.EVENT_READ)
+            if self._server is not None:
+                self._selector.register(self._server, selectors.EVENT_READ)
+            else:
+                self._connect()
+            self.connecting = False
+            while not self._left.is_set():
+                self._serve()
+            self._say_farewell()
+        except RuntimeError:  # the store has ended, which the watch detects
+            pass
+        finally:
+            self.connecting = False
+            self.close()
+
+    def _connect(self) -> None:
+        """Connect to rank 0, when it has published its address."""
+        while not self._store.check([self._key]):
+            if self._left.wait(_POLL_S):
+                return
+        published = self._store.get(self._key).decode()
+        if published == _LEFT:
+            self._rank_0_left()
+            return
+        host, port, token = published.split()
         try:
             peer = socket.create_connection((host, int(port)), timeout=_CONNECT_S)
+            peer.sendall(bytes.fromhex(token) + self._rank.to_bytes(_RANK_BYTES))
         except OSError as error:
+            if self._store.get(self._key).decode() == _LEFT:
+                self._rank_0_left()
+                return
             warnings.warn(
-                f"rank {rank} does not reach rank 0 at {host}:{port} ({error}): the death of one of the two is "
+                f"rank {self._rank} does not reach rank 0 at {host}:{port} ({error}): the death of one of the two is "
                 "detected only when a message between them fails; let ranks connect to each other's ports",
-                stacklevel=4,
+                stacklevel=2,
             )
             return
-        peer.settimeout(None)
-        peer.sendall(bytes.fromhex(token) + rank.to_bytes(_RANK_BYTES))
+        peer.setblocking(False)
         self._peers[peer] = 0
+        self._selector.register(peer, selectors.EVENT_READ)
+
+    def _serve(self, timeout_s: float | None = None) -> None:
+        """Wait for events, and handle them."""
+        now = time.monotonic()
+        for late in [each for each in self._pending.values() if each.until <= now]:
+            self._drop(late)
+        until = min((each.until - now for each in self._pending.values()), default=timeout_s)
+        for key, _ in self._selector.select(until if timeout_s is None else timeout_s):
+            end = key.fileobj
+            assert isinstance(end, socket.socket)
+            if end is self._server:
+                self._accept(end)
+            elif end in self._pending:
+                self._identify(self._pending[end])
+            elif end in self._peers:
+                self._hear(end)
 
     def _accept(self, server: socket.socket) -> None:
-        """Accept the connections of all other ranks."""
-        with server:
-            while len(self._peers) < self._others:
-                peer, _ = server.accept()
-                received = _read(peer, _TOKEN_BYTES + _RANK_BYTES)
-                if received[:_TOKEN_BYTES] == self._token:
-                    self._peers[peer] = int.from_bytes(received[_TOKEN_BYTES:])
-                    continue
-                peer.close()
-                if self._left.is_set():
-                    return
+        with suppress(OSError):  # it is gone already
+            peer, _ = server.accept()
+            peer.setblocking(False)
+            self._pending[peer] = _Pending(peer, time.monotonic() + _CONNECT_S)
+            self._selector.register(peer, selectors.EVENT_READ)
+            if len(self._pending) > _PENDING:
+                self._drop(next(iter(self._pending.values())))
 
-    def _watch(self) -> None:
-        if self._server is not None:
-            with suppress(OSError):  # some never connected: the others are watched
-                self._accept(self._server)
-        self._accepted.set()
-        with selectors.DefaultSelector() as selector:
-            for peer in self._peers:
-                selector.register(peer, selectors.EVENT_READ)
-            while selector.get_map() and not self._left.is_set():
-                for key, _ in selector.select():
-                    assert isinstance(key.fileobj, socket.socket)
-                    received = b""
-                    with suppress(OSError):
-                        received = key.fileobj.recv(1)
-                    selector.unregister(key.fileobj)
-                    if received and self._peers[key.fileobj] == 0:
-                        self._rank_0_left()
-                    if not received and not self._left.is_set():
-                        rank = self._peers[key.fileobj]
-                        self._died(WorkerError.stopped_answering([rank], "its process ended"))
+    def _identify(self, pending: _Pending) -> None:
+        """Read the token and the rank of a connection; close it if they are not those of the job."""
+        try:
+            more = pending.socket.recv(_TOKEN_BYTES + _RANK_BYTES - len(pending.received))
+        except OSError:
+            more = b""
+        pending.received += more
+        if more and len(pending.received) < _TOKEN_BYTES + _RANK_BYTES:
+            return
+        token, rank = pending.received[:_TOKEN_BYTES], int.from_bytes(pending.received[_TOKEN_BYTES:])
+        new = 0 < rank < self._size and rank not in self.seen
+        if not more or not hmac.compare_digest(token, self._token) or not new:
+            self._drop(pending)
+            return
+        del self._pending[pending.socket]
+        self._peers[pending.socket] = rank
+        self.seen.add(rank)
+        if len(self.seen) == self._size - 1 and self._server is not None:
+            self._selector.unregister(self._server)
+            self._server.close()
+
+    def _drop(self, pending: _Pending) -> None:
+        del self._pending[pending.socket]
+        self._selector.unregister(pending.socket)
+        pending.socket.close()
+
+    def _hear(self, peer: socket.socket) -> None:
+        """The farewell of a rank, or its death."""
+        received = b""
+        with suppress(OSError):
+            received = peer.recv(1)
+        self._selector.unregister(peer)
+        rank = self._peers.pop(peer)
+        peer.close()
+        if received and rank == 0:
+            self._rank_0_left()
+        if not received and not self._left.is_set():
+            self._died(WorkerError.stopped_answering([rank], "its process ended"))
 
     def leave(self) -> None:
         """Announce that this rank leaves, and stop watching; further calls have no effect."""
@@ -132,31 +219,30 @@ class PeerConnections:
             return
         self._left.set()
         atexit.unregister(self.leave)
-        if self._server is not None and not self._accepted.is_set():
-            self._accept_last(self._server)
-        for peer in [*self._peers]:
+        with suppress(OSError):
+            self._wake.send(_FAREWELL)
+        if threading.current_thread() is not self._thread:
+            self._thread.join(_CONNECT_S)
+
+    def _say_farewell(self) -> None:
+        """Send the farewell to all, also to ranks that have just connected."""
+        until = time.monotonic() + _LAST_S
+        if self._server is not None and len(self.seen) < self._size - 1:
+            self._selector.unregister(self._woken)
+            self._store.set(self._key, _LEFT)
+            self._serve(0)
+            while self._pending and time.monotonic() < until:
+                self._serve(_POLL_S)
+        for peer in self._peers:
             with suppress(OSError):  # it may have left already
                 peer.sendall(_FAREWELL)
-        for end in self._ends:
-            with suppress(OSError):
-                end.shutdown(socket.SHUT_RDWR)  # wakes the thread
-        self._thread.join(_CONNECT_S)
-        self.close()
-
-    def _accept_last(self, server: socket.socket) -> None:
-        """Make the thread accept the pending connections, so that their ranks also receive the farewell."""
-        with suppress(OSError):  # it accepted the last one meanwhile
-            socket.create_connection(("localhost", server.getsockname()[1]), timeout=_CONNECT_S).close()
-        self._accepted.wait(_CONNECT_S)
 
     def close(self) -> None:
         """Close this process's connections without a farewell."""
-        for end in self._ends:
+        ends = [*self._peers, *self._pending, self._wake, self._woken]
+        for end in [*ends, *([] if self._server is None else [self._server])]:
             end.close()
-
-    @property
-    def _ends(self) -> list[socket.socket]:
-        return [*self._peers, *([] if self._server is None else [self._server])]
+        self._selector.close()
 
 
 _OPEN: WeakSet[PeerConnections] = WeakSet()
@@ -169,14 +255,3 @@ def _close_all() -> None:
 
 # A child, such as a DataLoader's worker, would keep them open after its parent's death.
 os.register_at_fork(after_in_child=_close_all)
-
-
-def _read(peer: socket.socket, count: int) -> bytes:
-    """Read this many bytes, or fewer if the connection ends or times out before."""
-    received = b""
-    peer.settimeout(_CONNECT_S)
-    with suppress(OSError):
-        while len(received) < count and (more := peer.recv(count - len(received))):
-            received += more
-    peer.settimeout(None)
-    return received

@@ -12,6 +12,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from ...core.errors import RequestError
+from .activity import HERE
 
 Progress = Callable[[str, int, int], None]
 """Called with the phase, and with the numbers of done and of all parts; both are 0 if the phase has no parts."""
@@ -40,14 +41,24 @@ def shown(progress: bool | Progress, first: bool) -> Iterator[Report]:
     """
     check_progress(progress)
     if not first or progress is False:
-        yield silent
+        yield _noted(silent)
     elif progress is not True:
-        yield lambda phase, done=0, total=0: progress(phase, done, total)
+        yield _noted(lambda phase, done=0, total=0: progress(phase, done, total))
     elif sys.stderr.isatty():
         with _line() as report:
-            yield report
+            yield _noted(report)
     else:
-        yield _lines()
+        yield _noted(_lines())
+
+
+def _noted(report: Report) -> Report:
+    """A report whose phases are also the activity of this process."""
+
+    def both(phase: str, done: int = 0, total: int = 0) -> None:
+        HERE.doing(f"'{phase}', {min(done + 1, total)} of {total}" if total else f"'{phase}'")
+        report(phase, done, total)
+
+    return both
 
 
 def check_progress(progress: object) -> None:

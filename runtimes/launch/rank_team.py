@@ -2,7 +2,7 @@
 
 import atexit
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -16,13 +16,16 @@ from ...backends.data_collectives import all_gather_data, broadcast_data
 from ...backends.kind import BackendKind
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
-from .arrival import ARRIVAL_S, join
+from .activity import HERE
+from .arrival import join
 from .clock_offset import clock_offset_ns
 from .exchange import Exchange, RankExchange
 from .failure import decoded, encoded, shortened, stopped
 from .groups import device_mesh
 from .team import Team
+from .timeout import timeout_of
 from .watch import FailureWatch, failure_at_exit
+from .watched_backend import WatchedBackend, watched
 
 T = TypeVar("T")
 
@@ -37,7 +40,7 @@ class RankTeam(Team):
 
     Args:
         kind: the transport between them; one that connects ranks.
-        arrival_s: seconds that ranks wait for each other; None for `ARRIVAL_S`.
+        timeout_s: seconds without progress that ranks wait for each other; None as in `timeout_of`.
         mesh: over all ranks, or a ``DeviceMesh`` of them, whose groups are used; by default one pipeline.
 
     Raises:
@@ -46,27 +49,40 @@ class RankTeam(Team):
     """
 
     def __init__(
-        self, kind: BackendKind = gloo.KIND, arrival_s: float | None = None, mesh: Mesh | DeviceMesh | None = None
+        self, kind: BackendKind = gloo.KIND, timeout_s: float | None = None, mesh: Mesh | DeviceMesh | None = None
     ) -> None:
         if kind.ranks is None:
             raise RequestError(f"backend '{kind.name}' connects no ranks: give threads, or another backend")
         self._own_group = not dist.is_initialized()
-        self._arrival_s = ARRIVAL_S if arrival_s is None else arrival_s
-        join(self._arrival_s)
-        self.kind = kind
-        self._rank = dist.get_rank()
+        limit = timeout_of(timeout_s)
+        with HERE.inside("the start of the pipeline"):
+            meeting = join(limit)
+            self.kind = kind
+            self._rank = dist.get_rank()
+            self._others = tuple(other for other in range(dist.get_world_size()) if other != self._rank)
+            self._watch = FailureWatch(self._rank, dist.get_world_size(), limit, meeting)
+            with HERE.waiting(self._others, "the connection of the ranks"):
+                self._connect(kind, mesh)
+        self._closed = False
+        atexit.register(self._close_at_exit)  # runs before the threads' functions: the last one registered runs first
+
+    def _connect(self, kind: BackendKind, mesh: Mesh | DeviceMesh | None) -> None:
+        """Create the process groups and transports; all ranks call this together."""
+        assert kind.ranks is not None
         self.mesh, groups = device_mesh(mesh)
         self.replica, position = self.mesh.place(self._rank)
         self.local = (position,)
-        self._watch = FailureWatch(self._rank, self.mesh.ranks)
+        self.activities = {position: HERE}
         if self.mesh.ranks > 1:
             self._watch.connect()
-        self._pipeline = groups.get_group("pp")
-        self._backend = kind.ranks(self._pipeline)
-        self._replicas = kind.ranks(groups.get_group("dp")) if self.replicas > 1 else None
         self._background: Any = None
-        self._closed = False
-        atexit.register(self._close_at_exit)  # runs before the threads' functions: the last one registered runs first
+        self._pipeline, self._replicas = groups.get_group("pp"), None
+        ranks = self.mesh.replicas[self.replica]
+        self._pipeline_peers = tuple(rank for rank in ranks if rank != self._rank)
+        self._backend = WatchedBackend(kind.ranks(self._pipeline), HERE, ranks)
+        if self.replicas > 1:
+            same = [replica[position] for replica in self.mesh.replicas]
+            self._replicas = WatchedBackend(kind.ranks(groups.get_group("dp")), HERE, same)
 
     @property
     def rank_here(self) -> int:
@@ -96,15 +112,14 @@ class RankTeam(Team):
     def everywhere(self, work: Callable[[int], T]) -> list[T]:
         with self._watched():
             mine = work(self.local[0])
-            with self._watch.awaiting("all", range(self.mesh.ranks), self._arrival_s):
+            with HERE.waiting(self._others):
                 by_rank = all_gather_data(mine)
         return [by_rank[rank] for rank in self.mesh.cluster_devices]
 
     def in_replica(self, work: Callable[[int], T]) -> list[T]:
-        ranks = self.mesh.replicas[self.replica]
         with self._watched():
             mine = work(self.local[0])
-            with self._watch.awaiting(f"replica {self.replica}", ranks, self._arrival_s):
+            with HERE.waiting(self._pipeline_peers):
                 results: list[T] = all_gather_data(mine, self._pipeline)
         return results
 
@@ -117,8 +132,9 @@ class RankTeam(Team):
                 chosen[0] = choose()
             except Exception as failure:
                 own, chosen[1] = failure, encoded(failure, self._rank)
-        with self._watched():
-            chosen = broadcast_data(chosen, self.mesh.cluster_devices[0])
+        source = self.mesh.cluster_devices[0]
+        with self._watched(), HERE.waiting(self._others if self._rank == source else (source,)):
+            chosen = broadcast_data(chosen, source)
         if chosen[1] is not None:
             raise own or decoded(chosen[1])
         decision: T = chosen[0]
@@ -127,11 +143,14 @@ class RankTeam(Team):
     def sum_over_processes(self, numbers: Tensor) -> Handle:
         with self._watched():
             work: Handle = dist.all_reduce(numbers, group=self._pipeline, async_op=True)
-        return work
+        return watched(work, HERE, self._pipeline_peers)
 
     def collectively(self, work: Callable[[], T]) -> T:
-        with self._watched():
+        with self._watched(), HERE.waiting(self._others):
             return work()
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        return HERE.waiting(self._others, what)
 
     def agree(self, failure: Exception | None) -> None:
         documents = self.everywhere(lambda _: None if failure is None else encoded(failure, self._rank))
@@ -177,12 +196,12 @@ class RankTeam(Team):
         if failure_at_exit() is None:
             self.close()
 
-    def close(self) -> None:
+    def close(self, failure: BaseException | None = None) -> None:
         if self._closed:
             return
         self._closed = True
         atexit.unregister(self._close_at_exit)
-        self._watch.stop()
+        self._watch.stop(failure)
         self._backend.close()
         if self._replicas is not None:
             self._replicas.close()

@@ -9,9 +9,11 @@ numbered replica by replica::
                         replica 1: device 0 ── device 1       and one over the replicas of each device
 """
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import TypeVar
 
@@ -25,6 +27,10 @@ from ...backends.streams import InheritedStreams
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
 from .exchange import Exchange, OneProcess
+from .activity import Activity
+from .thread_hangs import ThreadHangs
+from .timeout import timeout_of
+from .watched_backend import WatchedBackend
 
 T = TypeVar("T")
 
@@ -38,6 +44,7 @@ class Team(ABC):
         local: the devices of this process.
         replica: their replica.
         where: device of this process → its torch device; empty until it is known.
+        activities: device of this process → what it does.
     """
 
     mesh: Mesh
@@ -45,6 +52,7 @@ class Team(ABC):
     local: tuple[int, ...]
     replica: int = 0
     where: Mapping[int, torch.device] = MappingProxyType({})
+    activities: Mapping[int, Activity] = MappingProxyType({})
 
     @property
     def rank_here(self) -> int:
@@ -91,6 +99,26 @@ class Team(ABC):
     def collectively(self, work: Callable[[], T]) -> T:
         """Run a function that communicates by itself, once in each process, at the same time."""
         return work()
+
+    @contextmanager
+    def inside(self, method: str) -> Iterator[None]:
+        """A context in which a method of the pipeline runs; reasons of hangs and ``SIGUSR1`` name it."""
+        outer = [(activity, activity.enter(method)) for activity in self.activities.values()]
+        try:
+            yield
+        finally:
+            for activity, before in outer:
+                activity.leave(before)
+
+    def waiting(self, what: str) -> AbstractContextManager[None]:
+        """A context in which this process waits for all others, for what does not use the team's own operations.
+
+        Every wait between ranks is inside such a context, so that a rank that waits in vain ends with its reason.
+
+        Args:
+            what: the phase, for the reason.
+        """
+        return nullcontext()
 
     def agree(self, failure: Exception | None) -> None:
         """Raise a failure of any process on all of them, this process's own first; all call this together."""
@@ -156,8 +184,12 @@ class Team(ABC):
         return self.mesh.cluster_devices[number]
 
     @abstractmethod
-    def close(self) -> None:
-        """Close threads and connections."""
+    def close(self, failure: BaseException | None = None) -> None:
+        """Close threads and connections.
+
+        Args:
+            failure: why the pipeline ends early; the other processes name it if they wait for this one.
+        """
 
 
 class _Done:
@@ -176,11 +208,14 @@ class ThreadTeam(Team):
     Args:
         size: how many devices.
         kind: the transport between them; one that connects threads.
+        timeout_s: seconds without progress that devices wait for each other; None as in `timeout_of`.
     """
 
-    def __init__(self, size: int, kind: BackendKind = memcpy.KIND) -> None:
+    def __init__(self, size: int, kind: BackendKind = memcpy.KIND, timeout_s: float | None = None) -> None:
         self.mesh, self.kind = Mesh(size), kind
         self.local = tuple(range(size))
+        self.activities = {device: Activity() for device in self.local}
+        self._hangs = ThreadHangs(self.activities, timeout_of(timeout_s))
         self._ends: Sequence[Backend] = ()
         self._threads: Sequence[ThreadPoolExecutor] = ()
 
@@ -191,13 +226,18 @@ class ThreadTeam(Team):
     def run_local(self, work: Callable[[int], T]) -> dict[int, T]:
         if self.kind.threads is None:
             raise RequestError(f"backend '{self.kind.name}' connects no threads: give ranks, or another backend")
-        ends = self._ends = self.kind.threads(self.size)
+        self._hangs.refuse_after_hang()
+        ends = self._ends = [
+            WatchedBackend(end, self.activities[device], self.local)
+            for device, end in enumerate(self.kind.threads(self.size))
+        ]
         results: dict[int, T] = {}
         failures: dict[int, BaseException] = {}
         streams = InheritedStreams(set(self.where.values()))
 
         def body(device: int) -> None:
             torch.set_num_threads(self.threads)
+            self.activities[device].thread = threading.get_ident()
             try:
                 with streams.active(self.where.get(device)):
                     results[device] = work(device)
@@ -206,8 +246,13 @@ class ThreadTeam(Team):
                 ends[device].close(failure)
 
         self._threads = self._threads or [ThreadPoolExecutor(1, f"panpipe device {d}") for d in self.local]
-        for running in [thread.submit(body, d) for d, thread in zip(self.local, self._threads, strict=True)]:
-            running.result()
+        running = {d: thread.submit(body, d) for d, thread in zip(self.local, self._threads, strict=True)}
+        hang = self._hangs.wait(running)
+        if hang is not None:
+            for end in ends:
+                end.close(hang)
+            self._threads = ()
+            raise hang
         for end in ends:
             end.close()
         if failures:
@@ -231,7 +276,7 @@ class ThreadTeam(Team):
     def replicas_of(self, device: int) -> Backend | None:
         return None
 
-    def close(self) -> None:
+    def close(self, failure: BaseException | None = None) -> None:
         for thread in self._threads:
             thread.shutdown(wait=False)
         self._threads = ()

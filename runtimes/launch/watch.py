@@ -4,8 +4,11 @@
    first reason is kept.
 2. The death of a killed rank is detected by ranks that communicate with it or are connected to it, and they write the
    reason. Who is lost, and what is written, `lost_ranks` decides, from all that is seen.
-3. A thread of every rank checks for a reason twice a second: its main thread may wait in a transfer that cannot be
-   interrupted. A rank that has read the reason records that, and the rank that hosts the store waits until all have.
+3. A rank that waits reads where the others are, which every rank publishes. If it has waited for the limit in vain
+   (`positions`), it writes the reason.
+4. A thread of every rank does this and checks for a reason twice a second: its main thread may wait in a transfer that
+   cannot be interrupted. A rank that has read the reason records that, and the rank that hosts the store waits until
+   all have. Another thread, the `watchdog`, ends the rank if the store gives no answer.
 """
 
 import atexit
@@ -14,17 +17,22 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
 
-from ...core.errors import WorkerError
-from .lost_ranks import Heartbeats, beat, hosts_store, not_in_collective, reason_of, store_ended
+from ...core.errors import WorkerError, message_of
+from .activity import HERE, Activity
+from .lost_ranks import Heartbeats, beat, hosts_store, left_early, reason_of, store_ended
 from .peer_connections import PeerConnections
+from .positions import Position, hangs, reason_of_hang
+from .published import PublishedPositions
+from .timeout import TIMEOUT_S
+from .watchdog import Watchdog, end_process
 
 FAILURE_KEY = "panpipe/failure"
 """The key of the reason in the job's store."""
@@ -76,18 +84,23 @@ def _read_key(rank: int) -> str:
 
 
 class FailureWatch:
-    """Watches the job's store for failures from a thread.
+    """Watches the job's store for failures, and the other ranks for progress, from threads.
 
     Args:
         rank: this rank.
         size: how many there are.
+        timeout_s: the limit on waiting without progress.
+        meeting: the name of this rendezvous in the store, the same on all ranks.
+        activity: of this process.
 
     Attributes:
         reported: whether this rank has reported that it stops.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
-        self._rank = rank
+    def __init__(
+        self, rank: int, size: int, timeout_s: float = TIMEOUT_S, meeting: str = "panpipe", activity: Activity = HERE
+    ) -> None:
+        self._rank, self._timeout_s, self._activity = rank, timeout_s, activity
         self._others = [other for other in range(size) if other != rank]
         default = dist.distributed_c10d._get_default_store()
         # Separate connections: the main thread may wait in the default one, and reports use the second one.
@@ -97,6 +110,9 @@ class FailureWatch:
         self._first: str | None = None
         self._connections: PeerConnections | None = None
         self._store_may_end, self._rank_0_ended = False, threading.Event()
+        self._poll_s = min(_POLL_S, timeout_s / 8)
+        self._watchdog = Watchdog(rank, activity, timeout_s, self._end)
+        self._published = PublishedPositions(meeting, rank, size, timeout_s)
         self._thread = threading.Thread(target=self._look, name="panpipe failure watch", daemon=True)
         self._thread.start()
         atexit.register(self._leave)
@@ -115,9 +131,9 @@ class FailureWatch:
         """
         if self._first is not None:
             return self._first
-        store = self._reports
+        store, self._watchdog.reporting = self._reports, True
         try:
-            reason = reason_of(failure, self._rank, self._others, store)
+            reason = self._left_early(failure) or reason_of(failure, self._rank, self._others, store)
             self.reported = True
             first: str = store.compare_set(FAILURE_KEY, "", reason).decode()
             self._first = first
@@ -126,32 +142,20 @@ class FailureWatch:
                 linger(store, self._others)
         except RuntimeError:
             self.reported = True
-            return store_ended()
+            return self._watchdog.left_by_rank_0() if self._ended_in_order() else store_ended()
+        finally:
+            self._watchdog.reporting = False
         return first
 
-    @contextmanager
-    def awaiting(self, group: str, ranks: Iterable[int], timeout_s: float) -> Iterator[None]:
-        """A context for a collective; after a time-out, the absent ranks are reported to all, and this rank stops.
+    def _left_early(self, failure: BaseException) -> str | None:
+        """The reason if a rank that a transport lost had closed its pipeline before; else None."""
+        lost = failure.lost if isinstance(failure, WorkerError) else ()
+        left = self._published.left(self._reports, lost)
+        return left_early(left, self._rank, self._activity.text()) if left else None
 
-        Args:
-            group: the name of these ranks' group; the store counts each rank's collectives in it.
-            ranks: all of them.
-            timeout_s: seconds from the entry of this rank.
-        """
-        keys = {rank: f"panpipe/came/{group}/{rank}" for rank in ranks}
-        meeting = self._reports.add(keys[self._rank], 1)
-        timer = threading.Timer(timeout_s, self._report_absent, (keys, meeting, timeout_s))
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
-
-    def _report_absent(self, keys: Mapping[int, str], meeting: int, timeout_s: float) -> None:
-        missing = [rank for rank, key in keys.items() if self._reports.add(key, 0) < meeting]
-        if missing:
-            self.report(WorkerError(not_in_collective(missing, self._rank, timeout_s)))
+    def positions(self) -> dict[int, Position]:
+        """Where every rank is now, as far as known; calls the store."""
+        return self._published.read(self._reports, self._watchdog.position())
 
     def _leave(self) -> None:
         """At exit after a failure: report it, and end the process at once. The interpreter would take seconds to free
@@ -171,17 +175,33 @@ class FailureWatch:
         sys.stderr.flush()
         os._exit(1)
 
-    def stop(self) -> None:
-        """Announce that this rank leaves, and stop watching; further calls have no effect."""
+    def stop(self, failure: BaseException | None = None) -> None:
+        """Announce that this rank leaves, and stop watching; further calls have no effect.
+
+        Args:
+            failure: why it leaves early; None for the end of its work.
+        """
+        if self._stopped.is_set():
+            return
+        self._stopped.set()
+        self._watchdog.stop()
+        self._thread.join()
+        self._publish_end(failure)
         if self._connections is not None:
             self._connections.leave()
         atexit.unregister(self._leave)
-        self._stopped.set()
-        self._thread.join()
+
+    def _publish_end(self, failure: BaseException | None) -> None:
+        if self._rank_0_ended.is_set() and hosts_store(0) and self._rank:
+            return
+        last = f" after {self._activity.last}" if self._activity.last else ""
+        why = last if failure is None else f"{last}, because of {type(failure).__name__}: {message_of(failure)}"
+        with suppress(RuntimeError):  # the store's host may have ended
+            self._published.end(self._reports, why)
 
     def connect(self) -> None:
         """Connect to the other ranks, so that the end of a process is detected; all ranks call this."""
-        store = dist.distributed_c10d._get_default_store()
+        store = self._connection(dist.distributed_c10d._get_default_store())
         size = 1 + len(self._others)
         self._connections = PeerConnections(store, self._rank, size, self._died, self._rank_0_left)
 
@@ -204,11 +224,15 @@ class FailureWatch:
         return self._stopped.is_set() or self._store_may_end
 
     def _look(self) -> None:
-        store = self._store
-        while not self._stopped.wait(_POLL_S):
+        store, watchdog = self._store, self._watchdog
+        while not self._stopped.wait(self._poll_s):
             try:
-                beat(store, self._rank)
+                found = beat(store, self._rank)
+                hang = self._hang(found)
+                if hang is not None:
+                    store.compare_set(FAILURE_KEY, "", hang)
                 if not store.check([FAILURE_KEY]):
+                    watchdog.answered()
                     continue
                 reason = store.get(FAILURE_KEY).decode()
                 acknowledge(store, self._rank)
@@ -216,10 +240,22 @@ class FailureWatch:
                     linger(store, self._others)
             except RuntimeError:
                 if self._ended_in_order():
+                    watchdog.store_has_ended = True
                     return
-                reason = store_ended()
-            if self._stopped.wait(_GRACE_S if self.reported else 0):
+                hang, reason = None, store_ended()
+            if self._stopped.wait(_GRACE_S if self.reported and hang is None else 0):
                 return
-            sys.stderr.write(f"panpipe: {reason}; rank {self._rank} stops too\n")
-            sys.stderr.flush()
-            os._exit(1)
+            self._end(reason)
+
+    def _hang(self, beat_now: int) -> str | None:
+        """Publish where this rank is, and read where the others are; the reason if this rank waits in vain."""
+        own, published = self._watchdog.position(), self._published
+        published.write(self._store, own, beat_now)
+        self._watchdog.host = published.host(self._store)
+        if not published.reads(own):
+            return None
+        found = published.read(self._store, own)
+        return reason_of_hang(self._rank, found, self._timeout_s) if hangs(self._rank, found, self._timeout_s) else None
+
+    def _end(self, reason: str) -> None:
+        end_process(reason, self._rank)

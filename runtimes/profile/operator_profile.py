@@ -24,6 +24,7 @@ from ...core.capture.regions.modes import ModalInterpreter
 from ...core.capture.values.stand_ins import stand_in_for
 from ...core.costs.graph import OpGraph, OpNode
 from ..devices.compute import Stopwatch, compute_device
+from ..launch.activity import HERE
 from ..programs.stage_run import constant_on
 
 Values = Mapping[str, Tensor]
@@ -125,6 +126,7 @@ class _OperatorTimer:
 
     def time(self, op: OpNode) -> int:
         """Run an operator, timed if its kind of work needs more runs. Returns the bytes that it saves."""
+        HERE.doing(f"measuring '{op.name}'")
         key = self._keys[op.name]
         repeats = self._repeats[key] if self._left[key] > 0 else 0
         self._left[key] -= 1

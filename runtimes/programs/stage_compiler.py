@@ -18,6 +18,7 @@ from ...core.capture.programs.fusing import Call, Fusion
 from ...core.capture.programs.programs import StagePrograms, stage_programs
 from ...core.capture.programs.stage import StageGraph
 from ...core.errors import RequestError
+from ..launch.activity import HERE
 
 Compile = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
 """A backend of ``torch.compile``: takes a graph and example inputs, and returns a function of such inputs."""
@@ -149,6 +150,7 @@ class StageCompiler:
 
     def _compiled(self, fusion: Fusion, key: str, module: fx.GraphModule) -> Call:
         """The backend's function, checked with one call, which also loads what the first call loads."""
+        HERE.doing("a compilation")
         examples = [_example(node.meta["val"]) for node in fusion.inputs]
         try:
             with torch.no_grad():

@@ -76,7 +76,7 @@ class BatchRun:
         workers: Workers,
         everywhere: bool = True,
     ) -> None:
-        self._variants, self._workers, self.pieces = variants, workers, pieces
+        self._variants, self._workers, self.pieces, self._team = variants, workers, pieces, team
         agree = partial(BatchAgreement, team, workers.queues, pieces)
         self.prepared, self.agreement, self.remark = variants.of(pieces, agree)
         self.results = BatchResults(self.prepared, pieces, microbatches, team, workers, self.agreement, everywhere)
@@ -110,7 +110,8 @@ class BatchRun:
                 before_end(device)
 
         def collect(device: int) -> None:
-            self.results.collect(device)
+            with self._team.waiting("the results"):
+                self.results.collect(device)
             if after is not None:
                 after(device)
 

@@ -149,6 +149,10 @@ class Trainer:
         Raises:
             NonFiniteError: the loss is not finite, and ``on_nonfinite`` is ``"raise"``.
         """
+        with self.team.inside(f"step {self.counts.steps + 1}"):
+            return self._train(batch, options)
+
+    def _train(self, batch: Any, options: StepOptions) -> tuple[Tensor, BatchResult]:
         start = time.perf_counter()
         self.refuse_closed()
         self._log_position(self.counts.steps + 1)
@@ -160,7 +164,7 @@ class Trainer:
             self.stages.tied.follow()
         ready = self.runner.batch(self._cutter.cut(batch))
         if ready.remark is not None and self.counts.steps and self.team.first:
-            warnings.warn(ready.remark, stacklevel=3)
+            warnings.warn(ready.remark, stacklevel=4)
         scale = None if self._scaler is None else float(self._scaler.get_scale())
         if options.ending is not Ending.REDUCE:
             options = self._monitoring.options(options)
@@ -204,13 +208,17 @@ class Trainer:
             forwards: the function, and what it returns.
             trace: whether every action is recorded.
         """
+        with self.team.inside("forward" if forwards.rows else "evaluate"):
+            return self._evaluate(batch, forwards, trace)
+
+    def _evaluate(self, batch: Any, forwards: Forwards, trace: bool) -> BatchResult:
         self.refuse_closed()
         self.stages.have_equal_values()
         self.stages.tied.follow()
         ready = self.evaluator.batch(forwards, self._cutter.cut(batch, forwards.function))
         done = self.evaluator.run(ready, trace)
         if ready.remark is not None and self.team.first:
-            warnings.warn(ready.remark, stacklevel=3)
+            warnings.warn(ready.remark, stacklevel=4)
         self.metrics = done.metrics if done.loss is not None else self.metrics
         self.trace = done.trace or self.trace
         return done
@@ -244,8 +252,9 @@ class Trainer:
     def save(self, folder: str | Path, frozen: bool = True) -> None:
         """Write parameters and persistent buffers; see `Pipeline.save`."""
         self.refuse_closed()
-        self.stages.have_equal_values()
-        save_checkpoint(Path(folder), self.model, self.team, frozen)
+        with self.team.inside("save"):
+            self.stages.have_equal_values()
+            save_checkpoint(Path(folder), self.model, self.team, frozen)
 
     def close(self) -> None:
         """Close threads and connections."""

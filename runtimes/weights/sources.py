@@ -16,6 +16,7 @@ from attrs import define, field
 from torch import Tensor, nn
 
 from ...core.errors import RequestError
+from ..launch.activity import HERE
 from .allocation import allocate, unallocated
 from .checkpoint import Checkpoint
 from .places import Place, places, tensor_at
@@ -112,6 +113,7 @@ class FromModules(Weights):
         return place
 
     def _initialise(self, unit: Place, held: Mapping[str, Tensor]) -> None:
+        HERE.doing(f"the initial values of '{unit.path}'")
         device = next(iter(held.values())).device
         tensors = {place: self._blank(place, held, device) for place in _own(unit.module, unit.path, self.init is None)}
         before = {place: tensor_at(place) for place in tensors}

@@ -17,6 +17,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ...core.errors import RequestError
+from ..launch.activity import HERE
 
 _PIECE_BYTES = 8 << 20
 _LARGEST_HEADER = 100_000_000
@@ -88,6 +89,7 @@ class TensorFile:
         with self.path.open("rb") as file:
             file.seek(entry.start)
             for first in range(0, target.numel(), max(len(piece), 1)):
+                HERE.doing(f"reading '{name}'")
                 part = piece[: target.numel() - first]
                 if file.readinto(_bytes(part)) != part.nbytes:
                     raise RequestError(_truncated(self.path, file.tell(), entry.end))

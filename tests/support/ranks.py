@@ -40,7 +40,7 @@ from panpipe.runtimes.weights import weights_from
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tests.support import deaf, demo
+from tests.support import deaf, demo, hangs
 from tests.support.cuts import captured_once, even_plan
 from tests.support.evaluation import joined_alone, loss_alone, state
 from tests.support.failures import FAILURES, described, throw
@@ -403,6 +403,14 @@ def dying_once(team):
         if step == 1 and team.local == (1,) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
             os.kill(os.getpid(), signal.SIGKILL)
         pipe.step(CASES[name].batch(8, torch.float32))
+
+
+@captures((GPT, torch.float32, 8, 4))
+def hanging(team):
+    """One rank hangs as the environment says; see `hangs`."""
+    hangs.patch_forwards()
+    pipe = build(team, "tied gpt with dropout", torch.float32, 8, None, 4)
+    hangs.run(pipe, GPT.batch(8, torch.float32), team.rank_here)
 
 
 def gathering(team):

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch.distributed as dist
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes.launch import arrival, launch
+from panpipe.runtimes.launch import arrival, timeout
 from panpipe.runtimes.launch.watch import FailureWatch
 
 
@@ -61,10 +61,23 @@ def test_first_failure_reason_is_raised_on_all_ranks(store, monkeypatch):
 
 
 @pytest.mark.parametrize("given", ["soon", "0", "-1", "nan", "inf", ""])
-def test_invalid_arrival_limit_is_refused(monkeypatch, given):
-    monkeypatch.setenv(launch.ARRIVAL_VARIABLE, given)
-    with pytest.raises(RequestError, match=f"PANPIPE_ARRIVAL_S is '{given}'.*a number of seconds above 0"):
-        launch._arrival_s()
+def test_invalid_limit_of_the_environment_is_refused(monkeypatch, given):
+    monkeypatch.setenv(timeout.VARIABLE, given)
+    with pytest.raises(RequestError, match=f"PANPIPE_TIMEOUT_S is '{given}'.*a finite number of seconds above 0"):
+        timeout.timeout_of(None)
+
+
+@pytest.mark.parametrize("given", ["soon", 0, -1.0, float("nan"), float("inf"), True])
+def test_invalid_limit_of_an_argument_is_refused(monkeypatch, given):
+    with pytest.raises(RequestError, match=r"timeout_s is .*: ranks wait for each other a finite number of seconds"):
+        timeout.timeout_of(given)
+
+
+def test_limit_is_the_arguments_then_the_environments_then_300_s(monkeypatch):
+    monkeypatch.delenv(timeout.VARIABLE, raising=False)
+    assert timeout.timeout_of(None) == 300
+    monkeypatch.setenv(timeout.VARIABLE, "20")
+    assert (timeout.timeout_of(None), timeout.timeout_of(5)) == (20, 5)
 
 
 @pytest.mark.parametrize(("address", "port"), [("", "29500"), ("127.0.0.1", ""), ("127.0.0.1", "high")])

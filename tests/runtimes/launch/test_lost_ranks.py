@@ -10,7 +10,6 @@ from panpipe.runtimes.launch.lost_ranks import (
     beat,
     hosts_store,
     not_arrived,
-    not_in_collective,
     reason_of,
     store_ended,
 )
@@ -82,7 +81,6 @@ def test_cause_of_a_transports_failure_is_the_reason(store):
 
 def test_absent_ranks_are_named_with_their_time_and_the_fix():
     assert not_arrived([1, 3], 4, 30.0).startswith("ranks 1, 3 of 4 did not arrive within 30 s: every rank calls")
-    assert not_in_collective([2], 0, 1.5).startswith("rank 2 did not come within 1.5 s to where rank 0 waits: every")
 
 
 @pytest.mark.parametrize(

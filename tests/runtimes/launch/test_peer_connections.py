@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import time
+from contextlib import suppress
 
 import pytest
 from panpipe.runtimes.launch.peer_connections import PeerConnections
@@ -31,13 +33,19 @@ def forked(store, rank, size, then):
         def add(self, *_):
             return number
 
+        def check(self, _):
+            return True
+
         def get(self, _):
             return found
 
     child = os.fork()
     if child == 0:
         try:
-            then(PeerConnections(Known(), rank, size, lambda _: None))
+            connections = PeerConnections(Known(), rank, size, lambda _: None)
+            while connections.connecting:
+                time.sleep(0.01)
+            then(connections)
         finally:
             os._exit(0)
     return child
@@ -60,8 +68,10 @@ def test_rank_0_detects_a_process_that_dies_and_not_one_that_leaves(how, message
     one, two = (forked(store, rank, 3, then) for rank, then in ((1, left), (2, how)))
     for child in (one, two):
         os.waitpid(child, 0)
-    here._thread.join(HANGS_S)  # it ends when both connections have ended
-    assert not here._thread.is_alive()
+    deadline = time.monotonic() + HANGS_S
+    while (len(here.seen) < 2 or here.watched) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert here.watched == set()
     assert deaths.messages == messages
     here.leave()
     here.leave()
@@ -82,24 +92,92 @@ def test_rank_0_leaves_when_no_rank_has_connected():
     assert not here._thread.is_alive()
 
 
-def test_a_connection_without_the_token_is_ignored():
+def published(store):
+    """Host, port and token of rank 0."""
+    host, port, token = store.get("panpipe/connections/1").decode().split()
+    return (host, int(port)), bytes.fromhex(token)
+
+
+@pytest.mark.parametrize("sent", [b"x" * 36, b"GET / HTTP/1.1\r\n\r\n" + b"x" * 100, b"\xff" * 4096])
+def test_connection_without_the_token_is_closed(sent):
     store, deaths = HashStore(), Deaths()
     here = PeerConnections(store, 0, 2, deaths)
-    port = int(store.get("panpipe/connections/1").split()[0])
-    with socket.create_connection(("localhost", port)) as stranger:
-        stranger.sendall(b"x" * 20)
+    with socket.create_connection(published(store)[0]) as stranger, suppress(ConnectionResetError):
+        stranger.sendall(sent)
         assert stranger.recv(1) == b""
+    leave_in_order(store, here, deaths)
+
+
+def leave_in_order(store, here, deaths):
+    """Connect rank 1, and leave."""
     other = PeerConnections(store, 1, 2, deaths)
+    deadline = time.monotonic() + HANGS_S
+    while not here.watched and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert here.watched == {1}
     other.leave()
     here.leave()
     assert deaths.messages == []
 
 
-def test_a_rank_that_does_not_reach_rank_0_warns_and_continues(monkeypatch):
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
+def test_silent_strangers_block_no_rank():
+    store, deaths = HashStore(), Deaths()
+    here = PeerConnections(store, 0, 2, deaths)
+    strangers = [socket.create_connection(published(store)[0]) for _ in range(100)]
+    begun = time.monotonic()
+    leave_in_order(store, here, deaths)
+    assert time.monotonic() - begun < 15  # a connection has 20 s to identify itself
+    for stranger in strangers:
+        stranger.close()
+
+
+@pytest.mark.parametrize("rank", [0, 2, 1 << 31])
+def test_connection_with_the_token_and_no_rank_of_the_job_is_closed(rank):
+    store, deaths = HashStore(), Deaths()
+    here = PeerConnections(store, 0, 2, deaths)
+    address, token = published(store)
+    with socket.create_connection(address) as stranger:
+        stranger.sendall(token + rank.to_bytes(4))
+        assert stranger.recv(1) == b""
+    leave_in_order(store, here, deaths)
+
+
+def test_second_connection_of_a_rank_is_closed():
+    store, deaths = HashStore(), Deaths()
+    here = PeerConnections(store, 0, 3, deaths)
+    address, token = published(store)
+    other = PeerConnections(store, 1, 3, deaths)
+    while not here.watched:
+        time.sleep(0.01)
+    with socket.create_connection(address) as stranger:
+        stranger.sendall(token + (1).to_bytes(4))
+        assert stranger.recv(1) == b""
+    assert here.watched == {1}
+    other.leave()
+    here.leave()
+
+
+def test_rank_0_listens_on_the_loopback_interface_for_one_host(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    store = HashStore()
+    here = PeerConnections(store, 0, 2, Deaths())
+    assert published(store)[0][0] == "127.0.0.1"
+    here.leave()
+
+
+def test_rank_that_does_not_reach_rank_0_warns_and_continues():
     store = HashStore()
     with socket.create_server(("localhost", 0)) as gone:
         port = gone.getsockname()[1]
-    store.set("panpipe/connections/1", f"{port} {'00' * 16}")
-    with pytest.warns(UserWarning, match=rf"rank 1 does not reach rank 0 at localhost:{port} \(.*refused\)"):
-        PeerConnections(store, 1, 2, Deaths()).leave()
+    store.set("panpipe/connections/1", f"127.0.0.1 {port} {'00' * 32}")
+    with pytest.warns(UserWarning, match=rf"rank 1 does not reach rank 0 at 127.0.0.1:{port} \(.*refused\)"):
+        connect_and_leave(store)
+
+
+def connect_and_leave(store):
+    """Rank 1, which tries to connect, and leaves."""
+    here = PeerConnections(store, 1, 2, Deaths())
+    deadline = time.monotonic() + HANGS_S
+    while here.connecting and time.monotonic() < deadline:
+        time.sleep(0.01)
+    here.leave()

@@ -74,32 +74,6 @@ def test_watch_names_its_own_rank_for_an_error_in_the_users_code(stopped_watch):
     assert stopped_watch.reported
 
 
-def test_watch_names_ranks_that_do_not_enter_a_collective_in_time(store, stopped_watch):
-    store.add("panpipe/came/all/2", 1)
-    with stopped_watch.awaiting("all", range(3), 0.05):
-        deadline = time.monotonic() + 20
-        while not stopped_watch.reported and time.monotonic() < deadline:
-            time.sleep(0.01)
-    reason = store.get(watch.FAILURE_KEY).decode()
-    assert reason.startswith("rank 0 did not come within 0.05 s to where rank 1 waits: ")
-
-
-def test_watch_reports_nothing_where_all_enter_a_collective(store, stopped_watch):
-    for rank in (0, 2):
-        store.add(f"panpipe/came/all/{rank}", 1)
-    with stopped_watch.awaiting("all", range(3), 0.02):
-        time.sleep(0.2)
-    assert not stopped_watch.reported
-    assert not store.check([watch.FAILURE_KEY])
-
-
-def test_watch_reports_nothing_once_a_collective_is_over(store, stopped_watch):
-    with stopped_watch.awaiting("all", range(3), 0.5):
-        pass
-    time.sleep(0.7)
-    assert not stopped_watch.reported
-
-
 def test_host_of_the_store_lingers_until_others_have_read_the_reason_or_are_silent(store, monkeypatch):
     monkeypatch.setattr(watch, "LINGER_S", 20.0)
     monkeypatch.setattr(lost_ranks, "_SILENCE_S", 30.0)

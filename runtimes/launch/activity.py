@@ -1,0 +1,148 @@
+"""What a device does now, and which ranks it waits for.
+
+The working thread writes its `Activity` without a lock and without reading a clock; other threads read it. A change of
+``count`` or ``on`` is progress. `QuietTime` measures how long there was none::
+
+    working thread   what = 1F0, on = (0,)  ···············  on = (), count + 1
+    watch's thread      │ 0.5 s │ 1.0 s │ 1.5 s │ 2.0 s │       │ 0.0 s
+"""
+
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from attrs import define
+
+_ROOT = Path(__file__).resolve().parents[2]
+_NOT_THE_USERS = (
+    "<",  # generated code
+    *(str(_ROOT / own) for own in ("core", "backends", "runtimes", "simulators", "cli", "api.py")),
+    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
+)
+
+
+@define(eq=False, slots=True)
+class Activity:
+    """What a device does.
+
+    Args:
+        what: the current action or phase; any object with a text.
+        on: the ranks (devices, between threads) that it waits for; empty while it computes.
+        count: increases with every action and after every wait.
+        method: the pipeline's method that runs, such as ``step 4``; empty in the user's code.
+        last: the method that ran before.
+        stages: the stages of the device.
+        thread: identifier of the working thread.
+    """
+
+    what: object = ""
+    on: tuple[int, ...] = ()
+    count: int = 0
+    method: str = ""
+    last: str = ""
+    stages: tuple[int, ...] = ()
+    thread: int | None = None
+
+    def doing(self, what: object) -> None:
+        """Note the start of an action or of a phase."""
+        self.what = what
+        self.count += 1
+
+    def enter(self, method: str) -> str:
+        """Note that a method of the pipeline runs; returns the one that called it, for `leave`."""
+        outer, self.method, self.what = self.method, method, ""
+        self.thread = threading.get_ident()
+        self.count += 1
+        return outer
+
+    def leave(self, outer: str) -> None:
+        """Note that the method has returned or raised."""
+        self.last, self.method, self.what = self.method, outer, ""
+        self.count += 1
+
+    @contextmanager
+    def inside(self, method: str) -> Iterator[None]:
+        """A context in which a method of the pipeline runs."""
+        outer = self.enter(method)
+        try:
+            yield
+        finally:
+            self.leave(outer)
+
+    @contextmanager
+    def waiting(self, on: tuple[int, ...], what: object = None) -> Iterator[None]:
+        """A context in which the device waits for other ranks.
+
+        Args:
+            on: the ranks.
+            what: the phase; the current one if None.
+        """
+        before = self.on, self.what
+        self.on = on
+        self.doing(self.what if what is None else what)
+        try:
+            yield
+        finally:
+            self.on, self.what = before
+            self.count += 1
+
+    def text(self) -> str:
+        """The method and the action: ``in step 4 at 1F0``; in the user's code ``outside of panpipe after step 4``."""
+        what = str(self.what)
+        if self.method:
+            return f"in {self.method}" + (f" at {what}" if what else "")
+        return "outside of panpipe" + (f" after {self.last}" if self.last else "")
+
+    def line(self) -> str:
+        """The user's line that the working thread executes, as ``train.py:31 in load``; empty if it cannot be seen."""
+        frame = sys._current_frames().get(self.thread or threading.main_thread().ident or 0)
+        return _users_line(frame)
+
+
+def _users_line(frame: FrameType | None) -> str:
+    """The innermost line of a stack that is neither panpipe's nor a library's."""
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(_NOT_THE_USERS):
+            return f"{Path(path).name}:{frame.f_lineno} in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return ""
+
+
+HERE = Activity()
+"""The activity of this process as a rank. Threads of one process have one for each device (`ThreadTeam`)."""
+
+
+class QuietTime:
+    """The seconds without a change of something, as `update` has seen it.
+
+    A time in which this process was stopped, or got no processor, does not count: of the time between two updates at
+    most ``step_s`` counts.
+
+    Args:
+        step_s: the most seconds that count between two updates.
+    """
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._seen: object = None
+        self._at = time.monotonic()
+        self.seconds = 0.0
+
+    def update(self, seen: object) -> float:
+        """Compare with what was seen before.
+
+        Returns:
+            The seconds since it changed.
+        """
+        now = time.monotonic()
+        self.seconds += min(now - self._at, self._step_s)
+        self._at = now
+        if seen != self._seen:
+            self._seen, self.seconds = seen, 0.0
+        return self.seconds

@@ -1,0 +1,114 @@
+"""The thread of a rank that never waits for the network: it measures time without progress, and ends a rank that waits
+where the job's store gives no answer.
+
+The store ends or stops with its host, and a call of it then blocks: the thread that calls it (`watch`) cannot
+decide.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+
+from .activity import Activity, QuietTime
+from .lost_ranks import hosts_store, uses_agent_store
+from .positions import LEFT_S, UNKNOWN, Position
+
+_TICK_S = 0.25
+_REPORT_S = 10.0
+"""Most seconds that a rank tries to report its failure."""
+
+
+def end_process(reason: str, rank: int) -> None:
+    """Print the reason in a line, and end this process; its main thread may wait where nothing can interrupt it."""
+    sys.stderr.write(f"panpipe: {reason}; rank {rank} stops too\n")
+    sys.stderr.flush()
+    os._exit(1)
+
+
+class Watchdog:
+    """Measures the progress of this process, and the answers of the store.
+
+    Args:
+        rank: this rank.
+        activity: of this process.
+        timeout_s: the limit on waiting.
+        end: called with a reason to end this process.
+
+    Attributes:
+        quiet_s: seconds without progress.
+        reporting: whether a failure is being reported now.
+        host: the last known position of rank 0.
+        store_has_ended: whether the store ended in order, because rank 0 left.
+    """
+
+    def __init__(self, rank: int, activity: Activity, timeout_s: float, end: Callable[[str], object]) -> None:
+        self._rank, self._activity, self._timeout_s, self._end = rank, activity, timeout_s, end
+        self.quiet_s, self.reporting, self.store_has_ended = 0.0, False, False
+        self.host: Position = UNKNOWN
+        self._answers = 0
+        self._tick_s = min(_TICK_S, timeout_s / 8)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="panpipe watchdog", daemon=True)
+        self._thread.start()
+
+    def answered(self) -> None:
+        """Note an answer of the store."""
+        self._answers += 1
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def position(self) -> Position:
+        """Where this rank is."""
+        activity, quiet_s = self._activity, self.quiet_s
+        line = activity.line() if quiet_s >= 1 and not activity.on else ""
+        return Position(activity.text(), activity.stages, activity.on, quiet_s, line)
+
+    def _run(self) -> None:
+        quiet, silent, reporting = (QuietTime(4 * self._tick_s) for _ in range(3))
+        while not self._stopped.wait(self._tick_s):
+            self.quiet_s = quiet.update((self._activity.count, self._activity.on))
+            silent_s = silent.update(self._answers)
+            reporting_s = reporting.update(self.reporting) if self.reporting else reporting.update(None)
+            reason = self._reason(silent_s, reporting_s)
+            if reason is not None and not self._stopped.is_set():
+                self._end(reason)
+
+    def _reason(self, silent_s: float, reporting_s: float) -> str | None:
+        """Why this rank cannot go on; None if it can, or if the thread that calls the store decides."""
+        on, quiet_s = self._activity.on, self.quiet_s
+        if self.store_has_ended:
+            if on and quiet_s >= (min(self._timeout_s, LEFT_S) if 0 in on else self._timeout_s):
+                return self.left_by_rank_0()
+            return None
+        if hosts_store(self._rank):
+            return None
+        if self.reporting and reporting_s >= min(self._timeout_s, _REPORT_S) and silent_s >= reporting_s / 2:
+            return self._silent_store(silent_s)
+        if on and min(quiet_s, silent_s) >= self._timeout_s:
+            return self._silent_store(silent_s)
+        return None
+
+    def left_by_rank_0(self) -> str:
+        """The reason for a rank that waits although rank 0 has left."""
+        return (
+            f"rank 0 has closed its pipeline, and rank {self._rank} is {self._activity.text()}: every rank of a "
+            "pipeline takes the same batches and calls the same methods in the same order"
+        )
+
+    def _silent_store(self, silent_s: float) -> str:
+        fix = f"see what it does there, or raise timeout_s, which is {self._timeout_s:g} s"
+        own = self.position()
+        waits = f"rank {self._rank} waited {own.quiet_s:.3g} s for " + ", ".join(f"rank {rank}" for rank in own.on)
+        waits = (waits if own.on else f"rank {self._rank} was") + f" {own.text}"
+        if uses_agent_store():
+            return (
+                f"the process that started the job, with its store, gave no answer for {silent_s:.3g} s; {waits}: {fix}"
+            )
+        host = self.host
+        line = f", line {host.line}" if host.line else ""
+        return f"{waits}; rank 0 gave no sign of life for {silent_s:.3g} s and was last {host.text}{line}: {fix}"
