@@ -1,5 +1,6 @@
 """The positions of all ranks in the job's store: each rank writes its own, and those that wait read the others."""
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -30,6 +31,7 @@ class PublishedPositions:
         self._every_s = 0.0 if size <= _SMALL else max(timeout_s / 60, size / 100)
         self._after_s = min(timeout_s / 4, 5.0)
         self._next = 0.0
+        self._lock = threading.Lock()
         self._there: set[int] = set()
         self._found: dict[int, Position] = {}
         self._silent: dict[int, QuietTime] = {}
@@ -43,9 +45,9 @@ class PublishedPositions:
         store.set(self._keys[self._rank], Position("", left=why).document(0))
 
     def reads(self, own: Position) -> bool:
-        """Whether this rank has waited long enough to read the other positions now."""
+        """Whether this rank reads the other positions now: if it has waited for a while, and in small jobs always."""
         now = time.monotonic()
-        if not own.on or own.quiet_s < self._after_s or now < self._next:
+        if now < self._next or (self._every_s and (not own.on or own.quiet_s < self._after_s)):
             return False
         self._next = now + self._every_s
         return True
@@ -66,6 +68,10 @@ class PublishedPositions:
 
         How long a rank gave no sign of life is measured between calls; until the second one it is 0.
         """
+        with self._lock:
+            return self._read(store, own)
+
+    def _read(self, store: Any, own: Position) -> dict[int, Position]:
         missing = [rank for rank in self._keys if rank not in self._there and rank != self._rank]
         self._there.update(rank for rank in missing if store.check([self._keys[rank]]))
         known = [rank for rank in self._keys if rank in self._there and rank != self._rank]

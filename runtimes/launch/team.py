@@ -28,6 +28,7 @@ from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
 from .exchange import Exchange, OneProcess
 from .activity import Activity
+from .signals import WHERE, Describer
 from .thread_hangs import ThreadHangs
 from .timeout import timeout_of
 from .watched_backend import WatchedBackend
@@ -216,6 +217,8 @@ class ThreadTeam(Team):
         self.local = tuple(range(size))
         self.activities = {device: Activity() for device in self.local}
         self._hangs = ThreadHangs(self.activities, timeout_of(timeout_s))
+        self._describer = Describer(self._hangs.where)
+        WHERE.add(self._describer)
         self._ends: Sequence[Backend] = ()
         self._threads: Sequence[ThreadPoolExecutor] = ()
 
@@ -277,6 +280,7 @@ class ThreadTeam(Team):
         return None
 
     def close(self, failure: BaseException | None = None) -> None:
+        WHERE.remove(self._describer)
         for thread in self._threads:
             thread.shutdown(wait=False)
         self._threads = ()

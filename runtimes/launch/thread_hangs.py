@@ -9,7 +9,7 @@ from typing import Any
 
 from ...core.errors import WorkerError
 from .activity import Activity, QuietTime
-from .positions import Position, hangs, reason_of_hang
+from .positions import Position, hangs, reason_of_hang, table
 
 _POLL_S = 0.5
 
@@ -25,12 +25,18 @@ class ThreadHangs:
     def __init__(self, activities: Mapping[int, Activity], timeout_s: float) -> None:
         self._activities, self._timeout_s = activities, timeout_s
         self._poll_s = min(_POLL_S, timeout_s / 8)
+        self._quiet = {device: QuietTime(4 * self._poll_s) for device in activities}
         self._hang: WorkerError | None = None
 
     def refuse_after_hang(self) -> None:
         """Raise the error of an earlier hang: its thread still runs."""
         if self._hang is not None:
             raise self._hang
+
+    def where(self) -> str:
+        """Where every device is, a line for each. Times are those since the devices were last looked at."""
+        found = {device: self._position(device, quiet, False) for device, quiet in self._quiet.items()}
+        return f"devices of this process\n{table(found, found, 'device')}"
 
     def wait(self, running: Mapping[int, "Future[Any]"]) -> WorkerError | None:
         """Wait until all devices are done.
@@ -42,7 +48,7 @@ class ThreadHangs:
             The error if a device waits in vain; the thread of another device then still runs.
         """
         _, undone = wait(running.values(), self._poll_s)
-        quiet = {device: QuietTime(4 * self._poll_s) for device in running} if undone else {}
+        quiet = self._quiet
         while undone:
             _, undone = wait(running.values(), self._poll_s)
             found = {device: self._position(device, quiet[device], running[device].done()) for device in running}

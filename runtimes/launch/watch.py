@@ -29,8 +29,9 @@ from ...core.errors import WorkerError, message_of
 from .activity import HERE, Activity
 from .lost_ranks import Heartbeats, beat, hosts_store, left_early, reason_of, store_ended
 from .peer_connections import PeerConnections
-from .positions import Position, hangs, reason_of_hang
+from .positions import Position, hangs, reason_of_hang, table
 from .published import PublishedPositions
+from .signals import WHERE, Describer
 from .timeout import TIMEOUT_S
 from .watchdog import Watchdog, end_process
 
@@ -39,6 +40,8 @@ FAILURE_KEY = "panpipe/failure"
 _POLL_S = 0.5
 LINGER_S = 5.0
 """Most seconds that a failed rank that hosts the store waits, so that the others can read the reason."""
+_ANSWER_S = 3.0
+"""Most seconds that the store has to answer where the ranks are."""
 _GRACE_S = 3.0
 """Most seconds for a rank that detected a peer's failure to raise it from its main thread."""
 
@@ -103,8 +106,8 @@ class FailureWatch:
         self._rank, self._timeout_s, self._activity = rank, timeout_s, activity
         self._others = [other for other in range(size) if other != rank]
         default = dist.distributed_c10d._get_default_store()
-        # Separate connections: the main thread may wait in the default one, and reports use the second one.
-        self._store, self._reports = (self._connection(default) for _ in range(2))
+        # Separate connections: the main thread may wait in the default one, reports use the second, `where` the third.
+        self._store, self._reports, self._asked = (self._connection(default) for _ in range(3))
         self._stopped = threading.Event()
         self.reported = False
         self._first: str | None = None
@@ -115,6 +118,8 @@ class FailureWatch:
         self._published = PublishedPositions(meeting, rank, size, timeout_s)
         self._thread = threading.Thread(target=self._look, name="panpipe failure watch", daemon=True)
         self._thread.start()
+        self._describer = Describer(self.where)
+        WHERE.add(self._describer)
         atexit.register(self._leave)
         print_uncaught_in_a_line(rank)
 
@@ -153,9 +158,21 @@ class FailureWatch:
         left = self._published.left(self._reports, lost)
         return left_early(left, self._rank, self._activity.text()) if left else None
 
-    def positions(self) -> dict[int, Position]:
-        """Where every rank is now, as far as known; calls the store."""
-        return self._published.read(self._reports, self._watchdog.position())
+    def where(self) -> str:
+        """Where every rank is now, a line for each; where the store gives no answer, this rank's line alone."""
+        own, ranks = self._watchdog.position(), sorted([self._rank, *self._others])
+        found: dict[int, Position] = {}
+
+        def read() -> None:
+            with suppress(RuntimeError):
+                found.update(self._published.read(self._asked, own))
+
+        thread = threading.Thread(target=read, name="panpipe positions", daemon=True)
+        thread.start()
+        thread.join(_ANSWER_S)
+        if not found:
+            return f"the job's store gives no answer; here\n{table({self._rank: own}, [self._rank])}"
+        return f"as rank {self._rank} knows\n{table(found, ranks)}"
 
     def _leave(self) -> None:
         """At exit after a failure: report it, and end the process at once. The interpreter would take seconds to free
@@ -184,6 +201,7 @@ class FailureWatch:
         if self._stopped.is_set():
             return
         self._stopped.set()
+        WHERE.remove(self._describer)
         self._watchdog.stop()
         self._thread.join()
         self._publish_end(failure)
