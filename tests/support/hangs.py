@@ -14,7 +14,7 @@ import torch
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.programs.stage_run import StageRun
 
-STEPS = 40
+STEPS = 6
 LONG_S = 600
 
 
@@ -133,20 +133,42 @@ def loads(pipe: Pipeline, batch: Any) -> None:
     next(iter(torch.utils.data.DataLoader(_Stuck(), num_workers=1)))
 
 
+def pauses(pipe: Pipeline, batch: Any) -> None:
+    """Does something else for longer than the limit, as all ranks do, once."""
+    if pipe.steps == 2:
+        time.sleep(3 * float(os.environ["PANPIPE_TIMEOUT_S"]))
+    pipe.step(batch)
+
+
+def slow_actions(pipe: Pipeline, batch: Any) -> None:
+    """Computes a third of the limit in each forward, in one step."""
+    _in_forward(lambda: time.sleep(float(os.environ["PANPIPE_TIMEOUT_S"]) / 3))
+    pipe.step(batch)
+    _inside.clear()
+
+
+def signals(pipe: Pipeline, batch: Any) -> None:
+    """Asks the other rank where every rank is, while that waits."""
+    if pipe.steps == 2:
+        time.sleep(2)
+        os.kill(int(Path(sys.argv[2], "0.pid").read_text(encoding="utf-8")), signal.SIGUSR1)
+        time.sleep(4)
+    pipe.step(batch)
+
+
 def _numbers() -> Iterator[int]:
     yield from range(STEPS)
 
 
 def run(pipe: Pipeline, batch: Any, rank: int) -> None:
     """Train, and at step 2 do what the environment says: ``HANG`` on rank ``VICTIM``, ``MEANWHILE`` on the others."""
+    Path(sys.argv[2], f"{rank}.pid").write_text(str(os.getpid()), encoding="utf-8")
     victim, other = globals()[os.environ["HANG"]], globals()[os.environ.get("MEANWHILE", "steps")]
     for number in _numbers():
-        if pipe.steps < 2:
+        if number != 2:
             pipe.step(batch)
-        elif number == 2 or rank != int(os.environ["VICTIM"]):
-            try:
-                (victim if rank == int(os.environ["VICTIM"]) else other)(pipe, batch)
-            except StopIteration:
-                return
-        else:
-            pipe.step(batch)
+            continue
+        try:
+            (victim if rank == int(os.environ["VICTIM"]) else other)(pipe, batch)
+        except StopIteration:
+            return
