@@ -18,8 +18,8 @@ from ..core.plan.plan import Plan, read_plan
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshWish, mesh_for, mesh_in_simulator
-from .monitor.monitors import Monitor, monitors_of
 from .launch.timeout import timeout_of
+from .monitor.monitors import Monitor, monitors_of
 from .optimizer.training import Training
 from .planning.options import PlanningOptions
 from .programs.options import MAX_SHAPES, check_max_shapes

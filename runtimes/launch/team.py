@@ -26,8 +26,8 @@ from ...backends.kind import BackendKind
 from ...backends.streams import InheritedStreams
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
-from .exchange import Exchange, OneProcess
 from .activity import Activity
+from .exchange import Exchange, OneProcess
 from .signals import WHERE, Describer
 from .thread_hangs import ThreadHangs
 from .timeout import timeout_of
