@@ -12,7 +12,6 @@ numbered replica by replica::
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
 from typing import TypeVar
@@ -27,6 +26,7 @@ from ...backends.streams import InheritedStreams
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
 from .activity import Activity
+from .device_thread import DeviceThread
 from .exchange import Exchange, OneProcess
 from .signals import WHERE, Describer
 from .thread_hangs import ThreadHangs
@@ -220,7 +220,7 @@ class ThreadTeam(Team):
         self._describer = Describer(self._hangs.where)
         WHERE.add(self._describer)
         self._ends: Sequence[Backend] = ()
-        self._threads: Sequence[ThreadPoolExecutor] = ()
+        self._threads: Sequence[DeviceThread] = ()
 
     @property
     def threads(self) -> int:
@@ -248,8 +248,8 @@ class ThreadTeam(Team):
                 failures[device] = failure  # the first entry is the first failure: it wakes the others
                 ends[device].close(failure)
 
-        self._threads = self._threads or [ThreadPoolExecutor(1, f"panpipe device {d}") for d in self.local]
-        running = {d: thread.submit(body, d) for d, thread in zip(self.local, self._threads, strict=True)}
+        self._threads = self._threads or [DeviceThread(device) for device in self.local]
+        running = {d: thread.submit(body) for d, thread in zip(self.local, self._threads, strict=True)}
         hang = self._hangs.wait(running)
         if hang is not None:
             for end in ends:
@@ -282,5 +282,5 @@ class ThreadTeam(Team):
     def close(self, failure: BaseException | None = None) -> None:
         WHERE.remove(self._describer)
         for thread in self._threads:
-            thread.shutdown(wait=False)
+            thread.shutdown()
         self._threads = ()

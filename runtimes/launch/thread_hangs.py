@@ -1,8 +1,9 @@
 """Hangs between devices that are threads of one process: found by the thread that waits for them, and raised there."""
 
+import atexit
+import logging
 import os
 import sys
-import threading
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from typing import Any
@@ -55,7 +56,7 @@ class ThreadHangs:
             late = next((device for device in found if hangs(device, found, self._timeout_s)), None)
             if undone and late is not None:
                 self._hang = WorkerError(reason_of_hang(late, found, self._timeout_s, "device"))
-                _end_with_main_thread()
+                atexit.register(_end)
                 return self._hang
         return None
 
@@ -68,13 +69,9 @@ class ThreadHangs:
         return Position(activity.text(), activity.stages, activity.on, quiet_s, line)
 
 
-def _end_with_main_thread() -> None:
-    """End this process when its main thread ends: the interpreter would wait for the thread that hangs."""
-
-    def end() -> None:
-        threading.main_thread().join()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
-
-    threading.Thread(target=end, name="panpipe end of a hang", daemon=True).start()
+def _end() -> None:
+    """End this process at its exit: the interpreter would abort where the thread that hangs is inside C++."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
