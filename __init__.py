@@ -118,3 +118,8 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*_HOME, "__version__"])
+
+
+if __name__ == "panpipe" and {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
+    # A rank that was started by hand: from here on the others detect its death.
+    import_module(".runtimes.launch.meeting", __name__).begin_at_import()

@@ -26,6 +26,7 @@ from .engine.clocked import VirtualDevices
 from .launch.activity import HERE
 from .launch.agreement import check_same, model_in_words
 from .launch.launch import make_team, mesh_for, rank_of_job, virtual_team, world_size
+from .launch.meeting import Meeting, begin
 from .launch.progress import Report, silent
 from .launch.team import Team
 from .options import PipelineOptions
@@ -70,6 +71,21 @@ def _build(
 ) -> Pipeline:  # fmt: skip
     kind = options.check(model)
     refuse_inference_tensors(model)
+    meeting = begin(options.timeout_s) if (world_size() or 1) > 1 and not options.simulated else None
+    try:
+        return _built(model, step, batch, options, virtual, report, kind, meeting)
+    except BaseException as failure:
+        if meeting is not None:
+            if not isinstance(failure, PanpipeError):
+                meeting.fail(failure)
+            meeting.leave(failure)
+        raise
+
+
+def _built(
+    model: nn.Module, step: StepFunction, batch: Any, options: PipelineOptions, virtual: VirtualDevices | None,
+    report: Report, kind: str, meeting: Meeting | None,
+) -> Pipeline:  # fmt: skip
     # All checks of the arguments alone are done: what follows takes time.
     report("capturing the step")
     example = Example.capture(model, step, batch, options.microbatches, options.batch_dims, kind)
@@ -80,7 +96,7 @@ def _build(
     plan = options.plan
     if plan is None and virtual is not None:
         plan = virtual.planned(example.operators, report)
-    team = _team(options, plan, kind, compute_device([*model.parameters(), *model.buffers()]))
+    team = _team(options, plan, kind, compute_device([*model.parameters(), *model.buffers()]), meeting)
     try:
         builder = _Builder(options, example, team, virtual, report)
         initial = builder.check_ranks(source)
@@ -92,7 +108,7 @@ def _build(
         raise
 
 
-def _team(options: PipelineOptions, plan: Plan | None, kind: str, on: torch.device) -> Team:
+def _team(options: PipelineOptions, plan: Plan | None, kind: str, on: torch.device, meeting: Meeting | None) -> Team:
     """The devices, before ranks have compared their arguments.
 
     Args:
@@ -100,6 +116,7 @@ def _team(options: PipelineOptions, plan: Plan | None, kind: str, on: torch.devi
         plan: the plan of the pipeline; None if it is not known yet.
         kind: type of the devices.
         on: the model's device.
+        meeting: of the ranks; None if this process is none.
     """
     mesh, devices = mesh_for(plan, options.mesh), options.devices
     if mesh is None and devices.named is not None and world_size() is None:
@@ -108,7 +125,7 @@ def _team(options: PipelineOptions, plan: Plan | None, kind: str, on: torch.devi
         torch.cuda.set_device(of_rank(devices.named, *rank) if devices.given else on)
     if options.simulated:
         return virtual_team(mesh, options.backend)
-    return make_team(mesh, options.backend, kind, devices.share, options.timeout_s)
+    return make_team(mesh, options.backend, kind, devices.share, options.timeout_s, meeting)
 
 
 class _Builder:

@@ -384,7 +384,8 @@ class Pipeline:
                 could not be written. See also `state_dict`.
         """
         self._trainer.refuse_closed()
-        self.checkpoints.write(folder, wait, keep)
+        with self._trainer.team.inside("checkpoint"):
+            self.checkpoints.write(folder, wait, keep)
 
     def wait_for_checkpoint(self) -> None:
         """Wait until the last ``checkpoint(…, wait=False)`` is complete. Every rank calls this.
@@ -408,7 +409,8 @@ class Pipeline:
                 or scheduler; on every rank, with the same message. Nothing is changed then.
         """
         self._trainer.refuse_closed()
-        self.checkpoints.read(folder)
+        with self._trainer.team.inside("resume"):
+            self.checkpoints.read(folder)
 
     def close(self) -> None:
         """Close threads and connections; may be called again. Training, evaluation and saving are refused afterwards.

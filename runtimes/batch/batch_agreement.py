@@ -27,13 +27,14 @@ from .microbatches import Microbatch
 
 _LEAVES = 16
 """Leaves with separate columns in a row; further leaves share these columns."""
-_WAITS, _CHANGE, _SAMPLES, _NESTING, _SHAPES = range(5)
+_WAITS, _METHOD, _CHANGE, _SAMPLES, _NESTING, _SHAPES = range(6)
 _VALUES = _SHAPES + _LEAVES
 _COLUMNS = _VALUES + _LEAVES
 _RULE = (
     "the ranks of a pipeline compute parts of one batch; give it to all of them, with samplers and random numbers of "
     "the same seed, and shard data by replicas"
 )
+_ONE_ORDER = "the ranks of a pipeline call the same methods in the same order, and raise in none of them alone"
 _ONE_PYTHON = "the ranks of a pipeline run one step; change what it reads on all of them alike"
 
 
@@ -148,6 +149,7 @@ class BatchAgreement:
         """A table of zeros with this rank's row filled in, on its device."""
         host = torch.zeros(_COLUMNS, dtype=torch.int64)
         host[_WAITS] = not known
+        host[_METHOD] = crc32(self._method.encode())
         host[_CHANGE] = 0 if self._change is None else self._change.digest
         host[_SAMPLES] = sum(piece.samples for piece in self._pieces)
         host[_NESTING] = crc32(repr(self._names).encode())
@@ -176,6 +178,12 @@ class BatchAgreement:
         return table
 
     @property
+    def _method(self) -> str:
+        """The method that runs, with the number of the step."""
+        activity = self._team.activities.get(self._device)
+        return "" if activity is None else activity.method
+
+    @property
     def _names(self) -> tuple[str, ...]:
         """Names of the leaves of the first microbatch, which is one of the largest."""
         return self._pieces[0].names
@@ -184,10 +192,13 @@ class BatchAgreement:
         """The error for the first rank whose row differs from that of the replica's first rank; None if none does."""
         first, *others = self._rows or [[]]
         for number, other in enumerate(others, 1):
-            column = next((i for i in range(_CHANGE, _COLUMNS) if other[i] != first[i]), None)
+            column = next((i for i in range(_METHOD, _COLUMNS) if other[i] != first[i]), None)
             if column is not None:
                 base = self._team.replica * self._team.size
                 one, known = (f"rank {self._team.rank(base + each)}" for each in (number, 0))
+                if column == _METHOD:
+                    mine = f"rank {self._team.rank(base + self._device)} is in {self._method or 'none'}"
+                    return RequestError(f"{one} is in another method than {known}: {mine}; {_ONE_ORDER}")
                 if column == _CHANGE:
                     mine = f"on rank {self._team.rank(base + self._device)} "
                     mine += "nothing changed" if self._change is None else self._change.text

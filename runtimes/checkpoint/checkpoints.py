@@ -109,7 +109,8 @@ class Checkpoints:
 
     def wait(self) -> None:
         """Wait for the checkpoint that is being written; see `Pipeline.wait_for_checkpoint`."""
-        self._in_flight.wait()
+        with self._team.waiting("the checkpoint that is being written"):
+            self._in_flight.wait()
 
     def read(self, folder: str | Path) -> None:
         """Resume from a checkpoint; see `Pipeline.resume`."""

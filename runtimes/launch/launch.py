@@ -17,6 +17,7 @@ from ...core.cluster.mesh import Mesh, MeshShape, plain
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
 from .groups import described
+from .meeting import Meeting
 from .rank_team import RankTeam
 from .team import Team, ThreadTeam
 
@@ -30,6 +31,7 @@ def make_team(
     device_type: str = "cpu",
     share: bool = False,
     timeout_s: float | None = None,
+    meeting: Meeting | None = None,
 ) -> Team:
     """The team for this process: ranks under ``torchrun`` or in a process group, threads otherwise.
 
@@ -40,6 +42,7 @@ def make_team(
         device_type: of the team's devices.
         share: whether ranks share GPUs, which nccl does not support.
         timeout_s: seconds without progress that devices wait for each other; None as in `timeout_of`.
+        meeting: the rendezvous that this process has begun, if it is a rank; None for a new one.
 
     Raises:
         RequestError: the backend is unknown or does not fit this launch, or the number of ranks is another one.
@@ -58,7 +61,7 @@ def make_team(
             f"backend '{kind.name}' connects threads of one process and this is one of {world} ranks: "
             "start the script without torchrun, or use backend='gloo'"
         )
-    return RankTeam(kind, timeout_s, _over_ranks(mesh, world))
+    return RankTeam(kind, timeout_s, _over_ranks(mesh, world), meeting)
 
 
 def _between_ranks(device_type: str, share: bool) -> str:

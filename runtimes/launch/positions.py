@@ -152,6 +152,8 @@ def _fix(late: Sequence[int], positions: Mapping[int, Position], timeout_s: floa
 
 def _state(rank: int, position: Position, unit: str) -> str:
     who = f"{unit} {rank}"
+    if position.text == UNKNOWN.text:
+        return f"{who} did not arrive"
     if position.left is not None:
         return f"{who} has closed its pipeline{position.left}"
     line = f", line {position.line}" if position.line else ""

@@ -12,24 +12,24 @@ from .positions import UNKNOWN, Position
 
 _SMALL = 16
 """Ranks of a job in which every rank reads the positions of all at each look."""
+_AFTER_S = 5.0
+"""Seconds of waiting after which a rank of a larger job reads them."""
 
 
 class PublishedPositions:
     """The positions of the ranks of one meeting.
 
     Args:
-        meeting: its name in the store.
         rank: this rank.
         size: how many there are.
         timeout_s: the limit on waiting.
     """
 
-    def __init__(self, meeting: str, rank: int, size: int, timeout_s: float) -> None:
-        self._keys = {other: f"{meeting}/position/{other}" for other in range(size)}
+    def __init__(self, rank: int, size: int, timeout_s: float) -> None:
+        self._keys = {other: f"panpipe/position/{other}" for other in range(size)}
         self._rank = rank
-        # A store serves size² keys in this time, at a rate that grows with the size.
-        self._every_s = 0.0 if size <= _SMALL else max(timeout_s / 60, size / 100)
-        self._after_s = min(timeout_s / 4, 5.0)
+        self.timeout_s = timeout_s
+        self._every_s = 0.0 if size <= _SMALL else size / 100  # the ranks read size² keys in this time
         self._next = 0.0
         self._lock = threading.Lock()
         self._there: set[int] = set()
@@ -47,7 +47,7 @@ class PublishedPositions:
     def reads(self, own: Position) -> bool:
         """Whether this rank reads the other positions now: if it has waited for a while, and in small jobs always."""
         now = time.monotonic()
-        if now < self._next or (self._every_s and (not own.on or own.quiet_s < self._after_s)):
+        if now < self._next or (self._every_s and (not own.on or own.quiet_s < min(self.timeout_s / 4, _AFTER_S))):
             return False
         self._next = now + self._every_s
         return True

@@ -22,9 +22,10 @@ from .clock_offset import clock_offset_ns
 from .exchange import Exchange, RankExchange
 from .failure import decoded, encoded, shortened, stopped
 from .groups import device_mesh
+from .meeting import Meeting, begin
 from .team import Team
 from .timeout import timeout_of
-from .watch import FailureWatch, failure_at_exit
+from .watch import failure_at_exit
 from .watched_backend import WatchedBackend, watched
 
 T = TypeVar("T")
@@ -41,6 +42,7 @@ class RankTeam(Team):
     Args:
         kind: the transport between them; one that connects ranks.
         timeout_s: seconds without progress that ranks wait for each other; None as in `timeout_of`.
+        meeting: the rendezvous that this process has begun; None for a new one.
         mesh: over all ranks, or a ``DeviceMesh`` of them, whose groups are used; by default one pipeline.
 
     Raises:
@@ -49,18 +51,24 @@ class RankTeam(Team):
     """
 
     def __init__(
-        self, kind: BackendKind = gloo.KIND, timeout_s: float | None = None, mesh: Mesh | DeviceMesh | None = None
+        self,
+        kind: BackendKind = gloo.KIND,
+        timeout_s: float | None = None,
+        mesh: Mesh | DeviceMesh | None = None,
+        meeting: Meeting | None = None,
     ) -> None:
         if kind.ranks is None:
             raise RequestError(f"backend '{kind.name}' connects no ranks: give threads, or another backend")
         self._own_group = not dist.is_initialized()
         limit = timeout_of(timeout_s)
         with HERE.inside("the start of the pipeline"):
-            meeting = join(limit)
+            meeting = meeting or begin(limit)
+            join(meeting, limit)
             self.kind = kind
             self._rank = dist.get_rank()
             self._others = tuple(other for other in range(dist.get_world_size()) if other != self._rank)
-            self._watch = FailureWatch(self._rank, dist.get_world_size(), limit, meeting)
+            assert meeting.watch is not None
+            self._watch = meeting.watch
             with HERE.waiting(self._others, "the connection of the ranks"):
                 self._connect(kind, mesh)
         self._closed = False
@@ -73,8 +81,6 @@ class RankTeam(Team):
         self.replica, position = self.mesh.place(self._rank)
         self.local = (position,)
         self.activities = {position: HERE}
-        if self.mesh.ranks > 1:
-            self._watch.connect()
         self._background: Any = None
         self._pipeline, self._replicas = groups.get_group("pp"), None
         ranks = self.mesh.replicas[self.replica]
@@ -182,7 +188,7 @@ class RankTeam(Team):
             self._backend.connect(pairs)
 
     def clock_offset_ns(self) -> int:
-        with self._watched():
+        with self._watched(), HERE.waiting(self._others, "the comparison of the clocks"):
             return clock_offset_ns()
 
     def backend(self, device: int) -> Backend:

@@ -29,17 +29,17 @@ class WhereOnSignal:
         self._sockets: tuple[socket.socket, socket.socket] | None = None
 
     def add(self, describer: "Describer") -> None:
-        """Print this describer's text, too, as long as it is alive; installs the handler if none is there."""
+        """Print this describer's text, too, as long as it is alive."""
         self._describers.add(describer)
-        if self._sockets is None and threading.current_thread() is threading.main_thread():
-            self._install()
 
     def remove(self, describer: "Describer") -> None:
         """Print its text no more."""
         self._describers.discard(describer)
 
-    def _install(self) -> None:
-        if signal.getsignal(SIGNAL) is not signal.SIG_DFL:
+    def install(self) -> None:
+        """Install the handler, if this is the main thread, and no other handler is there."""
+        main = threading.current_thread() is threading.main_thread()
+        if self._sockets is not None or not main or signal.getsignal(SIGNAL) is not signal.SIG_DFL:
             return
         here, there = self._sockets = socket.socketpair()
         for end in (here, there):

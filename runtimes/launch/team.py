@@ -219,6 +219,7 @@ class ThreadTeam(Team):
         self._hangs = ThreadHangs(self.activities, timeout_of(timeout_s))
         self._describer = Describer(self._hangs.where)
         WHERE.add(self._describer)
+        WHERE.install()
         self._ends: Sequence[Backend] = ()
         self._threads: Sequence[DeviceThread] = ()
 

@@ -93,19 +93,29 @@ class FailureWatch:
         rank: this rank.
         size: how many there are.
         timeout_s: the limit on waiting without progress.
-        meeting: the name of this rendezvous in the store, the same on all ranks.
         activity: of this process.
+        store: the job's; None for that of the default process group.
+        armed: whether a failure of another rank ends this process; otherwise from `arm` on.
 
     Attributes:
         reported: whether this rank has reported that it stops.
     """
 
     def __init__(
-        self, rank: int, size: int, timeout_s: float = TIMEOUT_S, meeting: str = "panpipe", activity: Activity = HERE
+        self,
+        rank: int,
+        size: int,
+        timeout_s: float = TIMEOUT_S,
+        activity: Activity = HERE,
+        store: Any = None,
+        armed: bool = True,
     ) -> None:
+        self._pid, self._armed = os.getpid(), threading.Event()
+        if armed:
+            self._armed.set()
         self._rank, self._timeout_s, self._activity = rank, timeout_s, activity
         self._others = [other for other in range(size) if other != rank]
-        default = dist.distributed_c10d._get_default_store()
+        default = self._default = dist.distributed_c10d._get_default_store() if store is None else store
         # Separate connections: the main thread may wait in the default one, reports use the second, `where` the third.
         self._store, self._reports, self._asked = (self._connection(default) for _ in range(3))
         self._stopped = threading.Event()
@@ -115,13 +125,22 @@ class FailureWatch:
         self._store_may_end, self._rank_0_ended = False, threading.Event()
         self._poll_s = min(_POLL_S, timeout_s / 8)
         self._watchdog = Watchdog(rank, activity, timeout_s, self._end)
-        self._published = PublishedPositions(meeting, rank, size, timeout_s)
+        self._published = PublishedPositions(rank, size, timeout_s)
         self._thread = threading.Thread(target=self._look, name="panpipe failure watch", daemon=True)
         self._thread.start()
         self._describer = Describer(self.where)
         WHERE.add(self._describer)
         atexit.register(self._leave)
         print_uncaught_in_a_line(rank)
+
+    def arm(self, timeout_s: float) -> None:
+        """From now on a failure of another rank ends this process.
+
+        Args:
+            timeout_s: the limit on waiting.
+        """
+        self._timeout_s = self._watchdog.timeout_s = self._published.timeout_s = timeout_s
+        self._armed.set()
 
     def _connection(self, default: Any) -> Any:
         store = default.clone() if hasattr(default, "clone") else default
@@ -181,12 +200,16 @@ class FailureWatch:
         Without a failure this ends the thread. The interpreter ends daemon threads by unwinding their stacks, and if
         one is inside a call of the store, C++ aborts: ``terminate called without an active exception``.
         """
+        if os.getpid() != self._pid:  # a fork has the connections of its parent
+            return
         failure = failure_at_exit()
         if failure is None:
             self.stop()
             return
         if not self.reported:
             self.report(failure)
+        if not self._armed.is_set():  # the script has no pipeline
+            return
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -198,13 +221,14 @@ class FailureWatch:
         Args:
             failure: why it leaves early; None for the end of its work.
         """
-        if self._stopped.is_set():
+        if self._stopped.is_set() or os.getpid() != self._pid:
             return
         self._stopped.set()
         WHERE.remove(self._describer)
         self._watchdog.stop()
-        self._thread.join()
-        self._publish_end(failure)
+        self._thread.join(_ANSWER_S)
+        if not self._thread.is_alive():  # otherwise the store gives no answer
+            self._publish_end(failure)
         if self._connections is not None:
             self._connections.leave()
         atexit.unregister(self._leave)
@@ -212,14 +236,14 @@ class FailureWatch:
     def _publish_end(self, failure: BaseException | None) -> None:
         if self._rank_0_ended.is_set() and hosts_store(0) and self._rank:
             return
-        last = f" after {self._activity.last}" if self._activity.last else ""
+        last = f" after {self._activity.last}" if self._activity.last else " before it was built"
         why = last if failure is None else f"{last}, because of {type(failure).__name__}: {message_of(failure)}"
         with suppress(RuntimeError):  # the store's host may have ended
             self._published.end(self._reports, why)
 
     def connect(self) -> None:
         """Connect to the other ranks, so that the end of a process is detected; all ranks call this."""
-        store = self._connection(dist.distributed_c10d._get_default_store())
+        store = self._connection(self._default)
         size = 1 + len(self._others)
         self._connections = PeerConnections(store, self._rank, size, self._died, self._rank_0_left)
 
@@ -261,6 +285,8 @@ class FailureWatch:
                     watchdog.store_has_ended = True
                     return
                 hang, reason = None, store_ended()
+            while not self._armed.wait(self._poll_s) and not self._stopped.is_set():
+                pass
             if self._stopped.wait(_GRACE_S if self.reported and hang is None else 0):
                 return
             self._end(reason)

@@ -36,6 +36,7 @@ class Watchdog:
         end: called with a reason to end this process.
 
     Attributes:
+        timeout_s: the limit on waiting.
         quiet_s: seconds without progress.
         reporting: whether a failure is being reported now.
         host: the last known position of rank 0.
@@ -43,7 +44,7 @@ class Watchdog:
     """
 
     def __init__(self, rank: int, activity: Activity, timeout_s: float, end: Callable[[str], object]) -> None:
-        self._rank, self._activity, self._timeout_s, self._end = rank, activity, timeout_s, end
+        self._rank, self._activity, self.timeout_s, self._end = rank, activity, timeout_s, end
         self.quiet_s, self.reporting, self.store_has_ended = 0.0, False, False
         self.host: Position = UNKNOWN
         self._answers = 0
@@ -82,14 +83,14 @@ class Watchdog:
         """Why this rank cannot go on; None if it can, or if the thread that calls the store decides."""
         on, quiet_s = self._activity.on, self.quiet_s
         if self.store_has_ended:
-            if on and quiet_s >= (min(self._timeout_s, LEFT_S) if 0 in on else self._timeout_s):
+            if on and quiet_s >= (min(self.timeout_s, LEFT_S) if 0 in on else self.timeout_s):
                 return self.left_by_rank_0()
             return None
         if hosts_store(self._rank):
             return None
-        if self.reporting and reporting_s >= min(self._timeout_s, _REPORT_S) and silent_s >= reporting_s / 2:
+        if self.reporting and reporting_s >= min(self.timeout_s, _REPORT_S) and silent_s >= reporting_s / 2:
             return self._silent_store(silent_s)
-        if on and min(quiet_s, silent_s) >= self._timeout_s:
+        if on and min(quiet_s, silent_s) >= self.timeout_s:
             return self._silent_store(silent_s)
         return None
 
@@ -101,7 +102,7 @@ class Watchdog:
         )
 
     def _silent_store(self, silent_s: float) -> str:
-        fix = f"see what it does there, or raise timeout_s, which is {self._timeout_s:g} s"
+        fix = f"see what it does there, or raise timeout_s, which is {self.timeout_s:g} s"
         own = self.position()
         waits = f"rank {self._rank} waited {own.quiet_s:.3g} s for " + ", ".join(f"rank {rank}" for rank in own.on)
         waits = (waits if own.on else f"rank {self._rank} was") + f" {own.text}"

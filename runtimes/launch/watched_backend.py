@@ -1,11 +1,11 @@
 """A backend whose waits are noted in the device's `Activity`, with the rank that is waited for."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from ...backends.contract import Backend, Handle
+from ...backends.contract import Backend, Handle, Pair
 from .activity import Activity
 
 
@@ -46,6 +46,10 @@ class WatchedBackend(Backend):
         self._peers = [(number,) for number in numbers]
         self._others = tuple(number for device, number in enumerate(numbers) if device != end.device)
 
+    def connect(self, pairs: Iterable[Pair]) -> None:
+        with self._activity.waiting(self._others, "the connection of the ranks"):
+            self.end.connect(pairs)
+
     def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
         return _Watched(self.end.send(tensors, peer), self._activity, self._peers[peer])
 
@@ -54,6 +58,10 @@ class WatchedBackend(Backend):
 
     def all_reduce(self, tensor: Tensor) -> Handle:
         return watched(self.end.all_reduce(tensor), self._activity, self._others)
+
+    def broadcast(self, tensors: Sequence[Tensor], source: int) -> Handle:
+        on = self._others if source == self.device else self._peers[source]
+        return watched(self.end.broadcast(tensors, source), self._activity, on)
 
     def close(self, failure: BaseException | None = None) -> None:
         self.end.close(failure)

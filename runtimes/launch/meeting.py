@@ -1,0 +1,184 @@
+"""The ranks of a job from the start of their processes, before all of them have arrived.
+
+A rank may die while it imports, reads its model or captures, long before it waits for others. So it joins the job's
+store, and is watched, as early as possible, and goes on with its work::
+
+    import panpipe ──▶ connected to rank 0, watched ──▶ pipeline(): capture ──▶ waits for all ranks (`arrival`)
+    (by hand)          (under torchrun from pipeline() on: its agent sees deaths before)
+
+Where ranks were started by hand, ``import panpipe`` begins this, if the environment has all of RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT. A rank that never gets to ``panpipe.pipeline`` is not ended because of others.
+"""
+
+import multiprocessing
+import os
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from ...core.errors import PanpipeError, RequestError, WorkerError
+from .address import listen_for_store
+from .lost_ranks import uses_agent_store
+from .signals import WHERE
+from .timeout import timeout_of
+from .watch import FailureWatch
+
+_SOON_S = 5.0
+"""Most seconds that a rank waits for rank 0 before it goes on with its own work, and connects in a thread."""
+_BEGUN = "PANPIPE_RANK_PROCESS"
+"""Set to its own number by a process that has begun: its children inherit RANK, and are no ranks."""
+
+
+class Meeting:
+    """A rendezvous of all ranks.
+
+    Args:
+        timeout_s: the limit on waiting.
+        armed: whether a failure of another rank ends this one; otherwise from `join` on.
+
+    Attributes:
+        rank, size: of the job.
+        watch: of this rank; None until it is connected.
+    """
+
+    def __init__(self, timeout_s: float, armed: bool = True) -> None:
+        self._own_store = not dist.is_initialized()
+        if self._own_store:
+            self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            self._address = store_address(self.rank, self.size)
+        else:
+            self.rank, self.size = dist.get_rank(), dist.get_world_size()
+        self._timeout_s, self._armed = timeout_s, armed
+        self._store: Any = None
+        self._failure: Exception | None = None
+        self._closed = False
+        self._connected = threading.Event()
+        self.watch: FailureWatch | None = None
+        WHERE.install()
+        self._thread = threading.Thread(target=self._connect, name="panpipe meeting", daemon=True)
+        self._thread.start()
+        self._connected.wait(_SOON_S)
+
+    def _connect(self) -> None:
+        try:
+            if self._own_store:
+                store = _job_store(*self._address, self.rank, self.size, self._timeout_s)
+            else:
+                store = dist.distributed_c10d._get_default_store()
+            # A process may build several pipelines. Their keys are apart, and the counter is the same on all ranks.
+            number = store.add(f"panpipe/meetings/{self.rank}", 1)
+            self._store = dist.distributed_c10d.PrefixStore(f"panpipe/meeting/{number}", store)
+            self.watch = FailureWatch(self.rank, self.size, self._timeout_s, store=self._store, armed=self._armed)
+            if self.size > 1:
+                self.watch.connect()
+        except (PanpipeError, RuntimeError) as failure:
+            self._failure = failure
+        finally:
+            self._connected.set()
+
+    def fail(self, failure: BaseException) -> None:
+        """Report to all other ranks that this one stops, and why."""
+        if self.watch is not None and not self.watch.reported:
+            self.watch.report(failure)
+
+    def arm(self, timeout_s: float) -> None:
+        """From now on a failure of another rank ends this one.
+
+        Args:
+            timeout_s: the limit on waiting.
+        """
+        self._timeout_s, self._armed = timeout_s, True
+        if self.watch is not None:
+            self.watch.arm(timeout_s)
+
+    def store(self) -> Any:
+        """The job's store, with the keys of this meeting; waits until this rank is connected.
+
+        Raises:
+            WorkerError: there is no store.
+        """
+        self._connected.wait()
+        if self._failure is not None:
+            raise self._failure
+        if self.watch is not None:
+            self.watch.arm(self._timeout_s)
+        return self._store
+
+    def leave(self, failure: BaseException | None = None) -> None:
+        """Announce that this rank leaves, and why; further calls have no effect."""
+        self._connected.wait(_SOON_S)
+        if self.watch is not None:
+            self.watch.stop(failure)
+
+
+_early: list[Meeting] = []
+"""The meeting that `begin_at_import` began, until it is used."""
+
+
+def begin(timeout_s: float) -> Meeting:
+    """The meeting that this process began when it imported panpipe, or a new one.
+
+    Args:
+        timeout_s: the limit on waiting.
+    """
+    if not _early:
+        return Meeting(timeout_s)
+    meeting = _early.pop()
+    meeting.arm(timeout_s)
+    return meeting
+
+
+def begin_at_import() -> None:
+    """Begin in a rank that was started by hand; errors are raised when the pipeline is built."""
+    given = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")]
+    wanted = all(each.isdecimal() for each in given) and given[1] != "1" and bool(os.environ.get("MASTER_ADDR"))
+    child = multiprocessing.parent_process() is not None or os.environ.get(_BEGUN, str(os.getpid())) != str(os.getpid())
+    if not wanted or child or uses_agent_store() or not dist.is_available() or dist.is_initialized():
+        return
+    os.environ[_BEGUN] = str(os.getpid())
+    try:
+        _early.append(Meeting(timeout_of(None), armed=False))
+    except PanpipeError:
+        return
+
+
+def store_address(rank: int, size: int) -> tuple[str, int]:
+    """Host and port of the job's store.
+
+    Raises:
+        RequestError: the environment has none.
+    """
+    address, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    if not address or not port.isdecimal():
+        raise RequestError(
+            f"this is rank {rank} of {size} and MASTER_ADDR:MASTER_PORT is '{address or ''}:{port}': they must be the "
+            "host and port of the job's store; start the script with torchrun, which sets them"
+        )
+    return address, int(port)
+
+
+def _job_store(address: str, port: int, rank: int, size: int, timeout_s: float) -> Any:
+    """The job's store, as ``env://`` creates it, but without its unlimited wait for all ranks."""
+    # Builds of PyTorch without torch.distributed have none.
+    from torch._C._distributed_c10d import PrefixStore, TCPStore
+
+    hosting = rank == 0 and not uses_agent_store()
+    listening = listen_for_store(address, port) if hosting else None
+    given = {} if listening is None else {"master_listen_fd": listening.detach()}
+    try:
+        # Several tenants: the user's own process group may use this store, too.
+        store = TCPStore(
+            address, port, size, hosting, timedelta(seconds=timeout_s), wait_for_workers=False, multi_tenant=True,
+            **given,
+        )  # fmt: skip
+    except RuntimeError as error:
+        who = "the process that started the job" if uses_agent_store() else "rank 0"
+        raise WorkerError(
+            f"{who} did not arrive within {timeout_s:g} s: there is no store of the job at {address}:{port}, where "
+            f"rank {rank} of {size} waited; start {who}, or see why it stopped"
+        ) from error
+    # torchrun's store outlives a restart of the ranks, and still has the reason of the last failure.
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return PrefixStore(f"/worker/attempt_{attempt}", store) if uses_agent_store() else store

@@ -1,0 +1,52 @@
+"""Ranks that end before all have arrived are named by the others within seconds. Ranks are started by hand."""
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ...support.launch import HANGS_S, SHARED
+
+SCRIPT = Path(__file__).parents[2] / "support" / "early_death.py"
+
+
+def start(how, victim, ranks=2):
+    """Start ranks without an agent, and wait for their ends.
+
+    Returns:
+        For each rank its status, its errors, and the seconds from the victim's end to its own.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    started = []
+    for rank in range(ranks):
+        own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        environment = {**os.environ, **SHARED, **own, "PANPIPE_TIMEOUT_S": "120"}
+        command = [sys.executable, str(SCRIPT), how, str(victim)]
+        started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    ended = [0.0] * ranks
+    deadline = time.monotonic() + HANGS_S
+    while not all(ended) and time.monotonic() < deadline:
+        ended = [
+            at or (time.monotonic() if one.poll() is not None else 0.0) for at, one in zip(ended, started, strict=True)
+        ]
+        time.sleep(0.05)
+    return [(one.returncode, one.communicate()[1], at - ended[victim]) for one, at in zip(started, ended, strict=True)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("when", ["import", "capture"])
+@pytest.mark.parametrize("how", ["exception", "exit", "killed"])
+def test_rank_that_ends_before_all_have_arrived_is_named_by_the_others(when, how, victim):
+    found = start(f"{when} {how}", victim)
+    status, errors, after_s = found[1 - victim]
+    assert status == 1, errors
+    assert f"rank {victim} stopped" in errors
+    if how == "exception":
+        assert "ModuleNotFoundError" in errors
+    assert after_s < 60  # within 10 s of the victim's end and of its own call of `panpipe.pipeline` on a quiet machine

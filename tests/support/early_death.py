@@ -1,0 +1,36 @@
+"""A rank that ends before the ranks have met, started by hand: ``early_death.py HOW VICTIM``."""
+
+import os
+import signal
+import sys
+import time
+
+import panpipe
+
+how, victim = sys.argv[1], os.environ["RANK"] == sys.argv[2]
+
+
+def end() -> None:
+    if how.endswith("exception"):
+        raise ModuleNotFoundError("No module named 'another'")
+    if how.endswith("exit"):
+        os._exit(3)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+if victim and how.startswith("import"):
+    end()
+import torch  # noqa: E402 - the rank may have ended before
+from torch import nn  # noqa: E402
+
+
+def step(model, batch):
+    if victim and how.startswith("capture"):
+        time.sleep(1)
+        end()
+    return nn.functional.mse_loss(model(batch["x"]), batch["y"])
+
+
+model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
+batch = {"x": torch.ones(4, 8), "y": torch.zeros(4, 4)}
+panpipe.pipeline(model, step, batch, optimizer=torch.optim.SGD, microbatches=2, progress=False)
