@@ -73,6 +73,8 @@ class Meeting:
             self.watch = FailureWatch(self.rank, self.size, self._timeout_s, store=self._store, armed=self._armed)
             if self.size > 1:
                 self.watch.connect()
+            if self._closed:
+                self.watch.stop()
         except (PanpipeError, RuntimeError) as failure:
             self._failure = failure
         finally:
@@ -108,6 +110,7 @@ class Meeting:
 
     def leave(self, failure: BaseException | None = None) -> None:
         """Announce that this rank leaves, and why; further calls have no effect."""
+        self._closed = True
         self._connected.wait(_SOON_S)
         if self.watch is not None:
             self.watch.stop(failure)
@@ -166,7 +169,7 @@ def _job_store(address: str, port: int, rank: int, size: int, timeout_s: float) 
 
     hosting = rank == 0 and not uses_agent_store()
     listening = listen_for_store(address, port) if hosting else None
-    given = {} if listening is None else {"master_listen_fd": listening.detach()}
+    given: dict[str, Any] = {} if listening is None else {"master_listen_fd": listening.detach()}
     try:
         # Several tenants: the user's own process group may use this store, too.
         store = TCPStore(

@@ -82,7 +82,8 @@ class RankTeam(Team):
         self.local = (position,)
         self.activities = {position: HERE}
         self._background: Any = None
-        self._pipeline, self._replicas = groups.get_group("pp"), None
+        self._pipeline = groups.get_group("pp")
+        self._replicas: Backend | None = None
         ranks = self.mesh.replicas[self.replica]
         self._pipeline_peers = tuple(rank for rank in ranks if rank != self._rank)
         self._backend = WatchedBackend(kind.ranks(self._pipeline), HERE, ranks)

@@ -74,7 +74,7 @@ class Watchdog:
         while not self._stopped.wait(self._tick_s):
             self.quiet_s = quiet.update((self._activity.count, self._activity.on))
             silent_s = silent.update(self._answers)
-            reporting_s = reporting.update(self.reporting) if self.reporting else reporting.update(None)
+            reporting_s = reporting.update(self.reporting)
             reason = self._reason(silent_s, reporting_s)
             if reason is not None and not self._stopped.is_set():
                 self._end(reason)

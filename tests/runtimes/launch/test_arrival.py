@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch.distributed as dist
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes.launch import arrival, timeout
+from panpipe.runtimes.launch import arrival, meeting, timeout
 from panpipe.runtimes.launch.watch import FailureWatch
 
 
@@ -85,4 +85,4 @@ def test_rank_without_a_rendezvous_address_is_refused(monkeypatch, address, port
     monkeypatch.setenv("MASTER_ADDR", address)
     monkeypatch.setenv("MASTER_PORT", port)
     with pytest.raises(RequestError, match="start the script with torchrun"):
-        arrival._store(1, 2, 1)
+        meeting.store_address(1, 2)
