@@ -14,6 +14,8 @@ import torch
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.programs.stage_run import StageRun
 
+from . import strangers
+
 STEPS = 6
 LONG_S = 600
 
@@ -145,6 +147,23 @@ def slow_actions(pipe: Pipeline, batch: Any) -> None:
     _in_forward(lambda: time.sleep(float(os.environ["PANPIPE_TIMEOUT_S"]) / 3))
     pipe.step(batch)
     _inside.clear()
+
+
+def visits(pipe: Pipeline, batch: Any) -> None:
+    """Is visited by strangers, at every port of both ranks, and trains on."""
+    pids = [int(Path(sys.argv[2], f"{rank}.pid").read_text(encoding="utf-8")) for rank in (0, 1)]
+    ports = sorted({port for pid in pids for port in strangers.listening(pid)})
+    assert ports
+    kept = strangers.visit(ports)
+    assert kept
+    pipe.step(batch)
+    pipe.evaluate(batch)
+
+
+def is_visited(pipe: Pipeline, batch: Any) -> None:
+    """The same on the other rank, without strangers of its own."""
+    pipe.step(batch)
+    pipe.evaluate(batch)
 
 
 def signals(pipe: Pipeline, batch: Any) -> None:

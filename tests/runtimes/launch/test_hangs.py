@@ -131,6 +131,13 @@ def test_device_of_one_process_that_hangs_is_named_and_the_process_ends(tmp_path
 
 
 @pytest.mark.slow
+def test_job_goes_on_while_strangers_connect_to_all_its_ports(tmp_path):
+    for rank, one in enumerate(alone("hanging", tmp_path, 2, PANPIPE_TIMEOUT_S="60", HANG="visits",
+                                     MEANWHILE="is_visited", VICTIM="1")):  # fmt: skip
+        assert (rank, one.returncode) == (rank, 0), one.stderr
+
+
+@pytest.mark.slow
 def test_sigusr1_prints_where_every_rank_is(tmp_path):
     """Of a rank whose main thread waits inside a call of C++."""
     done = alone("hanging", tmp_path, 2, PANPIPE_TIMEOUT_S="20", HANG="signals", VICTIM="1")
