@@ -31,9 +31,9 @@ test-slow: $(VENV)/ready
 cuda:
 	$(PYTHON) benchmarks/gpu.py
 
-# What `make cuda` needs in addition to torch, attrs, networkx, numpy and scipy; run it where there is a network.
+# What `make cuda` needs in addition to torch, numba and the other required packages; run it where there is a network.
 wheels:
-	$(PYTHON) -m pip download --quiet --no-deps --dest wheels simpy cattrs typer rich
+	$(PYTHON) -m pip download --quiet --no-deps --dest wheels simpy cattrs
 
 # The tests that need a GPU, on a machine with one and with a network.
 test-cuda: $(VENV)/ready

@@ -9,6 +9,7 @@ that. It therefore needs no ``record_stream``, with which the time of reuse woul
 peak of a step would vary.
 """
 
+import gc
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -77,6 +78,9 @@ class Streams(ABC):
     def synchronize(self, device: torch.device) -> None:
         """Wait on the host until everything that was issued to a device has run."""
 
+    def release_unused(self, device: torch.device) -> None:  # noqa: B027 - a device without an allocator keeps none
+        """Return memory that the allocator keeps and no tensor uses to a device. Waits for the device."""
+
     @abstractmethod
     def elapsed_s(self, start: Any, end: Any) -> float:
         """Seconds between two timed events of one device. Waits for the second one."""
@@ -125,6 +129,10 @@ class CudaStreams(Streams):
     def synchronize(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
+    def release_unused(self, device: torch.device) -> None:
+        with torch.cuda.device(device):
+            torch.cuda.empty_cache()
+
     def elapsed_s(self, start: Any, end: Any) -> float:
         end.synchronize()
         return float(start.elapsed_time(end)) / 1e3
@@ -136,6 +144,18 @@ _KINDS: dict[str, Streams] = {"cuda": CudaStreams()}
 def streams_of(device: torch.device) -> Streams | None:
     """The streams of a device; None for a device that runs operations synchronously."""
     return _KINDS.get(device.type)
+
+
+def release_unused(devices: Iterable[torch.device]) -> None:
+    """Return unused memory to devices, such as that of pipelines that were only measured; for use between steps.
+
+    Otherwise the allocator would do it in the middle of a step, when it finds no free block, and the host would wait.
+    """
+    for device in set(devices):
+        streams = streams_of(device)
+        if streams is not None:
+            gc.collect()  # captured graphs contain reference cycles
+            streams.release_unused(device)
 
 
 class InheritedStreams:

@@ -6,6 +6,7 @@ import torch
 from attrs import evolve
 from torch import nn
 
+from ..backends.streams import release_unused
 from ..core.capture.export.operators import Operators
 from ..core.capture.python.surroundings import refuse_inference_tensors, with_gradients
 from ..core.capture.regions.breaks import StepFunction
@@ -220,6 +221,7 @@ def _automatic(builder: _Builder, batch: Any) -> Pipeline:
     if planning.team.decide(lambda: compile_ahead(planning.report)):  # one rank compiles for all
         planning.budget.restart()
     pipe = best_rehearsed(planning, builder.ready, batch)
+    release_unused(planning.team.where.values())
     earlier.keep(pipe.plan)
     cut, step = planning.budget.cut, pipe.plan.prediction
     if cut:

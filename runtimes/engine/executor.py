@@ -39,6 +39,7 @@ from . import (  # noqa: F401 - they register theirs
 )
 from .frame import Frame
 from .instructions import Binder, Instruction
+from .leaf_loader import LeafLoader
 from .lowered_plan import LoweredPlan
 from .messages import Transport
 from .step_data import StepInputs, StepOptions, StepRecord
@@ -206,7 +207,7 @@ class Executor:
         frame.backend, frame.tied_reduced = self.backend, False
         frame.pending.clear()
         frame.transport = self.backend if transport is None else transport
-        self._load(bound, inputs)
+        frame.loader = LeafLoader(self._queue, inputs.microbatches, bound.reads)
         frame.keys, frame.weights = inputs.keys, inputs.weights
         frame.seeds = list(self._queue.upload(inputs.seeds).unbind())
         frame.scale = None if inputs.scale is None else self._queue.upload(inputs.scale)
@@ -220,19 +221,6 @@ class Executor:
         for state in bound.states if inputs.clear_gradients else ():
             state.clear_gradients()
         return record
-
-    def _load(self, bound: Bound, inputs: StepInputs) -> None:
-        """Load the leaves that this device reads, each tensor once."""
-        loaded: dict[int, Any] = {}
-        self._frame.leaves, self._frame.loading = [], {}
-        for m, (piece, reads) in enumerate(zip(inputs.microbatches, bound.reads, strict=True)):
-            missing = [i for i in reads if id(piece.leaves[i]) not in loaded]
-            if missing:
-                found, ticket = self._queue.load([piece.leaves[i] for i in missing])
-                if ticket is not None:
-                    self._frame.loading[m] = ticket
-                loaded.update({id(piece.leaves[i]): value for i, value in zip(missing, found, strict=True)})
-            self._frame.leaves.append(tuple(loaded.get(id(leaf)) for leaf in piece.leaves))
 
     def end(
         self,
@@ -260,7 +248,7 @@ class Executor:
             if self.update.has_no_stage and ending is not Ending.KEEP:
                 self.update.sync(self.backend)
             self._frame.wait_pending()
-            self._frame.leaves = []  # the caller may free the batch
+            self._frame.loader = None  # the caller may free the batch
             for instruction in bound.compute:
                 if instruction.message is not None:
                     instruction.message.finish_send()

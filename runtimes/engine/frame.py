@@ -14,6 +14,7 @@ from ...core.actions import Action
 from ...core.capture.graph.storages import StorageMeter
 from ..devices.compute import ComputeQueue
 from ..optimizer.update import Update
+from .leaf_loader import LeafLoader
 from .messages import Transport
 from .peaks import Peaks
 
@@ -27,8 +28,7 @@ class Frame:
         transport: what moves messages between stages; usually the same.
         queue: the compute queue of this device.
         update: this device's part of the optimizer step.
-        leaves: for each microbatch the batch's leaves that this device reads; use `leaves_of`.
-        loading: microbatch → ticket of the queue for the load of its leaves, until it was waited for.
+        loader: loads the batch's leaves that this device reads; None between steps.
         keys: the random key of each microbatch.
         seeds: for each microbatch the gradient of its loss: its share of the samples, a scalar tensor.
         weights: for each microbatch the name of the result that replaces its seed, if the step returns (loss, weight).
@@ -51,8 +51,7 @@ class Frame:
     transport: Transport
     queue: ComputeQueue
     update: Update
-    leaves: list[tuple[Any, ...]] = field(factory=list)
-    loading: dict[int, Any] = field(factory=dict)
+    loader: LeafLoader | None = None
     keys: Sequence[Tensor] = ()
     seeds: list[Tensor] = field(factory=list)
     weights: Sequence[str | None] = ()
@@ -84,7 +83,5 @@ class Frame:
 
     def leaves_of(self, microbatch: int) -> tuple[Any, ...]:
         """The leaves of a microbatch; what the caller issues from now on runs after their load."""
-        if self.loading:
-            for m in [m for m in self.loading if m <= microbatch]:  # shared tensors were loaded with the first
-                self.queue.loaded(self.loading.pop(m))
-        return self.leaves[microbatch]
+        assert self.loader is not None
+        return self.loader.of(microbatch)

@@ -111,3 +111,11 @@ def test_links_are_timed_by_the_events_around_messages(monkeypatch):
     assert link.latency_s == pytest.approx(recorded_s)
     found = measure_links(ThreadTeam(2), lambda _: CPU, (), (64, 1 << 16), 2)
     assert all(s == pytest.approx(recorded_s) for times in found.alone.values() for s in times.values())
+
+
+def test_unused_memory_is_returned_once_to_each_device_with_streams(monkeypatch):
+    returned, recorded = [], RecordedStreams()
+    monkeypatch.setattr(recorded, "release_unused", returned.append)
+    monkeypatch.setitem(streams._KINDS, "meta", recorded)
+    streams.release_unused([CPU, torch.device("meta"), CPU, torch.device("meta")])
+    assert returned == [torch.device("meta")]

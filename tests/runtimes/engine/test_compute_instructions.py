@@ -9,6 +9,7 @@ from panpipe.runtimes.engine import executor  # noqa: F401 - registers what is b
 from panpipe.runtimes.engine.compute_instructions import _total
 from panpipe.runtimes.engine.frame import Frame
 from panpipe.runtimes.engine.instructions import Binder
+from panpipe.runtimes.engine.leaf_loader import LeafLoader
 from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.messages import Message
 from panpipe.runtimes.engine.tied import TiedReduction
@@ -38,7 +39,8 @@ class Bound:
         self.stages = stages = TwoStages(**options)
         own = {stage.index: stages.states[stage.index] for stage in plan.stages_on(device)}
         self.frame = Frame(None, None, HostQueue(), Update(plan, own, NormParameters(()), None, None))
-        self.frame.leaves = [piece.leaves for piece in stages.pieces]
+        reads = [range(len(piece.leaves)) for piece in stages.pieces]
+        self.frame.loader = LeafLoader(self.frame.queue, stages.pieces, reads)
         self.frame.keys, self.frame.weights = [KEY] * 2, [None] * 2
         self.frame.seeds = [torch.tensor(0.5)] * 2
         runs = stages.on(plan, device)
