@@ -1,4 +1,4 @@
-"""The rules about sums over all devices."""
+"""The rules about sums over all devices, and broadcasts to them."""
 
 from zlib import crc32
 
@@ -8,7 +8,7 @@ from torch import Tensor
 from ..contract import Handle
 from ..kind import dtype_name
 from .bench import Bench
-from .payload import BrokenRuleError, expect, same
+from .payload import BrokenRuleError, expect, payload, same
 
 SHAPES = ((), (1,), (3, 5, 7), (65_537,))
 NUMBERS = (
@@ -54,6 +54,20 @@ def add_up_in_flight(bench: Bench) -> None:
         _expect_sum(bench, tensor, wanted)
     for handle, _ in flying:
         handle.wait()
+
+
+def reach_all(bench: Bench) -> None:
+    """Broadcasts of several tensors from each device, with a sum after each."""
+    me = bench.end.device
+    for source in range(bench.end.devices):
+        wanted = [payload(shape, torch.float32, source) for shape in SHAPES]
+        held = [each.to(bench.where) if me == source else torch.ones(each.shape, device=bench.where) for each in wanted]
+        bench.end.broadcast(held, source).wait()
+        for found, sent in zip(held, wanted, strict=True):
+            expect(found, sent, f"a broadcast from device {source}")
+        total = torch.ones(3, device=bench.where)
+        bench.end.all_reduce(total).wait()
+        expect(total, torch.full((3,), float(bench.end.devices)), f"a sum after the broadcast from device {source}")
 
 
 def _addend(device: int, shape: tuple[int, ...], dtype: torch.dtype, number: int = 0) -> Tensor:
