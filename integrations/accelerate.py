@@ -22,6 +22,7 @@ from ..core.capture.regions.breaks import StepFunction
 from ..core.errors import RequestError
 from ..runtimes.pipeline import Pipeline
 from .optimizers import ModelOptimizer
+from .replicas import refuse_replicas
 from .requirements import needs
 
 with needs("accelerate"):
@@ -132,7 +133,7 @@ def prepare(
             "panpipe.integrations.accelerate.pipeline_accelerator()"
         )
     leader = ModelOptimizer(optimizer, model)
-    pipe = pipeline(model, step, example_batch, optimizer=leader.factory, **options)
+    pipe = refuse_replicas(pipeline(model, step, example_batch, optimizer=leader.factory, **options))
     prepared = AcceleratedPipeline(accelerator, pipe, leader)
     accelerator.register_save_state_pre_hook(prepared.save_state)
     accelerator.register_load_state_pre_hook(prepared.load_state)

@@ -23,6 +23,7 @@ from ..core.errors import RequestError
 from ..runtimes.pipeline import Pipeline
 from .lightning_steps import Logged, detached, loss_of, prediction
 from .optimizers import ModelOptimizer
+from .replicas import refuse_replicas
 from .requirements import needs
 
 with needs("lightning"):
@@ -98,8 +99,9 @@ class PanpipeStrategy(SingleDeviceStrategy):
     def setup_optimizers(self, trainer: Any) -> None:
         """Create the module's optimizer, whose groups and options the stages' optimizers follow."""
         super().setup_optimizers(trainer)
-        _refuse(trainer, self.lightning_module, self.optimizers)
-        self.optimizers = [ModelOptimizer(self.optimizers[0], self.lightning_module)]
+        made: list[Any] = super().optimizers
+        _refuse(trainer, self.lightning_module, made)
+        self.optimizers = [ModelOptimizer(made[0], self.lightning_module)]
 
     def training_step(self, batch: Any, *_: Any) -> Tensor:
         """Train on a batch; the last one of an accumulation updates.
@@ -179,6 +181,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
             clip_norm=trainer.gradient_clip_val or None,
             **self._given,
         )
+        refuse_replicas(self.pipe)
         if self._resumes is not None:
             self.pipe.resume(self._resumes)
         # Lightning clears gradients that this rank may not hold; the pipeline clears them after its update.
@@ -218,7 +221,8 @@ class PanpipeStrategy(SingleDeviceStrategy):
         """Read a checkpoint; the pipeline's state is read when it is built."""
         state = Path(f"{checkpoint_path}.pipeline")
         self._resumes = state if state.is_dir() else None
-        return super().load_checkpoint(checkpoint_path, weights_only)
+        found: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
+        return found
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
         """Load the weights into the module, or into the pipeline if it is built."""

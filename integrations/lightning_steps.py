@@ -30,6 +30,9 @@ class Unavailable:
         fix: what to use instead.
     """
 
+    _name: str
+    _fix: str
+
     def __init__(self, name: str, fix: str) -> None:
         self.__dict__.update(_name=name, _fix=fix)
 

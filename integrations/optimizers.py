@@ -53,7 +53,7 @@ class ModelOptimizer(Optimizer):
         self._given.load_state_dict(state_dict)
         self._share()
 
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Update nothing: the pipeline's step did. A closure is called, which runs that step."""
         self._given._opt_called = True  # type: ignore[attr-defined] # schedulers of the given one ask for it
         return None if closure is None else closure()

@@ -41,7 +41,8 @@ class BatchCount:
         labels = inputs.get("shift_labels")
         if labels is None:
             labels = inputs["labels"][..., 1:] if self.shifts else inputs["labels"]
-        return labels.ne(IGNORED).sum()
+        counted: Tensor = labels.ne(IGNORED).sum()
+        return counted
 
 
 def loss_step(trainer: Any, count: BatchCount, dtype: torch.dtype | None) -> Callable[[Any, Any], Any]:

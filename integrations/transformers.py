@@ -22,6 +22,7 @@ from ..api import pipeline
 from ..core.errors import RequestError
 from ..runtimes.pipeline import Pipeline
 from .optimizers import ModelOptimizer
+from .replicas import refuse_replicas
 from .requirements import needs
 from .trainer_files import save_pretrained
 from .trainer_steps import SHARE, BatchCount, Outputs, loss_step
@@ -160,9 +161,10 @@ class PanpipeTrainer(Trainer):
         pipe = self._pipeline(inputs)
         self._model_optimizer.lead(pipe)
         loss = pipe.step(inputs, update=self.accelerator.sync_gradients).detach()
-        if num_items_in_batch is None:
-            return loss / self.current_gradient_accumulation_steps
-        return loss * (self._count(inputs) / num_items_in_batch)
+        whole = self.current_gradient_accumulation_steps
+        share = 1 / whole if num_items_in_batch is None else self._count(inputs) / num_items_in_batch
+        part: Tensor = loss * share
+        return part
 
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
@@ -231,6 +233,7 @@ class PanpipeTrainer(Trainer):
             **given,
         )
         self.model.train(training)
+        refuse_replicas(self.pipe)
         if self._resumes is not None:
             self.pipe.resume(self._resumes)
             self._resumes = None

@@ -118,7 +118,7 @@ def test_messages_of_the_troubleshooting_page_are_messages_of_the_package():
     joined = re.compile(r"\"\s*\n\s*f?\"")  # a message over several lines
     text = "".join(
         joined.sub("", path.read_text(encoding="utf-8"))
-        for folder in ("core", "runtimes", "backends", "cli")
+        for folder in ("core", "runtimes", "backends", "cli", "integrations")
         for path in (ROOT / folder).rglob("*.py")
     )
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
