@@ -170,7 +170,7 @@ class RankTeam(Team):
 
     def background_exchange(self) -> Exchange:
         if self._background is None:
-            with self._watched():
+            with self._watched(), HERE.waiting(self._others, "the group for checkpoints"):
                 self._background = dist.new_group(backend="gloo", timeout=_BACKGROUND_TIMEOUT)
 
         def gather(value: Any) -> list[Any]:
