@@ -33,18 +33,19 @@ def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, fac
     """All data of the page."""
     traces = [predicted] if measured is None else [predicted, measured]
     comparison = None if measured is None else compare(predicted, measured)
+    drawn = [
+        _trace(trace, name, hosts_of(plan, traces))
+        for trace, name in zip(traces, ("predicted", "measured"), strict=False)
+    ]
     return {
         "title": facts.title or (TRACES if plan is None else plan.model or UNNAMED),
         "units": "plain" if facts.plain_units else "SI",
         "summary": facts.summary or ("" if plan is None else _summary(plan)),
         "plan": _traced(predicted) if plan is None else _plan(plan),
         "queues": _queues(traces),
-        "traces": [
-            _trace(trace, name, hosts_of(plan, traces))
-            for trace, name in zip(traces, ("predicted", "measured"), strict=False)
-        ],
+        "traces": drawn,
         "step": _step(plan, predicted, measured, facts),
-        "bubble": [min(bubble_per_device(trace), default=0.0) for trace in traces],
+        "bubble": [min(trace["bubbles"], default=0.0) for trace in drawn],
         "peaks": _peaks(traces),
         "limits": _limits(plan, facts),
         "hosts": _hosts(plan, traces),
@@ -125,7 +126,7 @@ def _trace(trace: Trace, name: str, hosts: Sequence[Host]) -> dict[str, Any]:
         "name": name,
         "step": trace.step_s,
         "events": _columns(trace.events),
-        "phases": [_phases(trace, device) for device in range(trace.devices)],
+        "phases": _phases(trace),
         "bubbles": list(bubble_per_device(trace)),
         "memory": _memory(trace, memory_kinds(trace)),
         "host": _host_memory(trace, hosts),
@@ -134,28 +135,36 @@ def _trace(trace: Trace, name: str, hosts: Sequence[Host]) -> dict[str, Any]:
 
 def _columns(events: Sequence[TraceEvent]) -> dict[str, list[Any]]:
     """Events column by column: a third of the size of a list of objects."""
+    actions = [event.action for event in events]
     return {
-        "device": [e.device for e in events],
-        "queue": [e.queue for e in events],
-        "kind": [e.action.kind.value for e in events],
-        "stage": [e.action.stage for e in events],
-        "microbatch": [e.action.microbatch for e in events],
-        "peer": [e.action.peer for e in events],
-        "start": [round(e.start_s, 9) for e in events],
-        "end": [round(e.end_s, 9) for e in events],
-        "bytes": [round(e.bytes) for e in events],
+        "device": [event.device for event in events],
+        "queue": [event.queue for event in events],
+        "kind": [action.kind.value for action in actions],
+        "stage": [action.stage for action in actions],
+        "microbatch": [action.microbatch for action in actions],
+        "peer": [action.peer for action in actions],
+        "start": [round(event.start_s, 9) for event in events],
+        "end": [round(event.end_s, 9) for event in events],
+        "bytes": [round(event.bytes) for event in events],
     }
 
 
-def _phases(trace: Trace, device: int) -> dict[str, float] | None:
-    """Warm-up lasts until the device's first backward, cool-down begins when its last forward ends."""
-    forward = [e.end_s for e in trace.events if e.device == device and e.action.kind is Kind.F]
-    backward = [e for e in trace.events if e.device == device and e.action.kind in BACKWARD]
-    if not forward or not backward:
-        return None
-    first = min(e.start_s for e in backward)
-    end = max(e.end_s for e in trace.events if e.device == device)
-    return {"warm": round(first, 9), "cool": round(max(first, *forward), 9), "end": round(end, 9)}
+def _phases(trace: Trace) -> list[dict[str, float] | None]:
+    """Per device: warm-up lasts until its first backward, cool-down begins when its last forward ends."""
+    first, last, ends = [math.inf] * trace.devices, [-math.inf] * trace.devices, [0.0] * trace.devices
+    for event in trace.events:
+        device, kind = event.device, event.action.kind
+        ends[device] = max(ends[device], event.end_s)
+        if kind is Kind.F:
+            last[device] = max(last[device], event.end_s)
+        elif kind in BACKWARD:
+            first[device] = min(first[device], event.start_s)
+    return [
+        {"warm": round(warm, 9), "cool": round(max(warm, cool), 9), "end": round(end, 9)}
+        if math.isfinite(warm) and math.isfinite(cool)
+        else None
+        for warm, cool, end in zip(first, last, ends, strict=True)
+    ]
 
 
 def _hosts(plan: Plan | None, traces: Sequence[Trace]) -> list[dict[str, Any]]:

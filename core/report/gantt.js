@@ -61,7 +61,7 @@ function gantt(parent, index, other) {
   const { trace } = index;
   const canvas = element("canvas", { role: "img", "aria-label": `Gantt chart, ${trace.name}`, "data-chart": trace.name });
   const label = trace.name === "predicted" ? "Predicted" : "Measured";
-  const detail = `step ${seconds(trace.step)}`;
+  const detail = stepLine(trace);
   parent.append(element("div", { class: "chart" }, element("h3", {}, label, element("span", {}, detail)), canvas));
   let shape = layout(false);
   const plot = () => ({ left: shape.left, width: Math.max(canvas.clientWidth - shape.left - 2, 10) });
@@ -76,6 +76,13 @@ function gantt(parent, index, other) {
     const hit = hitEvent(index, row, time, (view.to - view.from) / plot().width);
     return hit === null ? null : describeEvent(index, other, hit);
   });
+}
+
+// The step time, which is the same everywhere in the report; a step that was traced may differ from the median.
+function stepLine(trace) {
+  const headline = trace.name === "predicted" ? DATA.step.predicted : DATA.step.measured;
+  const own = Math.abs(trace.step / headline - 1) > 5e-4 ? `; the one drawn here took ${seconds(trace.step)}` : "";
+  return `step ${seconds(headline)}${own}`;
 }
 
 function hitEvent(index, row, time, pixel) {

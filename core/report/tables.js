@@ -39,7 +39,7 @@ function peakFigure() {
   if (shown.length <= 4) {
     shown.forEach((value, device) => {
       const both = measured && predicted && value > 0;
-      const words = both ? `predicted ${bytes(predicted[device])}, ${signed(predicted[device] / value - 1)}` : "";
+      const words = both ? `predicted ${signed(predicted[device] / value - 1)}` : "";
       list.append(element("dt", {}, `device ${device}`), element("dd", {}, bytes(value)), element("dd", { class: "error" }, words));
     });
   } else {
@@ -79,7 +79,7 @@ function table(caption, columns, rows) {
   const head = element("tr", {}, ...columns.map((name) => element("th", { scope: "col" }, name)));
   const body = rows.map((row) => element("tr", {},
     ...row.map((cell, i) => element("td", { "data-name": columns[i] }, cell))));
-  return element("div", { class: "scroll" }, element("table", {}, element("caption", {}, caption),
+  return element("div", { class: `scroll ${columns.length > 5 ? "cards" : ""}` }, element("table", {}, element("caption", {}, caption),
     element("thead", {}, head), element("tbody", {}, ...body)));
 }
 
@@ -103,7 +103,8 @@ function accuracy() {
   const devices = [["step", seconds(DATA.step.predicted), seconds(DATA.step.measured), signed(DATA.step.error)]];
   devices.push(...found.bubbles.map((bubble) => [`device ${bubble.device}, bubble`, percent(bubble.predicted),
     percent(bubble.measured), `${signed(bubble.predicted - bubble.measured).replace(" %", "")} points`]));
-  for (const row of found.memory) {
+  const totals = new Set(found.memory.map((row) => row.kind)).size > 2; // of one kind, the total is that kind
+  for (const row of found.memory.filter((each) => totals || each.kind !== "total")) {
     devices.push([`device ${row.device}, peak ${row.kind}`, bytes(row.peak.predicted), bytes(row.peak.measured), signed(row.peak.error)]);
   }
   box.append(table("Step and devices", ["", "predicted", "measured", "error"], devices));

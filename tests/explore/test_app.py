@@ -1,0 +1,156 @@
+"""The server: who may ask, what it answers, and how long work is cancelled."""
+
+import json
+
+import pytest
+from panpipe.core.errors import RequestError
+from panpipe.explore import uniform
+from panpipe.explore.app import Explorer
+from panpipe.explore.question import PlanQuestion, UniformQuestion, parse_question, plain_question
+from panpipe.explore.results import Results
+from panpipe.explore.serve import bind
+from starlette.testclient import TestClient
+
+PORT, TOKEN = 8123, "secret"
+HEADERS = {"X-Panpipe-Token": TOKEN}
+
+
+@pytest.fixture(scope="module")
+def client():
+    app = Explorer(UniformQuestion(), Results()).application(TOKEN, PORT)
+    with TestClient(app, base_url=f"http://127.0.0.1:{PORT}") as found:
+        yield found
+
+
+def lines(client, path, question, **more):
+    response = client.post(path, json={"question": question, **more}, headers=HEADERS)
+    return [json.loads(line) for line in response.text.splitlines()]
+
+
+def test_page_needs_the_token(client):
+    assert client.get("/").status_code == 403
+    assert client.get("/?token=other").status_code == 403
+    page = client.get(f"/?token={TOKEN}")
+    assert page.status_code == 200
+    assert "connect-src 'self'" in page.text
+    assert page.headers["Referrer-Policy"] == "no-referrer"
+    assert client.post("/api/answer", json={"question": {"kind": "uniform"}}).status_code == 403
+
+
+@pytest.mark.parametrize("host", ["attacker.example", "attacker.example:8123", "127.0.0.1:9", "127.0.0.1", ""])
+def test_another_host_is_refused_even_with_the_token(client, host):
+    # DNS rebinding: a name of another site that resolves to this machine.
+    assert client.get(f"/?token={TOKEN}", headers={"Host": host}).status_code == 421
+
+
+def test_another_site_is_refused(client):
+    headers = {**HEADERS, "Origin": "http://attacker.example"}
+    assert client.post("/api/answer", json={"question": {"kind": "uniform"}}, headers=headers).status_code == 403
+    own = {**HEADERS, "Origin": f"http://127.0.0.1:{PORT}"}
+    assert client.post("/api/answer", json={"question": {"kind": "uniform"}}, headers=own).status_code == 200
+
+
+def test_answer_has_the_report_and_then_why_it_is_not_faster(client):
+    answer, idle = lines(client, "/api/answer", {"kind": "uniform", "schedule": "zb-h1", "devices": 4, "comm": 0.5})
+    report = answer["answer"]["report"]
+    assert report["title"] == "zb-h1"
+    assert report["units"] == "plain"
+    assert answer["answer"]["command"] == "panpipe schedule zb-h1 --devices 4 --microbatches 8 --comm 0.5"
+    causes = {cause["name"]: cause["seconds"] for cause in idle["idle"]["causes"]}
+    assert causes["messages"] > 0
+    assert sum(causes.values()) == pytest.approx(idle["idle"]["step"] - idle["idle"]["compute"])
+
+
+def test_schedule_above_the_limit_is_drawn_with_the_reason(client):
+    answer, *_ = lines(client, "/api/answer", {"kind": "uniform", "schedule": "gpipe", "memory_limit": 2})
+    assert "holds 8 on device 0" in answer["answer"]["misfit"]
+    assert answer["answer"]["report"]["limits"] == [2.0] * 4
+
+
+@pytest.mark.parametrize(
+    ("question", "words"),
+    [
+        ({"kind": "other"}, "a question's kind is uniform, plan, file"),
+        ({"kind": "uniform", "devices": 0}, "devices is 0: the explorer takes 1 to 256"),
+        ({"kind": "uniform", "devices": "many"}, "question.devices"),
+        ({"kind": "uniform", "color": 1}, "color"),
+        ({"kind": "uniform", "schedule": "1f1c"}, "there is no schedule '1f1c': did you mean 1f1b"),
+        ({"kind": "uniform", "parameters": {"block": "/etc/passwd"}}, "'block' is no parameter of a schedule"),
+        ({"kind": "file", "number": 3}, "there is no result 3"),
+        ([], "a question's kind is"),
+    ],
+)
+def test_wrong_question_is_refused_in_one_line(client, question, words):
+    response = client.post("/api/answer", json={"question": question}, headers=HEADERS)
+    (line,) = response.text.splitlines()
+    assert words in json.loads(line)["error"]
+
+
+def test_code_of_the_machine_runs_only_if_chosen(client):
+    question = {"kind": "plan", "model": "os:getcwd"}
+    for path in ("/api/answer", "/api/points", "/api/export"):
+        response = client.post(path, json={"question": question, "what": "plan"}, headers=HEADERS)
+        assert "is code of this machine" in json.loads(response.text)["error"]
+    explorer = Explorer(UniformQuestion(), Results(), factory="os:getcwd")
+    explorer._check_code(PlanQuestion(model="os:getcwd"), {})
+    explorer._check_code(PlanQuestion(model="os:listdir"), {"run_code": "os:listdir"})
+    with pytest.raises(RequestError, match="choose 'run its code'"):
+        explorer._check_code(PlanQuestion(model="os:listdir"), {"run_code": "os:getcwd"})
+
+
+@pytest.mark.parametrize(
+    ("what", "start", "media_type"),
+    [("plan", "stage", "text/csv"), ("trace", '{"displayTimeUnit"', "application/json"),
+     ("report", "<!doctype html>", "text/html"), ("svg", "<svg", "image/svg+xml")],
+)  # fmt: skip
+def test_files_of_a_schedule(client, what, start, media_type):
+    response = client.post("/api/export", json={"what": what, "question": {"kind": "uniform"}}, headers=HEADERS)
+    assert response.headers["Content-Type"].startswith(media_type)
+    assert "attachment" in response.headers["Content-Disposition"]
+    assert response.text.startswith(start) or what == "plan"
+    assert response.text
+
+
+def test_picture_of_a_cluster(client):
+    found = client.post("/api/topology", json={"cluster": "8xH100"}, headers=HEADERS).json()
+    assert found["devices"] == 8
+    assert found["svg"].startswith("<svg")
+    wrong = client.post("/api/topology", json={"cluster": "8xH1000"}, headers=HEADERS)
+    assert (wrong.status_code, "H100" in wrong.json()["error"]) == (422, True)
+
+
+def test_points_carry_their_questions():
+    found = []
+    question = UniformQuestion(devices=2, microbatches=4)
+
+    def report(**line):
+        found.append(line)
+        if sum("point" in each for each in found) > 8:
+            raise StopIteration
+
+    with pytest.raises(StopIteration):
+        uniform.report_points(question, report)
+    for point in (line["point"] for line in found if "point" in line):
+        asked = parse_question(point["question"])
+        scored, misfit = uniform.scored_of(asked)
+        assert misfit == ""
+        assert scored.schedule.name == point["name"]
+        assert scored.result.makespan == point["time"]
+
+
+def test_question_has_only_what_differs_from_the_default():
+    question = UniformQuestion(schedule="zb-v", parameters={"seed": 3})
+    assert plain_question(question) == {"kind": "uniform", "schedule": "zb-v", "parameters": {"seed": 3}}
+    assert parse_question(plain_question(question)) == question
+    assert question.command == "panpipe schedule zb-v --devices 4 --microbatches 8 --seed 3"
+    plan = PlanQuestion(model="gpt2", memory_limit=16e9, rank=3)
+    assert plan.command == (
+        "panpipe plan --cluster 4xA100-40GB --model gpt2 --microbatches 8 --memory-limit 16000000000 --top 3"
+    )
+
+
+def test_port_in_use_is_refused_in_one_line():
+    with bind(0) as taken:
+        number = taken.getsockname()[1]
+        with pytest.raises(RequestError, match=f"cannot listen on port {number} of 127.0.0.1: .*; give another --port"):
+            bind(number)
