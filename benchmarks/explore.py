@@ -19,7 +19,7 @@ import urllib.request
 from panpipe.core.schedules.registry import resident_families
 from recording import machine, record
 
-REPEATS = 7
+REPEATS = 5
 SIZE = {"kind": "uniform", "devices": 16, "microbatches": 64}
 LIMITED = {"zb-1p": 16.0, "zb-2p": 32.0}
 

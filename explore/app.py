@@ -54,6 +54,7 @@ class Explorer:
         routes = [
             Route("/", self.page),
             Route("/api/answer", self.answer, methods=["POST"]),
+            Route("/api/idle", self.idle, methods=["POST"]),
             Route("/api/points", self.points, methods=["POST"]),
             Route("/api/topology", self.topology, methods=["POST"]),
             Route("/api/export", self.export, methods=["POST"]),
@@ -74,9 +75,18 @@ class Explorer:
         return HTMLResponse(explorer_html(self._start, self._results, self._factory), headers=HEADERS)
 
     async def answer(self, request: Request) -> Response:
-        """An answer, a line at a time: progress, the answer, then why it is not faster."""
+        """An answer, a line at a time: progress, and then the answer."""
         data = await request.json()
         return _stream(self._answered(parse_question(data["question"]), data))
+
+    async def idle(self, request: Request) -> Response:
+        """Why a schedule of uniform stages is not faster. The page asks when its sliders rest: this takes longer than
+        the schedule, and the next answer should not wait for it."""
+        question = parse_question((await request.json())["question"])
+        if not isinstance(question, UniformQuestion) or question.schedule == "auto":
+            raise RequestError("the answer to this question has its idle time already")
+        scored, _ = await run_in_threadpool(uniform.scored_of, question)
+        return JSONResponse({"idle": await run_in_threadpool(uniform.why_not_faster, scored)}, headers=HEADERS)
 
     async def points(self, request: Request) -> Response:
         """Time and memory of all schedules, a line for each."""
@@ -123,7 +133,6 @@ class Explorer:
         elif isinstance(question, UniformQuestion) and question.schedule != "auto":
             scored, misfit = await run_in_threadpool(uniform.scored_of, question)
             yield {"answer": await run_in_threadpool(uniform.answer, question, scored, misfit)}
-            yield {"idle": await run_in_threadpool(uniform.why_not_faster, scored)}
         else:
             async for line in self._worker.run("answer", data["question"]):
                 yield line

@@ -56,7 +56,23 @@ async function run(side, question) {
   if (side.again) {
     side.again = false;
     run(side, side.question);
-  } else askPoints(state.base ?? side.question);
+  } else rested(side);
+}
+
+let resting = null;
+
+// What takes longer waits until the sliders rest: why the schedule is not faster, and the frontier.
+function rested(side) {
+  clearTimeout(resting);
+  resting = setTimeout(async () => {
+    const { question, answer } = side;
+    if (side.running || !question) return;
+    if (question.kind === "uniform" && question.schedule !== "auto" && answer) {
+      const { idle } = await (await ask("api/idle", { question })).json();
+      if (side.answer === answer && idle) side.report.showIdle(idle);
+    }
+    if (!side.running && side === current()) askPoints(state.base ?? question);
+  }, 250);
 }
 
 function received(side, question, line) {

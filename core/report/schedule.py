@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from attrs import evolve
+
 from ..actions import Action, Kind
 from ..evaluate.host_queue import HostQueue
 from ..evaluate.idle import IdleTime
@@ -48,20 +50,35 @@ def schedule_data(scored: Scored, idle: IdleTime | None = None) -> dict[str, obj
         idle=idle,
         notes=("Times are in the unit of the costs. Memory is in one device's saved tensors for one microbatch.",),
     )
-    return report_data(None, schedule_trace(scored), None, facts)
+    data = report_data(None, _steps(scored), None, facts)
+    # Memory comes from the curves directly: a slider's answer should not wait for samples of a trace.
+    curves = curves_of(scored)
+    data["traces"][0]["memory"] = {
+        "kinds": [SAVED],
+        "times": [[round(time, 9) for time, _ in curve] for curve in curves],
+        "held": [[[round(held, 6)] for _, held in curve] for curve in curves],
+    }
+    peaks = [peak / problem.chunks for peak in scored.result.peak_memory]
+    data["peaks"] = {"kinds": [SAVED], "whole": True, "devices": [peaks]}
+    return data
 
 
 def schedule_trace(scored: Scored) -> Trace:
     """The step of a schedule as a trace: compute, messages if they take time, copies to the host, and saved tensors."""
-    events = [*_compute(scored), *_messages(scored), *_copies(scored)]
-    events.sort(key=lambda event: (event.start_s, event.device))
     memory = [
         MemorySample(device, time, SAVED, held)
         for device, curve in enumerate(curves_of(scored))
         for time, held in curve
     ]
     memory.sort(key=lambda sample: sample.time_s)
-    return Trace("simulated", "", scored.problem.devices, tuple(events), tuple(memory), scored.result.makespan)
+    return evolve(_steps(scored), memory=tuple(memory))
+
+
+def _steps(scored: Scored) -> Trace:
+    """The trace without memory."""
+    events = [*_compute(scored), *_messages(scored), *_copies(scored)]
+    events.sort(key=lambda event: (event.start_s, event.device))
+    return Trace("simulated", "", scored.problem.devices, tuple(events), (), scored.result.makespan)
 
 
 def _compute(scored: Scored) -> Iterator[TraceEvent]:

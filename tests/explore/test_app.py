@@ -8,7 +8,7 @@ from panpipe.explore import uniform
 from panpipe.explore.app import Explorer
 from panpipe.explore.question import PlanQuestion, UniformQuestion, parse_question, plain_question
 from panpipe.explore.results import Results
-from panpipe.explore.serve import bind
+from panpipe.explore.serve import bind, serve
 from starlette.testclient import TestClient
 
 PORT, TOKEN = 8123, "secret"
@@ -50,8 +50,10 @@ def test_another_site_is_refused(client):
     assert client.post("/api/answer", json={"question": {"kind": "uniform"}}, headers=own).status_code == 200
 
 
-def test_answer_has_the_report_and_then_why_it_is_not_faster(client):
-    answer, idle = lines(client, "/api/answer", {"kind": "uniform", "schedule": "zb-h1", "devices": 4, "comm": 0.5})
+def test_answer_has_the_report_and_another_why_it_is_not_faster(client):
+    question = {"kind": "uniform", "schedule": "zb-h1", "devices": 4, "comm": 0.5}
+    (answer,) = lines(client, "/api/answer", question)
+    (idle,) = lines(client, "/api/idle", question)
     report = answer["answer"]["report"]
     assert report["title"] == "zb-h1"
     assert report["units"] == "plain"
@@ -154,3 +156,13 @@ def test_port_in_use_is_refused_in_one_line():
         number = taken.getsockname()[1]
         with pytest.raises(RequestError, match=f"cannot listen on port {number} of 127.0.0.1: .*; give another --port"):
             bind(number)
+
+
+def test_machine_without_a_browser_gets_the_address_and_a_line(monkeypatch, capsys):
+    monkeypatch.setattr("webbrowser.open", lambda address: False)
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    serve(Explorer(UniformQuestion(), Results()), port=0, browser=True)
+    printed = capsys.readouterr()
+    assert printed.out.startswith("panpipe explore: http://127.0.0.1:")
+    assert "?token=" in printed.out
+    assert printed.err.startswith("no browser was found: open that address")

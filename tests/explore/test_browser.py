@@ -48,3 +48,42 @@ def test_a_point_of_the_frontier_can_be_chosen_and_the_address_has_it(page, addr
     page.goto(again)
     shows(page, "zb-v")
     assert page.locator("select[name=schedule]").input_value() == "zb-v"
+
+
+@in_a_browser
+def test_two_sides_share_the_span_and_the_cursor(page, address):
+    page.goto(address)
+    shows(page, "^1f1b$")
+    page.locator("#pin").click()
+    page.locator("select[name=schedule]").select_option("gpipe")
+    shows(page, "^gpipe$", side="b")
+    shows(page, "^1f1b$", side="a")
+    page.locator("[data-side=a] [data-chart]").hover(position={"x": 300, "y": 60})
+    assert page.evaluate("() => sides.a.view === sides.b.view && view.cursor !== null")
+    whole = page.evaluate("() => view.to - view.from")
+    page.keyboard.press("w")
+    near = page.evaluate("() => [view.from, view.to - view.from]")
+    assert near[1] < 0.8 * whole
+    page.keyboard.press("d")
+    assert page.evaluate("() => view.from") > near[0]
+    page.keyboard.press("s")
+    page.keyboard.press("0")
+    assert page.evaluate("() => view.to - view.from") == whole
+    page.wait_for_url(re.compile("b=.*gpipe"))
+
+
+@in_a_browser
+def test_page_fits_a_narrow_window_and_prints_every_chart(page, address):
+    page.set_viewport_size({"width": 390, "height": 800})
+    page.goto(address)
+    shows(page, "^1f1b$")
+    assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    page.evaluate("() => new Promise((done) => setTimeout(done, 400))")
+    assert page.evaluate(INKED) == 5  # below the window, too: for screenshots of the whole page
+    assert len(page.pdf()) > 10_000
+
+
+INKED = """() => [...document.querySelectorAll("canvas")].filter((canvas) => {
+  const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+  return data.some((value) => value > 0);
+}).length"""

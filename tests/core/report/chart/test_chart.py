@@ -10,7 +10,7 @@ from panpipe.core.actions import Kind, parse_action
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.report.chart import comparison_svg, schedule_svg, step_svg
 from panpipe.core.report.chart.curve import curves_of, phases
-from panpipe.core.report.schedule import schedule_html
+from panpipe.core.report.schedule import schedule_data, schedule_html
 from panpipe.core.schedules.problem import Schedule, ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.schedules.scored import score
@@ -198,3 +198,13 @@ def test_picture_of_one_step_has_every_compute_action_once():
     titles = [title.text for title in ET.fromstring(picture).iter(f"{SVG}title")]
     assert len(titles) == 1 + sum(event.queue == "compute" for event in predicted.events)
     assert "measured" not in picture.split("</style>")[1]
+
+
+def test_page_of_a_schedule_has_fractions_of_memory_and_the_evaluation_s_peaks():
+    given = scored("v-half")
+    data = schedule_data(given)
+    held = data["traces"][0]["memory"]["held"]
+    peaks = [max(value for (value,) in rows) for rows in held]
+    assert peaks == pytest.approx([peak / 2 for peak in given.result.peak_memory])
+    assert data["peaks"]["devices"] == [pytest.approx(peaks)]
+    assert any(value % 1 for rows in held for (value,) in rows)

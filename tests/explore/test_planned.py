@@ -1,0 +1,84 @@
+"""Plans in the explorer: from an operator-graph file, with the same answer as the command line."""
+
+import itertools
+import json
+
+import pytest
+from panpipe.cli import main
+from panpipe.core.errors import InfeasibleError, RequestError
+from panpipe.explore import planned
+from panpipe.explore.question import PlanQuestion, parse_question
+
+from ..support.browser import in_a_browser
+from .conftest import explorer
+from .test_browser import shows
+
+NODE = {
+    "backward_input_s": 0.01, "backward_weight_s": 0.01, "optimizer_s": 0.001, "parameter_bytes": 10**8,
+    "state_bytes": 8 * 10**8, "saved_bytes": 2 * 10**8, "workspace_bytes": 5 * 10**7,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    """A chain of sixteen operators."""
+    names = [f"model.h.{i // 2}.{'mlp' if i % 2 else 'attn'}/op" for i in range(16)]
+    nodes = [{"name": name, "forward_s": 0.01 + 0.001 * (i % 3), **NODE} for i, name in enumerate(names)]
+    edges = [{"src": src, "dst": dst, "bytes": 10**7} for src, dst in itertools.pairwise(names)]
+    path = tmp_path_factory.mktemp("graph") / "graph.json"
+    path.write_text(json.dumps({"format": "panpipe.opgraph/1", "nodes": nodes, "edges": edges}), encoding="utf-8")
+    return path
+
+
+def reported(job, question):
+    found = []
+    job(question, lambda **line: found.append(line))
+    return found
+
+
+@pytest.mark.slow
+def test_plan_is_that_of_its_command_line(graph, capsys):
+    question = PlanQuestion(graph=str(graph), cluster="4xA100-40GB", microbatches=8, budget=1500)
+    *before, last = reported(planned.report_answer, question)
+    assert any("best step" in line["progress"]["text"] for line in before)
+    words = last["answer"]["command"].split()
+    assert main([*words[1:], "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    for name in ("predicted_step_s", "schedule", "device_actions", "stages", "peak_memory_bytes", "idle"):
+        assert last["answer"]["figures"][name] == printed[name], name
+    names = last["answer"]["report"]["plan"]["stages"][0]["names"]
+    assert "model.h.0.attn" in names
+
+
+@pytest.mark.slow
+def test_points_are_plans_that_can_be_asked_for(graph):
+    question = PlanQuestion(graph=str(graph), cluster="4xA100-40GB", microbatches=8, budget=1500)
+    points = [line["point"] for line in reported(planned.report_points, question) if "point" in line]
+    assert {"auto", "1f1b", "zb-h1"} <= {point["family"] for point in points}
+    for point in (points[0], points[-1]):
+        answer = reported(planned.report_answer, parse_question(point["question"]))[-1]["answer"]
+        assert answer["figures"]["schedule"] == point["name"]
+        assert answer["figures"]["predicted_step_s"] == point["time"]
+
+
+@pytest.mark.slow
+def test_plan_that_does_not_fit_says_what_would(graph):
+    question = PlanQuestion(graph=str(graph), cluster="2xA100-40GB", microbatches=4, budget=500, memory_limit=5e9)
+    with pytest.raises(InfeasibleError, match="smallest change that fits"):
+        planned.report_answer(question, lambda **line: None)
+    fits = PlanQuestion(graph=str(graph), cluster="2xA100-40GB", microbatches=4, budget=500, rank=99)
+    with pytest.raises(RequestError, match="and no plan 99"):
+        planned.report_answer(fits, lambda **line: None)
+
+
+@pytest.mark.slow
+@in_a_browser
+def test_graph_is_planned_in_the_page_and_a_module_is_found(page, graph):
+    with explorer(graph, "--cluster", "4xA100-40GB") as address:
+        page.goto(address)
+        shows(page, "graph|Pipeline plan")
+        page.locator("#search").fill("h.3.attn")
+        assert page.locator("#search-count").text_content() == "1 stage"
+        assert page.locator(".stage:not(.dim)").count() == 1
+        assert page.locator("#topology img").count() == 1
+        assert page.locator("#command").text_content().startswith("panpipe plan --cluster 4xA100-40GB --graph ")
