@@ -25,18 +25,20 @@ def serve(explorer: Explorer, *, port: int, browser: bool) -> None:
     Raises:
         RequestError: the port is in use.
     """
-    listener = bind(port)
-    number = listener.getsockname()[1]
     token = new_token()
-    address = f"http://{HOST}:{number}/?{urlencode({'token': token})}"
-    print(f"panpipe explore: {address}", flush=True)
-    if browser and not _opened(address):
-        print("no browser was found: open that address in one on this machine, or forward its port", file=sys.stderr)
-    print("Ctrl-C ends it", file=sys.stderr, flush=True)
-    config = uvicorn.Config(
-        explorer.application(token, number), log_level="warning", access_log=False, timeout_graceful_shutdown=1
-    )
-    uvicorn.Server(config).run(sockets=[listener])
+    with bind(port) as listener:
+        number = listener.getsockname()[1]
+        address = f"http://{HOST}:{number}/?{urlencode({'token': token})}"
+        print(f"panpipe explore: {address}", flush=True)
+        if browser and not _opened(address):
+            print(
+                "no browser was found: open that address in one on this machine, or forward its port", file=sys.stderr
+            )
+        print("Ctrl-C ends it", file=sys.stderr, flush=True)
+        config = uvicorn.Config(
+            explorer.application(token, number), log_level="warning", access_log=False, timeout_graceful_shutdown=1
+        )
+        uvicorn.Server(config).run(sockets=[listener])
 
 
 def bind(port: int) -> socket.socket:

@@ -110,8 +110,15 @@ function describeEvent(index, other, i) {
     const found = other.trace.events;
     const theirs = found.end[j] - found.start[j];
     rows.push([`${other.trace.name} start`, seconds(found.start[j])], ["duration", seconds(theirs)]);
-    const [guess, truth] = other.trace.name === "measured" ? [length, theirs] : [theirs, length];
-    if (truth > 0) rows.push(["error", signed(guess / truth - 1)]);
+    const measured = other.trace.name === "measured";
+    const off = (ours, own) => difference(measured ? ours - own : own - ours);
+    if (isMessage(kind)) {
+      // A measured message may end when its reader has waited for it: its duration is not that of the transfer.
+      rows.push(["predicted starts off by", off(events.start[i], found.start[j])], ["ends off by", off(events.end[i], found.end[j])]);
+    } else {
+      const [guess, truth] = measured ? [length, theirs] : [theirs, length];
+      if (truth > 0) rows.push(["error", `${signed(guess / truth - 1)} (${difference(guess - truth)})`]);
+    }
   } else if (other) rows.push([`not ${other.trace.name}`, ""]);
   return { title: `${kindName(kind)}${batch}`, colour: tone(kind, events.stage[i], null).fill, rows,
     microbatch: events.microbatch[i] };

@@ -70,6 +70,7 @@ def test_wrong_question_ends_with_an_error_and_the_process_goes_on():
     assert same
 
 
+@pytest.mark.slow
 def test_process_that_was_killed_is_reported_and_replaced():
     async def scenario(worker):
         await lines(worker, QUICK)
