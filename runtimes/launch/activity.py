@@ -38,6 +38,8 @@ class Activity:
         last: the method that ran before.
         stages: the stages of the device.
         thread: identifier of the working thread.
+        computing: whether it runs a computation of panpipe's own, such as a search, of which the processor time is
+            progress.
     """
 
     what: object = ""
@@ -47,6 +49,7 @@ class Activity:
     last: str = ""
     stages: tuple[int, ...] = ()
     thread: int | None = None
+    computing: bool = False
 
     def doing(self, what: object) -> None:
         """Note the start of an action or of a phase."""

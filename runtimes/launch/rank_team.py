@@ -135,10 +135,13 @@ class RankTeam(Team):
         chosen: list[Any] = [None, None]
         own: Exception | None = None
         if self.first:
+            HERE.computing = True
             try:
                 chosen[0] = choose()
             except Exception as failure:
                 own, chosen[1] = failure, encoded(failure, self._rank)
+            finally:
+                HERE.computing = False
         source = self.mesh.cluster_devices[0]
         with self._watched(), HERE.waiting(self._others if self._rank == source else (source,)):
             chosen = broadcast_data(chosen, source)

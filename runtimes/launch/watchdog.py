@@ -8,6 +8,7 @@ decide.
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 
 from .activity import Activity, QuietTime
@@ -15,6 +16,8 @@ from .lost_ranks import hosts_store, uses_agent_store
 from .positions import LEFT_S, UNKNOWN, Position
 
 _TICK_S = 0.25
+_PART = 0.05
+"""The part of the limit that a computation takes of a processor's time to count as progress: its threads take less."""
 _REPORT_S = 10.0
 """Most seconds that a rank tries to report its failure."""
 
@@ -72,12 +75,16 @@ class Watchdog:
     def _run(self) -> None:
         quiet, silent, reporting = (QuietTime(4 * self._tick_s) for _ in range(3))
         while not self._stopped.wait(self._tick_s):
-            self.quiet_s = quiet.update((self._activity.count, self._activity.on))
+            self.quiet_s = quiet.update((self._activity.count, self._activity.on, self._computed()))
             silent_s = silent.update(self._answers)
             reporting_s = reporting.update(self.reporting)
             reason = self._reason(silent_s, reporting_s)
             if reason is not None and not self._stopped.is_set():
                 self._end(reason)
+
+    def _computed(self) -> int:
+        """How much processor time this process has taken, coarsely, if that is progress; otherwise 0."""
+        return int(time.process_time() / (_PART * self.timeout_s)) if self._activity.computing else 0
 
     def _reason(self, silent_s: float, reporting_s: float) -> str | None:
         """Why this rank cannot go on; None if it can, or if the thread that calls the store decides."""
