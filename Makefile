@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PACKAGE_FILES := pyproject.toml constraints.txt
 
-.PHONY: demo test test-slow test-cuda cuda wheels zoo lint format-check types docs check bench clean
+.PHONY: demo test fuzz test-slow test-cuda cuda wheels zoo lint format-check types docs check bench clean
 
 # torch comes first and alone: nothing that follows may pull in another build of it. The search is compiled at once, so
 # that nobody's first plan waits for it.
@@ -42,6 +42,10 @@ test-cuda: $(VENV)/ready
 # Every model of the zoo, by eight plans each; the table goes to benchmarks/results/zoo.md.
 zoo: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python tests/zoo/table.py
+
+# Mutated files of every format: only clear errors, no traceback, no hang, no memory bomb. Faulty files: out/fuzz.
+fuzz: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python tests/fuzz/run.py --count 100000
 
 # A text file that is opened without an encoding has that of the locale.
 lint: $(VENV)/ready

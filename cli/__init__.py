@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ..core.errors import PanpipeError
+from ..core.errors import PanpipeError, printed
 from ..core.garbage import rare_collections
 
 COMMANDS = {
@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with rare_collections():
             status = _application(chosen)(args=given, prog_name="panpipe", standalone_mode=False)
     except PanpipeError as error:
-        print(f"panpipe: {error}", file=sys.stderr)
+        print(f"panpipe: {printed(error)}", file=sys.stderr)
         return error.exit_status
     except _FlagError as error:
         print(f"panpipe: {error.format_message().rstrip('.')}; see panpipe --help", file=sys.stderr)  # type: ignore[attr-defined]

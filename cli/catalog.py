@@ -16,8 +16,11 @@ from ..core.cluster.cluster import Cluster, cluster_json
 from ..core.cluster.device_type import DeviceType
 from ..core.cluster.sourced import joined
 from ..core.cluster.topology import LinkClass, PathClass, Topology, path_classes, topology_of
-from ..core.documents import as_plain, read_text, write_text
-from ..core.errors import RequestError
+from ..core.documents import as_plain
+from ..core.errors import RequestError, naming
+from ..core.files.limits import CATALOGUE
+from ..core.files.read import read_text
+from ..core.files.write import write_text
 from ..core.report.chart.topology import topology_svg
 from ..core.wording import counted
 from .output import bytes_text, note, print_json, print_table, seconds_text
@@ -53,7 +56,7 @@ def catalog(
 
     Peak rates are the vendors'; effective rates are those that programs reach. Assumed numbers have a ~.
     """
-    known = catalogue() if file is None else catalogue().with_file(read_text(file), str(file))
+    known = catalogue() if file is None else catalogue().with_file(read_text(file, CATALOGUE), str(file))
     if action not in (None, "show") or (action is None) != (name is None):
         given = " ".join(("catalog", *(word for word in (action, name) if word)))
         raise RequestError(f"'{given}' is incomplete: write panpipe catalog, or panpipe catalog show NAME")
@@ -69,7 +72,8 @@ def catalog(
             raise RequestError(f"--{option} needs a cluster, and '{name}' is a device or link: write 1x{name}")
         _print_entry(entry) if not json else print_json(joined(entry))
         return
-    cluster = find_cluster(name) if file is None else cluster_in(known, name)
+    with naming(*([] if file is None else [file])):
+        cluster = find_cluster(name) if file is None else cluster_in(known, name)
     for path, text in ((out, cluster_json), (svg, lambda shown: topology_svg(name, shown))):
         if path is not None:
             write_text(path, text(cluster))

@@ -6,10 +6,12 @@ from typing import Annotated
 
 import typer
 
-from ..core.documents import as_plain, write_text
-from ..core.errors import RequestError
+from ..core.documents import as_plain
+from ..core.errors import RequestError, naming
+from ..core.files.write import write_text
 from ..core.plan.derive import forward_only
 from ..core.plan.plan import read_plan
+from ..core.plan.validation.structure import check_structure
 from ..core.trace.compare import Comparison, worst_actions
 from ..core.trace.compare import compare as compare_traces
 from ..core.trace.durations import KindSummary
@@ -48,6 +50,8 @@ def compare(
     ran = None
     if plan is not None:
         given = read_plan(plan)
+        with naming(plan):
+            check_structure(given)
         ran = next((one for one in (given, forward_only(given)) if one.hash == traces[0].plan_hash), None)
         if ran is None:
             raise RequestError(f"{predicted} is of another plan than {plan}: give the plan that was simulated")

@@ -4,7 +4,8 @@ import json
 import os
 import sys
 import textwrap
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from math import isfinite
 from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
@@ -16,8 +17,20 @@ from ..core.errors import RequestError
 
 
 def print_json(value: object) -> None:
-    """Print plain data as JSON on standard output."""
-    print(json.dumps(value, indent=1))
+    """Print plain data as JSON on standard output. Infinity (a link without a limit), which JSON lacks, is null."""
+    try:
+        text = json.dumps(value, indent=1, allow_nan=False)
+    except ValueError:
+        text = json.dumps(_finite(value), indent=1, allow_nan=False)
+    print(text)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not isfinite(value) else value
 
 
 def note(text: str) -> None:

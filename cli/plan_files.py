@@ -7,7 +7,7 @@ from attrs import frozen
 from ..core.actions import Action, Kind
 from ..core.cluster.mesh import Mesh
 from ..core.costs.costs import StageEdge
-from ..core.documents import read_text
+from ..core.files.read import read_text
 from ..core.plan.plan import Plan, Stage, parse_plan
 from ..core.schedules.schedule_csv import ScheduleFile, parse_schedule_csv
 from .output import note

@@ -1,5 +1,6 @@
 """The implementation of ``panpipe plan``; not in ``plan``, so that a mistyped model is refused before slow imports."""
 
+import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -9,8 +10,8 @@ from attrs import evolve
 from ..core.cluster.cluster import Cluster
 from ..core.cluster.mesh import least_by_position
 from ..core.costs.partition import device_limits
-from ..core.documents import write_text
-from ..core.errors import RequestError
+from ..core.errors import RequestError, naming
+from ..core.files.write import write_text
 from ..core.offload.request import parse_offload
 from ..core.plan.plan import Plan, plan_json
 from ..core.schedules.problem import ScheduleFamily
@@ -61,13 +62,14 @@ def run(
     check_writable(out)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise RequestError(f"--seconds is {seconds:g}: give a finite number above 0")
+    files = [file for file in (graph, cluster) if file is not None and os.path.isfile(str(file).partition("#")[0])]
     request, known = plan_request(
         cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
         optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
         host_memory=host_memory, schedule=schedule, budget=budget, seed=seed, samples=samples, tokens=tokens,
     )  # fmt: skip
     try:
-        with search_progress() as progress:
+        with naming(*files), search_progress() as progress:
             result = request.search(seconds=seconds, progress=progress, alternatives=top is not None)
     except NothingFits as nothing:
         refuse(nothing, request, json=json)
@@ -122,7 +124,8 @@ def plan_request(
     machine, free = find_cluster(cluster), replicas_allowed(graph is not None, cluster)
     machine = _with_host_memory(machine, host_memory)
     device_limits(machine, memory_limit)
-    wanted_meshes(mesh, machine, free=free)
+    with naming(cluster):
+        wanted_meshes(mesh, machine, free=free)
     if microbatches is None and (model is None or batch is None):
         raise RequestError("--microbatches is missing: give a step's number, or a bundled model's --batch")
     source = ModelRequest(model, batch, sequence, dtype, optimizer) if model else None

@@ -17,8 +17,8 @@ from ..core.cluster.cluster import Cluster, Device, cluster_json
 from ..core.cluster.links.lines import LineFit, fit_line
 from ..core.cluster.links.shared import SharedLinks, groups_to_measure, shared_links
 from ..core.cluster.routing import path_rate
-from ..core.documents import write_text
 from ..core.errors import RequestError
+from ..core.files.write import write_text
 from ..runtimes.devices.devices import of_rank
 from ..runtimes.devices.host_copies import HostCopy, host_copies
 from ..runtimes.devices.machine import machine

@@ -13,8 +13,8 @@ from ..core.cluster.catalog import catalogue, find_device
 from ..core.cluster.catalog.device_file import Numbers, device_file
 from ..core.cluster.device_type import DeviceType
 from ..core.cluster.sourced import Source
-from ..core.documents import write_text
 from ..core.errors import RequestError
+from ..core.files.write import write_text
 from ..runtimes.devices.machine import machine
 from .output import note, print_json, print_table, seconds_text
 

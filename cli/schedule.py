@@ -8,8 +8,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from ..core.errors import InfeasibleError, RequestError
+from ..core.errors import InfeasibleError, RequestError, naming
 from ..core.evaluate.ratios import bubble_ratio
+from ..core.files.write import write_text
 from ..core.report.chart import schedule_svg
 from ..core.schedules.building_block import read_block
 from ..core.schedules.meaning import meaning_of
@@ -108,15 +109,16 @@ def schedule(
     }
     given = {key: value for key, value in parameters.items() if value is not None}
     stages = UniformStages(devices, microbatches, times, scales, comm, host_copy)
-    scored = build_schedule(name, stages, chunks, given, memory_limit)
+    with naming(*([] if block is None else [block])):
+        scored = build_schedule(name, stages, chunks, given, memory_limit)
     if csv is not None:
-        _write(csv, schedule_csv(scored.schedule.device_actions, scored.schedule.placement))
+        write_text(csv, schedule_csv(scored.schedule.device_actions, scored.schedule.placement))
     if svg is not None:
-        _write(svg, schedule_svg(scored))
+        write_text(svg, schedule_svg(scored))
     if html is not None:
         from ..core.report.schedule import schedule_html  # here: it loads numpy
 
-        _write(html, schedule_html(scored))
+        write_text(html, schedule_html(scored))
     if json:
         print_json(_answer(scored))
     else:
@@ -180,13 +182,6 @@ def _check_limit(scored: Scored) -> None:
         f"{scored.schedule.name} holds {peak:g} on device {device} at {action}, {peak - limit:g} over the limit of "
         f"{limit:g}: raise --memory-limit to {peak:g}, or let auto find a schedule with less memory"
     )
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        path.write_text(text, encoding="utf-8", newline="")
-    except OSError as error:
-        raise RequestError(f"cannot write '{path}': {error.strerror}; give a path that can be written") from None
 
 
 def _answer(scored: Scored) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from attrs import evolve
 from ..core.actions import Kind
 from ..core.cluster.cluster import Cluster, fully_connected
 from ..core.costs.costs import StageCosts
-from ..core.documents import as_plain, write_text
-from ..core.errors import InfeasibleError, RequestError
+from ..core.documents import as_plain
+from ..core.errors import InfeasibleError, RequestError, naming
+from ..core.files.write import write_text
 from ..core.plan.derive import forward_only
 from ..core.plan.plan import Plan
 from ..core.plan.wording import plan_size
@@ -97,12 +98,14 @@ def simulate(
 
     With --forward-only nothing is saved, reduced or stepped; a stage's F takes the same time as in training.
     """
+    from ..core.plan.validation.structure import check_structure
     from ..core.plan.validation.validate import validate
     from ..simulators.run import simulate as run
 
     check_writable(trace, report)
     file = read_plan_or_schedule(path)
-    plan = file.plan if cluster is None else _moved(file, find_cluster(cluster))
+    with naming(path, *([] if cluster is None else [cluster])):
+        plan = file.plan if cluster is None else _moved(file, find_cluster(cluster))
     given = {
         "forward": forward,
         "backward_input": backward_input,
@@ -112,13 +115,16 @@ def simulate(
     costs, machine = _equal_stages(file, {name: value for name, value in given.items() if value is not None})
     lowered = file.lowered
     if forwards:
+        with naming(path):
+            check_structure(plan)
         plan, lowered = _forwards(plan, optimizer), None
-    try:
-        for warning in validate(plan, lowered=lowered).warnings:
-            note(f"warning: {warning}")
-    except InfeasibleError as error:
-        note(f"does not fit: {error}")
-    result = run(plan, costs, machine, eager=eager, optimizer=optimizer, lowered=lowered)
+    with naming(path, *([] if cluster is None else [cluster])):
+        try:
+            for warning in validate(plan, lowered=lowered).warnings:
+                note(f"warning: {warning}")
+        except InfeasibleError as error:
+            note(f"does not fit: {error}")
+        result = run(plan, costs, machine, eager=eager, optimizer=optimizer, lowered=lowered)
     if trace is not None:
         from ..core.trace.perfetto import trace_json
 

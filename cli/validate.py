@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ..core.documents import as_plain
+from ..core.errors import naming
 from ..core.plan.plan import Plan
 from ..core.plan.wording import plan_size
 from ..core.wording import counted
@@ -33,7 +34,8 @@ def validate(
 
     file = read_plan_or_schedule(path)
     plan = file.plan
-    report = check(plan, lowered=file.lowered)
+    with naming(path):
+        report = check(plan, lowered=file.lowered)
     for warning in report.warnings:
         note(f"warning: {warning}")
     actions = sum(len(order) for order in plan.device_actions)

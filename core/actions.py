@@ -135,7 +135,10 @@ _COUNTERPART = {
     Kind.RECV_B: Kind.SEND_B,
 }
 
-_PATTERN = re.compile(r"(?P<stage>\d+)(?P<kind>[A-Z_]+)(?P<microbatch>\d+)?(?:(?P<arrow>[<>])(?P<peer>\d+))?")
+_NUMBER = "[0-9]{1,7}"  # numbers of stages and microbatches: a longer one is a mistake
+_PATTERN = re.compile(
+    f"(?P<stage>{_NUMBER})(?P<kind>[A-Z_]+)(?P<microbatch>{_NUMBER})?(?:(?P<arrow>[<>])(?P<peer>{_NUMBER}))?"
+)
 
 
 def parse_action(text: str) -> Action:
@@ -147,8 +150,8 @@ def parse_action(text: str) -> Action:
     match = _PATTERN.fullmatch(text.strip())
     if match is None or match["kind"] not in _KNOWN:
         raise RequestError(
-            f"'{text}' is not an action: write <stage><kind><microbatch>, such as 2F0, with kind one of "
-            + ", ".join(_KNOWN)
+            f"'{text[:80]}' is not an action: write <stage><kind><microbatch>, such as 2F0, with numbers of at most 7 "
+            f"digits and kind one of {', '.join(_KNOWN)}"
         )
     kind = _KNOWN[match["kind"]]
     microbatch = None if match["microbatch"] is None else int(match["microbatch"])

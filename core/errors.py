@@ -3,7 +3,8 @@
 Every message is one line that names the value, the rule it breaks and the fix.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 
@@ -104,6 +105,39 @@ def message_of(failure: BaseException) -> str:
         return str(failure)
     except Exception as error:
         return f"(its message raised {type(error).__name__})"
+
+
+@contextmanager
+def naming(*files: object) -> Iterator[None]:
+    """Begin the message of a request's error with the files that it is about, unless it names one of them."""
+    try:
+        yield
+    except RequestError as error:
+        names = [str(file) for file in files]
+        if names and not any(name in str(error) for name in names):
+            error.args = (f"{' and '.join(names)}: {error}", *error.args[1:])
+        raise
+
+
+MOST_PRINTED = 10_000
+"""Characters of an error message that are printed."""
+
+
+def printed(error: PanpipeError) -> str:
+    """An error's message for a terminal: texts from files in it may have control characters, or any length.
+
+    It is one line; that of an `InfeasibleError` may have a table below.
+    """
+    message, more = str(error), "\n" if isinstance(error, InfeasibleError) else ""
+    text = "".join(
+        letter
+        if letter.isprintable() or letter == more
+        else " "
+        if letter.isspace()
+        else letter.encode("unicode_escape").decode()
+        for letter in message[:MOST_PRINTED]
+    )
+    return text if len(message) <= MOST_PRINTED else f"{text}… ({len(message)} characters)"
 
 
 def in_a_line(failure: BaseException) -> str:

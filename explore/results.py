@@ -1,6 +1,5 @@
 """Results on disk that the explorer shows: plans, traces and schedule files, as the command line names them."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,12 +8,14 @@ from attrs import frozen
 
 from ..cli.idle import idle_of
 from ..cli.plan_files import read_plan_or_schedule
-from ..core.documents import read_text
 from ..core.errors import RequestError
+from ..core.files.json_reader import parse_json
+from ..core.files.limits import TRACE
+from ..core.files.read import read_text
 from ..core.plan.plan import Plan
 from ..core.report.data import report_data
 from ..core.report.facts import ReportFacts
-from ..core.trace.perfetto_reader import MOST_BYTES, read_trace
+from ..core.trace.perfetto_reader import read_trace
 from ..core.trace.trace import Trace
 from ..simulators.run import simulate
 from .exports import File, plan_file
@@ -112,10 +113,7 @@ def open_results(paths: Sequence[Path]) -> Results:
 
 
 def _kind(path: Path) -> str:
-    try:
-        data = json.loads(read_text(path, MOST_BYTES))
-    except ValueError as error:
-        raise RequestError(f"{path} is not a whole JSON file ({error}): write it again with panpipe") from None
+    data = parse_json(read_text(path, TRACE), str(path), TRACE)
     if isinstance(data, list) or (isinstance(data, dict) and "traceEvents" in data):
         return "trace"
     return "graph" if isinstance(data, dict) and str(data.get("format")).startswith(GRAPH) else "plan"

@@ -11,8 +11,9 @@ import cattrs
 from attrs import evolve, field, frozen
 from cattrs.gen import override
 
-from ..documents import converter, from_json, read_text, to_json
+from ..documents import converter, read_document, to_json
 from ..errors import RequestError
+from ..files.limits import MOST_DEVICES
 from .device_type import DeviceType
 from .routing import ArrangedRouter, Hop, Link, Router, path_latency_s, path_rate
 
@@ -79,6 +80,8 @@ class Cluster:
     def __attrs_post_init__(self) -> None:
         if not self.devices:
             raise RequestError("the cluster has no devices: give it at least one")
+        if len(self.devices) > MOST_DEVICES:
+            raise RequestError(f"the cluster has {len(self.devices)} devices: at most {MOST_DEVICES}; give fewer")
         counts = Counter([device.name for device in self.devices] + [hub.name for hub in self.hubs])
         for what, found in (("", counts), ("device type ", Counter(kind.name for kind in self.types))):
             twice = next((name for name, count in found.items() if count > 1), None)
@@ -192,7 +195,7 @@ def _rates(link: Link) -> list[float]:
 
 def read_cluster(path: str | Path) -> Cluster:
     """Read a cluster file. Raises RequestError if it is not one."""
-    cluster = from_json(read_text(path), FORMAT, Cluster, str(path))
+    cluster = read_document(path, FORMAT, Cluster)
     for link in cluster.links:
         endless = next((rate for rate in _rates(link) if not isfinite(rate)), None)
         if endless is not None:
@@ -217,6 +220,15 @@ def _read_hub(value: Any, _: type) -> Hub:
     return Hub(value) if isinstance(value, str) else _hub_object(value, Hub)
 
 
+def _read_rate(value: Any, kind: Any) -> float:
+    """A link's rate as a plan's document has it: null for a link without a limit, as JSON has no infinity."""
+    return inf if value is None else converter.structure(value, float)
+
+
+def _written_rate(rate: float) -> float | None:
+    return rate if isfinite(rate) else None
+
+
 def _write_hub(hub: Hub) -> Any:
     return hub.name if hub.kind == "switch" else _hub_document(hub)
 
@@ -237,7 +249,13 @@ converter.register_structure_hook(Hub, _read_hub)
 converter.register_unstructure_hook(Hub, _write_hub)
 converter.register_unstructure_hook(
     Link,
-    cattrs.gen.make_dict_unstructure_fn(Link, converter, back_bytes_per_s=_later, both_bytes_per_s=_later),
+    cattrs.gen.make_dict_unstructure_fn(
+        Link, converter, bytes_per_s=override(unstruct_hook=_written_rate), back_bytes_per_s=_later,
+        both_bytes_per_s=_later,
+    ),
+)  # fmt: skip
+converter.register_structure_hook(
+    Link, cattrs.gen.make_dict_structure_fn(Link, converter, bytes_per_s=override(struct_hook=_read_rate))
 )
 _cluster_object = cattrs.gen.make_dict_unstructure_fn(Cluster, converter)
 converter.register_unstructure_hook(Cluster, _write_cluster)

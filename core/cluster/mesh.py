@@ -14,6 +14,7 @@ from typing import TypeVar
 from attrs import evolve, frozen
 
 from ..errors import RequestError
+from ..files.limits import MOST_DEVICES
 from .cluster import Cluster
 
 PIPELINE, DATA = "pp", "dp"
@@ -68,6 +69,10 @@ class Mesh:
         """
         if self.pipeline < 1 or self.data < 1:
             raise RequestError(f"the mesh is {self.pipeline} × {self.data}: both must be at least 1; plan again")
+        if self.ranks > MOST_DEVICES:
+            raise RequestError(
+                f"the mesh is {self.pipeline} × {self.data}: it has at most {MOST_DEVICES} devices; plan again"
+            )
         if self.devices is not None:
             counts = [len(replica) for replica in self.devices]
             if counts != [self.pipeline] * self.data:
@@ -80,7 +85,9 @@ class Mesh:
                     rule = "numbers start at 0" if device < 0 else "a device has one position in one replica"
                     raise RequestError(f"mesh.devices names device {device}{' twice' * (device >= 0)}: {rule}")
                 seen.add(device)
-        if cluster is not None and max(self.cluster_devices) >= len(cluster.devices):
+        if cluster is None:
+            return
+        if max(self.cluster_devices) >= len(cluster.devices):
             needs = (
                 f"needs {self.ranks} devices"
                 if self.devices is None

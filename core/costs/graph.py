@@ -7,13 +7,14 @@ order into consecutive stages.
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
 from attrs import field, frozen
 
-from ..documents import from_json, read_text, to_json
+from ..documents import read_document, to_json
 from ..errors import RequestError
 
 FORMAT = "panpipe.opgraph/1"
@@ -78,8 +79,8 @@ class OpGraph:
 
     def __attrs_post_init__(self) -> None:
         if len(self.index) != len(self.nodes):
-            names = [node.name for node in self.nodes]
-            twice = next(name for name in names if names.count(name) > 1)
+            counts = Counter(node.name for node in self.nodes)
+            twice = next(name for name, count in counts.items() if count > 1)
             raise RequestError(f"operator '{twice}' appears twice in the graph: names are unique; rename one")
         for node in self.nodes:
             _check_costs(node)
@@ -126,7 +127,7 @@ def _check_costs(node: OpNode) -> None:
 
 def read_graph(path: str | Path) -> OpGraph:
     """Read an operator-graph file. Raises RequestError if it is not one."""
-    graph = from_json(read_text(path), FORMAT, OpGraph, str(path))
+    graph = read_document(path, FORMAT, OpGraph)
     if not graph.nodes:
         raise RequestError(f"{path} has no nodes: an operator graph needs at least one")
     return graph

@@ -15,7 +15,9 @@ from ..actions import Action
 from ..cluster.cluster import Cluster
 from ..cluster.mesh import Mesh
 from ..costs.costs import StageCosts, StageEdge
-from ..documents import as_plain, converter, from_json, read_text, to_json, write_text
+from ..documents import as_plain, converter, from_json, from_plain, to_json
+from ..files.read import read_text
+from ..files.write import write_text
 from .offload import StageOffload
 
 FORMAT = "panpipe.plan/1"
@@ -224,6 +226,11 @@ def parse_plan(text: str, origin: str) -> Plan:
         RequestError: it is truncated, of another format or version, or a field is missing, unknown or wrong.
     """
     return from_json(text, FORMAT, Plan, origin)
+
+
+def plain_plan(data: object, origin: str) -> Plan:
+    """Read a plan document that is parsed already. Errors as in `parse_plan`."""
+    return from_plain(data, FORMAT, Plan, origin)
 
 
 def read_plan(path: str | Path) -> Plan:

@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from ..files.write import write_text
 from ..plan.plan import Plan
 from ..trace.trace import Trace
 from .data import report_data
@@ -44,8 +45,7 @@ def write_report(
         measured: a measured step; without it the page shows only the prediction.
         facts: further contents.
     """
-    text = report_html(plan=plan, predicted=predicted, measured=measured, facts=facts)
-    Path(path).write_text(text, encoding="utf-8")
+    write_text(path, report_html(plan=plan, predicted=predicted, measured=measured, facts=facts))
 
 
 def report_html(

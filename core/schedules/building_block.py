@@ -9,6 +9,7 @@
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,8 +17,10 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ..actions import Action, Kind
-from ..documents import from_json, read_text, to_json
+from ..documents import read_document, to_json
 from ..errors import RequestError
+from ..files.limits import check_count
+from ..files.write import write_text
 from .fill import fill_weights
 from .polish import polish
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
@@ -34,6 +37,8 @@ PATIENCE = ((0.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.0, 0.0, 1.0))
 """How long a device may wait for a better action before it runs F, I or W: see `decode`."""
 SLACK = (2.0, 4.0)
 """Slots by which a stage may hold a microbatch longer than in its block."""
+MOST_SLOT = 10**9
+"""Largest slot and period: slots of all microbatches are then exact."""
 SECOND_ROUND = 3
 """How many of the best priorities of the first run are tried with every patience and slack."""
 
@@ -63,18 +68,21 @@ class Block:
 
     def __attrs_post_init__(self) -> None:
         stages = len(self.placement)
-        if stages == 0 or set(self.placement) != set(range(max(self.placement) + 1)):
+        counts = Counter(self.placement)
+        # As many numbers as the highest one says, none negative: they are 0, 1, 2, …
+        if not counts or min(counts) < 0 or max(counts) + 1 != len(counts):
             raise RequestError(
-                f"the placement {list(self.placement)} is not one device for every stage: number devices from 0, "
+                f"the placement {_listed(self.placement)} is not one device for every stage: number devices from 0, "
                 "and give each of them a stage"
             )
-        if len({self.placement.count(device) for device in self.placement}) > 1:
-            raise RequestError(f"the placement {list(self.placement)} gives devices different numbers of stages")
+        if len(set(counts.values())) > 1:
+            raise RequestError(f"the placement {_listed(self.placement)} gives devices different numbers of stages")
         for name, slots in (("forward", self.forward), ("input", self.input), ("weight", self.weight)):
             if len(slots) != stages and (slots or name != "weight"):
                 raise RequestError(f"{name} has {len(slots)} slots and there are {stages} stages: give one for each")
-        if self.period < 1:
-            raise RequestError(f"the period is {self.period}: it is at least 1 slot")
+        check_count("the period", self.period, MOST_SLOT, least=1)
+        for slot in (*self.forward, *self.input, *self.weight):
+            check_count("a slot", slot, MOST_SLOT, least=-MOST_SLOT)
         if self.weight and self.whole_backward:
             raise RequestError("the block has slots of W and a whole backward: leave one of them out")
         self._check_order()
@@ -130,12 +138,18 @@ class Block:
         found = []
         for device in range(self.devices):
             own = [stage for stage, where in enumerate(self.placement) if where == device]
+            # The number of live microbatches rises only where an F starts.
             alive = (
                 sum(weights[s] * ((t - self.forward[s]) // self.period - (t - ends[s] - 1) // self.period) for s in own)
-                for t in range(self.period)
+                for t in {self.forward[s] % self.period for s in own}
             )
             found.append(max(alive))
         return tuple(found)
+
+
+def _listed(placement: Sequence[int]) -> str:
+    """The devices of at most the first 20 stages."""
+    return f"[{', '.join(map(str, placement[:20]))}{', …' if len(placement) > 20 else ''}]"
 
 
 def read_block(path: Path | str) -> Block:
@@ -144,12 +158,12 @@ def read_block(path: Path | str) -> Block:
     Raises:
         RequestError: the file cannot be read, or is not a block.
     """
-    return from_json(read_text(path), FORMAT, Block, str(path))
+    return read_document(path, FORMAT, Block)
 
 
 def write_block(path: Path | str, block: Block) -> None:
-    """Write a block's file."""
-    Path(path).write_text(to_json(FORMAT, block), encoding="utf-8")
+    """Write a block's file. Raises RequestError if it cannot be written."""
+    write_text(path, to_json(FORMAT, block))
 
 
 def building_block(problem: ScheduleProblem, *, block: Block | None = None) -> Schedule:

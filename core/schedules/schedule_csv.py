@@ -21,6 +21,7 @@ from ..actions import COMM_KINDS, COMPUTE_KINDS, Action, Kind, parse_action
 from ..costs.costs import StageCosts
 from ..errors import RequestError
 from ..evaluate.reference import Evaluator
+from ..files.csv_reader import parse_csv
 
 _GROUP = re.compile(r"\((?P<parts>[^()]*)\)OVERLAP_F_B")
 _SHARDING = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
@@ -61,7 +62,7 @@ def parse_schedule_csv(text: str, origin: str) -> ScheduleFile:
     """
     dropped: dict[str, int] = {}
     rows: list[tuple[Action, ...]] = []
-    for row, cells in enumerate(csv.reader(io.StringIO(text, newline="")), start=1):
+    for row, cells in enumerate(parse_csv(text, origin), start=1):
         actions: list[Action] = []
         for column, cell in enumerate(cells, start=1):
             try:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..actions import RECV_KINDS, SEND_KINDS
+from ..files.write import write_text
 from .trace import Trace, TraceEvent, queue_order, receive_queue, send_queue
 
 FORMAT = "panpipe.trace/1"
@@ -27,7 +28,7 @@ LINK_RATE = "bytes_per_s"
 
 def write_trace(trace: Trace, path: str | Path) -> None:
     """Write one trace to a file. The same trace gives the same bytes."""
-    Path(path).write_text(trace_json({"": trace}), encoding="utf-8")
+    write_text(path, trace_json({"": trace}))
 
 
 def write_traces(traces: Mapping[str, Trace], path: str | Path) -> None:
@@ -35,7 +36,7 @@ def write_traces(traces: Mapping[str, Trace], path: str | Path) -> None:
 
     The processes of one device are displayed one below the other. ``read_trace`` refuses files with several traces.
     """
-    Path(path).write_text(trace_json(traces), encoding="utf-8")
+    write_text(path, trace_json(traces))
 
 
 def trace_json(traces: Mapping[str, Trace]) -> str:

@@ -1,6 +1,5 @@
 """Reading trace files: panpipe's own, and Chrome JSON of other programs whose events describe actions."""
 
-import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal
@@ -10,13 +9,16 @@ from typing import Any
 from attrs import asdict, frozen
 
 from ..actions import WORK_KINDS, Action, Kind
-from ..documents import check_format, read_text
+from ..documents import check_format
 from ..errors import RequestError
+from ..files.json_reader import parse_json
+from ..files.limits import LARGEST_FLOAT, MOST_DEVICES, MOST_INDEX, TRACE, short
+from ..files.read import read_text
 from .perfetto import FORMAT, LINK_CATEGORY, LINK_RATE, MEMORY_COUNTER
 from .trace import COMPUTE_QUEUE, LinkTrack, MemorySample, Trace, TraceEvent
 
-MOST_BYTES = 4 << 30
-"""Size limit of a trace to read: a long step on many devices has millions of events."""
+MOST_NAME = 256
+"""Characters of the name of a queue, a kind of memory or a link."""
 
 
 @frozen
@@ -55,11 +57,12 @@ def read_trace(path: str | Path) -> Trace:
             elif record.get("ph") == "C" and record.get("name") == MEMORY_COUNTER:
                 memory.extend(_read_memory(record))
             elif record.get("ph") == "C" and record.get("cat") == LINK_CATEGORY:
-                rate = float(record["args"][LINK_RATE])
-                rates.setdefault(str(record["name"]), []).append((_seconds(Decimal(record["ts"])), rate))
+                rate = float(_number(record["args"][LINK_RATE]))
+                rates.setdefault(_name(record["name"]), []).append((_seconds(_number(record["ts"])), rate))
         except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError, RequestError) as error:
-            reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise RequestError(f"{path}: event {number} of traceEvents is not an action: {reason}") from None
+            raise RequestError(
+                f"{path}: event {number} of traceEvents is not an action: {_fault(error)}; write the trace again"
+            ) from None
     if header is None and not events:
         raise RequestError(
             f"{path} holds no action: each event of a trace carries stage, kind, microbatch and device in its args"
@@ -68,11 +71,7 @@ def read_trace(path: str | Path) -> Trace:
 
 
 def _load(path: str | Path) -> dict[str, Any]:
-    text = read_text(path, MOST_BYTES)
-    try:
-        data = json.loads(text, parse_float=Decimal, parse_constant=_refuse_constant)
-    except ValueError as error:
-        raise RequestError(f"{path} is not a whole JSON file ({error}): write the trace again") from None
+    data = parse_json(read_text(path, TRACE), str(path), TRACE, parse_float=Decimal)
     if isinstance(data, list):
         data = {"traceEvents": data}
     records = data.get("traceEvents") if isinstance(data, dict) else None
@@ -80,10 +79,6 @@ def _load(path: str | Path) -> dict[str, Any]:
         raise RequestError(f"{path} is not a trace: Chrome JSON holds a list 'traceEvents' of objects")
     assert isinstance(data, dict)
     return data
-
-
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"{name} is not a number in JSON")
 
 
 def _header(found: object, origin: str) -> _Header | None:
@@ -97,57 +92,85 @@ def _header(found: object, origin: str) -> _Header | None:
     try:
         one = traces[0]
         links = tuple(
-            (str(src), str(dst), math.inf if rate is None else float(rate)) for src, dst, rate in one.get("links", ())
+            (_name(src), _name(dst), math.inf if rate is None else float(_number(rate)))
+            for src, dst, rate in one.get("links", ())
         )
-        reference = None if one.get("reference_s") is None else float(one["reference_s"])
-        if reference is not None and not (math.isfinite(reference) and reference > 0):
+        reference = None if one.get("reference_s") is None else float(_number(one["reference_s"]))
+        if reference is not None and not reference > 0:
             raise ValueError(f"its reference workload takes {reference} s, and a time is finite and above 0")
-        return _Header(
-            str(one["source"]), str(one["plan_hash"]), int(one["devices"]), float(one["step_s"]), links, reference
-        )
+        step_s = float(_number(one["step_s"]))
+        devices = _index(one["devices"], MOST_DEVICES)
+        return _Header(_name(one["source"]), _name(one["plan_hash"]), devices, step_s, links, reference)
     except (KeyError, TypeError, ValueError) as error:
-        reason = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-        raise RequestError(f"the header of {origin} is not one of {FORMAT}: {reason}; write the trace again") from None
+        raise RequestError(
+            f"the header of {origin} is not one of {FORMAT}: {_fault(error)}; write the trace again"
+        ) from None
+
+
+def _fault(error: Exception) -> str:
+    """What is wrong with an event or a header, in one line."""
+    return f"it has no {error}" if isinstance(error, KeyError) else str(error)
 
 
 def _thread_names(records: Iterable[Mapping[str, Any]]) -> dict[tuple[object, object], str]:
     return {
-        (record.get("pid"), record.get("tid")): str(record.get("args", {}).get("name"))
+        _thread(record): args["name"]
         for record in records
         if record.get("ph") == "M" and record.get("name") == "thread_name"
-    }
+        and isinstance(args := record.get("args"), dict) and isinstance(args.get("name"), str)
+    }  # fmt: skip
+
+
+def _thread(record: Mapping[str, Any]) -> tuple[object, object]:
+    """The process and thread of a record: numbers, or texts in files of other programs."""
+    return short(record.get("pid")), short(record.get("tid"))
 
 
 def _read_event(record: Mapping[str, Any], queues: Mapping[tuple[object, object], str]) -> TraceEvent:
     args = record["args"]
-    kind = Kind(args["kind"])
+    kind = Kind(_name(args["kind"]))
     if (args["microbatch"] is None) != kind.whole_step:
-        raise ValueError(f"{kind.value} has microbatch {args['microbatch']}")
+        raise ValueError(f"{kind.value} has microbatch {short(args['microbatch'])}")
     action = Action(_index(args["stage"]), kind, _maybe(args["microbatch"]), _maybe(args.get("peer")))
     queue = args.get("queue")
     if queue is None:
-        queue = COMPUTE_QUEUE if kind in WORK_KINDS else queues.get((record.get("pid"), record.get("tid")), kind.value)
-    start, length = Decimal(record["ts"]), Decimal(record["dur"])
+        queue = COMPUTE_QUEUE if kind in WORK_KINDS else queues.get(_thread(record), kind.value)
+    start, length = _number(record["ts"]), _number(record["dur"])
     if length < 0:
         raise ValueError(f"it lasts {length} µs, and a duration is at least 0")
-    size = float(args.get("bytes", 0))
-    times = _seconds(start), _seconds(start + length)
-    return TraceEvent(_index(args["device"]), str(queue), action, *times, size, args.get("reported") is True)
+    size = float(_number(args.get("bytes", 0)))
+    device, times = _index(args["device"], MOST_DEVICES), (_seconds(start), _seconds(start + length))
+    return TraceEvent(device, _name(queue), action, *times, size, args.get("reported") is True)
 
 
 def _read_memory(record: Mapping[str, Any]) -> Iterator[MemorySample]:
     # A counter belongs to a process, which is a device; a file with one trace has the device's number as pid.
     for kind, size in record["args"].items():
-        yield MemorySample(_index(record["pid"]), _seconds(Decimal(record["ts"])), str(kind), float(size))
+        time_s = _seconds(_number(record["ts"]))
+        yield MemorySample(_index(record["pid"], MOST_DEVICES), time_s, _name(kind), float(_number(size)))
 
 
 def _seconds(microseconds: Decimal) -> float:
     return float(microseconds.scaleb(-6))
 
 
-def _index(value: object) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ValueError(f"{value!r} is not a whole number from 0")
+def _number(value: object) -> Decimal:
+    if isinstance(value, bool) or not isinstance(value, int | Decimal):
+        raise ValueError(f"{short(value)} is not a number")
+    if abs(value) > LARGEST_FLOAT:
+        raise ValueError(f"{short(value)} is outside the range of numbers, up to {LARGEST_FLOAT:g}")
+    return Decimal(value)
+
+
+def _name(value: object) -> str:
+    if not isinstance(value, str) or len(value) > MOST_NAME or not value.isprintable():
+        raise ValueError(f"{short(value)} is not a name of at most {MOST_NAME} characters that can be printed")
+    return value
+
+
+def _index(value: object, below: int = MOST_INDEX) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < below:
+        raise ValueError(f"{short(value)} is not a whole number from 0, below {below}")
     return value
 
 

@@ -120,7 +120,7 @@ def queue_order(queue: str) -> tuple[int, int]:
     """Sorting key of queue names: compute first, then receives and sends by device, then every other queue."""
     if queue == COMPUTE_QUEUE:
         return 0, 0
-    match = re.fullmatch(r"(receive from|send to) (\d+)", queue)
+    match = re.fullmatch(r"(receive from|send to) ([0-9]{1,7})", queue)
     return (3, 0) if match is None else (1 if match[1] == "receive from" else 2, int(match[2]))
 
 

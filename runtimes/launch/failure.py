@@ -15,6 +15,8 @@ from types import MappingProxyType
 from typing import Any
 
 from ...core.errors import InfeasibleError, OffloadError, PanpipeError, RequestError, WorkerError, message_of
+from ...core.files.json_reader import parse_json
+from ...core.files.limits import DOCUMENT, Limits
 from ...core.search.suggestions.infeasible import NothingFits
 
 FAMILIES: Mapping[str, type[PanpipeError]] = MappingProxyType(
@@ -27,6 +29,8 @@ FAMILIES: Mapping[str, type[PanpipeError]] = MappingProxyType(
 of."""
 LIMIT = 1 << 20
 """Most characters of an encoded message; a longer one is shortened, with its length at the end."""
+MESSAGE = Limits(text=DOCUMENT.size, printable=False)
+"""Limits of a document: it may hold a whole plan as a text, and its message has line breaks."""
 LINE_LIMIT = 4096
 """Most characters of a reason that every rank prints."""
 
@@ -61,7 +65,7 @@ def decoded(document: str) -> PanpipeError:
         WorkerError: the document is not valid.
     """
     try:
-        given = json.loads(document)
+        given = parse_json(document, "the failure", MESSAGE)
         failure = FAMILIES[given["family"]].with_details(given["message"], given["details"])
         if failure.exit_status != given["exit_status"]:
             failure.exit_status = int(given["exit_status"])

@@ -7,19 +7,20 @@ the plan to the others. A file that cannot be read or written is reported in one
 import hashlib
 import json
 import os
-import tempfile
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from attrs import frozen
 
 from ...core.errors import RequestError, in_a_line
-from ...core.plan.plan import Plan, parse_plan, plan_json
+from ...core.files.json_reader import parse_json
+from ...core.files.read import read_text
+from ...core.files.write import replace_file
+from ...core.plan.plan import Plan, plain_plan, plan_json
 from ..launch.progress import Report
 
 FORMAT = "panpipe.cached-plan/1"
@@ -27,8 +28,6 @@ VARIABLE = "PANPIPE_CACHE"
 """The environment variable with the folder; if it is empty, nothing is cached."""
 MOST_FILES, MOST_BYTES = 256, 256 << 20
 """Limits of the folder; above them the least recently used files are removed."""
-MOST_PLAN_BYTES = 64 << 20
-"""Bytes of the largest file that is read."""
 ABANDONED_S = 3600.0
 """Age, in seconds, at which an incomplete file is removed."""
 
@@ -51,12 +50,10 @@ class PlanCache:
             return None
         path = self._path(key)
         try:
-            if path.stat().st_size > MOST_PLAN_BYTES:
-                raise ValueError(f"it has more than {MOST_PLAN_BYTES >> 20} MiB")
-            cached = _read(path.read_text(encoding="utf-8"), str(path), key)
-        except FileNotFoundError:
-            return None
-        except (OSError, ValueError, KeyError, RecursionError, RequestError) as error:
+            if not path.exists():
+                return None
+            cached = _read(path, key)
+        except (OSError, RequestError) as error:
             self.report(f"the cached plan '{path}' cannot be used, planning anew: {in_a_line(error)}")
             return None
         with suppress(OSError):  # the folder may be read-only
@@ -70,7 +67,7 @@ class PlanCache:
         document = {"format": FORMAT, "key": dict(key), "plan": json.loads(plan_json(plan))}
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            _write_whole(self._path(key), json.dumps(document, indent=1) + "\n")
+            replace_file(self._path(key), [(json.dumps(document, indent=1) + "\n").encode()])
             _prune(self.folder)
         except OSError as error:
             self.report(f"the plan is not cached in '{self.folder}': {error.strerror or in_a_line(error)}")
@@ -106,28 +103,16 @@ def versions() -> dict[str, str]:
     return {"panpipe": f"{version('panpipe')} {digest}", "torch": torch.__version__}
 
 
-def _read(text: str, origin: str, key: Mapping[str, str]) -> Plan:
-    document: Any = json.loads(text)
+def _read(path: Path, key: Mapping[str, str]) -> Plan:
+    document = parse_json(read_text(path), str(path))
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise ValueError(f"it is no {FORMAT}")
-    if document["key"] != dict(key):
-        raise ValueError("it was made for something else")
-    plan = parse_plan(json.dumps(document["plan"]), origin)
+        raise RequestError(f"it is no {FORMAT}")
+    if document.get("key") != dict(key):
+        raise RequestError("it was made for something else")
+    plan = plain_plan(document.get("plan"), str(path))
     if plan.prediction is None:
-        raise ValueError("its plan has no prediction")
+        raise RequestError("its plan has no prediction")
     return plan
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Write a file atomically."""
-    number, name = tempfile.mkstemp(prefix="plan-", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(number, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def _prune(folder: Path) -> None:
@@ -138,6 +123,6 @@ def _prune(folder: Path) -> None:
         held += state.st_size
         if count > MOST_FILES or held > MOST_BYTES:
             path.unlink(missing_ok=True)
-    for path in folder.glob("plan-*.tmp"):
+    for path in folder.glob(".plan-*.part"):
         if time.time() - path.stat().st_mtime > ABANDONED_S:
             path.unlink(missing_ok=True)

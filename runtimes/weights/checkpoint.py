@@ -1,14 +1,16 @@
 """A checkpoint: tensors by name in one or many safetensors files, in the layout of transformers."""
 
 import json
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...core.errors import RequestError
+from ...core.files.json_reader import parse_json
+from ...core.files.read import file_below, read_text
 from ...core.wording import first_of
 from .tensor_files import DTYPES, Entry, TensorFile, write_tensors, write_whole
 
@@ -106,31 +108,39 @@ def _entry_point(path: Path) -> Path:
 
 
 def _indexed(index: Path) -> dict[str, TensorFile]:
+    text = read_text(index)
     try:
-        names: Any = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        pairs = {str(name): str(file) for name, file in names.items()}
-    except OSError as error:
-        raise RequestError(f"cannot read '{index}': {error.strerror}; give a checkpoint's index") from None
-    except (ValueError, TypeError, KeyError, AttributeError):
+        found = parse_json(text, "the file")
+    except RequestError as error:
+        raise RequestError(f"'{index}' is not the index of a checkpoint: {error}") from None
+    pairs = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(pairs, dict) or not all(isinstance(file, str) for file in pairs.values()):
         raise RequestError(
             f"'{index}' is not the index of a checkpoint: it is JSON with a 'weight_map' of names to files; "
             "give model.safetensors.index.json or the folder it is in"
-        ) from None
+        )
     opened: dict[str, TensorFile] = {}
     for name, file in pairs.items():
         if file not in opened:
-            if not (index.parent / file).is_file():
+            part = file_below(index.parent, file, index, also=_blobs(index))
+            if not os.path.isfile(part):  # unlike Path.is_file, False for names that are too long
                 raise RequestError(
                     f"'{index}' names '{file}', which is not in its folder: an index and its files must be in one "
                     "folder; copy the file there"
                 )
-            opened[file] = TensorFile(index.parent / file)
+            opened[file] = TensorFile(part)
         if name not in opened[file].entries:
             raise RequestError(
                 f"'{index}' says that '{name}' is in '{file}', and it is not: index and files are of different "
                 "checkpoints; copy both again"
             )
     return {name: opened[file] for name, file in pairs.items()}
+
+
+def _blobs(index: Path) -> Path | None:
+    """The folder of the files in huggingface_hub's cache, where ``snapshots/REVISION`` has links to ``blobs``."""
+    snapshots = index.absolute().parent.parent
+    return snapshots.parent / "blobs" if snapshots.name == "snapshots" else None
 
 
 def _prefix_advice(missing: Sequence[str], names: Iterable[str]) -> str:

@@ -8,6 +8,7 @@ This module has at most a header and one piece in memory.
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import chain, pairwise
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,11 +18,17 @@ from attrs import frozen
 from torch import Tensor
 
 from ...core.errors import RequestError
+from ...core.files.json_reader import parse_json
+from ...core.files.limits import Limits
+from ...core.files.read import open_regular
+from ...core.files.write import replace_file
 from ..launch.activity import HERE
 
 _PIECE_BYTES = 8 << 20
-_LARGEST_HEADER = 100_000_000
-"""The format's own limit, in bytes: a file with a longer header is of another kind."""
+HEADER = Limits(size=100_000_000, depth=4, text=100_000_000, printable=False)
+"""Limits of a header; its metadata may be any text. 100 MB is the format's own limit: a longer header is damaged."""
+_LONGEST_NAME = 1024
+_MOST_DIMENSIONS = 64
 
 DTYPES = {
     "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16,
@@ -66,7 +73,7 @@ class TensorFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            with path.open("rb") as file:
+            with open_regular(path) as file:
                 self.entries = _entries(path, file)
         except OSError as error:
             raise RequestError(f"cannot read '{path}': {error.strerror}; give a safetensors file") from None
@@ -86,7 +93,7 @@ class TensorFile:
             return
         target, dtype = tensor.reshape(-1), DTYPES[entry.dtype]
         piece = torch.empty(min(_PIECE_BYTES // dtype.itemsize, target.numel()), dtype=dtype)
-        with self.path.open("rb") as file:
+        with open_regular(self.path) as file:
             file.seek(entry.start)
             for first in range(0, target.numel(), max(len(piece), 1)):
                 HERE.doing(f"reading '{name}'")
@@ -103,31 +110,48 @@ def _entries(path: Path, file: BinaryIO) -> dict[str, Entry]:
         f"'{path}' is not a safetensors file, or its beginning is damaged: "
         "write one with safetensors.torch.save_file, or copy it again"
     )
-    if size < 8 or length > _LARGEST_HEADER:
+    if size < 8 or length > HEADER.size:
         raise RequestError(other)
     if 8 + length > size:
         raise RequestError(_truncated(path, size, 8 + length))
     try:
-        header: Mapping[str, Any] = json.loads(file.read(length))
-        found = {name: _entry(spec, 8 + length) for name, spec in header.items() if name != "__metadata__"}
-    except (ValueError, TypeError, KeyError, AttributeError):
+        text = file.read(length).decode()
+        header = parse_json(text, f"the header of '{path}'", HEADER)
+        found = {name: _entry(name, spec, 8 + length) for name, spec in header.items() if name != "__metadata__"}
+    except (ValueError, TypeError, KeyError, AttributeError, RequestError):
         raise RequestError(other) from None
     for name, entry in found.items():
         if entry.end > size:
             raise RequestError(_truncated(path, size, max(e.end for e in found.values())))
         known = DTYPES.get(entry.dtype)
-        inside = entry.start >= 8 + length and min(entry.shape, default=0) >= 0
+        inside = 8 + length <= entry.start <= entry.end and min(entry.shape, default=0) >= 0
         if not inside or (known is not None and entry.end - entry.start != prod(entry.shape) * known.itemsize):
             raise RequestError(
                 f"'{path}' gives '{name}' {entry.end - entry.start} bytes for {entry.dtype} of shape "
                 f"{entry.shape}: the header is damaged; copy the file again"
             )
+    _check_apart(path, found)
     return found
 
 
-def _entry(spec: Mapping[str, Any], data: int) -> Entry:
-    start, end = map(int, spec["data_offsets"])
-    return Entry(str(spec["dtype"]), tuple(map(int, spec["shape"])), data + start, data + end)
+def _entry(name: str, spec: Mapping[str, Any], data: int) -> Entry:
+    if len(name) > _LONGEST_NAME or not name.isprintable():
+        raise ValueError("a tensor's name is too long, or cannot be printed")
+    dtype, shape, (start, end) = spec["dtype"], spec["shape"], spec["data_offsets"]
+    whole = all(type(number) is int for number in (*shape, start, end))
+    if not (whole and isinstance(dtype, str) and len(dtype) <= 32 and len(shape) <= _MOST_DIMENSIONS):
+        raise ValueError("its dtype, shape or offsets are wrong")
+    return Entry(dtype, tuple(shape), data + start, data + end)
+
+
+def _check_apart(path: Path, entries: Mapping[str, Entry]) -> None:
+    """Refuse tensors that share bytes: the format has none."""
+    order = sorted((entry.start, entry.end, name) for name, entry in entries.items() if entry.end > entry.start)
+    for (_, end, name), (start, _, other) in pairwise(order):
+        if start < end:
+            raise RequestError(
+                f"'{path}' has '{name}' and '{other}' at the same bytes: the header is damaged; copy the file again"
+            )
 
 
 def _truncated(path: Path, size: int, wanted: int) -> str:
@@ -180,18 +204,9 @@ def write_whole(path: Path, head: Iterable[bytes], rest: Iterable[memoryview] = 
     Raises:
         RequestError: it cannot be written.
     """
-    part = path.with_name(f".{path.name}.part")
     try:
-        with part.open("wb") as file:
-            for data in head:
-                file.write(data)
-            for view in rest:
-                file.write(view)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        replace_file(path, chain(head, rest), durable=True)
     except OSError as error:
-        part.unlink(missing_ok=True)
         raise RequestError(f"cannot write '{path}': {error.strerror}; give another folder") from None
 
 

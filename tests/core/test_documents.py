@@ -45,6 +45,9 @@ def test_a_whole_number_may_be_written_as_other_programs_do():
     for size in (1.5, float("inf"), float("nan"), True, "1"):
         with pytest.raises(RequestError, match="is not a whole number"):
             from_json(changed(sizes=[size]), FORMAT, Example, "x")
+    for size in (1e30, 2**53 + 1, -(2**63)):
+        with pytest.raises(RequestError, match="is above 2"):
+            from_json(changed(sizes=[size]), FORMAT, Example, "x")
 
 
 @frozen

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from attrs import evolve, frozen
 
 from ...errors import RequestError
+from ...files.limits import MOST_DEVICES
 from ..cluster import Cluster, Device, Hub
 from ..device_type import DeviceType
 from ..routing import Link
@@ -118,6 +119,9 @@ def build(catalogue: Catalogue, groups: Sequence[Group]) -> Cluster:
         RequestError: a group's node is unknown, has fewer devices than the group asks for, or has a wrong parameter.
     """
     count = sum(group.nodes for group in groups)
+    devices_wanted = sum(group.nodes * group.gpus for group in groups)
+    if devices_wanted > MOST_DEVICES:
+        raise RequestError(f"the cluster has {devices_wanted} devices: at most {MOST_DEVICES}; give fewer nodes")
     nodes: list[Node] = []
     for group in groups:
         for _ in range(group.nodes):

@@ -4,7 +4,6 @@ A file has any of the tables ``devices``, ``links``, ``nodes`` and ``clusters``,
 that several numbers share. An entry with ``like`` inherits the other entry's fields and overrides those that it gives.
 """
 
-import tomllib
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -12,6 +11,8 @@ from attrs import evolve, field, frozen
 
 from ...documents import check_format, converter, reasons
 from ...errors import RequestError
+from ...files.limits import short
+from ...files.toml_reader import parse_toml
 from ...nearest import nearest
 from ..device_type import DeviceType
 from ..sourced import is_number, joined, structured
@@ -83,6 +84,8 @@ class Catalogue:
         seen: list[str] = []
         while "like" in table:
             name = table["like"]
+            if not isinstance(name, str):
+                raise RequestError(f"{where} is like {short(name)}: give the name of an entry in quotes")
             own = {key: value for key, value in table.items() if key != "like"}
             if name in seen:
                 raise RequestError(f"{where} is like itself, through {' and '.join(seen)}: give one of them in full")
@@ -144,10 +147,7 @@ class Catalogue:
 
 
 def _parsed(text: str, origin: str) -> dict[str, Any]:
-    try:
-        data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise RequestError(f"{origin} is not a TOML file: {str(error).splitlines()[0]}; correct it") from None
+    data = parse_toml(text, origin)
     check_format(data.pop("format", None), FORMAT, origin)
     unknown = next((key for key in data if key not in (*SECTIONS, "clusters", "sources")), None)
     if unknown is not None:

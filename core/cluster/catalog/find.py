@@ -6,8 +6,9 @@ from pathlib import Path
 
 from attrs import evolve
 
-from ...documents import read_text
 from ...errors import RequestError
+from ...files.limits import CATALOGUE
+from ...files.read import read_text
 from ..cluster import Cluster, fully_connected, read_cluster
 from ..device_type import DeviceType
 from .catalogue import Catalogue
@@ -31,7 +32,7 @@ def find_cluster(name: str | Path) -> Cluster:
     """
     text = str(name)
     path, _, inside = text.partition("#")
-    if Path(text).is_file():
+    if os.path.isfile(text):
         return _of_toml(text, "") if text.endswith(".toml") else _of_json(text)
     if path.endswith(".toml") and (inside or isinstance(name, Path)):
         return _of_toml(path, inside)
@@ -84,7 +85,7 @@ def _of_json(path: str) -> Cluster:
 
 def _of_toml(path: str, name: str) -> Cluster:
     known = catalogue()
-    extended = known.with_file(read_text(path), path)
+    extended = known.with_file(read_text(path, CATALOGUE), path)
     own = [cluster for cluster in extended.clusters if cluster not in known.clusters]
     if not name and len(own) != 1:
         devices = [f"2x{device}" for device in extended.devices if device not in known.devices]

@@ -7,6 +7,7 @@ from typing import Any
 from attrs import field, frozen
 
 from ...errors import RequestError
+from ...files.limits import check_count
 from ..sourced import Source
 
 INTERCONNECTS = ("nvswitch", "bridges", "none")
@@ -22,6 +23,8 @@ PARAMETERS: Mapping[str, type] = {
     "host_memory_bytes": int,
 }
 """The fields of a node that a cluster may override, with their types."""
+MOST: Mapping[str, int] = {"gpus": 4096, "gpus_per_pcie_switch": 4096, "sockets": 64, "nics": 4096}
+"""Limits of a node's counts."""
 
 
 @frozen
@@ -116,6 +119,8 @@ class NodeType:
         memory = () if self.host_memory_bytes is None else ("host_memory_bytes",)
         positive = ("gpus", "gpus_per_pcie_switch", "sockets", "nics", "oversubscription", *memory)
         _check_numbers(self, "node", positive, zero=("spine_latency_s",))
+        for name, most in MOST.items():
+            check_count(f"{name} of node '{self.name}'", getattr(self, name), most, least=1)
         if self.interconnect not in INTERCONNECTS:
             raise RequestError(
                 f"interconnect of node '{self.name}' is '{self.interconnect}': give one of {', '.join(INTERCONNECTS)}"

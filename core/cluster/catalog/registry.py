@@ -10,8 +10,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from ...documents import read_text
 from ...errors import RequestError
+from ...files.limits import CATALOGUE
+from ...files.read import read_text
 from ...plugins import load_plugins
 from ..device_type import DeviceType
 from .catalogue import Catalogue
@@ -43,7 +44,7 @@ def catalogue() -> Catalogue:
 
 def _with_plugin(found: Catalogue, plugin: Any) -> Catalogue:
     if isinstance(plugin, Path):
-        return found.with_file(read_text(plugin), str(plugin))
+        return found.with_file(read_text(plugin, CATALOGUE), str(plugin))
     devices = (plugin,) if isinstance(plugin, DeviceType) else plugin
     if not isinstance(devices, list | tuple) or not all(isinstance(device, DeviceType) for device in devices):
         raise RequestError(f"it is a {type(plugin).__name__}, not a DeviceType, several of them, or a Path")

@@ -1,6 +1,7 @@
 """If no plan fits: the closest plan, and the memory of the device that exceeds its limit most."""
 
 from collections.abc import Mapping, Sequence
+from math import inf, isfinite
 from typing import Any, Self
 
 from attrs import frozen
@@ -26,11 +27,13 @@ class NothingFits(InfeasibleError):
         self.limits = tuple(limits)
 
     def details(self) -> dict[str, Any]:
-        return {"closest": plan_json(self.closest), "limits": [float(limit) for limit in self.limits]}
+        limits = [float(limit) if isfinite(limit) else None for limit in self.limits]  # JSON has no infinity
+        return {"closest": plan_json(self.closest), "limits": limits}
 
     @classmethod
     def with_details(cls, message: str, details: Mapping[str, Any]) -> Self:
-        return cls(message, parse_plan(details["closest"], "the closest plan"), details["limits"])
+        limits = [inf if limit is None else limit for limit in details["limits"]]
+        return cls(message, parse_plan(details["closest"], "the closest plan"), limits)
 
 
 def excess_bytes(peaks: Sequence[float], limits: Sequence[float]) -> tuple[float, ...]:

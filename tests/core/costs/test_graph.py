@@ -52,7 +52,7 @@ BAD = {
     "no nodes": (lambda d: d.update(nodes=[], edges=[]), "at least one"),
     "twice": (lambda d: d["nodes"][1].update(name="a"), "'a' appears twice"),
     "negative time": (lambda d: d["nodes"][0].update(forward_s=-1), "forward_s of 'a' is -1.*at least 0"),
-    "endless time": (lambda d: d["nodes"][0].update(forward_s=1e999), "forward_s of 'a' is inf"),
+    "endless time": (lambda d: d["nodes"][0].update(forward_s=1e999), "inf is not a finite number"),
     "negative size": (lambda d: d["nodes"][1].update(saved_bytes=-5), "saved_bytes of 'b' is -5"),
     "unknown end": (lambda d: d["edges"][0].update(dst="z"), "names 'z', which is no node"),
     "backwards": (lambda d: d["edges"][0].update(src="b", dst="a"), "b → a runs against the order"),

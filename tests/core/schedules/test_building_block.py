@@ -62,7 +62,7 @@ def test_a_block_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"period": 0}, "the period is 0: it is at least 1"),
+        ({"period": 0}, "the period is 0: it must be from 1"),
         ({"forward": (0, 0)}, "stage 1: F is in slot 0 and reads what stage 0's F computes in slot 0: give it slot 1"),
         ({"input": (3, 3), "weight": ()}, "stage 0: I is in slot 3 and reads what stage 1's I computes in slot 3"),
         ({"weight": (5, 5)}, "stage 0: W is in slot 5 and reads what I computes in slot 5"),

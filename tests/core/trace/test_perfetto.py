@@ -51,7 +51,7 @@ samples = st.builds(
 )
 
 
-tracks = st.tuples(st.floats(1, math.inf), st.lists(st.tuples(times, st.floats(0, 1e12)), max_size=4))
+tracks = st.tuples(st.floats(1, 1e29) | st.just(math.inf), st.lists(st.tuples(times, st.floats(0, 1e12)), max_size=4))
 
 
 @given(

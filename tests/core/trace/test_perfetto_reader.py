@@ -53,7 +53,7 @@ def broken(change) -> str:
         (broken(lambda d: d["otherData"]["traces"][0].update(links=[3])), "is not one of panpipe.trace/1"),
         (broken(lambda d: first_event(d).update(dur=-1)), "lasts -1"),
         (broken(lambda d: first_event(d).pop("ts")), "has no 'ts'"),
-        (broken(lambda d: first_event(d).update(ts=math.nan)), "NaN is not a number"),
+        (broken(lambda d: first_event(d).update(ts=math.nan)), "nan is not a number"),
         (broken(lambda d: first_event(d).update(ts="soon")), "is not an action"),
         (broken(lambda d: first_event(d)["args"].update(kind="X")), "is not a valid Kind"),
         (broken(lambda d: first_event(d)["args"].update(stage=-1)), "-1 is not a whole number"),

@@ -1,0 +1,79 @@
+"""What a file may contain. A file may come from anybody: its size, nesting, texts and numbers are checked before use.
+
+The limits are far above what panpipe writes, and low enough that no file exhausts memory or reaches compiled code with
+a number that it does not support.
+"""
+
+from attrs import frozen
+
+from ..errors import RequestError
+
+MOST_DIGITS = 400
+"""Digits and signs of one number in a file: more than any float needs (the smallest one has 309 zeros)."""
+LARGEST_WRITTEN = 2**64
+"""By default, integers of a JSON or TOML file are below this, and above its negative."""
+LARGEST_INTEGER = 2**53
+"""Largest value of an integer field (sizes in bytes, counts): exact as a 64-bit float."""
+LARGEST_FLOAT, SMALLEST_FLOAT = 1e30, 1e-30
+"""Range of the absolute value of a number other than 0. Products and quotients of a few such numbers are finite."""
+MOST_DEVICES = 1 << 16
+"""Devices of a cluster, a mesh or a trace."""
+MOST_INDEX = 10**7
+"""Largest stage, microbatch or device number."""
+MOST_SHOWN = 80
+"""Characters of a value in an error message."""
+
+
+@frozen
+class Limits:
+    """Limits of one format.
+
+    Args:
+        size: bytes of the file.
+        depth: nested objects and lists.
+        values: objects, lists, texts and numbers together; each takes about 100 bytes of memory.
+        text: characters of a text or a key.
+        lines: bytes of a line; None for no limit.
+        printable: whether texts have printable characters only. Otherwise surrogates alone are refused.
+        integer: integers are below this, and above its negative.
+    """
+
+    size: int = 64 << 20
+    depth: int = 32
+    values: int = 4_000_000
+    text: int = 4096
+    lines: int | None = None
+    printable: bool = True
+    integer: int = LARGEST_WRITTEN
+
+
+DOCUMENT = Limits()
+"""Plans, operator graphs, clusters and other JSON documents."""
+CATALOGUE = Limits(size=1 << 20, depth=16, values=100_000, lines=4096, printable=False)
+"""TOML files: reading one takes time that grows with the square of a line's length."""
+SCHEDULE = Limits(size=64 << 20, values=4_000_000)
+"""Schedule files (CSV): the values are cells."""
+TRACE = Limits(size=256 << 20, depth=64, values=8_000_000, text=1 << 20, printable=False, integer=10**40)
+"""Traces, also of other programs: about half a million events. Numbers have all their digits there."""
+
+
+def short(value: object) -> str:
+    """A value of a file for an error message: at most `MOST_SHOWN` characters, however large it is."""
+    if isinstance(value, list | dict):
+        return f"a {'list' if isinstance(value, list) else 'object'} of {len(value)}"
+    if isinstance(value, int) and abs(value) >= 10**MOST_SHOWN:
+        return f"an integer of {value.bit_length()} bits"
+    if isinstance(value, str):
+        return repr(value) if len(value) <= MOST_SHOWN else f"{value[:MOST_SHOWN]!r}… ({len(value)} characters)"
+    shown = repr(value)
+    return shown if len(shown) <= MOST_SHOWN else f"{shown[:MOST_SHOWN]}…"
+
+
+def check_count(name: str, value: int, most: int = MOST_INDEX, least: int = 0) -> None:
+    """Check a count or number of a file.
+
+    Raises:
+        RequestError: it is outside ``least`` … ``most``.
+    """
+    if not least <= value <= most:
+        raise RequestError(f"{name} is {short(value)}: it must be from {least} to {most}; correct it")
