@@ -229,7 +229,7 @@ def finish(out, console, pipe, predicted, measured, losses, reference, times, si
         one_process_step_s=single_s, checks=checks,
         notes=["A measured transfer ends when its reader has waited for it: gloo does not report its end earlier."],
     )  # fmt: skip
-    (out / "plan.json").write_text(panpipe.plan_json(pipe.plan), encoding="utf-8")
+    pipe.plan.save(out / "plan.json")
     panpipe.write_trace(predicted.trace, out / "predicted.json")
     panpipe.write_trace(measured, out / "measured.json")
     panpipe.write_report(out / "report.html", plan=pipe.plan, predicted=predicted.trace, measured=measured, facts=facts)

@@ -19,6 +19,8 @@ from .routing import ArrangedRouter, Hop, Link, Router, path_latency_s, path_rat
 
 FORMAT = "panpipe.cluster/1"
 HUB_KINDS = ("switch", "pcie", "host", "nic")
+MOST_CONNECTED = 1024
+"""Devices with a link between every two: half a million links."""
 
 
 @frozen
@@ -209,7 +211,13 @@ def cluster_json(cluster: Cluster) -> str:
 
 
 def fully_connected(count: int, memory_bytes: int, bytes_per_s: float, latency_s: float) -> Cluster:
-    """``count`` equal devices with a separate link between every two."""
+    """``count`` equal devices with a separate link between every two.
+
+    Raises:
+        RequestError: there are more than `MOST_CONNECTED` devices.
+    """
+    if count > MOST_CONNECTED:
+        raise RequestError(f"{count} devices with a link between every two: at most {MOST_CONNECTED}; use fewer")
     names = [f"device{i}" for i in range(count)]
     links = [Link(a, b, bytes_per_s, latency_s) for i, a in enumerate(names) for b in names[i + 1 :]]
     return Cluster(tuple(Device(name, memory_bytes) for name in names), (), tuple(links))

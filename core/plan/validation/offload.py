@@ -1,5 +1,6 @@
 """Offload in a plan: no action reads saved tensors that are on the host, and no more leaves than a stage saves."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 from ...actions import COMPUTE_KINDS, Action, Kind
@@ -42,8 +43,8 @@ def _check_storages(plan: Plan, offload: StageOffload) -> None:
         )
     if not offload.storages:
         raise RequestError(f"{where} names no storages: name some, or remove the stage")
-    names = [storage.name for storage in offload.storages]
-    twice = next((name for at, name in enumerate(names) if name in names[:at]), None)
+    counts = Counter(storage.name for storage in offload.storages)
+    twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
         raise RequestError(f"{where} names storage '{twice}' twice: a storage leaves once; remove one")
     empty = next((storage for storage in offload.storages if storage.bytes <= 0), None)

@@ -122,6 +122,10 @@ def _check_prediction(plan: Plan) -> None:
             f"the prediction has costs of {len(costs)} stages and the plan has {len(plan.stages)}: plan again"
         )
     plan.mesh.check(cluster)
+    for name in ("peak_memory_bytes", "peak_saved_bytes"):
+        peaks = getattr(plan.prediction, name)
+        if len(peaks) not in (0, plan.devices):
+            raise RequestError(f"{name} of the prediction is of {len(peaks)} devices of {plan.devices}: plan again")
     for stage, cost in enumerate(costs):
         for name, value in asdict(cost).items():
             if value is not None and not (math.isfinite(value) and value >= 0):
