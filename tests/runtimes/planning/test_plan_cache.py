@@ -155,7 +155,7 @@ def test_cache_holds_a_bounded_number_of_files_and_removes_the_least_recently_us
     assert cache.find({"number": "0"}) is not None
     cache.keep({"number": "3"}, plan)
     assert [cache.find({"number": str(number)}) is not None for number in range(4)] == [True, False, True, True]
-    assert not list(folder.glob("*.tmp"))
+    assert not list(folder.glob(".*.part"))
     assert all(stat.S_IMODE(path.stat().st_mode) & 0o022 == 0 for path in folder.iterdir())
 
 
@@ -267,8 +267,8 @@ def test_file_without_a_plan_is_refused_in_one_line(tmp_path, content):
 def test_too_large_plan_file_is_refused(tmp_path):
     path = tmp_path / "plan.json"
     with path.open("wb") as file:
-        file.truncate((256 << 20) + 1)
-    with pytest.raises(RequestError, match="has more than 256 MiB"):
+        file.truncate((64 << 20) + 1)
+    with pytest.raises(RequestError, match="has more than 64 MiB"):
         panpipe.Plan.load(path)
 
 
