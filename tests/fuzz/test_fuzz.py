@@ -15,6 +15,7 @@ CASES = 20
 BOMBS = Path(__file__).parent / "bombs.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", formats())
 def test_mutated_file_gives_a_result_or_one_clear_line(name, tmp_path):
     write_valid(tmp_path)
@@ -23,6 +24,7 @@ def test_mutated_file_gives_a_result_or_one_clear_line(name, tmp_path):
         assert not outcome.is_fault, f"{name} 1 {index}: {outcome.kind}: {outcome.text}"
 
 
+@pytest.mark.slow
 def test_small_file_that_asks_for_much_is_refused_within_limits_of_time_and_memory():
     done = subprocess.run([sys.executable, BOMBS], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
