@@ -20,7 +20,7 @@ from panpipe.core.errors import PanpipeError
 from .formats import formats
 
 SECONDS = 10
-"""Limit of one case."""
+"""Limit of one case, of processor time: another process may use the machine, too."""
 MEMORY_BYTES = 1 << 30
 """Limit of one case, above what the process has when it starts."""
 STATUSES = (0, 2, 3)
@@ -132,13 +132,13 @@ def _within_limit(seconds: float) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         raise TooLong
 
-    before = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    before = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def limit_memory() -> None:

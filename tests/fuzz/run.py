@@ -29,8 +29,8 @@ from tests.fuzz.formats import formats, write_valid
 ROOT = Path(__file__).resolve().parents[2]
 CASES_OF_A_WORKER = 400
 """After this many cases a worker is replaced, so that caches do not count against the next case's memory."""
-GRACE_S = 10.0
-"""How much later than the limit of a case a worker is killed: compiled code does not return for a signal."""
+GRACE_S = 110.0
+"""Seconds after the limit of a case at which a worker is killed: compiled code does not return for a signal."""
 
 Case = tuple[str, int]
 """Format and index."""
