@@ -13,6 +13,7 @@ MASTER_ADDR and MASTER_PORT. A rank that never gets to ``panpipe.pipeline`` is n
 import multiprocessing
 import os
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -27,6 +28,7 @@ from .watch import FailureWatch
 
 _SOON_S = 5.0
 """Most seconds that a rank waits for rank 0 before it goes on with its own work, and connects in a thread."""
+_POLL_S = 0.05
 _BEGUN = "PANPIPE_RANK_PROCESS"
 """Set to its own number by a process that has begun: its children inherit RANK, and are no ranks."""
 
@@ -79,6 +81,13 @@ class Meeting:
             self._failure = failure
         finally:
             self._connected.set()
+
+    def await_others(self) -> None:
+        """On rank 0, wait a while for the others to connect: they would not see the end of a rank 0 that they have not
+        reached."""
+        deadline = time.monotonic() + _SOON_S
+        while self.watch is not None and not self.watch.sees_all and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def fail(self, failure: BaseException) -> None:
         """Report to all other ranks that this one stops, and why."""
@@ -143,6 +152,7 @@ def begin_at_import() -> None:
     os.environ[_BEGUN] = str(os.getpid())
     try:
         _early.append(Meeting(timeout_of(None), armed=False))
+        _early[-1].await_others()
     except PanpipeError:
         return
 

@@ -247,6 +247,12 @@ class FailureWatch:
         size = 1 + len(self._others)
         self._connections = PeerConnections(store, self._rank, size, self._died, self._rank_0_left)
 
+    @property
+    def sees_all(self) -> bool:
+        """Whether all ranks are connected to this one, if it is rank 0."""
+        connections = self._connections
+        return self._rank != 0 or connections is None or len(connections.seen) == len(self._others)
+
     def _died(self, failure: WorkerError) -> None:
         self._rank_0_ended.set()
         self.report(failure)

@@ -46,7 +46,7 @@ def test_rank_that_ends_before_all_have_arrived_is_named_by_the_others(when, how
     found = start(f"{when} {how}", victim)
     status, errors, after_s = found[1 - victim]
     assert status == 1, errors
-    assert f"rank {victim} stopped" in errors
+    assert f"rank {victim} stopped" in errors or f"rank {victim} has closed its pipeline before" in errors
     if how == "exception":
-        assert "ModuleNotFoundError" in errors
+        assert "No module named 'another'" in errors
     assert after_s < 60  # within 10 s of the victim's end and of its own call of `panpipe.pipeline` on a quiet machine
