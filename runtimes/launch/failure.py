@@ -14,7 +14,15 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-from ...core.errors import InfeasibleError, OffloadError, PanpipeError, RequestError, WorkerError, message_of
+from ...core.errors import (
+    InfeasibleError,
+    NonFiniteError,
+    OffloadError,
+    PanpipeError,
+    RequestError,
+    WorkerError,
+    message_of,
+)
 from ...core.files.json_reader import parse_json
 from ...core.files.limits import DOCUMENT, Limits
 from ...core.search.suggestions.infeasible import NothingFits
@@ -22,7 +30,15 @@ from ...core.search.suggestions.infeasible import NothingFits
 FAMILIES: Mapping[str, type[PanpipeError]] = MappingProxyType(
     {
         each.__name__: each
-        for each in (NothingFits, InfeasibleError, RequestError, WorkerError, OffloadError, PanpipeError)
+        for each in (
+            NothingFits,
+            InfeasibleError,
+            RequestError,
+            WorkerError,
+            NonFiniteError,
+            OffloadError,
+            PanpipeError,
+        )
     }
 )
 """The classes of decoded failures, derived ones first. An error is encoded as the first class that it is an instance

@@ -7,7 +7,15 @@ from typing import NoReturn
 from attrs import evolve
 from panpipe.core.capture.regions.module_regions import CapturedOtherwise
 from panpipe.core.cluster.cluster import fully_connected
-from panpipe.core.errors import InfeasibleError, OffloadError, PanpipeError, RequestError, WorkerError, message_of
+from panpipe.core.errors import (
+    InfeasibleError,
+    NonFiniteError,
+    OffloadError,
+    PanpipeError,
+    RequestError,
+    WorkerError,
+    message_of,
+)
 from panpipe.core.search.suggestions.infeasible import NothingFits
 
 from .plans import scheduled
@@ -70,6 +78,7 @@ FAILURES: dict[str, Callable[[], Exception]] = {
     "RequestError": lambda: RequestError("the value, the rule and the fix"),
     "InfeasibleError": lambda: InfeasibleError("device 0 is full"),
     "WorkerError": lambda: WorkerError("one of ranks 1, 2 stopped answering", (1, 2)),
+    "NonFiniteError": lambda: NonFiniteError("the loss of step 3 is nan", 3, 1, 2),
     "OffloadError": lambda: OffloadError("offload of saved tensors failed: no space left"),
     "NothingFits": nothing_fits,
     "CapturedOtherwise": lambda: CapturedOtherwise("line: a module fails with what export gives it"),
