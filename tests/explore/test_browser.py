@@ -6,13 +6,14 @@ import re
 from panpipe.cli import main
 
 from ..support.browser import in_a_browser
+from ..support.launch import HANGS_S
 
 
 def shows(page, text, side="a"):
     """Wait until a side has an answer whose title matches."""
     from playwright.sync_api import expect
 
-    expect(page.locator(f"[data-side={side}] h1")).to_have_text(re.compile(text))
+    expect(page.locator(f"[data-side={side}] h1")).to_have_text(re.compile(text), timeout=HANGS_S * 1000)
 
 
 @in_a_browser
