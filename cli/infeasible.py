@@ -1,5 +1,6 @@
 """The answer if no plan fits: what does not fit, and the smallest changes with which a plan fits."""
 
+from collections.abc import Iterator
 from typing import Any, NoReturn
 
 from ..core.errors import InfeasibleError
@@ -13,7 +14,7 @@ from ..core.search.suggestions.changes import (
     more_memory,
     smallest_changes,
 )
-from ..core.search.suggestions.infeasible import NothingFits, excess, holding
+from ..core.search.suggestions.infeasible import NothingFits, excess, holding, operator_bytes, too_large
 from .output import bytes_text, print_json, seconds_text
 from .plan_request import PlanRequest
 
@@ -49,6 +50,8 @@ class InfeasibleAnswer:
         self.limits = problem.limits(self.plan)
         timelines = simulate(self.plan).timelines
         self.held = holding(self.plan, self.limits, timelines)
+        self.saves = problem.saves and problem.stays
+        self.large = too_large(problem.graph, problem.limit, saves=self.saves)
         self.changes = smallest_changes(nothing, problem, memory, replan, oracle=request.oracle)
 
     def plain(self) -> dict[str, Any]:
@@ -64,6 +67,7 @@ class InfeasibleAnswer:
             "holds_bytes": held.kinds,
             "schedule": self.plan.schedule,
             "stages": len(self.plan.stages),
+            "too_large_operator": None if self.large is None else self.large.name,
             "changes": [self._plain_change(change) for change in self.changes],
         }
 
@@ -78,12 +82,19 @@ class InfeasibleAnswer:
             (
                 f"nothing found fits: device {held.device} ('{name}') needs {bytes_text(held.bytes)} at {held.action} "
                 f"and may hold {bytes_text(held.limit)}; smallest change that fits: {smallest}",
+                *self._too_large(),
                 f"  comes closest: {self.plan.schedule} of {len(self.plan.stages)} stages",
                 f"  device {held.device} holds at {held.action}: {kinds}",
                 "  with each of these alone a plan was found that fits:",
                 *(f"    {change.what:<{width}}  {self._words(change)}" for change in self.changes),
             )
         )
+
+    def _too_large(self) -> Iterator[str]:
+        """A line about an operator that no device can hold."""
+        if self.large is not None:
+            needs = bytes_text(operator_bytes(self.large, saves=self.saves))
+            yield f"  no device can hold operator '{self.large.name}': it alone needs {needs} while it runs"
 
     def _words(self, change: Change) -> str:
         value = change.value

@@ -9,11 +9,14 @@ each W some microbatches after its I::
     ZB-H2   2(p − d) − 1      2d                2p − 1
 
 The automatic ZB-1p and ZB-2p take the costs and a memory limit (by default p or 2p microbatches) and keep the best of
-several greedy list schedules: the shortest stage span, as in the paper, then the shortest makespan.
+several greedy list schedules: the shortest stage span, as in the paper, then the shortest makespan. Those with a longer
+span or makespan than ZB-H1 (for ZB-2p: ZB-H2) are left out, if that fits in the limit: it is one of them.
 """
 
 import itertools
 from collections.abc import Iterator, Sequence
+
+from attrs import evolve
 
 from ..actions import Action, Kind
 from ..errors import InfeasibleError, RequestError
@@ -55,7 +58,7 @@ def zb_1p(problem: ScheduleProblem) -> Schedule:
         RequestError: more than one stage per device.
         InfeasibleError: the limit does not fit one microbatch.
     """
-    return _automatic(problem, "zb-1p", problem.devices)
+    return _automatic(problem, "zb-1p", problem.devices, zb_h1)
 
 
 def zb_2p(problem: ScheduleProblem) -> Schedule:
@@ -65,7 +68,7 @@ def zb_2p(problem: ScheduleProblem) -> Schedule:
         RequestError: more than one stage per device.
         InfeasibleError: the limit does not fit one microbatch.
     """
-    return _automatic(problem, "zb-2p", 2 * problem.devices)
+    return _automatic(problem, "zb-2p", 2 * problem.devices, zb_h2)
 
 
 def _by_hand(problem: ScheduleProblem, name: str, counts: list[tuple[int, int]]) -> Schedule:
@@ -95,17 +98,22 @@ def _delay_weights(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
     yield from waiting
 
 
-def _automatic(problem: ScheduleProblem, name: str, usual: int) -> Schedule:
+def _automatic(problem: ScheduleProblem, name: str, usual: int, by_hand: Builder) -> Schedule:
     _one_stage(problem, name)
     placement, limits = looped_placement(problem.devices, 1), _limits(problem, usual)
+    known = score(problem, evolve(by_hand(problem), name=name))
     best: tuple[tuple[float, float], Schedule] | None = None
+    most = float("inf"), float("inf")
+    if all(peak <= limit * (1 + 1e-9) for peak, limit in zip(known.result.peak_memory, limits, strict=True)):
+        most = known.result.stage_span, known.result.makespan
+        best = most, known.schedule
     ways = itertools.product(_OVERRUNS, _SQUEEZES)
     runs = dict.fromkeys(GreedyRun(problem, limits, overrun, squeeze).kinds() for overrun, squeeze in ways)
     for kinds in runs:
         found = Schedule(name, placement, problem.microbatches, tuple(map(_numbered, range(len(kinds)), kinds)))
         result = score(problem, found).result
         value = result.stage_span, result.makespan
-        if best is None or value < best[0]:
+        if value[0] <= most[0] and value[1] <= most[1] and (best is None or value < best[0]):
             best = value, found
     assert best is not None
     return best[1]

@@ -13,7 +13,7 @@ from .annealing.walk import Walk
 from .problem.assemble import assemble, with_replicas
 from .problem.score import Oracle, Score, by_position
 from .problem.setting import Setting
-from .suggestions.infeasible import NothingFits, excess_bytes
+from .suggestions.infeasible import NothingFits, excess_bytes, too_large
 
 Rank = tuple[float, float]
 """Smaller is better: bytes of the worst device above its limit, then the step time."""
@@ -122,8 +122,8 @@ def refuse_above(best: Candidate, evaluations: int) -> None:
     """Refuse a plan that exceeds a device's memory limit.
 
     Raises:
-        NothingFits: one line: the device that exceeds its limit most, its memory by kind, and the smallest change that
-            fits.
+        NothingFits: one line: the device that exceeds its limit most, its memory by kind, and the memory with which
+            this plan fits.
     """
     excess = max(best.excess)
     if excess <= 0:
@@ -132,11 +132,13 @@ def refuse_above(best: Candidate, evaluations: int) -> None:
     device = best.excess.index(excess)
     need, saved, limit = score.peak_memory_bytes[device], score.peak_saved_bytes[device], limits[device]
     state = sum(best.costs[stage.index].state_bytes for stage in plan.stages_on(device))
+    name = best.setting.cluster.devices[plan.mesh.cluster_devices[device]].name
+    large = too_large(best.setting.graph, max(best.setting.memory), saves=not plan.memory.recompute)
+    alone = "" if large is None else f"no device can hold operator '{large.name}' while it runs; "
     raise NothingFits(
-        f"device {device} ('{best.setting.cluster.devices[plan.mesh.cluster_devices[device]].name}') needs {need:.0f} "
-        f"bytes and may hold {limit:.0f}: {state:.0f} of parameters, gradients and optimizer state, {saved:.0f} of "
-        f"saved tensors (held by {plan.schedule}, {plan.microbatches} microbatches), "
-        f"{max(need - state - saved, 0.0):.0f} of workspace; the smallest change that fits is {excess:.0f} bytes more "
-        f"a device, {limit + excess:.0f} in all",
+        f"{alone}device {device} ('{name}') needs {need:.0f} bytes and may hold {limit:.0f}: {state:.0f} of "
+        f"parameters, gradients and optimizer state, {saved:.0f} of saved tensors (held by {plan.schedule}, "
+        f"{plan.microbatches} microbatches), {max(need - state - saved, 0.0):.0f} of workspace; with {excess:.0f} "
+        f"bytes more a device, {limit + excess:.0f} in all, this plan fits",
         predicted(best, evaluations), limits,
     )  # fmt: skip

@@ -14,7 +14,7 @@ from panpipe.runtimes.optimizer.state import StageState
 from panpipe.runtimes.programs.stage_run import StageRun
 from torch import nn
 
-from ..support.cuts import captured, even_plan
+from ..support.cuts import captured, even_plan, irregular_plan
 from ..support.models import CASES
 from ..support.parity import build
 
@@ -80,10 +80,21 @@ RECOMPUTING = [{"recompute": None}, {"schedule_name": "v-half", "chunks": 2, "re
 )
 @pytest.mark.parametrize("name", ["tied gpt with dropout", "batchnorm with a skip"])
 def test_loss_and_gradients_have_the_bits_of_the_unsplit_graph(name, devices, options):
+    operators = captured(CASES[name], F32, 8, 4)
+    check_bits(name, even_plan(operators, devices, 4, **options))
+
+
+@pytest.mark.parametrize("placement", [(1, 0, 0, 2, 0, 1), (1, 0, 1, 0, 0)], ids=str)
+def test_devices_with_any_stages_in_any_order_have_the_bits_of_the_unsplit_graph(placement):
+    """Unequal numbers of stages, neighbours on one device, and a first stage on the last device."""
+    name = "tied gpt with dropout"
+    check_bits(name, irregular_plan(captured(CASES[name], F32, 8, 4), placement, 4))
+
+
+def check_bits(name, plan):
+    """A step of the plan has the loss and the gradients of the unsplit graph."""
     loss, gradients = unsplit(name, 8, 4)
-    case = CASES[name]
-    operators = captured(case, F32, 8, 4)
-    plan = even_plan(operators, devices, 4, **options)
+    case, devices = CASES[name], plan.devices
     pipe = build(ThreadTeam(devices), name, F32, 8, evolve(plan), 4)
     found = pipe.step(case.batch(8, F32))
     assert torch.equal(found, loss)

@@ -91,3 +91,26 @@ def even_plan(
     sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
     again = range(len(schedule.placement)) if recompute is None else recompute
     return evolve(even(operators.graph, schedule, sizes), memory=MemoryPolicy(recompute=tuple(again)))
+
+
+def irregular_plan(operators: Operators, placement: Sequence[int], microbatches: int) -> Plan:
+    """One stage for each entry of ``placement``, its device; devices may have unequal numbers of stages.
+
+    All forwards come first; every third W waits for the end of the next microbatch.
+    """
+    orders: list[list[Action]] = [[] for _ in range(max(placement) + 1)]
+    for m in range(microbatches):
+        for stage, device in enumerate(placement):
+            orders[device].append(Action(stage, Kind.F, m))
+    for m in range(microbatches + 1):
+        for stage, device in reversed(list(enumerate(placement))):
+            late = stage % 3 == 0
+            if m < microbatches:
+                orders[device].append(Action(stage, Kind.I, m))
+            if late and m:
+                orders[device].append(Action(stage, Kind.W, m - 1))
+            elif not late and m < microbatches:
+                orders[device].append(Action(stage, Kind.W, m))
+    schedule = Schedule("irregular", tuple(placement), microbatches, tuple(map(tuple, orders)))
+    sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
+    return even(operators.graph, schedule, sizes)

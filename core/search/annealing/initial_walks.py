@@ -20,6 +20,8 @@ BUILT = 250_000
 """Largest number of compute actions in the initial schedules, which are built in plain Python."""
 LEAST_STARTS = 6
 """Number of schedules for each setting, whatever their size."""
+USUAL = 4
+"""Multiple of that number of actions up to which at least one schedule of every family is built."""
 ENOUGH = 12
 """Schedules that fit. With fewer, because memory is short, list-scheduled orders are added."""
 LISTED = 0.1
@@ -54,9 +56,10 @@ class InitialWalks:
         space = self._space
         seen: set[tuple[tuple[Action, ...], ...]] = set()
         built = fitting = 0
-        large = False
+        large, most = False, BUILT / len(self._settings)
         for count, option in enumerate(_options(setting, space)):
-            large = count >= LEAST_STARTS and built > BUILT / len(self._settings)
+            least = LEAST_STARTS if built > USUAL * most else len(space.families)
+            large = count >= least and built > most
             if large:
                 break
             placement = option.placement(setting.devices)
@@ -130,15 +133,20 @@ def _fit(walk: Walk) -> None:
 
 
 def _options(setting: Setting, space: SearchSpace) -> Iterable[Option]:
-    """The options, sorted: first each family's first set of parameters for each number of stages per device, from few
-    stages to many, then the second sets, and so on."""
+    """The options, sorted: each family's first set of parameters with its usual number of stages per device; then the
+    first sets for the other numbers, from few stages to many; then the second sets, and so on."""
     found: list[tuple[int, Option]] = []
     for chunks in _chunk_numbers(setting, space):
         counts: dict[str, int] = {}
         for option in options(space.families, ScheduleProblem(setting.devices, setting.microbatches, chunks)):
             counts[option.family.name] = counts.get(option.family.name, -1) + 1
             found.append((counts[option.family.name], option))
-    return [option for _, option in sorted(found, key=lambda item: item[0])]
+
+    def place(item: tuple[int, Option]) -> tuple[int, bool]:
+        number, option = item
+        return number, number > 0 or option.chunks != option.family.usual_chunks
+
+    return [option for _, option in sorted(found, key=place)]
 
 
 def problem_of(setting: Setting, placement: Sequence[int], cuts: Cuts) -> ScheduleProblem:

@@ -144,6 +144,8 @@ def _move_stages(place: Any, buffers: Any) -> int:
     d, count = place.placement[s], buffers.scratch.stage_of.shape[0] // stages
     if d == to or place.lengths[to] + 3 * count > place.orders.shape[1]:
         return NOTHING
+    if other < 0 and (place.placement == d).sum() == 1:  # a device keeps at least one stage
+        return NOTHING
     step = run(
         place.orders, place.lengths, count, place.placement, buffers.costs, buffers.work, INFINITY, buffers.scratch
     )

@@ -35,15 +35,32 @@ def packed(setting: Setting) -> Iterator[Walk]:
     seen: set[bytes] = set()
     for spread in (False, True):
         device_of = np.full(arrays.sums.shape[2] - 1, -1, dtype=np.int64)
+        if len(device_of) < setting.devices:
+            return
         fits = _assign(arrays.sums, arrays.largest, kinds, setting.machine.limits, spread, VISITED, device_of)
+        if fits:
+            _fill_empty(device_of, setting.devices)
         if fits and device_of.tobytes() not in seen:
             seen.add(device_of.tobytes())
-            yield one_by_one(setting, device_of)
+            runs = np.flatnonzero(np.diff(device_of)) + 1  # each run of operators on one device as a stage
+            walk = one_by_one(setting, device_of, runs)
+            walk.evaluate()
+            walk.free_buffers()
+            # A stage saves all of its tensors at its start; its operators may need less.
+            yield walk if walk.excess == 0 else one_by_one(setting, device_of, np.arange(1, len(device_of)))
 
 
-def one_by_one(setting: Setting, device_of: Integers) -> Walk:
-    """A walk that ends each microbatch before the next one; each run of operators on one device is a stage."""
-    cuts = np.concatenate([[0], np.flatnonzero(np.diff(device_of)) + 1, [len(device_of)]]).astype(np.int64)
+def _fill_empty(device_of: Integers, devices: int) -> None:
+    """Give each device without operators one of the device that has most."""
+    for device in range(devices):
+        counts = np.bincount(device_of, minlength=devices)
+        if not counts[device]:
+            device_of[np.flatnonzero(device_of == counts.argmax())[-1]] = device
+
+
+def one_by_one(setting: Setting, device_of: Integers, inner: Integers) -> Walk:
+    """A walk that ends each microbatch before the next one, with stages between the ``inner`` cuts."""
+    cuts = np.concatenate([[0], inner, [len(device_of)]]).astype(np.int64)
     placement, count = device_of[cuts[:-1]], setting.microbatches
     stages = len(placement)
     rows: list[list[int]] = [[] for _ in range(setting.devices)]

@@ -57,11 +57,13 @@ ANNEALINGS = (
 )  # fmt: skip
 """Rounds for cuts and orders."""
 PLACEMENTS = (
-    Round(12, 3, 0.35, 0.004, 0.0, 0.15), Round(4, 1, 0.3, 0.003, 0.0, 0.1), Round(1, 1, 0.35, 0.002, 0.0, 0.05),
+    Round(12, 3, 0.5, 0.03, 0.0, 0.25), Round(4, 1, 0.3, 0.01, 0.0, 0.15), Round(1, 1, 0.2, 0.003, 0.0, 0.05),
 )  # fmt: skip
 """Rounds for devices and orders of single operators."""
-FREE = 0.5
-"""Share of the budget for these rounds."""
+FREE, FREE_SMALL = 0.5, 0.85
+"""Share of the budget for these rounds; for a small graph, whose cuts need few evaluations."""
+SMALL = 1000
+"""Evaluations in the budget for each action of single operators from which on a graph counts as small."""
 JOINED = 4
 """Walks whose stages are joined again at the end."""
 FREE_MOVES = 100
@@ -121,7 +123,7 @@ def search(
             meter.spend(0)
         walks += _fitting(scouted)
         scouted.clear()
-        free = FREE if _may_place(settings, space, meter.left) else 0.0
+        free = _free_share(settings, space, meter.left)
         all_rounds(walks, _rounds(settings, space), meter, seed, int((1 - free) * meter.left))
         if free:
             walks += _placed_freely(walks, meter, seed)
@@ -149,11 +151,16 @@ def _continued(
     return ranked(walks), False
 
 
-def _may_place(settings: Sequence[Setting], space: SearchSpace, left: int) -> bool:
-    """Whether the budget suffices to place single operators freely, and the request allows any number of stages."""
-    nodes, count = len(settings[0].graph.nodes), min(setting.microbatches for setting in settings)
-    chosen = space.anneal and space.chunks[0] == 1 and space.chunks[1] >= MAX_CHUNKS and settings[0].devices > 1
-    return chosen and settings[0].fixed is None and 3 * nodes * count * FREE_MOVES <= FREE * left
+def _free_share(settings: Sequence[Setting], space: SearchSpace, left: int) -> float:
+    """Share of the budget for placing single operators freely: 0 if it is too small, or stages or their number are
+    given."""
+    first = settings[0]
+    if not space.anneal or space.chunks[0] > 1 or space.chunks[1] < MAX_CHUNKS or first.fixed or first.devices == 1:
+        return 0.0
+    actions = 3 * len(first.graph.nodes) * max(setting.microbatches for setting in settings)
+    if actions * SMALL <= left:
+        return FREE_SMALL
+    return FREE if actions * FREE_MOVES <= FREE * left else 0.0
 
 
 def _placed_freely(walks: Sequence[Walk], meter: Meter, seed: int) -> list[Walk]:

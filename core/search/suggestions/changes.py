@@ -13,7 +13,7 @@ from ...cluster.mesh import least_by_position
 from ...costs.graph import OpGraph
 from ...plan.plan import Plan
 from ..problem.score import Oracle, with_costs
-from .infeasible import NothingFits, excess
+from .infeasible import NothingFits, excess, operator_bytes
 
 RECOMPUTE = "recompute"
 MORE_DEVICES = "more devices"
@@ -25,8 +25,10 @@ MOST_DEVICES = 8
 """Largest number of devices to try, as a multiple of the present number."""
 SMALLEST_MICROBATCH = 16
 """Largest number of parts of a microbatch to try."""
-NARROWED = 0.01
-"""Precision of the memory that a device would need, as a share of its memory."""
+NARROWED = 0.05
+"""Precision of a suggested number of bytes, as a share of it."""
+DIGITS = 3
+"""Significant digits of a suggested number of bytes."""
 DOUBLINGS = 12
 """Largest number of doublings of the further memory until a plan is found."""
 
@@ -109,12 +111,14 @@ class Problem:
         """Whether a plan is possible by two lower bounds of memory.
 
         All devices together hold the state of all operators and the saved tensors of one microbatch between its last
-        forward and its first backward. One device holds the state of each single operator.
+        forward and its first backward. One device holds each single operator while it runs.
         """
         nodes, limit, devices = self.graph.nodes, self.limit + change.extra_bytes, change.devices or self.devices
         state = sum(node.state_bytes for node in nodes)
-        saved = sum(node.saved_bytes for node in nodes) / change.parts if self._all_stay(change) else 0
-        return state + saved <= devices * limit and max(node.state_bytes for node in nodes) <= limit
+        stay = self._all_stay(change)
+        saved = sum(node.saved_bytes for node in nodes) / change.parts if stay else 0
+        largest = max(operator_bytes(node, saves=stay, parts=change.parts) for node in nodes)
+        return state + saved <= devices * limit and largest <= limit
 
     def _all_stay(self, change: Relaxation) -> bool:
         """Whether all saved tensors stay on the devices until their backward."""
@@ -125,16 +129,13 @@ class Problem:
         return lambda change: replan(change) if self.may_fit(change) else None
 
 
-def _smallest(
-    search: Callable[[int], Plan | None], low: int, numbers: Iterable[int], near: float = 1.0
-) -> tuple[int, Plan | None]:
+def _smallest(search: Callable[[int], Plan | None], low: int, numbers: Iterable[int]) -> tuple[int, Plan | None]:
     """The smallest number with which a plan is found: the first of ``numbers``, then by bisection.
 
     Args:
         search: a number → a plan with it, or None.
         low: a number with which none is found.
         numbers: ascending, above ``low``.
-        near: the bisection ends if the interval is at most this long.
     """
     high, found = low, None
     for number in numbers:
@@ -142,7 +143,7 @@ def _smallest(
         if found is not None:
             break
         low = number
-    while found is not None and high - low > max(near, 1):
+    while found is not None and high - low > 1:
         middle = (low + high) // 2
         better = search(middle)
         if better is None:
@@ -153,21 +154,39 @@ def _smallest(
 
 
 def more_memory(nothing: NothingFits, problem: Problem, replan: Replan) -> Change | None:
-    """The smallest further memory of each device with which a plan is found, rounded up to a round number.
+    """The smallest further memory of each device with which a plan is found, in bytes of ``DIGITS`` significant digits.
+
+    With ``1 − NARROWED`` times as much none was found.
 
     Args:
         nothing: the error of the search.
         problem: the request.
         replan: searches for a plan that fits.
     """
-    step = NARROWED * problem.limit
-    unit = max(10.0 ** floor(log10(step)), 1.0)
-
-    first = ceil(max(excess(nothing.closest, nothing.limits)) / unit)
-    numbers = [first << doubling for doubling in range(DOUBLINGS)]
     search = problem.only_possible(replan)
-    units, found = _smallest(lambda number: search(Relaxation(extra_bytes=number * unit)), 0, numbers, step / unit)
-    return None if found is None else Change(MORE_MEMORY, units * unit, found)
+    low, high = 0, _rounded_up(max(excess(nothing.closest, nothing.limits)))
+    found = search(Relaxation(extra_bytes=high))
+    for _ in range(DOUBLINGS):
+        if found is not None:
+            break
+        low, high = high, _rounded_up(2 * high)
+        found = search(Relaxation(extra_bytes=high))
+    while found is not None and high - low > NARROWED * high:
+        middle = _rounded_up((low + high) / 2)
+        if middle >= high:
+            break
+        better = search(Relaxation(extra_bytes=middle))
+        if better is None:
+            low = middle
+        else:
+            high, found = middle, better
+    return None if found is None else Change(MORE_MEMORY, high, found)
+
+
+def _rounded_up(size: float) -> int:
+    """The next number of ``DIGITS`` significant digits."""
+    unit = 10 ** max(floor(log10(max(size, 1.0))) + 1 - DIGITS, 0)
+    return ceil(size / unit) * unit
 
 
 def smallest_changes(

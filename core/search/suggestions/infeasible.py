@@ -7,6 +7,7 @@ from typing import Any, Self
 from attrs import frozen
 
 from ...actions import Action
+from ...costs.graph import OpGraph, OpNode
 from ...errors import InfeasibleError
 from ...plan.plan import Plan, parse_plan, plan_json
 from ...plan.residency import STATE_KINDS, Timeline
@@ -34,6 +35,23 @@ class NothingFits(InfeasibleError):
     def with_details(cls, message: str, details: Mapping[str, Any]) -> Self:
         limits = [inf if limit is None else limit for limit in details["limits"]]
         return cls(message, parse_plan(details["closest"], "the closest plan"), limits)
+
+
+def operator_bytes(node: OpNode, *, saves: bool = True, parts: int = 1) -> float:
+    """Bytes that the device of an operator holds while it runs, with one microbatch.
+
+    Args:
+        node: the operator.
+        saves: whether its saved tensors stay on the device.
+        parts: the microbatch is one of this many equal parts of the graph's.
+    """
+    return node.state_bytes + (node.saved_bytes / parts if saves else 0) + node.workspace_bytes / parts
+
+
+def too_large(graph: OpGraph, limit: float, *, saves: bool = True) -> OpNode | None:
+    """The operator that needs most, if no device of ``limit`` bytes can hold it; otherwise None."""
+    largest = max(graph.nodes, key=lambda node: operator_bytes(node, saves=saves))
+    return largest if operator_bytes(largest, saves=saves) > limit else None
 
 
 def excess_bytes(peaks: Sequence[float], limits: Sequence[float]) -> tuple[float, ...]:
