@@ -146,9 +146,8 @@ class _Task:
 
     def with_contention(self, found: "_Found") -> "_Found":
         """The result with plans from a search with contention, if messages share links in the best plan."""
-        judge = self.judge or self.oracle
         best = min(found.candidates, key=lambda candidate: candidate.rank)
-        if judge is longest_path or best.rank[0] > 0 or not contends(best, judge):
+        if (self.exact and self.judge is None) or best.rank[0] > 0 or not contends(best, self.judge):
             return found
         settings = [evolve(setting, contended=True) for setting in found.settings]
         walks, stopped = contended(

@@ -18,8 +18,9 @@ from .problem.score import Oracle
 from .problem.search_space import SearchSpace
 from .problem.setting import Setting
 
-NOTICEABLE = 0.003
-"""Share of the step by which contention has to prolong the best plan for a further search."""
+NOTICEABLE = 0.01
+"""Share of the step by which contention has to prolong the best plan for a further search: no plan is faster with
+contention than without, so less than that is the most that a further search could gain."""
 SHARE = 1 / 16
 """Evaluations with contention ÷ evaluations without: together they take about as long again."""
 LEAST = 300
@@ -33,11 +34,17 @@ CUTS = (Round(STARTS, ALIKE, 0.5, 0.0, 1.0), Round(4, 2, 0.5, 0.0, 1.0))
 """Rounds for cuts alone, if orders must be a family's."""
 
 
-def contends(candidate: Candidate, judge: Oracle) -> bool:
-    """Whether contention prolongs a candidate's step, by the judge's score."""
+def contends(candidate: Candidate, judge: Oracle | None) -> bool:
+    """Whether contention prolongs a candidate's step noticeably.
+
+    Args:
+        candidate: with its oracle's score: that of ``longest_path``, if there is a judge.
+        judge: times the step with contention; None if the oracle does.
+    """
     plan, costs, cluster = candidate.plan, candidate.costs, candidate.setting.cluster
-    alone_s = longest_path(plan, costs, cluster).step_s
-    return judge(plan, costs, cluster).step_s > (1 + NOTICEABLE) * alone_s
+    own_s = candidate.score.step_s
+    other_s = (judge or longest_path)(plan, costs, cluster).step_s
+    return max(own_s, other_s) > (1 + NOTICEABLE) * min(own_s, other_s)
 
 
 def contended(

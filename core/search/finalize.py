@@ -138,7 +138,7 @@ def refuse_above(best: Candidate, evaluations: int) -> None:
     raise NothingFits(
         f"{alone}device {device} ('{name}') needs {need:.0f} bytes and may hold {limit:.0f}: {state:.0f} of "
         f"parameters, gradients and optimizer state, {saved:.0f} of saved tensors (held by {plan.schedule}, "
-        f"{plan.microbatches} microbatches), {max(need - state - saved, 0.0):.0f} of workspace; with {excess:.0f} "
-        f"bytes more a device, {limit + excess:.0f} in all, this plan fits",
+        f"{plan.microbatches} microbatches), {max(need - state - saved, 0.0):.0f} of workspace; this plan "
+        f"fits with {excess:.0f} bytes more a device, {limit + excess:.0f} in all",
         predicted(best, evaluations), limits,
     )  # fmt: skip

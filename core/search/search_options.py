@@ -36,7 +36,8 @@ class SearchOptions:
         anneal: whether a device's order may differ from the family's (the schedule ``auto``).
         recompute: ``"none"``, ``"all"`` or the stages that recompute; None chooses them if memory is short.
         memory_limit: bytes that a device may use, if less than its memory.
-        min_chunks, max_chunks: fewest and most stages of a device. If stages are given, their number decides.
+        min_chunks, max_chunks: fewest and most stages of a device. If stages are given, their number decides. With the
+            defaults operators may also be placed freely: a device then may have more stages than others.
         message: time that a message takes of the devices at its ends, in addition to its time on the link.
         alternatives: whether the result has slower plans that need less memory, too.
         seed: of all random numbers.

@@ -67,7 +67,7 @@ def test_best_plan_that_does_not_fit_is_refused_with_the_device_that_lacks_most(
     # Device 0 holds two microbatches of 30 bytes, device 1 one.
     assert str(error.value).startswith("device 0 ('device0') needs 60 bytes and may hold 50: 0 of parameters")
     assert "60 of saved tensors (held by 1f1b, 4 microbatches), 0 of workspace" in str(error.value)
-    assert str(error.value).endswith("is 10 bytes more a device, 60 in all")
+    assert str(error.value).endswith("this plan fits with 10 bytes more a device, 60 in all")
     assert error.value.limits == (50.0, 50.0)
     assert error.value.closest.prediction.evaluations == 7
 
