@@ -67,6 +67,7 @@ def pipeline(
     batch_dims: Any = AUTO,
     on_nonfinite: str | None = "warn",
     monitor: Monitor | Sequence[Monitor] | None = None,
+    replan: str | None = None,
     progress: bool | Progress = True,
     timeout_s: float | None = None,
 ) -> Pipeline:
@@ -178,6 +179,10 @@ def pipeline(
             methods of the pipeline that all ranks call together. Its exceptions are logged and change nothing.
             ``panpipe.JsonLines(path)`` and ``panpipe.TensorBoard(folder)`` are ready ones. With a monitor all actions
             are timed, as by ``trace_step``.
+        replan: ``"auto"`` compares the times of steps with the plan; when the median of twelve steps is outside the
+            plan's interval by more than 10 %, the pipeline plans again between two steps, as ``pipe.replan()`` does, on
+            all ranks at the same step. If no other plan gains, it waits longer before it tries again. None: only
+            ``pipe.replan()`` does.
         progress: True shows the phases of planning on standard error, on rank 0; False shows nothing; a function is
             called as ``progress(phase, done, total)``, with 0 and 0 for a phase without parts.
         timeout_s: the seconds that a rank (a device, between threads) waits for others that make no progress. Then all
@@ -223,6 +228,7 @@ def pipeline(
         offload=offload,
         monitors=monitor,
         timeout_s=timeout_s,
+        replan=replan,
     )
     virtual = SimulatedDevices(options) if options.simulated else None
     with shown(progress, (rank_of_job() or (0, 1))[0] == 0) as report:

@@ -8,6 +8,7 @@ from torch import nn
 
 from ..backends.streams import release_unused
 from ..core.capture.export.operators import Operators
+from ..core.capture.python.reads import Reads
 from ..core.capture.python.surroundings import refuse_inference_tensors, with_gradients
 from ..core.capture.regions.breaks import StepFunction
 from ..core.cluster.mesh import Mesh
@@ -38,6 +39,7 @@ from .planning.earlier_plan import EarlierPlans
 from .programs.options import ProgramOptions
 from .programs.stage_compiler import StageCompiler
 from .rehearsal import best_rehearsed
+from .replan.replanner import Replanner
 from .training.initial_weights import InitialWeights, compare_initial_weights
 from .weights import Weights, weights_from
 
@@ -103,6 +105,10 @@ def _built(
         initial = builder.check_ranks(source)
         pipe = builder.ready(plan) if plan is not None else _automatic(builder, batch)
         pipe.load(source, initial)
+        if virtual is None:
+            pipe.replanner = builder.replanner()
+        if options.replan is not None:
+            pipe.replan_automatically()
         return pipe
     except BaseException as failure:
         _end(team, failure)
@@ -185,6 +191,12 @@ class _Builder:
             self.example, plan, self.team, options.training, self.programs, clock, options.planning.tier,
             options.monitors,
         )  # fmt: skip
+
+    def replanner(self) -> Replanner:
+        """What plans again for a pipeline of the captured step."""
+        example, options = self.example, self.options
+        reads = Reads(example.model, example.step).key
+        return Replanner(example, options.planning, evolve(self.programs, known={}), reads)
 
     def planning(self) -> Planning:
         """The request of an automatic plan; its limit in seconds counts from now."""

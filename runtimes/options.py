@@ -24,6 +24,7 @@ from .optimizer.training import Training
 from .planning.options import PlanningOptions
 from .programs.options import MAX_SHAPES, check_max_shapes
 from .programs.stage_compiler import Compile, CompilerChoice
+from .replan.drift import check_replan
 from .weights import ModuleInit
 
 SIMULATOR = "simulator"
@@ -106,6 +107,7 @@ class PipelineOptions:
             automatic one.
         monitors: functions that are called with the numbers of each step.
         timeout_s: seconds without progress that devices wait for each other.
+        replan: ``"auto"`` plans again when steps drift; None does not.
 
     Raises:
         RequestError: an argument is invalid, or two of them contradict each other.
@@ -126,6 +128,7 @@ class PipelineOptions:
     offload: OffloadRequest | None = None
     monitors: tuple[Monitor, ...] = field(default=(), converter=monitors_of)
     timeout_s: float = field(default=None, converter=timeout_of)
+    replan: str | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -133,6 +136,9 @@ class PipelineOptions:
         if self._microbatches is not None and self._microbatches < 1:
             raise RequestError(f"{self._microbatches} microbatches: a step needs at least 1")
         check_max_shapes(self.max_shapes)
+        check_replan(self.replan)
+        if self.replan is not None and self.simulated:
+            raise RequestError(f"replan is {self.replan!r} and target 'simulator' has no drift: leave replan out")
         if self.plan is not None:
             check_agrees(
                 self.plan, self._microbatches, self.planning.schedule, self.planning.recompute, self._offload_asked()

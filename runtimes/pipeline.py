@@ -1,5 +1,6 @@
 """`Pipeline`, the public interface to a model that trains by a plan; `training/trainer` does the work."""
 
+import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from torch.optim import Optimizer
 from ..core.capture.programs.programs import StagePrograms
 from ..core.capture.regions.breaks import StepFunction
 from ..core.errors import PanpipeError, RequestError
+from ..core.logs import LOGGER
 from ..core.plan.plan import Plan
 from ..core.trace.trace import Trace
 from ..core.wording import counted, first_of
@@ -27,6 +29,8 @@ from .optimizer.update import Ending
 from .planning.rehearsed import Rehearsal
 from .profile.reference_workload import reference_s
 from .programs.options import ProgramOptions
+from .replan.automatic import AutomaticReplanning
+from .replan.replanner import Replanner, said
 from .training.averages import AverageFunction, Visit, WeightAverage, visit
 from .training.evaluation import Forwards
 from .training.initial_weights import InitialWeights
@@ -52,6 +56,7 @@ class Pipeline:
         checkpoints: writes and reads the state of training; `checkpoint`, `resume`, `state_dict` and `load_state_dict`
             call it.
         scaler: scales losses; the user's own.
+        replanner: plans again; None if that is not possible.
     """
 
     def __init__(
@@ -73,6 +78,8 @@ class Pipeline:
         self.checkpoints = Checkpoints(
             trainer.stages, trainer.runner, trainer.evaluator, trainer.counts, trainer.averages, self.scaler, team
         )
+        self.replanner: Replanner | None = None
+        self._automatic: AutomaticReplanning | None = None
         if team.first:
             self._warn_of_unused(set(example.operators.graph.parameters))
 
@@ -130,7 +137,49 @@ class Pipeline:
                 updated, and training may go on with another batch.
             WorkerError: a worker stopped.
         """
-        return self._trainer.train(batch, StepOptions(Ending.STEP if update else Ending.KEEP))[0]
+        automatic = self._automatic
+        if automatic is None:
+            return self._trainer.train(batch, StepOptions(Ending.STEP if update else Ending.KEEP))[0]
+        automatic.before_step()
+        start = time.perf_counter()
+        loss, _ = self._trainer.train(batch, StepOptions(Ending.STEP if update else Ending.KEEP))
+        automatic.note(time.perf_counter() - start)
+        return loss
+
+    def replan(self) -> bool:
+        """Plan again for the present speeds of the devices, and move stages if that is worth it. Every rank calls this.
+
+        Some steps are rehearsed, which change nothing, and operators are profiled. If another plan is predicted to be
+        faster by 5 % or more, parameters, buffers, optimizer state and averages move between ranks, in memory. Later
+        results have the same bits as without. Gradients are cleared, and programs of other shapes are derived again.
+        The result is logged. On other ranks parameters become new tensors in the model: references to old ones refuse
+        their use.
+
+        Returns:
+            Whether stages were moved.
+
+        Raises:
+            RequestError: the pipeline cannot be planned again now: gradients wait for an update, there is no optimizer,
+                ``optimizers`` was read, or the step reads other Python values than when it was captured.
+        """
+        trainer, replanner = self._trainer, self.replanner
+        trainer.refuse_closed()
+        trainer.averages.refuse_applied("plan again")
+        if replanner is None:
+            raise RequestError("this pipeline cannot be planned again: build it with panpipe.pipeline on real devices")
+        trainer.stages.have_equal_values()
+        trainer.team.agree(replanner.refusal(trainer))
+        found = replanner.find(trainer)
+        moves = found is not None and found.worth_moving(self.plan)
+        if found is not None and moves:
+            replanner.move(trainer, self.checkpoints, found.plan)
+        if trainer.team.first:
+            LOGGER.warning("%s", said(found, moves))
+        return moves
+
+    def replan_automatically(self) -> None:
+        """Plan again by itself whenever steps take another time than planned, for a while."""
+        self._automatic = AutomaticReplanning(self._trainer, self.replan)
 
     def trace_step(self, batch: Any) -> tuple[Tensor, Trace]:
         """Train on one batch and record every action; then measure the machine's speed (`reference_s`).
@@ -277,9 +326,8 @@ class Pipeline:
 
         For schedulers that ``scheduler=`` does not support: create one for each optimizer, and step them on every rank.
         """
-        stages = self._trainer.stages
-        stages.have_values()
-        return {index: state.optimizer for index, state in stages.states.items() if state.optimizer is not None}
+        self._trainer.optimizers_lent = True
+        return self._trainer.optimizers
 
     @property
     def learning_rates(self) -> list[float]:
@@ -287,7 +335,7 @@ class Pipeline:
 
         The groups are those of this process's first stage with an optimizer; empty if there is none.
         """
-        first = next(iter(self.optimizers.values()), None)
+        first = next(iter(self._trainer.optimizers.values()), None)
         return [float(group["lr"]) for group in first.param_groups if "lr" in group] if first is not None else []
 
     def ema(

@@ -87,6 +87,41 @@ def plan(
     return search_plans(work, cluster, evolve(options, alternatives=False), replicas=replicas).best
 
 
+def plan_for_devices(
+    graphs: Sequence[OpGraph],
+    cluster: Cluster,
+    microbatches: int,
+    options: SearchOptions,
+    *,
+    parameter_sizes: Mapping[str, int] | None = None,
+    replicas: Replicas | None = None,
+) -> Plan:
+    """The best plan for devices with different costs, such as of one kind and different speeds.
+
+    Args:
+        graphs: the same operators with their costs on each device along the pipeline.
+        cluster: the devices.
+        microbatches: of a replica's step.
+        options: how plans are searched.
+        parameter_sizes: bytes of each parameter, if known.
+        replicas: per replica the cluster's device at each position; by default one pipeline over all devices.
+
+    Raises:
+        RequestError: no family supports this problem.
+        InfeasibleError: no plan found fits in memory.
+    """
+    refuse_none(microbatches, "microbatches: a step")
+    places = replicas or (tuple(range(len(cluster.devices))),)
+    kinds = {device: position for one in places for position, device in enumerate(one)}
+    limits = device_limits(cluster, options.memory_limit)
+    of_device = tuple(kinds.get(device, 0) for device in range(len(cluster.devices)))
+    setting = Setting(
+        tuple(graphs), cluster, places, microbatches, of_device, limits, parameter_sizes, message=options.message
+    )
+    meter = options.meter(_evaluations([setting], 1.0 if options.oracle is longest_path else FIRST))
+    return _found([setting], options.space(), meter, evolve(options, alternatives=False)).best
+
+
 def choose_schedules(
     graph: OpGraph,
     stages: Sequence[Sequence[str]],

@@ -54,6 +54,10 @@ class Checkpoints:
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._in_flight, self._host_copy = BackgroundSave(), HostCopy()
 
+    def follow(self, stages: LocalStages, runner: StepRunner, evaluator: Evaluator) -> None:
+        """Continue with the stages of another plan; arguments as of the class."""
+        self._stages, self._runner, self._evaluator = stages, runner, evaluator
+
     @property
     def _training_state(self) -> TrainingState:
         stages = self._stages

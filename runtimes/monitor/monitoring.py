@@ -46,6 +46,10 @@ class Monitoring:
         self._monitors, self._stages, self._queues = Monitors(monitors), stages, queues
         self._peaks: dict[int, MemoryPeak] = {}
 
+    def follow(self, stages: LocalStages, queues: Mapping[int, ComputeQueue]) -> None:
+        """Continue with the stages and queues of another plan."""
+        self._stages, self._queues, self._peaks = stages, queues, {}
+
     def options(self, options: StepOptions) -> StepOptions:
         """The options of a step that is measured: its actions and its saved tensors are recorded."""
         return evolve(options, trace=True, watch=True) if self.on else options

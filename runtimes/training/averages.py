@@ -1,6 +1,6 @@
 """Averages of the weights over training, and calls of a function for every parameter; each process does its own."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -82,6 +82,11 @@ class WeightAverage:
                 torch._foreach_lerp_(averages, sources, 1 - self.decay)
         self.updates += 1
 
+    def follow(self, states: Mapping[int, StageState], tensors: Mapping[str, Tensor]) -> None:
+        """Continue with the stages of another plan; see `Averages.follow`."""
+        self._states = states
+        self.tensors = {name: tensors[name] for name in self._sources()}
+
     def applied(self) -> AbstractContextManager[None]:
         """A context in which the model computes with the averages, for evaluation. Every rank enters it.
 
@@ -148,6 +153,17 @@ class Averages:
         """Update all averages, after an update of the parameters."""
         for average in self.all:
             average.update()
+
+    def follow(self, states: Mapping[int, StageState], tensors: Sequence[Mapping[str, Tensor]]) -> None:
+        """Continue with the stages of another plan.
+
+        Args:
+            states: stage of this process → its parameters and buffers.
+            tensors: of each average, the averages of what this process holds now, and possibly more.
+        """
+        self._states = states
+        for average, own in zip(self.all, tensors, strict=True):
+            average.follow(states, own)
 
     def refuse_applied(self, what: str) -> None:
         """Refuse an operation while parameters have the values of an average.

@@ -72,6 +72,10 @@ class LossCheck:
     def on(self) -> bool:
         return self.mode is not None
 
+    def follow(self, stages: LocalStages) -> None:
+        """Continue with the stages of another plan."""
+        self.stages, self._finite = stages, {}
+
     def after(
         self, done: BatchResult, batch: BatchRun, step: int, ending: Ending, updated: bool
     ) -> NonFiniteError | None:

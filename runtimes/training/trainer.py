@@ -14,48 +14,35 @@ from typing import Any
 
 from attrs import evolve
 from torch import Tensor
+from torch.optim import Optimizer
 
-from ...core.capture.export.captured import CapturedStep
-from ...core.capture.export.carry_over import cut_of
-from ...core.capture.export.step import capture_step
 from ...core.capture.python.surroundings import refuse_no_grad
 from ...core.errors import RequestError
 from ...core.logs import set_process
-from ...core.plan.messages import sending_pairs
 from ...core.plan.plan import Plan
 from ...core.trace.trace import Trace
 from ..batch.example import Example
-from ..batch.microbatches import BatchCutter
+from ..batch.microbatches import BatchCutter, Microbatch
 from ..batch.modes import ModuleModes
-from ..batch.remote_tensors import as_meta_tensors
-from ..batch.shapes import Shapes
-from ..devices.compute import compute_device
 from ..engine.clocked import Clock
-from ..engine.prepared import PreparedSteps
 from ..engine.step_data import StepOptions, StepRecord
 from ..engine.tracing import measured_trace, message_times
-from ..engine.transport import check_transport
-from ..engine.workers import Workers
 from ..launch.team import Team
 from ..monitor.monitoring import Monitoring, UpdateNumbers
 from ..monitor.monitors import Monitor
-from ..offload.offloads import offloads
 from ..offload.tier import OffloadTier
 from ..optimizer.training import Training
-from ..optimizer.update import Ending, NormParameters
+from ..optimizer.update import Ending
 from ..planning.rehearsed import Rehearsal
 from ..profile.reference_workload import PASSES, passes_around, reference_s
-from ..programs.compiled import compile_stages
 from ..programs.options import ProgramOptions
 from ..weights.saving import save_checkpoint
+from .arrangement import Arrangement, arranged
 from .averages import Averages
 from .batch_run import BatchResult, BatchRun
 from .counts import Counts
-from .evaluation import Evaluator, Forwards
-from .local_stages import LocalStages
+from .evaluation import Forwards
 from .non_finite import LossCheck
-from .steps import StepRunner
-from .variants import Variants
 
 
 class Trainer:
@@ -72,11 +59,13 @@ class Trainer:
         monitors: the user's functions that are called with the numbers of each step.
 
     Attributes:
-        model, step, plan, team: as given.
+        model, step, plan, team, training: as given.
+        optimizers_lent: whether the caller may hold the optimizers of stages.
         stages: parameters, buffers and optimizers of the stages in this process.
         variants: the prepared steps.
         runner: runs training steps.
         evaluator: runs forwards.
+        queues: device of this process → its compute queue.
         averages: of the weights.
         offloads: device of this process → its copies of saved tensors to the host.
         counts: steps and updates so far.
@@ -98,50 +87,52 @@ class Trainer:
         offload: OffloadTier | None = None,
         monitors: Sequence[Monitor] = (),
     ) -> None:
-        model, shape, operators = example.model, example.shape, example.operators
-        self.model, self.step, self.plan, self.team = model, example.step, plan, team
+        model = example.model
+        self.model, self.step, self.team, self.training = model, example.step, team, training
+        self.optimizers_lent = False
         self.closed, self.counts = False, Counts()
         self.metrics: dict[str, float] = {}
         self.norm: Tensor | None = None
         self.skipped = False
         self.trace: Trace | None = None
-        self._cutter = BatchCutter(model, self.step, shape, plan.microbatches)
-        local = [s.index for s in plan.stages if s.device in team.local]
-        device = compute_device([*model.parameters(), *model.buffers()])
-        where = team.where = team.where or dict.fromkeys(team.local, device)
-        on = {i: where[plan.placement[i]] for i in local}
-        limit, compiler, known = programs.max_shapes, programs.compiler, programs.known
-        first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler, known)
-        check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
-        team.connect(sending_pairs(plan))
-        kind = next(iter(where.values())).type
-        cut = cut_of(first.operators, first.stages)
-        self.stages = stages = LocalStages(model, plan, team, first, on, training)
-
-        def variant() -> tuple[Shapes, PreparedSteps]:
-            shapes = Shapes(lambda batch, _: self._captured(batch, kind), team, cut, on, limit, compiler)
-            return shapes, PreparedSteps(plan, shapes, stages.states, model)
-
-        self.variants = Variants(model, self.step, variant, self._follow_model)
-        self.variants.shapes.keep(shape, first)
-        largest = shape.samples if team.replicas > 1 else 0
-        norm_parameters = NormParameters.of(plan, dict(model.named_parameters()))
-        self.offloads = offloads(plan, first, team, where, offload or OffloadTier())
-        workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, self.offloads)
-        self.runner = StepRunner(stages, self.variants, workers, training, largest)
-        self.evaluator = Evaluator(stages, cut, workers, training, programs, self._follow_model)
-        self._check = LossCheck(training.on_nonfinite, stages)
-        self._monitoring = Monitoring(monitors, stages, workers.queues)
+        self._cutter = BatchCutter(model, self.step, example.shape, plan.microbatches)
+        self._on_devices = partial(
+            arranged, team=team, training=training, follow_model=self._follow_model, clock=clock, offload=offload
+        )
+        self.adopt(self._on_devices(example, plan, programs=programs))
+        self._check = LossCheck(training.on_nonfinite, self.stages)
+        self._monitoring = Monitoring(monitors, self.stages, self.queues)
         self._scaler = training.scaler if training.scaler is not None and training.scaler.is_enabled() else None
         self._modes = ModuleModes(model)
-        self.averages = Averages(model, stages.states, self.save, self.refuse_closed)
+        self.averages = Averages(model, self.stages.states, self.save, self.refuse_closed)
 
-    def train(self, batch: Any, options: StepOptions) -> tuple[Tensor, BatchResult]:
+    def arranged(self, example: Example, plan: Plan, programs: ProgramOptions) -> Arrangement:
+        """The parts that depend on the plan, for another plan; nothing is changed."""
+        return self._on_devices(example, plan, programs=programs)
+
+    def adopt(self, parts: Arrangement) -> None:
+        """Train with other parts from now on."""
+        self.plan, self.stages, self.variants = parts.plan, parts.stages, parts.variants
+        self.runner, self.evaluator = parts.runner, parts.evaluator
+        self.offloads, self.queues = parts.offloads, parts.queues
+
+    def replace(self, parts: Arrangement) -> None:
+        """Train by another plan from now on; its stages have no values yet."""
+        for each in self.offloads.values():
+            each.memory.close()
+        self.adopt(parts)
+        self._check.follow(parts.stages)
+        self._monitoring.follow(parts.stages, parts.queues)
+
+    def train(
+        self, batch: Any, options: StepOptions, pieces: list[Microbatch] | None = None
+    ) -> tuple[Tensor, BatchResult]:
         """Run one step, and count it.
 
         Args:
             batch: a whole batch.
             options: how it runs.
+            pieces: its microbatches, if it is cut already; then ``batch`` is ignored.
 
         Returns:
             The loss over all replicas, and the result of the batch.
@@ -150,9 +141,9 @@ class Trainer:
             NonFiniteError: the loss is not finite, and ``on_nonfinite`` is ``"raise"``.
         """
         with self.team.inside(f"step {self.counts.steps + 1}"):
-            return self._train(batch, options)
+            return self._train(batch, options, pieces)
 
-    def _train(self, batch: Any, options: StepOptions) -> tuple[Tensor, BatchResult]:
+    def _train(self, batch: Any, options: StepOptions, pieces: list[Microbatch] | None) -> tuple[Tensor, BatchResult]:
         start = time.perf_counter()
         self.refuse_closed()
         self._log_position(self.counts.steps + 1)
@@ -162,7 +153,7 @@ class Trainer:
         if options.ending is not Ending.REDUCE:
             self.stages.have_equal_values()
             self.stages.tied.follow()
-        ready = self.runner.batch(self._cutter.cut(batch))
+        ready = self.runner.batch(self._cutter.cut(batch) if pieces is None else pieces)
         if ready.remark is not None and self.counts.steps and self.team.first:
             warnings.warn(ready.remark, stacklevel=4)
         scale = None if self._scaler is None else float(self._scaler.get_scale())
@@ -223,31 +214,38 @@ class Trainer:
         self.trace = done.trace or self.trace
         return done
 
-    def rehearse(self, batch: Any, steps: int, warm_up: int) -> list[Rehearsal]:
-        """Run and record steps that change nothing; see `Pipeline.rehearse`."""
-        count, seen, prediction = self.counts.steps, list[Rehearsal](), self.plan.prediction
+    def rehearse(self, batch: Any, steps: int, warm_up: int, pieces: list[Microbatch] | None = None) -> list[Rehearsal]:
+        """Run and record steps that change nothing; see `Pipeline.rehearse`, and `train` for ``pieces``."""
+        before_them = self.counts.steps, self.counts.visits, self.metrics, self.trace
+        seen, prediction = list[Rehearsal](), self.plan.prediction
         passes = PASSES if prediction is None else passes_around(prediction.step_s)
         options = StepOptions(Ending.REDUCE, trace=True)
         with self.stages.rehearsing():
             for _ in range(warm_up):
-                self.train(batch, options)
+                self.train(batch, options, pieces)
             before = reference_s(self.team, passes) if steps else 0.0
             for _ in range(steps):
                 start = time.perf_counter()
-                _, done = self.train(batch, options)
+                _, done = self.train(batch, options, pieces)
                 whole_s = self.team.decide(partial(float, time.perf_counter() - start))
                 records = self._gather(done.records)
                 after = reference_s(self.team, passes)
                 around = (before + after) / 2
                 seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records), whole_s, around))
                 before = after
-        self.counts.steps = count
+        self.counts.steps, self.counts.visits, self.metrics, self.trace = before_them
         return seen
 
     def gathered_trace(self, done: BatchResult) -> Trace:
         """The trace of all devices for a traced batch; all ranks call this together."""
         self.trace = done.trace or measured_trace(done.plan, self._gather(done.records))
         return self.trace
+
+    @property
+    def optimizers(self) -> dict[int, Optimizer]:
+        """The optimizers of this process, by stage; stages without one are omitted."""
+        self.stages.have_values()
+        return {index: state.optimizer for index, state in self.stages.states.items() if state.optimizer is not None}
 
     def save(self, folder: str | Path, frozen: bool = True) -> None:
         """Write parameters and persistent buffers; see `Pipeline.save`."""
@@ -276,10 +274,6 @@ class Trainer:
         when = f"between steps {steps} and {steps + 1}" if steps else "before the first step"
         if self.stages.follow_model(when):
             self.variants.forget()
-
-    def _captured(self, batch: Any, device: str) -> CapturedStep:
-        with as_meta_tensors(self.model):
-            return capture_step(self.model, self.step, batch, device=device)
 
     def _gather(self, records: Mapping[int, StepRecord]) -> list[StepRecord]:
         """The records of all devices, on the clock of the first process."""

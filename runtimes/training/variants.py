@@ -66,6 +66,11 @@ class Variants:
         self._captured: dict[str, int] = {}
 
     @property
+    def key(self) -> Hashable:
+        """A key of the Python values that the step reads now."""
+        return Reads(self._model, self._step).key
+
+    @property
     def prepared(self) -> PreparedSteps:
         """The prepared steps of the variant that was used last."""
         return self._now.prepared

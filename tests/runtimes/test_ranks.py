@@ -19,7 +19,7 @@ def two(tmp_path_factory):
     """What two ranks found in many jobs, one after another in the same processes."""
     jobs = (
         "parity", "lower", "ownership", "python", "shapes", "traced", "differing", "shuffled", "values", "holding",
-        "averaging", "beginning",
+        "averaging", "beginning", "replanned",
     )  # fmt: skip
     return results_of(jobs, tmp_path_factory.mktemp("two"))
 
@@ -339,3 +339,26 @@ def test_torchrun_restarts_a_job_whose_rank_was_killed(tmp_path):
     """Its store has why the first attempt stopped; the second one begins afresh."""
     done = torchrun("dying_once", tmp_path, restarts=1)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+def assert_moves_change_no_bits(found: list[dict]) -> None:
+    """Losses, norms, weights, optimizer state and averages of all ranks together are those without moves."""
+    for name in found[0]:
+        bits: dict[str, dict] = {"moved": {}, "kept": {}}
+        for one in (ranks[name] for ranks in found):
+            for way, known in bits.items():
+                assert all(known.setdefault(key, value) == value for key, value in one[way]["bits"].items())
+            for what in ("losses", "norm", "rates", "counts"):
+                assert one["moved"][what] == one["kept"][what], (name, what)
+        assert bits["moved"] == bits["kept"]
+    assert any(one[name]["moved"]["stages"] != one[name]["kept"]["stages"] for one in found for name in one)
+
+
+def test_stages_move_between_ranks_and_results_have_the_same_bits(two):
+    assert_moves_change_no_bits(two["replanned"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "mesh"), [(3, "pp=3"), (4, "pp=2,dp=2")])
+def test_stages_move_between_more_ranks_and_within_replicas(tmp_path, ranks, mesh):
+    assert_moves_change_no_bits(results("replanned", tmp_path, ranks, MESH=mesh))

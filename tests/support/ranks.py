@@ -51,6 +51,7 @@ from tests.support.offloading import all_away
 from tests.support.operator_ranks import POISONED, monitored_steps, skipped_together
 from tests.support.optimizing import on_mesh
 from tests.support.parity import EVERYWHERE, OPTIMIZER, PLANS, SOME, build, distance
+from tests.support.replanning import CHANGES, moved_and_not
 from tests.support.replicas import Trained, batches
 from tests.support.scaling_ranks import LOWER, TAPPED, in_bfloat16, refusal, scaled, step_apart
 from tests.support.shapes import Pair, tokens
@@ -830,6 +831,11 @@ def _bits(team, plan, tier):
     for each in pipe._trainer.offloads.values():
         each.memory.close()
     return found
+
+
+@captures(*((CASES[name], torch.float32, 8, 4) for name in CHANGES))
+def replanned(team):
+    return {name: moved_and_not(team, name) for name in CHANGES}
 
 
 @captures((POISONED, torch.float32, 8, 4))

@@ -1,0 +1,165 @@
+"""Moves the state of training between the ranks of a pipeline, in memory, for another plan.
+
+    every rank lists what it holds ──▶ every rank knows who needs what ──▶ one message from each rank to each other one
+
+State that a rank needs comes from the first rank that holds it. Nothing is copied that a rank holds already. Replicas
+move the same, each within itself.
+"""
+
+from collections.abc import Mapping, Sequence, Set
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+
+from ...core.plan.plan import Plan
+from ..batch.remote_tensors import RemoteTensor
+from ..launch.team import Team
+from ..weights.sources import Weights
+
+TENSOR, OPTIMIZER, STEPPED, AVERAGE = "tensor", "optimizer", "stepped", "ema"
+"""First part of the key of an entry: parameters and buffers, optimizer state, whether it stepped, averages."""
+Key = tuple[str, str]
+"""(kind, name): the name of a parameter or buffer, or of an entry of its optimizer state."""
+_VALUE = "value"
+
+
+@frozen
+class MovableState:
+    """The state of training of this process, by names that do not depend on the plan.
+
+    Args:
+        tensors: of all entries that are tensors.
+        values: of all others.
+    """
+
+    tensors: dict[Key, Tensor]
+    values: dict[Key, Any]
+
+    @classmethod
+    def of(cls, model: nn.Module, state: Mapping[str, Any], averages: Sequence[Mapping[str, Tensor]]) -> "MovableState":
+        """What this process holds.
+
+        Args:
+            model: the user's module; tensors of other processes are on meta.
+            state: the pipeline's state dict.
+            averages: of the weights, by name.
+        """
+        entries: dict[Key, Any] = {(TENSOR, name): tensor.detach() for name, tensor in _held(model).items()}
+        entries |= {(OPTIMIZER, name): value for name, value in state["optimizer"].items()}
+        entries |= {(STEPPED, name): value for name, value in state["stepped"].items()}
+        for number, tensors in enumerate(averages):
+            entries |= {(f"{AVERAGE} {number}", name): tensor for name, tensor in tensors.items()}
+        tensors = {key: value.detach() for key, value in entries.items() if isinstance(value, Tensor)}
+        return cls(tensors, {key: value for key, value in entries.items() if key not in tensors})
+
+    def moved(self, team: Team, plan: Plan, written: Set[str]) -> "MovableState":
+        """The state with what this process needs for a plan. All ranks call this together.
+
+        Args:
+            team: the devices.
+            plan: the new one.
+            written: the buffers that the step writes; the others have values on every rank.
+        """
+        if len(team.local) == team.size:
+            return self
+        listings = team.in_replica(lambda _: self._listing())
+        held = [{(kind, name): what for kind, name, what in listing} for listing in listings]
+        messages: dict[tuple[int, int], list[Key]] = {}
+        values = dict(self.values)
+        for reader in range(team.size):
+            parameters = {name for stage in plan.stages_on(reader) for name in stage.parameters}
+            for key, owner in _needed(held, parameters, written):
+                if key in held[reader]:
+                    continue
+                what = held[owner][key]
+                if what[0] != _VALUE:
+                    messages.setdefault((owner, reader), []).append(key)
+                elif reader in team.local:
+                    values[key] = what[1]
+        return MovableState(self.tensors | self._exchange(team, messages, held), values)
+
+    def _listing(self) -> list[tuple[str, str, tuple[Any, ...]]]:
+        tensors = [(*key, (tuple(t.shape), str(t.dtype), t.device.type)) for key, t in self.tensors.items()]
+        return [*tensors, *((*key, (_VALUE, value)) for key, value in self.values.items())]
+
+    def _exchange(
+        self, team: Team, messages: Mapping[tuple[int, int], list[Key]], held: Sequence[Mapping[Key, Any]]
+    ) -> dict[Key, Tensor]:
+        """Send and receive; (owner, reader) → the keys of their message, in the same order on all ranks."""
+        found: dict[Key, Tensor] = {}
+        team.connect(sorted(messages))
+
+        def work(device: int) -> None:
+            backend, where, handles = team.backend(device), team.where[device], []
+            for (owner, reader), keys in sorted(messages.items()):
+                if device == owner:
+                    handles.append(backend.send([self.tensors[key].contiguous().to(where) for key in keys], reader))
+                elif device == reader:
+                    received = {key: _empty(held[owner][key], where) for key in keys}
+                    found.update(received)
+                    handles.append(backend.receive(list(received.values()), owner))
+            for handle in handles:
+                handle.wait()
+
+        team.run_local(work)
+        for (owner, _), keys in messages.items():
+            for key in keys:
+                if key in found and held[owner][key][2] == "cpu":  # such as the count of steps of an optimizer
+                    found[key] = found[key].cpu()
+        return found
+
+    def part(self, kind: str) -> dict[str, Any]:
+        """The entries of one kind, by name."""
+        return {name: value for (k, name), value in (*self.tensors.items(), *self.values.items()) if k == kind}
+
+
+def _needed(held: Sequence[Mapping[Key, Any]], parameters: Set[str], written: Set[str]) -> list[tuple[Key, int]]:
+    """The entries of some parameters and buffers, each with the first device that holds it."""
+    owners: dict[Key, int] = {}
+    for device, entries in enumerate(held):
+        for key in entries:
+            owners.setdefault(key, device)
+    starts = tuple(f"{section}.{name}." for name in parameters for section in ("state", "param_groups"))
+    needed = []
+    for key, owner in sorted(owners.items()):
+        kind, name = key
+        if (
+            name in parameters
+            or (kind != OPTIMIZER and name in written)
+            or (kind == OPTIMIZER and name.startswith(starts))
+        ):
+            needed.append((key, owner))
+    return needed
+
+
+def _empty(what: tuple[Any, ...], where: torch.device) -> Tensor:
+    shape, dtype, _ = what
+    return torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=where)
+
+
+def _held(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers with values in this process, each once."""
+    every = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: t for name, t in every.items() if not isinstance(t, RemoteTensor) and not t.is_meta}
+
+
+class MovedWeights(Weights):
+    """Values of parameters and buffers that other processes held.
+
+    Args:
+        tensors: by name.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+
+    def check(self, read: Any) -> None:
+        """They were listed before they were moved."""
+
+    def fill(self, held: Mapping[str, Tensor], unset: Any) -> None:
+        """Copy the values of the tensors that have none yet."""
+        with torch.no_grad():
+            for name in unset:
+                held[name].copy_(self._tensors[name])

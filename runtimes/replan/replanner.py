@@ -1,0 +1,199 @@
+"""Plans again between two steps: rehearse and profile, search for devices with their present speeds, move the stages.
+
+    rehearsed steps ──▶ slowness of each device ─┐
+    profiled operators ──────────────────────────┴─▶ search ──▶ gain? ──▶ state moves between ranks ──▶ training goes on
+
+The results of training do not depend on the plan, so they have the same bits as without. The new plan is not cached: it
+is for devices as they are at this moment.
+"""
+
+from typing import Any
+
+import torch
+from attrs import evolve, frozen
+from torch import Tensor
+
+from ...core.costs.costs import stage_costs
+from ...core.errors import InfeasibleError, RequestError
+from ...core.plan.derive import synchronised
+from ...core.plan.plan import Plan
+from ...core.plan.validation.validate import validate
+from ...core.plan.wording import plan_size
+from ...core.search.choose import plan_for_devices
+from ...core.search.problem.score import with_costs
+from ...core.search.search_options import SearchOptions
+from ..batch.example import Example
+from ..batch.remote_tensors import as_meta_tensors
+from ..checkpoint.checkpoints import Checkpoints
+from ..planning.measurements import Measurements
+from ..planning.options import PlanningOptions
+from ..planning.rehearsed import rehearsed_costs
+from ..profile.measured_cluster import measured_cluster
+from ..programs.options import ProgramOptions
+from ..training.trainer import Trainer
+from .moving import AVERAGE, OPTIMIZER, STEPPED, TENSOR, MovableState, MovedWeights
+from .speeds import SlowedDevices, slowness
+
+REHEARSED, WARM_UP = 4, 1
+"""Rehearsed steps, and those before them that are not recorded."""
+WORTH = 0.05
+"""Share by which the present plan must be predicted to be slower than another one: moving takes some steps, too."""
+SECONDS = 10.0
+"""Limit on the search."""
+
+
+@frozen
+class Found:
+    """A plan for the present speeds.
+
+    Args:
+        plan: the best one, with its prediction.
+        present_s: predicted step of the present plan at these speeds.
+        slowness: how much longer each device takes than the fastest one.
+    """
+
+    plan: Plan
+    present_s: float
+    slowness: tuple[float, ...]
+
+    @property
+    def gain(self) -> float:
+        """The present step ÷ the new one, less 1."""
+        return self.present_s / self.plan.predicted.step_s - 1
+
+    def worth_moving(self, present: Plan) -> bool:
+        """Whether the plan gains enough over the present one."""
+        return self.gain > WORTH and self.plan.hash != present.hash
+
+
+def kept_example(example: Example) -> Example:
+    """The example with a copy of its microbatch, so that the user's batch may be freed."""
+    leaves = tuple(leaf.clone() if isinstance(leaf, Tensor) else leaf for leaf in example.microbatch.leaves)
+    return evolve(example, microbatch=evolve(example.microbatch, leaves=leaves))
+
+
+class Replanner:
+    """Plans again for a pipeline.
+
+    Args:
+        example: the captured step, with a real microbatch.
+        options: how plans are searched.
+        programs: how stage programs are derived.
+        reads: key of the Python values that the step read when it was captured.
+    """
+
+    def __init__(self, example: Example, options: PlanningOptions, programs: ProgramOptions, reads: Any) -> None:
+        self._example, self._options = kept_example(example), options
+        self._programs, self._reads = programs, reads
+
+    def refusal(self, trainer: Trainer) -> RequestError | None:
+        """The reason why this pipeline cannot be planned again now; None if it can."""
+        reason = None
+        states = trainer.stages.states.values()
+        frozen_since = [n for s in states for n, p in s.parameters.items() if s.trains(n) and not p.requires_grad]
+        if trainer.runner.accumulating:
+            reason = "gradients wait for an update since step(batch, update=False): replan after a step that updates"
+        elif not trainer.training.optimizer:
+            reason = "the pipeline has no optimizer, and the state of yours cannot be moved: give optimizer="
+        elif trainer.optimizers_lent:
+            reason = "pipe.optimizers was read, and its optimizers would be replaced: use scheduler= instead"
+        elif frozen_since:
+            reason = f"parameter '{frozen_since[0]}' was frozen since its optimizer was created: build another pipeline"
+        elif trainer.variants.key != self._reads:
+            reason = "the step reads other Python values than when it was captured: build another pipeline"
+        return None if reason is None else RequestError(f"this pipeline cannot be planned again: {reason}")
+
+    def find(self, trainer: Trainer) -> Found | None:
+        """Rehearse, profile and search. All ranks call this together, and get the same result.
+
+        Returns:
+            The best plan; None if no plan is found.
+        """
+        team, plan = trainer.team, trainer.plan
+        piece = self._example.microbatch
+        pieces = [evolve(piece, weight=1 / plan.microbatches) for _ in range(plan.microbatches)]
+        traces = [one.trace for one in trainer.rehearse(None, REHEARSED, WARM_UP, pieces)]
+        measured = Measurements(self._example, team, trainer.training.optimizer, evolve(self._programs, known={}))
+        with as_meta_tensors(trainer.model):
+            graph = measured.graph()
+            message = measured.message
+            prediction = plan.prediction
+            known = prediction.cluster if prediction is not None else self._options.cluster
+            cluster = known or measured_cluster(team, measured.where)
+            sizes, replicas = measured.sizes, measured.replicas
+        base = stage_costs(graph, [s.nodes for s in plan.stages]) if prediction is None else prediction.costs
+        slow = slowness(plan, base, traces)
+        devices = SlowedDevices.of(graph, plan, rehearsed_costs(plan, base, traces, 0.5), slow)
+        options, oracle = self._options, self._options.oracle
+        wanted = SearchOptions(
+            families=options.families, oracle=oracle, anneal=options.anneal, recompute=options.recompute,
+            max_chunks=options.max_chunks, message=message, offload=options.offload, seconds=SECONDS,
+        )  # fmt: skip
+
+        def choose() -> tuple[Plan, float] | None:
+            try:
+                found = plan_for_devices(
+                    devices.graphs, cluster, plan.microbatches, wanted, parameter_sizes=sizes, replicas=replicas
+                )
+            except InfeasibleError:
+                return None
+            found = evolve(found, mesh=team.mesh)
+            if trainer.training.needs_all_stages:
+                found = with_costs(synchronised(found), found.predicted.costs, oracle)
+            present = plan if prediction is not None else evolve(plan, prediction=found.prediction)
+            return found, devices.step_s(present, message, oracle)
+
+        chosen = team.decide(choose)
+        return None if chosen is None else Found(*chosen, slow)
+
+    def move(self, trainer: Trainer, checkpoints: Checkpoints, plan: Plan) -> None:
+        """Move stages and their state to where another plan has them. All ranks call this together.
+
+        Args:
+            trainer: of the pipeline.
+            checkpoints: of the pipeline.
+            plan: the new one.
+
+        Raises:
+            RequestError: a rank cannot run the plan; then nothing has changed on any rank.
+        """
+        team, parts, failure = trainer.team, None, None
+        try:
+            validate(plan)
+            parts = trainer.arranged(self._example, plan, evolve(self._programs, known={}))
+        except RequestError as error:
+            failure = error
+        team.agree(failure)
+        assert parts is not None
+        checkpoints.wait()
+        state, averages = checkpoints.state_dict(), trainer.averages
+        written = set(self._example.operators.step.mutated_buffers)
+        with torch.no_grad():
+            own = MovableState.of(trainer.model, state, [average.tensors for average in averages.all])
+            moved = own.moved(team, plan, written)
+        scheduler = next((s for s in team.in_replica(lambda _: state.get("scheduler")) if s is not None), None)
+        initial = trainer.stages.initial
+        trainer.replace(parts)
+        trainer.stages.load(MovedWeights(moved.part(TENSOR)), initial)
+        averages.follow(
+            trainer.stages.states, [moved.part(f"{AVERAGE} {number}") for number in range(len(averages.all))]
+        )
+        checkpoints.follow(trainer.stages, trainer.runner, trainer.evaluator)
+        found = {**checkpoints.state_dict(), "progress": state["progress"]}
+        found |= {"optimizer": moved.part(OPTIMIZER), "stepped": moved.part(STEPPED)}
+        checkpoints.load_state_dict(found if scheduler is None else {**found, "scheduler": scheduler})
+
+
+def said(found: Found | None, replaced: bool) -> str:
+    """The result of planning again, in one line."""
+    if found is None:
+        return "no plan fits the devices at their present speeds: the present one stays"
+    step_s, present_s = found.plan.predicted.step_s, found.present_s
+    slow = [f"device {d} takes {f:.2f} times as long as the fastest" for d, f in enumerate(found.slowness) if f > 1]
+    why = ", ".join(slow) or "all devices are equally fast"
+    if not replaced:
+        return f"{why}; no plan is predicted to gain {WORTH:.0%} over the present one: it stays"
+    return (
+        f"{why}; stages moved to {found.plan.schedule}, {plan_size(found.plan)}: predicted step "
+        f"{step_s * 1e3:.4g} ms, {found.gain:+.0%} against {present_s * 1e3:.4g} ms of the plan before"
+    )

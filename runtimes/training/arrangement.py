@@ -1,0 +1,109 @@
+"""What a trainer has for one plan: stages with their optimizers, prepared steps, and the devices that run them."""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from attrs import frozen
+
+from ...core.capture.export.captured import CapturedStep
+from ...core.capture.export.carry_over import cut_of
+from ...core.capture.export.step import capture_step
+from ...core.plan.messages import sending_pairs
+from ...core.plan.plan import Plan
+from ..batch.example import Example
+from ..batch.remote_tensors import as_meta_tensors
+from ..batch.shapes import Shapes
+from ..devices.compute import ComputeQueue, compute_device
+from ..engine.clocked import Clock
+from ..engine.prepared import PreparedSteps
+from ..engine.transport import check_transport
+from ..engine.workers import Workers
+from ..launch.team import Team
+from ..offload.device_offload import DeviceOffload
+from ..offload.offloads import offloads
+from ..offload.tier import OffloadTier
+from ..optimizer.training import Training
+from ..optimizer.update import NormParameters
+from ..programs.compiled import compile_stages
+from ..programs.options import ProgramOptions
+from .evaluation import Evaluator
+from .local_stages import LocalStages
+from .steps import StepRunner
+from .variants import Variants
+
+
+@frozen
+class Arrangement:
+    """The parts of a trainer that depend on the plan.
+
+    Args:
+        plan: the plan.
+        stages: parameters, buffers and optimizers of the stages in this process.
+        variants: the prepared steps.
+        runner: runs training steps.
+        evaluator: runs forwards.
+        offloads: device of this process → its copies of saved tensors to the host.
+        queues: device of this process → its compute queue.
+    """
+
+    plan: Plan
+    stages: LocalStages
+    variants: Variants
+    runner: StepRunner
+    evaluator: Evaluator
+    offloads: Mapping[int, DeviceOffload]
+    queues: Mapping[int, ComputeQueue]
+
+
+def arranged(
+    example: Example,
+    plan: Plan,
+    team: Team,
+    training: Training,
+    programs: ProgramOptions,
+    follow_model: Callable[[], None],
+    clock: Clock | None = None,
+    offload: OffloadTier | None = None,
+) -> Arrangement:
+    """Create the parts for a plan; the stages have no values yet.
+
+    Args:
+        example: the user's model and step, captured for the largest microbatch; the microbatch is not kept.
+        plan: a valid plan, with SYNC if ``training`` needs all stages at once.
+        team: the devices.
+        training: optimizer, clipping, scaling and seed.
+        programs: how stage programs are derived.
+        follow_model: applies changes of the model between steps to the stages.
+        clock: runs virtual devices; None for real ones.
+        offload: where saved tensors go that leave their device; None for the host's memory.
+    """
+    model, step, shape, operators = example.model, example.step, example.shape, example.operators
+    local = [s.index for s in plan.stages if s.device in team.local]
+    device = compute_device([*model.parameters(), *model.buffers()])
+    where = team.where = team.where or dict.fromkeys(team.local, device)
+    on = {i: where[plan.placement[i]] for i in local}
+    limit, compiler, known = programs.max_shapes, programs.compiler, programs.known
+    first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler, known)
+    check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
+    team.connect(sending_pairs(plan))
+    kind = next(iter(where.values())).type
+    cut = cut_of(first.operators, first.stages)
+    stages = LocalStages(model, plan, team, first, on, training)
+
+    def captured(batch: Any, _: Any) -> CapturedStep:
+        with as_meta_tensors(model):
+            return capture_step(model, step, batch, device=kind)
+
+    def variant() -> tuple[Shapes, PreparedSteps]:
+        shapes = Shapes(captured, team, cut, on, limit, compiler)
+        return shapes, PreparedSteps(plan, shapes, stages.states, model)
+
+    variants = Variants(model, step, variant, follow_model)
+    variants.shapes.keep(shape, first)
+    largest = shape.samples if team.replicas > 1 else 0
+    norm_parameters = NormParameters.of(plan, dict(model.named_parameters()))
+    copies = offloads(plan, first, team, where, offload or OffloadTier())
+    workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, copies)
+    runner = StepRunner(stages, variants, workers, training, largest)
+    evaluator = Evaluator(stages, cut, workers, training, programs, follow_model)
+    return Arrangement(plan, stages, variants, runner, evaluator, copies, workers.queues)
