@@ -25,7 +25,7 @@ def agent(port: int, folder: Path, log: Path) -> subprocess.Popen[bytes]:
     options = [
         "--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3", "--rdzv-backend", "c10d",
         "--rdzv-endpoint", f"127.0.0.1:{port}", "--rdzv-id", "elastic", "--local-addr", "127.0.0.1",
-        "--rdzv-conf", "last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=3",
+        "--rdzv-conf", "last_call_timeout=20,keep_alive_interval=2,keep_alive_max_attempt=10",
     ]  # fmt: skip
     command = [str(EXAMPLE), "--folder", str(folder), "--updates", str(UPDATES), "--every", str(EVERY)]
     with log.open("wb") as out:
@@ -35,11 +35,12 @@ def agent(port: int, folder: Path, log: Path) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-def wait_for(text: str, *logs: Path) -> None:
-    """Wait until a log has a text."""
+def wait_for(text: str, nodes: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
+    """Wait until the log of a node has a text."""
     end = time.monotonic() + HANGS_S
     while not any(text in log.read_text(encoding="utf-8") for log in logs):
-        assert time.monotonic() < end, [log.read_text(encoding="utf-8")[-3000:] for log in logs]
+        alive = time.monotonic() < end and all(node.poll() is None for node in nodes)
+        assert alive, [log.read_text(encoding="utf-8")[-3000:] for log in logs]
         time.sleep(0.01)
 
 
@@ -84,7 +85,7 @@ def test_job_goes_on_with_one_replica_when_a_node_is_lost(tmp_path):
     try:
         wait_for_store(port)  # the first agent that comes has it, and the other one will die
         nodes.append(agent(port, folder, logs[1]))
-        wait_for(f"update {2 * EVERY + 2}:", *logs)
+        wait_for(f"update {2 * EVERY + 2}:", nodes, logs)
         kill_node(nodes[1])
         assert nodes[0].wait(timeout=HANGS_S) == 0, logs[0].read_text(encoding="utf-8")[-3000:]
     finally:
