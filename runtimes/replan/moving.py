@@ -49,8 +49,8 @@ class MovableState:
         entries: dict[Key, Any] = {(TENSOR, name): tensor.detach() for name, tensor in _held(model).items()}
         entries |= {(OPTIMIZER, name): value for name, value in state["optimizer"].items()}
         entries |= {(STEPPED, name): value for name, value in state["stepped"].items()}
-        for number, tensors in enumerate(averages):
-            entries |= {(f"{AVERAGE} {number}", name): tensor for name, tensor in tensors.items()}
+        for number, average in enumerate(averages):
+            entries |= {(f"{AVERAGE} {number}", name): tensor for name, tensor in average.items()}
         tensors = {key: value.detach() for key, value in entries.items() if isinstance(value, Tensor)}
         return cls(tensors, {key: value for key, value in entries.items() if key not in tensors})
 
