@@ -167,14 +167,15 @@ class Pipeline:
         trainer.averages.refuse_applied("plan again")
         if replanner is None:
             raise RequestError("this pipeline cannot be planned again: build it with panpipe.pipeline on real devices")
-        trainer.stages.have_equal_values()
-        trainer.team.agree(replanner.refusal(trainer))
-        found = replanner.find(trainer)
-        moves = found is not None and found.worth_moving(self.plan)
-        if found is not None and moves:
-            replanner.move(trainer, self.checkpoints, found.plan)
-        if trainer.team.first:
-            LOGGER.warning("%s", said(found, moves))
+        with trainer.team.inside("replan"):
+            trainer.stages.have_equal_values()
+            trainer.team.agree(replanner.refusal(trainer))
+            found = replanner.find(trainer)
+            moves = found is not None and found.worth_moving(self.plan)
+            if found is not None and moves:
+                replanner.move(trainer, self.checkpoints, found.plan)
+            if trainer.team.first:
+                LOGGER.warning("%s", said(found, moves))
         return moves
 
     def replan_automatically(self) -> None:
