@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...core.errors import RequestError
 from .durable_files import remove_folder, remove_hidden, sync_folder
-from .manifest import NAME, check_listing, read_manifest
+from .manifest import DCP_METADATA, NAME, check_listing, none_there, read_manifest
 from .reading import CheckpointReader
 
 
@@ -23,6 +23,10 @@ def latest_checkpoint(folder: str | Path, *, verify: bool = False) -> Path | Non
 
     Returns:
         The checkpoint's folder, or None.
+
+    Raises:
+        RequestError: there are only checkpoints of ``torch.distributed.checkpoint``, such as older versions of panpipe
+            wrote: a job that continued without them would lose its progress.
     """
     for path in sorted(_numbered(Path(folder)), key=_order, reverse=True):
         try:
@@ -35,6 +39,9 @@ def latest_checkpoint(folder: str | Path, *, verify: bool = False) -> Path | Non
                 warnings.warn(f"'{path}' is skipped: {error}", stacklevel=2)
             continue
         return path
+    other = max((found.parent for found in Path(folder).glob(f"*/{DCP_METADATA}")), key=_order, default=None)
+    if other is not None:
+        raise RequestError(none_there(other))
     return None
 
 

@@ -64,7 +64,7 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         data = read_regular(path, _MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
-        raise RequestError(_none_there(folder)) from None
+        raise RequestError(none_there(folder)) from None
     except OSError as error:
         raise RequestError(f"cannot read '{path}': {error.strerror}; every rank reads the checkpoint") from None
     head = _HEAD.match(data)
@@ -88,7 +88,8 @@ def read_manifest(folder: Path) -> Manifest:
     return found
 
 
-def _none_there(folder: Path) -> str:
+def none_there(folder: Path) -> str:
+    """Why a folder without a manifest is refused."""
     if (folder / DCP_METADATA).is_file():
         return (
             f"'{folder}' is a checkpoint of torch.distributed.checkpoint, whose metadata is a pickle, and reading a "

@@ -338,7 +338,7 @@ def test_unusable_checkpoint_folders_are_refused(written, tmp_path):
     with refusal("dcp' is a checkpoint of torch.distributed.checkpoint, .*panpipe checkpoint import '.*dcp' NEW"):
         pipe.resume(tmp_path / "dcp")
     with refusal("there is no checkpoint to resume from"):
-        pipe.resume(panpipe.latest_checkpoint(tmp_path))
+        pipe.resume(panpipe.latest_checkpoint(tmp_path / "none"))
 
 
 class Counting(torch.optim.SGD):

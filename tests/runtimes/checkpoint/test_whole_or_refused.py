@@ -280,6 +280,15 @@ def test_latest_checkpoint_skips_what_is_not_whole(pipe, written, tmp_path):
     assert re.search(r"step-10' is skipped: .*its hash differs", str(warned[-1].message))
 
 
+def test_checkpoints_of_dcp_alone_are_named_and_not_skipped(tmp_path):
+    (tmp_path / "step-3").mkdir()
+    (tmp_path / "step-3" / ".metadata").touch()
+    with pytest.raises(
+        panpipe.RequestError, match=r"step-3' is a checkpoint of torch\.distributed.* checkpoint import"
+    ):
+        panpipe.latest_checkpoint(tmp_path)
+
+
 def test_keep_removes_the_oldest_checkpoints_of_the_same_name_alone(pipe, written, tmp_path):
     for name in ("step-7", "step-8", "step-9", "step-20", "best-1", "other"):
         shutil.copytree(written, tmp_path / name)
