@@ -6,6 +6,7 @@ from panpipe.core.errors import RequestError
 from panpipe.runtimes.batch.batch_agreement import BatchAgreement, Change
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.devices.compute import HostQueue
+from panpipe.runtimes.launch.activity import Activity
 
 
 class Rank:
@@ -14,7 +15,7 @@ class Rank:
     size, replica, replicas = 2, 0, 1
 
     def __init__(self, number):
-        self.local, self.failure = (number,), None
+        self.local, self.failure, self.activities = (number,), None, {number: Activity(method="step 1")}
 
     def sum_over_processes(self, table):
         self.table = table
