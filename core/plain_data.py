@@ -95,7 +95,8 @@ def _packed(value: Any, path: str, objects: bool) -> Any:
 def _fields(value: Any, path: str) -> Any:
     if isinstance(value, Enum):
         return value.name
-    return [_packed(getattr(value, field.name), f"{path}.{field.name}", True) for field in _init_fields(type(value))]
+    kind: Any = type(value)
+    return [_packed(getattr(value, field.name), f"{path}.{field.name}", True) for field in _init_fields(kind)]
 
 
 @cache
@@ -119,7 +120,7 @@ def _unpacked(value: Any, objects: bool) -> Any:
 
 
 def _object(name: str, given: Any) -> Any:
-    cls = _class(name)
+    cls: Any = _class(name)
     if issubclass(cls, Enum):
         return cls[given]
     fields = _init_fields(cls)
