@@ -149,9 +149,9 @@ def test_links_and_pipes_are_refused(pipe, copied, tmp_path):
     [
         ({"steps": 1, "files": {"../../secret": {"bytes": 1, "xxh3_128": "0"}}}, "no file of a checkpoint"),
         ({"steps": 1, "files": {"/etc/passwd": {"bytes": 1, "xxh3_128": "0"}}}, "no file of a checkpoint"),
-        ({"steps": 1, "files": {ITEMS + "\n": {"bytes": 1, "xxh3_128": "0"}}}, "no file of a checkpoint"),
+        ({"steps": 1, "files": {ITEMS + "\n": {"bytes": 1, "xxh3_128": "0"}}}, "manifest.json'"),
         ({"steps": 1, "files": {ITEMS: {"bytes": -1, "xxh3_128": "0"}}}, "negative or beyond"),
-        ({"steps": 10**300, "files": {}}, "negative or beyond"),
+        ({"steps": 10**300, "files": {}}, "manifest.json'"),
         ({"steps": "1", "files": {}}, "is not a valid panpipe.checkpoint/1"),
         ({"steps": 1, "files": []}, "is not a valid panpipe.checkpoint/1"),
         ({"steps": 1, "files": {}, "more": 1}, "is not a valid panpipe.checkpoint/1"),
@@ -169,7 +169,7 @@ def test_a_hostile_manifest_is_refused(pipe, copied, document, said):
 )
 def test_a_manifest_that_is_no_json_of_its_format_is_refused(pipe, copied, rest):
     _sign_manifest(copied, rest)
-    refused(pipe, copied, "manifest.json'? (is|holds)")
+    refused(pipe, copied, "manifest.json'? (is|holds|cannot be read)")
 
 
 def _sign_manifest(folder, rest):
