@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
-from panpipe.cli.output import print_table
+from panpipe.answers.output import print_table
 from panpipe.core.cluster.catalog import find_cluster
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.cluster.mesh import Mesh

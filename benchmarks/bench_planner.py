@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from panpipe.cli.output import print_table
+from panpipe.answers.output import print_table
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json
 from planning import on_devices, plan_command
 from recording import machine, record

@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gpt
 import panpipe
 import torch
-from panpipe.cli.output import print_table
+from panpipe.answers.output import print_table
 from panpipe.core.capture.export.operators import operators_of, tensor_bytes
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.schedules.problem import ScheduleProblem

@@ -17,7 +17,7 @@ import sys
 import time
 
 from attrs import frozen
-from panpipe.cli.output import print_table
+from panpipe.answers.output import print_table
 from panpipe.core.cluster.cluster import Cluster, Device, Hub
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode

@@ -19,7 +19,7 @@ import time
 
 from attrs import frozen
 from ortools.sat.python import cp_model
-from panpipe.cli.output import print_table
+from panpipe.answers.output import print_table
 from panpipe.core.cluster.cluster import Cluster, fully_connected
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.errors import InfeasibleError

@@ -31,7 +31,7 @@ import panpipe
 import torch
 import torch.distributed as dist
 from attrs import evolve
-from panpipe.cli.output import print_table
+from panpipe.answers.output import print_table
 from panpipe.core.actions import Action, Kind
 from panpipe.core.capture.export.operators import Operators, operators_of, tensor_bytes
 from panpipe.core.capture.export.step import capture_step

@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "examples"))
 import torch
 import torch.multiprocessing as mp
 from attrs import field, frozen
-from panpipe.cli.output import print_table
+from panpipe.answers.output import print_table
 from planning import plan_command
 from recording import machine, record
 from torch import nn

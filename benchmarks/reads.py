@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 import gpt
-from panpipe.cli.output import print_table
+from panpipe.answers.output import print_table
 from panpipe.core.capture.python.reads import Reads
 from recording import machine, record
 

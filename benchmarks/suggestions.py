@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from attrs import frozen
-from panpipe.cli.output import print_table
+from panpipe.answers.output import print_table
 from panpipe.core.costs.graph import graph_json, read_graph
 from panpipe.core.search.suggestions.changes import MORE_DEVICES, MORE_MEMORY, OFFLOAD, RECOMPUTE, SMALLER_MICROBATCHES
 from panpipe.core.search.suggestions.relaxations import with_smaller_microbatches

@@ -5,12 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
+from ..answers.output import note, print_json, print_table
 from ..backends.conformance import Finding, examine
 from ..backends.kind import BackendKind, dtype_name
 from ..backends.registry import BUILT_IN, find_backend, known_backends, plugins
 from ..core.errors import RequestError
 from ..core.plugins import LeftOut
-from .output import note, print_json, print_table
 
 
 def backends(

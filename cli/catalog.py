@@ -10,6 +10,8 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..answers.output import bytes_text, note, print_json, print_table, seconds_text
+from ..answers.topology import draw, rate_text
 from ..core.cluster.catalog import Catalogue, LinkType, catalogue, find_cluster
 from ..core.cluster.catalog.find import cluster_in
 from ..core.cluster.cluster import Cluster, cluster_json
@@ -23,8 +25,6 @@ from ..core.files.read import read_text
 from ..core.files.write import write_text
 from ..core.report.chart.topology import topology_svg
 from ..core.wording import counted
-from .output import bytes_text, note, print_json, print_table, seconds_text
-from .topology import draw, rate_text
 
 ASSUMED = "~"
 

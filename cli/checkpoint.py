@@ -6,11 +6,11 @@ from typing import Annotated
 
 import typer
 
+from ..answers.output import note, print_json
 from ..core.errors import RequestError
 from ..core.wording import counted
 from ..runtimes.checkpoint.dcp_files import export_checkpoint, import_checkpoint
 from ..runtimes.checkpoint.reading import CheckpointReader
-from .output import note, print_json
 
 
 class Work(StrEnum):

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from ..answers.output import bytes_text, check_writable, note, print_json, print_table, seconds_text
 from ..core.documents import as_plain
 from ..core.errors import RequestError, naming
 from ..core.files.write import write_text
@@ -17,7 +18,6 @@ from ..core.trace.compare import compare as compare_traces
 from ..core.trace.durations import KindSummary
 from ..core.trace.perfetto_reader import read_trace
 from ..core.trace.transfers import Offset, TransferSummary
-from .output import bytes_text, check_writable, note, print_json, print_table, seconds_text
 
 SHOWN = 5
 """Most single differences that are printed; ``--json`` has all."""

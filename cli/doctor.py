@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from .bundled import check_model_name
-from .output import note, print_json
+from ..answers.bundled import check_model_name
+from ..answers.output import note, print_json
 
 
 def doctor(
@@ -34,10 +34,10 @@ def doctor(
 
     import torch  # imported here, so that a mistyped name is refused at once
 
+    from ..answers.doctor_answer import plain_findings, print_findings
+    from ..answers.models import load_model
     from ..runtimes.diagnose.doctor import check_up
     from ..runtimes.launch.team import ThreadTeam
-    from .doctor_answer import plain_findings, print_findings
-    from .models import load_model
 
     torch.set_num_threads(1)
     made, step, batch, options = load_model(model)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
+from ..answers.bundled import BUNDLED, check_model_name
 from ..core.errors import RequestError
-from .bundled import BUNDLED, check_model_name
 
 
 def explore(
@@ -43,11 +43,11 @@ def explore(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise RequestError(f"panpipe explore needs {error.name}: pip install 'panpipe[explore]'") from None
+    from ..answers.clusters import find_cluster
     from ..explore.app import Explorer
     from ..explore.question import FileQuestion, PlanQuestion, Question, UniformQuestion
     from ..explore.results import open_results
     from ..explore.serve import serve
-    from .clusters import find_cluster
 
     results = open_results(files or [])
     start: Question = UniformQuestion()

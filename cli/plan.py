@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .bundled import check_model_name
+from ..answers.bundled import check_model_name
 
 
 def plan(
@@ -147,7 +147,7 @@ def plan(
     """
     if model is not None and graph is None:
         check_model_name(model)  # before slow imports
-    from .planning import run
+    from ..answers.plan.planning import run
 
     run(
         cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,

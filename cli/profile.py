@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
+from ..answers.bundled import check_model_name
+from ..answers.output import check_writable
 from ..core.cluster.catalog import catalogue
 from ..core.cluster.device_type import NUMBER_TYPES
 from ..core.errors import RequestError
-from .bundled import check_model_name
-from .output import check_writable
 
 
 def profile(
@@ -68,8 +68,8 @@ def profile(
         if what != "links" or model is not None or name is not None:
             given = what if what != "links" else "links --model" if model is not None else "links --name"
             raise RequestError(f"'profile {given}' is not a measurement: write panpipe profile, or profile links")
-        from .profile_links import profile_links
-        from .profile_operators import chosen_device, described_device
+        from ..answers.profile_links import profile_links
+        from ..answers.profile_operators import chosen_device, described_device
 
         where = chosen_device(device)
         return profile_links(where, described_device(like, device).name, ranks, backend, max(repeats, 2), out, json)
@@ -80,7 +80,7 @@ def profile(
         raise RequestError(f"there is no number type '{dtype}': use one of {', '.join(NUMBER_TYPES)}")
     if model is not None:
         check_model_name(model)
-    from .profile_operators import chosen_device, described_device, profile_operators
+    from ..answers.profile_operators import chosen_device, described_device, profile_operators
 
     where, base = chosen_device(device), described_device(like, device)
     title = name or f"measured-{base.name}"

@@ -1,27 +1,25 @@
 """``panpipe schedule``: a schedule for uniform stages, evaluated."""
 
-import inspect
-from collections.abc import Container, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 
-from ..core.errors import InfeasibleError, RequestError, naming
+from ..answers.gantt import gantt
+from ..answers.output import note, print_json, print_table
+from ..answers.schedule import build_schedule
+from ..answers.uniform import UniformStages, numbers, uniform_times
+from ..core.errors import naming
 from ..core.evaluate.ratios import bubble_ratio
 from ..core.files.write import write_text
 from ..core.report.chart import schedule_svg
 from ..core.schedules.building_block import read_block
 from ..core.schedules.meaning import meaning_of
-from ..core.schedules.registry import find_family
 from ..core.schedules.schedule_csv import schedule_csv
-from ..core.schedules.scored import Scored, exceeds, score
-from .gantt import gantt
-from .output import note, print_json, print_table
-from .searching import PARAMETERS, Evaluations, Seconds, Seed, check_search, run_search
-from .uniform import (
-    CHUNKS_TO_TRY,
+from ..core.schedules.scored import Scored
+from .search_options import Evaluations, Seconds, Seed
+from .uniform_options import (
     BackwardInput,
     BackwardWeight,
     Devices,
@@ -32,9 +30,6 @@ from .uniform import (
     MemoryLimit,
     Microbatches,
     StageScale,
-    UniformStages,
-    numbers,
-    uniform_times,
 )
 
 
@@ -123,65 +118,6 @@ def schedule(
         print_json(_answer(scored))
     else:
         _show(scored)
-
-
-def build_schedule(
-    name: str, stages: UniformStages, chunks: int | None, given: Mapping[str, Any], memory_limit: float | None
-) -> Scored:
-    """The named schedule; for ``auto`` the fastest one found, over every number of chunks.
-
-    Args:
-        name: of a family, or ``auto``.
-        stages: the pipeline.
-        chunks: stages of a device; the usual number if None, or for ``auto`` several.
-        given: parameters of the schedule, or of the search.
-        memory_limit: of a device, in its saved tensors for one microbatch.
-
-    Raises:
-        RequestError: there is no such schedule, or it has no such parameter.
-        InfeasibleError: it exceeds the limit.
-    """
-    problems = [stages.problem(count, memory_limit) for count in _chunks_to_try(name, chunks, stages)]
-    if name == "auto":
-        _check_parameters("auto", PARAMETERS, given)
-        check_search(given, memory_limit)
-        return run_search(problems, given)
-    family = find_family(name)
-    _check_parameters(name, inspect.signature(family.build).parameters, given)
-    scored = score(problems[0], family.build(problems[0], **given))
-    _check_limit(scored)
-    return scored
-
-
-def _check_parameters(name: str, known: Container[str], given: Mapping[str, Any]) -> None:
-    unknown = next((key for key in given if key not in known), None)
-    if unknown is not None:
-        option = "--" + unknown.replace("_", "-")
-        raise RequestError(f"{option} is no parameter of {name}: leave it out, or name the schedule that has it")
-
-
-def _chunks_to_try(name: str, chunks: int | None, stages: UniformStages) -> tuple[int, ...]:
-    """The given number; otherwise that of the stages' factors; otherwise the usual ones."""
-    if chunks is not None:
-        return (chunks,)
-    scaled = stages.chunks_by_scales
-    if name == "auto":
-        return scaled or CHUNKS_TO_TRY
-    family = find_family(name)
-    return (scaled[0] if scaled and family.chunks is None else family.usual_chunks,)
-
-
-def _check_limit(scored: Scored) -> None:
-    if not exceeds(scored):
-        return
-    result, chunks = scored.result, scored.problem.chunks
-    device = max(range(scored.problem.devices), key=lambda d: result.peak_memory[d])
-    action = scored.schedule.device_actions[device][result.peak_position[device]]
-    peak, limit = result.peak_memory[device] / chunks, (scored.problem.memory_limit or 0.0) / chunks
-    raise InfeasibleError(
-        f"{scored.schedule.name} holds {peak:g} on device {device} at {action}, {peak - limit:g} over the limit of "
-        f"{limit:g}: raise --memory-limit to {peak:g}, or let auto find a schedule with less memory"
-    )
 
 
 def _answer(scored: Scored) -> dict[str, Any]:

@@ -5,15 +5,16 @@ from typing import Annotated, Any
 
 import typer
 
+from ..answers.output import note, print_json, print_table
+from ..answers.searching import check_search, run_search
+from ..answers.uniform import CHUNKS_TO_TRY, UniformStages, numbers, uniform_times
 from ..core.errors import RequestError
 from ..core.schedules.problem import ScheduleFamily, ScheduleProblem
 from ..core.schedules.registry import families, resident_families
 from ..core.schedules.scored import Scored, exceeds
 from ..core.schedules.tradeoff import frontier, named_schedules, peak_of
-from .output import note, print_json, print_table
-from .searching import Evaluations, Seconds, Seed, check_search, run_search
-from .uniform import (
-    CHUNKS_TO_TRY,
+from .search_options import Evaluations, Seconds, Seed
+from .uniform_options import (
     HOST_COPY,
     BackwardInput,
     BackwardWeight,
@@ -24,9 +25,6 @@ from .uniform import (
     MemoryLimit,
     Microbatches,
     StageScale,
-    UniformStages,
-    numbers,
-    uniform_times,
 )
 
 

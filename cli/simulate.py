@@ -6,6 +6,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from attrs import evolve
 
+from ..answers.clusters import find_cluster
+from ..answers.idle import idle_answer, idle_of, print_idle
+from ..answers.memory import print_memory
+from ..answers.output import bytes_text, check_writable, note, print_json, print_table, seconds_text, share_text
+from ..answers.plan_files import PlanFile, read_plan_or_schedule
+from ..answers.uniform import equal_stages, uniform_times
 from ..core.actions import Kind
 from ..core.cluster.cluster import Cluster, fully_connected
 from ..core.costs.costs import StageCosts
@@ -17,12 +23,6 @@ from ..core.plan.plan import Plan
 from ..core.plan.wording import plan_size
 from ..simulators.bubbles import HOST_COPY
 from ..simulators.optimizer import OptimizerStep
-from .clusters import find_cluster
-from .idle import idle_answer, idle_of, print_idle
-from .memory import print_memory
-from .output import bytes_text, check_writable, note, print_json, print_table, seconds_text, share_text
-from .plan_files import PlanFile, read_plan_or_schedule
-from .uniform import equal_stages, uniform_times
 
 if TYPE_CHECKING:
     from ..simulators.result import SimulationResult

@@ -5,13 +5,13 @@ from typing import Annotated, Any
 
 import typer
 
+from ..answers.output import bytes_text, note, print_json, print_table
+from ..answers.plan_files import read_plan_or_schedule
 from ..core.documents import as_plain
 from ..core.errors import naming
 from ..core.plan.plan import Plan
 from ..core.plan.wording import plan_size
 from ..core.wording import counted
-from .output import bytes_text, note, print_json, print_table
-from .plan_files import read_plan_or_schedule
 
 
 def validate(

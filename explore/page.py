@@ -3,7 +3,7 @@
 from string import Template
 from typing import Any
 
-from ..cli.bundled import BUNDLED
+from ..answers.bundled import BUNDLED
 from ..core.analytic.optimizers import OPTIMIZERS
 from ..core.cluster.catalog import catalogue
 from ..core.cluster.device_type import NUMBER_TYPES

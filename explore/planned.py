@@ -10,11 +10,11 @@ from typing import Any
 
 from attrs import asdict, evolve, frozen
 
-from ..cli.infeasible import InfeasibleAnswer
-from ..cli.output import bytes_text, seconds_text
-from ..cli.plan_answer import PlanAnswer
-from ..cli.plan_request import PlanRequest
-from ..cli.planning import plan_answer, plan_request
+from ..answers.output import bytes_text, seconds_text
+from ..answers.plan.answer import PlanAnswer
+from ..answers.plan.infeasible import InfeasibleAnswer
+from ..answers.plan.planning import plan_answer, plan_request
+from ..answers.plan.request import PlanRequest
 from ..core.errors import InfeasibleError, RequestError
 from ..core.plan.plan import Plan, plan_json
 from ..core.report.data import report_data

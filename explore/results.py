@@ -6,8 +6,8 @@ from typing import Any
 
 from attrs import frozen
 
-from ..cli.idle import idle_of
-from ..cli.plan_files import read_plan_or_schedule
+from ..answers.idle import idle_of
+from ..answers.plan_files import read_plan_or_schedule
 from ..core.errors import RequestError
 from ..core.files.json_reader import parse_json
 from ..core.files.limits import TRACE

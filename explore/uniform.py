@@ -5,8 +5,8 @@ from typing import Any
 
 from attrs import evolve
 
-from ..cli.schedule import build_schedule
-from ..cli.uniform import CHUNKS_TO_TRY, UniformStages, uniform_times
+from ..answers.schedule import build_schedule
+from ..answers.uniform import CHUNKS_TO_TRY, UniformStages, uniform_times
 from ..core.cluster.cluster import fully_connected
 from ..core.cluster.mesh import Mesh
 from ..core.costs.costs import StageEdge

@@ -3,8 +3,8 @@
 import json
 
 import pytest
+from panpipe.answers.topology import draw, draw_network
 from panpipe.cli import main
-from panpipe.cli.topology import draw, draw_network
 from panpipe.core.cluster.catalog import catalogue, find_cluster
 from panpipe.core.cluster.cluster import Cluster, Device, Hub, read_cluster
 from panpipe.core.cluster.routing import Link

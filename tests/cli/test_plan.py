@@ -8,9 +8,9 @@ import sys
 from collections import defaultdict
 
 import pytest
+from panpipe.answers.clusters import find_cluster, host_memory_bytes
+from panpipe.answers.output import seconds_text
 from panpipe.cli import main
-from panpipe.cli.clusters import find_cluster, host_memory_bytes
-from panpipe.cli.output import seconds_text
 from panpipe.core.cluster.cluster import cluster_json, fully_connected
 from panpipe.core.plan.plan import read_plan
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 from attrs import evolve
+from panpipe.answers.plan.simpler import simpler_than
 from panpipe.cli import main
-from panpipe.cli.simpler import simpler_than
 from panpipe.core.plan.plan import read_plan
 from panpipe.core.schedules.meaning import meaning_of
 

@@ -21,7 +21,7 @@ _BASE = tuple(_TORCH + os.path.join("nn", "modules", name) for name in ("module.
 _INSTALLED = (os.sep + "site-packages" + os.sep, os.sep + "dist-packages" + os.sep)
 _STANDARD = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "platstdlib")})
 _ROOTS = {Path(__file__).parents[3], Path(__file__).resolve().parents[3]}  # they differ through a symbolic link
-_FOLDERS = ("core", "runtimes", "simulators", "backends", "cli", "explore", "integrations")
+_FOLDERS = ("core", "runtimes", "simulators", "backends", "answers", "cli", "explore", "integrations")
 _OWN = tuple(str(root / name) + os.sep for root in _ROOTS for name in _FOLDERS)
 _OWN_FILES = tuple(str(root / name) for root in _ROOTS for name in ("__init__.py", "api.py", "virtual.py"))
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from panpipe.cli.models import load_model, planned_model
+from panpipe.answers.models import load_model, planned_model
 from panpipe.core.errors import RequestError
 
 MODULE = """

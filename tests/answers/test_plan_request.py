@@ -3,9 +3,9 @@
 import itertools
 
 import pytest
-from panpipe.cli import plan_request
-from panpipe.cli.costs import PlanningCosts
-from panpipe.cli.infeasible import InfeasibleAnswer
+from panpipe.answers.plan import request as plan_request
+from panpipe.answers.plan.costs import PlanningCosts
+from panpipe.answers.plan.infeasible import InfeasibleAnswer
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.schedules.registry import families

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from panpipe.cli.bundled import BUNDLED, check_model_name, make
+from panpipe.answers.bundled import BUNDLED, check_model_name, make
 from panpipe.core.errors import RequestError
 
 PARAMETERS = {

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
-from ..core.errors import InfeasibleError
-from ..core.search.suggestions.changes import (
+from ...core.errors import InfeasibleError
+from ...core.search.suggestions.changes import (
     MORE_DEVICES,
     MORE_MEMORY,
     OFFLOAD,
@@ -14,9 +14,9 @@ from ..core.search.suggestions.changes import (
     more_memory,
     smallest_changes,
 )
-from ..core.search.suggestions.infeasible import NothingFits, excess, holding, operator_bytes, too_large
-from .output import bytes_text, print_json, seconds_text
-from .plan_request import PlanRequest
+from ...core.search.suggestions.infeasible import NothingFits, excess, holding, operator_bytes, too_large
+from ..output import bytes_text, print_json, seconds_text
+from .request import PlanRequest
 
 
 def refuse(nothing: NothingFits, request: PlanRequest, *, json: bool) -> NoReturn:
@@ -40,7 +40,7 @@ class InfeasibleAnswer:
     """
 
     def __init__(self, nothing: NothingFits, request: PlanRequest) -> None:
-        from ..simulators.run import simulate
+        from ...simulators.run import simulate
 
         problem, replan = request.problem, request.fitting
         memory = more_memory(nothing, problem, replan)

@@ -7,26 +7,26 @@ from pathlib import Path
 
 from attrs import evolve
 
-from ..core.cluster.cluster import Cluster
-from ..core.cluster.mesh import least_by_position
-from ..core.costs.partition import device_limits
-from ..core.errors import RequestError, naming
-from ..core.files.write import write_text
-from ..core.offload.request import parse_offload
-from ..core.plan.plan import Plan, plan_json
-from ..core.schedules.problem import ScheduleFamily
-from ..core.schedules.registry import families, find_family, resident_families
-from ..core.search.suggestions.fewer_devices import faster_alone
-from ..core.search.suggestions.infeasible import NothingFits
-from ..core.trace.throughput import Work
-from .clusters import find_cluster
+from ...core.cluster.cluster import Cluster
+from ...core.cluster.mesh import least_by_position
+from ...core.costs.partition import device_limits
+from ...core.errors import RequestError, naming
+from ...core.files.write import write_text
+from ...core.offload.request import parse_offload
+from ...core.plan.plan import Plan, plan_json
+from ...core.schedules.problem import ScheduleFamily
+from ...core.schedules.registry import families, find_family, resident_families
+from ...core.search.suggestions.fewer_devices import faster_alone
+from ...core.search.suggestions.infeasible import NothingFits
+from ...core.trace.throughput import Work
+from ..clusters import find_cluster
+from ..output import check_writable, note, print_json
+from ..progress import search_progress
+from .answer import PlanAnswer
+from .choices import judge_of, of_one_replica, oracle_of, replicas_allowed, wanted_meshes, wanted_recompute
 from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
 from .infeasible import refuse
-from .output import check_writable, note, print_json
-from .plan_answer import PlanAnswer
-from .plan_choices import judge_of, of_one_replica, oracle_of, replicas_allowed, wanted_meshes, wanted_recompute
-from .plan_request import PlanRequest
-from .progress import search_progress
+from .request import PlanRequest
 
 
 def run(
@@ -172,7 +172,7 @@ def plan_answer(
     request: PlanRequest, known: Sequence[ScheduleFamily], plans: Sequence[Plan], fewer: Plan | None
 ) -> PlanAnswer:
     """The answer for the plans that were found."""
-    from ..core.search.suggestions.unlimited_memory import (
+    from ...core.search.suggestions.unlimited_memory import (
         unlimited_step_s,
     )  # here: compiled code takes a second to load
 

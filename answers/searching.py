@@ -1,30 +1,12 @@
-"""The search for schedules from the command line: its options, their checks, and the call."""
+"""The search for schedules of uniform stages: checks of its parameters, and the call."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.problem import ScheduleProblem
 from ..core.schedules.registry import resident_families
 from ..core.schedules.scored import Scored
-
-Evaluations = Annotated[
-    int | None,
-    typer.Option(
-        help="auto: number of orders to try; the default takes about ten seconds for 8 devices and 32 microbatches.",
-        show_default=False,
-    ),
-]
-Seconds = Annotated[
-    float | None,
-    typer.Option(
-        help="auto: time of the search, in place of --evaluations; the schedule's name then has their number.",
-        show_default=False,
-    ),
-]
-Seed = Annotated[int | None, typer.Option(help="auto: seed of its random numbers.", show_default=False)]
 
 PARAMETERS = ("evaluations", "seconds", "seed")
 """The parameters of ``auto``."""

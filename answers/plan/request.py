@@ -5,24 +5,24 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import evolve, frozen
 
-from ..core.cluster.cluster import Cluster
-from ..core.costs.partition import device_limits
-from ..core.errors import InfeasibleError, RequestError
-from ..core.offload.request import OffloadRequest
-from ..core.plan.derive import Recompute
-from ..core.plan.plan import Plan
-from ..core.schedules.problem import ScheduleFamily
-from ..core.schedules.registry import families
-from ..core.search import Oracle
-from ..core.search.suggestions.changes import Problem, Relaxation
-from ..core.search.suggestions.relaxations import with_more_devices, with_more_memory, with_smaller_microbatches
+from ...core.cluster.cluster import Cluster
+from ...core.costs.partition import device_limits
+from ...core.errors import InfeasibleError, RequestError
+from ...core.offload.request import OffloadRequest
+from ...core.plan.derive import Recompute
+from ...core.plan.plan import Plan
+from ...core.schedules.problem import ScheduleFamily
+from ...core.schedules.registry import families
+from ...core.search import Oracle
+from ...core.search.suggestions.changes import Problem, Relaxation
+from ...core.search.suggestions.relaxations import with_more_devices, with_more_memory, with_smaller_microbatches
+from ..output import note
+from .choices import counted_workload, sized_workload, wanted_meshes
 from .costs import PlanningCosts
-from .output import note
-from .plan_choices import counted_workload, sized_workload, wanted_meshes
 
 if TYPE_CHECKING:
-    from ..core.search.confirm import SearchResult
-    from ..core.search.problem.workload import Workload
+    from ...core.search.confirm import SearchResult
+    from ...core.search.problem.workload import Workload
 
 FEW = 20_000
 """Most evaluations of a search for fewer devices than the cluster has."""
@@ -90,9 +90,9 @@ class PlanRequest:
             meshes: pipeline and data dimensions, in place of the request's own.
             changes: of the ``SearchOptions`` of the request.
         """
-        from ..core.search.choose import search_plans  # imported here: compiled code takes a second to load
-        from ..core.search.compiling import compile_ahead
-        from ..core.search.search_options import SearchOptions
+        from ...core.search.choose import search_plans  # imported here: compiled code takes a second to load
+        from ...core.search.compiling import compile_ahead
+        from ...core.search.search_options import SearchOptions
 
         compile_ahead(note)
         options = SearchOptions(

@@ -5,14 +5,14 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ..core.analytic.optimizers import DEFAULT, find_optimizer
-from ..core.cluster.catalog.find import CPU, required_type
-from ..core.cluster.cluster import Cluster
-from ..core.cluster.device_type import NUMBER_TYPES, DeviceType
-from ..core.costs.graph import OpGraph, read_graph
-from ..core.errors import RequestError
-from ..core.trace.throughput import Work
-from .output import note
+from ...core.analytic.optimizers import DEFAULT, find_optimizer
+from ...core.cluster.catalog.find import CPU, required_type
+from ...core.cluster.cluster import Cluster
+from ...core.cluster.device_type import NUMBER_TYPES, DeviceType
+from ...core.costs.graph import OpGraph, read_graph
+from ...core.errors import RequestError
+from ...core.trace.throughput import Work
+from ..output import note
 
 
 @frozen
@@ -84,7 +84,7 @@ def model_costs(request: ModelRequest, cluster: Cluster, name: str, microbatches
 
 
 def _measured(request: ModelRequest, microbatches: int, work: Work) -> PlanningCosts:
-    from .models import planned_model
+    from ..models import planned_model
 
     planned = planned_model(
         request.name, microbatches, batch=request.batch, sequence=request.sequence, dtype=request.dtype
@@ -96,9 +96,9 @@ def _measured(request: ModelRequest, microbatches: int, work: Work) -> PlanningC
 
 
 def _analytic(request: ModelRequest, devices: Sequence[DeviceType], microbatches: int, work: Work) -> PlanningCosts:
-    from ..core.analytic.model import costs_by_type, model_work
-    from ..core.analytic.roofline import rate_of
-    from .models import planned_model
+    from ...core.analytic.model import costs_by_type, model_work
+    from ...core.analytic.roofline import rate_of
+    from ..models import planned_model
 
     planned = planned_model(
         request.name, microbatches, batch=request.batch, sequence=request.sequence, dtype=request.dtype, empty=True

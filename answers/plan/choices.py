@@ -3,18 +3,18 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from ..core.cluster.catalog.find import CPU
-from ..core.cluster.cluster import Cluster
-from ..core.cluster.mesh import parse_mesh
-from ..core.errors import RequestError
-from ..core.plan.derive import Recompute
-from ..core.plan.plan import Plan
-from ..core.search import Oracle, longest_path
-from ..core.trace.throughput import Work
+from ...core.cluster.catalog.find import CPU
+from ...core.cluster.cluster import Cluster
+from ...core.cluster.mesh import parse_mesh
+from ...core.errors import RequestError
+from ...core.plan.derive import Recompute
+from ...core.plan.plan import Plan
+from ...core.search import Oracle, longest_path
+from ...core.trace.throughput import Work
 from .costs import PlanningCosts
 
 if TYPE_CHECKING:
-    from ..core.search.problem.workload import Workload
+    from ...core.search.problem.workload import Workload
 
 SIZES = (1, 2, 4, 8)
 """Samples of a microbatch to try if ``--microbatches`` is not given."""
@@ -22,7 +22,7 @@ SIZES = (1, 2, 4, 8)
 
 def counted_workload(costs: PlanningCosts, cluster: Cluster, microbatches: int) -> "Workload":
     """This many microbatches, each with these costs, over all replicas."""
-    from ..core.search.problem.workload import Workload, kinds_of
+    from ...core.search.problem.workload import Workload, kinds_of
 
     kinds = kinds_of(tuple(costs.by_type), cluster)
     return Workload(lambda _: costs.graphs, microbatches, (1,), kinds, costs.parameter_sizes)
@@ -30,7 +30,7 @@ def counted_workload(costs: PlanningCosts, cluster: Cluster, microbatches: int) 
 
 def sized_workload(costs_of: Callable[[int], PlanningCosts], cluster: Cluster, batch: int) -> "Workload":
     """A batch of samples whose microbatch size the search chooses; ``costs_of`` has costs by number of microbatches."""
-    from ..core.search.problem.workload import Workload, kinds_of
+    from ...core.search.problem.workload import Workload, kinds_of
 
     sizes = tuple(size for size in SIZES if batch % size == 0 and size <= batch)
     known = {size: costs_of(batch // size) for size in sizes}
@@ -51,7 +51,7 @@ def wanted_meshes(mesh: str | None, cluster: Cluster, *, free: bool) -> Sequence
     Raises:
         RequestError: the text has another form, or the mesh does not use every device.
     """
-    from ..core.search.problem.workload import meshes
+    from ...core.search.problem.workload import meshes
 
     count = len(cluster.devices)
     if mesh == "auto" or (mesh is None and free):
@@ -100,6 +100,6 @@ def judge_of(graph_given: bool) -> Oracle | None:
 
 
 def _simulated() -> Oracle:
-    from ..simulators.oracle import simulated
+    from ...simulators.oracle import simulated
 
     return simulated

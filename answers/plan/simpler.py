@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..core.plan.plan import Plan
+from ...core.plan.plan import Plan
 
 
 def simpler_than(plan: Plan, limits: Sequence[float]) -> str | None:

@@ -1,43 +1,17 @@
-"""Uniform stages: their options, for the commands that build abstract schedules.
+"""Uniform stages, for schedules without a model.
 
 Times are in any one unit; memory is in one device's saved tensors for one microbatch, held until W or B ends.
 """
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from attrs import frozen
 
 from ..core.costs.costs import StageCosts
 from ..core.errors import RequestError
 from ..core.schedules.problem import ScheduleProblem
-
-Devices = Annotated[int, typer.Option(help="Devices along the pipeline.")]
-Microbatches = Annotated[int, typer.Option(help="Microbatches in one step.")]
-Forward = Annotated[float, typer.Option(help="One device's time of F for one microbatch, over all its chunks.")]
-BackwardInput = Annotated[
-    float | None,
-    typer.Option(
-        help="The same for I, the input-gradient half of a backward; that of F if not given.", show_default=False
-    ),
-]
-BackwardWeight = Annotated[
-    float | None,
-    typer.Option(help="The same for W, the weight-gradient half; that of F if not given.", show_default=False),
-]
-Hop = Annotated[float, typer.Option(help="Delay of a message on every hop between two devices.")]
-StageScale = Annotated[
-    str | None, typer.Option(metavar="S0,S1,…", help="Factors on the times of each stage.", show_default=False)
-]
-FreedByInput = Annotated[float, typer.Option(help="Share of the saved tensors that I already frees.")]
-MemoryLimit = Annotated[
-    float | None,
-    typer.Option(help="Most memory of a device, in its saved tensors for one microbatch.", show_default=False),
-]
-HOST_COPY = "Time to copy one device's saved tensors for one microbatch to the host and back, over all its chunks."
-HostCopyTime = Annotated[float, typer.Option(help=HOST_COPY)]
 
 CHUNKS_TO_TRY = (1, 2, 3, 4)
 """Numbers of stages per device to try if none is given."""

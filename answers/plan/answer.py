@@ -7,23 +7,23 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from ..core.costs.costs import StageCosts
-from ..core.costs.module_names import module_ranges
-from ..core.documents import as_plain
-from ..core.evaluate import ratios
-from ..core.evaluate.idle import IdleTime
-from ..core.plan.plan import Plan, Prediction
-from ..core.plan.wording import plan_size
-from ..core.schedules.meaning import meaning_of
-from ..core.trace.throughput import Throughput, Work, throughput
-from ..core.wording import counted
-from .idle import idle_answer, idle_of, print_idle
-from .memory import print_memory
-from .output import bytes_text, print_table, seconds_text, share_text, wide
+from ...core.costs.costs import StageCosts
+from ...core.costs.module_names import module_ranges
+from ...core.documents import as_plain
+from ...core.evaluate import ratios
+from ...core.evaluate.idle import IdleTime
+from ...core.plan.plan import Plan, Prediction
+from ...core.plan.wording import plan_size
+from ...core.schedules.meaning import meaning_of
+from ...core.trace.throughput import Throughput, Work, throughput
+from ...core.wording import counted
+from ..idle import idle_answer, idle_of, print_idle
+from ..memory import print_memory
+from ..output import bytes_text, print_table, seconds_text, share_text, wide
 from .simpler import simpler_than
 
 if TYPE_CHECKING:
-    from ..simulators.result import SimulationResult
+    from ...simulators.result import SimulationResult
 
 
 LONG_LIST = re.compile(r"(\d+,\d+,)\d+(?:,\d+)+")
@@ -60,7 +60,7 @@ class PlanAnswer:
     @cached_property
     def run(self) -> "SimulationResult":
         """The simulated step of the plan."""
-        from ..simulators.run import simulate
+        from ...simulators.run import simulate
 
         return simulate(self.plan)
 

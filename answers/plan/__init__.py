@@ -1,0 +1,1 @@
+"""Plans: what is asked for, the search, and the answer."""
