@@ -79,7 +79,7 @@ def run(report: Report, job: str, question: dict[str, Any], what: str) -> None:
     asked = parse_question(question)
     module = uniform if asked.kind == "uniform" else planned
     if job == "file":
-        file = module.file_of(asked, what, report)  # type: ignore[arg-type]
+        file = module.file_of(asked, what, report)
         report(file={"name": file.name, "media_type": file.media_type, "text": file.text})
         return
     jobs: dict[str, Callable[[Any, Report], None]] = {"answer": module.report_answer, "points": module.report_points}

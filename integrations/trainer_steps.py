@@ -55,9 +55,7 @@ def loss_step(trainer: Any, count: BatchCount, dtype: torch.dtype | None) -> Cal
     """
     from transformers import Trainer
 
-    from .transformers import PanpipeTrainer
-
-    own = type(trainer).compute_loss not in (Trainer.compute_loss, PanpipeTrainer.compute_loss)
+    own = type(trainer).compute_loss is not Trainer.compute_loss
     loss_of = trainer.compute_loss if own else _model_loss(trainer)
 
     def step(model: Any, batch: Any) -> Any:

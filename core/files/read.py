@@ -2,14 +2,14 @@
 
 import os
 import stat
+from io import BufferedReader
 from pathlib import Path
-from typing import BinaryIO
 
 from ..errors import RequestError
 from .limits import DOCUMENT, Limits
 
 
-def open_regular(path: str | Path) -> BinaryIO:
+def open_regular(path: str | Path) -> BufferedReader:
     """Open a regular file for reading; a device or a pipe may never end.
 
     Raises:

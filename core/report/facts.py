@@ -1,5 +1,6 @@
 """The facts that a report shows in addition to its plan and traces."""
 
+from collections.abc import Sequence
 from enum import StrEnum
 
 from attrs import field, frozen
@@ -71,7 +72,7 @@ class ReportFacts:
     one_process_step_s: float | None = None
     limits_bytes: tuple[float, ...] | None = None
     checks: tuple[Check, ...] = field(default=(), converter=tuple)
-    notes: tuple[str, ...] = field(default=(), converter=tuple)
+    notes: Sequence[str] = ()
     idle: IdleTime | None = None
     kept: tuple[Kept, ...] = ()
     plain_units: bool = False

@@ -157,9 +157,10 @@ def _seconds(microseconds: Decimal) -> float:
 def _number(value: object) -> Decimal:
     if isinstance(value, bool) or not isinstance(value, int | Decimal):
         raise ValueError(f"{short(value)} is not a number")
-    if abs(value) > LARGEST_FLOAT:
+    number = Decimal(value)
+    if abs(number) > LARGEST_FLOAT:
         raise ValueError(f"{short(value)} is outside the range of numbers, up to {LARGEST_FLOAT:g}")
-    return Decimal(value)
+    return number
 
 
 def _name(value: object) -> str:

@@ -50,7 +50,7 @@ class WhereOnSignal:
         signal.signal(SIGNAL, self._handle)
         threading.Thread(target=self._run, args=(here,), name="panpipe signals", daemon=True).start()
 
-    def _handle(self, number: int, _: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         """Wake the thread if the interpreter did not, because something else has the wakeup file descriptor."""
         assert self._sockets is not None
         _, there = self._sockets

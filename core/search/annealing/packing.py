@@ -114,7 +114,7 @@ def _assign(sums: Any, largest: Any, kinds: Any, limits: Any, spread: bool, most
         needed = (sums[:, STATE, nodes] - sums[:, STATE, i + 1] + sums[:, SAVED, nodes] - sums[:, SAVED, i + 1]).min()
         if state[i + 1, d] + peak[i + 1, d] <= limits[d] and needed <= left:
             i += 1
-    return i == nodes
+    return bool(i == nodes)
 
 
 @njit()

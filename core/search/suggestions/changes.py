@@ -185,7 +185,7 @@ def more_memory(nothing: NothingFits, problem: Problem, replan: Replan) -> Chang
 
 def _rounded_up(size: float) -> int:
     """The next number of ``DIGITS`` significant digits."""
-    unit = 10 ** max(floor(log10(max(size, 1.0))) + 1 - DIGITS, 0)
+    unit: int = 10 ** max(floor(log10(max(size, 1.0))) + 1 - DIGITS, 0)
     return ceil(size / unit) * unit
 
 
