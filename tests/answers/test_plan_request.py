@@ -40,6 +40,7 @@ def request(devices, memory, microbatches, mesh=None):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_each_suggested_change_is_feasible_when_requested():
     devices, memory, microbatches = 4, 750, 4
     wanted = request(devices, memory, microbatches)

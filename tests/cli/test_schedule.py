@@ -66,6 +66,7 @@ def test_parameters_of_families(capsys):
     )
 
 
+@pytest.mark.slow
 def test_auto_is_at_least_as_fast_as_named_ones_within_the_limit(capsys):
     budget = "--evaluations", 10_000
     free = answer(capsys, "auto", *SMALL, "--comm", 0.1, *budget)

@@ -23,6 +23,7 @@ def test_demo_fails_where_a_result_is_wrong(tmp_path, capfd, fault, what):
     assert (tmp_path / "report.html").exists()
 
 
+@pytest.mark.slow
 def test_wrong_gradient_on_another_rank_reaches_the_exit_status(tmp_path):
     first, _ = alone("demo_with_a_wrong_gradient", tmp_path)
     assert first.returncode == 1

@@ -39,6 +39,7 @@ def test_two_ranks_train_as_one_process_does(two):
     assert_parity(two["parity"], len(EVERYWHERE) + 2 * len(SOME))
 
 
+@pytest.mark.slow
 def test_three_ranks_train_as_one_process_does(tmp_path):
     assert_parity(results("parity_of_three", tmp_path, 3), 4)
 

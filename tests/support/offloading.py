@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 
+import torch
 from attrs import evolve
 from panpipe.core.actions import Action, Kind
 from panpipe.core.capture.export.operators import Operators
@@ -27,8 +28,9 @@ def all_away(
         queues: host-copy queues of a device.
         known: programs of the stages, which are reused.
     """
-    names = [stage.nodes for stage in plan.stages]
-    compiled = compile_stages(operators, names, range(len(plan.stages)), known=known)
+    names, stages_of_plan = [stage.nodes for stage in plan.stages], range(len(plan.stages))
+    where = dict.fromkeys(stages_of_plan, torch.device("cpu"))
+    compiled = compile_stages(operators, names, stages_of_plan, where, known=known)
     found = []
     for stage in range(len(plan.stages)):
         if stage in plan.memory.recompute or (stages is not None and stage not in stages):

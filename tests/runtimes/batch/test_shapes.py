@@ -223,6 +223,7 @@ def _zoo():
 
 
 @NEW
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["BLOOM", "U-Net"])
 def test_models_of_the_zoo(name):
     entry, batch, shapes = _zoo()[name]

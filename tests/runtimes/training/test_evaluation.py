@@ -416,6 +416,7 @@ def test_ranks_evaluate_like_one_process(tmp_path):
         assert "is in another mode on rank 1 than on rank 0" in found["refused"]
 
 
+@pytest.mark.slow
 def test_replicas_evaluate_like_one_process_on_all_their_batches(tmp_path):
     found = results("evaluation_of_replicas", tmp_path, 4, MESH="pp=2,dp=2")
     assert len({(one["loss"], one["other"]) for one in found}) == 1
