@@ -26,6 +26,8 @@ from .placement import looped_placement
 from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem
 from .scored import costs_of, score
 
+_ROUNDING = 1e-9
+"""Relative: equal times of two orders differ in their last bits, because the terms are summed in another order."""
 _OVERRUNS = (0.0, 0.5, 0.8, 1.1)
 _SQUEEZES = (0.0, 0.02, 1.0)
 """The values tried; see `greedy`."""
@@ -104,9 +106,9 @@ def _automatic(problem: ScheduleProblem, name: str, usual: int, by_hand: Builder
     known = score(problem, evolve(by_hand(problem), name=name))
     best: tuple[tuple[float, float], Schedule] | None = None
     most = float("inf"), float("inf")
-    if all(peak <= limit * (1 + 1e-9) for peak, limit in zip(known.result.peak_memory, limits, strict=True)):
-        most = known.result.stage_span, known.result.makespan
-        best = most, known.schedule
+    if all(peak <= limit * (1 + _ROUNDING) for peak, limit in zip(known.result.peak_memory, limits, strict=True)):
+        best = (known.result.stage_span, known.result.makespan), known.schedule
+        most = best[0][0] * (1 + _ROUNDING), best[0][1] * (1 + _ROUNDING)
     ways = itertools.product(_OVERRUNS, _SQUEEZES)
     runs = dict.fromkeys(GreedyRun(problem, limits, overrun, squeeze).kinds() for overrun, squeeze in ways)
     for kinds in runs:
@@ -130,7 +132,7 @@ def _limits(problem: ScheduleProblem, usual: int) -> list[float]:
     needs = [cost.reserved_bytes for cost in costs_of(problem)]
     if problem.memory_limit is None:
         return [usual * need for need in needs]
-    if max(needs) > problem.memory_limit * (1 + 1e-9):
+    if max(needs) > problem.memory_limit * (1 + _ROUNDING):
         raise InfeasibleError(
             f"one microbatch needs {max(needs):g} on device {needs.index(max(needs))} and the limit is "
             f"{problem.memory_limit:g}: give at least {max(needs):g}"
