@@ -210,7 +210,10 @@ def test_laws_of_plans_that_offload(plan):
     assert report.peak_saved_bytes == pytest.approx(result.peak_saved_bytes)
     kept = simulate(with_offload(plan=plan))
     assert all(a <= b + 1e-9 for a, b in zip(result.peak_saved_bytes, kept.peak_saved_bytes, strict=True))
-    assert result.step_s >= kept.step_s - 1e-9
+    # Where messages share links (here on their way over the host) the law is false: a copy that delays one message may
+    # give others more bandwidth, and the step ends sooner.
+    alone, kept_alone = (simulate(each, sharing=False, memory=False) for each in (plan, kept.plan))
+    assert alone.step_s >= kept_alone.step_s - 1e-9
     copies = [action for device in range(plan.devices) for action in planned_copies(plan, device)]
     moved = [e for e in result.trace.events if e.action.kind in (Kind.OFFLOAD, Kind.RELOAD)]
     assert sorted(str(copy.action) for copy in copies) == sorted(str(event.action) for event in moved)
