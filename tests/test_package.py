@@ -13,9 +13,8 @@ ROOT = Path(__file__).parents[1]
 
 def test_every_package_is_listed():
     listed = set(tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]["packages"])
-    tops = "cli", "core", "explore", "integrations", "simulators", "backends", "runtimes"
-    folders = {path.parent.relative_to(ROOT) for top in tops
-               for path in (ROOT / top).rglob("__init__.py")}  # fmt: skip
+    tops = {path.parent for path in ROOT.glob("*/__init__.py")}
+    folders = {path.parent.relative_to(ROOT) for top in tops for path in top.rglob("__init__.py")}
     assert listed == {"panpipe"} | {"panpipe." + ".".join(folder.parts) for folder in folders}
 
 

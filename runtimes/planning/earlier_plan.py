@@ -8,6 +8,7 @@ from typing import Any
 
 from ...core.cluster.cluster import cluster_json
 from ...core.errors import PanpipeError
+from ...core.files.limits import DOCUMENT
 from ...core.plan.plan import Plan
 from ...core.plan.validation.validate import validate
 from ...core.plan.wording import plan_size
@@ -81,7 +82,13 @@ def _key(planning: Planning, others: Mapping[str, Any]) -> dict[str, str]:
         **others,
         **versions(),
     }
-    return {name: repr(value) for name, value in found.items()}
+    return {name: _text(value) for name, value in found.items()}
+
+
+def _text(value: Any) -> str:
+    """The repr; of one that a JSON file of panpipe cannot hold (torch breaks lines in it), a digest."""
+    text = repr(value)
+    return text if text.isprintable() and len(text) <= DOCUMENT.text else _digest(text)
 
 
 def _machines(planning: Planning) -> list[tuple[str, int]]:

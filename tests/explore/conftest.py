@@ -30,9 +30,9 @@ def address():
         yield found
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium():
-    """Chromium, driven by playwright."""
+    """Chromium, driven by playwright, whose event loop runs in this thread until the fixture ends."""
     driver = pytest.importorskip("playwright.sync_api")
     with driver.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
