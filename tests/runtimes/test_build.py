@@ -77,6 +77,8 @@ def test_a_plan_edited_into_a_deadlock_is_refused():
 def test_plan_for_another_number_of_ranks_is_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "3")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "0")
     with pytest.raises(panpipe.RequestError, match=r"is for 2 devices and the job has 3 ranks.*--nproc-per-node 2"):
         build(plan=plan())
 
