@@ -46,16 +46,12 @@ def run(scenario):
 def test_cancelled_work_of_hours_ends_soon_and_the_next_job_runs():
     async def scenario(worker):
         first = await lines(worker, QUICK)
-        before = worker._process
         await cancelled(worker, HOURS, wait_s=1.0)
-        start = time.monotonic()
-        second = await lines(worker, QUICK)
-        return first, second, before is not worker._process, time.monotonic() - start
+        return first, await lines(worker, QUICK)
 
-    first, second, killed, _ = run(scenario)
-    assert first == second
+    first, second = run(scenario)
+    assert first == second  # within the limit of `run`, which is far below the search's time
     assert [next(iter(line)) for line in first] == ["answer", "idle"]
-    assert killed  # a search in compiled code hears nothing
 
 
 def test_wrong_question_ends_with_an_error_and_the_process_goes_on():
