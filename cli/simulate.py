@@ -175,7 +175,7 @@ def _equal_stages(
     )
     plan = file.plan
     most = max(sum(action.kind is Kind.F for action in actions) for actions in plan.device_actions)
-    cluster = fully_connected(plan.devices, most, float("inf"), given.get("comm", 0))
+    cluster = fully_connected(plan.devices, max(most, 1), float("inf"), given.get("comm", 0))
     return equal_stages(plan.placement, times), cluster
 
 

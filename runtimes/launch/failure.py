@@ -24,7 +24,7 @@ from ...core.errors import (
     message_of,
 )
 from ...core.files.json_reader import parse_json
-from ...core.files.limits import DOCUMENT, Limits
+from ...core.files.limits import DOCUMENT, Limits, short
 from ...core.search.suggestions.infeasible import NothingFits
 
 FAMILIES: Mapping[str, type[PanpipeError]] = MappingProxyType(
@@ -83,12 +83,15 @@ def decoded(document: str) -> PanpipeError:
     try:
         given = parse_json(document, "the failure", MESSAGE)
         failure = FAMILIES[given["family"]].with_details(given["message"], given["details"])
-        if failure.exit_status != given["exit_status"]:
-            failure.exit_status = int(given["exit_status"])
+        status = given["exit_status"]
+        if type(status) is not int:
+            raise TypeError(f"the exit status is {short(status)}, not an integer")
+        if failure.exit_status != status:
+            failure.exit_status = status
     except (ValueError, TypeError, KeyError, PanpipeError) as error:
         raise WorkerError(
-            f"a rank sent a failure that cannot be read ({message_of(error)}): every rank runs the same version of "
-            "panpipe"
+            f"a rank sent a failure that cannot be read ({shortened(message_of(error))}): every rank runs the same "
+            "version of panpipe"
         ) from error
     return failure
 

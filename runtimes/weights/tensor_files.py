@@ -139,7 +139,8 @@ def _entry(name: str, spec: Mapping[str, Any], data: int) -> Entry:
         raise ValueError("a tensor's name is too long, or cannot be printed")
     dtype, shape, (start, end) = spec["dtype"], spec["shape"], spec["data_offsets"]
     whole = all(type(number) is int for number in (*shape, start, end))
-    if not (whole and isinstance(dtype, str) and len(dtype) <= 32 and len(shape) <= _MOST_DIMENSIONS):
+    named = isinstance(dtype, str) and len(dtype) <= 32 and dtype.isprintable()
+    if not (whole and named and len(shape) <= _MOST_DIMENSIONS):
         raise ValueError("its dtype, shape or offsets are wrong")
     return Entry(dtype, tuple(shape), data + start, data + end)
 

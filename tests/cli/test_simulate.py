@@ -238,6 +238,13 @@ def test_simulated_evaluation_has_only_forwards(plan_file, tmp_path, capsys):
     assert answer["peak_saved_bytes"] == [0.0, 0.0]
 
 
+def test_schedule_file_without_forwards_is_refused_by_its_name(tmp_path, capsys):
+    path = tmp_path / "order.csv"
+    path.write_text("0B0,0B0\n1B0\n", encoding="utf-8")
+    assert main(["simulate", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"panpipe: {path}: 0B0 is listed twice")
+
+
 def test_forwards_of_a_schedule_file_take_the_options_times(tmp_path, capsys):
     path = tmp_path / "order.csv"
     path.write_text("0F0,0F1,0B0,0B1\n1F0,1B0,1F1,1B1\n", encoding="utf-8")

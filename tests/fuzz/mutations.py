@@ -218,7 +218,8 @@ def _other_text(value: str, random: Random) -> str:
 
 def _other_number(value: float, random: Random) -> float:
     factor = random.choice((0, -1, 2, 0.5, 10, 1000, 1e6, 1e9, 1e12, 1e-6, 1e-12))
-    changed = random.choice((value + 1, value - 1, value * factor, random.choice(NUMBERS)))
+    multiple = value * factor if abs(value) < 1e290 else -value  # an integer may be too large for a float
+    changed = random.choice((value + 1, value - 1, multiple, random.choice(NUMBERS)))
     return int(changed) if isinstance(value, int) and abs(changed) < 1e18 else changed
 
 

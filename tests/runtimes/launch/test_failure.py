@@ -66,11 +66,20 @@ def test_failure_arrives_as_its_family_with_message_status_and_details(name):
     ["", "[]", "null", "{}", '{"family": "OSError", "message": "m", "exit_status": 1, "details": {}}',
      '{"family": "WorkerError", "message": "m", "exit_status": 1, "details": {}}',
      '{"family": "NothingFits", "message": "m", "exit_status": 3, "details": {"closest": "{}", "limits": []}}',
-     '{"family": "RequestError", "message": "m", "exit_status": "x", "details": {}}'],
+     '{"family": "RequestError", "message": "m", "exit_status": "x", "details": {}}',
+     '{"family": "RequestError", "message": "m", "exit_status": Infinity, "details": {}}',
+     '{"family": "RequestError", "message": "m", "exit_status": 1.5, "details": {}}'],
 )  # fmt: skip
 def test_document_that_describes_no_failure_is_a_failure_itself(document):
     with pytest.raises(WorkerError, match="a rank sent a failure that cannot be read"):
         decoded(document)
+
+
+def test_failure_that_cannot_be_read_has_a_short_reason():
+    document = json.dumps({"family": "x" * 100_000, "message": "m", "exit_status": 1, "details": {}})
+    with pytest.raises(WorkerError) as failure:
+        decoded(document)
+    assert len(str(failure.value)) < 2 * LINE_LIMIT
 
 
 def test_failure_reasons_are_short_and_printable():

@@ -96,6 +96,7 @@ def spec(start, end, dtype="F32", shape=(4,)):
         ({"header": spec(-16, 0)}, "the header is damaged"),
         ({"header": spec(0, 16, shape=(-2, -2))}, "the header is damaged"),
         ({"header": {"t": {"dtype": "F32", "shape": [4], "data_offsets": [0]}}}, "is not a safetensors file"),
+        ({"header": spec(0, 16, dtype="I64\n")}, "is not a safetensors file"),
     ],
 )
 def test_damaged_file_is_refused_in_one_line(tmp_path, given, said):
