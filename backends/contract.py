@@ -43,7 +43,7 @@ class Backend(ABC):
     """
 
     name: ClassVar[str]
-    occupies_device: ClassVar[bool] = False
+    occupies_device: bool = False
     device: int
     devices: int
 

@@ -131,7 +131,7 @@ class NcclBackend(Backend):
     """
 
     name: ClassVar[str] = "nccl"
-    occupies_device: ClassVar[bool] = True
+    occupies_device: bool = True
     _open: ClassVar[int] = 0
     """Communicators of this process."""
 

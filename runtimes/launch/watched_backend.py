@@ -43,6 +43,7 @@ class WatchedBackend(Backend):
     def __init__(self, end: Backend, activity: Activity, numbers: Sequence[int]) -> None:
         self.end, self._activity = end, activity
         self.device, self.devices = end.device, end.devices
+        self.occupies_device = end.occupies_device  # `__getattr__` is not called for what `Backend` defines
         self._peers = [(number,) for number in numbers]
         self._others = tuple(number for device, number in enumerate(numbers) if device != end.device)
 

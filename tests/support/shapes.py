@@ -61,4 +61,4 @@ class Pair:
         both = itertools.chain(self.alone.named_parameters(), self.alone.named_buffers())
         mine = dict(itertools.chain(self.pipe.model.named_parameters(), self.pipe.model.named_buffers()))
         found += [(mine[key] - wanted).abs().max().item() for key, wanted in both if not mine[key].is_meta]
-        return max(found)
+        return float(torch.tensor(found).max())  # NaN if one is NaN, which Python's max would lose

@@ -107,7 +107,7 @@ def test_leaves_are_cut_along_the_dimensions_of_the_example():
 @pytest.mark.parametrize(("name", "devices"), [pytest.param(GPT, 2, marks=pytest.mark.slow), (WEIGHTED, 3)])
 def test_sequences_of_many_lengths(name, devices):
     pair = Pair(ThreadTeam(devices), name, 8, 4)
-    assert pair.distance([tokens(8), tokens(8, 7), tokens(6, 1), tokens(8, 16), tokens(8)]) < NEAR
+    assert pair.distance([tokens(8), tokens(8, 7), tokens(8, 1), tokens(6, 16), tokens(8)]) < NEAR
 
 
 @NEW

@@ -58,18 +58,18 @@ def test_tied_weight_counts_once_in_the_global_norm(case):
 
 @pytest.mark.parametrize("case", [CONV, GPT])
 def test_sync_table_has_the_predicted_bytes(case, monkeypatch):
-    summed, all_reduce = [], MemcpyBackend.all_reduce
+    summed, all_reduce = {torch.float64: [], torch.int64: []}, MemcpyBackend.all_reduce
 
     def watched(backend, tensor):
-        summed.append(tensor.nbytes)
+        summed[tensor.dtype].append(tensor.nbytes)  # the sync table, and the bits of the losses
         return all_reduce(backend, tensor)
 
     pipe, _ = pipeline_of(case, 8, 4, optimizer=SGD, clip_norm=0.1)
     pipe.step(case.batch(8, torch.float32))
     monkeypatch.setattr(MemcpyBackend, "all_reduce", watched)
     pipe.step(case.batch(8, torch.float32))
-    assert summed == [sync_bytes(pipe.plan)] * 2
-    assert summed[0] == 8 * (2 + len(list(pipe.model.parameters())))
+    assert summed == {torch.float64: [sync_bytes(pipe.plan)] * 2, torch.int64: [8 * 4] * 2}
+    assert summed[torch.float64][0] == 8 * (2 + len(list(pipe.model.parameters())))
 
 
 def test_infinite_clip_norm_only_measures():

@@ -169,7 +169,8 @@ def test_threads_run_the_simulated_order_of_forwards(tmp_path, capsys):
     found = json.loads(capsys.readouterr().out)
     assert found["same_plan"]
     assert found["order"] == found["only_predicted"] == found["only_measured"] == []
-    assert [kind["kind"] for kind in found["kinds"]] == ["F", "SEND_F", "RECV_F"]
+    assert [kind["kind"] for kind in found["kinds"]] == ["F"]
+    assert [kind["kind"] for kind in found["transfers"]] == ["SEND_F", "RECV_F"]
     queues = {(event.device, event.queue) for event in trace.events}
     assert queues == {(event.device, event.queue) for event in read_trace(simulated).events}
 
