@@ -18,7 +18,7 @@ The graph that is searched has two states for each place: reached from a device 
 
 from collections.abc import Sequence
 from functools import cached_property
-from math import inf
+from math import floor, inf, log10
 from typing import Any
 
 import numpy
@@ -29,6 +29,8 @@ INSIDE_KINDS = ("pcie", "nic")
 PICOSECONDS = 1e12
 LINKS = 1024
 """A link's length is its latency in picoseconds × this + 1: whole numbers, so that equal paths compare as equal."""
+EXACT = 2**53
+"""Up to this, floats hold all whole numbers. Where latencies are of seconds, the unit is a larger power of ten."""
 
 
 @frozen
@@ -92,8 +94,11 @@ class Router:
         self.states = 2 * len(names)
         self.steps: list[list[tuple[int, float, int]]] = [[] for _ in range(self.states)]
         """By state (2 × the place's number, + 1 inside): each state before it, the link's length, the link's index."""
+        slowest = max((link.latency_s for link in links), default=0.0)
+        most = EXACT / LINKS / max(LINKS, self.states)  # no path has as many links as there are states
+        units = PICOSECONDS if slowest * PICOSECONDS <= most else 10.0 ** floor(log10(most / slowest))
         for index, link in enumerate(links):
-            length = round(link.latency_s * PICOSECONDS) * LINKS + 1
+            length = round(link.latency_s * units) * LINKS + 1
             for a, b in ((numbers[link.a], numbers[link.b]), (numbers[link.b], numbers[link.a])):
                 for before in (2 * a, 2 * a + 1):
                     after = self._step(before, b)

@@ -15,7 +15,7 @@ from panpipe.core.cluster.catalog import find_cluster
 from panpipe.core.cluster.cluster import Cluster, Device, Hub, cluster_json
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json
-from panpipe.core.errors import PanpipeError
+from panpipe.core.errors import PanpipeError, printed
 from panpipe.core.plan.plan import Plan, plan_json
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.runtimes.launch.failure import decoded
@@ -197,7 +197,8 @@ def _cached(file: Path, folder: Path) -> int:
 
 
 def _failure(file: Path, folder: Path) -> int:
-    raise decoded(file.read_bytes().decode("utf-8", "replace"))
+    printed(decoded(file.read_bytes().decode("utf-8", "replace")))
+    return 0
 
 
 KEY = {"graph": "a", "mesh": "b"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from attrs import evolve
 
-from ...errors import RequestError
+from ...errors import RequestError, naming
 from ...files.limits import CATALOGUE
 from ...files.read import read_text
 from ..cluster import Cluster, fully_connected, read_cluster
@@ -91,7 +91,8 @@ def _of_toml(path: str, name: str) -> Cluster:
         devices = [f"2x{device}" for device in extended.devices if device not in known.devices]
         example = next(iter((*own, *devices)), "8xH100")
         raise RequestError(f"{path} has {len(own) or 'no'} clusters: name one as in {path}#{example}")
-    return cluster_in(extended, name or own[0])
+    with naming(path):
+        return cluster_in(extended, name or own[0])
 
 
 def cluster_in(extended: Catalogue, name: str) -> Cluster:

@@ -7,6 +7,7 @@ from attrs import asdict
 
 from ...actions import COMPUTE_KINDS, Action, Kind
 from ...errors import RequestError
+from ...wording import first_of
 from ..plan import Plan
 from .offload import check_offload
 
@@ -73,8 +74,9 @@ def _check_memory_policy(plan: Plan) -> None:
     offload = tuple(each.stage for each in plan.memory.offload)
     for name, stages in (("recompute", plan.memory.recompute), ("offload", offload)):
         if list(stages) != sorted(set(stages) & set(range(len(plan.stages)))):
+            named = first_of([str(stage) for stage in stages], 16)
             raise RequestError(
-                f"memory.{name} names stages {list(stages)}: stages go from 0 to {len(plan.stages) - 1}, each at most "
+                f"memory.{name} names stages [{named}]: stages go from 0 to {len(plan.stages) - 1}, each at most "
                 "once and in order; correct the list"
             )
 

@@ -27,6 +27,15 @@ def test_least_latency_wins_and_then_the_fewest_links():
     assert names(router(DEVICES, ("a", "c", 2.0), ("a", "b", 1.0), ("c", "b", 1.0)).path(0, 2), "a") == ["a", "c"]
 
 
+@pytest.mark.parametrize("unit", [1e-6, 0.1, 1.0, 30.0, 3e10, 1e290])
+def test_paths_of_any_latencies_end_and_equal_ones_have_the_fewest_links(unit):
+    links = ("a", "c", 3 * unit), ("a", "b", unit), ("c", "b", 2 * unit), ("b", "d", 0.0), ("c", "d", 0.0)
+    found = router({**DEVICES, "d": "switch"}, *links)
+    assert names(found.path(0, 1), "a") == ["a", "b"]
+    assert names(found.path(0, 2), "a") == ["a", "b", "d", "c"]
+    assert names(router(DEVICES, *links[:3]).path(0, 2), "a") == ["a", "c"]
+
+
 def test_place_itself_takes_no_link_and_what_nothing_connects_has_no_path():
     found = router(DEVICES, ("a", "b", 1.0))
     assert found.path(0, 0) == ()
