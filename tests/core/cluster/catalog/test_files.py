@@ -178,6 +178,7 @@ BAD = {
     "slower than it achieves": (replaced("1200e12", "100e12"), "bf16 of device 'H20X' is 4.4e[+]14, above its peak"),
     "all is reserved": (replaced("96_000_000_000", "1_000_000_000"), "reserves 1000000000 of its 1000000000 bytes"),
     "no groups": (replaced("groups = [{", "groups_ = [{"), "groups"),
+    "no NICs": (replaced("nics = 2", "nics = 0"), "nics of node 'H20X' is 0"),
     "no nodes": (replaced("nodes = 2", "nodes = 0"), "nodes of 0x4xH20X is 0"),
     "alias taken": (
         replaced('gpu_link = "ring"', 'gpu_link = "ring"\naliases = ["a100 sxm 40gb"]'),
@@ -196,6 +197,7 @@ def test_a_wrong_catalogue_file_is_refused_in_one_line(lab, text, message):
     lab.write_text(text, encoding="utf-8")
     with pytest.raises(RequestError, match=message) as caught:
         find_cluster(lab)
+    assert str(lab) in str(caught.value)
     assert "\n" not in str(caught.value)
     assert "unknown error" not in str(caught.value)
 
