@@ -31,6 +31,7 @@ def request_of(tmp_path, capsys):
     return run
 
 
+@pytest.mark.slow
 def test_auto_offloads_where_memory_is_short(request_of, tmp_path):
     out = tmp_path / "plan.json"
     status, text, _ = request_of("--memory-limit", LIMIT, "--offload", "auto", "--json", "--out", out)
