@@ -64,7 +64,7 @@ def search_plans(
         sizes = work.parameter_sizes
         settings = [one_setting(work.costs(size)[0], cluster, microbatches, limits, sizes, replicas)]
     settings = [evolve(setting, message=options.message) for setting in settings]
-    meter = options.meter(_evaluations(settings, 1.0 if options.oracle is longest_path else FIRST))
+    meter = _meter(options, settings)
     return _found(settings, options.space(), meter, options)
 
 
@@ -118,7 +118,7 @@ def plan_for_devices(
     setting = Setting(
         tuple(graphs), cluster, places, microbatches, of_device, limits, parameter_sizes, message=options.message
     )
-    meter = options.meter(_evaluations([setting], 1.0 if options.oracle is longest_path else FIRST))
+    meter = _meter(options, [setting])
     return _found([setting], options.space(), meter, evolve(options, alternatives=False)).best
 
 
@@ -188,6 +188,11 @@ def _found(settings: Sequence[Setting], space: SearchSpace, meter: Meter, option
     if options.offloads:
         return OffloadSearch(options.offload, options.storages, *arguments).result()
     return confirmed(*arguments)
+
+
+def _meter(options: SearchOptions, settings: Sequence[Setting]) -> Meter:
+    """The budget of a search: the rest of it goes to the contended step, where links are shared."""
+    return options.meter(_evaluations(settings, 1.0 if options.oracle is longest_path else FIRST))
 
 
 def _evaluations(settings: Sequence[Setting], share: float = 1.0) -> int:
