@@ -53,7 +53,7 @@ class GPT(nn.Module):
 
 
 def stack(block: Callable[[int], nn.Module], width: int, layers: int, vocabulary: int) -> nn.Module:
-    """So many blocks between an embedding and a head, the same at every call."""
+    """This many blocks between an embedding and a head, the same at every call."""
     torch.manual_seed(0)
     return nn.Sequential(
         nn.Embedding(vocabulary, width), *(block(width) for _ in range(layers)), nn.Linear(width, vocabulary)

@@ -78,7 +78,7 @@ def simulate(
     ] = False,
     optimizer: Annotated[
         OptimizerStep | None,
-        typer.Option(help="What an optimizer step waits for, besides its own gradients; by default as in the plan."),
+        typer.Option(help="What an optimizer step waits for after its own gradients; by default as in the plan."),
     ] = None,
     forward: Annotated[
         float | None, _of_file("seconds of a device's F for one microbatch, over all its chunks.")

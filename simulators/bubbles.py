@@ -45,7 +45,7 @@ CAUSES = {
     HOST_COPY: "saved tensors have yet to reach the host, or to return",
     REDUCTION: "gradients are summed, over replicas or of a tied weight",
     OPTIMIZER: "its optimizer step waits for other stages",
-    COOL_DOWN: "behind its last action, others still work",
+    COOL_DOWN: "after its last action, others still work",
 }
 
 _SUMS = (Kind.REDUCE_GRAD, Kind.REDUCE_TIED)

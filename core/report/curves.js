@@ -1,4 +1,4 @@
-// Curves over the steps of training: loss, and measured step times beside the prediction.
+// Curves over the steps of training: loss, and measured step times with the prediction.
 
 function curves() {
   if (DATA.losses.length === 0 && DATA.stepTimes.length === 0) return;

@@ -222,7 +222,7 @@ function paintRow(context, row, index, x, scale) {
   }
 }
 
-// Position in a row of the first event that may be in sight: none in front of it lasts until the left edge.
+// Position in a row of the first event that may be in sight: none before it lasts until the left edge.
 function firstInSight(index, row) {
   const { start } = index.trace.events;
   let low = 0;

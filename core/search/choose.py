@@ -149,7 +149,7 @@ def choose_schedules(
         Plans with predictions from ``costs``: the fastest, then those that hold less than every faster one.
 
     Raises:
-        RequestError: the number of stages is no multiple of the devices, or no family is made for this problem.
+        RequestError: the number of stages is no multiple of the devices, or no family supports this problem.
         InfeasibleError: no schedule keeps every device within its limit.
     """
     refuse_none(microbatches, "microbatches: a step")

@@ -36,7 +36,7 @@ class _Header:
 def read_trace(path: str | Path) -> Trace:
     """Read a trace file.
 
-    Besides panpipe's own files, it reads any Chrome JSON whose complete events (``"ph": "X"``) have stage, kind,
+    In addition to panpipe's own files, it reads any Chrome JSON whose complete events (``"ph": "X"``) have stage, kind,
     microbatch and device in ``args``; events without a kind are ignored.
 
     Raises:

@@ -96,7 +96,7 @@ class SampleSearch:
 
 
 class _Held(nn.Module):
-    """A graph, and what it is given besides the user's batch: parameters, buffers, globals.
+    """A graph, and what it is given in addition to the user's batch: parameters, buffers, globals.
 
     Args:
         graph: it.

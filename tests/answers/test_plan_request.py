@@ -1,4 +1,4 @@
-"""Whatever change an infeasible request is told of fits when it is asked for, whole search and all."""
+"""Whatever change an infeasible request's message suggests fits when it is asked for, whole search and all."""
 
 import itertools
 

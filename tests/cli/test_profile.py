@@ -109,4 +109,4 @@ def test_kernels_of_bundled_cases_are_those_that_torch_counts():
 def test_kernel_time_is_that_of_the_shortest_run():
     calls = []
     assert least_s(lambda: calls.append(sum(range(1000))), torch.device("cpu"), repeats=3) > 0
-    assert len(calls) >= 5  # one that is not timed, one that tells how long it takes, three runs
+    assert len(calls) >= 5  # one that is not timed, one that measures how long it takes, three runs

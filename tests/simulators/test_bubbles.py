@@ -67,7 +67,7 @@ def test_contention_is_separate_from_communication_and_listed_by_link():
         "optimizer": 0.0,
         "cool-down": 0.0,
     }
-    # The same behind an operation of its own: the wait is no warm-up any more.
+    # The same after an operation of its own: the wait is no warm-up any more.
     plan = plan_of(
         orders("0F0 0B0", "1F0 1B0", "3F0 2F0 2B0 3B0"),
         (0, 1, 2, 2),
@@ -85,9 +85,9 @@ def test_contention_is_separate_from_communication_and_listed_by_link():
     ]
 
 
-def test_a_message_behind_a_slow_one_in_its_queue_waits_for_the_same_link():
-    # 0 → 2: 20 bytes at 1, and 20 bytes that are ready at 2. Alone they drain until 3 and until 5. Beside 1 → 2 with 20
-    # bytes at 1 and 20 behind them all drain at half the rate, until 5 and until 9.
+def test_a_message_after_a_slow_one_in_its_queue_waits_for_the_same_link():
+    # 0 → 2: 20 bytes at 1, and 20 bytes that are ready at 2. Alone they drain until 3 and until 5. With 1 → 2 of 20
+    # bytes at 1 and 20 after them all drain at half the rate, until 5 and until 9.
     names = ("a", "b", "c")
     links = tuple(Link(name, "hub", 10.0, 0.0) for name in names)
     plan = plan_of(
@@ -125,7 +125,7 @@ def test_contention_of_a_reduction_is_listed_by_link():
         cluster=Cluster(tuple(Device(name, 10**6) for name in names), (Hub("hub"),), links),
     )
     result = simulate(plan)
-    # 1B ends at 5. 20 bytes b → d and back, beside 10 bytes b → a and d → c: 5 bytes/s each until 7, then 10.
+    # 1B ends at 5. 20 bytes b → d and back, next to 10 bytes b → a and d → c: 5 bytes/s each until 7, then 10.
     assert result.transfer_times[1, 0] == ([5.0], [7.0])
     reduction = result.tasks[-1]
     assert (reduction.action.stage, reduction.start_s, reduction.end_s) == (1, 5.0, 8.0)

@@ -1,4 +1,4 @@
-"""What a simulated step tells of its actions: which, when, and in which order."""
+"""What a simulated step reports of its actions: which, when, and in which order."""
 
 import pytest
 from hypothesis import given, settings

@@ -1,4 +1,4 @@
-"""Collectives on the network: alone as long as said, and beside others as the links allow."""
+"""Collectives on the network: alone as long as given, and next to others as the links allow."""
 
 import pytest
 from hypothesis import given
@@ -73,7 +73,7 @@ def test_two_rings_share_a_nic():
 
 
 def test_a_ring_counts_as_often_as_it_crosses():
-    # Three nodes of one device in a row: the way round comes back over both cables. Beside it a message 0 → 2.
+    # Three nodes of one device in a row: the way round comes back over both cables. Next to it a message 0 → 2.
     links = (Link("a", "left", 12.0, 0.0), Link("b", "left", 12.0, 0.0), Link("left", "right", 12.0, 0.0))
     links = (*links, Link("c", "right", 12.0, 0.0), Link("d", "right", 12.0, 0.0))
     cluster = Cluster(tuple(Device(name, 1) for name in "abcd"), (Hub("left"), Hub("right")), links)
@@ -87,7 +87,7 @@ def test_a_ring_counts_as_often_as_it_crosses():
 
 
 def test_phases_follow_each_other_and_each_contends_with_what_is_there_then():
-    # Within nodes 20 bytes at 100; across twice 20 bytes at 5, from 0.2 on, beside a message of 10 bytes from 1.2 on.
+    # Within nodes 20 bytes at 100; across twice 20 bytes at 5, from 0.2 on, next to a message of 10 bytes from 1.2 on.
     cluster = two_nodes(2)
     hierarchical = (0.0, range(4), 40, Algorithm.HIERARCHICAL)
     assert run(cluster, [hierarchical]) == [pytest.approx(4.4)]

@@ -65,7 +65,7 @@ def test_bandwidth_left_by_a_slow_port_goes_to_the_other_flow():
 
 
 def test_latency_is_added_once_and_occupies_nothing():
-    # Both latencies of the path, behind the time on the links.
+    # Both latencies of the path, after the time on the links.
     first, second, _ = two_into_one((1.0, 3.0), (20, 10), latency_s=4.0)
     assert first == (1.0, 3.0 + 8.0)
     assert second == (3.0, 4.0 + 8.0)

@@ -1,4 +1,4 @@
-"""A data dimension by hand: replicas on their own devices, gradients reduced behind the last backward."""
+"""A data dimension by hand: replicas on their own devices, gradients reduced after the last backward."""
 
 import itertools
 
@@ -45,7 +45,7 @@ def test_gradients_of_replicas_are_summed_after_the_last_backward():
 
 
 def test_reductions_overlap_with_computation():
-    # Both stages on one device: 1B ends at 4, 0B at 6; the first reduction ends at 9, and the second behind it at 14.
+    # Both stages on one device: 1B ends at 4, 0B at 6; the first reduction ends at 9, and the second after it at 14.
     plan = plan_of(
         orders("0F0 1F0 1B0 0B0"), (0, 0), costs=[COST] * 2, data=2, cluster=fully_connected(2, 10**6, 10.0, 0.5)
     )

@@ -17,7 +17,7 @@ INFINITE = float("inf")
         # The second is held to 2 by b, and what it leaves of a goes to the first.
         ([["a"], ["a", "b"], ["b"]], [INFINITE] * 3, {"a": 10.0, "b": 4.0}, [8.0, 2.0, 2.0]),
         ([[]], [3.0], {}, [3.0]),
-        # Two edges of a ring over one link, beside a message: three shares.
+        # Two edges of a ring over one link, next to a message: three shares.
         ([["a", "a"], ["a"]], [5.0, INFINITE], {"a": 9.0}, [3.0, 3.0]),
     ],
 )

@@ -17,8 +17,8 @@ class Entry:
         source: the library that it comes from: ``transformers``, ``diffusers`` or ``torch``.
         make: makes it; called under a fixed seed. Dropout is on where the architecture has any.
         step: its training step, as a user writes one.
-        batch: makes a batch of so many rows; floating-point tensors are float32 and are converted where needed.
-        shows: what it is here for, beside its architecture.
+        batch: makes a batch of this many rows; floating-point tensors are float32 and are converted where needed.
+        shows: what it is here for, in addition to its architecture.
         float64: whether all its operators have a float64 form.
         refusal: a part of the message with which it is refused, where it is one that no pipeline trains as one process
             does; "" for one that trains.

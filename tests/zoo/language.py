@@ -175,7 +175,7 @@ LANGUAGE: tuple[Entry, ...] = (
            num_mel_bins=8, d_model=16, encoder_layers=2, decoder_layers=2, encoder_attention_heads=2,
            decoder_attention_heads=2, encoder_ffn_dim=32, decoder_ffn_dim=32, max_source_positions=20,
            max_target_positions=32, pad_token_id=0, bos_token_id=0, eos_token_id=1, decoder_start_token_id=0,
-           attention_dropout=0.1, use_cache=False, shows="convolutions in front of attention"),
+           attention_dropout=0.1, use_cache=False, shows="convolutions before attention"),
     _built("Wav2Vec2", "Wav2Vec2ForSequenceClassification", "Wav2Vec2Config", own_loss, waveform, hidden_size=16,
            num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, conv_dim=(8, 8), conv_stride=(5, 2),
            conv_kernel=(10, 3), num_feat_extract_layers=2, num_conv_pos_embeddings=8, num_conv_pos_embedding_groups=2,

@@ -242,7 +242,7 @@ def llava() -> nn.Module:
 
 
 def prompted(rows: int) -> Batch:
-    """Images, and dialogues in which an image stands after the second token."""
+    """Images, and dialogues in which an image follows the second token."""
     text = tokens(rows, 10, IMAGE_TOKEN)
     ids = torch.cat([text[:, :2], torch.full((rows, PATCHES), IMAGE_TOKEN), text[:, 2:]], dim=1)
     return {

@@ -1,4 +1,4 @@
-"""What optimizers keep and move, beside torch's own and the papers' counts."""
+"""What optimizers keep and move, compared with torch's own and the papers' counts."""
 
 import pytest
 import torch

@@ -32,7 +32,7 @@ def test_region_work_counts_the_operators_of_a_run():
     (region,) = (op.work for op in work.operators if "tanh" in [kernel.name for kernel in op.work.forward])
     assert sum(kernel.flops for kernel in region.forward) == 2 * 4 * 8 * 8
     assert "sum" in [kernel.name for kernel in region.forward]
-    # Its backward gives all gradients at once: it is one, and stands in I.
+    # Its backward gives all gradients at once: it is one action, I.
     assert sum(kernel.flops for kernel in region.backward_input) == 2 * 2 * 4 * 8 * 8
     assert sum(kernel.flops for kernel in region.backward_weight) == 0
     assert sum(kept.bytes for kept in region.kept) >= 4 * 4 * 8  # the result of tanh at least

@@ -42,7 +42,7 @@ def captured(model, batch, step=lambda model, batch: model(batch).square().sum()
 
 
 def layers(count, **options):
-    """Layers behind an embedding, so that every one has inputs that are differentiable."""
+    """Layers after an embedding, so that every one has inputs that are differentiable."""
     model = nn.Sequential(nn.Embedding(11, H), *(Layer(**options) for _ in range(count)))
     return captured(model, torch.zeros(B, S, dtype=torch.long))
 
@@ -167,7 +167,7 @@ def test_saved_bytes_are_those_of_the_stage_that_has_all_operators(options):
 
 def test_memory_of_stages_is_that_of_their_programs():
     """What operators keep adds up to what a stage's programs keep. The largest workspace is a bound of the stage's: for
-    attention it has the gradient that comes in beside those of queries, keys and values, and these beside each other.
+    attention it has the incoming gradient next to those of queries, keys and values, and these next to each other.
     """
     model = nn.Sequential(nn.Embedding(11, H), Layer(fused=True), Layer(fused=True), nn.Linear(H, 11))
 

@@ -63,13 +63,13 @@ def handed_on(m, x):
     return m.c(m.d(m.b(y)).tanh() + m.e(h).tanh()) + y
 
 
-def written_behind_dropout(m, x):
+def written_after_dropout(m, x):
     h = m.a(x) * 2
     F.dropout(h, 0.5, training=False).mul_(2)
     return m.c(m.d(m.e(h))) + h
 
 
-def written_behind_a_view(m, x):
+def written_after_a_view(m, x):
     h = m.a(x) + 0
     torch.atleast_2d(h).mul_(2)
     return m.c(m.d(m.e(h))) + h
@@ -114,8 +114,8 @@ RUNS = {
     "a batch written in place": batch_written,
     "broadcast_tensors": broadcast,
     "a function that returns its input": handed_on,
-    "a write behind idle dropout": written_behind_dropout,
-    "a write behind a view that no schema tells of": written_behind_a_view,
+    "a write after idle dropout": written_after_dropout,
+    "a write after a view that no schema declares": written_after_a_view,
     "detach_": detached_in_place,
     "a write into data": written_by_its_data,
     "checks of values": checked_late,

@@ -153,7 +153,7 @@ def allowed(kinds, names):
 
 
 def shortest(cluster, kinds, src, dst, most):
-    """Latency and links of the best allowed walk, by trying all of at most so many links."""
+    """Latency and links of the best allowed walk, by trying all of at most this many links."""
     best, walks = None, [((0.0, 0), [src])]
     while walks:
         (latency, count), names = walks.pop()

@@ -112,7 +112,7 @@ def test_replicas_reduce_their_gradients():
     plan = scheduled("gpipe", 2, 4, costs=costs, data=2, cluster=fully_connected(4, 10**9, 10.0, 0.0))
     plan = evolve(plan, edges=())
     found = explained(plan)
-    # Two devices, 40 bytes in each direction at 10 bytes/s, behind the last backward of the first stage.
+    # Two devices, 40 bytes in each direction at 10 bytes/s, after the last backward of the first stage.
     assert found.causes[UPDATE] == pytest.approx(4.0)
     assert found.compute_s == 12.0
     assert sum(found.causes.values()) == pytest.approx(found.idle_s)

@@ -40,7 +40,7 @@ def test_saved_tensors_are_held_from_the_start_of_f_to_the_end_of_b():
 
 def test_buffers_of_sends_and_receives_are_held():
     first, second = two_stages(0)
-    # Device 0: sends 1–2.5; posts its receive behind 0F0, at 1, and holds it until 0B0 ends.
+    # Device 0: sends 1–2.5; posts its receive after 0F0, at 1, and holds it until 0B0 ends.
     assert changes(first, 1) == [(0.0, 0.0), (1.0, 20.0), (2.5, 10.0), (9.0, 0.0)]
     # Device 1: posts at 0, holds it until 1F0 starts; sends from 5.5 until it has arrived at 7.
     assert changes(second, 1) == [(0.0, 10.0), (2.5, 0.0), (5.5, 10.0), (7.0, 0.0)]

@@ -218,7 +218,7 @@ def test_report_names_the_stages_of_every_replica():
 def test_report_has_memory_timelines_and_peaks():
     data = Page(report_html(**inputs(2))).data
     assert data["traces"][0]["memory"]["kinds"] == ["parameters", "gradients", "optimizer", "saved", "workspace"]
-    # 1F1B: the first of two devices holds two microbatches, the second one; beside state and workspace.
+    # 1F1B: the first of two devices holds two microbatches, the second one; in addition to state and workspace.
     state = sum(STATE.values()) + 9_000_000
     assert data["peaks"]["devices"][0] == [state + 2 * SAVED, state + SAVED]
     held = data["traces"][0]["memory"]["held"]

@@ -1,4 +1,4 @@
-"""What models do beside calling operators: autograd functions of their own, checkpointing, buffers assigned anew."""
+"""What models do apart from calling operators: own autograd functions, checkpointing, buffers assigned anew."""
 
 import pytest
 import torch

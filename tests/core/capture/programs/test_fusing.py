@@ -58,7 +58,7 @@ def test_views_read_by_other_groups_are_computed_outside():
     assert pieces[0].inputs == (x, w)
     assert pieces[0].outputs == (active,)
     both = fused([turned, total, active, flat, product], {product, turned})
-    assert shape_of(both) == ["t", ["t", "add", "relu"], "t_1", "mm"], "one is returned: it is made outside, too"
+    assert shape_of(both) == ["t", ["t", "add", "relu"], "t_1", "mm"], "one is returned: it is computed outside, too"
 
 
 def test_operator_with_several_results_is_grouped_with_its_getitems():
@@ -92,7 +92,7 @@ def test_value_read_by_a_later_group_is_not_overwritten():
     x, w = read(graph, "x"), read(graph, "w")
     made = call(graph, aten.mm.default, x, w)
     turned = call(graph, aten.t.default, made)
-    added = call(graph, aten.add.Tensor, made, x)  # could go where the product stands, but for the group behind it
+    added = call(graph, aten.add.Tensor, made, x)  # could go where the product is, but for the group after it
     apart = call(graph, aten.mm.default, added, w)
     first = call(graph, aten.mul.Tensor, turned, apart)
     second = call(graph, aten.neg.default, first)

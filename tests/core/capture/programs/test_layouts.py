@@ -25,7 +25,7 @@ LAYOUTS = {
 SLOW = pytest.mark.slow
 
 
-class Behind(nn.Module):
+class AfterLinear(nn.Module):
     """An operator between two linear layers; reads a tensor with any strides, and a reshape reads its result."""
 
     def __init__(self, layout, operator, like: Tensor):
@@ -103,7 +103,7 @@ def the_step(model: nn.Module, x: Tensor) -> Tensor:
 def after_operator(operator: str, layout: str) -> tuple[nn.Module, Tensor]:
     torch.manual_seed(0)
     x = torch.randn(ROWS, TIME, WIDTH, dtype=torch.float64)
-    model = Behind(LAYOUTS[layout], OPERATORS[operator], x).double()
+    model = AfterLinear(LAYOUTS[layout], OPERATORS[operator], x).double()
     try:
         in_one_process(model, the_step, x)
     except (RuntimeError, ValueError) as error:

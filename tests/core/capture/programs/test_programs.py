@@ -15,7 +15,7 @@ TENSOR = LENGTH * WIDTH * 4
 
 
 def last_stage(*modules: nn.Module):
-    """Programs of these modules behind a first stage that is one linear layer."""
+    """Programs of these modules after a first stage that is one linear layer."""
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), *modules)
     batch = torch.randn(1, LENGTH, WIDTH)
     operators = operators_of(capture_step(model, lambda model, batch: model(batch).pow(2).mean(), batch))

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*the loss does not depend on it
 
 
 class Looking(nn.Module):
-    """Looks at a value, and so stays Python; then does as it is told."""
+    """Looks at a value, and so stays Python; then does what its caller chose."""
 
     def __init__(self, inside) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def one_written(model, h):
 
 
 def branching_step(model, x):
-    """Gives a buffer other data, behind the first line that needs a value."""
+    """Gives a buffer other data, after the first line that needs a value."""
     h = model.before(x).tanh()
     h = h + 1 if h.sum() > 1e9 else h
     model.looking.seen.data = 0.9 * model.looking.seen.data + h.detach().mean(0)
@@ -110,7 +110,7 @@ def branching_step(model, x):
 
 
 RIGHT = {
-    "its input, read behind": (itself, added, step),
+    "its input, read afterwards": (itself, added, step),
     "a buffer's data assigned": (exchanged, added, step),
     "a buffer returned that it writes": (averaged, added, step),
     "a buffer's data assigned at the end of a step": (itself, added, branching_step),

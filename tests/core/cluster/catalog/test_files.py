@@ -36,7 +36,7 @@ device = "H20X"
 gpus = { value = 4, source = "bench" }
 
 [clusters.lab]
-title = "What stands in the basement"
+title = "The cluster in the basement"
 groups = [{ nodes = 2, node = "H20X", gpus = 4, parameters = { nics = 2 } }]
 """
 

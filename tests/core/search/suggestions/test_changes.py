@@ -147,7 +147,7 @@ def test_recompute_suggests_the_plan_with_the_fewest_recomputed_stages():
 
 
 def test_recompute_is_suggested_for_replicas():
-    """The simulator tells the memory of every replica's devices, a plan that of each position."""
+    """The simulator reports the memory of every replica's devices, a plan that of each position."""
     plan = scheduled("gpipe", 2, 4, data=2, costs=[evolve(COST, input_bytes=10)] * 2)
     plan = with_costs(plan, plan.prediction.costs, simulated)
     assert len(simulate(plan).peak_memory_bytes) == 4

@@ -7,7 +7,7 @@ from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.search.suggestions.regular_cuts import regular_cut, thin_positions
 
 LAYER = ((0.1, 1), (1.0, 3), (0.1, 2), (1.0, 2), (0.1, 1))
-"""Seconds of each operator of a layer, and bytes that it hands on besides the layer's input."""
+"""Seconds of each operator of a layer, and bytes that it hands on in addition to the layer's input."""
 
 
 def layers(count, first=0.2, last=0.5):
