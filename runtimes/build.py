@@ -25,7 +25,6 @@ from .devices.compute import compute_device
 from .devices.devices import of_rank, place
 from .devices.heap import SMALL, keep_freed_memory
 from .engine.clocked import VirtualDevices
-from .launch.activity import HERE
 from .launch.agreement import check_same, model_in_words
 from .launch.launch import make_team, mesh_for, rank_of_job, virtual_team, world_size
 from .launch.meeting import Meeting, begin
@@ -41,6 +40,7 @@ from .programs.stage_compiler import StageCompiler
 from .rehearsal import best_rehearsed
 from .replan.replanner import Replanner
 from .training.initial_weights import InitialWeights, compare_initial_weights
+from .watch.activity import HERE
 from .weights import Weights, weights_from
 
 

@@ -18,13 +18,13 @@ from ..core.plan.plan import Plan, read_plan
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshWish, mesh_for, mesh_in_simulator
-from .launch.timeout import timeout_of
 from .monitor.monitors import Monitor, monitors_of
 from .optimizer.training import Training
 from .planning.options import PlanningOptions
 from .programs.options import MAX_SHAPES, check_max_shapes
 from .programs.stage_compiler import Compile, CompilerChoice
 from .replan.drift import check_replan
+from .watch.timeout import timeout_of
 from .weights import ModuleInit
 
 SIMULATOR = "simulator"

@@ -5,7 +5,7 @@ in a ``TaskKind``: where lowering inserts its actions, and which tasks they form
 memory, the simulator, traces and the executor read queues, items and tasks. Copies to the host are in
 ``host_copies.py``, the kinds at the end of a step in ``step_end.py``. ``own_queue`` declares a kind that runs once per
 stage and microbatch on a queue of its own. The executor's function for a kind is registered in
-``runtimes/engine/instructions.py``.
+``runtimes/engine/instructions/instructions.py``.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence

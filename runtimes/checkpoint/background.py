@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.errors import message_of
 from ..launch.exchange import Exchange
-from ..launch.watch import failure_at_exit
+from ..watch.watch import failure_at_exit
 from .state_parts import Parts
 from .writing import Save
 

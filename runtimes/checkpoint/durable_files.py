@@ -13,7 +13,7 @@ import xxhash
 from attrs import frozen
 
 from ...core.errors import RequestError
-from ..launch.activity import HERE
+from ..watch.activity import HERE
 
 _PIECE_BYTES = 8 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)

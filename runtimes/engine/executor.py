@@ -26,19 +26,13 @@ from ...core.plan.plan import Plan
 from ...core.trace.trace import COMPUTE_QUEUE
 from ..devices.compute import ComputeQueue
 from ..devices.heap import give_back_freed_memory
-from ..launch.activity import Activity
 from ..offload.device_offload import DeviceOffload
 from ..optimizer.state import StageState
 from ..optimizer.update import Ending, Update
 from ..programs.linked_stage import LinkedStage
-from . import (  # noqa: F401 - they register theirs
-    compute_instructions,
-    message_instructions,
-    offload_instructions,
-    step_end_instructions,
-)
+from ..watch.activity import Activity
 from .frame import Frame
-from .instructions import Binder, Instruction
+from .instructions.instructions import Binder, Instruction
 from .leaf_loader import LeafLoader
 from .lowered_plan import LoweredPlan
 from .messages import Transport

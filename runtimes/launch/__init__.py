@@ -1,1 +1,1 @@
-"""Processes of a pipeline: their start, their connections, and the detection and report of failures."""
+"""Processes of a pipeline: their start, their meeting, and the agreements before they begin."""

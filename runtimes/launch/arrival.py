@@ -7,11 +7,11 @@ import torch.distributed as dist
 
 from ...backends.gloo import ENDLESS
 from ...core.errors import WorkerError
-from .activity import HERE
-from .lost_ranks import hosts_store, left_early, not_arrived
+from ..watch.activity import HERE
+from ..watch.lost_ranks import hosts_store, left_early, not_arrived
+from ..watch.published import PublishedPositions
+from ..watch.watch import FAILURE_KEY, acknowledge, linger
 from .meeting import Meeting
-from .published import PublishedPositions
-from .watch import FAILURE_KEY, acknowledge, linger
 
 _POLL_S = 0.1
 

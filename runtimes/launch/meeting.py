@@ -20,11 +20,11 @@ from typing import Any
 import torch.distributed as dist
 
 from ...core.errors import PanpipeError, RequestError, WorkerError
-from .address import listen_for_store
-from .lost_ranks import uses_agent_store
-from .signals import WHERE
-from .timeout import timeout_of
-from .watch import FailureWatch
+from ..watch.address import listen_for_store
+from ..watch.lost_ranks import uses_agent_store
+from ..watch.signals import WHERE
+from ..watch.timeout import timeout_of
+from ..watch.watch import FailureWatch
 
 _SOON_S = 5.0
 """Most seconds that a rank waits for rank 0 before it goes on with its own work, and connects in a thread."""

@@ -12,7 +12,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from ...core.errors import RequestError
-from .activity import HERE
+from ..watch.activity import HERE
 
 Progress = Callable[[str, int, int], None]
 """Called with the phase, and with the numbers of done and of all parts; both are 0 if the phase has no parts."""

@@ -16,17 +16,17 @@ from ...backends.data_collectives import all_gather_data, broadcast_data
 from ...backends.kind import BackendKind
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
-from .activity import HERE
+from ..watch.activity import HERE
+from ..watch.failure import decoded, encoded, shortened, stopped
+from ..watch.timeout import timeout_of
+from ..watch.watch import failure_at_exit
+from ..watch.watched_backend import WatchedBackend, watched
 from .arrival import join
 from .clock_offset import clock_offset_ns
 from .exchange import Exchange, RankExchange
-from .failure import decoded, encoded, shortened, stopped
 from .groups import device_mesh
 from .meeting import Meeting, begin
 from .team import Team
-from .timeout import timeout_of
-from .watch import failure_at_exit
-from .watched_backend import WatchedBackend, watched
 
 T = TypeVar("T")
 

@@ -25,13 +25,13 @@ from ...backends.kind import BackendKind
 from ...backends.streams import InheritedStreams
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
-from .activity import Activity
+from ..watch.activity import Activity
+from ..watch.signals import WHERE, Describer
+from ..watch.thread_hangs import ThreadHangs
+from ..watch.timeout import timeout_of
+from ..watch.watched_backend import WatchedBackend
 from .device_thread import DeviceThread
 from .exchange import Exchange, OneProcess
-from .signals import WHERE, Describer
-from .thread_hangs import ThreadHangs
-from .timeout import timeout_of
-from .watched_backend import WatchedBackend
 
 T = TypeVar("T")
 

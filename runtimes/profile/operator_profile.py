@@ -24,8 +24,8 @@ from ...core.capture.regions.modes import ModalInterpreter
 from ...core.capture.values.stand_ins import stand_in_for
 from ...core.costs.graph import OpGraph, OpNode
 from ..devices.compute import Stopwatch, compute_device
-from ..launch.activity import HERE
 from ..programs.stage_run import constant_on
+from ..watch.activity import HERE
 
 Values = Mapping[str, Tensor]
 Span = tuple[Any, Any]

@@ -18,7 +18,7 @@ from ...core.capture.programs.fusing import Call, Fusion
 from ...core.capture.programs.programs import StagePrograms, stage_programs
 from ...core.capture.programs.stage import StageGraph
 from ...core.errors import RequestError
-from ..launch.activity import HERE
+from ..watch.activity import HERE
 
 Compile = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
 """A backend of ``torch.compile``: takes a graph and example inputs, and returns a function of such inputs."""

@@ -16,7 +16,7 @@ from attrs import define, field
 from torch import Tensor, nn
 
 from ...core.errors import RequestError
-from ..launch.activity import HERE
+from ..watch.activity import HERE
 from .allocation import allocate, unallocated
 from .checkpoint import Checkpoint
 from .places import Place, places, tensor_at

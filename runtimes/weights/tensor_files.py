@@ -22,7 +22,7 @@ from ...core.files.json_reader import parse_json
 from ...core.files.limits import Limits
 from ...core.files.read import open_regular
 from ...core.files.write import replace_file
-from ..launch.activity import HERE
+from ..watch.activity import HERE
 
 _PIECE_BYTES = 8 << 20
 HEADER = Limits(size=100_000_000, depth=4, text=100_000_000, printable=False)

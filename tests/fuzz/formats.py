@@ -18,8 +18,8 @@ from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json
 from panpipe.core.errors import PanpipeError, printed
 from panpipe.core.plan.plan import Plan, plan_json
 from panpipe.core.trace.perfetto import trace_json
-from panpipe.runtimes.launch.failure import decoded
 from panpipe.runtimes.planning.plan_cache import PlanCache
+from panpipe.runtimes.watch.failure import decoded
 from panpipe.runtimes.weights.checkpoint import Checkpoint
 from panpipe.simulators.run import simulate
 

@@ -19,7 +19,7 @@ from panpipe.core.plan.validation.validate import validate
 from panpipe.core.trace.compare import compare
 from panpipe.core.trace.perfetto import write_trace
 from panpipe.core.trace.perfetto_reader import read_trace
-from panpipe.runtimes.engine.instructions import INSTRUCTIONS, Binder, Instruction
+from panpipe.runtimes.engine.instructions.instructions import INSTRUCTIONS, Binder, Instruction
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.simulators.run import simulate
 

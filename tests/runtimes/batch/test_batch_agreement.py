@@ -6,7 +6,7 @@ from panpipe.core.errors import RequestError
 from panpipe.runtimes.batch.batch_agreement import BatchAgreement, Change
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.devices.compute import HostQueue
-from panpipe.runtimes.launch.activity import Activity
+from panpipe.runtimes.watch.activity import Activity
 
 
 class Rank:

@@ -5,8 +5,9 @@ import threading
 import pytest
 import torch.distributed as dist
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes.launch import arrival, meeting, timeout
-from panpipe.runtimes.launch.watch import FailureWatch
+from panpipe.runtimes.launch import arrival, meeting
+from panpipe.runtimes.watch import timeout
+from panpipe.runtimes.watch.watch import FailureWatch
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "exits.py"
 WATCHING = """
 import os, time
 import torch.distributed as dist
-import panpipe.runtimes.launch.watch as watch
+import panpipe.runtimes.watch.watch as watch
 watch._POLL_S = 0  # the thread is inside a call of the store nearly all of the time
 dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", 0, 1, True), rank=0, world_size=1)
 watch.FailureWatch(0, 1)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from panpipe.backends import gloo, memcpy
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes.launch import thread_hangs
 from panpipe.runtimes.launch.rank_team import RankTeam
 from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.watch import thread_hangs
 
 
 @pytest.fixture

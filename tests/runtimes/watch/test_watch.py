@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import pytest
 import torch.distributed as dist
 from panpipe.core.errors import WorkerError
-from panpipe.runtimes.launch import lost_ranks, watch
-from panpipe.runtimes.launch.lost_ranks import numbered
-from panpipe.runtimes.launch.watch import FailureWatch, acknowledge, linger
+from panpipe.runtimes.watch import lost_ranks, watch
+from panpipe.runtimes.watch.lost_ranks import numbered
+from panpipe.runtimes.watch.watch import FailureWatch, acknowledge, linger
 
 
 @pytest.fixture

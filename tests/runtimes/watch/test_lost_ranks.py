@@ -4,8 +4,8 @@ import collections
 
 import pytest
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes.launch import lost_ranks
-from panpipe.runtimes.launch.lost_ranks import (
+from panpipe.runtimes.watch import lost_ranks
+from panpipe.runtimes.watch.lost_ranks import (
     Heartbeats,
     beat,
     hosts_store,

@@ -5,13 +5,13 @@ from typing import Any
 
 from torch import Tensor
 
-from ...core.actions import Action, Kind
-from ...core.capture.graph.storages import StorageMeter
-from ..programs.linked_stage import LinkedStage
-from .frame import Frame
+from ....core.actions import Action, Kind
+from ....core.capture.graph.storages import StorageMeter
+from ...programs.linked_stage import LinkedStage
+from ..frame import Frame
+from ..messages import Message
+from ..peaks import peaks_of
 from .instructions import Binder, Call, Instruction, executes
-from .messages import Message
-from .peaks import peaks_of
 
 
 @executes(Kind.F)

@@ -2,8 +2,8 @@
 
 from functools import partial
 
-from ...core.actions import Action, Kind
-from ...core.trace.trace import COLLECTIVE_QUEUE
+from ....core.actions import Action, Kind
+from ....core.trace.trace import COLLECTIVE_QUEUE
 from .instructions import Binder, Instruction, executes
 
 

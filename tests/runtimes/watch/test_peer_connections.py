@@ -7,7 +7,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from panpipe.runtimes.launch.peer_connections import PeerConnections
+from panpipe.runtimes.watch.peer_connections import PeerConnections
 from torch.distributed import HashStore
 
 from ...support.launch import HANGS_S

@@ -5,18 +5,17 @@ import torch
 from panpipe.core.actions import Action, Kind
 from panpipe.core.plan.lowering import lower
 from panpipe.runtimes.devices.compute import HostQueue
-from panpipe.runtimes.engine import executor  # noqa: F401 - registers what is bound for each kind
-from panpipe.runtimes.engine.compute_instructions import _total
 from panpipe.runtimes.engine.frame import Frame
-from panpipe.runtimes.engine.instructions import Binder
+from panpipe.runtimes.engine.instructions.compute import _total
+from panpipe.runtimes.engine.instructions.instructions import Binder
 from panpipe.runtimes.engine.leaf_loader import LeafLoader
 from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.messages import Message
 from panpipe.runtimes.engine.tied import TiedReduction
 from panpipe.runtimes.optimizer.update import NormParameters, Update
 
-from ...support.plans import orders, plan_of, split_backward
-from ...support.two_stages import KEY, WIDTH, TwoStages
+from ....support.plans import orders, plan_of, split_backward
+from ....support.two_stages import KEY, WIDTH, TwoStages
 
 LOCAL = plan_of(orders("0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1"), (0, 0))
 APART = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))

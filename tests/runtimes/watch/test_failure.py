@@ -7,7 +7,7 @@ import pkgutil
 import panpipe
 import pytest
 from panpipe.core.errors import PanpipeError, WorkerError
-from panpipe.runtimes.launch.failure import FAMILIES, LIMIT, LINE_LIMIT, decoded, encoded, shortened, stopped
+from panpipe.runtimes.watch.failure import FAMILIES, LIMIT, LINE_LIMIT, decoded, encoded, shortened, stopped
 
 from ...support.failures import FAILURES, described
 from ...support.launch import alone, results

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 
-from ...core.actions import Action, Kind
-from ...core.trace.trace import FROM_HOST_QUEUE, HOST_COPY_QUEUE, TO_HOST_QUEUE
-from ..offload.device_offload import BoundOffload, MovingCopy
-from ..programs.linked_stage import CapturedStage
+from ....core.actions import Action, Kind
+from ....core.trace.trace import FROM_HOST_QUEUE, HOST_COPY_QUEUE, TO_HOST_QUEUE
+from ...offload.device_offload import BoundOffload, MovingCopy
+from ...programs.linked_stage import CapturedStage
 from .instructions import Binder, Instruction, executes
 
 

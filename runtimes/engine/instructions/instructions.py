@@ -13,16 +13,16 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ...core.actions import Action, Kind
-from ...core.errors import RequestError
-from ...core.trace.trace import COMPUTE_QUEUE
-from ..offload.device_offload import BoundOffload
-from ..programs.linked_stage import CapturedStage, LinkedStage
-from .finished_sends import finished_sends
-from .frame import Frame
-from .lowered_plan import LoweredPlan
-from .messages import Message, MessageKey
-from .tied import TiedReduction
+from ....core.actions import Action, Kind
+from ....core.errors import RequestError
+from ....core.trace.trace import COMPUTE_QUEUE
+from ...offload.device_offload import BoundOffload
+from ...programs.linked_stage import CapturedStage, LinkedStage
+from ..finished_sends import finished_sends
+from ..frame import Frame
+from ..lowered_plan import LoweredPlan
+from ..messages import Message, MessageKey
+from ..tied import TiedReduction
 
 Call = Callable[[], None]
 

@@ -2,10 +2,10 @@
 
 import torch
 
-from ...core.actions import Action, Kind
-from ...core.trace.trace import receive_queue, send_queue
+from ....core.actions import Action, Kind
+from ....core.trace.trace import receive_queue, send_queue
+from ..messages import Message
 from .instructions import Binder, Instruction, executes
-from .messages import Message
 
 
 @executes(Kind.SEND_F, Kind.SEND_B)

@@ -6,15 +6,14 @@ from attrs import define, field
 from panpipe.core.actions import Action, Kind
 from panpipe.core.plan.lowering import lower
 from panpipe.runtimes.devices.compute import HostQueue
-from panpipe.runtimes.engine import executor  # noqa: F401 - registers what is bound for each kind
 from panpipe.runtimes.engine.frame import Frame
-from panpipe.runtimes.engine.instructions import Binder
+from panpipe.runtimes.engine.instructions.instructions import Binder
 from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.tied import TiedReduction
 from panpipe.runtimes.optimizer.update import NormParameters, Update
 
-from ...support.plans import orders, plan_of
-from ...support.two_stages import WIDTH, TwoStages
+from ....support.plans import orders, plan_of
+from ....support.two_stages import WIDTH, TwoStages
 
 PLAN = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
 BYTES = 2 * WIDTH * 4

@@ -6,17 +6,16 @@ from panpipe.core.errors import RequestError
 from panpipe.core.plan.lowering import lower
 from panpipe.core.trace.trace import COLLECTIVE_QUEUE, COMPUTE_QUEUE, receive_queue, send_queue
 from panpipe.runtimes.devices.compute import HostQueue
-from panpipe.runtimes.engine import executor  # noqa: F401 - registers what is bound for each kind
 from panpipe.runtimes.engine.frame import Frame
-from panpipe.runtimes.engine.instructions import INSTRUCTIONS, Binder, Instruction, executes
+from panpipe.runtimes.engine.instructions.instructions import INSTRUCTIONS, Binder, Instruction, executes
 from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.tied import TiedReduction
 from panpipe.runtimes.optimizer.state import StageState
 from panpipe.runtimes.optimizer.update import NormParameters, Update
 from panpipe.runtimes.programs.linked_stage import LinkedStage
 
-from ...support.plans import orders, plan_of
-from ...support.two_stages import TwoStages
+from ....support.plans import orders, plan_of
+from ....support.two_stages import TwoStages
 
 PLAN = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
 

@@ -6,8 +6,8 @@ import pytest
 from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
-from panpipe.runtimes.launch.activity import Activity, QuietTime
-from panpipe.runtimes.launch.positions import Position, awaited, hangs, reason_of_hang, table
+from panpipe.runtimes.watch.activity import Activity, QuietTime
+from panpipe.runtimes.watch.positions import Position, awaited, hangs, reason_of_hang, table
 
 LIMIT = 10.0
 
@@ -125,7 +125,7 @@ def test_activity_names_the_users_line():
 
 def test_time_in_which_the_process_was_stopped_does_not_count(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("panpipe.runtimes.launch.activity.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("panpipe.runtimes.watch.activity.time.monotonic", lambda: now[0])
     quiet = QuietTime(1.0)
     found = []
     for seconds in (0.5, 0.5, 100.0, 0.5):
