@@ -28,7 +28,6 @@ from ..engine.clocked import Clock
 from ..engine.step_data import StepOptions, StepRecord
 from ..engine.tracing import measured_trace, message_times
 from ..launch.team import Team
-from ..monitor.monitoring import Monitoring, UpdateNumbers
 from ..monitor.monitors import Monitor
 from ..offload.tier import OffloadTier
 from ..optimizer.training import Training
@@ -42,6 +41,7 @@ from .averages import Averages
 from .batch_run import BatchResult, BatchRun
 from .counts import Counts
 from .evaluation import Forwards
+from .monitoring import Monitoring, UpdateNumbers
 from .non_finite import LossCheck
 
 

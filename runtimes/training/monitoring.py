@@ -11,12 +11,12 @@ from ...core.trace.throughput import Work, throughput
 from ..batch.microbatches import Microbatch
 from ..devices.compute import ComputeQueue
 from ..engine.step_data import StepOptions
+from ..monitor.measure import MemoryPeak, Numbers, numbers_of, of_all
+from ..monitor.monitors import Monitor, Monitors
+from ..monitor.records import DeviceReport, StepReport
 from ..optimizer.state import StageState
-from ..training.batch_run import BatchResult
-from ..training.local_stages import LocalStages
-from .measure import MemoryPeak, Numbers, numbers_of, of_all
-from .monitors import Monitor, Monitors
-from .records import DeviceReport, StepReport
+from .batch_run import BatchResult
+from .local_stages import LocalStages
 
 
 class UpdateNumbers(NamedTuple):
