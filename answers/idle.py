@@ -23,6 +23,7 @@ def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> Idl
         lambda plan, costs, cluster: simulate(plan, costs, cluster, memory=False).step_s,
         unlimited_s=unlimited_s,
         waits=_waits(result),
+        known=result.known_step,
     )
 
 

@@ -17,6 +17,7 @@ from ..core.cluster.cluster import Cluster, fully_connected
 from ..core.costs.costs import StageCosts
 from ..core.documents import as_plain
 from ..core.errors import InfeasibleError, RequestError, naming
+from ..core.evaluate.idle import IdleTime
 from ..core.files.write import write_text
 from ..core.plan.derive import forward_only
 from ..core.plan.plan import Plan
@@ -99,7 +100,7 @@ def simulate(
     With --forward-only nothing is saved, reduced or stepped; a stage's F takes the same time as in training.
     """
     from ..core.plan.validation.structure import check_structure
-    from ..core.plan.validation.validate import validate
+    from ..core.plan.validation.validate import check_actions, check_resources
     from ..simulators.run import simulate as run
 
     check_writable(trace, report)
@@ -119,12 +120,14 @@ def simulate(
             check_structure(plan)
         plan, lowered = _forwards(plan, optimizer), None
     with naming(path, *([] if cluster is None else [cluster])):
+        checked = check_actions(plan, lowered)
         try:
-            for warning in validate(plan, lowered=lowered).warnings:
+            for warning in check_resources(checked).warnings:
                 note(f"warning: {warning}")
         except InfeasibleError as error:
             note(f"does not fit: {error}")
-        result = run(plan, costs, machine, eager=eager, optimizer=optimizer, lowered=lowered)
+        result = run(plan, costs, machine, eager=eager, optimizer=optimizer, queues=checked.queues)
+    idle = idle_of(result)
     if trace is not None:
         from ..core.trace.perfetto import trace_json
 
@@ -134,13 +137,13 @@ def simulate(
         from ..core.report.facts import ReportFacts
         from ..core.report.page import report_html
 
-        facts = ReportFacts(idle=idle_of(result), kept=result.kept)
+        facts = ReportFacts(idle=idle, kept=result.kept)
         write_text(report, report_html(plan=plan, predicted=result.trace, facts=facts))
         note(f"written to {report}")
     if json:
-        print_json(_answer(result))
+        print_json(_answer(result, idle))
     else:
-        _print(result)
+        _print(result, idle)
 
 
 def _moved(file: PlanFile, cluster: Cluster) -> Plan:
@@ -179,7 +182,7 @@ def _equal_stages(
     return equal_stages(plan.placement, times), cluster
 
 
-def _answer(result: "SimulationResult") -> dict[str, Any]:
+def _answer(result: "SimulationResult", idle: IdleTime) -> dict[str, Any]:
     return {
         "step_s": result.step_s,
         "stage_span_s": result.stage_span_s,
@@ -204,11 +207,11 @@ def _answer(result: "SimulationResult") -> dict[str, Any]:
         ],
         "kept": as_plain(result.kept),
         "host_copies": [{**as_plain(use), "bytes_per_s": use.bytes_per_s} for use in result.host_copies],
-        "idle": idle_answer(idle_of(result)),
+        "idle": idle_answer(idle),
     }
 
 
-def _print(result: "SimulationResult") -> None:
+def _print(result: "SimulationResult", idle: IdleTime) -> None:
     plan = result.plan
     print(
         f"{plan.model or 'the plan'}: {'forwards' if plan.forward_only else 'step'} {seconds_text(result.step_s)}, "
@@ -219,7 +222,7 @@ def _print(result: "SimulationResult") -> None:
     print_memory(result, [device.memory_bytes for device in result.devices])
     _print_hosts(result)
     _print_links(result)
-    print_idle(idle_of(result))
+    print_idle(idle)
 
 
 def _print_bubbles(result: "SimulationResult") -> None:

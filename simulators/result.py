@@ -5,9 +5,11 @@ from functools import cached_property
 
 from attrs import frozen
 
-from ..core.actions import WORK_KINDS, Action
+from ..core.actions import WORK_KINDS, Action, Kind
 from ..core.cluster.cluster import Cluster, Device
+from ..core.cluster.routing import path_latency_s
 from ..core.costs.costs import StageCosts
+from ..core.evaluate.idle import KnownStep
 from ..core.evaluate.kept import Kept, kept_tensors
 from ..core.evaluate.ratios import bubble_ratio
 from ..core.plan.plan import Plan
@@ -36,6 +38,8 @@ class SimulationResult:
             one; device by device in the order issued.
         task_flows: flows of the tasks.
         has_memory: whether memory was simulated; otherwise all memory values are empty.
+        by_default: whether the options of the run were the default ones, as in the runs that the causes of idle time
+            compare.
     """
 
     plan: Plan
@@ -47,6 +51,7 @@ class SimulationResult:
     tasks: tuple[TaskTimes, ...] = ()
     task_flows: tuple[FlowTimes, ...] = ()
     has_memory: bool = True
+    by_default: bool = False
 
     @cached_property
     def step_s(self) -> float:
@@ -103,6 +108,33 @@ class SimulationResult:
     def contention(self) -> tuple[dict[Direction, float], ...]:
         """Per device its idle seconds of contention, by the full link (source, destination) that caused them."""
         return tuple(bubbles.contention for bubbles in self._idle)
+
+    @cached_property
+    def known_step(self) -> KnownStep | None:
+        """What this run shows of the causes of idle time; None if its options were not the default ones."""
+        if not self.by_default:
+            return None
+        return KnownStep(self.step_s, self._without_update_s, self._contended)
+
+    @property
+    def _without_update_s(self) -> float | None:
+        """The step without what ends it; None where gradients are summed, which may delay other work."""
+        if any(task.action.kind in (Kind.REDUCE_GRAD, Kind.REDUCE_TIED) for task in self.tasks):
+            return None
+        done = [task.end_s for task in self.tasks if task.action.kind is not Kind.SYNC]
+        for actions, (_, ends) in zip(self.queues.compute, self.operation_times, strict=True):
+            steps = sum(action.kind is Kind.STEP for action in actions)  # a device's last operations
+            done += ends[: len(ends) - steps][-1:]
+        return max(done, default=0.0)
+
+    @property
+    def _contended(self) -> bool:
+        """Whether a transfer was slower than on a path of its own, as fast in both directions as from the lower
+        device to the higher."""
+        if any(piece.held_by is not None for flow in self.flows for piece in flow.pieces or ()):
+            return True
+        paths = {(src, dst): path_latency_s(self.cluster.path(src, dst)) for src, dst in self.queue_times}
+        return any(paths.get((dst, src), latency_s) != latency_s for (src, dst), latency_s in paths.items())
 
     @cached_property
     def timelines(self) -> tuple[Timeline, ...]:

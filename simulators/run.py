@@ -1,8 +1,7 @@
 """One training step in SimPy: devices with in-order queues, shared links, and memory."""
 
-import gc
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from typing import NoReturn
 
 from simpy import Environment
@@ -11,6 +10,7 @@ from ..core.actions import Action, Kind
 from ..core.cluster.cluster import Cluster
 from ..core.costs.costs import StageCosts
 from ..core.errors import RequestError
+from ..core.garbage import collector_paused
 from ..core.plan.kinds import compute_times
 from ..core.plan.lowering import lower
 from ..core.plan.plan import Plan
@@ -35,6 +35,7 @@ def simulate(
     sharing: bool = True,
     memory: bool = True,
     lowered: Sequence[Sequence[Action]] | None = None,
+    queues: Queues | None = None,
     perform: ActionCallback | None = None,
 ) -> SimulationResult:
     """Run one step of a plan, with all its replicas. All of them take a stage's times from the same costs.
@@ -49,6 +50,7 @@ def simulate(
         sharing: transfers share the bandwidth of links; otherwise each has the full bandwidth of its route.
         memory: keep the memory timelines.
         lowered: per device its actions, in order; by default ``lower(plan)``.
+        queues: of ``lowered``, if they are known, such as from ``check_actions``.
         perform: called for every action when it happens (see ``core/trace/callback.py``); an exception ends the run.
 
     Raises:
@@ -57,28 +59,21 @@ def simulate(
     """
     costs = _given_costs(plan, costs)
     cluster = _given_cluster(plan, cluster)
-    if optimizer is None:
-        optimizer = OptimizerStep.BARRIER if plan.sync else OptimizerStep.LOCAL
-    lowered = lower(plan) if lowered is None else lowered
+    by_default = optimizer in (None, _default_step(plan)) and sharing and not eager
+    optimizer = optimizer or _default_step(plan)
     # A callback may allocate much and need the collector.
-    with _collector_paused() if perform is None else nullcontext():
-        queues = with_sync(queues_of(plan, lowered), optimizer, plan).replicated(plan.mesh.data)
+    with collector_paused() if perform is None else nullcontext():
+        lowered = lower(plan) if lowered is None and (queues is None or perform is not None) else lowered
+        queues = queues_of(plan, lowered or ()) if queues is None else queues
+        queues = with_sync(queues, optimizer, plan).replicated(plan.mesh.data)
         return _run(
             plan, costs, cluster, queues, eager=eager, optimizer=optimizer, sharing=sharing, memory=memory,
-            performed=None if perform is None else (perform, lowered),
+            performed=None if perform is None else (perform, lowered or ()), by_default=by_default,
         )  # fmt: skip
 
 
-@contextmanager
-def _collector_paused() -> Iterator[None]:
-    """Without the garbage collector: a run leaves no cycles, and one full collection takes as long as a run."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
+def _default_step(plan: Plan) -> OptimizerStep:
+    return OptimizerStep.BARRIER if plan.sync else OptimizerStep.LOCAL
 
 
 def _run(
@@ -92,6 +87,7 @@ def _run(
     sharing: bool,
     memory: bool,
     performed: tuple[ActionCallback, Sequence[Sequence[Action]]] | None,
+    by_default: bool,
 ) -> SimulationResult:
     environment = Environment()
     durations = compute_times(queues.compute, costs)
@@ -126,6 +122,7 @@ def _run(
         task_times([running for running in tasks if plan.sync or running.task.kind is not Kind.SYNC]),
         task_flows(tasks),
         memory,
+        by_default,
     )
     network.close()
     for channel in channels.values():

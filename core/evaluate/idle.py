@@ -5,7 +5,7 @@ mean idle time of a device. Its causes are removed one after another, and the sa
 share of a cause is the time by which its removal shortens the step, so the shares sum to the idle time exactly::
 
     the step as it is
-     │ update          optimizer steps, and sums of tied weights and over replicas, take no time
+     │ update          optimizer steps, sums of tied weights and over replicas, and SYNC take no time
      │ shared links    every two devices get a path of their own, and every device one to its host
      │ host copies     nothing is offloaded
      │ messages        messages take no time
@@ -85,6 +85,22 @@ class IdleTime:
         return self.step_s - self.compute_s
 
 
+@frozen
+class KnownStep:
+    """What a run of a step shows without another run.
+
+    Args:
+        step_s: the step.
+        without_update_s: the step without optimizer steps, sums of gradients and SYNC; None if only another run shows
+            it.
+        contended: whether sharing a link slowed any transfer.
+    """
+
+    step_s: float
+    without_update_s: float | None
+    contended: bool
+
+
 def idle_time(
     plan: Plan,
     costs: Sequence[StageCosts],
@@ -93,6 +109,7 @@ def idle_time(
     *,
     unlimited_s: float | None = None,
     waits: Mapping[str, float] | None = None,
+    known: KnownStep | None = None,
 ) -> IdleTime:
     """The idle time of a plan by cause.
 
@@ -102,9 +119,10 @@ def idle_time(
         step_time: runs a step.
         unlimited_s: the step of the fastest known order of the same stages without memory limits.
         waits: by link, how much longer transfers took because they shared it, in any unit; divides ``shared links``.
+        known: of a run of the plan by ``step_time``; what it shows is not run again.
     """
     run = evolve(plan, mesh=evolve(plan.mesh, devices=None))
-    left = step_s = step_time(run, costs, cluster)
+    left = step_s = known.step_s if known else step_time(run, costs, cluster)
     causes = dict.fromkeys(CAUSES, 0.0)
 
     def without(cause: str, shorter_s: float) -> None:
@@ -113,17 +131,22 @@ def idle_time(
             causes[cause], left = left - shorter_s, shorter_s
 
     costs = [evolve(cost, optimizer_s=0.0, gradient_bytes=0) for cost in costs]
-    run = evolve(run, tied=())
-    without(UPDATE, step_time(run, costs, cluster))
-    without(SHARED_LINKS, step_time(run, costs, own_paths(run, cluster)))
+    run = evolve(run, tied=(), sync=False)
+    if known is None or known.without_update_s is None:
+        without(UPDATE, step_time(run, costs, cluster))
+    else:
+        without(UPDATE, known.without_update_s)
+    if known is None or known.contended:
+        without(SHARED_LINKS, step_time(run, costs, own_paths(run, cluster)))
     if run.memory.offload:
         run = evolve(run, memory=evolve(run.memory, offload=()))
         without(HOST_COPIES, step_time(run, costs, own_paths(run, cluster)))
-    without(MESSAGES, evaluated(run, costs).makespan)
+    final = evaluated(run, costs)
+    without(MESSAGES, final.makespan)
     if run.memory.recompute:
         run = evolve(run, memory=evolve(run.memory, recompute=()))
-        without(RECOMPUTATION, evaluated(run, costs).makespan)
-    final = evaluated(run, costs)
+        final = evaluated(run, costs)
+        without(RECOMPUTATION, final.makespan)
     mean = sum(final.busy) / len(final.busy)
     causes[IMBALANCE] = min(max(final.busy) - mean, left - mean)
     waiting = left - mean - causes[IMBALANCE]

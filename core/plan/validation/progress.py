@@ -10,21 +10,19 @@ The dependencies between compute items, messages and tasks (``core/plan/items.py
 4. where a limit is given on how far a stage runs ahead of its readers (see `backpressure`), F waits for the transfer of
    the stage's output that many microbatches before, to each of its readers.
 
-All replicas run the same orders, so one of them is checked.
-
-One pass in topological order also gives the times of a step in which no link is shared.
+All replicas run the same orders, so one of them is checked. Whether a plan without such limits runs to the end is found
+without the graph, by `free_times`, in a fraction of the memory and the time. The graph is for limits, and for the cycle
+of a plan that deadlocks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
+from typing import NoReturn
 
 import networkx
 from attrs import field, frozen
 
 from ...actions import Kind
-from ...costs.costs import StageCosts
 from ...errors import RequestError
-from ..items import Task
-from ..kinds import compute_times
 from ..plan import Plan
 from ..queues import Queues
 
@@ -144,6 +142,16 @@ def _add_tasks(queues: Queues, waits: Waits) -> None:
             waits.before[waits.first_operation[device] + position].append((node, task.reason))
 
 
+def report_deadlock(plan: Plan, queues: Queues) -> NoReturn:
+    """Report the cycle of a plan that `free_times` does not run to the end.
+
+    Raises:
+        RequestError: always; the message shows the cycle.
+    """
+    run_order(waits_of(plan, queues))
+    raise AssertionError("the plan does not run to its end, and its dependencies have no cycle")
+
+
 def run_order(waits: Waits) -> list[Node]:
     """All nodes in topological order.
 
@@ -183,62 +191,3 @@ def _report_cycle(waits: Waits, done: set[Node]) -> None:
             joined.append(edge)
     steps = [f"{waits.names[a]} waits for {waits.names[b]} ({reason})" for a, b, reason in joined]
     raise RequestError(f"the plan deadlocks: {', '.join(steps)}; change the order of one of them")
-
-
-@frozen
-class FreeTimes:
-    """Times of a step in which no link is shared. Seconds.
-
-    Args:
-        operations: per device the starts and the ends of its operations.
-        arrivals: per ordered pair of devices when each message has arrived.
-    """
-
-    operations: tuple[tuple[list[float], list[float]], ...]
-    arrivals: dict[tuple[int, int], list[float]]
-
-
-def free_times(
-    queues: Queues,
-    waits: Waits,
-    order: Sequence[Node],
-    costs: Sequence[StageCosts],
-    hop: Callable[[int, int], tuple[float, float]],
-    task_s: Callable[[Task], float],
-) -> FreeTimes:
-    """The times of a step in which no two queues share a link.
-
-    Args:
-        queues, waits, order: the lowered plan, its dependency graph, and the graph's topological order.
-        costs: per stage.
-        hop: latency in seconds, and bytes/s, from one device to another.
-        task_s: duration of a task in seconds.
-    """
-    ready = [0.0] * len(waits.names)
-    occupied = [0.0] * len(waits.names)  # until when a node holds its queue
-    size = [0.0] * len(waits.names)
-    latency = [0.0] * len(waits.names)
-    for first, seconds in zip(waits.first_operation, compute_times(queues.compute, costs), strict=True):
-        size[first : first + len(seconds)] = seconds
-    for pair, first in waits.first_message.items():
-        latency_s, bytes_per_s = hop(*pair)
-        messages = queues.messages[pair]
-        size[first : first + len(messages)] = [message.bytes / bytes_per_s for message in messages]
-        latency[first : first + len(messages)] = [latency_s] * len(messages)
-    if queues.tasks:
-        size[-len(queues.tasks) :] = [task_s(task) for task in queues.tasks]
-    starts = [0.0] * len(waits.names)
-    for node in order:
-        start = 0.0
-        for other, reason in waits.before[node]:
-            start = max(start, occupied[other] if reason is _QUEUE else ready[other])
-        starts[node] = start
-        occupied[node] = start + size[node]
-        ready[node] = occupied[node] + latency[node]
-    return FreeTimes(
-        tuple(
-            (starts[first : first + len(actions)], ready[first : first + len(actions)])
-            for first, actions in zip(waits.first_operation, queues.compute, strict=True)
-        ),
-        {pair: ready[first : first + len(queues.messages[pair])] for pair, first in waits.first_message.items()},
-    )

@@ -1,11 +1,11 @@
 """Validation, before anything runs: a plan that validates is consistent, does not deadlock, and fits its devices."""
 
+import math
 from collections.abc import Sequence
 
 from attrs import frozen
 
 from ...actions import COMPUTE_KINDS, Action, Kind
-from ...cluster.cluster import Cluster
 from ...cluster.routing import path_latency_s, path_rate
 from ...costs.costs import StageCosts
 from ...errors import RequestError
@@ -14,10 +14,11 @@ from ..kinds import task_seconds_alone
 from ..lowering import lower
 from ..plan import Plan
 from ..queues import Queues, queues_of
-from ..residency import Timeline, device_timelines
+from ..residency import device_timelines
+from .free_times import FreeTimes, free_times
 from .host_memory import check_host_memory
 from .memory import check_memory
-from .progress import Waits, free_times, run_order, waits_of
+from .progress import report_deadlock
 from .structure import check_structure
 
 
@@ -55,23 +56,52 @@ def validate(
         RequestError: the plan is inconsistent, or it deadlocks (the message shows the cycle).
         InfeasibleError: a device runs out of memory, or a host.
     """
+    return check_resources(check_actions(plan, lowered), memory_limits)
+
+
+@frozen
+class CheckedActions:
+    """A consistent plan that does not deadlock, lowered.
+
+    Args:
+        plan: the plan.
+        warnings: one line each: what is accepted at a cost.
+        queues: of its lowered actions.
+        times: of its step without shared links; of compute that takes no time if the plan has no costs.
+    """
+
+    plan: Plan
+    warnings: tuple[str, ...]
+    queues: Queues
+    times: FreeTimes
+
+
+def check_actions(plan: Plan, lowered: Sequence[Sequence[Action]] | None = None) -> CheckedActions:
+    """Check that a plan is consistent and runs to the end. Arguments and errors as of `validate`."""
     warnings = check_structure(plan)
     lowered = lower(plan) if lowered is None else lowered
     _check_same_compute(plan, lowered)
     queues = queues_of(plan, lowered)
-    waits = waits_of(plan, queues)
-    order = run_order(waits)
+    times = _free_times(plan, queues)
+    if times is None:
+        report_deadlock(plan, queues)
+    return CheckedActions(plan, tuple(warnings), queues, times)
+
+
+def check_resources(checked: CheckedActions, memory_limits: Sequence[float] | None = None) -> ValidationReport:
+    """Check that a checked plan fits its devices and hosts. Arguments and errors as of `validate`."""
+    plan = checked.plan
     if plan.prediction is None:
         if memory_limits is not None:
             raise RequestError("memory limits are given and the plan holds no costs: plan it with a profile")
-        return ValidationReport(tuple(warnings))
+        return ValidationReport(checked.warnings)
     costs, cluster = plan.prediction.costs, plan.mesh.arrange(plan.prediction.cluster)
     if memory_limits is None:
         memory_limits = plan.mesh.memory_bytes(plan.prediction.cluster)
     if len(memory_limits) != plan.devices:
         raise RequestError(f"{len(memory_limits)} memory limits for {plan.devices} devices: give one for each")
-    timelines = _timelines(plan, costs, cluster, queues, (waits, order))
-    warnings += check_memory(plan, costs, timelines, memory_limits)
+    timelines = device_timelines(plan, costs, checked.queues, checked.times.operations, checked.times.arrivals)
+    warnings = [*checked.warnings, *check_memory(plan, costs, timelines, memory_limits)]
     host_bytes = check_host_memory(plan, cluster)
     return ValidationReport(
         tuple(warnings),
@@ -125,13 +155,13 @@ def _check_recompute(plan: Plan, device: int, actions: Sequence[Action]) -> None
             )
 
 
-def _timelines(
-    plan: Plan,
-    costs: Sequence[StageCosts],
-    cluster: Cluster,
-    queues: Queues,
-    progress: tuple[Waits, Sequence[int]],
-) -> tuple[Timeline, ...]:
+def _free_times(plan: Plan, queues: Queues) -> FreeTimes | None:
+    """The times of a step without shared links; None if the plan deadlocks."""
+    if plan.prediction is None:
+        nothing = StageCosts(0.0, 0.0, 0.0)
+        return free_times(plan, queues, [nothing] * len(plan.stages), lambda *_: (0.0, math.inf), lambda _: 0.0)
+    costs, cluster = plan.prediction.costs, plan.mesh.arrange(plan.prediction.cluster)
+
     def hop(src: int, dst: int) -> tuple[float, float]:
         path = cluster.path(src, dst)
         return path_latency_s(path), path_rate(path)
@@ -139,5 +169,4 @@ def _timelines(
     def task_s(task: Task) -> float:
         return task_seconds_alone(task, plan, costs, cluster)
 
-    times = free_times(queues, *progress, costs, hop, task_s)
-    return device_timelines(plan, costs, queues, times.operations, times.arrivals)
+    return free_times(plan, queues, costs, hop, task_s)

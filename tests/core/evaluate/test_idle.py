@@ -3,6 +3,7 @@
 import pytest
 from attrs import evolve
 from hypothesis import given, settings
+from hypothesis import strategies as st
 from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
@@ -47,6 +48,29 @@ def test_causes_add_up_to_the_idle_time(plan):
     assert found.compute_s == pytest.approx(sum(once.busy_s) / plan.devices)
     assert sum(found.causes.values()) == pytest.approx(found.step_s - found.compute_s, rel=1e-9, abs=1e-9)
     assert min(found.causes.values()) >= 0
+
+
+@settings(max_examples=40)
+@given(plans(), st.booleans(), st.sampled_from(["own", "switch"]))
+def test_what_a_run_shows_is_what_other_runs_find(plan, sync, links):
+    plan = evolve(plan, sync=sync)
+    if links == "switch":
+        devices = plan.prediction.cluster.devices
+        cluster = Cluster(devices, ("switch",), tuple(Link(each.name, "switch", 5.0, 0.5) for each in devices))
+        plan = evolve(plan, prediction=evolve(plan.prediction, cluster=cluster))
+    result = simulate(plan)
+    found, alone = explained(plan, known=result.known_step), explained(plan)
+    assert found.step_s == alone.step_s
+    assert found.causes == pytest.approx(alone.causes, rel=1e-9, abs=1e-9 * found.step_s)
+
+
+def test_replicas_whose_steps_wait_for_all_have_causes():
+    # The barrier is a part of the update; on links of their own two replicas have none between them.
+    plan = evolve(scheduled("1f1b", 2, 3, data=2), sync=True)
+    plan = evolve(plan, prediction=evolve(plan.prediction, cluster=fully_connected(4, 10**9, 1e9, 0.25)))
+    found = causes(plan)
+    assert found[UPDATE] > 0
+    assert sum(found.values()) == pytest.approx(simulate(plan).step_s - explained(plan).compute_s)
 
 
 def test_equal_stages_without_delays_fill_and_drain():

@@ -1,18 +1,16 @@
-"""The dependency graph of a lowered plan, its order, its cycles, and the times of a step without shared links."""
+"""The dependency graph of a lowered plan, its order and its cycles."""
 
 import pytest
-from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.derive import forward_only
 from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.queues import queues_of
-from panpipe.core.plan.validation.progress import Waits, free_times, run_order, waits_of
+from panpipe.core.plan.validation.progress import Waits, run_order, waits_of
 
 from ....support.plans import orders, plan_of, scheduled
 
 ONE = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1))
 ONE_LOWERED = orders("0F0 0SEND_F0>1 0RECV_B0<1 0B0 0STEP", "1RECV_F0<0 1F0 1B0 1SEND_B0>0 1STEP")
-COST = StageCosts(1.0, 2.0, 3.0, optimizer_s=0.25)
 
 
 def by_name(waits):
@@ -79,21 +77,3 @@ def test_cycle_is_reported_with_consecutive_actions_of_a_device_joined(turn):
         f"{reader} waits for {source} (reads its output)",
         f"{source} waits for {reader} (runs after it)",
     }
-
-
-def times(plan, lowered, hop):
-    queues = queues_of(plan, lowered)
-    waits = waits_of(plan, queues)
-    return free_times(queues, waits, run_order(waits), [COST] * len(plan.stages), hop, lambda task: 0.0)
-
-
-def test_times_are_those_of_compute_and_of_messages_with_their_latency():
-    found = times(ONE, ONE_LOWERED, lambda src, dst: (0.5, 10.0))  # 10 bytes take 1 s, and arrive 0.5 s after that
-    assert found.operations == (([0.0, 10.0, 15.0], [1.0, 15.0, 15.25]), ([2.5, 3.5, 8.5], [3.5, 8.5, 8.75]))
-    assert found.arrivals == {(0, 1): [2.5], (1, 0): [10.0]}
-
-
-def test_a_message_occupies_its_queue_without_its_latency():
-    plan = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
-    found = times(plan, lower(plan, 2), lambda src, dst: (0.5, 5.0))  # the second one is ready at 2 s, and goes at 3 s
-    assert found.arrivals[0, 1] == [3.5, 5.5]

@@ -1,0 +1,93 @@
+"""The times of a step without shared links, by hand and against the dependency graph; deadlocks."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.errors import RequestError
+from panpipe.core.plan.kinds import compute_times, task_seconds
+from panpipe.core.plan.lowering import lower
+from panpipe.core.plan.queues import queues_of
+from panpipe.core.plan.validation.free_times import free_times
+from panpipe.core.plan.validation.progress import run_order, waits_of
+
+from ....support.plans import offloading_plans, orders, plan_of, plans
+
+ONE = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1))
+ONE_LOWERED = orders("0F0 0SEND_F0>1 0RECV_B0<1 0B0 0STEP", "1RECV_F0<0 1F0 1B0 1SEND_B0>0 1STEP")
+COST = StageCosts(1.0, 2.0, 3.0, optimizer_s=0.25)
+
+
+def times(plan, lowered, hop):
+    return free_times(plan, queues_of(plan, lowered), [COST] * len(plan.stages), hop, lambda task: 0.0)
+
+
+def test_times_are_those_of_compute_and_of_messages_with_their_latency():
+    found = times(ONE, ONE_LOWERED, lambda src, dst: (0.5, 10.0))  # 10 bytes take 1 s, and arrive 0.5 s after that
+    assert found.operations == (([0.0, 10.0, 15.0], [1.0, 15.0, 15.25]), ([2.5, 3.5, 8.5], [3.5, 8.5, 8.75]))
+    assert found.arrivals == {(0, 1): [2.5], (1, 0): [10.0]}
+
+
+def test_a_message_occupies_its_queue_without_its_latency():
+    plan = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
+    found = times(plan, lower(plan, 2), lambda src, dst: (0.5, 5.0))  # the second one is ready at 2 s, and goes at 3 s
+    assert found.arrivals[0, 1] == [3.5, 5.5]
+
+
+def by_graph(plan, queues, hop, task_s):
+    """The same by the dependency graph: per node its start and when it is ready, in topological order."""
+    waits = waits_of(plan, queues)
+    size, latency = [0.0] * len(waits.names), [0.0] * len(waits.names)
+    for first, seconds in zip(waits.first_operation, compute_times(queues.compute, plan.predicted.costs), strict=True):
+        size[first : first + len(seconds)] = seconds
+    for pair, first in waits.first_message.items():
+        latency_s, bytes_per_s = hop(*pair)
+        for node, message in enumerate(queues.messages[pair], first):
+            size[node], latency[node] = message.bytes / bytes_per_s, latency_s
+    for node, task in enumerate(queues.tasks, len(waits.names) - len(queues.tasks)):
+        size[node] = task_s(task)
+    starts, drained, ready = ([0.0] * len(waits.names) for _ in range(3))
+    for node in run_order(waits):
+        others = waits.before[node]
+        starts[node] = max(
+            (drained[at] if why == "is next in the queue" else ready[at] for at, why in others), default=0.0
+        )
+        drained[node] = starts[node] + size[node]
+        ready[node] = drained[node] + latency[node]
+    operations = tuple(
+        (starts[first : first + len(actions)], ready[first : first + len(actions)])
+        for first, actions in zip(waits.first_operation, queues.compute, strict=True)
+    )
+    arrivals = {pair: ready[at : at + len(queues.messages[pair])] for pair, at in waits.first_message.items()}
+    return operations, arrivals
+
+
+@given(st.one_of(plans(), offloading_plans()), st.integers(0, 3), st.sampled_from([0.0, 0.3]))
+def test_times_equal_those_of_the_dependency_graph(plan, prefetch, latency_s):
+    queues = queues_of(plan, lower(plan, prefetch))
+
+    def hop(src, dst):
+        return latency_s, 10.0 + src
+
+    def task_s(task):
+        return task_seconds(task, plan.predicted.costs) or 0.7
+
+    found = free_times(plan, queues, plan.predicted.costs, hop, task_s)
+    operations, arrivals = by_graph(plan, queues, hop, task_s)
+    assert (found.operations, found.arrivals) == (operations, arrivals)
+
+
+@given(plans(), st.data())
+def test_orders_that_the_graph_calls_a_deadlock_have_no_times(plan, data):
+    device = data.draw(st.integers(0, plan.devices - 1))
+    shuffled = data.draw(st.permutations(plan.device_actions[device]))
+    changed = [*plan.device_actions[:device], tuple(shuffled), *plan.device_actions[device + 1 :]]
+    other = plan_of(tuple(changed), plan.placement, edges=plan.edges, tied=plan.tied, recompute=plan.memory.recompute)
+    queues = queues_of(other, lower(other))
+    try:
+        run_order(waits_of(other, queues))
+    except RequestError:
+        deadlocks = True
+    else:
+        deadlocks = False
+    found = free_times(other, queues, other.predicted.costs, lambda src, dst: (0.0, 1.0), lambda task: 0.0)
+    assert (found is None) == deadlocks
