@@ -2,6 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
+import numpy
+from numpy.typing import NDArray
+
 from ..core.actions import Kind
 from ..core.plan.plan import Plan
 from ..core.plan.residency import MOVING_KINDS, STATE_KINDS, Timeline
@@ -16,6 +19,9 @@ from ..core.trace.trace import (
     send_queue,
 )
 from .times import StepTimes
+
+_LEAST_S = 1e-15
+"""Seconds after the start at which what follows a peak at the start is shown."""
 
 
 def build_trace(
@@ -68,17 +74,38 @@ def _transfers(times: StepTimes) -> Iterator[TraceEvent]:
 
 
 def _memory_samples(device: int, timeline: Timeline) -> Iterator[MemorySample]:
-    """Each kind at the start, and then at each change; several changes at one time give one sample. The host's memory
-    only of a device that offloads."""
+    """Each kind at the start, and then at each change; several changes at one time give one sample, unless a peak is
+    between them (`_kept_changes`). The host's memory only of a device that offloads."""
     for kind, size in zip(STATE_KINDS, timeline.state, strict=True):
         yield MemorySample(device, 0.0, kind, size)
-    times = timeline.times.tolist()
-    rows = dict(zip(MOVING_KINDS, timeline.moving.tolist(), strict=True))
+    kept, times = _kept_changes(timeline)
+    rows = dict(zip(MOVING_KINDS, timeline.moving[:, kept], strict=True))
     if timeline.host.any():
-        rows[HOST_MEMORY] = timeline.host.tolist()
+        rows[HOST_MEMORY] = timeline.host[kept]
     for kind, row in rows.items():
-        known = None
-        for i, size in enumerate(row):
-            if (i + 1 == len(row) or times[i + 1] != times[i]) and size != known:
-                known = size
-                yield MemorySample(device, times[i], kind, size)
+        changed = numpy.flatnonzero(numpy.append(True, row[1:] != row[:-1]))
+        for time_s, size in zip(times[changed].tolist(), row[changed].tolist(), strict=True):
+            yield MemorySample(device, time_s, kind, size)
+
+
+def _kept_changes(timeline: Timeline) -> tuple[NDArray[numpy.int64], NDArray[numpy.float64]]:
+    """The changes of memory that a trace shows, as positions, and their times, which are all different.
+
+    Of several changes at one time it is the last one, and before it one that reaches a peak of a kind or of all kinds
+    together: memory that is allocated before other memory is freed, at the same time. What follows such a peak is later
+    by the least that a number can be, so that readers who take the samples of one time together see the peak.
+    """
+    times = timeline.times
+    first = numpy.flatnonzero(numpy.append(True, times[1:] != times[:-1]))
+    last = numpy.append(first[1:], len(times)) - 1
+    kept = set(last.tolist())
+    for row in (*timeline.moving, timeline.moving.sum(axis=0)):
+        highest = numpy.maximum.reduceat(row, first)
+        before = numpy.append(0.0, row[last[:-1]])
+        for instant in numpy.flatnonzero(highest > numpy.maximum(before, row[last])).tolist():
+            kept.add(int(first[instant] + row[first[instant] : last[instant] + 1].argmax()))
+    shown = numpy.array(sorted(kept), dtype=numpy.int64)
+    when = times[shown]
+    for at in (numpy.flatnonzero(when[1:] == when[:-1]) + 1).tolist():
+        when[at] = numpy.nextafter(when[at - 1], numpy.inf) if when[at - 1] else _LEAST_S
+    return shown, when

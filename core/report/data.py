@@ -190,19 +190,22 @@ def _host_memory(trace: Trace, hosts: Sequence[Host]) -> dict[str, Any]:
 
 
 def _memory(trace: Trace, kinds: Sequence[str]) -> dict[str, Any]:
-    """Per device one row of held bytes, by kind, for every time at which one of them changes."""
+    """Per device one row of held bytes, by kind, for every time at which one of them changes. Rows of times less than
+    a nanosecond apart have the same time: a peak may be between them."""
     times: list[list[float]] = [[] for _ in range(trace.devices)]
     held: list[list[list[int]]] = [[] for _ in range(trace.devices)]
     now = [[0] * len(kinds) for _ in range(trace.devices)]
+    latest: list[float | None] = [None] * trace.devices
     for sample in trace.memory:
         if sample.kind not in kinds:
             continue
-        device, time = sample.device, round(sample.time_s, 9)
+        device = sample.device
         now[device][kinds.index(sample.kind)] = round(sample.bytes)
-        if times[device] and times[device][-1] == time:
+        if latest[device] == sample.time_s:
             held[device][-1] = list(now[device])
         else:
-            times[device].append(time)
+            latest[device] = sample.time_s
+            times[device].append(round(sample.time_s, 9))
             held[device].append(list(now[device]))
     return {"kinds": list(kinds), "times": times, "held": held}
 
