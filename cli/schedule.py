@@ -11,8 +11,8 @@ from ..answers.output import note, print_json, print_table
 from ..answers.schedule import build_schedule
 from ..answers.uniform import UniformStages, numbers, uniform_times
 from ..core.errors import naming
-from ..core.evaluate.ratios import bubble_ratio
 from ..core.files.write import write_text
+from ..core.ratios import bubble_ratio
 from ..core.report.chart import schedule_svg
 from ..core.schedules.building_block import read_block
 from ..core.schedules.meaning import meaning_of

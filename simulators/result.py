@@ -11,10 +11,10 @@ from ..core.cluster.routing import path_latency_s
 from ..core.costs.costs import StageCosts
 from ..core.evaluate.idle import KnownStep
 from ..core.evaluate.kept import Kept, kept_tensors
-from ..core.evaluate.ratios import bubble_ratio
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues
 from ..core.plan.residency import Timeline, device_timelines
+from ..core.ratios import bubble_ratio
 from ..core.trace.trace import LinkTrack, Trace
 from .bubbles import Bubbles, device_bubbles
 from .hosts import CopyUse, HostUse, copy_uses, host_uses

@@ -20,9 +20,9 @@ from ..actions import Action
 from ..costs.costs import StageCosts, StageEdge
 from ..errors import RequestError
 from ..plan.memory import saved_bytes
+from ..ratios import bubble_ratio
 from .coding import BOTH, CODE, FORWARD, INPUT, KIND, KINDS
 from .host_queue import HostQueue, TimedCopy, away_bytes
-from .ratios import bubble_ratio
 
 HopDelay = float | Callable[[int, int, float], float]
 """Delay of a message between two devices: one number for all, or a function of sending device, receiving device and

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from ..actions import WORK_KINDS
-from ..evaluate.ratios import bubble_ratio
+from ..ratios import bubble_ratio
 from .trace import HOST_MEMORY, MEMORY_KINDS, Trace
 
 TOTAL = "total"

@@ -6,7 +6,7 @@ from html import escape
 from attrs import frozen
 
 from ...actions import Kind
-from ...evaluate.ratios import bubble_ratio
+from ...ratios import bubble_ratio
 from ...trace.compare import compare
 from ...trace.trace import COMPUTE_QUEUE, Trace, TraceEvent
 from .elements import HUES, NAMES, STYLE, class_name, colours, px, time_axis

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 
 from ...actions import Action, Kind
-from ...evaluate.ratios import bubble_ratio
+from ...ratios import bubble_ratio
 from ...schedules.scored import Scored
 from .curve import curves_of, phases
 from .elements import HUES, NAMES, STYLE, class_name, colours, px, time_axis

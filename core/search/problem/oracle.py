@@ -5,13 +5,13 @@ from collections.abc import Sequence
 from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts
 from ...evaluate.host_queue import TimedCopy, away_bytes
-from ...evaluate.ratios import bubble_ratio
 from ...evaluate.reduction import reduction_time, step_ends, sync_time
 from ...evaluate.reference import Evaluation, evaluate
 from ...offload.host_links import host_links
 from ...offload.timed_copies import timed_copies
 from ...plan.memory import held_bytes
 from ...plan.plan import Plan
+from ...ratios import bubble_ratio
 from .score import Score
 
 
