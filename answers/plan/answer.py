@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from ...core import ratios
 from ...core.costs.costs import StageCosts
 from ...core.costs.module_names import module_ranges
 from ...core.documents import as_plain
-from ...core.evaluate import ratios
 from ...core.evaluate.idle import IdleTime
 from ...core.plan.plan import Plan, Prediction
 from ...core.plan.wording import plan_size

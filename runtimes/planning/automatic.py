@@ -16,13 +16,13 @@ from collections.abc import Sequence
 
 from attrs import Factory, evolve, field, frozen
 
+from ...core import ratios
 from ...core.capture.export.few_operators import refuse_too_few
 from ...core.capture.export.operators import Operators
 from ...core.cluster.cluster import Cluster
 from ...core.costs.costs import StageCosts
 from ...core.costs.graph import OpGraph
 from ...core.errors import InfeasibleError, RequestError
-from ...core.evaluate import ratios
 from ...core.offload.request import check_offload_request
 from ...core.plan.derive import recomputed_stages
 from ...core.plan.plan import Plan
