@@ -132,11 +132,13 @@ class Pipeline:
             ``metrics``.
 
         Raises:
-            RequestError: the batch does not fit the plan.
+            RequestError: the batch does not fit the plan; or the last ``checkpoint(…, wait=False)`` could not be
+                written, which is raised once, on every rank and before anything else.
             NonFiniteError: the loss is not finite, and ``on_nonfinite`` is ``"raise"``; the step counts, nothing was
                 updated, and training may go on with another batch.
             WorkerError: a worker stopped.
         """
+        self._refuse_failed_save()
         automatic = self._automatic
         if automatic is None:
             return self._trainer.train(batch, StepOptions(Ending.STEP if update else Ending.KEEP))[0]
@@ -188,11 +190,17 @@ class Pipeline:
         Returns:
             The loss, and the trace of all devices, on every rank.
         """
+        self._refuse_failed_save()
         loss, done = self._trainer.train(batch, StepOptions(Ending.STEP, trace=True, watch=True))
         trace = self._trainer.gathered_trace(done)
         if done.trace is None:  # a clock's times do not depend on this machine
             trace = self._trainer.trace = evolve(trace, reference_s=self.reference_s())
         return loss, trace
+
+    def _refuse_failed_save(self) -> None:
+        if not self._trainer.closed:
+            with self._trainer.team.inside(f"step {self.steps + 1}"):
+                self.checkpoints.refuse_failed()
 
     def reference_s(self) -> float:
         """Seconds that the reference workload takes now, on all devices at once (see `reference_workload`).
@@ -430,7 +438,7 @@ class Pipeline:
 
         Raises:
             RequestError: there is a checkpoint already; it cannot be written; or the one before, with ``wait=False``,
-                could not be written. See also `state_dict`.
+                could not be written, and no `step` has raised that. See also `state_dict`.
         """
         self._trainer.refuse_closed()
         with self._trainer.team.inside("checkpoint"):
@@ -440,7 +448,8 @@ class Pipeline:
         """Wait until the last ``checkpoint(…, wait=False)`` is complete. Every rank calls this.
 
         Raises:
-            RequestError: it could not be written; raised once, here or by the next `checkpoint`, `resume` or `close`.
+            RequestError: it could not be written; raised once, here or by the next `step`, `checkpoint`, `resume` or
+                `close`.
         """
         self.checkpoints.wait()
 

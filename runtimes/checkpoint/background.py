@@ -70,6 +70,16 @@ class BackgroundSave:
         self._thread.start()
         atexit.register(self._finish_at_exit)
 
+    @property
+    def in_flight(self) -> bool:
+        """Whether a save was begun and not waited for; the same on every rank."""
+        return self._thread is not None
+
+    @property
+    def ended(self) -> bool:
+        """Whether the save in flight has ended in this process."""
+        return self._thread is not None and not self._thread.is_alive()
+
     def wait(self) -> None:
         """Wait for the save in flight.
 

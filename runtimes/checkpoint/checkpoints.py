@@ -116,6 +116,14 @@ class Checkpoints:
         with self._team.waiting("the checkpoint that is being written"):
             self._in_flight.wait()
 
+    def refuse_failed(self) -> None:
+        """Raise the failure of a background save that has ended everywhere; all ranks call this before a step.
+
+        Ranks send each other a message while a save is in flight, so that all of them raise before the same step.
+        """
+        if self._in_flight.in_flight and all(self._team.exchange().gather(self._in_flight.ended)):
+            self._in_flight.wait()
+
     def read(self, folder: str | Path) -> None:
         """Resume from a checkpoint; see `Pipeline.resume`."""
         if folder is None:

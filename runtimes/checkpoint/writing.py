@@ -117,13 +117,13 @@ class Save:
         try:
             for name, record in files.items():
                 if (self._hidden / name).stat().st_size != record.bytes:
-                    return f"'{self.folder}' is not one folder on all ranks: give one that every rank reads and writes"
+                    return self._not_one_folder()
             write_durable(self._hidden / NAME, [manifest_bytes(self.steps, files)])
             sync_folder(self._hidden)
             self._hidden.rename(self.folder)
             sync_folder(self.folder.parent)
         except FileNotFoundError:
-            return f"'{self.folder}' is not one folder on all ranks: give one that every rank reads and writes"
+            return self._not_one_folder()
         except OSError as error:
             return str(cannot_write(self.folder, error))
         except Exception as error:
@@ -131,6 +131,12 @@ class Save:
         if self.keep is not None:
             remove_older(self.folder, self.keep)
         return None
+
+    def _not_one_folder(self) -> str:
+        return (
+            f"'{self.folder}' cannot be written: its files were removed meanwhile, or it is not one folder on all "
+            "ranks; give one that every rank reads and writes"
+        )
 
 
 def _failed(folder: Path, error: Exception) -> str:

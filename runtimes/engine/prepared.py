@@ -131,10 +131,14 @@ class PreparedSteps:
         shapes: programs by shape.
         states: stage index → its parameters and buffers in this process.
         model: the source of buffers that only some shapes read.
+        devices: of this process; one without a stage has no part in compute, and takes part in what all devices share.
     """
 
-    def __init__(self, plan: Plan, shapes: Shapes, states: Mapping[int, StageState], model: nn.Module) -> None:
+    def __init__(
+        self, plan: Plan, shapes: Shapes, states: Mapping[int, StageState], model: nn.Module, devices: Sequence[int]
+    ) -> None:
         self._plan, self._shapes, self._states, self._model = plan, shapes, states, model
+        self._devices = devices
         self._runs: dict[Shape, dict[int, StageRun]] = {}
         self._lowered: LruCache[tuple[MessagePairs, ...], LoweredPlan] = LruCache(_STEPS)
         self._kept: LruCache[Key, Prepared] = LruCache(_STEPS)
@@ -175,7 +179,7 @@ class PreparedSteps:
         stages = [self._stage_runs(piece.shape, each) for piece, each in zip(pieces, compiled, strict=True)]
         runs = {
             device: [{i: run for i, run in all_of.items() if place[i] == device} for all_of in stages]
-            for device in sorted({place[i] for i in self._states})
+            for device in self._devices
         }
         parts = {id(each): parts_of(each, place) for each in compiled}
         longest = max(map(len, parts.values()))

@@ -28,6 +28,9 @@ from ..watch.watch import FailureWatch
 
 _SOON_S = 5.0
 """Most seconds that a rank waits for rank 0 before it goes on with its own work, and connects in a thread."""
+_AT_IMPORT_S = 15.0
+"""The same at ``import panpipe``: nobody would see the end of a rank that dies before it is connected, and ranks that
+import at the same time arrive seconds apart on a busy machine."""
 _POLL_S = 0.05
 _BEGUN = "PANPIPE_RANK_PROCESS"
 """Set to its own number by a process that has begun: its children inherit RANK, and are no ranks."""
@@ -53,6 +56,7 @@ class Meeting:
         else:
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._timeout_s, self._armed = timeout_s, armed
+        self._patience_s = _SOON_S if armed else _AT_IMPORT_S
         self._store: Any = None
         self._failure: Exception | None = None
         self._closed = False
@@ -61,7 +65,7 @@ class Meeting:
         WHERE.install()
         self._thread = threading.Thread(target=self._connect, name="panpipe meeting", daemon=True)
         self._thread.start()
-        self._connected.wait(_SOON_S)
+        self._connected.wait(self._patience_s)
 
     def _connect(self) -> None:
         try:
@@ -85,7 +89,7 @@ class Meeting:
     def await_others(self) -> None:
         """On rank 0, wait a while for the others to connect: they would not see the end of a rank 0 that they have not
         reached."""
-        deadline = time.monotonic() + _SOON_S
+        deadline = time.monotonic() + self._patience_s
         while self.watch is not None and not self.watch.sees_all and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 

@@ -96,7 +96,7 @@ def arranged(
 
     def variant() -> tuple[Shapes, PreparedSteps]:
         shapes = Shapes(captured, team, cut, on, limit, compiler)
-        return shapes, PreparedSteps(plan, shapes, stages.states, model)
+        return shapes, PreparedSteps(plan, shapes, stages.states, model, team.local)
 
     variants = Variants(model, step, variant, follow_model)
     variants.shapes.keep(shape, first)

@@ -144,10 +144,10 @@ class Evaluator:
         assert self._forward_plan is not None
         capture = partial(self._captured, forwards)
         shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, self._compiler)
-        return shapes, PreparedSteps(self._forward_plan, shapes, self._states, self._model)
+        return shapes, PreparedSteps(self._forward_plan, shapes, self._states, self._model, self._team.local)
 
     def _captured(self, forwards: Forwards, batch: Any, shape: Shape) -> CapturedStep:
-        kind = next(iter(self._where.values())).type if self._where else "cpu"
+        kind = next(iter(self._team.where.values())).type  # of a device without a stage too
         with as_meta_tensors(self._model):
             rows = None
             if forwards.rows:

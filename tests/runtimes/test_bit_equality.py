@@ -84,9 +84,9 @@ def test_loss_and_gradients_have_the_bits_of_the_unsplit_graph(name, devices, op
     check_bits(name, even_plan(operators, devices, 4, **options))
 
 
-@pytest.mark.parametrize("placement", [(1, 0, 0, 2, 0, 1), (1, 0, 1, 0, 0)], ids=str)
+@pytest.mark.parametrize("placement", [(1, 0, 0, 2, 0, 1), (1, 0, 1, 0, 0), (3, 1, 3)], ids=str)
 def test_devices_with_any_stages_in_any_order_have_the_bits_of_the_unsplit_graph(placement):
-    """Unequal numbers of stages, neighbours on one device, and a first stage on the last device."""
+    """Unequal numbers of stages, neighbours on one device, a first stage on the last device, empty devices."""
     name = "tied gpt with dropout"
     check_bits(name, irregular_plan(captured(CASES[name], F32, 8, 4), placement, 4))
 

@@ -19,7 +19,7 @@ def two(tmp_path_factory):
     """What two ranks found in many jobs, one after another in the same processes."""
     jobs = (
         "parity", "lower", "ownership", "python", "shapes", "traced", "differing", "shuffled", "values", "holding",
-        "averaging", "beginning", "replanned",
+        "averaging", "beginning", "replanned", "idle",
     )  # fmt: skip
     return results_of(jobs, tmp_path_factory.mktemp("two"))
 
@@ -53,6 +53,26 @@ def test_ranks_under_torchrun_train_as_one_process_does(tmp_path):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_ranks_train_as_one_process_does_by_every_plan(tmp_path, ranks):
     assert_parity(results("parity_of_all", tmp_path, ranks), 3 * len(PLANS))
+
+
+def assert_idle(ranks):
+    """Rank 0 has no stage, and takes part in everything else."""
+    for found in ranks:
+        assert found["losses"] == pytest.approx(found["alone"], abs=1e-12)
+        assert found["again"][0] == found["again"][1]
+        assert found["rows"] == 8
+        assert 0 not in found["devices"]
+    assert ranks[0]["here"] == 0
+    assert all(found == ranks[0] | {"here": found["here"]} for found in ranks)
+
+
+def test_rank_without_a_stage_takes_part_in_results_and_checkpoints(two):
+    assert_idle(two["idle"])
+
+
+@pytest.mark.slow
+def test_rank_without_a_stage_next_to_two_with_stages(tmp_path):
+    assert_idle(results("idle", tmp_path, 3))
 
 
 def test_ranks_update_as_one_process_does_in_bf16_clipped_and_over_two_batches(two):

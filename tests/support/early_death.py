@@ -1,11 +1,22 @@
-"""A rank that ends before the ranks have met, started by hand: ``early_death.py HOW VICTIM``."""
+"""A rank that ends before the ranks have met, started by hand: ``early_death.py HOW VICTIM FOLDER``.
+
+All ranks import torch first, which takes long on a busy machine, and wait for each other in FOLDER: they import panpipe
+at the same time.
+"""
 
 import os
 import signal
 import sys
 import time
+from pathlib import Path
 
-import panpipe
+import torch
+from torch import nn
+
+Path(sys.argv[3], os.environ["RANK"]).touch()
+while not all(Path(sys.argv[3], str(rank)).exists() for rank in range(int(os.environ["WORLD_SIZE"]))):
+    time.sleep(0.01)
+import panpipe  # noqa: E402 - the ranks import it at the same time
 
 how, victim = sys.argv[1], os.environ["RANK"] == sys.argv[2]
 
@@ -20,8 +31,6 @@ def end() -> None:
 
 if victim and how.startswith("import"):
     end()
-import torch  # noqa: E402 - the rank may have ended before
-from torch import nn  # noqa: E402
 
 
 def step(model, batch):

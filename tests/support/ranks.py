@@ -29,6 +29,7 @@ from panpipe.core.plan.plan import parse_plan, plan_json
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.devices.devices import of_rank
+from panpipe.runtimes.diagnose.reference import reference_step
 from panpipe.runtimes.launch.agreement import check_same, model_in_words
 from panpipe.runtimes.launch.rank_team import RankTeam
 from panpipe.runtimes.offload.tier import OffloadTier
@@ -41,7 +42,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from tests.support import deaf, demo, hangs
-from tests.support.cuts import captured_once, even_plan
+from tests.support.cuts import captured_once, even_plan, irregular_plan
 from tests.support.evaluation import joined_alone, loss_alone, state
 from tests.support.failures import FAILURES, described, throw
 from tests.support.fake_nccl import OVER_GLOO
@@ -550,6 +551,36 @@ def resumed(team):
 
 
 @captures((GPT, torch.float64, 8, 4))
+def idle(team):
+    """Training, evaluation, a trace and checkpoints where rank 0 has no stage, and the losses of one process."""
+    name, folder = "tied gpt with dropout", Path(sys.argv[2], "idle")
+    placement = [team.size - 1, *([1] * (team.size > 2)), team.size - 1]
+    plan = irregular_plan(captured_once(GPT, torch.float64, 8, 4), placement, 4)
+    pipe = build(team, name, torch.float64, 8, plan, 4)
+    alone = GPT.model(torch.float64)
+    optimizer = OPTIMIZER(alone.named_parameters())
+    wanted, losses = [], []
+    for index in range(2):
+        wanted.append(reference_step(alone, GPT.step, tokens(8), microbatches=4, seed=3, index=index).item())
+        optimizer.step()
+        losses.append(pipe.step(tokens(8)).item())
+    pipe.checkpoint(folder / "a", wait=False)
+    later = pipe.step(tokens(8)).item()
+    pipe.wait_for_checkpoint()
+    pipe.resume(folder / "a")
+    again = pipe.step(tokens(8)).item()
+    _, trace = pipe.trace_step(tokens(8))
+    pipe.model.eval()
+    pipe.evaluate(tokens(8))
+    rows = pipe.forward(tokens(8), _logits)
+    return {
+        "losses": losses, "alone": wanted, "again": [later, again], "rows": rows.shape[0],
+        "devices": sorted({event.device for event in trace.events}),
+        "here": sum(not parameter.is_meta for parameter in pipe.model.parameters()),
+    }  # fmt: skip
+
+
+@captures((GPT, torch.float64, 8, 4))
 def saving(team):
     """Checkpoints that are written while ranks train, and ones that one rank alone cannot write or refuses."""
     folder, rank = Path(sys.argv[2], "saving"), team.rank_here
@@ -579,8 +610,9 @@ def saving(team):
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if rank == 1 else limits[0], limits[1]))
     found["written on rank 0 alone"] = refusal(lambda: pipe.checkpoint(folder / "step-3"))
     pipe.checkpoint(folder / "step-3", wait=False)
-    loss()
-    found["later"] = refusal(pipe.wait_for_checkpoint)
+    found["later"] = refusal(lambda: [loss() for _ in range(10_000)])
+    found["refused at"] = pipe.steps
+    loss()  # raised once
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     pipe.checkpoint(folder / "step-3", keep=1)
     found["left"] = sorted(path.name for path in folder.iterdir() if not path.name.startswith("o"))

@@ -58,19 +58,20 @@ def test_two_saves_in_a_row_are_both_whole(tmp_path):
         assert pipe.steps == number
 
 
-@pytest.mark.parametrize("later", ["checkpoint", "resume", "wait_for_checkpoint", "close"])
+@pytest.mark.parametrize("later", ["step", "checkpoint", "resume", "wait_for_checkpoint", "close"])
 def test_an_error_of_a_save_is_logged_at_once_and_raised_by_the_next_call(held, tmp_path, later, caplog):
     pipe = pipe_of(CONV)
     pipe.checkpoint(tmp_path / "step-0")
     pipe.checkpoint(tmp_path / "sub" / "step-1", wait=False)
     (hidden,) = (tmp_path / "sub").iterdir()
     hidden.rmdir()  # a disk that is gone
-    held.set()
     train(pipe, CONV, 1)
+    held.set()
     pipe.checkpoints._in_flight._thread.join()
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert "step-1' cannot be written" in caplog.text
     calls = {
+        "step": lambda: train(pipe, CONV, 1),
         "checkpoint": lambda: pipe.checkpoint(tmp_path / "step-2"),
         "resume": lambda: pipe.resume(tmp_path / "step-0"),
         "wait_for_checkpoint": pipe.wait_for_checkpoint,
@@ -79,8 +80,10 @@ def test_an_error_of_a_save_is_logged_at_once_and_raised_by_the_next_call(held, 
     with pytest.raises(panpipe.RequestError, match=r"\A[^\n]*step-1' cannot be written: No such file[^\n]*\Z"):
         calls[later]()
     assert not (tmp_path / "step-2").exists()
+    assert pipe.steps == 1
     if later != "close":
-        pipe.checkpoint(tmp_path / "step-2")  # raised once
+        train(pipe, CONV, 1)  # raised once
+        pipe.checkpoint(tmp_path / "step-2")
     pipe.close()
 
 

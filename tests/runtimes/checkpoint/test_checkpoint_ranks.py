@@ -37,4 +37,5 @@ def test_a_checkpoint_that_one_rank_cannot_write_fails_on_all(saving):
         assert first[case] == second[case]
     assert "other1/a' cannot be written: No such file or directory; give a folder" in first["folder of rank 1"]
     assert first["folder of rank 1"] == second["folder of rank 1"]
+    assert first["refused at"] == second["refused at"]
     assert first["left"] == second["left"] == ["step-3"]

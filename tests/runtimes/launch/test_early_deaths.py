@@ -14,7 +14,7 @@ from ...support.launch import HANGS_S, SHARED
 SCRIPT = Path(__file__).parents[2] / "support" / "early_death.py"
 
 
-def start(how, victim, ranks=2):
+def start(how, victim, folder, ranks=2):
     """Start ranks without an agent, and wait for their ends.
 
     Returns:
@@ -26,7 +26,7 @@ def start(how, victim, ranks=2):
     for rank in range(ranks):
         own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         environment = {**os.environ, **SHARED, **own, "PANPIPE_TIMEOUT_S": "120"}
-        command = [sys.executable, str(SCRIPT), how, str(victim)]
+        command = [sys.executable, str(SCRIPT), how, str(victim), str(folder)]
         started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
     ended = [0.0] * ranks
     deadline = time.monotonic() + HANGS_S
@@ -42,8 +42,8 @@ def start(how, victim, ranks=2):
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("when", ["import", "capture"])
 @pytest.mark.parametrize("how", ["exception", "exit", "killed"])
-def test_rank_that_ends_before_all_have_arrived_is_named_by_the_others(when, how, victim):
-    found = start(f"{when} {how}", victim)
+def test_rank_that_ends_before_all_have_arrived_is_named_by_the_others(tmp_path, when, how, victim):
+    found = start(f"{when} {how}", victim, tmp_path)
     status, errors, after_s = found[1 - victim]
     assert status == 1, errors
     assert f"rank {victim} stopped" in errors or f"rank {victim} has closed its pipeline before" in errors
