@@ -10,7 +10,7 @@ from collections.abc import Callable
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ..core.errors import RequestError
 from ..core.nearest import nearest
@@ -40,8 +40,8 @@ class Bundled:
     source: str
 
 
-def _gpt2(layers: int, heads: int, hidden: int) -> Bundled:
-    config = {"n_layer": layers, "n_head": heads, "n_embd": hidden, "use_cache": False}
+def _gpt2(layers: int, heads: int, hidden: int, **others: Any) -> Bundled:
+    config = {"n_layer": layers, "n_head": heads, "n_embd": hidden, "use_cache": False, **others}
     return Bundled(("GPT2Config", "GPT2LMHeadModel"), config, 1024, "float32", "GPT-2 report, table 2")
 
 
@@ -62,6 +62,16 @@ BUNDLED = {
     "llama-7b": _llama(32, 32, 32, 4096, 11008),
     "llama-13b": _llama(40, 40, 40, 5120, 13824),
     "llama-70b": _llama(80, 64, 8, 8192, 28672),
+    "gpt3-175b": evolve(
+        _gpt2(96, 96, 12288, n_positions=2048), sequence=2048, dtype="bfloat16",
+        source="GPT-3, arXiv 2005.14165, table 2.1"
+    ),
+    "llama-3-405b": evolve(
+        _llama(
+            126, 128, 8, 16384, 53248, vocab_size=128256, max_position_embeddings=8192, rope_theta=500000.0
+        ),
+        sequence=8192, source="Llama 3, arXiv 2407.21783, table 3",
+    ),
     "bert-large": Bundled(
         ("BertConfig", "BertForMaskedLM"),
         {"num_hidden_layers": 24, "num_attention_heads": 16, "hidden_size": 1024, "intermediate_size": 4096},
@@ -110,16 +120,26 @@ def check_model_name(name: str, *, bundled: bool = True) -> None:
         raise RequestError(f"cannot import '{module}' for '{name}': there is no module '{top}'; run where it is found")
 
 
-def make(name: str, batch: int, sequence: int | None = None) -> "Made":
+def shared_sizes(name: str) -> dict[str, int]:
+    """The sizes of a bundled model that tensor ranks share: each rank has the same part of each."""
+    config = BUNDLED[name].config
+    heads = config.get("num_attention_heads", config.get("n_head", 0))
+    inner = config.get("intermediate_size", 4 * config.get("n_embd", 0))
+    groups = config.get("num_key_value_heads", heads)
+    return {"attention heads": heads, "groups of keys and values": groups, "features inside the MLP": inner}
+
+
+def make(name: str, batch: int, sequence: int | None = None, tensor: int = 1) -> "Made":
     """Model on meta, step and example batch.
 
     Args:
         name: one of `BUNDLED`.
         batch: samples of a step.
         sequence: tokens of a sample; as published if None.
+        tensor: number of tensor ranks that share the model; above 1 the result is the part of one (`tensor_ranks`).
 
     Raises:
-        RequestError: transformers is missing, or the model takes no such sequence.
+        RequestError: transformers is missing, the model takes no such sequence, or the ranks cannot share it.
     """
     bundled = BUNDLED[name]
     if batch < 1 or (sequence is not None and sequence < 2):
@@ -134,6 +154,10 @@ def make(name: str, batch: int, sequence: int | None = None) -> "Made":
         ) from None
     import torch
 
+    if tensor > 1:
+        from .tensor_ranks import refuse_tensor_ranks
+
+        refuse_tensor_ranks(name, bundled.classes[1], shared_sizes(name), tensor)
     length = sequence or bundled.sequence or 0
     config = getattr(transformers, bundled.classes[0])(**bundled.config)
     for limit in ("max_position_embeddings", "n_positions"):
@@ -144,7 +168,12 @@ def make(name: str, batch: int, sequence: int | None = None) -> "Made":
         model = getattr(transformers, bundled.classes[1])(config).to(getattr(torch, bundled.dtype)).train()
     if getattr(model, "loss_type", None) is None:  # transformers did not derive it from the class's name
         model.loss_type = "ForCausalLM"
-    return model, *(_images(batch) if bundled.sequence is None else _tokens(batch, length))
+    step, example = _images(batch) if bundled.sequence is None else _tokens(batch, length)
+    if tensor > 1:
+        from .tensor_ranks import model_of_rank
+
+        model, step = model_of_rank(model, tensor)
+    return model, step, example
 
 
 def _attention(transformers: Any) -> str:

@@ -18,6 +18,7 @@ from ..core.capture.batch.find_batch_dims import find_batch_dims
 from ..core.capture.export.operators import Operators, operators_of, tensor_bytes
 from ..core.capture.export.step import capture_step
 from ..core.capture.values.containers import flatten_batch
+from ..core.capture.values.distributed_tensors import refuse_distributed_tensors
 from ..core.costs.graph import OpGraph
 from ..core.errors import RequestError
 from ..core.trace.throughput import Work
@@ -144,6 +145,7 @@ def planned_model(
     dtype: str | None = None,
     empty: bool = False,
     device: torch.device | None = None,
+    tensor: int = 1,
 ) -> PlannedModel:
     """Construct and capture a model.
 
@@ -154,12 +156,16 @@ def planned_model(
         dtype: one of `DTYPES`, for parameters and activations; the model's own if None.
         empty: whether parameters need no values: those of a factory's model are created on meta.
         device: a GPU to which model and batch are moved; they are not moved if None.
+        tensor: number of tensor ranks that share a bundled model; the result is the part of one rank.
 
     Raises:
         RequestError: the factory cannot be found or returns something else, or the step cannot be captured.
     """
     if name in BUNDLED:
-        made: Made = (*make(name, microbatches if batch is None else batch, sequence), {"batch_dims": 0})
+        given = microbatches if batch is None else batch
+        made: Made = (*make(name, given, sequence, tensor), {"batch_dims": 0})
+    elif tensor > 1:
+        raise RequestError(f"--tp splits bundled language models, and '{name}' is none: leave --tp out")
     elif batch is not None or sequence is not None:
         raise RequestError(
             f"--batch and --sequence are for bundled models, and '{name}' returns its own example batch: leave them out"
@@ -171,6 +177,7 @@ def planned_model(
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         model = model.to_empty(device=device) if on_meta else model.to(device)
         example = _moved(example, lambda tensor: tensor.to(device))
+    refuse_distributed_tensors(model)
     dims = find_batch_dims(model, step, example, given=options.get("batch_dims", AUTO), microbatches=microbatches)
     pieces = split_batch(example, microbatches, dims)
     note("capturing the model over fake tensors")

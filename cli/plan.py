@@ -72,6 +72,16 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    tp: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N|auto",
+            help="Tensor ranks that share each stage of a bundled language model: N devices next to each other split "
+            "attention heads, MLP and vocabulary, with two all-reduces a block in F and in B. --mesh then counts "
+            "groups of N devices. auto compares what fits in a node.",
+            show_default=False,
+        ),
+    ] = None,
     recompute: Annotated[
         str | None,
         typer.Option(
@@ -153,5 +163,5 @@ def plan(
         cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
         optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
         host_memory=host_memory, schedule=schedule, budget=budget, seconds=seconds, seed=seed, samples=samples,
-        tokens=tokens, top=top, out=out, json=json,
+        tokens=tokens, top=top, out=out, json=json, tp=tp,
     )  # fmt: skip

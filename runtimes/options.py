@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..backends.kind import BackendKind
 from ..core.capture.batch.batch_dims import AUTO as FIND
+from ..core.capture.values.distributed_tensors import refuse_distributed_tensors
 from ..core.cluster.mesh import Mesh, parse_mesh
 from ..core.errors import RequestError
 from ..core.offload.request import OffloadRequest, check_offload_request
@@ -144,6 +145,11 @@ class PipelineOptions:
                 self.plan, self._microbatches, self.planning.schedule, self.planning.recompute, self._offload_asked()
             )
             mesh_for(self.plan, self.mesh)
+            if self.plan.mesh.tensor > 1:
+                raise RequestError(
+                    f"the plan has {self.plan.mesh.tensor} tensor ranks at each position: such plans are for "
+                    "panpipe simulate, and pipelines do not run them; plan without --tp"
+                )
         if self.simulated and self.compile is not None:
             raise RequestError(
                 f"target 'simulator' takes its times from a cost model and compile is {self.compile.name!r}: leave "
@@ -178,6 +184,7 @@ class PipelineOptions:
         Raises:
             RequestError: it cannot.
         """
+        refuse_distributed_tensors(model)
         self.training.check(model)
         kind = self.devices.type_with(compute_device([*model.parameters(), *model.buffers()]))
         if self.simulated and kind != "cpu":

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from functools import partial
 
-from simpy import Environment, Event
+from simpy import Environment
 
 from ..core.actions import Action
 from ..core.plan.items import Message
@@ -40,9 +40,10 @@ class CallbackQueue(DeviceQueue):
         self.perform(Moment.START, self.device, self.operations[self.position], self.environment.now)
         super()._start()
 
-    def _end(self, event: Event) -> None:
+    def finish(self) -> None:
+        """The operation has ended: call back for it."""
         self.perform(Moment.END, self.device, self.operations[self.position], self.environment.now)
-        super()._end(event)
+        super().finish()
 
     def issue(self, actions: Sequence[Action]) -> None:
         """The device issues the actions between two operations."""

@@ -11,22 +11,27 @@ class DeviceQueue:
 
     Args:
         environment: SimPy's.
-        seconds: duration of every operation.
+        seconds: duration of every operation; without that of its flow.
 
     Attributes:
+        flows: per operation a function that starts its flow over links, after which it ends; None for no flow. Empty if
+            no operation has one.
         pending: per operation how many messages and reductions it still waits for.
         between: per operation the calls that issue other work before it, without waiting for that; one more entry for
             work after the last operation.
         starts, ends: times of the operations that have started and ended.
     """
 
-    __slots__ = ("_on_end", "between", "ends", "environment", "idle", "pending", "position", "seconds", "starts")
+    __slots__ = (
+        "_on_end", "between", "ends", "environment", "flows", "idle", "pending", "position", "seconds", "starts",
+    )  # fmt: skip
 
     def __init__(self, environment: Environment, seconds: Sequence[float]) -> None:
         self.environment = environment
         self.seconds = seconds
         self.pending = [0] * len(seconds)
         self.between: list[list[Callable[[], None]]] = [[] for _ in range(len(seconds) + 1)]
+        self.flows: list[Callable[[], None] | None] = []
         self.starts: list[float] = []
         self.ends: list[float] = []
         self.position = 0
@@ -45,6 +50,7 @@ class DeviceQueue:
     def close(self) -> None:
         """Drop all references, so that everything is freed at once."""
         self.between.clear()
+        self.flows.clear()
         del self._on_end
 
     def arrived(self, operation: int) -> None:
@@ -60,6 +66,14 @@ class DeviceQueue:
         Timeout(environment, self.seconds[self.position]).callbacks.append(self._on_end)
 
     def _end(self, _: Event) -> None:
+        flow = self.flows[self.position] if self.flows else None
+        if flow is None:
+            self.finish()
+        else:
+            flow()
+
+    def finish(self) -> None:
+        """The operation has ended, with its flow."""
         self.ends.append(self.environment.now)
         self.position += 1
         self.idle = True

@@ -23,6 +23,7 @@ from .network import Network
 from .optimizer import OptimizerStep, validate_afterwards, with_sync
 from .result import SimulationResult
 from .tasks import run_tasks, task_flows, task_times
+from .tensor_sums import connect_sums, tensor_sums
 
 
 def simulate(
@@ -91,6 +92,10 @@ def _run(
 ) -> SimulationResult:
     environment = Environment()
     durations = compute_times(queues.compute, costs)
+    sums = tensor_sums(cluster, queues.compute, costs)
+    for seconds, own in zip(durations, sums, strict=False):
+        for operation, sum_s in own.items():
+            seconds[operation] += sum_s.extra_s
     performers: list[CallbackQueue] = []
     if performed is not None:
         performers = [
@@ -101,6 +106,7 @@ def _run(
     network = Network(environment)
     channels = connect(network, cluster, queues.messages, devices, eager)
     tasks = run_tasks(network, plan, costs, cluster, queues, devices)
+    sum_flows = connect_sums(network, cluster, sums, devices)
     if performed is not None:
         connect_callbacks(performers, performed[1], channels.values())
     if sharing:
@@ -120,7 +126,7 @@ def _run(
         tuple((device.starts, device.ends) for device in devices),
         {pair: queue_times(channel) for pair, channel in channels.items()},
         task_times([running for running in tasks if plan.sync or running.task.kind is not Kind.SYNC]),
-        task_flows(tasks),
+        (*task_flows(tasks), *(flow.times for flow in sum_flows)),
         memory,
         by_default,
     )

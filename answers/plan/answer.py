@@ -210,6 +210,7 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
         "predicted_step_s": prediction.step_s,
         "peak_memory_bytes": list(prediction.peak_memory_bytes),
         "schedule": plan.schedule,
+        **({"tensor": plan.mesh.tensor, "data": plan.mesh.data} if plan.mesh.tensor > 1 else {}),
         "evaluations": prediction.evaluations,
         "efficiency": efficiency(plan),
     }

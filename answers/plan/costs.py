@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...core.analytic.optimizers import DEFAULT, find_optimizer
 from ...core.cluster.catalog.find import CPU, required_type
 from ...core.cluster.cluster import Cluster
 from ...core.cluster.device_type import NUMBER_TYPES, DeviceType
-from ...core.costs.graph import OpGraph, read_graph
+from ...core.cluster.tensor_groups import GroupedCluster
+from ...core.costs.graph import OpGraph, read_graph, with_reduction_times
 from ...core.errors import RequestError
 from ...core.trace.throughput import Work
 from ..output import note
@@ -24,6 +25,7 @@ class ModelRequest:
         batch, sequence: samples and tokens of a bundled model's batch, or None.
         dtype: number type of training; the model's own if None.
         optimizer: it determines the state's size; the default if None.
+        tensor: number of tensor ranks that share each stage.
     """
 
     name: str
@@ -31,6 +33,7 @@ class ModelRequest:
     sequence: int | None = None
     dtype: str | None = None
     optimizer: str | None = None
+    tensor: int = 1
 
 
 @frozen
@@ -80,7 +83,13 @@ def model_costs(request: ModelRequest, cluster: Cluster, name: str, microbatches
     find_optimizer(request.optimizer or DEFAULT)
     if CPU.fullmatch(name):
         return _measured(request, microbatches, work)
-    return _analytic(request, [required_type(cluster, i) for i in range(len(cluster.devices))], microbatches, work)
+    types = [required_type(cluster, i) for i in range(len(cluster.devices))]
+    found = _analytic(request, types, microbatches, work)
+    if not isinstance(cluster, GroupedCluster):
+        return found
+    ring = cluster.tensor, *cluster.slowest_ring
+    by_type = {name: with_reduction_times(graph, *ring) for name, graph in found.by_type.items()}
+    return evolve(found, graph=with_reduction_times(found.graph, *ring), by_type=by_type)
 
 
 def _measured(request: ModelRequest, microbatches: int, work: Work) -> PlanningCosts:
@@ -101,8 +110,9 @@ def _analytic(request: ModelRequest, devices: Sequence[DeviceType], microbatches
     from ..models import planned_model
 
     planned = planned_model(
-        request.name, microbatches, batch=request.batch, sequence=request.sequence, dtype=request.dtype, empty=True
-    )
+        request.name, microbatches, batch=request.batch, sequence=request.sequence, dtype=request.dtype, empty=True,
+        tensor=request.tensor,
+    )  # fmt: skip
     note(f"deriving the costs of its {len(planned.operators.graph.nodes)} operators")
     found = model_work(planned.operators)
     tf32, optimizer = request.dtype == "tf32", find_optimizer(request.optimizer or DEFAULT)

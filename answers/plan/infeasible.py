@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
+from ...core.cluster.tensor_groups import GroupedCluster
 from ...core.errors import InfeasibleError
 from ...core.search.suggestions.changes import (
     MORE_DEVICES,
@@ -46,6 +47,7 @@ class InfeasibleAnswer:
         memory = more_memory(nothing, problem, replan)
         self.microbatches = request.microbatches
         self.devices = len(request.machine.devices)
+        self.tensor = request.machine.tensor if isinstance(request.machine, GroupedCluster) else 1
         self.plan = nothing.closest if memory is None else memory.found
         self.limits = problem.limits(self.plan)
         timelines = simulate(self.plan).timelines
@@ -100,7 +102,7 @@ class InfeasibleAnswer:
         value = change.value
         step = f", step at most {seconds_text(change.found.predicted.step_s)}"
         if change.what == MORE_DEVICES:
-            return f"{value:.0f} devices in place of {self.devices}{step}"
+            return f"{value * self.tensor:.0f} devices in place of {self.devices * self.tensor}{step}"
         if change.what == SMALLER_MICROBATCHES:
             assert self.microbatches is not None
             parts = value / self.microbatches
@@ -118,6 +120,8 @@ class InfeasibleAnswer:
         units = {MORE_DEVICES: "devices", SMALLER_MICROBATCHES: "microbatches", RECOMPUTE: "stages"}
         unit = units.get(change.what, "bytes")
         value = list(change.found.memory.recompute) if change.what == RECOMPUTE else change.value
+        if change.what == MORE_DEVICES:
+            value = change.value * self.tensor
         return {
             "change": change.what,
             unit: value,

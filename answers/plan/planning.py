@@ -4,11 +4,13 @@ import os
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attrs import evolve
 
 from ...core.cluster.cluster import Cluster
 from ...core.cluster.mesh import least_by_position
+from ...core.cluster.tensor_groups import consecutive_groups
 from ...core.costs.partition import device_limits
 from ...core.errors import RequestError, naming
 from ...core.files.write import write_text
@@ -27,6 +29,10 @@ from .choices import judge_of, of_one_replica, oracle_of, replicas_allowed, want
 from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
 from .infeasible import refuse
 from .request import PlanRequest
+from .tensor import wanted_tensor, with_tensor_ranks
+
+if TYPE_CHECKING:
+    from ...core.search.confirm import SearchResult
 
 
 def run(
@@ -53,6 +59,7 @@ def run(
     top: int | None,
     out: Path | None,
     json: bool,
+    tp: str | None = None,
 ) -> None:
     """Search plans and print the best; the options are those of ``panpipe plan`` (``cli/plan``).
 
@@ -63,20 +70,29 @@ def run(
     if seconds is not None and not 0 < seconds < float("inf"):
         raise RequestError(f"--seconds is {seconds:g}: give a finite number above 0")
     files = [file for file in (graph, cluster) if file is not None and os.path.isfile(str(file).partition("#")[0])]
-    request, known = plan_request(
-        cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
-        optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
-        host_memory=host_memory, schedule=schedule, budget=budget, seed=seed, samples=samples, tokens=tokens,
-    )  # fmt: skip
-    try:
-        with naming(*files), search_progress() as progress:
-            result = request.search(seconds=seconds, progress=progress, alternatives=top is not None)
-    except NothingFits as nothing:
+    found: list[tuple[PlanRequest, SearchResult]] = []
+    failed: list[tuple[PlanRequest, NothingFits]] = []
+    for tensor in wanted_tensor(tp, find_cluster(cluster), cluster, model):
+        request, known = plan_request(
+            cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
+            optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
+            host_memory=host_memory, schedule=schedule, budget=budget, seed=seed, samples=samples, tokens=tokens,
+            tensor=tensor,
+        )  # fmt: skip
+        try:
+            with naming(*files), search_progress() as progress:
+                result = request.search(seconds=seconds, progress=progress, alternatives=top is not None)
+            found.append((request, result))
+        except NothingFits as nothing:
+            failed.append((request, nothing))
+    if not found:
+        request, nothing = failed[-1]  # the most tensor ranks: the least memory on each
         refuse(nothing, request, json=json)
+    request, result = min(found, key=lambda one: one[1].best.predicted.step_s)
     if result.stopped:
         note(f"the search ended after --seconds with {result.evaluations} evaluations; this is the best plan so far")
     plans = result.plans[: top or 1]
-    written = [] if out is None else _write(out, plans)
+    written = [] if out is None else _write(out, [with_tensor_ranks(plan, request.machine) for plan in plans])
     fewer = None
     if graph is not None and mesh is None and not result.stopped:
         fewer = faster_alone(plans[0], request.alone)
@@ -111,6 +127,7 @@ def plan_request(
     seed: int = 0,
     samples: int | None = None,
     tokens: int | None = None,
+    tensor: int = 1,
 ) -> tuple[PlanRequest, Sequence[ScheduleFamily]]:
     """The request that the options of ``panpipe plan`` make, and the schedules that may be used. Costs come later.
 
@@ -123,12 +140,18 @@ def plan_request(
     wanted = known if schedule == "auto" else [find_family(schedule)]
     machine, free = find_cluster(cluster), replicas_allowed(graph is not None, cluster)
     machine = _with_host_memory(machine, host_memory)
+    if tensor > 1:
+        if wanted_offload != "none":
+            raise RequestError(
+                "--offload with --tp: copies of tensor ranks to their hosts cannot be planned; leave one out"
+            )
+        machine = consecutive_groups(machine, tensor)
     device_limits(machine, memory_limit)
     with naming(cluster):
         wanted_meshes(mesh, machine, free=free)
     if microbatches is None and (model is None or batch is None):
         raise RequestError("--microbatches is missing: give a step's number, or a bundled model's --batch")
-    source = ModelRequest(model, batch, sequence, dtype, optimizer) if model else None
+    source = ModelRequest(model, batch, sequence, dtype, optimizer, tensor) if model else None
 
     @cache
     def costs_of(microbatches: int) -> PlanningCosts:
@@ -178,7 +201,9 @@ def plan_answer(
 
     limits = least_by_position(request.limits, plans[0].mesh.replicas)
     work, peaks = of_one_replica(request.costs, plans[0])
-    return PlanAnswer(plans[0], limits, work, unlimited_step_s(plans[0], known, limits), peaks, plans[1:], fewer)
+    unlimited_s = unlimited_step_s(plans[0], known, limits)
+    first, *others = (with_tensor_ranks(plan, request.machine) for plan in plans)
+    return PlanAnswer(first, limits, work, unlimited_s, peaks, others, fewer)
 
 
 def _costs(

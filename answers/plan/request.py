@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from ...core.cluster.cluster import Cluster
+from ...core.cluster.tensor_groups import GroupedCluster, consecutive_groups
 from ...core.costs.partition import device_limits
 from ...core.errors import InfeasibleError, RequestError
 from ...core.offload.request import OffloadRequest
@@ -48,6 +49,8 @@ class PlanRequest:
         budget: number of evaluations.
         seed: of the search.
         offload, judge: see ``SearchOptions``.
+
+    With tensor ranks the machine's devices are groups of them (``core/cluster/tensor_groups.py``).
     """
 
     costs_of: Callable[[int], PlanningCosts]
@@ -80,7 +83,7 @@ class PlanRequest:
     def problem(self) -> Problem:
         """The request's facts for the answer if nothing fits."""
         rows = self.costs.work.samples
-        saves, stays = self.recompute == "none", self.offload == "none"
+        saves, stays = self.recompute == "none", self.offload == "none" and not isinstance(self.machine, GroupedCluster)
         return Problem(self.costs.graph, self.microbatches, self.limits, saves, rows, stays)
 
     def search(self, meshes: Sequence[tuple[int, int]] | None = None, **changes: Any) -> "SearchResult":
@@ -130,7 +133,7 @@ class PlanRequest:
         """The same request with the given changes."""
         machine, mesh = self.machine, self.mesh
         if change.devices is not None:
-            machine = with_more_devices(machine, change.devices)
+            machine = _with_more_devices(machine, change.devices)
             if mesh not in (None, "auto"):
                 ((_, data),) = wanted_meshes(mesh, self.machine, free=self.free)
                 mesh = f"pp={change.devices // data},dp={data}"
@@ -145,6 +148,13 @@ class PlanRequest:
             return other
         costs_of = self.costs_of if self.free else lambda _: _in_parts(self.costs, change.parts)
         return evolve(other, microbatches=self.microbatches * change.parts, costs_of=costs_of)
+
+
+def _with_more_devices(machine: Cluster, devices: int) -> Cluster:
+    if not isinstance(machine, GroupedCluster):
+        return with_more_devices(machine, devices)
+    tensor = machine.tensor
+    return consecutive_groups(with_more_devices(machine.single, devices * tensor), tensor)
 
 
 def _in_parts(costs: PlanningCosts, parts: int) -> PlanningCosts:

@@ -13,6 +13,7 @@ from ..capture.export.operators import Operators, tensor_bytes
 from ..capture.graph.nodes import root_of
 from ..cluster.device_type import DeviceType
 from ..costs.graph import OpGraph, OpNode
+from ..costs.reductions import TensorReductions
 from .alone import LoneOperator
 from .kernels import Kernel
 from .optimizers import DEFAULT, Optimizer, find_optimizer
@@ -104,9 +105,17 @@ class ModelWork:
                     state_bytes=_state_bytes(operator.trained, operator.frozen_bytes, chosen),
                     saved_bytes=operator.saved_bytes,
                     workspace_bytes=operator.workspace_bytes,
+                    reductions=_reductions(operator.work),
                 )
             )
         return evolve(self.graph, nodes=tuple(nodes))
+
+
+def _reductions(work: Work) -> TensorReductions | None:
+    forward, backward = work.forward_reduced, work.backward_reduced
+    if not forward and not backward:
+        return None
+    return TensorReductions(len(forward), len(backward), sum(forward), sum(backward))
 
 
 def costs_by_type(

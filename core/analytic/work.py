@@ -6,8 +6,10 @@ from attrs import frozen
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
+from ..capture.export.operators import tensor_bytes
 from ..capture.graph.nodes import root_of
 from ..capture.graph.storages import storage_sizes
+from ..capture.graph.tensor_sums import ALL_REDUCE
 from ..capture.programs.joint import (
     JointGraph,
     ancestors,
@@ -49,6 +51,7 @@ class Work:
         kept: storages that F keeps for the backward, without parameters, buffers, constants and the batch.
         forward_bytes, backward_bytes: the peak memory of F and of the backward, without their inputs and the kept
             storages.
+        forward_reduced, backward_reduced: bytes of each all-reduce over tensor ranks in F, and in the backward.
     """
 
     forward: tuple[Kernel, ...] = ()
@@ -57,6 +60,8 @@ class Work:
     kept: tuple[Kept, ...] = ()
     forward_bytes: int = 0
     backward_bytes: int = 0
+    forward_reduced: tuple[int, ...] = ()
+    backward_reduced: tuple[int, ...] = ()
 
     @property
     def has_backward(self) -> bool:
@@ -93,7 +98,13 @@ def work_of(operator: LoneOperator) -> Work:
         _peak(
             joint, backward, kept.storages | kept.given, _without_memory(joint, backward, len(operator.activations))
         ),
+        _reduced(joint, nodes.forward), _reduced(joint, backward),
     )  # fmt: skip
+
+
+def _reduced(joint: JointGraph, chosen: set[fx.Node]) -> tuple[int, ...]:
+    """Bytes of every all-reduce over tensor ranks."""
+    return tuple(tensor_bytes(node.meta["val"]) for node in ordered(joint.graph, chosen) if node.target is ALL_REDUCE)
 
 
 def _is_view(operator: LoneOperator) -> bool:
@@ -146,6 +157,8 @@ def _kernels(node: fx.Node, regions: dict[int, RegionWork]) -> Sequence[Kernel]:
         return regions[_number(node, 1)].forward
     if node.target is REGION_OPERATORS[1]:
         return regions[_number(node, 2)].backward
+    if node.target is ALL_REDUCE:  # its time is that of the links
+        return ()
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     found = kernel_of(node.target, args, kwargs, node.meta.get("val"))
     return () if found is None else (found,)

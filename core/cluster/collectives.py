@@ -27,13 +27,12 @@ paths of all its edges at one rate. A link that k edges cross is crossed k times
 from collections.abc import Callable, Sequence
 from enum import StrEnum
 from functools import lru_cache
-from math import inf
 
 import networkx
 from attrs import frozen
 
 from .cluster import Cluster
-from .routing import Link, path_latency_s, path_rate
+from .routing import Link, path_latency_s, path_rate, shared_rate
 
 
 class Operation(StrEnum):
@@ -73,15 +72,7 @@ class Phase:
     @property
     def bytes_per_s(self) -> float:
         """Rate over each path while nothing else uses its links."""
-        counts: dict[Crossing, int] = {}
-        for crossing in self.crossings:
-            counts[crossing] = counts.get(crossing, 0) + 1
-        both = [
-            link.both_bytes_per_s / (count + counts.get((link, not from_a), 0))
-            for (link, from_a), count in counts.items()
-            if link.both_bytes_per_s is not None
-        ]
-        return min([*(link.rate(from_a) / count for (link, from_a), count in counts.items()), *both], default=inf)
+        return shared_rate(self.crossings)
 
     @property
     def seconds(self) -> float:

@@ -1,10 +1,13 @@
-"""The mesh of devices: the pipeline's length, the number of replicas, and the device at each position.
+"""The mesh of devices: the pipeline's length, the number of replicas, and the devices at each position.
 
 It is written ``pp=4,dp=2``. The last dimension has neighbouring devices, as in torch's ``init_device_mesh``, so that
 the first one crosses nodes::
 
     dp=2,pp=4    replicas 0 1 2 3 │ 4 5 6 7            a pipeline within a node, gradients reduced across nodes
     pp=4,dp=2    replicas 0 2 4 6 │ 1 3 5 7            replicas within a node, the pipeline's messages across nodes
+
+With tensor parallelism each position has as many devices as there are *tensor ranks*, next to each other: they share
+the work of the position's stages and run them in step (``tensor_groups.py``).
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,6 +19,7 @@ from attrs import evolve, frozen
 from ..errors import RequestError
 from ..files.limits import MOST_DEVICES
 from .cluster import Cluster
+from .tensor_groups import grouped
 
 PIPELINE, DATA = "pp", "dp"
 """Names of the dimensions, in strings and in a ``DeviceMesh``."""
@@ -33,29 +37,57 @@ class Mesh:
     Args:
         pipeline: number of devices of one replica, one for each position along the pipeline.
         data: number of replicas.
-        devices: per replica the cluster's device at every position; None takes them in the cluster's order, so that
-            rank r has device r.
+        devices: per replica the cluster's devices, position by position with the tensor ranks of a position next to
+            each other; None takes them in the cluster's order, so that rank r has device r without tensor ranks.
+        tensor: number of tensor ranks at each position.
     """
 
     pipeline: int
     data: int = 1
     devices: tuple[tuple[int, ...], ...] | None = None
+    tensor: int = 1
 
     @property
     def ranks(self) -> int:
-        """Number of devices of all replicas together."""
+        """Number of positions of all replicas together; each has ``tensor`` devices."""
         return self.pipeline * self.data
 
     @property
+    def size(self) -> int:
+        """Number of devices."""
+        return self.ranks * self.tensor
+
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Per rank the cluster's devices of its tensor ranks."""
+        if self.devices is None:
+            return tuple(tuple(range(first, first + self.tensor)) for first in range(0, self.size, self.tensor))
+        return tuple(
+            replica[first : first + self.tensor]
+            for replica in self.devices
+            for first in range(0, len(replica), self.tensor)
+        )
+
+    @property
+    def in_order(self) -> "Mesh":
+        """The same mesh over a cluster that is arranged already (``arrange``)."""
+        return evolve(self, devices=None, tensor=1)
+
+    @property
     def cluster_devices(self) -> tuple[int, ...]:
-        """The cluster's device of every rank."""
+        """The cluster's device of every rank; the first one of its tensor ranks."""
+        if self.tensor > 1:
+            return tuple(group[0] for group in self.groups)
         if self.devices is None:
             return tuple(range(self.ranks))
         return tuple(device for replica in self.devices for device in replica)
 
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
-        """Per replica the cluster's device at every position."""
+        """Per replica the cluster's device at every position; the first one of its tensor ranks."""
+        if self.tensor > 1:
+            found = self.cluster_devices
+            return tuple(found[first : first + self.pipeline] for first in range(0, self.ranks, self.pipeline))
         if self.devices is not None:
             return self.devices
         return tuple(tuple(range(first, first + self.pipeline)) for first in range(0, self.ranks, self.pipeline))
@@ -64,35 +96,32 @@ class Mesh:
         """Check the mesh, and that the cluster has its devices.
 
         Raises:
-            RequestError: a dimension is below 1, the devices are not ``data`` × ``pipeline``, one is listed twice, or
-                the cluster does not have it.
+            RequestError: a dimension is below 1, the devices are not ``data`` × ``pipeline`` × ``tensor``, one is
+                listed twice, the cluster does not have it, or the tensor ranks of a position have unequal devices.
         """
-        if self.pipeline < 1 or self.data < 1:
-            raise RequestError(f"the mesh is {self.pipeline} × {self.data}: both must be at least 1; plan again")
-        if self.ranks > MOST_DEVICES:
-            raise RequestError(
-                f"the mesh is {self.pipeline} × {self.data}: it has at most {MOST_DEVICES} devices; plan again"
-            )
+        shape = f"{self.pipeline} × {self.data}{f' × {self.tensor} tensor ranks' if self.tensor != 1 else ''}"
+        if self.pipeline < 1 or self.data < 1 or self.tensor < 1:
+            raise RequestError(f"the mesh is {shape}: every dimension must be at least 1; plan again")
+        if self.size > MOST_DEVICES:
+            raise RequestError(f"the mesh is {shape}: it has at most {MOST_DEVICES} devices; plan again")
         if self.devices is not None:
             counts = [len(replica) for replica in self.devices]
-            if counts != [self.pipeline] * self.data:
+            each = self.pipeline * self.tensor
+            if counts != [each] * self.data:
                 raise RequestError(
-                    f"mesh.devices has replicas of {counts} devices: give {self.data} replicas of {self.pipeline} each"
+                    f"mesh.devices has replicas of {counts} devices: give {self.data} replicas of {each} each"
                 )
             seen = set()
-            for device in self.cluster_devices:
+            for device in (device for group in self.groups for device in group):
                 if device in seen or device < 0:
                     rule = "numbers start at 0" if device < 0 else "a device has one position in one replica"
                     raise RequestError(f"mesh.devices names device {device}{' twice' * (device >= 0)}: {rule}")
                 seen.add(device)
         if cluster is None:
             return
-        if max(self.cluster_devices) >= len(cluster.devices):
-            needs = (
-                f"needs {self.ranks} devices"
-                if self.devices is None
-                else f"uses device {max(self.cluster_devices)}, counted from 0,"
-            )
+        last = max(device for group in self.groups for device in group)
+        if last >= len(cluster.devices):
+            needs = f"needs {self.size} devices" if self.devices is None else f"uses device {last}, counted from 0,"
             raise RequestError(
                 f"the plan {needs} and the cluster has {len(cluster.devices)}: use a larger cluster, or plan for this "
                 "one"
@@ -101,10 +130,14 @@ class Mesh:
     def arrange(self, cluster: Cluster) -> Cluster:
         """The same cluster with its devices in the order of ranks; devices outside the mesh come last.
 
+        With tensor ranks every device of the result is a group of them, and the others are left out.
+
         Raises:
             RequestError: as in ``check``.
         """
         self.check(cluster)
+        if self.tensor > 1:
+            return grouped(cluster, self.groups)
         return cluster if self.devices is None else _arranged(self, cluster)
 
     def place(self, device: int) -> tuple[int, int]:
@@ -114,6 +147,8 @@ class Mesh:
     def memory_bytes(self, cluster: Cluster) -> tuple[int, ...]:
         """Per position along the pipeline, the least memory of any replica's device. Errors as in ``check``."""
         self.check(cluster)
+        if self.tensor > 1:
+            grouped(cluster, self.groups)  # checks that the devices of a group are equal
         return least_by_position([device.memory_bytes for device in cluster.devices], self.replicas)
 
 
@@ -223,5 +258,5 @@ def mesh_of(names: Sequence[str], ranks: Sequence[Sequence[int]]) -> Mesh:
 
 def plain(mesh: Mesh) -> Mesh:
     """The same mesh; ``devices`` becomes None if they are in the order of their numbers."""
-    in_order = mesh.cluster_devices == tuple(range(mesh.ranks))
+    in_order = tuple(device for group in mesh.groups for device in group) == tuple(range(mesh.size))
     return evolve(mesh, devices=None) if in_order else mesh

@@ -16,6 +16,7 @@ The graph that is searched has two states for each place: reached from a device 
 (*inside*), and reached otherwise. No step leads from an inside state to a device.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
 from math import floor, inf, log10
@@ -63,13 +64,48 @@ Hop = tuple[Link, bool]
 """A link and the direction in which it is crossed (True from a to b)."""
 
 
+class ParallelPath(tuple[Hop, ...]):
+    """Several paths that carry a message each at the same time, one path after another: those of a group of devices.
+
+    Attributes:
+        latency_s: of the slowest path.
+        bytes_per_s: rate of each path while nothing else uses its links.
+    """
+
+    latency_s: float
+    bytes_per_s: float
+
+    @classmethod
+    def of(cls, paths: Sequence[Sequence[Hop]]) -> "ParallelPath":
+        """The paths together."""
+        found = cls(hop for path in paths for hop in path)
+        found.latency_s = max((path_latency_s(path) for path in paths), default=0.0)
+        found.bytes_per_s = shared_rate(found)
+        return found
+
+
+def shared_rate(crossings: Sequence[Hop]) -> float:
+    """Bytes/s of each of several equal flows that together cross these links, each link as often as it is listed."""
+    counts = Counter(crossings)
+    both = [
+        link.both_bytes_per_s / (count + counts.get((link, not from_a), 0))
+        for (link, from_a), count in counts.items()
+        if link.both_bytes_per_s is not None
+    ]
+    return min([*(link.rate(from_a) / count for (link, from_a), count in counts.items()), *both], default=inf)
+
+
 def path_rate(path: Sequence[Hop]) -> float:
     """Bytes/s of a path while nothing else uses its links: that of the slowest one; infinite for no link."""
+    if isinstance(path, ParallelPath):
+        return path.bytes_per_s
     return min([link.rate(from_a) for link, from_a in path], default=inf)
 
 
 def path_latency_s(path: Sequence[Hop]) -> float:
     """Latency of a path: the sum over its links."""
+    if isinstance(path, ParallelPath):
+        return path.latency_s
     return sum([link.latency_s for link, _ in path])
 
 

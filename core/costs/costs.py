@@ -3,8 +3,11 @@
 from collections.abc import Sequence
 
 from attrs import frozen
+from cattrs.gen import make_dict_unstructure_fn, override
 
+from ..documents import converter
 from .graph import OpGraph, stage_of_nodes
+from .reductions import TensorReductions, sum_of
 
 
 @frozen
@@ -24,6 +27,8 @@ class StageCosts:
         recompute_s: time of RECOMPUTE; None means that of F. It omits outputs that only other stages read.
         input_bytes: memory that F of a stage that recomputes keeps until RECOMPUTE starts: its inputs from other
             stages, over distinct storages, and the old values of the buffers that it wrote.
+        reductions: the all-reduces over the stage's tensor ranks, whose time is part of ``forward_s``,
+            ``backward_input_s``, ``backward_s`` and ``recompute_s``; None if it has none.
     """
 
     forward_s: float
@@ -40,6 +45,7 @@ class StageCosts:
     workspace_bytes: int = 0
     recompute_s: float | None = None
     input_bytes: float = 0
+    reductions: TensorReductions | None = None
 
     @property
     def full_backward_s(self) -> float:
@@ -68,6 +74,11 @@ class StageCosts:
         """Parameters, gradients and optimizer state."""
         return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
 
+
+# A field added later is omitted at its default, so that older plans keep their bytes and hashes.
+converter.register_unstructure_hook(
+    StageCosts, make_dict_unstructure_fn(StageCosts, converter, reductions=override(omit_if_default=True))
+)
 
 EMPTY_GRADIENT_BYTES = 1
 """Size of the gradient of an empty tensor: not 0, because the producer's backward still waits for the reader's."""
@@ -132,6 +143,7 @@ def stage_costs(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageC
                 saved_bytes=sum(node.saved_bytes for node in nodes),
                 input_bytes=inputs[index],
                 workspace_bytes=max((node.workspace_bytes for node in nodes), default=0),
+                reductions=sum_of(node.reductions for node in nodes),
             )
         )
     return tuple(result)

@@ -12,10 +12,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 
-from attrs import field, frozen
+from attrs import evolve, field, frozen
+from cattrs.gen import make_dict_unstructure_fn, override
 
-from ..documents import read_document, to_json
+from ..documents import converter, read_document, to_json
 from ..errors import RequestError
+from .reductions import TensorReductions
 
 FORMAT = "panpipe.opgraph/1"
 
@@ -33,6 +35,7 @@ class OpNode:
         saved_bytes: held from forward to backward, for each microbatch in flight.
         workspace_bytes: needed only while it runs.
         parameters: names of the parameters it reads; empty if a file does not list them.
+        reductions: its all-reduces over tensor ranks, whose time is part of its times; None if it has none.
     """
 
     name: str
@@ -45,6 +48,13 @@ class OpNode:
     saved_bytes: int = 0
     workspace_bytes: int = 0
     parameters: tuple[str, ...] = ()
+    reductions: TensorReductions | None = None
+
+
+# A field added later is omitted at its default, so that older files keep their bytes.
+converter.register_unstructure_hook(
+    OpNode, make_dict_unstructure_fn(OpNode, converter, reductions=override(omit_if_default=True))
+)
 
 
 @frozen(slots=False)
@@ -130,7 +140,36 @@ def read_graph(path: str | Path) -> OpGraph:
     graph = read_document(path, FORMAT, OpGraph)
     if not graph.nodes:
         raise RequestError(f"{path} has no nodes: an operator graph needs at least one")
+    split = next((node.name for node in graph.nodes if node.reductions is not None), None)
+    if split is not None:
+        raise RequestError(
+            f"{path}: operator '{split}' has all-reduces over tensor ranks: only --model can be planned with them; "
+            "remove 'reductions'"
+        )
     return graph
+
+
+def with_reduction_times(graph: OpGraph, ranks: int, latency_s: float, s_per_byte: float) -> OpGraph:
+    """A graph of one tensor rank with the time of its all-reduces, which are part of F and I.
+
+    Args:
+        graph: with the time of computation alone.
+        ranks: number of tensor ranks.
+        latency_s, s_per_byte: of one all-reduce over them.
+    """
+
+    def timed(node: OpNode) -> OpNode:
+        if node.reductions is None:
+            return node
+        own = node.reductions.timed(ranks, latency_s, s_per_byte)
+        return evolve(
+            node,
+            forward_s=node.forward_s + own.forward_s,
+            backward_input_s=node.backward_input_s + own.backward_s,
+            reductions=own,
+        )
+
+    return evolve(graph, nodes=tuple(map(timed, graph.nodes)))
 
 
 def graph_json(graph: OpGraph) -> str:

@@ -121,7 +121,7 @@ def idle_time(
         waits: by link, how much longer transfers took because they shared it, in any unit; divides ``shared links``.
         known: of a run of the plan by ``step_time``; what it shows is not run again.
     """
-    run = evolve(plan, mesh=evolve(plan.mesh, devices=None))
+    run = evolve(plan, mesh=plan.mesh.in_order)
     left = step_s = known.step_s if known else step_time(run, costs, cluster)
     causes = dict.fromkeys(CAUSES, 0.0)
 

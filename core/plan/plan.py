@@ -106,7 +106,7 @@ class Plan:
     Args:
         model: the model's name, for display.
         graph_hash: hash of the operator graph that the stages partition.
-        mesh: pipeline × data.
+        mesh: pipeline × data × tensor.
         microbatches: number per step.
         schedule: name of the schedule that gave the order, with its parameters.
         stages: in order.
@@ -211,6 +211,7 @@ converter.register_unstructure_hook(
 converter.register_unstructure_hook(
     Prediction, make_dict_unstructure_fn(Prediction, converter, interval_s=_later, reference_s=_later)
 )
+converter.register_unstructure_hook(Mesh, make_dict_unstructure_fn(Mesh, converter, tensor=_later))
 converter.register_unstructure_hook(Plan, make_dict_unstructure_fn(Plan, converter, sync=_later, forward_only=_later))
 
 

@@ -11,7 +11,7 @@ from panpipe.core.errors import RequestError
 PARAMETERS = {
     "gpt2": 124_439_808, "gpt2-medium": 354_823_168, "gpt2-large": 774_030_080, "gpt2-xl": 1_557_611_200,
     "llama-7b": 6_738_415_616, "llama-13b": 13_015_864_320, "llama-70b": 68_976_648_192,
-    "bert-large": 335_174_458, "vit-large": 304_326_632,
+    "gpt3-175b": 174_604_259_328, "llama-3-405b": 405_853_388_800, "bert-large": 335_174_458, "vit-large": 304_326_632,
 }  # fmt: skip
 """As the published checkpoints have them."""
 

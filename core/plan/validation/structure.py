@@ -6,6 +6,8 @@ from collections import Counter
 from attrs import asdict
 
 from ...actions import COMPUTE_KINDS, Action, Kind
+from ...cluster.tensor_groups import GroupedCluster
+from ...costs.costs import StageCosts
 from ...errors import RequestError
 from ...wording import first_of
 from ..plan import Plan
@@ -71,6 +73,11 @@ def _check_shape(plan: Plan) -> None:
 
 
 def _check_memory_policy(plan: Plan) -> None:
+    if plan.memory.offload and plan.mesh.tensor > 1:
+        raise RequestError(
+            f"memory.offload with {plan.mesh.tensor} tensor ranks: their copies to hosts are not supported; "
+            "remove it, or set mesh.tensor to 1 and plan again"
+        )
     offload = tuple(each.stage for each in plan.memory.offload)
     for name, stages in (("recompute", plan.memory.recompute), ("offload", offload)):
         if list(stages) != sorted(set(stages) & set(range(len(plan.stages)))):
@@ -128,10 +135,42 @@ def _check_prediction(plan: Plan) -> None:
         peaks = getattr(plan.prediction, name)
         if len(peaks) not in (0, plan.devices):
             raise RequestError(f"{name} of the prediction is of {len(peaks)} devices of {plan.devices}: plan again")
+    if plan.mesh.tensor > 1 and all(cost.reductions is None for cost in costs):
+        raise RequestError(
+            f"mesh.tensor is {plan.mesh.tensor} and the costs are of stages without tensor ranks: set it to 1, or plan "
+            "again"
+        )
     for stage, cost in enumerate(costs):
-        for name, value in asdict(cost).items():
+        found = asdict(cost, filter=lambda attribute, _: attribute.name != "reductions")
+        if cost.reductions is not None:
+            found |= {f"reductions.{name}": value for name, value in asdict(cost.reductions).items()}
+        for name, value in found.items():
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise RequestError(f"{name} of stage {stage} is {value}: costs are finite and at least 0; plan again")
+        _check_reductions(plan, stage, cost)
+
+
+def _check_reductions(plan: Plan, stage: int, cost: StageCosts) -> None:
+    """Check that all-reduces over tensor ranks have ranks, and fit in the stage's times."""
+    found = cost.reductions
+    if found is None:
+        return
+    cluster = plan.predicted.cluster
+    ranks = cluster.tensor if isinstance(cluster, GroupedCluster) else plan.mesh.tensor
+    if found.ranks != ranks:
+        raise RequestError(
+            f"the costs of stage {stage} are of {found.ranks} tensor ranks and mesh.tensor is {ranks}: plan again"
+        )
+    least = min(cost.backward_input_s, cost.full_backward_s)
+    again = cost.second_forward_s
+    for name, seconds, limit in (
+        ("forward", found.forward_s, min(cost.forward_s, again)), ("backward", found.backward_s, least),
+    ):  # fmt: skip
+        if seconds > limit * (1 + 1e-9):
+            raise RequestError(
+                f"reductions.{name}_s of stage {stage} is {seconds} and its whole {name} takes {limit}: it is a part; "
+                "plan again"
+            )
 
 
 def _check_action(plan: Plan, device: int, action: Action) -> None:

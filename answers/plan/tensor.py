@@ -1,0 +1,66 @@
+"""``--tp``: tensor ranks that share each stage."""
+
+from collections.abc import Sequence
+
+from attrs import evolve
+
+from ...core.cluster.catalog.find import CPU
+from ...core.cluster.cluster import Cluster
+from ...core.cluster.mesh import Mesh, plain
+from ...core.cluster.tensor_groups import GroupedCluster, consecutive_groups
+from ...core.errors import RequestError
+from ...core.plan.plan import Plan
+from ..bundled import BUNDLED, shared_sizes
+
+AUTO = "auto"
+
+
+def wanted_tensor(tp: str | None, machine: Cluster, cluster: str, model: str | None) -> Sequence[int]:
+    """The numbers of tensor ranks to choose among.
+
+    Args:
+        tp: the option: None, ``auto`` or a number.
+        machine: the devices.
+        cluster: the cluster's name on the command line.
+        model: ``module:factory`` or a bundled model's name; None for an operator-graph file.
+
+    Raises:
+        RequestError: it is none of these, the model or the cluster cannot be split, or the number does not divide the
+            devices.
+    """
+    if tp is None or tp == "1":
+        return [1]
+    if tp != AUTO and not (tp.isdecimal() and int(tp) >= 1):
+        raise RequestError(f"--tp is '{tp}': give a whole number of at least 1, or auto")
+    if model is None or model not in BUNDLED:
+        what = "an operator-graph file" if model is None else f"'{model}'"
+        raise RequestError(f"--tp splits bundled language models, and {what} is none: leave --tp out")
+    if CPU.fullmatch(cluster):
+        raise RequestError(f"--tp plans for described devices, and '{cluster}' is this host: name a cluster")
+    if tp != AUTO:
+        consecutive_groups(machine, int(tp))
+        return [int(tp)]
+    sizes = shared_sizes(model).values()
+    return [
+        count for count in (1, 2, 4, 8, 16)
+        if len(machine.devices) % count == 0 and all(size % count == 0 for size in sizes) and _near(machine, count)
+    ]  # fmt: skip
+
+
+def _near(machine: Cluster, count: int) -> bool:
+    """Whether the first ``count`` devices are equal, and as near to each other as the first two are."""
+    first = machine.devices[0]
+    if any((other.type, other.memory_bytes) != (first.type, first.memory_bytes) for other in machine.devices):
+        return count == 1
+    distances = [machine.transfer_s(0, other, 1e6) for other in range(1, count)]
+    return all(distance <= distances[0] * 1.01 for distance in distances)
+
+
+def with_tensor_ranks(plan: Plan, machine: Cluster) -> Plan:
+    """A plan for groups of tensor ranks as a plan for their devices; unchanged if the machine has single devices."""
+    if not isinstance(machine, GroupedCluster):
+        return plan
+    groups = [[machine.groups[device] for device in replica] for replica in plan.mesh.replicas]
+    devices = tuple(tuple(device for group in replica for device in group) for replica in groups)
+    mesh = plain(Mesh(plan.mesh.pipeline, plan.mesh.data, devices, machine.tensor))
+    return evolve(plan, mesh=mesh, prediction=evolve(plan.predicted, cluster=machine.single))

@@ -1,0 +1,119 @@
+"""The part of a bundled model that one tensor rank has, and plans with tensor ranks."""
+
+import json
+from functools import cache
+
+import pytest
+from panpipe.answers import bundled
+from panpipe.answers.bundled import make
+from panpipe.cli import main
+from panpipe.core.analytic.model import model_work
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.errors import RequestError
+from panpipe.core.plan.plan import read_plan
+from panpipe.core.plan.validation.validate import validate
+from panpipe.simulators.run import simulate
+
+pytest.importorskip("transformers")
+
+HIDDEN, LAYERS, TOKENS = 128, 1, 32
+SMALL = {
+    "gpt": bundled._gpt2(LAYERS, 8, HIDDEN),
+    "llama": bundled._llama(LAYERS, 8, 4, HIDDEN, 256, vocab_size=1000),
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    for name, model in SMALL.items():
+        monkeypatch.setitem(bundled.BUNDLED, name, model)
+
+
+EACH = [pytest.param("gpt", marks=pytest.mark.slow), "llama"]
+
+
+@cache
+def work_of(name, tensor):
+    model, step, batch = make(name, 1, TOKENS, tensor)
+    return model, model_work(operators_of(capture_step(model, step, batch, repeats=True)))
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_rank_has_its_part_of_weights_and_computation_and_two_all_reduces_a_block(name):
+    whole, whole_work = work_of(name, 1)
+    part, part_work = work_of(name, 2)
+    weights = {n: p.shape for n, p in whole.named_parameters()}
+    for parameter, tensor in part.named_parameters():
+        kept = any(word in parameter for word in ("ln_", "norm", "wpe", "c_proj.bias"))
+        vocabulary = any(word in parameter for word in ("wte", "embed_tokens", "lm_head"))
+        if not vocabulary:
+            assert tensor.numel() == weights[parameter].numel() // (1 if kept else 2), parameter
+    hidden = TOKENS * HIDDEN * (2 if name == "llama" else 4)
+    sizes = [size for each in part_work.operators for size in each.work.forward_reduced]
+    back = [size for each in part_work.operators for size in each.work.backward_reduced]
+    # Two a block and one of the embedding; the loss sums one number a token, and its maximum has no gradient.
+    assert sizes == [hidden] * (2 * LAYERS + 1) + [TOKENS * 4] * 3
+    assert back == [hidden] * (2 * LAYERS + 1) + [TOKENS * 4] * 2
+    assert all(not each.work.forward_reduced for each in whole_work.operators)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_saved_tensors_of_layer_norms_are_not_split(name):
+    norms = [
+        sum(
+            each.saved_bytes
+            for node, each in zip(found.graph.nodes, found.operators, strict=True)
+            if "ln_1" in node.name or "input_layernorm" in node.name
+        )
+        for found in (work_of(name, 1)[1], work_of(name, 2)[1])
+    ]
+    assert norms[0] == norms[1] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "tensor", "said"),
+    [
+        ("llama", 8, "'llama' has 4 groups of keys and values, which 8 tensor ranks cannot share equally"),
+        ("gpt", 3, "'gpt' has 8 attention heads, which 3 tensor ranks cannot share equally"),
+        ("vit-large", 2, "--tp splits bundled language models of the classes .* and 'vit-large' is a ViT"),
+    ],
+)
+def test_model_that_ranks_cannot_share_is_refused(name, tensor, said):
+    with pytest.raises(RequestError, match=said):
+        make(name, 1, None, tensor)
+
+
+def plan(*options):
+    return main(["plan", "--cluster", "2x4xA100-80GB", "--microbatches", "4", "--budget", "50", *options])
+
+
+def test_plan_with_tensor_ranks_is_simulated_as_predicted(tmp_path, capsys):
+    file = tmp_path / "plan.json"
+    options = ("--model", "gpt", "--sequence", "64", "--tp", "2", "--mesh", "pp=2,dp=2")
+    assert plan(*options, "--schedule", "1f1b", "--out", str(file), "--json") == 0
+    answer = json.loads(capsys.readouterr().out)
+    found = read_plan(file)
+    assert (found.mesh.pipeline, found.mesh.data, found.mesh.tensor) == (2, 2, 2)
+    assert (answer["tensor"], answer["data"]) == (2, 2)
+    assert len(found.predicted.cluster.devices) == 8
+    assert all(cost.reductions.ranks == 2 for cost in found.predicted.costs)
+    validate(found)
+    assert simulate(found).step_s == pytest.approx(found.predicted.step_s)
+    assert main(["simulate", str(file), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["step_s"] == pytest.approx(answer["predicted_step_s"])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--model", "gpt", "--tp", "3"), "3 tensor ranks do not divide the 8 devices"),
+        (("--model", "gpt", "--tp", "many"), "--tp is 'many': give a whole number of at least 1, or auto"),
+        (("--model", "examples.gpt2:make", "--tp", "2"), "--tp splits bundled language models"),
+        (("--model", "gpt", "--tp", "2", "--offload", "auto"), "--offload with --tp"),
+        (("--model", "gpt", "--tp", "2", "--mesh", "pp=8"), "is for 8 devices and there are 4"),
+    ],
+)
+def test_wrong_option_is_refused(options, said, capsys):
+    assert plan(*options) == 2
+    assert said in capsys.readouterr().err

@@ -1,0 +1,117 @@
+"""All-reduces over tensor ranks in a simulated step, by hand."""
+
+import pytest
+from attrs import evolve
+from panpipe.core.cluster.cluster import Cluster, Device
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.costs.reductions import TensorReductions
+from panpipe.core.errors import RequestError
+from panpipe.core.plan.offload import StageOffload, Storage
+from panpipe.core.plan.plan import MemoryPolicy, parse_plan, plan_json
+from panpipe.core.plan.validation.structure import check_structure
+from panpipe.core.search import longest_path
+from panpipe.simulators.run import simulate
+
+from ..support.plans import orders, plan_of
+
+
+def switch(count, bytes_per_s=100.0):
+    """Devices with a port each into one switch, without latency."""
+    names = [f"gpu{number}" for number in range(count)]
+    links = tuple(Link(name, "switch", bytes_per_s, 0.0) for name in names)
+    return Cluster(tuple(Device(name, 10**6) for name in names), ("switch",), links)
+
+
+# Two ranks: a ring moves 2 · (2 − 1) ÷ 2 of the bytes over each edge, so 200 bytes at 100 bytes/s take 2 s.
+SUMS = TensorReductions(2, 2, 200, 200, 2.0, 2.0, ranks=2)
+COST = StageCosts(3.0, 3.0, 1.0, reductions=SUMS)
+
+
+def two_stages(*rows, size=0, **changes):
+    plan = plan_of(
+        orders(*rows), (0, 1), costs=[COST] * 2, edges=(StageEdge(0, 1, size, max(size, 1)),), cluster=switch(4)
+    )
+    return evolve(plan, mesh=Mesh(2, 1, tensor=2), **changes)
+
+
+def test_step_without_contention_is_that_of_the_longest_path():
+    plan = two_stages("0F0 0B0", "1F0 1B0")
+    result = simulate(plan)
+    ends = [end for _, ends in result.operation_times for end in ends[:2]]
+    assert ends == pytest.approx([3.0, 14.01, 6.0, 10.0])  # the gradient of one byte takes 0.01 s
+    assert longest_path(plan, plan.prediction.costs, plan.prediction.cluster).step_s == pytest.approx(result.step_s)
+
+
+def test_links_carry_the_bytes_of_every_all_reduce_and_message():
+    used = {(link.src, link.dst): link.bytes for link in simulate(two_stages("0F0 0B0", "1F0 1B0", size=50)).links}
+    # Each rank sends 200 bytes in F and in B, and one message of 50: stage 0 forward, stage 1 back.
+    assert used == {(a, b): 450 for n in range(4) for a, b in ((f"gpu{n}", "switch"), ("switch", f"gpu{n}"))}
+
+
+def test_all_reduce_shares_links_with_messages():
+    # The message of 0F0 (300 bytes) leaves at 3 s; the all-reduce of 0F1 (1 s of computation before it) uses the same
+    # ports from 4 s on: 200 bytes at half the rate until the message has left, at 8 s. It ends there, in place of 6 s.
+    plan = two_stages("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1", size=300, microbatches=2)
+    (starts, ends), _ = simulate(plan).operation_times
+    assert (starts[:2], ends[:2]) == ([0.0, 3.0], [3.0, pytest.approx(8.0)])
+    alone = simulate(plan, sharing=False).operation_times[0][1]
+    assert alone[1] == pytest.approx(6.0)
+
+
+def test_other_cluster_changes_the_time_of_all_reduces_alone():
+    plan = two_stages("0F0 0B0", "1F0 1B0")
+    slower = simulate(plan, cluster=switch(4, 50.0))
+    assert slower.operation_times[0][1][0] == pytest.approx(1.0 + 2 * 2.0)
+
+
+def test_recompute_repeats_the_all_reduces_of_the_forward():
+    plan = two_stages("0F0 0B0", "1F0 1B0", memory=MemoryPolicy(recompute=(0, 1)))
+    used = {(link.src, link.dst): link.bytes for link in simulate(plan).links}
+    assert used["gpu0", "switch"] == 3 * 200
+
+
+def test_plan_file_keeps_tensor_ranks_and_omits_them_without():
+    plan = two_stages("0F0 0B0", "1F0 1B0")
+    text = plan_json(plan)
+    assert parse_plan(text, "plan.json") == plan
+    assert plan_json(parse_plan(text, "plan.json")) == text
+    without = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1))
+    assert '"tensor"' not in plan_json(without)
+    assert '"reductions"' not in plan_json(without)
+
+
+PLAN = two_stages("0F0 0B0", "1F0 1B0")
+
+
+def with_costs(cost, mesh=PLAN.mesh):
+    return evolve(PLAN, mesh=mesh, prediction=evolve(PLAN.prediction, costs=(cost,) * 2, cluster=switch(8)))
+
+
+@pytest.mark.parametrize(
+    ("plan", "said"),
+    [
+        (with_costs(COST, Mesh(2)), "are of 2 tensor ranks and mesh.tensor is 1: plan again"),
+        (with_costs(COST, Mesh(2, tensor=4)), "are of 2 tensor ranks and mesh.tensor is 4: plan again"),
+        (
+            with_costs(evolve(COST, reductions=None)),
+            "mesh.tensor is 2 and the costs are of stages without",
+        ),
+        (
+            with_costs(evolve(COST, reductions=evolve(SUMS, forward_s=3.5))),
+            "reductions.forward_s of stage 0 is 3.5",
+        ),
+        (
+            with_costs(evolve(COST, reductions=evolve(SUMS, forward_bytes=-1))),
+            "forward_bytes of stage 0 is -1",
+        ),
+        (
+            evolve(PLAN, memory=MemoryPolicy(offload=(StageOffload(0, (Storage("a", 1),), ()),))),
+            "memory.offload with 2 tensor ranks",
+        ),
+    ],
+)
+def test_hand_edit_is_refused(plan, said):
+    with pytest.raises(RequestError, match=said):
+        check_structure(plan)
