@@ -111,7 +111,7 @@ def _split_column(module: nn.Module, tensor: int) -> None:
     assert isinstance(weight, Tensor)
     if _is_transposed(module):
         module.weight = _meta(weight.shape[0], weight.shape[1] // tensor, weight)
-        module.nf = weight.shape[1] // tensor
+        module.nf = weight.shape[1] // tensor  # type: ignore[assignment]
     else:
         module.weight = _meta(weight.shape[0] // tensor, weight.shape[1], weight)
     bias = module.bias
@@ -170,4 +170,5 @@ def _step_of_rank(model: nn.Module, batch: Any) -> Tensor:
     elsewhere = wanted >= own
     picked = logits.gather(-1, wanted.masked_fill(elsewhere, 0).clamp(min=0).unsqueeze(-1)).squeeze(-1)
     picked = ALL_REDUCE(picked.masked_fill(elsewhere, 0.0), SUM)
-    return ((total.log() - picked) * known).sum() / known.sum()
+    lost: Tensor = ((total.log() - picked) * known).sum()
+    return lost / known.sum()

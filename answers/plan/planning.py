@@ -86,8 +86,8 @@ def run(
         except NothingFits as nothing:
             failed.append((request, nothing))
     if not found:
-        request, nothing = failed[-1]  # the most tensor ranks: the least memory on each
-        refuse(nothing, request, json=json)
+        request, unfit = failed[-1]  # the most tensor ranks: the least memory on each
+        refuse(unfit, request, json=json)
     request, result = min(found, key=lambda one: one[1].best.predicted.step_s)
     if result.stopped:
         note(f"the search ended after --seconds with {result.evaluations} evaluations; this is the best plan so far")
