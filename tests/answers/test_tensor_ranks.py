@@ -104,6 +104,7 @@ def test_plan_with_tensor_ranks_is_simulated_as_predicted(tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["step_s"] == pytest.approx(answer["predicted_step_s"])
 
 
+@pytest.mark.slow
 def test_model_that_fits_with_no_tensor_ranks_is_infeasible(capsys):
     options = ("--model", "llama", "--sequence", "64", "--tp", "2", "--memory-limit", "100000", "--mesh", "pp=4,dp=1")
     assert plan(*options) == 3

@@ -81,7 +81,7 @@ def test_mesh_arranges_the_groups_of_its_ranks():
 @pytest.mark.parametrize(
     ("mesh", "said"),
     [
-        (Mesh(2, 1, tensor=0), "mesh is 2 × 1 × 0 tensor ranks: every dimension must be at least 1"),
+        (Mesh(2, 1, tensor=0), "mesh is 2 × 1 × 0 tensor ranks: all must be at least 1"),
         (Mesh(2, 1, ((0, 1),), tensor=2), r"mesh.devices has replicas of \[2\] devices: give 1 replicas of 4 each"),
         (Mesh(2, 1, ((0, 1, 2, 2),), tensor=2), "names device 2 twice"),
         (Mesh(3, 1, tensor=2), "needs 6 devices and the cluster has 4"),
