@@ -49,6 +49,7 @@ def pipeline(
     target: str = "devices",
     cluster: Cluster | str | Path | None = None,
     max_chunks: int = 2,
+    boundaries: str = "operators",
     seed: int = 0,
     max_shapes: int = MAX_SHAPES,
     weights: str | Path | ModuleInit | None = None,
@@ -113,6 +114,8 @@ def pipeline(
             ranks and memcpy between threads.
         cluster: the machine, as a Cluster, a file, or a name such as ``8xA100-40GB``; measured by default.
         max_chunks: the most stages of a device in an automatic plan.
+        boundaries: where a stage of an automatic plan may end: after any of the ``"operators"``; or, with ``"layers"``,
+            between layers only, which are the children of a ModuleList or Sequential that repeat.
         seed: of all random numbers.
         max_shapes: number of shapes of microbatches whose programs are kept; the step is captured again for others.
         weights: the source of values for parameters and buffers on meta. None: each module's ``reset_parameters()``. A
@@ -214,6 +217,7 @@ def pipeline(
             tier=OffloadTier(offload_to, host_memory),
             seconds=plan_seconds,
             cached=plan_cache,
+            boundaries=boundaries,
         ),
         devices=DeviceOptions(devices, share_devices),
         target=target,

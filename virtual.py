@@ -16,6 +16,7 @@ from .core.costs.graph import OpGraph
 from .core.errors import RequestError
 from .core.plan.plan import Plan
 from .core.search.choose import search_plans
+from .core.search.problem.blocks import Blocks
 from .core.search.problem.workload import Workload, kinds_of
 from .core.search.search_options import SearchOptions
 from .core.trace.callback import ActionCallback
@@ -66,10 +67,13 @@ class SimulatedDevices:
         report("deriving the costs of operators")
         graphs = self._graphs(operators, options.cluster)
         placed = operators.step.parameters.items()
+        sizes = {name: tensor_bytes(operators.values[place]) for place, name in placed}
+        blocks = Blocks.of(operators.graph, options.boundaries, sizes)
+        blocks.refuse_too_few(devices)
         work = Workload(
-            costs=lambda _: tuple(graphs.values()), batch=self.options.microbatches, sizes=(1,),
+            costs=lambda _: tuple(map(blocks.joined, graphs.values())), batch=self.options.microbatches, sizes=(1,),
             kinds=kinds_of(tuple(graphs), options.cluster),
-            parameter_sizes={name: tensor_bytes(operators.values[place]) for place, name in placed},
+            parameter_sizes=sizes,
         )  # fmt: skip
         report("planning")
         search = SearchOptions(
@@ -81,7 +85,7 @@ class SimulatedDevices:
             max_chunks=options.max_chunks,
             alternatives=False,
         )
-        return search_plans(work, options.cluster, search).best
+        return blocks.expanded(search_plans(work, options.cluster, search).best)
 
     def _stage_costs(self, plan: Plan, operators: Operators, cluster: Cluster) -> tuple[StageCosts, ...]:
         """Analytic costs of the stages, each on the type of its own device."""

@@ -127,6 +127,13 @@ def plan(
         float | None,
         typer.Option(help="End the search after this time, with the best plan so far.", show_default=False),
     ] = None,
+    layers: Annotated[
+        bool,
+        typer.Option(
+            "--layers",
+            help="End stages between layers only: modules that repeat, such as layers.3, by the operators' names.",
+        ),
+    ] = False,
     seed: Annotated[int, typer.Option(help="Seed of the search's random numbers.", min=0, max=2**31 - 1)] = 0,
     samples: Annotated[
         int | None, typer.Option(help="Rows of the batch of one step, for the throughput.", min=1, show_default=False)
@@ -162,6 +169,6 @@ def plan(
     run(
         cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
         optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
-        host_memory=host_memory, schedule=schedule, budget=budget, seconds=seconds, seed=seed, samples=samples,
-        tokens=tokens, top=top, out=out, json=json, tp=tp,
+        host_memory=host_memory, schedule=schedule, budget=budget, seconds=seconds, seed=seed, layers=layers,
+        samples=samples, tokens=tokens, top=top, out=out, json=json, tp=tp,
     )  # fmt: skip

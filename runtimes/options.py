@@ -150,6 +150,11 @@ class PipelineOptions:
                     f"the plan has {self.plan.mesh.tensor} tensor ranks at each position: such plans are for "
                     "panpipe simulate, and pipelines do not run them; plan without --tp"
                 )
+            if self.planning.boundaries != "operators":
+                raise RequestError(
+                    f"boundaries is {self.planning.boundaries!r} and the plan has its stages: leave boundaries out, or "
+                    "plan again"
+                )
         if self.simulated and self.compile is not None:
             raise RequestError(
                 f"target 'simulator' takes its times from a cost model and compile is {self.compile.name!r}: leave "

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
@@ -14,6 +15,9 @@ from ...core.costs.graph import OpGraph, read_graph, with_reduction_times
 from ...core.errors import RequestError
 from ...core.trace.throughput import Work
 from ..output import note
+
+if TYPE_CHECKING:
+    from ...core.search.problem.blocks import Blocks
 
 
 @frozen
@@ -58,6 +62,12 @@ class PlanningCosts:
     def graphs(self) -> tuple[OpGraph, ...]:
         """The operators with their costs on each type of device."""
         return tuple(self.by_type.values()) or (self.graph,)
+
+    def joined(self, blocks: "Blocks") -> "PlanningCosts":
+        """The costs of blocks of operators."""
+        by_type = {name: blocks.joined(graph) for name, graph in self.by_type.items()}
+        sizes = self.parameter_sizes if self.parameter_sizes is not None else blocks.sizes or None
+        return evolve(self, graph=blocks.joined(self.graph), by_type=by_type, parameter_sizes=sizes)
 
 
 def graph_costs(path: Path, work: Work) -> PlanningCosts:

@@ -54,6 +54,7 @@ def run(
     budget: int | None,
     seconds: float | None,
     seed: int,
+    layers: bool,
     samples: int | None,
     tokens: int | None,
     top: int | None,
@@ -76,8 +77,8 @@ def run(
         request, known = plan_request(
             cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
             optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
-            host_memory=host_memory, schedule=schedule, budget=budget, seed=seed, samples=samples, tokens=tokens,
-            tensor=tensor,
+            host_memory=host_memory, schedule=schedule, budget=budget, seed=seed, layers=layers, samples=samples,
+            tokens=tokens, tensor=tensor,
         )  # fmt: skip
         try:
             with naming(*files), search_progress() as progress:
@@ -125,6 +126,7 @@ def plan_request(
     schedule: str = "auto",
     budget: int | None = None,
     seed: int = 0,
+    layers: bool = False,
     samples: int | None = None,
     tokens: int | None = None,
     tensor: int = 1,
@@ -138,6 +140,8 @@ def plan_request(
     wanted_offload = parse_offload(offload or "none")
     known = resident_families() if wanted_offload == "none" else list(families().values())
     wanted = known if schedule == "auto" else [find_family(schedule)]
+    if layers and (wanted_offload != "none" or all(family.offloads for family in wanted)):
+        raise RequestError("--layers does not plan offload, whose storages are those of operators: give one of the two")
     machine, free = find_cluster(cluster), replicas_allowed(graph is not None, cluster)
     machine = _with_host_memory(machine, host_memory)
     if tensor > 1:
@@ -161,6 +165,7 @@ def plan_request(
         costs_of, machine, microbatches, batch=batch or 1, families=wanted, anneal=schedule == "auto",
         oracle=oracle_of(graph is not None), mesh=mesh, free=free, recompute=wanted_recompute(recompute, free=free),
         memory_limit=memory_limit, budget=budget, seed=seed, offload=wanted_offload, judge=judge_of(graph is not None),
+        boundaries="layers" if layers else "operators",
     )  # fmt: skip
     return request, known
 

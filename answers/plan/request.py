@@ -23,6 +23,7 @@ from .costs import PlanningCosts
 
 if TYPE_CHECKING:
     from ...core.search.confirm import SearchResult
+    from ...core.search.problem.blocks import Blocks
     from ...core.search.problem.workload import Workload
 
 FEW = 20_000
@@ -49,6 +50,7 @@ class PlanRequest:
         budget: number of evaluations.
         seed: of the search.
         offload, judge: see ``SearchOptions``.
+        boundaries: where stages may end (see ``Blocks``).
 
     With tensor ranks the machine's devices are groups of them (``core/cluster/tensor_groups.py``).
     """
@@ -68,6 +70,7 @@ class PlanRequest:
     seed: int
     offload: OffloadRequest = "none"
     judge: Oracle | None = None
+    boundaries: str = "operators"
 
     @property
     def costs(self) -> PlanningCosts:
@@ -83,7 +86,8 @@ class PlanRequest:
     def problem(self) -> Problem:
         """The request's facts for the answer if nothing fits."""
         rows = self.costs.work.samples
-        saves, stays = self.recompute == "none", self.offload == "none" and not isinstance(self.machine, GroupedCluster)
+        saves, grouped = self.recompute == "none", isinstance(self.machine, GroupedCluster)
+        stays = self.offload == "none" and not grouped and self.boundaries == "operators"
         return Problem(self.costs.graph, self.microbatches, self.limits, saves, rows, stays)
 
     def search(self, meshes: Sequence[tuple[int, int]] | None = None, **changes: Any) -> "SearchResult":
@@ -111,12 +115,21 @@ class PlanRequest:
         )
         if meshes is None:
             meshes = wanted_meshes(self.mesh, self.machine, free=self.free)
-        return search_plans(self._workload(), self.machine, evolve(options, **changes), meshes=meshes)
+        blocks = self._blocks
+        blocks.refuse_too_few(min(pipeline for pipeline, _ in meshes))
+        found = search_plans(self._workload(blocks), self.machine, evolve(options, **changes), meshes=meshes)
+        return evolve(found, plans=tuple(map(blocks.expanded, found.plans)))
 
-    def _workload(self) -> "Workload":
+    @property
+    def _blocks(self) -> "Blocks":
+        from ...core.search.problem.blocks import Blocks
+
+        return Blocks.of(self.costs.graph, self.boundaries, self.costs.parameter_sizes)
+
+    def _workload(self, blocks: "Blocks") -> "Workload":
         if self.microbatches is None:
-            return sized_workload(self.costs_of, self.machine, self.batch)
-        return counted_workload(self.costs, self.machine, self.microbatches)
+            return sized_workload(lambda count: self.costs_of(count).joined(blocks), self.machine, self.batch)
+        return counted_workload(self.costs.joined(blocks), self.machine, self.microbatches)
 
     def alone(self, devices: int) -> Plan:
         """The best plan for the first devices, this many, alone."""

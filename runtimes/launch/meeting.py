@@ -87,10 +87,9 @@ class Meeting:
             self._connected.set()
 
     def await_others(self) -> None:
-        """On rank 0, wait a while for the others to connect: they would not see the end of a rank 0 that they have not
-        reached."""
+        """Wait a while for the connections to the other ranks, which would not see the end of this one before."""
         deadline = time.monotonic() + self._patience_s
-        while self.watch is not None and not self.watch.sees_all and time.monotonic() < deadline:
+        while self.watch is not None and not self.watch.connected and time.monotonic() < deadline:
             time.sleep(_POLL_S)
 
     def fail(self, failure: BaseException) -> None:

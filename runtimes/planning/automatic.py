@@ -28,6 +28,7 @@ from ...core.plan.derive import recomputed_stages
 from ...core.plan.plan import Plan
 from ...core.schedules.problem import ScheduleFamily
 from ...core.search.choose import choose_schedules
+from ...core.search.problem.blocks import Blocks
 from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import ALIKE
 from ..batch.example import Example
@@ -102,6 +103,7 @@ class Planning:
         """
         devices = self.team.size
         refuse_too_few(self.operators, devices, devices)
+        self._blocks.refuse_too_few(devices)
         options = self.options
         if options.recompute is not None:
             recomputed_stages(options.recompute, devices * options.max_chunks)  # refused before anything is measured
@@ -171,7 +173,11 @@ class Planning:
     @property
     def _max_chunks(self) -> int:
         """The largest number of stages per device for which there are enough operators."""
-        return min(self.options.max_chunks, len(self.operators.graph.nodes) // self.team.size)
+        return min(self.options.max_chunks, len(self._blocks.operators) // self.team.size)
+
+    @property
+    def _blocks(self) -> Blocks:
+        return Blocks.of(self.operators.graph, self.options.boundaries, self.measured.sizes)
 
     def _plans_of(self, chunks: int, graph: OpGraph, cluster: Cluster) -> list[Plan]:
         """Plans with this many stages per device: cut, measure, correct the cut, and choose."""

@@ -11,6 +11,7 @@ from ...core.errors import RequestError
 from ...core.plan.plan import Plan
 from ...core.schedules.problem import ScheduleFamily
 from ...core.search.choose import plan as search_plan
+from ...core.search.problem.blocks import Blocks
 from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import ALIKE
 from ...core.search.suggestions.regular_cuts import longest_stage_s, regular_cut, score_of_cut
@@ -65,7 +66,8 @@ class CutSearch:
             searched one by more than ``RECUT`` for ``known`` and ``WORTH`` for the regular cut. None if no schedule
             exists for this number of stages.
         """
-        options = self.options
+        options, blocks = self.options, self.blocks(graph)
+        graph, known = blocks.joined(graph), known and blocks.joined_stages(known)
         wanted = SearchOptions(
             families=options.families if families is None else families,
             oracle=options.cut_oracle,
@@ -94,7 +96,12 @@ class CutSearch:
             others = [(known, RECUT), (regular_cut(graph, len(searched)), WORTH)]
             return next((each for each, worth in others if each and self._as_good(found, graph, each, worth)), searched)
 
-        return self.measured.team.decide(search)
+        stages = self.measured.team.decide(search)
+        return stages and blocks.expanded_stages(stages)
+
+    def blocks(self, graph: OpGraph) -> Blocks:
+        """The blocks of operators that stay in one stage."""
+        return Blocks.of(graph, self.options.boundaries, self.measured.sizes)
 
     def corrected(self, graph: OpGraph, stages: Stages, costs: Sequence[StageCosts]) -> Stages:
         """The cut for operator times that are corrected by measured stages; ``stages`` unless another gains enough.
@@ -104,13 +111,14 @@ class CutSearch:
             stages: the measured stages.
             costs: theirs.
         """
-        times = corrected_graph(graph, stages, costs)
-        if stages != regular_cut(graph, len(stages)):
+        blocks, corrected = self.blocks(graph), corrected_graph(graph, stages, costs)
+        times, measured = blocks.joined(corrected), blocks.joined_stages(stages)
+        if measured != regular_cut(blocks.joined(graph), len(stages)):
             chunks = len(stages) // self.measured.team.size
-            return self.search(times, chunks, known=stages) or stages
+            return self.search(corrected, chunks, known=stages) or stages
         other = regular_cut(times, len(stages))
-        gain = 0.0 if other is None else longest_stage_s(times, stages) / longest_stage_s(times, other) - 1
-        return other if other is not None and gain > RECUT else stages
+        gain = 0.0 if other is None else longest_stage_s(times, measured) / longest_stage_s(times, other) - 1
+        return blocks.expanded_stages(other) if other is not None and gain > RECUT else stages
 
     def _as_good(self, found: Plan, graph: OpGraph, stages: Stages, worth: float) -> bool:
         """Whether the orders of a plan fit in memory with another cut, and are at most ``worth`` (a share) slower."""

@@ -73,6 +73,7 @@ def _key(planning: Planning, others: Mapping[str, Any]) -> dict[str, str]:
         "other orders": options.anneal,
         "max_chunks": options.max_chunks,
         "recompute": options.recompute,
+        "boundaries": options.boundaries,
         "offload": options.offload if isinstance(options.offload, str) else sorted(options.offload.items()),
         "offload to": None if options.offload == "none" else options.tier,
         "optimizer": _optimizer(planning.optimizer),

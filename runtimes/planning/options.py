@@ -12,6 +12,7 @@ from ...core.plan.derive import Recompute
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families, find_family, resident_families
 from ...core.search import Oracle
+from ...core.search.problem.blocks import check_boundaries
 from ..offload.tier import OffloadTier
 from .budget import check_seconds
 
@@ -44,6 +45,7 @@ class PlanningOptions:
         tier: where it goes.
         seconds: limit on planning after the capture; None for the default (see `Budget.of`).
         cached: whether plans are cached on disk.
+        boundaries: where stages may end (see ``Blocks``).
 
     Attributes:
         families: the schedules to choose among.
@@ -62,11 +64,13 @@ class PlanningOptions:
     tier: OffloadTier = field(factory=OffloadTier)
     seconds: float | None = None
     cached: bool = False
+    boundaries: str = "operators"
     families: list[ScheduleFamily] = field(init=False, default=Factory(_families, takes_self=True))
 
     def __attrs_post_init__(self) -> None:
         check_seconds(self.seconds)
         check_offload_request(self.offload)
+        check_boundaries(self.boundaries)
         if not isinstance(self.cached, bool):
             raise RequestError(f"plan_cache is {self.cached!r}: give True or False; PANPIPE_CACHE names the folder")
 

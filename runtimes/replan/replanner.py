@@ -20,6 +20,7 @@ from ...core.plan.plan import Plan
 from ...core.plan.validation.validate import validate
 from ...core.plan.wording import plan_size
 from ...core.search.choose import plan_for_devices
+from ...core.search.problem.blocks import Blocks
 from ...core.search.problem.score import with_costs
 from ...core.search.search_options import SearchOptions
 from ..batch.example import Example
@@ -132,12 +133,14 @@ class Replanner:
 
         def choose() -> tuple[Plan, float] | None:
             try:
+                blocks = Blocks.of(graph, options.boundaries, sizes)
+                graphs = [blocks.joined(graph) for graph in devices.graphs]
                 found = plan_for_devices(
-                    devices.graphs, cluster, plan.microbatches, wanted, parameter_sizes=sizes, replicas=replicas
+                    graphs, cluster, plan.microbatches, wanted, parameter_sizes=sizes, replicas=replicas
                 )
             except InfeasibleError:
                 return None
-            found = evolve(found, mesh=team.mesh)
+            found = evolve(blocks.expanded(found), mesh=team.mesh)
             if trainer.training.needs_all_stages:
                 found = with_costs(synchronised(found), found.predicted.costs, oracle)
             present = plan if prediction is not None else evolve(plan, prediction=found.prediction)

@@ -248,10 +248,13 @@ class FailureWatch:
         self._connections = PeerConnections(store, self._rank, size, self._died, self._rank_0_left)
 
     @property
-    def sees_all(self) -> bool:
-        """Whether all ranks are connected to this one, if it is rank 0."""
+    def connected(self) -> bool:
+        """Whether other ranks would see the end of this one: rank 0 is connected to all, and others have tried to
+        connect to it."""
         connections = self._connections
-        return self._rank != 0 or connections is None or len(connections.seen) == len(self._others)
+        if connections is None:
+            return True
+        return not connections.connecting if self._rank else len(connections.seen) == len(self._others)
 
     def _died(self, failure: WorkerError) -> None:
         self._rank_0_ended.set()

@@ -1,0 +1,106 @@
+"""The layers of a model, from the names of its operators: the children of a ModuleList or Sequential that repeat.
+
+An operator's name is ``module.path/operator``. A part of the path that is a number is a child of a list of modules; the
+outermost list whose children are alike is the list of layers: ``encoder.block.3`` of ``encoder.block.3.layer.0/mm``.
+In files, whose names are free, the parts may also end in the number: ``layer3.attention``.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+from ..errors import RequestError
+
+ALIKE = 0.5
+"""Share of operators that two layers of a list have in common at least."""
+_NAMED = re.compile(r"(.*?[^\d_-])[_-]?(\d+)")
+_BARE = ("layer", "block", "l", "h")
+"""Names of layers that are a whole operator of a file, such as ``layer3``."""
+
+Layer = tuple[str, ...]
+"""The list's path, and the number of the layer in it."""
+
+
+def layer_blocks(names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
+    """The operators in blocks that no stage may divide: the layers, and what is before, between and after them.
+
+    Args:
+        names: of the operators, in the graph's order.
+
+    Raises:
+        RequestError: no layers are known, or their operators alternate.
+    """
+    layers = next((found for each in (_numbered, _ending_in_number) if any(found := _layers(names, each))), None)
+    if layers is None:
+        raise RequestError(
+            "no layers are known: no operators have the names of modules that repeat, such as 'layers.3/linear' or "
+            "'layer3.linear'; leave boundaries='layers' (--layers) out"
+        )
+    last = {layer: place for place, layer in enumerate(layers)}
+    starts, end = [0], last[layers[0]] if layers[0] else 0
+    for place in range(1, len(names)):
+        layer, before = layers[place], layers[place - 1]
+        if place > end and (layer or before) and layer != before:
+            starts.append(place)
+        end = max(end, last[layer] if layer else place)
+    if len(starts) == 1:
+        raise RequestError(
+            "the operators of all layers alternate, so that no stage can end between two layers; leave "
+            "boundaries='layers' (--layers) out"
+        )
+    return tuple(tuple(names[a:b]) for a, b in pairwise([*starts, len(names)]))
+
+
+Lists = Callable[[str], list[tuple[Layer, str]]]
+"""An operator's name → for each list that it is in, from the outermost: the layer, and the rest of the name."""
+
+
+def _numbered(name: str) -> list[tuple[Layer, str]]:
+    """Parts of the path that are numbers."""
+    parts, operator = _parts(name)
+    return [
+        (tuple(parts[: i + 1]), ".".join([*parts[i + 1 :], operator]))
+        for i, part in enumerate(parts)
+        if part.isdecimal()
+    ]
+
+
+def _ending_in_number(name: str) -> list[tuple[Layer, str]]:
+    """Parts of the path that end in a number."""
+    parts, operator = _parts(name)
+    found = []
+    for i, part in enumerate(parts):
+        match = _NAMED.fullmatch(part)
+        whole = not operator and i == len(parts) - 1
+        if match and (not whole or match[1].lower() in _BARE):
+            found.append(((*parts[:i], match[1], match[2]), ".".join([*parts[i + 1 :], operator])))
+    return found
+
+
+def _parts(name: str) -> tuple[list[str], str]:
+    module, slash, operator = name.rpartition("/")
+    return [part for part in (module if slash else operator).split(".") if part], operator if slash else ""
+
+
+def _layers(names: Sequence[str], lists: Lists) -> list[Layer]:
+    """The layer of each operator; an empty one for operators in none."""
+    inside: dict[Layer, dict[Layer, set[str]]] = {}
+    for name in names:
+        for layer, rest in lists(name):
+            inside.setdefault(layer[:-1], {}).setdefault(layer, set()).add(rest)
+    repeating = {path for path, layers in inside.items() if _repeat(layers)}
+    return [next((layer for layer, _ in lists(name) if layer[:-1] in repeating), ()) for name in names]
+
+
+def _repeat(layers: dict[Layer, set[str]]) -> bool:
+    """Whether most operators of a list are in children that are like one of the next two, or of the two before.
+
+    The second one counts for a Sequential of two modules in turns, and most of them so that the list of an embedding,
+    the layers, and a head is none.
+    """
+    children = [layers[layer] for layer in sorted(layers, key=lambda layer: int(layer[-1]))]
+    alike: set[int] = set()
+    for i, j in [*pairwise(range(len(children))), *zip(range(len(children)), range(2, len(children)), strict=False)]:
+        if len(children[i] & children[j]) >= ALIKE * len(children[i] | children[j]):
+            alike |= {i, j}
+    return 2 * sum(len(children[i]) for i in alike) > sum(map(len, children))
