@@ -18,7 +18,7 @@ def simpler_than(plan: Plan, limits: Sequence[float]) -> str | None:
     if plan.prediction is None or plan.memory.recompute or plan.memory.offload:
         return None
     costs = plan.prediction.costs
-    state = sum(cost.parameter_bytes + cost.gradient_bytes + cost.optimizer_bytes for cost in costs)
+    state = sum(cost.state_bytes for cost in costs)
     saved = sum(cost.saved_bytes for cost in costs) + max(cost.workspace_bytes for cost in costs)
     if state + saved > min(limits):
         return None

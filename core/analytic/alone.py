@@ -47,6 +47,13 @@ class LoneOperator:
         return [node for node in self.given if node.name in self.operators.owner]
 
     @cached_property
+    def fixed(self) -> list[bool]:
+        """For each input whether it depends on parameters, constants and buffers alone."""
+        operators, step = self.operators, self.operators.step
+        inputs = {*step.parameters, *step.buffers, *step.constants, *operators.fixed}
+        return [node.name in inputs for node in self.given]
+
+    @cached_property
     def returned(self) -> list[fx.Node]:
         """Members that other operators read, or that the step returns."""
         inside, results = set(self.members), set(self.operators.step.outputs.nodes)
@@ -85,7 +92,7 @@ class LoneOperator:
     def _kind(self, node: fx.Node) -> str:
         step = self.operators.step
         if node.name in self.operators.owner:
-            return "activation"
+            return "fixed" if node.name in self.operators.fixed else "activation"
         return "parameter" if node.name in step.parameters else "other"
 
     def graph(self) -> StageGraph:

@@ -30,6 +30,7 @@ class OperatorWork:
         backward_input, backward_weight: kernels that the step adds to I and W: they sum the gradients of a result that
             several operators read, and a parameter's gradient over microbatches.
         saved_bytes: of saved tensors that no earlier operator saves.
+        shared_bytes: of those that all microbatches share.
         workspace_bytes: the peak while it runs, without state and saved tensors.
         trained: elements and bytes per element of each trained parameter that it is the first to read.
         frozen_bytes: of the frozen parameters that it is the first to read.
@@ -39,6 +40,7 @@ class OperatorWork:
     backward_input: tuple[Kernel, ...]
     backward_weight: tuple[Kernel, ...]
     saved_bytes: int
+    shared_bytes: int
     workspace_bytes: int
     trained: tuple[tuple[int, int], ...]
     frozen_bytes: int
@@ -104,6 +106,7 @@ class ModelWork:
                     optimizer_s=sum(n * chosen.moved_bytes(size) for n, size in operator.trained) / bandwidth,
                     state_bytes=_state_bytes(operator.trained, operator.frozen_bytes, chosen),
                     saved_bytes=operator.saved_bytes,
+                    shared_bytes=operator.shared_bytes,
                     workspace_bytes=operator.workspace_bytes,
                     reductions=_reductions(operator.work),
                 )
@@ -132,7 +135,7 @@ def model_work(operators: Operators) -> ModelWork:
         RequestError: an operator cannot be differentiated, or a region (Python code) does not run on stand-ins.
     """
     lone, works = _works(operators)
-    saved, kept = _saved(lone, works)
+    saved, shared, kept = _saved(lone, works)
     workspace = _workspace(operators, lone, works, kept)
     seen: set[str] = set()
     found = []
@@ -142,8 +145,8 @@ def model_work(operators: Operators) -> ModelWork:
         trained, still = _state(operators, own)
         found.append(
             OperatorWork(
-                work, _gradient_sums(operators, operator), _parameter_sums(operators, node), saved[i], workspace[i],
-                trained, still,
+                work, _gradient_sums(operators, operator), _parameter_sums(operators, node), saved[i], shared[i],
+                workspace[i], trained, still,
             )
         )  # fmt: skip
     return ModelWork(operators.graph, tuple(found))
@@ -158,7 +161,7 @@ def saved_values(operators: Operators) -> dict[str, tuple[str | None, ...]]:
     """
     lone, works = _works(operators)
     return {
-        operator.name: tuple(name for name, _ in found)
+        operator.name: tuple(name for name, _, shared in found if not shared)
         for operator, found in zip(lone, _first_saved(lone, works), strict=True)
     }
 
@@ -173,29 +176,35 @@ def _works(operators: Operators) -> tuple[list[LoneOperator], list[Work]]:
     return lone, [known[operator.key] for operator in lone]
 
 
-def _first_saved(lone: list[LoneOperator], works: list[Work]) -> list[list[tuple[str | None, int]]]:
-    """Per operator what it saves and no earlier operator does: the node that allocates it, and its bytes."""
+def _first_saved(lone: list[LoneOperator], works: list[Work]) -> list[list[tuple[str | None, int, bool]]]:
+    """Per operator what it saves and no earlier operator does: the node that allocates it, its bytes, and whether all
+    microbatches share it."""
     kept: set[str] = set()
     found = []
     for operator, work in zip(lone, works, strict=True):
-        own: list[tuple[str | None, int]] = []
+        own: list[tuple[str | None, int, bool]] = []
         for tensor in work.kept:
             node = operator.given[tensor.given] if tensor.given is not None else None
             node = operator.returned[tensor.returned] if tensor.returned is not None else node
-            name = None if node is None else root_of(node).name
+            root = None if node is None else root_of(node)
+            if root is not None and root.op == "placeholder" and tensor.shared:
+                continue  # a view of a parameter
+            name = None if root is None else root.name
             if name is None or name not in kept:
-                own.append((name, tensor.bytes))
+                own.append((name, tensor.bytes, tensor.shared))
             if name is not None:
                 kept.add(name)
         found.append(own)
     return found
 
 
-def _saved(lone: list[LoneOperator], works: list[Work]) -> tuple[list[int], set[str]]:
-    """Per operator the bytes that it is the first to save, and the nodes whose storages are saved."""
+def _saved(lone: list[LoneOperator], works: list[Work]) -> tuple[list[int], list[int], set[str]]:
+    """Per operator the bytes that it is the first to save for each microbatch, and for all together; and the nodes
+    whose storages are saved."""
     found = _first_saved(lone, works)
-    names = {name for own in found for name, _ in own if name is not None}
-    return [sum(size for _, size in own) for own in found], names
+    names = {name for own in found for name, _, _ in own if name is not None}
+    each, once = ([sum(n for _, n, shared in own if shared is wanted) for own in found] for wanted in (False, True))
+    return each, once, names
 
 
 def _workspace(operators: Operators, lone: list[LoneOperator], works: list[Work], kept: set[str]) -> list[int]:

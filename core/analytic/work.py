@@ -7,6 +7,7 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from ..capture.export.operators import tensor_bytes
+from ..capture.graph.fixed import fixed_nodes
 from ..capture.graph.nodes import root_of
 from ..capture.graph.storages import storage_sizes
 from ..capture.graph.tensor_sums import ALL_REDUCE
@@ -35,11 +36,13 @@ class Kept:
         given: if the tensor is an input, its position among the operator's inputs; otherwise None.
         returned: if the tensor is a result, its position among the results; otherwise None.
         bytes: of the storage.
+        shared: whether it depends on parameters alone, so that all microbatches share it.
     """
 
     given: int | None
     returned: int | None
     bytes: int
+    shared: bool = False
 
 
 @frozen
@@ -185,6 +188,8 @@ def _kept(joint: JointGraph, operator: LoneOperator, nodes: _Nodes, regions: dic
     for position, node in enumerate(joint.outputs):
         shown = node.all_input_nodes[0] if is_copy(node) else node
         returned.setdefault(_storage(shown), position)
+    fixed = {joint.primals[i] for i, yes in enumerate(operator.fixed) if yes}
+    shared = fixed.union(fixed_nodes(joint.graph, dict.fromkeys(fixed), ()))
     found: dict[int, Kept] = {}
     for node in reads:
         for key, size in storage_sizes(_tensors(node)).items():
@@ -193,11 +198,11 @@ def _kept(joint: JointGraph, operator: LoneOperator, nodes: _Nodes, regions: dic
             place = given.get(key)
             if place is not None and place < len(operator.activations):
                 whole = operator.operators.values[operator.given[place].name].untyped_storage().nbytes()
-                found[key] = Kept(place, None, whole)
+                found[key] = Kept(place, None, whole, node in shared)
             elif place is not None and not _is_local(operator, place):
                 continue
             else:
-                found[key] = Kept(place, None if place is not None else returned.get(key), size)
+                found[key] = Kept(place, None if place is not None else returned.get(key), size, node in shared)
     tensors = [*found.values(), *(Kept(None, None, work.kept_bytes) for work in regions.values())]
     return _KeptStorages(tuple(tensors), frozenset(found) | frozenset(tangents), frozenset(given))
 

@@ -25,6 +25,8 @@ class StageCosts:
             alone; W frees the rest.
         workspace_bytes: memory that an action needs only while it runs, in addition to all that.
         recompute_s: time of RECOMPUTE; None means that of F. It omits outputs that only other stages read.
+        shared_bytes: memory of what depends on parameters alone, such as their casts under autocast: computed once a
+            step, and held while the stage's device computes.
         input_bytes: memory that F of a stage that recomputes keeps until RECOMPUTE starts: its inputs from other
             stages, over distinct storages, and the old values of the buffers that it wrote.
         reductions: the all-reduces over the stage's tensor ranks, whose time is part of ``forward_s``,
@@ -46,6 +48,7 @@ class StageCosts:
     recompute_s: float | None = None
     input_bytes: float = 0
     reductions: TensorReductions | None = None
+    shared_bytes: int = 0
 
     @property
     def full_backward_s(self) -> float:
@@ -71,13 +74,14 @@ class StageCosts:
 
     @property
     def state_bytes(self) -> int:
-        """Parameters, gradients and optimizer state."""
-        return self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
+        """Parameters, what depends on them alone, gradients and optimizer state."""
+        return self.parameter_bytes + self.shared_bytes + self.gradient_bytes + self.optimizer_bytes
 
 
-# A field added later is omitted at its default, so that older plans keep their bytes and hashes.
+# Fields added later are omitted at their default, so that older plans keep their bytes and hashes.
+_later = override(omit_if_default=True)
 converter.register_unstructure_hook(
-    StageCosts, make_dict_unstructure_fn(StageCosts, converter, reductions=override(omit_if_default=True))
+    StageCosts, make_dict_unstructure_fn(StageCosts, converter, reductions=_later, shared_bytes=_later)
 )
 
 EMPTY_GRADIENT_BYTES = 1
@@ -141,6 +145,7 @@ def stage_costs(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageC
                 gradient_bytes=gradients,
                 optimizer_bytes=max(state - parameters - gradients, 0),
                 saved_bytes=sum(node.saved_bytes for node in nodes),
+                shared_bytes=sum(node.shared_bytes for node in nodes),
                 input_bytes=inputs[index],
                 workspace_bytes=max((node.workspace_bytes for node in nodes), default=0),
                 reductions=sum_of(node.reductions for node in nodes),

@@ -33,6 +33,7 @@ class OpNode:
         parameter_bytes: of its parameters alone.
         state_bytes: of parameters, gradients and optimizer state together.
         saved_bytes: held from forward to backward, for each microbatch in flight.
+        shared_bytes: held for all microbatches together: what it computes from parameters alone.
         workspace_bytes: needed only while it runs.
         parameters: names of the parameters it reads; empty if a file does not list them.
         reductions: its all-reduces over tensor ranks, whose time is part of its times; None if it has none.
@@ -49,11 +50,18 @@ class OpNode:
     workspace_bytes: int = 0
     parameters: tuple[str, ...] = ()
     reductions: TensorReductions | None = None
+    shared_bytes: int = 0
+
+    @property
+    def resident_bytes(self) -> int:
+        """Held whatever the number of microbatches in flight: state and shared tensors."""
+        return self.state_bytes + self.shared_bytes
 
 
-# A field added later is omitted at its default, so that older files keep their bytes.
+# Fields added later are omitted at their default, so that older files keep their bytes.
+_later = override(omit_if_default=True)
 converter.register_unstructure_hook(
-    OpNode, make_dict_unstructure_fn(OpNode, converter, reductions=override(omit_if_default=True))
+    OpNode, make_dict_unstructure_fn(OpNode, converter, reductions=_later, shared_bytes=_later)
 )
 
 
@@ -130,7 +138,7 @@ def _check_costs(node: OpNode) -> None:
     for name in ("forward_s", "backward_input_s", "backward_weight_s", "optimizer_s"):
         if not 0 <= getattr(node, name) < float("inf"):
             raise RequestError(f"{name} of '{node.name}' is {getattr(node, name)}: a time must be finite, at least 0")
-    for name in ("parameter_bytes", "state_bytes", "saved_bytes", "workspace_bytes"):
+    for name in ("parameter_bytes", "state_bytes", "saved_bytes", "workspace_bytes", "shared_bytes"):
         if getattr(node, name) < 0:
             raise RequestError(f"{name} of '{node.name}' is {getattr(node, name)}: a size must be at least 0")
 

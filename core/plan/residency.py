@@ -1,7 +1,7 @@
 """The memory of each device over a step, from the times of its operations and messages, by these rules:
 
 ==================  ===========================================================================================
-parameters,         from the start to the end
+parameters,         from the start to the end; with the parameters, what is computed from them alone once a step
 gradients,
 optimizer
 saved               ``saved_bytes`` from the start of F to the end of B; I frees ``freed_by_input_bytes`` and creates
@@ -121,7 +121,7 @@ def device_timelines(
         starts, ends = operation_times[device]
         held = [costs[stage.index] for stage in plan.stages_on(device % plan.devices)]
         state = (
-            float(sum(cost.parameter_bytes for cost in held)),
+            float(sum(cost.parameter_bytes + cost.shared_bytes for cost in held)),
             float(sum(cost.gradient_bytes for cost in held)),
             float(sum(cost.optimizer_bytes for cost in held)),
         )

@@ -212,6 +212,8 @@ class Executor:
         frame.traced = False
         samples = record.memory  # `run` replaces the list: a tensor freed after the step adds no sample to the record
         frame.meter = None if now is None else StorageMeter(lambda alive: samples.append((now(), alive)))
+        for run in bound.runs[0].values():  # of a step that ended early
+            run.free_shared()
         for state in bound.states if inputs.clear_gradients else ():
             state.clear_gradients()
         return record
@@ -248,6 +250,7 @@ class Executor:
                     instruction.message.finish_send()
         if self._frame.meter is not None:
             record.peak_saved = self._frame.meter.peak
+            record.shared = sum(run.shared_bytes for run in bound.runs[0].values())
 
     def finish_reductions(self) -> None:
         """Wait until the gradients of all stages here are summed over replicas."""

@@ -24,6 +24,7 @@ from ..batch.shapes import Shapes
 from ..offload.leaving import leaving
 from ..optimizer.state import StageState
 from ..programs.compiled import Compiled
+from ..programs.shared_tensors import SharedTensors
 from ..programs.stage_run import StageRun
 from .executor import Bound
 from .lowered_plan import LoweredPlan, MessagePairs, lowered_plan, message_pairs
@@ -140,6 +141,7 @@ class PreparedSteps:
         self._plan, self._shapes, self._states, self._model = plan, shapes, states, model
         self._devices = devices
         self._runs: dict[Shape, dict[int, StageRun]] = {}
+        self._shared = {index: SharedTensors() for index in states}
         self._lowered: LruCache[tuple[MessagePairs, ...], LoweredPlan] = LruCache(_STEPS)
         self._kept: LruCache[Key, Prepared] = LruCache(_STEPS)
 
@@ -172,6 +174,8 @@ class PreparedSteps:
         """Drop everything; after a failed step, whose messages and saved tensors must not reach the next one."""
         self._kept.clear()
         self._runs.clear()
+        for shared in self._shared.values():
+            shared.free()
 
     def _prepare(self, pieces: Sequence[Microbatch], compiled: Sequence[Compiled]) -> Prepared:
         lowered = self._lower([message_pairs(each.layout) for each in compiled], compiled)
@@ -216,7 +220,7 @@ class PreparedSteps:
             self._runs[shape] = {
                 i: StageRun(
                     i, programs, compiled.layout, self._states[i], constants, loss, i in again, step.gradients,
-                    leaving(self._plan, i, compiled), compiled.runs_python(i),
+                    leaving(self._plan, i, compiled), compiled.runs_python(i), self._shared[i],
                 )
                 for i, programs in compiled.programs.items()
             }  # fmt: skip

@@ -77,6 +77,7 @@ class StepRecord:
         spans: send → start and end of its transfer, if the transport reports them.
         memory: samples (time, bytes) of the saved tensors alive, from their finalizers, if they are watched.
         peak_saved: the largest sample, in bytes.
+        shared: bytes of the tensors that all microbatches of a stage share, of all stages; if memory is watched.
         peaks: (stage, microbatch) → largest magnitude of each output of F; None if they are not recorded.
     """
 
@@ -89,6 +90,7 @@ class StepRecord:
     spans: dict[Action, tuple[int, int]] = field(factory=dict)
     memory: list[tuple[float, int]] = field(factory=list)
     peak_saved: int = 0
+    shared: int = 0
     peaks: Peaks | None = None
 
     def earlier(self, ns: int) -> "StepRecord":

@@ -122,7 +122,7 @@ class MemoryPeak:
         """The peak in bytes.
 
         Args:
-            saved: peak of the saved tensors in the last step.
+            saved: peak of the saved tensors in the last step, with what all microbatches share.
         """
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)

@@ -65,7 +65,7 @@ def profile_operators(
     with watch.active():
         runner = _OperatorTimer(operators, parameters, buffers, leaves, repeats, device, watch)
         saved = [runner.time(node) for node in operators.graph.nodes]
-        nodes = tuple(runner.timed(node, size) for node, size in zip(operators.graph.nodes, saved, strict=True))
+        nodes = tuple(runner.timed(node, *sizes) for node, sizes in zip(operators.graph.nodes, saved, strict=True))
     return evolve(operators.graph, nodes=nodes)
 
 
@@ -124,8 +124,9 @@ class _OperatorTimer:
                 node = self._operators.nodes[name]
                 self._interpreter.env[node] = self._interpreter.run_node(node)
 
-    def time(self, op: OpNode) -> int:
-        """Run an operator, timed if its kind of work needs more runs. Returns the bytes that it saves."""
+    def time(self, op: OpNode) -> tuple[int, int]:
+        """Run an operator, timed if its kind of work needs more runs. Returns the bytes that it saves for each
+        microbatch, and for all together."""
         HERE.doing(f"measuring '{op.name}'")
         key = self._keys[op.name]
         repeats = self._repeats[key] if self._left[key] > 0 else 0
@@ -162,19 +163,23 @@ class _OperatorTimer:
                     kind.append(value)
         for node in nodes:
             env[node] = _detached(env[node])
+        fixed = [s for s in (*activations, *nodes) if s.name in self._operators.fixed]
+        once = storage_sizes(tensor for s in fixed for tensor in _flat(env[s]))
         fresh = {key: size for key, size in storage_sizes(saved).items() if key not in known}
         for node in [*parameters, *(n for n in (*sources, *nodes) if self._done(n, op))]:
             env.pop(node, None)
         # The addresses of freed storages may be reused.
         self._seen = (self._seen | fresh.keys()) & storage_sizes(t for v in env.values() for t in _flat(v)).keys()
-        return sum(fresh.values())
+        shared = sum(size for key, size in fresh.items() if key in once)
+        return sum(fresh.values()) - shared, shared
 
-    def timed(self, op: OpNode, saved_bytes: int) -> OpNode:
+    def timed(self, op: OpNode, saved_bytes: int, shared_bytes: int) -> OpNode:
         """The operator with the times of its kind of work."""
         forward, towards_inputs, towards_weights = self._spans[self._keys[op.name]]
         return evolve(
             op, forward_s=self._median(forward), backward_input_s=self._median(towards_inputs),
             backward_weight_s=self._median(towards_weights), saved_bytes=saved_bytes,
+            shared_bytes=shared_bytes,
         )  # fmt: skip
 
     def _median(self, spans: Sequence[Span | None]) -> float:

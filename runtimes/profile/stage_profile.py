@@ -144,6 +144,7 @@ def _stage_costs(
         gradient_bytes=sum(p.nbytes for p in run.state.parameters.values() if p.requires_grad),
         optimizer_bytes=optimizer_bytes, saved_bytes=memory.saved, freed_by_input_bytes=memory.freed_by_input,
         created_by_input_bytes=memory.created_by_input, workspace_bytes=memory.workspace, input_bytes=memory.inputs,
+        shared_bytes=memory.shared,
     )  # fmt: skip
 
 

@@ -15,6 +15,10 @@ _KEY = -1
 """Marks the random key among positions in the batch."""
 
 
+def _none() -> list[Tensor]:
+    return []
+
+
 class BoundBackward:
     """B, I or W of one stage.
 
@@ -26,6 +30,7 @@ class BoundBackward:
         buffer: parameter → the memory of its gradient.
         returned: for each message of gradients, positions of its tensors among the boundary inputs.
         device: the torch device of its tensors.
+        shared: returns the stage's shared tensors, in a step.
 
     Attributes:
         saved: positions of the saved tensors that it reads.
@@ -40,6 +45,7 @@ class BoundBackward:
         buffer: Callable[[nn.Parameter], Tensor],
         returned: Sequence[Sequence[int]],
         device: torch.device,
+        shared: Callable[[], list[Tensor]] = _none,
     ) -> None:
         kept = len(inputs.boundary)
         self.saved = program.saved
@@ -55,11 +61,16 @@ class BoundBackward:
         self._tangents = program.tangents
         self._fixed: list[Any] = []
         self._fill: list[tuple[int, int]] = []
+        self._shared, self._fill_shared = shared, list[tuple[int, int]]()
         before = len(program.saved) + len(program.created)
+        end = len(static) + len(inputs.batch) + inputs.random
         for i in program.inputs:
             place = i - kept
             if place < len(static):
                 self._fixed.append(static[place])
+            elif place >= end:
+                self._fill_shared.append((before + len(self._fixed), place - end))
+                self._fixed.append(None)
             else:
                 leaf = place - len(static)
                 number = inputs.batch[leaf] if leaf < len(inputs.batch) else _KEY
@@ -98,6 +109,10 @@ class BoundBackward:
         given += self._fixed
         for place, leaf in self._fill:
             given[place] = key if leaf == _KEY else leaves[leaf]
+        if self._fill_shared:
+            shared = self._shared()
+            for place, number in self._fill_shared:
+                given[place] = shared[number]
         loss = self._loss
         for output in self._tangents:
             given.append(seed if output == loss else tangents[output])

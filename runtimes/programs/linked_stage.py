@@ -123,6 +123,14 @@ class LinkedStage(ABC):
         """Run the programs of these kinds of actions once on zeros, and change nothing; nothing without programs."""
         return
 
+    def free_shared(self) -> None:  # noqa: B027 - only captured stages have some
+        """Free the tensors that all microbatches of a step read, after the last action of the step that reads them."""
+
+    @property
+    def shared_bytes(self) -> int:
+        """Bytes of these tensors in the last step."""
+        return 0
+
     @property
     def persistent(self) -> set[int]:
         """Addresses of storages that are never freed during training, such as those of parameters."""

@@ -13,6 +13,7 @@ from ...core.capture.programs.saved_storages import SavedStorage
 from ..optimizer.state import StageState
 from .bound import BoundBackward, DiscardedGradients, zeros
 from .linked_stage import CapturedStage, Layout
+from .shared_tensors import SharedTensors
 
 
 class StageRun(CapturedStage):
@@ -32,6 +33,7 @@ class StageRun(CapturedStage):
         gradients: whether a backward follows; otherwise nothing is held.
         leaving: the storages of the saved tensors that leave the device.
         runs_python: whether it runs a part of the step that stays Python.
+        shared: the shared tensors of the stage's runs for all shapes; by default of this one alone.
     """
 
     def __init__(
@@ -46,7 +48,9 @@ class StageRun(CapturedStage):
         gradients: bool = True,
         leaving: Sequence[SavedStorage] = (),
         runs_python: bool = False,
+        shared: SharedTensors | None = None,
     ) -> None:
+        self._shared = shared or SharedTensors()
         self.leaving, self.runs_python = leaving, runs_python
         inputs = programs.inputs
         super().__init__(index, inputs.boundary, programs.outputs, programs.results, layout, state, inputs.batch)
@@ -69,7 +73,14 @@ class StageRun(CapturedStage):
             None
             if program is None
             else BoundBackward(
-                program, inputs, self._static, position_of_loss, state.gradient_buffer, returned, self._device
+                program,
+                inputs,
+                self._static,
+                position_of_loss,
+                state.gradient_buffer,
+                returned,
+                self._device,
+                self._shared_tensors,
             )
             for program in (programs.backward, programs.backward_input, programs.backward_weight)
         )
@@ -154,7 +165,21 @@ class StageRun(CapturedStage):
             given += [leaves[i] for i in self.batch]
         if self._random:
             given.append(key)
+        if self.programs.shared is not None:
+            given += self._shared_tensors()
         return given
+
+    def _shared_tensors(self) -> list[Tensor]:
+        program = self.programs.shared
+        return [] if program is None else self._shared.of(program, self._static)
+
+    def free_shared(self) -> None:
+        """Free the shared tensors, after the last action of a step."""
+        self._shared.free()
+
+    @property
+    def shared_bytes(self) -> int:
+        return self._shared.bytes
 
     def saved(self, microbatch: int) -> list[Any]:
         return self._saved[microbatch]
@@ -165,8 +190,8 @@ class StageRun(CapturedStage):
 
     @property
     def persistent(self) -> set[int]:
-        """Addresses of the storages of parameters, buffers and constants."""
-        return self._foreign
+        """Addresses of the storages of parameters, buffers, constants and shared tensors."""
+        return self._foreign | self._shared.storages
 
     def backward(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor

@@ -65,7 +65,9 @@ class Monitoring:
         """
         own = {}
         for device, record in done.records.items():
-            peak = self._peaks.setdefault(device, MemoryPeak(self._states_on(device))).bytes(record.peak_saved)
+            peak = self._peaks.setdefault(device, MemoryPeak(self._states_on(device))).bytes(
+                record.peak_saved + record.shared
+            )
             own[device] = numbers_of(device, record, pieces, call_s, peak, done.trace)
         table = of_all(self._stages.team, self._queues, own)
         if self._stages.team.first:

@@ -22,6 +22,7 @@ from torch import Tensor, fx
 
 from ...costs.graph import OpEdge, OpGraph, OpNode
 from ...errors import RequestError
+from ..graph.fixed import fixed_nodes
 from ..graph.functions import called_name
 from ..graph.nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of, written_arguments
 from ..graph.sparse_gradients import refuse_sparse_gradients
@@ -61,6 +62,21 @@ class Operators:
     def nodes(self) -> dict[str, fx.Node]:
         """Nodes of the captured graph by name."""
         return {node.name: node for node in self.step.graph.nodes}
+
+    @cached_property
+    def fixed(self) -> frozenset[str]:
+        """Names of nodes that depend on parameters, buffers that are not written and constants alone: every stage
+        computes those that it reads once a step (``programs/shared``)."""
+        step, calls = self.step, [node for node in self.step.graph.nodes if node.op == "call_function"]
+        written = {root_of(argument).name for node in calls for argument in written_arguments(node)}
+        names = {*step.parameters, *step.buffers, *step.constants} - written
+        inputs = {node: None for node in step.graph.nodes if node.op == "placeholder" and node.name in names}
+        found = fixed_nodes(step.graph, inputs, (), lambda node: self.values.get(node.name))
+        return frozenset(
+            node.name
+            for node in found
+            if node.name not in self.first_draw and node.name not in self.local and root_of(node).name not in written
+        )
 
     @cached_property
     def owner(self) -> dict[str, str]:

@@ -22,6 +22,7 @@ from .joint import (
     trace_joint,
 )
 from .saved_storages import SavedStorage, python_reads, saved_storages
+from .shared import Shared, shared_nodes, shared_program, shared_values
 from .stage import Boundary, StageGraph, StageInputs
 
 
@@ -35,7 +36,8 @@ class Backward:
             that it creates for W.
         saved: positions in F's saved tensors of those it reads.
         created: positions in I's created tensors of those it reads (W alone).
-        inputs: positions of the stage inputs that it reads and that F does not save: parameters, buffers, batch.
+        inputs: positions of the stage inputs that it reads and that F does not save: parameters, buffers, batch, shared
+            tensors.
         tangents: positions of the outputs whose gradient it reads.
         gradients: positions of the boundary inputs whose gradient it returns, in order.
         parameters: positions of the parameters whose gradient its sink gets, by number.
@@ -67,7 +69,7 @@ class Recompute:
 
 @frozen
 class StageMemory:
-    """Bytes of one microbatch, over distinct storages, without parameters and buffers.
+    """Bytes of one microbatch, over distinct storages, without parameters, buffers and shared tensors.
 
     Args:
         saved: that F saves for the backward.
@@ -75,6 +77,7 @@ class StageMemory:
         created_by_input: that I keeps for W.
         workspace: the largest that a program holds in addition to its inputs and the tensors that it keeps.
         inputs: that must be kept to recompute the saved tensors.
+        shared: of the shared tensors, once for all microbatches.
     """
 
     saved: int
@@ -82,6 +85,7 @@ class StageMemory:
     created_by_input: int
     workspace: int
     inputs: int = 0
+    shared: int = 0
 
 
 @frozen
@@ -89,7 +93,7 @@ class StagePrograms:
     """All programs of one stage.
 
     Args:
-        inputs: of F, in order.
+        inputs: of F, in order; the shared tensors follow.
         outputs: tensors that later stages read, in the order in which F returns them; ``results`` follow.
         results: names of the parts of the step's result that F returns.
         forward: F: takes the inputs; returns outputs, results, new values of the buffers in ``mutated``, saved tensors.
@@ -100,6 +104,7 @@ class StagePrograms:
         backward_input, backward_weight: I and W, or None if the backward cannot be split.
         memory: bytes that they hold.
         storages: of the saved tensors.
+        shared: computes the shared tensors, once a step; None if there are none.
     """
 
     inputs: StageInputs
@@ -114,6 +119,7 @@ class StagePrograms:
     backward_weight: Backward | None
     memory: StageMemory
     storages: tuple[SavedStorage, ...] = ()
+    shared: Shared | None = None
 
 
 def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = None) -> StagePrograms:
@@ -133,28 +139,33 @@ def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = No
         joint.mutations.clear()
     kept = len(stage.inputs.boundary)
     returned = [*joint.outputs, *joint.mutations.values()]
-    in_forward = forward_nodes(joint)
-    gradients = joint.gradients
-    backward_nodes = ancestors(gradients.values()) - in_forward
+    in_forward, gradients = forward_nodes(joint), joint.gradients
+    once = shared_nodes(joint, stage.inputs, in_forward)
+    shared = shared_values(once)
+    done = in_forward.union(once)
+    in_forward.difference_update(once)
+    backward_nodes = ancestors(gradients.values()) - done
     reads = closed_over(ordered(joint.graph, backward_nodes), backward_nodes)
     reads += [node for node in gradients.values() if node not in backward_nodes and node not in reads]
     tangents = set(joint.tangents.values())
     persistent = {node: i for i, node in joint.primals.items() if i >= kept}
+    persistent |= {node: len(stage.fakes) + i for i, node in enumerate(shared)}
     saved = [n for n in reads if n not in persistent and n not in tangents and n.op != "get_attr"]
-    inputs = [joint.primals[i] for i in sorted(joint.primals)]
+    inputs = [*(joint.primals[i] for i in sorted(joint.primals)), *shared]
     fusions = None if fuse is None else Fusions()
     make = functools.partial(compile_program, modules=stage.modules, fusions=fusions)
     forward = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved])
     alone = make(ordered(joint.graph, in_forward), inputs, returned)
-    cut = _Cut(joint, make, saved, persistent, kept)
+    cut = _Cut(joint, make, saved, persistent, kept, done)
     backward = cut.program(backward_nodes, dict(gradients), ()) if gradients else None
     input_gradients = {i: node for i, node in gradients.items() if i < kept}
     backward_input = backward_weight = None
     if input_gradients and len(input_gradients) < len(gradients):
         backward_input, backward_weight = _halves(cut, input_gradients) or (None, None)
     programs = StagePrograms(
-        stage.inputs, stage.outputs, stage.results, forward, alone, _recompute(joint, make, saved, kept),
+        stage.inputs, stage.outputs, stage.results, forward, alone, _recompute(cut, inputs, once),
         tuple(joint.mutations), backward, backward_input, backward_weight, StageMemory(0, 0, 0, 0),
+        shared=shared_program(joint, stage.inputs, once),
     )  # fmt: skip
     python = python_reads(ordered(joint.graph, in_forward))
     shown = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved, *python]) if python else forward
@@ -171,23 +182,28 @@ def _empty_programs(stage: StageGraph) -> StagePrograms:
     return StagePrograms(stage.inputs, (), (), forward, forward, again, (), None, None, None, StageMemory(0, 0, 0, 0))
 
 
-def _recompute(joint: JointGraph, make: Callable[..., Program], saved: list[fx.Node], kept: int) -> Recompute:
-    nodes = ordered(joint.graph, ancestors(saved))
+def _recompute(cut: "_Cut", inputs: list[fx.Node], once: list[fx.Node]) -> Recompute:
+    joint, saved = cut.joint, cut.saved
+    nodes = ordered(joint.graph, ancestors(saved).difference(once))
     read = {*saved, *(source for node in nodes for source in node.all_input_nodes)}
-    program = make(nodes, [joint.primals[i] for i in sorted(joint.primals)], saved)
-    keeps = (i for i, node in sorted(joint.primals.items()) if node in read and (i < kept or i in joint.mutations))
+    program = cut.make(nodes, inputs, saved)
+    keeps = (i for i, node in sorted(joint.primals.items()) if node in read and (i < cut.kept or i in joint.mutations))
     return Recompute(program, tuple(keeps))
 
 
 @frozen
 class _Cut:
-    """The common inputs of the backward programs of one joint graph; see `stage_programs`."""
+    """The common inputs of the backward programs of one joint graph; see `stage_programs`.
+
+    ``done`` are the nodes of F and the shared nodes.
+    """
 
     joint: JointGraph
     make: Callable[..., Program]
     saved: list[fx.Node]
     persistent: dict[fx.Node, int]
     kept: int
+    done: set[fx.Node]
 
     def program(
         self,
@@ -218,23 +234,22 @@ class _Cut:
 
 def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, Backward] | None:
     """I and W, or None if nothing is left for W."""
-    joint = cut.joint
-    in_forward = forward_nodes(joint)
+    joint, done = cut.joint, cut.done
     split_masked(joint.graph, ancestors(input_gradients.values()))
-    input_nodes = ancestors(input_gradients.values()) - in_forward
+    input_nodes = ancestors(input_gradients.values()) - done
     first_gradients, weight_gradients = dict(input_gradients), dict[int, fx.Node]()
     for i, node in joint.gradients.items():
         if i in input_gradients:
             continue
-        picked = selecting_nodes(node, in_forward | input_nodes)
-        if picked is None or node in in_forward:
+        picked = selecting_nodes(node, done | input_nodes)
+        if picked is None or node in done:
             weight_gradients[i] = node
         else:
             first_gradients[i] = node
             input_nodes |= picked
     if not weight_gradients:
         return None
-    weight_nodes = ancestors(weight_gradients.values()) - in_forward - input_nodes
+    weight_nodes = ancestors(weight_gradients.values()) - done - input_nodes
     # I hands over its results that W reads, and the incoming gradients that W reads.
     handed_over = input_nodes | set(joint.tangents.values())
     outside = closed_over(ordered(joint.graph, weight_nodes), weight_nodes)
@@ -256,7 +271,12 @@ def _measured(
     first, second = programs.backward_input, programs.backward_weight
     with fake_mode, torch.no_grad():
         inputs = [t.detach() for t in stage.fakes]
+        own = storage_sizes(inputs[kept:])
+        if programs.shared is not None:
+            fixed = kept + len(stage.inputs.parameters) + len(stage.inputs.buffers) + len(stage.inputs.constants)
+            inputs += programs.shared.run(inputs[kept:fixed], no_sink)
         persistent = storage_sizes(inputs[kept:])
+        shared = sum(size for key, size in persistent.items() if key not in own)
         again = sum(storage_sizes(inputs[i] for i in programs.recompute.inputs).values())
         results, workspace = _run(programs.forward, list(inputs), persistent, returned)
         saved = results[returned:]
@@ -273,12 +293,12 @@ def _measured(
             given = backward_inputs(backward, saved, [], inputs, tangents)
             workspace = max(workspace, _run(backward.run, list(given), persistent, 0)[1])
         if first is None or second is None:
-            return evolve(programs, memory=StageMemory(sum(held.values()), 0, 0, workspace, again))
+            return evolve(programs, memory=StageMemory(sum(held.values()), 0, 0, workspace, again, shared))
         made = first.run(backward_inputs(first, saved, [], inputs, tangents), no_sink)[len(first.gradients) :]
         still = storage_sizes([saved[i] for i in second.saved] + made)
         freed = sum(size for key, size in held.items() if key not in still)
         created = sum(size for key, size in still.items() if key not in held and key not in persistent)
-    return evolve(programs, memory=StageMemory(sum(held.values()), freed, created, workspace, again))
+    return evolve(programs, memory=StageMemory(sum(held.values()), freed, created, workspace, again, shared))
 
 
 def _run(program: Program, given: list[Any], ignored: dict[int, int], returned: int) -> tuple[list[Any], int]:

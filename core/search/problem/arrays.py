@@ -24,7 +24,7 @@ SUMS = (
     "backward_input_s",
     "backward_weight_s",
     "optimizer_s",
-    "state_bytes",
+    "resident_bytes",
     "saved_bytes",
     "parameter_bytes",
 )

@@ -114,7 +114,7 @@ class Problem:
         forward and its first backward. One device holds each single operator while it runs.
         """
         nodes, limit, devices = self.graph.nodes, self.limit + change.extra_bytes, change.devices or self.devices
-        state = sum(node.state_bytes for node in nodes)
+        state = sum(node.resident_bytes for node in nodes)
         stay = self._all_stay(change)
         saved = sum(node.saved_bytes for node in nodes) / change.parts if stay else 0
         largest = max(operator_bytes(node, saves=stay, parts=change.parts) for node in nodes)

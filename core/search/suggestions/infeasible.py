@@ -45,7 +45,7 @@ def operator_bytes(node: OpNode, *, saves: bool = True, parts: int = 1) -> float
         saves: whether its saved tensors stay on the device.
         parts: the microbatch is one of this many equal parts of the graph's.
     """
-    return node.state_bytes + (node.saved_bytes / parts if saves else 0) + node.workspace_bytes / parts
+    return node.resident_bytes + (node.saved_bytes / parts if saves else 0) + node.workspace_bytes / parts
 
 
 def too_large(graph: OpGraph, limit: float, *, saves: bool = True) -> OpNode | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from ....core.actions import Action, Kind
+from ....core.actions import WORK_KINDS, Action, Kind
 from ....core.errors import RequestError
 from ....core.trace.trace import COMPUTE_QUEUE
 from ...offload.device_offload import BoundOffload
@@ -74,7 +74,11 @@ class Binder:
         self._messages: dict[MessageKey, Message] = {}
         self.finished = finished_sends(lowered.plan, lowered.lowered, device)
         self._fences = lowered.fences[device]
-        self.instructions = [self._bind(action) for action in lowered.lowered[device]]
+        actions = lowered.lowered[device]
+        last = {action.stage: i for i, action in enumerate(actions) if action.kind in WORK_KINDS}
+        self.instructions = [self._bind(action) for action in actions]
+        for stage, i in last.items():
+            self.instructions[i] = self._then_free_shared(self.instructions[i], stage)
 
     def run_of(self, action: Action) -> LinkedStage:
         """The stage of an action, bound for its microbatch; for the first microbatch if the action has none."""
@@ -96,6 +100,17 @@ class Binder:
     def message(self, sender: int, reader: int, microbatch: int) -> Message:
         """The message from one stage to another, at this device."""
         return self._messages.setdefault((sender, reader, microbatch), Message())
+
+    def _then_free_shared(self, instruction: Instruction, stage: int) -> Instruction:
+        """The last compute action of a stage, after which no action reads the shared tensors."""
+        runs = list({id(run): run for own in self.runs if (run := own.get(stage)) is not None}.values())
+
+        def run() -> None:
+            instruction.run()
+            for each in runs:
+                each.free_shared()
+
+        return instruction._replace(run=run)
 
     def _bind(self, action: Action) -> Instruction:
         """The instruction of an action; it also waits for the actions that it is the fence of."""
