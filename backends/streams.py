@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .events import Events
+
 
 class Streams(ABC):
     """Streams and events of one type of device."""
@@ -89,6 +91,10 @@ class Streams(ABC):
 class CudaStreams(Streams):
     """Streams and events of CUDA, through ``torch.cuda``."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self._events = Events(lambda timed: torch.cuda.Event(enable_timing=timed))
+
     def new(self, device: torch.device, urgent: bool) -> Any:
         # PyTorch has 32 streams per device and priority, and assigns them in turns: urgent ones are a separate set.
         return torch.cuda.Stream(device, priority=-1 if urgent else 0)
@@ -104,12 +110,10 @@ class CudaStreams(Streams):
             yield
 
     def record(self, stream: Any, *, timed: bool = False) -> Any:
-        event = torch.cuda.Event(enable_timing=timed)
-        event.record(stream)
-        return event
+        return self._events.record(stream, timed)
 
     def wait(self, stream: Any, event: Any) -> None:
-        stream.wait_event(event)
+        stream.wait_event(event.event)
 
     def upload(self, tensor: Tensor, device: torch.device) -> Tensor:
         # The host would wait for a copy from pageable memory. The allocator keeps pinned memory until the copy has run.
@@ -124,7 +128,7 @@ class CudaStreams(Streams):
         return held
 
     def finish(self, stream: Any) -> None:
-        self.record(stream).synchronize()
+        self.record(stream).event.synchronize()
 
     def synchronize(self, device: torch.device) -> None:
         torch.cuda.synchronize(device)
@@ -134,8 +138,8 @@ class CudaStreams(Streams):
             torch.cuda.empty_cache()
 
     def elapsed_s(self, start: Any, end: Any) -> float:
-        end.synchronize()
-        return float(start.elapsed_time(end)) / 1e3
+        end.event.synchronize()
+        return float(start.event.elapsed_time(end.event)) / 1e3
 
 
 _KINDS: dict[str, Streams] = {"cuda": CudaStreams()}

@@ -85,13 +85,16 @@ def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
 
     accumulate = Accumulate()
 
+    def shared() -> list[torch.Tensor]:
+        return [] if stage.shared is None else stage.shared.run(list(parameters), accumulate)
+
     def first() -> None:
-        saved, sends = deque(), deque()
+        saved, sends, once = deque(), deque(), shared()
         for parameter in parameters:
             parameter.grad = None
 
         def forward(m: int) -> None:
-            out, *kept = stage.forward([*parameters, rows[m]], accumulate)
+            out, *kept = stage.forward([*parameters, rows[m], *once], accumulate)
             saved.append((kept, rows[m]))
             sends.append((group.send([out], 1, 0), out))
 
@@ -100,7 +103,7 @@ def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
             group.recv([gradient], 1, 0).wait()
             sends.popleft()[0].wait()
             kept, row = saved.popleft()
-            run_backward(stage.backward, kept, [*parameters, row], {0: gradient}, accumulate)
+            run_backward(stage.backward, kept, [*parameters, row, *once], {0: gradient}, accumulate)
 
         forward(0)
         for m in range(1, MICROBATCHES):
@@ -109,7 +112,7 @@ def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
         backward()
 
     def second() -> None:
-        sends = deque()
+        sends, once = deque(), shared()
         for parameter in parameters:
             parameter.grad = None
         for _ in range(MICROBATCHES):
@@ -117,8 +120,8 @@ def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
             group.recv([arrived], 0, 0).wait()
             if len(sends) > 1:
                 sends.popleft()[0].wait()
-            _, *kept = stage.forward([arrived, *parameters], accumulate)
-            values = run_backward(stage.backward, kept, [arrived, *parameters], {0: seed}, accumulate)
+            _, *kept = stage.forward([arrived, *parameters, *once], accumulate)
+            values = run_backward(stage.backward, kept, [arrived, *parameters, *once], {0: seed}, accumulate)
             sends.append((group.send([values[0]], 0, 0), values[0]))
         for work, _ in sends:
             work.wait()

@@ -53,19 +53,19 @@ class LossScale:
         return known.device if isinstance(known, Tensor) else torch.device("cpu")
 
 
-def unscale(parameters: Iterable[nn.Parameter], scale: float, where: torch.device) -> Tensor:
-    """Divide gradients by the scale, in place, as ``GradScaler.unscale_`` does; the host does not wait.
+def unscale(parameters: Iterable[nn.Parameter], factor: Tensor | float, where: torch.device) -> Tensor:
+    """Multiply gradients by a factor, in place, as ``GradScaler.unscale_`` does; the host does not wait.
 
     Args:
         parameters: of one device; those without a gradient are skipped.
-        scale: the factor of the loss.
+        factor: 1 ÷ the factor of the loss, and ÷ what else the gradients are divided by; a scalar.
         where: their device.
 
     Returns:
         A scalar on the device: 1 if one of them was not finite, otherwise 0.
     """
     overflow = torch.zeros((), device=where)
-    inverse = torch.full((), 1 / scale if scale else math.inf, device=where)
+    inverse = factor.float() if isinstance(factor, Tensor) else torch.full((), factor, device=where)
     by_dtype: dict[torch.dtype, list[Tensor]] = {}
     for parameter in parameters:
         if parameter.grad is not None:

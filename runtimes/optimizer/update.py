@@ -1,7 +1,7 @@
 """The update of a step: from the last backward to the optimizer steps.
 
-    last backward ─▶ REDUCE_GRAD ──────▶ average ────────▶ REDUCE_TIED ─────▶ SYNC ───────────▶ STEP
-                     sums over replicas   over all batches   of tied weights    unscale, norm      clip, step, or skip
+    last backward ─▶ REDUCE_GRAD ──────▶ REDUCE_TIED ─────▶ SYNC ──────────────▶ STEP
+                     sums over replicas    of tied weights    norm, overflow        clip, step, or skip
 
 SYNC is one all-reduce of a table over the stages of a replica::
 
@@ -10,10 +10,14 @@ SYNC is one all-reduce of a table over the stages of a replica::
 Every device computes the global norm from the norms in the model's order, under any plan. After the reductions all
 replicas have the same gradients, also non-finite ones, and therefore the same table.
 
+The gradients are written once, multiplied by clipping factor ÷ (sum of weights · loss scale): in STEP with clipping, in
+SYNC with loss scaling alone, and otherwise before both. With clipping, a norm that is not finite is an overflow.
+
 All of it stays on the device, and the host runs ahead. Only with a scaler the host must know whether to step at all; as
 in torch, an optimizer that supports ``found_inf`` (a fused one) skips the step by itself.
 """
 
+import math
 from collections.abc import Mapping
 from enum import Enum
 from functools import reduce
@@ -118,6 +122,7 @@ class Update:
     clip_norm: float | None
     where: torch.device
     norm: Tensor | None = field(default=None, init=False)
+    _divisor: Tensor | float = field(default=1.0, init=False)
     _scale: float | None = field(default=None, init=False)
     _scales: list[tuple[Tensor, int]] = field(factory=list, init=False)
     _overflows: Tensor | None = field(default=None, init=False)
@@ -131,10 +136,10 @@ class Update:
         scales: tuple[Tensor, int] | None = None,
         refused: bool = False,
     ) -> None:
-        """Divide the gradients' sums to their average.
+        """Begin an update, of gradients that are sums.
 
         Args:
-            divisor: of the sums.
+            divisor: of the sums; the quotient is their average.
             scale: the factor of the losses, by which SYNC divides; None without loss scaling.
             scales: the sum of all replicas' scales, and the number of replicas; None for one replica, or without loss
                 scaling.
@@ -142,8 +147,8 @@ class Update:
         """
         self._refused = refused
         self.norm, self._scale, self._scales = None, scale, [] if scales is None else [scales]
-        self._overflows, self._overflow = None, None
-        if isinstance(divisor, Tensor) or divisor != 1:
+        self._overflows, self._overflow, self._divisor = None, None, divisor
+        if scale is None and self.clip_norm is None and (isinstance(divisor, Tensor) or divisor != 1):
             for state in self.states.values():
                 state.divide_gradients(divisor)
 
@@ -156,14 +161,28 @@ class Update:
         """SYNC: exchange overflow, loss scale and norms over all stages."""
         scale, own = self._scale, [p for state in self.states.values() for p in state.parameters.values()]
         scaled = torch.full((), scale or 0.0, dtype=torch.float64, device=self.where)
-        found = torch.zeros_like(scaled) if scale is None else unscale(own, scale, self.where)
-        norms = [] if self.clip_norm is None else self.norm_parameters.norms(self.states, self.where)
+        found, norms = torch.zeros_like(scaled), list[Tensor]()
+        if self.clip_norm is not None:
+            norms = self.norm_parameters.norms(self.states, self.where)
+            if scale is not None and norms:
+                found = (~torch.stack(norms).isfinite()).any().double()
+        elif scale is not None:
+            found = unscale(own, self._factor(torch.float32), self.where)
         table = torch.stack([found, scaled, *norms])
         backend.all_reduce(table).wait()
         if scale is not None:
             self._scales.append((table[1], backend.devices))
             self._overflows = table[0]
-        self.norm = None if self.clip_norm is None else self.norm_parameters.global_norm(table[2:])
+        if self.clip_norm is not None:
+            norm = self.norm_parameters.global_norm(table[2:])
+            self.norm = norm * self._factor(norm.dtype)
+
+    def _factor(self, dtype: torch.dtype) -> Tensor | float:
+        """What the gradients have to be multiplied by, without clipping: a number, or a scalar on their device."""
+        scale = 1.0 if self._scale is None else self._scale
+        inverse = 1 / scale if scale else math.inf
+        divisor = self._divisor
+        return inverse / divisor.to(self.where, dtype) if isinstance(divisor, Tensor) else inverse / divisor
 
     @property
     def overflow(self) -> bool:
@@ -188,7 +207,8 @@ class Update:
         if self._refused:
             return
         if self.norm is not None and self.clip_norm is not None:
-            state.multiply_gradients(torch.clamp(self.clip_norm / (self.norm + _EPSILON), max=1.0))
+            clipping = torch.clamp(self.clip_norm / (self.norm + _EPSILON), max=1.0)
+            state.multiply_gradients(clipping * self._factor(clipping.dtype))
         if self._overflows is not None and state.handles_found_inf:
             state.step((self._overflows > 0).float())
         elif not self.overflow:

@@ -12,6 +12,7 @@ from panpipe.runtimes.diagnose.reference import reference_step
 from panpipe.runtimes.optimizer.state import StageState
 from panpipe.runtimes.optimizer.update import NormParameters, Update
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...support import scaling
 from ...support.models import CASES
@@ -159,3 +160,73 @@ def test_accumulated_gradients_equal_those_of_one_joined_batch(case, sizes):
     for each in (pipe, one):
         each.step(batches[0])  # begins anew
     torch.testing.assert_close(gradients(pipe.model), gradients(alone), rtol=1e-4, atol=1e-6)
+
+
+class Writes(TorchDispatchMode):
+    """Counts the operators that write each of some tensors."""
+
+    def __init__(self, tensors):
+        super().__init__()
+        self.counts = dict.fromkeys((tensor.data_ptr() for tensor in tensors), 0)
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        for argument, value in zip(function._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                for tensor in value if isinstance(value, list) else [value]:
+                    if tensor.data_ptr() in self.counts:
+                        self.counts[tensor.data_ptr()] += 1
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("divisor", [1.0, 3.0, torch.tensor(3.0)])
+@pytest.mark.parametrize(("clip_norm", "scale"), [(0.5, 1024.0), (None, 1024.0), (0.5, None), (None, None)])
+def test_gradients_are_written_once_in_an_update(divisor, clip_norm, scale):
+    """Averaged, unscaled and clipped as by torch's functions one after another."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 4)
+    own = dict(model.named_parameters())
+    state = StageState(own, {}, lambda groups: torch.optim.SGD(groups, lr=0.0))
+    for parameter in own.values():
+        parameter.grad = torch.randn_like(parameter) * (scale or 1.0)
+    wanted = [p.grad / float(divisor) / (scale or 1.0) for p in own.values()]
+    norm = torch.nn.utils.get_total_norm(wanted)
+    wanted = [g * min(1.0, (clip_norm or math.inf) / (norm.item() + 1e-6)) for g in wanted]
+    names = NormParameters(tuple((0, name, p.dtype) for name, p in own.items()))
+    update = Update(None, {0: state}, names, clip_norm, torch.device("cpu"))
+    with torch.no_grad(), Writes([p.grad for p in own.values()]) as writes:
+        update.begin(divisor, scale)
+        update.sync(AllAlone())
+        update.step(state)
+    once = clip_norm is not None or scale is not None or not (isinstance(divisor, float) and divisor == 1)
+    assert set(writes.counts.values()) == {int(once)}
+    torch.testing.assert_close([p.grad for p in own.values()], wanted)
+    if clip_norm is not None:
+        torch.testing.assert_close(update.norm, norm)
+    assert not update.overflow
+
+
+@pytest.mark.parametrize("clip_norm", [0.5, None])
+@pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
+def test_a_non_finite_gradient_is_an_overflow(clip_norm, bad):
+    parameter = nn.Parameter(torch.zeros(3))
+    parameter.grad = torch.tensor([1.0, bad, 1.0])
+    state = StageState({"p": parameter}, {}, lambda groups: torch.optim.SGD(groups, lr=1.0))
+    update = Update(None, {0: state}, NormParameters(((0, "p", torch.float32),)), clip_norm, torch.device("cpu"))
+    with torch.no_grad():
+        update.begin(1.0, 8.0)
+        update.sync(AllAlone())
+        update.step(state)
+    assert update.overflow
+    assert torch.equal(parameter.detach(), torch.zeros(3))
+
+
+class AllAlone:
+    """A transport of one device."""
+
+    devices = 1
+
+    def all_reduce(self, tensor):
+        return self
+
+    def wait(self):
+        pass
