@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.capture.programs.code import Sink
+from ...core.capture.programs.products import accumulate_product, first_product
 from ...core.capture.programs.programs import Backward
 from ...core.capture.programs.stage import Boundary, StageInputs
 from ...core.capture.regions.regions import is_no_gradient
@@ -143,9 +144,9 @@ class BoundBackward:
         parameter = self._parameters[number]
         held = parameter.grad
         if held is not None:
-            held.addmm_(left, right)
+            accumulate_product(held, left, right)
         else:
-            parameter.grad = torch.mm(left, right, out=self._buffers[number])
+            parameter.grad = first_product(self._buffers[number], left, right)
 
 
 class DiscardedGradients:

@@ -23,10 +23,10 @@ class Taken:
         self.products += 1
 
 
-def node(graph: fx.Graph, target: Any, *args: Any) -> fx.Node:
-    made = graph.call_function(target, args)
+def node(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    made = graph.call_function(target, args, kwargs)
     values = [a.meta["val"] if isinstance(a, fx.Node) else a for a in args]
-    made.meta["val"] = target(*values)
+    made.meta["val"] = target(*values, **kwargs)
     return made
 
 

@@ -65,7 +65,8 @@ def compile_program(
     pieces: Sequence[Piece] = list(nodes) if fusions is None else fused(nodes, kept)
     last = _last_uses(pieces, outputs)
     over = overwriting(running_order(nodes, pieces), kept, set(nodes).difference(pieces))
-    products = {product.node: product for product in products_of(handed_over, nodes, outputs)}
+    found, alone = products_of(handed_over, nodes, outputs), set(pieces)
+    products = {each.node: each for each in found if alone.issuperset(each.casts)}
     left_out = {flip for product in products.values() for flip in product.flips}
     sinks: dict[fx.Node, list[str]] = {}
     for number, value in enumerate(handed_over):

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from panpipe.core.capture.programs import products
 from panpipe.core.capture.programs.code import compile_program, no_sink
 from panpipe.core.capture.programs.products import products_of
 from torch import fx
@@ -48,3 +49,51 @@ def test_product_knows_its_transpositions(flips: int, transposed: bool) -> None:
         nodes.append(node(graph, aten.t.default, nodes[-1]))
     (found,) = products_of([nodes[-1]], nodes, [])
     assert (found.number, found.node, len(found.flips), found.transposed) == (0, nodes[0], flips, transposed)
+
+
+def test_factors_of_16_bits_are_accumulated_in_float32_where_a_device_has_the_kernel(monkeypatch) -> None:
+    """The kernel is CUDA's alone: here the double of `accumulates_in_float32` stands for such a device."""
+    graph = fx.Graph()
+    x, y = (placeholder(graph, name, torch.bfloat16) for name in ("x", "y"))
+    product = node(graph, aten.mm.default, x, y)
+    flipped = node(graph, aten.t.default, product)
+    cast = node(graph, aten._to_copy.default, flipped, dtype=torch.float32)
+    nodes = [product, flipped, cast]
+    assert not products_of([cast], nodes, [])  # on a CPU
+    monkeypatch.setattr(products, "accumulates_in_float32", lambda device, dtype: True)
+    (found,) = products_of([cast], nodes, [])
+    assert found.node is product
+    assert found.transposed
+    half = node(graph, aten._to_copy.default, flipped, dtype=torch.float64)
+    assert not products_of([half], [product, flipped, half], [])
+
+
+def test_accumulate_product_calls_the_kernel_of_the_factors_dtype(monkeypatch) -> None:
+    """For 16 bits CUDA's kernel, replaced by one that computes the same on a CPU."""
+    calls = []
+
+    class Kernels:
+        class addmm:
+            @staticmethod
+            def dtype_out(total, left, right, dtype, *, out):
+                calls.append(dtype)
+                return out.copy_(total + left.to(dtype) @ right.to(dtype))
+
+        class mm:
+            @staticmethod
+            def dtype_out(left, right, dtype, *, out):
+                calls.append(dtype)
+                return out.copy_(left.to(dtype) @ right.to(dtype))
+
+    monkeypatch.setattr(products, "aten", Kernels)
+    left, right = torch.randn(3, 4), torch.randn(4, 5)
+    for dtype in (torch.float32, torch.bfloat16):
+        factors = left.to(dtype), right.to(dtype)
+        total = products.first_product(torch.empty(3, 5), *factors)
+        products.accumulate_product(total, *factors)
+        torch.testing.assert_close(total, 2 * (factors[0].float() @ factors[1].float()))
+    assert calls == [torch.float32] * 2
+
+
+def test_a_cpu_does_not_accumulate_factors_of_16_bits_in_float32() -> None:
+    assert not products.accumulates_in_float32(torch.device("cpu"), torch.bfloat16)
