@@ -8,7 +8,6 @@ same numbers.
 
 import sys
 from collections.abc import Callable
-from hashlib import blake2b
 from typing import Any
 
 import torch
@@ -18,6 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import RequestError
 from ..values.user_lines import calling_line
+from .draw_seeds import seed_of
+from .keyed_attention import BACKWARDS, RULES
 
 aten = torch.ops.aten
 
@@ -28,9 +29,7 @@ def random_key(seed: int, step: int, microbatch: int) -> Tensor:
 
 
 def _generator(key: Tensor, ordinal: int, device: torch.device) -> torch.Generator:
-    text = ",".join(str(part) for part in (*key.tolist(), ordinal))
-    seed = int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
-    return torch.Generator(device).manual_seed(seed)
+    return torch.Generator(device).manual_seed(seed_of(key, ordinal))
 
 
 _library = torch.library.Library("panpipe", "DEF")
@@ -109,7 +108,7 @@ def _attention_in_parts(
 
 
 class _DropoutOutOfAttention(TorchFunctionMode):
-    """Computes attention with dropout in parts, because a GPU's fused kernels draw from the GPU's own generator."""
+    """Computes attention with dropout in parts on devices whose fused kernels `keyed_attention` does not have."""
 
     _ATTENTION = (torch.nn.functional.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
 
@@ -117,7 +116,7 @@ class _DropoutOutOfAttention(TorchFunctionMode):
         kwargs = kwargs or {}
         if func in self._ATTENTION:
             query, rate = args[0] if args else kwargs["query"], args[4] if len(args) > 4 else kwargs.get("dropout_p", 0)
-            if rate and query.device.type != "cpu":
+            if rate and query.device.type not in ("cpu", "cuda"):
                 return _attention_in_parts(*args, **kwargs)
         return func(*args, **kwargs)
 
@@ -156,7 +155,8 @@ class KeyedRandom(TorchDispatchMode):
         rule = _RULES.get(func)
         if rule is not None:
             return rule(self, *args, **{name: value for name, value in kwargs.items() if name != "generator"})
-        if torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not _draws_nothing(func, args, kwargs):
+        seeded = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and func not in BACKWARDS
+        if seeded and not _draws_nothing(func, args, kwargs):
             raise RequestError(
                 f"{_line()}operator {func} draws random numbers in an unsupported way: random numbers must "
                 "not depend on the plan; use dropout, rand, randn, randint, bernoulli, normal or multinomial"
@@ -271,3 +271,4 @@ _RULES |= {
     for name in ("rand", "randn", "randint", "randperm")
 }
 _RULES[aten.randint.low_generator] = _integers
+_RULES |= RULES

@@ -1,0 +1,141 @@
+"""Fused attention with dropout whose random numbers come from a key.
+
+The fused kernels draw the dropout mask while they run, from the generator of their device, and return where they drew:
+seed and offset, from which the backward draws the same mask again. So no tensor of the size of the scores is kept. A
+keyed operator here sets that generator from the key, calls the kernel, and sets the generator back. In a stage's joint
+graph it replaces the kernel of the forward; the backward is torch's, which reads the seed and the offset as saved
+tensors.
+
+The mask of a kernel differs from that of ``native_dropout``, and between kernels. Equal means: the same key gives the
+same mask under every plan, also in a recomputation, and in eager PyTorch under `KeyedRandom` on the same kind of GPU
+with the same kernel. No kernel of a CPU has dropout (torch 2.13): there attention with dropout is computed in parts.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .draw_seeds import seed_of
+
+aten = torch.ops.aten
+
+_library = torch.library.Library("panpipe", "FRAGMENT")
+_GENERATORS = threading.Lock()
+"""Held while a device's generator is set: threads share it."""
+
+Keyed = Callable[..., Any]
+
+
+def default_generator(device: torch.device) -> torch.Generator:
+    """The generator that operators of a device draw from, if they are given none."""
+    if device.type == "cpu":
+        return torch.default_generator
+    return torch.cuda.default_generators[torch.cuda.current_device() if device.index is None else device.index]
+
+
+@contextmanager
+def _seeded(device: torch.device, seed: int) -> Iterator[None]:
+    """A context in which the device's generator starts at a seed; afterwards it is as before."""
+    generator = default_generator(device)
+    with _GENERATORS:
+        before = generator.get_state()
+        generator.manual_seed(seed)
+        try:
+            yield
+        finally:
+            generator.set_state(before)
+
+
+def _define(name: str, arguments: str, returned: tuple[int, ...]) -> tuple[Any, Keyed]:
+    """Define ``panpipe::<name>``, which calls the kernel of that name with its generator set.
+
+    Args:
+        name: of torch's operator.
+        arguments: its arguments, as in its schema.
+        returned: positions of the results that the keyed operator returns: those that the backward reads.
+
+    Returns:
+        Torch's operator, and the keyed one.
+    """
+    kernel = getattr(aten, name).default
+    results = ", ".join(["Tensor"] * len(returned))
+    _library.define(f"{name}({arguments}, float? scale, Tensor random_key, int ordinal) -> ({results})")
+
+    def picked(values: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        return tuple(values[i] for i in returned)
+
+    def real(query: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        *values, scale, key, ordinal = rest
+        with _seeded(query.device, seed_of(key, ordinal)):
+            return picked(kernel(query, *values, scale=scale))
+
+    def fake(query: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+        *values, scale, _key, _ordinal = rest
+        return picked(kernel(query, *values, scale=scale))
+
+    _library.impl(name, real, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"panpipe::{name}", fake, lib=_library)
+    return kernel, getattr(torch.ops.panpipe, name).default
+
+
+_QKV = "Tensor query, Tensor key, Tensor value"
+_FLASH, _flash = _define(
+    "_scaled_dot_product_flash_attention",
+    f"{_QKV}, float dropout_p, bool is_causal, bool return_debug_mask",
+    (0, 1, 6, 7),
+)
+_EFFICIENT, _efficient = _define(
+    "_scaled_dot_product_efficient_attention",
+    f"{_QKV}, Tensor? attn_bias, bool compute_log_sumexp, float dropout_p, bool is_causal",
+    (0, 1, 2, 3),
+)
+_CUDNN, _cudnn = _define(
+    "_scaled_dot_product_cudnn_attention",
+    f"{_QKV}, Tensor? attn_bias, bool compute_log_sumexp, float dropout_p, bool is_causal, bool return_debug_mask",
+    (0, 1, 6, 7),
+)
+
+BACKWARDS = frozenset(
+    {
+        aten._scaled_dot_product_efficient_attention_backward.default,
+        aten._scaled_dot_product_cudnn_attention_backward.default,
+    }
+)
+"""Backwards that torch marks as random, and that read the seed and the offset of their forward."""
+
+Rule = Callable[..., Any]
+
+
+def _arguments(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, with defaults."""
+    named = {a.name: a.default_value for a in kernel._schema.arguments if a.has_default_value()}
+    positional = zip((argument.name for argument in kernel._schema.arguments), args, strict=False)
+    return {**named, **dict(positional), **kwargs}
+
+
+def _rule(kernel: Any, keyed: Keyed, lengths: bool) -> Rule:
+    def rule(mode: Any, *args: Any, **kwargs: Any) -> Any:
+        given = _arguments(kernel, args, kwargs)
+        if not given["dropout_p"]:
+            return kernel(*args, **kwargs)
+        values = [given[argument.name] for argument in kernel._schema.arguments if argument.name != "scale"]
+        found = keyed(*values, given["scale"], *mode._next())
+        if not lengths:
+            return found
+        # Torch's operator also returns cumulative lengths, which only nested tensors have, and a mask for debugging.
+        result, logsumexp, seed, offset = found
+        return (result, logsumexp, None, None, given["query"].shape[2], given["key"].shape[2], seed, offset, None)
+
+    return rule
+
+
+RULES: dict[Any, Rule] = {
+    _FLASH: _rule(_FLASH, _flash, lengths=True),
+    _EFFICIENT: _rule(_EFFICIENT, _efficient, lengths=False),
+    _CUDNN: _rule(_CUDNN, _cudnn, lengths=True),
+}
+"""For `KeyedRandom`: fused attention → what it calls in place of it."""
