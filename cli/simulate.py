@@ -126,7 +126,7 @@ def simulate(
                 note(f"warning: {warning}")
         except InfeasibleError as error:
             note(f"does not fit: {error}")
-        result = run(plan, costs, machine, eager=eager, optimizer=optimizer, queues=checked.queues)
+        result = run(plan, costs, machine, eager=eager, optimizer=optimizer, checked=checked)
     idle = idle_of(result)
     if trace is not None:
         from ..core.trace.perfetto import trace_json

@@ -182,12 +182,14 @@ class SimulationResult:
     @cached_property
     def kept(self) -> tuple[Kept, ...]:
         """What stays on the devices of a plan that offloads, with the reasons."""
+        if not self.plan.memory.offload:
+            return ()
         spans = {
             action: (start, end)
             for actions, times in zip(self.queues.compute[: self.plan.devices], self.operation_times, strict=False)
             for action, start, end in zip(actions, *times, strict=True)
         }
-        return kept_tensors(self.plan, self.costs, self.cluster, spans) if self.plan.memory.offload else ()
+        return kept_tensors(self.plan, self.costs, self.cluster, spans)
 
     @cached_property
     def links(self) -> tuple[LinkUse, ...]:

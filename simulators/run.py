@@ -15,6 +15,7 @@ from ..core.plan.kinds import compute_times
 from ..core.plan.lowering import lower
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues, queues_of
+from ..core.plan.validation.validate import CheckedActions
 from ..core.trace.callback import ActionCallback
 from .callback_queue import CallbackQueue, connect_callbacks
 from .channels import connect, queue_times
@@ -24,6 +25,7 @@ from .optimizer import OptimizerStep, validate_afterwards, with_sync
 from .result import SimulationResult
 from .tasks import run_tasks, task_flows, task_times
 from .tensor_sums import connect_sums, tensor_sums
+from .uncontended import uncontended
 
 
 def simulate(
@@ -36,7 +38,7 @@ def simulate(
     sharing: bool = True,
     memory: bool = True,
     lowered: Sequence[Sequence[Action]] | None = None,
-    queues: Queues | None = None,
+    checked: CheckedActions | None = None,
     perform: ActionCallback | None = None,
 ) -> SimulationResult:
     """Run one step of a plan, with all its replicas. All of them take a stage's times from the same costs.
@@ -51,7 +53,7 @@ def simulate(
         sharing: transfers share the bandwidth of links; otherwise each has the full bandwidth of its route.
         memory: keep the memory timelines.
         lowered: per device its actions, in order; by default ``lower(plan)``.
-        queues: of ``lowered``, if they are known, such as from ``check_actions``.
+        checked: the plan's checked actions, instead of ``lowered``: they are not lowered and sorted again.
         perform: called for every action when it happens (see ``core/trace/callback.py``); an exception ends the run.
 
     Raises:
@@ -64,9 +66,17 @@ def simulate(
     optimizer = optimizer or _default_step(plan)
     # A callback may allocate much and need the collector.
     with collector_paused() if perform is None else nullcontext():
-        lowered = lower(plan) if lowered is None and (queues is None or perform is not None) else lowered
-        queues = queues_of(plan, lowered or ()) if queues is None else queues
+        if checked is None or perform is not None:
+            lowered = lower(plan) if lowered is None else lowered
+        queues = queues_of(plan, lowered or ()) if checked is None else checked.queues
         queues = with_sync(queues, optimizer, plan).replicated(plan.mesh.data)
+        if perform is None and optimizer is not OptimizerStep.POST_VALIDATION:
+            known = None if checked is None or eager else checked.times_of(costs, cluster)
+            found = uncontended(plan, queues, costs, cluster, eager=eager, sharing=sharing, known=known)
+            if found is not None:
+                return SimulationResult(
+                    plan, tuple(costs), cluster, queues, *found, has_memory=memory, by_default=by_default
+                )
         return _run(
             plan, costs, cluster, queues, eager=eager, optimizer=optimizer, sharing=sharing, memory=memory,
             performed=None if perform is None else (perform, lowered or ()), by_default=by_default,

@@ -14,6 +14,7 @@ F and RECOMPUTE allocate at their start, because they write the tensors while th
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 
 from attrs import frozen
 
@@ -171,7 +172,8 @@ def order_changes(kind: Kind, *, recomputes: bool = False) -> tuple[Change, ...]
     return changes(kind, recomputes=recomputes)
 
 
-def saved_bytes(cost: StageCosts, *, recomputes: bool = False) -> dict[Kind, tuple[float, float]]:
+@lru_cache(maxsize=4096)
+def saved_bytes(cost: StageCosts, *, recomputes: bool = False) -> Mapping[Kind, tuple[float, float]]:
     """Per kind of a compute order the changes of the saved tensors at an action's start and end, in bytes.
 
     Args:

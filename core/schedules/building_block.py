@@ -203,7 +203,8 @@ def repeat(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: S
     if not block.weight and not block.whole_backward:
         rows = [_row(block, device, count) for device in range(block.devices)]
         candidates.append(Schedule(name, placement, count, fill_weights(problem, placement, rows, held)))
-    return polish(problem, min(candidates, key=lambda found: time_of(problem, found)))
+    best = min(candidates, key=lambda found: time_of(problem, found)) if len(candidates) > 1 else candidates[0]
+    return polish(problem, best)
 
 
 def _row(block: Block, device: int, count: int) -> list[Action]:

@@ -1,4 +1,4 @@
-"""Greedy list scheduling: the heuristic of ZB-1p and ZB-2p.
+"""Greedy list scheduling: the heuristic of ZB-1p and ZB-2p, compiled.
 
 A free device runs an available I; else W if the next F would not fit in memory; else F; and W where it would idle. Two
 parameters relax these rules, both shares of an action's time (Zero Bubble, arXiv 2401.10241, section 3.1, has switches
@@ -6,132 +6,177 @@ for the same):
 
 - ``overrun``: in the warm-up an F may end that much after the first I could have begun;
 - ``squeeze``: W may run over the end of a gap by that much.
+
+Devices decide in the order of time, and of their numbers at one time: a heap holds when each of them is free again, or
+reads what has arrived.
 """
 
 from heapq import heappop, heappush
+from typing import Any
 
-from attrs import define, field
+import numpy as np
 
 from ..actions import Kind
-from ..evaluate.coding import FORWARD, INPUT, KIND, WEIGHT
+from ..evaluate.coding import FORWARD, INFINITY, INPUT, KINDS, WEIGHT, decode_orders
+from ..numba_cache import njit
 from ..plan.memory import reserving_bytes
-from .problem import ScheduleProblem, source_of
+from .problem import Schedule, ScheduleProblem
 from .scored import costs_of
 
 _ROUNDING = 1e-9
 
 
-@define
-class _Device:
-    """One device's stage: its costs and progress.
+class Greedy:
+    """The orders of one problem, with one stage per device.
 
     Args:
-        times, changes: of F, I and W: duration, and change of the reserved memory.
-        limit: of the reserved memory.
-        first_input_s: earliest start of its first I.
-        source: per kind the device that it reads from, if any.
-        ends: of its F, I and W so far.
-        order: codes of the kinds so far.
-    """
-
-    times: tuple[float, float, float]
-    changes: tuple[float, float, float]
-    limit: float
-    source: tuple[int | None, int | None, None]
-    first_input_s: float = 0.0
-    held: float = 0.0
-    free_s: float = 0.0
-    ends: tuple[list[float], list[float], list[float]] = field(factory=lambda: ([], [], []))
-    order: list[int] = field(factory=list)
-
-    def full(self) -> bool:
-        """Whether the next F would exceed the memory limit."""
-        return self.held + self.changes[FORWARD] > self.limit * (1 + _ROUNDING)
-
-
-class GreedyRun:
-    """One run.
-
-    Args:
-        problem: with one stage per device.
+        problem: the problem.
         limits: memory limit of every device; each fits at least one microbatch.
-        overrun, squeeze: see the module's docstring.
     """
 
-    def __init__(self, problem: ScheduleProblem, limits: list[float], overrun: float, squeeze: float) -> None:
-        self._count, self._hop, self._overrun, self._squeeze = problem.microbatches, problem.hop_s, overrun, squeeze
-        self._devices: list[_Device] = []
-        stages = problem.stages
-        for stage, (cost, limit) in enumerate(zip(costs_of(problem), limits, strict=True)):
-            times, changes = (cost.forward_s, cost.backward_input_s, cost.backward_weight_s), reserving_bytes(cost)
-            source = source_of(Kind.F, stage, stages), source_of(Kind.I, stage, stages), None
-            held = changes[Kind.F], changes[Kind.I], changes[Kind.W]
-            self._devices.append(_Device(times, held, limit, source))
-        at = sum(device.times[FORWARD] + self._hop for device in self._devices) - self._hop
-        for device in reversed(self._devices):
-            device.first_input_s = at
-            at += device.times[INPUT] + self._hop
-        self._events = [(0.0, number) for number in range(len(self._devices))]
+    def __init__(self, problem: ScheduleProblem, limits: list[float]) -> None:
+        self._problem, costs = problem, costs_of(problem)
+        held = [reserving_bytes(cost) for cost in costs]
+        self._times = np.array(
+            [[c.forward_s, c.backward_input_s, c.backward_weight_s] for c in costs], dtype=np.float64
+        ).T.copy()
+        self._changes = np.array([[h[Kind.F], h[Kind.I], h[Kind.W]] for h in held], dtype=np.float64).T.copy()
+        self._limits = np.array(limits, dtype=np.float64)
+        self._orders = np.zeros((len(costs), 3 * problem.microbatches), dtype=np.int64)
+        self._ends = np.zeros((3, len(costs), problem.microbatches))
 
-    def kinds(self) -> tuple[tuple[Kind, ...], ...]:
-        """Kinds of every device's actions, in order: the n-th F, I and W are those of microbatch n."""
-        while self._events:
-            now, number = heappop(self._events)
-            if now >= self._devices[number].free_s:
-                self._decide(number, now)
-        return tuple(tuple(KIND[code] for code in device.order) for device in self._devices)
+    def run(self, overrun: float, squeeze: float) -> tuple[float, float]:
+        """Build the order of these parameters, and return its longest stage span and its makespan."""
+        _order(
+            self._problem.hop_s, self._times, self._changes, self._limits, overrun, squeeze, self._orders, self._ends
+        )
+        span, makespan = _spans(self._problem.hop_s, self._times, self._orders, self._ends)
+        return float(span), float(makespan)
 
-    def _decide(self, number: int, now: float) -> None:
-        device = self._devices[number]
-        backward = self._arrival(device, INPUT)
-        if backward is not None and backward <= now + _ROUNDING:
-            self._run(number, INPUT, now)
-            return
-        forwards, inputs, weights = device.ends
-        pending = len(weights) < len(inputs)
-        if pending and len(forwards) < self._count and device.full():
-            self._run(number, WEIGHT, now)
-            return
-        forward = self._forward_at(device, now)
-        if forward is not None and forward <= now + _ROUNDING:
-            self._run(number, FORWARD, now)
-        else:
-            arrivals = [at for at in (forward, backward) if at is not None]
-            gap = min(arrivals) - now if arrivals else float("inf")
-            if pending and gap >= device.times[WEIGHT] * (1 - self._squeeze) - _ROUNDING:
-                self._run(number, WEIGHT, now)
-            elif arrivals:
-                heappush(self._events, (min(arrivals), number))
+    def schedule(self, name: str, placement: tuple[int, ...]) -> Schedule:
+        """The schedule of the last run."""
+        stages, count = len(self._orders), self._problem.microbatches
+        lengths = np.full(stages, 3 * count, dtype=np.int64)
+        return Schedule(name, placement, count, decode_orders(self._orders, lengths, stages, count))
 
-    def _forward_at(self, device: _Device, now: float) -> float | None:
-        """When the next F could begin; None if not known or not allowed."""
-        microbatch, time = len(device.ends[FORWARD]), device.times[FORWARD]
-        if microbatch == self._count or device.full():
-            return None
-        at = self._arrival(device, FORWARD)
-        if at is None:
-            return None
-        late = max(at, now) + time > device.first_input_s + self._overrun * time + _ROUNDING
-        return None if late and microbatch > 0 and not device.ends[INPUT] else at
 
-    def _arrival(self, device: _Device, kind: int) -> float | None:
-        """When the input of the next F or I arrives; None if not known."""
-        microbatch = len(device.ends[kind])
-        if kind == INPUT and microbatch >= len(device.ends[FORWARD]):
-            return None
-        source = device.source[kind]
-        if source is None:
-            return 0.0
-        ends = self._devices[source].ends[kind]
-        return ends[microbatch] + self._hop if microbatch < len(ends) else None
+@njit()
+def _arrival(ends: Any, counts: Any, hop_s: float, device: int, kind: int) -> float:
+    """When the input of the next F or I of a device arrives; infinite if not known."""
+    microbatch = counts[kind, device]
+    if microbatch == ends.shape[2] or (kind == INPUT and microbatch >= counts[FORWARD, device]):
+        return INFINITY
+    source = device - 1 if kind == FORWARD else device + 1
+    if source < 0 or source == ends.shape[1]:
+        return 0.0
+    return ends[kind, source, microbatch] + hop_s if microbatch < counts[kind, source] else INFINITY
 
-    def _run(self, number: int, kind: int, now: float) -> None:
-        device = self._devices[number]
-        device.held += device.changes[kind]
-        device.free_s = end = now + device.times[kind]
-        device.ends[kind].append(end)
-        device.order.append(kind)
-        heappush(self._events, (end, number))
-        reader = number + 1 if kind == FORWARD else number - 1
-        if kind != WEIGHT and 0 <= reader < len(self._devices):
-            heappush(self._events, (end + self._hop, reader))
+
+@njit()
+def _choose(now: float, forward: float, backward: float, counts: Any, gap_s: float, full: bool) -> int:
+    """The kind that a free device runs; −1 if it waits for the next input, or has nothing left to do.
+
+    Args:
+        now: the time.
+        forward, backward: when its next F and I could begin; infinite if that is not known or not allowed.
+        counts: its F, I and W so far.
+        gap_s: idle time that is long enough for a W.
+        full: whether its next F does not fit in memory.
+    """
+    pending = counts[WEIGHT] < counts[INPUT]
+    if backward <= now + _ROUNDING:
+        return INPUT
+    if pending and full:
+        return WEIGHT
+    if forward <= now + _ROUNDING:
+        return FORWARD
+    return WEIGHT if pending and min(forward, backward) - now >= gap_s - _ROUNDING else -1
+
+
+@njit()
+def _order(
+    hop_s: float,
+    times: Any,
+    changes: Any,
+    limits: Any,
+    overrun: float,
+    squeeze: float,
+    orders: Any,
+    ends: Any,
+) -> None:
+    """Fill ``orders`` with the coded actions of every device; the n-th F, I and W are those of microbatch n."""
+    devices, count = ends.shape[1], ends.shape[2]
+    counts = np.zeros((3, devices), dtype=np.int64)
+    held, free, first_input = np.zeros(devices), np.zeros(devices), np.zeros(devices)
+    at = 0.0
+    for device in range(devices):
+        at += times[FORWARD, device] + hop_s
+    at -= hop_s
+    for device in range(devices - 1, -1, -1):
+        first_input[device] = at
+        at += times[INPUT, device] + hop_s
+    events = [(0.0, device) for device in range(devices)]
+    while events:
+        now, device = heappop(events)
+        if now < free[device]:
+            continue
+        full = held[device] + changes[FORWARD, device] > limits[device] * (1 + _ROUNDING)
+        backward = _arrival(ends, counts, hop_s, device, INPUT)
+        forward = INFINITY if full else _arrival(ends, counts, hop_s, device, FORWARD)
+        late_s = first_input[device] + overrun * times[FORWARD, device] + _ROUNDING
+        if (
+            counts[FORWARD, device]
+            and not counts[INPUT, device]
+            and max(forward, now) + times[FORWARD, device] > late_s
+        ):
+            forward = INFINITY
+        full = full and counts[FORWARD, device] < count
+        kind = _choose(now, forward, backward, counts[:, device], times[WEIGHT, device] * (1 - squeeze), full)
+        if kind == -1 and min(forward, backward) < INFINITY:
+            heappush(events, (min(forward, backward), device))
+        if kind == -1:
+            continue
+        microbatch = counts[kind, device]
+        end = now + times[kind, device]
+        orders[device, counts[:, device].sum()] = KINDS * (device * count + microbatch) + kind
+        held[device] += changes[kind, device]
+        free[device] = ends[kind, device, microbatch] = end
+        counts[kind, device] += 1
+        heappush(events, (end, device))
+        reader = device + 1 if kind == FORWARD else device - 1
+        if kind != WEIGHT and 0 <= reader < devices:
+            heappush(events, (end + hop_s, reader))
+
+
+@njit()
+def _spans(hop_s: float, times: Any, orders: Any, ends: Any) -> tuple[float, float]:
+    """The longest stage span and the makespan of complete orders, by the rules of ``core/evaluate/reference``."""
+    devices, count = ends.shape[1], ends.shape[2]
+    ends[:] = INFINITY
+    place, first, free = np.zeros(devices, dtype=np.int64), np.zeros(devices), np.zeros(devices)
+    left = devices * orders.shape[1]
+    while left:
+        before = left
+        for device in range(devices):
+            while place[device] < orders.shape[1]:
+                code = orders[device, place[device]]
+                kind, microbatch = code % KINDS, code // KINDS - device * count
+                start = free[device]
+                if kind == FORWARD and device:
+                    start = max(start, ends[FORWARD, device - 1, microbatch] + hop_s)
+                elif kind == INPUT:
+                    start = max(start, ends[FORWARD, device, microbatch])
+                    if device + 1 < devices:
+                        start = max(start, ends[INPUT, device + 1, microbatch] + hop_s)
+                elif kind == WEIGHT:
+                    start = max(start, ends[INPUT, device, microbatch])
+                if start == INFINITY:
+                    break
+                if not place[device]:
+                    first[device] = start
+                free[device] = ends[kind, device, microbatch] = start + times[kind, device]
+                place[device] += 1
+                left -= 1
+        if left == before:
+            return INFINITY, INFINITY
+    return (free - first).max(), free.max()

@@ -14,13 +14,12 @@ span or makespan than ZB-H1 (for ZB-2p: ZB-H2) are left out, if that fits in the
 """
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from attrs import evolve
 
 from ..actions import Action, Kind
 from ..errors import InfeasibleError, RequestError
-from .greedy import GreedyRun
 from .order import grouped, merge
 from .placement import looped_placement
 from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem
@@ -101,6 +100,8 @@ def _delay_weights(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
 
 
 def _automatic(problem: ScheduleProblem, name: str, usual: int, by_hand: Builder) -> Schedule:
+    from .greedy import Greedy  # late, with what is compiled: it takes longer to load than most schedules to build
+
     _one_stage(problem, name)
     placement, limits = looped_placement(problem.devices, 1), _limits(problem, usual)
     known = score(problem, evolve(by_hand(problem), name=name))
@@ -109,22 +110,13 @@ def _automatic(problem: ScheduleProblem, name: str, usual: int, by_hand: Builder
     if all(peak <= limit * (1 + _ROUNDING) for peak, limit in zip(known.result.peak_memory, limits, strict=True)):
         best = (known.result.stage_span, known.result.makespan), known.schedule
         most = best[0][0] * (1 + _ROUNDING), best[0][1] * (1 + _ROUNDING)
-    ways = itertools.product(_OVERRUNS, _SQUEEZES)
-    runs = dict.fromkeys(GreedyRun(problem, limits, overrun, squeeze).kinds() for overrun, squeeze in ways)
-    for kinds in runs:
-        found = Schedule(name, placement, problem.microbatches, tuple(map(_numbered, range(len(kinds)), kinds)))
-        result = score(problem, found).result
-        value = result.stage_span, result.makespan
+    greedy = Greedy(problem, limits)
+    for way in itertools.product(_OVERRUNS, _SQUEEZES):
+        value = greedy.run(*way)
         if value[0] <= most[0] and value[1] <= most[1] and (best is None or value < best[0]):
-            best = value, found
+            best = value, greedy.schedule(name, placement)
     assert best is not None
     return best[1]
-
-
-def _numbered(stage: int, kinds: Sequence[Kind]) -> tuple[Action, ...]:
-    """The actions of a stage that runs the microbatches in order."""
-    counts = {kind: itertools.count() for kind in (Kind.F, Kind.I, Kind.W)}
-    return tuple(Action(stage, kind, next(counts[kind])) for kind in kinds)
 
 
 def _limits(problem: ScheduleProblem, usual: int) -> list[float]:

@@ -29,16 +29,38 @@ _IN_USE = -1.0
 
 
 @frozen
+class FreeQueue:
+    """The messages from one device to another, in order. Seconds.
+
+    Args:
+        ready: when each was sent and its receive was posted.
+        starts: when each started: later than that if the one before it had not drained.
+        arrivals: when each had arrived.
+    """
+
+    ready: list[float]
+    starts: list[float]
+    arrivals: list[float]
+
+
+@frozen
 class FreeTimes:
     """Times of a step in which no link is shared. Seconds.
 
     Args:
         operations: per device the starts and the ends of its operations.
-        arrivals: per ordered pair of devices when each message has arrived.
+        queues: per ordered pair of devices its messages.
+        in_turn: whether a message waited for the one before it in its queue.
     """
 
     operations: tuple[tuple[list[float], list[float]], ...]
-    arrivals: dict[tuple[int, int], list[float]]
+    queues: dict[tuple[int, int], FreeQueue]
+    in_turn: bool
+
+    @property
+    def arrivals(self) -> dict[tuple[int, int], list[float]]:
+        """Per ordered pair of devices when each message has arrived."""
+        return {pair: queue.arrivals for pair, queue in self.queues.items()}
 
 
 def free_times(
@@ -47,6 +69,8 @@ def free_times(
     costs: Sequence[StageCosts],
     hop: Callable[[int, int], tuple[float, float]],
     task_s: Callable[[Task], float],
+    *,
+    eager: bool = False,
 ) -> FreeTimes | None:
     """The times of a step in which no two queues share a link.
 
@@ -56,13 +80,14 @@ def free_times(
         costs: per stage.
         hop: latency in seconds, and bytes/s, from one device to another.
         task_s: duration of a task in seconds.
+        eager: a send needs no posted receive.
 
     Returns:
         The times; None if the plan deadlocks.
     """
     if not _reads_own_results_in_order(plan, queues):
         return None
-    step = _Step(queues, compute_times(queues.compute, costs), hop, task_s)
+    step = _Step(queues, compute_times(queues.compute, costs), hop, task_s, eager)
     return step.times() if step.run() else None
 
 
@@ -84,24 +109,34 @@ def _reads_own_results_in_order(plan: Plan, queues: Queues) -> bool:
 class _Channel:
     """The messages from one device to another, computed in order."""
 
-    __slots__ = ("arrivals", "bytes_per_s", "dst", "free_s", "latency_s", "messages", "src")
+    __slots__ = (
+        "arrivals", "bytes_per_s", "dst", "eager", "free_s", "in_turn", "latency_s", "messages", "ready", "src",
+        "starts",
+    )  # fmt: skip
 
-    def __init__(self, src: int, dst: int, messages: Sequence[Message], latency_s: float, bytes_per_s: float) -> None:
-        self.src, self.dst, self.messages = src, dst, messages
-        self.latency_s, self.bytes_per_s = latency_s, bytes_per_s
+    def __init__(self, src: int, dst: int, messages: Sequence[Message], hop: tuple[float, float], eager: bool) -> None:
+        self.src, self.dst, self.messages, self.eager = src, dst, messages, eager
+        self.latency_s, self.bytes_per_s = hop
+        self.ready: list[float] = []
+        self.starts: list[float] = []
         self.arrivals: list[float] = []
         self.free_s = 0.0
+        self.in_turn = False
 
     def advance(self, count: int, sent: Sequence[float], run: Sequence[float]) -> None:
         """Compute the first ``count`` messages, from the ends of the sender's and of the receiver's compute items."""
-        arrivals, free_s = self.arrivals, self.free_s
-        latency_s, bytes_per_s = self.latency_s, self.bytes_per_s
-        for message in self.messages[len(arrivals) : count]:
-            start = sent[message.issued]
-            if message.posted and run[message.posted - 1] > start:
-                start = run[message.posted - 1]
-            free_s = max(start, free_s) + message.bytes / bytes_per_s
-            arrivals.append(free_s + latency_s)
+        latency_s, bytes_per_s, free_s, eager = self.latency_s, self.bytes_per_s, self.free_s, self.eager
+        for _, _, _, _, size, issued, posted, _ in self.messages[len(self.arrivals) : count]:
+            start = sent[issued]
+            if posted and not eager and run[posted - 1] > start:
+                start = run[posted - 1]
+            self.ready.append(start)
+            if free_s > start:
+                start, self.in_turn = free_s, True
+            seconds = size / bytes_per_s
+            free_s = start + seconds
+            self.starts.append(start)
+            self.arrivals.append(start + (seconds + latency_s))  # as the simulator adds them
         self.free_s = free_s
 
 
@@ -114,12 +149,13 @@ class _Step:
         seconds: Sequence[Sequence[float]],
         hop: Callable[[int, int], tuple[float, float]],
         task_s: Callable[[Task], float],
+        eager: bool,
     ) -> None:
         self.queues, self.seconds, self.task_s = queues, seconds, task_s
         self.starts: list[list[float]] = [[] for _ in queues.compute]
         self.ends: list[list[float]] = [[] for _ in queues.compute]
         self.channels = {
-            (src, dst): _Channel(src, dst, messages, *hop(src, dst)) for (src, dst), messages in queues.messages.items()
+            pair: _Channel(*pair, messages, hop(*pair), eager) for pair, messages in queues.messages.items()
         }
         self.reads: list[list[list[tuple[_Channel, int]] | None]] = [[None] * len(own) for own in queues.compute]
         for channel in self.channels.values():
@@ -163,7 +199,11 @@ class _Step:
         """The times of a step that has run to its end."""
         return FreeTimes(
             tuple(zip(self.starts, self.ends, strict=True)),
-            {pair: channel.arrivals for pair, channel in self.channels.items()},
+            {
+                pair: FreeQueue(channel.ready, channel.starts, channel.arrivals)
+                for pair, channel in self.channels.items()
+            },
+            any(channel.in_turn for channel in self.channels.values()),
         )
 
     def _advance(self, device: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from ...actions import COMPUTE_KINDS, Action, Kind
+from ...cluster.cluster import Cluster
 from ...cluster.routing import path_latency_s, path_rate
 from ...costs.costs import StageCosts
 from ...errors import RequestError
@@ -74,6 +75,13 @@ class CheckedActions:
     warnings: tuple[str, ...]
     queues: Queues
     times: FreeTimes
+
+    def times_of(self, costs: Sequence[StageCosts], cluster: Cluster) -> FreeTimes | None:
+        """``times``, if they are of a step with these costs on this cluster, its devices by rank."""
+        known, mesh = self.plan.prediction, self.plan.mesh
+        if known is None or mesh.data > 1 or costs is not known.costs or cluster != mesh.arrange(known.cluster):
+            return None
+        return self.times
 
 
 def check_actions(plan: Plan, lowered: Sequence[Sequence[Action]] | None = None) -> CheckedActions:

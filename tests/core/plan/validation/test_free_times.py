@@ -52,7 +52,7 @@ def by_graph(plan, queues, hop, task_s):
             (drained[at] if why == "is next in the queue" else ready[at] for at, why in others), default=0.0
         )
         drained[node] = starts[node] + size[node]
-        ready[node] = drained[node] + latency[node]
+        ready[node] = starts[node] + (size[node] + latency[node])
     operations = tuple(
         (starts[first : first + len(actions)], ready[first : first + len(actions)])
         for first, actions in zip(waits.first_operation, queues.compute, strict=True)
