@@ -1,5 +1,7 @@
 """A pipeline is equal, to the last bit, to its captured graph, unsplit, over the same microbatches."""
 
+import itertools
+
 import pytest
 import torch
 from attrs import evolve
@@ -75,7 +77,11 @@ RECOMPUTING = [{"recompute": None}, {"schedule_name": "v-half", "chunks": 2, "re
 
 @pytest.mark.parametrize(
     ("devices", "options"),
-    [(devices, options) for devices in (2, 3) for options in OPTIONS] + [(2, options) for options in RECOMPUTING],
+    [
+        pytest.param(devices, options, marks=[pytest.mark.slow] * (devices == 3 and "chunks" not in options))
+        for devices, options in itertools.product((2, 3), OPTIONS)
+    ]
+    + [(2, options) for options in RECOMPUTING],
     ids=str,
 )
 @pytest.mark.parametrize("name", ["tied gpt with dropout", "batchnorm with a skip"])

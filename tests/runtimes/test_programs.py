@@ -1635,7 +1635,7 @@ def first_call_that_does_something_else():
 
 
 FAST = {
-    "table_in_an_attribute_that_is_none_at_first", "table_that_grows_with_its_size", "buffer_that_grows",
+    "table_in_an_attribute_that_is_none_at_first", "buffer_that_grows",
     "buffer_that_the_forward_registers", "mask_in_a_dict_by_size", "table_in_a_global_dict",
     "table_that_depends_on_the_first_length", "number_of_the_first_length", "table_of_a_parameter",
     "projection_that_is_drawn_once", "part_of_a_table_that_is_written_from_the_batch",
@@ -1643,7 +1643,7 @@ FAST = {
     "table_around_a_function_that_the_forward_calls", "first_call_for_each_shape_that_does_something_else",
     "contrast_with_a_queue_by_rolling", "gradient_reversal",
     "distillation_with_temperature_and_a_frozen_teacher", "mix_up_by_a_permutation_and_beta", "spectral_norm",
-    "policy_gradient_with_log_probs_and_entropy", "teacher_forcing_by_a_ratio_of_tensors",
+    "policy_gradient_with_log_probs_and_entropy",
     "functional_call_with_scaled_weights", "complex_numbers_of_a_fourier_layer", "dataclass_batch_and_output",
     "vector_quantisation_with_averaged_codes", "autocast_in_bfloat16_inside_the_step",
     "teacher_that_is_averaged_in_the_step", "loss_that_is_skipped_if_it_is_a_spike", "gradient_penalty_on_inputs",

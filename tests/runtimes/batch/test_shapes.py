@@ -104,7 +104,8 @@ def test_leaves_are_cut_along_the_dimensions_of_the_example():
 
 
 @NEW
-@pytest.mark.parametrize(("name", "devices"), [pytest.param(GPT, 2, marks=pytest.mark.slow), (WEIGHTED, 3)])
+@pytest.mark.parametrize(("name", "devices"), [(GPT, 2), (WEIGHTED, 3)])
+@pytest.mark.slow
 def test_sequences_of_many_lengths(name, devices):
     pair = Pair(ThreadTeam(devices), name, 8, 4)
     assert pair.distance([tokens(8), tokens(8, 7), tokens(8, 1), tokens(6, 16), tokens(8)]) < NEAR

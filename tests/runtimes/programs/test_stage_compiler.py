@@ -73,7 +73,7 @@ def logits(model, batch):
 
 
 @pytest.mark.filterwarnings("ignore:microbatches of a new shape")
-@pytest.mark.parametrize("name", [GPT, CONV])
+@pytest.mark.parametrize("name", [pytest.param(GPT, marks=pytest.mark.slow), CONV])
 def test_evaluation_runs_compiled_groups(name):
     evaluate_compiled(name, as_it_is, {"rtol": 0, "atol": 1e-12})
 

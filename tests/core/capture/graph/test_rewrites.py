@@ -62,7 +62,11 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+SLOW = ("lstm", "lstm without biases, times first")
+"""Variations of others, left out of the fast suite."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in MODELS])
 def test_rewritten_operators_train_like_one_process(name):
     torch.manual_seed(0)
     checked = CheckedModel(MODELS[name]().train(), step, batch(), 2)
