@@ -995,8 +995,9 @@ SLOW = {
     "tied_weight_that_gets_other_data", "initialised_flag_in_a_buffer", "what_a_function_returns_has_the_number",
     "attribute_by_a_name_that_is_made", "class_attribute", "closure_of_a_function_that_the_step_calls",
     "closure_queue_of_the_last_values", "bound_method", "method_of_an_object", "keywords_of_a_partial",
-    "default_argument", "enumeration", "dataclass", "global_object_that_is_replaced", "buffer_that_counts_before_another_is_written",
-    "plain_tensor_that_the_forward_writes", "layer_that_is_frozen_at_first",
+    "default_argument", "enumeration", "dataclass", "global_object_that_is_replaced",
+    "buffer_that_counts_before_another_is_written", "plain_tensor_that_the_forward_writes",
+    "layer_that_is_frozen_at_first",
 }  # fmt: skip
 """Variations of others, left out of the fast suite."""
 
