@@ -17,6 +17,7 @@ sequence parallelism is not part of it. The model is on the meta device, for pla
 """
 
 from collections.abc import Callable
+from functools import partial
 from math import ceil
 from typing import Any
 
@@ -67,12 +68,16 @@ def refuse_tensor_ranks(name: str, architecture: str, sizes: dict[str, int], ten
             )
 
 
-def model_of_rank(model: nn.Module, tensor: int) -> tuple[nn.Module, Step]:
+def model_of_rank(model: nn.Module, tensor: int, rank: int = 0) -> tuple[nn.Module, Step]:
     """A rank's part of a model, and its step.
+
+    The loss is that of the whole model. The gradients of a rank's loss are of the sum of all ranks' losses; those of
+    whole parameters are then summed over the ranks.
 
     Args:
         model: on meta; changed in place. `refuse_tensor_ranks` has checked it.
         tensor: number of ranks.
+        rank: number of the rank; all of them have the same costs.
     """
     architecture = type(model).__name__
     for name, module in model.named_modules():
@@ -89,10 +94,10 @@ def model_of_rank(model: nn.Module, tensor: int) -> tuple[nn.Module, Step]:
     own = ceil(embedding.num_embeddings / (VOCABULARY_MULTIPLE * tensor)) * VOCABULARY_MULTIPLE
     head = model.get_submodule("lm_head")
     tied = head.weight is embedding.weight
-    model.set_submodule(place, _EmbeddingOfRank(embedding, own))
+    model.set_submodule(place, _EmbeddingOfRank(embedding, own, rank * own))
     weight = model.get_submodule(place).weight if tied else _meta(own, embedding.embedding_dim, head.weight)
     head.weight = weight
-    return model, _step_of_rank
+    return model, partial(_step_of_rank, rank * own)
 
 
 def _meta(rows: int, columns: int, like: Tensor | nn.Module) -> nn.Parameter:
@@ -143,21 +148,22 @@ class _EmbeddingOfRank(nn.Module):
     Args:
         whole: the embedding to split.
         own: number of the rank's tokens.
+        first: the first of them.
     """
 
-    def __init__(self, whole: nn.Embedding, own: int) -> None:
+    def __init__(self, whole: nn.Embedding, own: int, first: int) -> None:
         super().__init__()
-        self.weight, self.own = _meta(own, whole.embedding_dim, whole.weight), own
+        self.weight, self.own, self.first = _meta(own, whole.embedding_dim, whole.weight), own, first
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The hidden states of tokens."""
-        elsewhere = tokens >= self.own
-        rows = nn.functional.embedding(tokens.masked_fill(elsewhere, 0), self.weight)
+        elsewhere = (tokens < self.first) | (tokens >= self.first + self.own)
+        rows = nn.functional.embedding((tokens - self.first).masked_fill(elsewhere, 0), self.weight)
         return ALL_REDUCE(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0), SUM)  # type: ignore[no-any-return]
 
 
-def _step_of_rank(model: nn.Module, batch: Any) -> Tensor:
-    """The loss of the next token, from a rank's part of the logits."""
+def _step_of_rank(first: int, model: nn.Module, batch: Any) -> Tensor:
+    """The loss of the next token, from a rank's part of the logits, which begins with token ``first``."""
     tokens = batch["tokens"]
     logits = model(input_ids=tokens).logits
     own = logits.shape[-1]
@@ -167,8 +173,8 @@ def _step_of_rank(model: nn.Module, batch: Any) -> Tensor:
     largest = ALL_REDUCE(logits.detach().amax(-1), MAX)
     logits = logits - largest.unsqueeze(-1)
     total = ALL_REDUCE(logits.exp().sum(-1), SUM)
-    elsewhere = wanted >= own
-    picked = logits.gather(-1, wanted.masked_fill(elsewhere, 0).clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    elsewhere = (wanted < first) | (wanted >= first + own)
+    picked = logits.gather(-1, (wanted - first).masked_fill(elsewhere, 0).unsqueeze(-1)).squeeze(-1)
     picked = ALL_REDUCE(picked.masked_fill(elsewhere, 0.0), SUM)
     lost: Tensor = ((total.log() - picked) * known).sum()
     return lost / known.sum()

@@ -111,6 +111,9 @@ class PlanAnswer:
             print(rates)
         if plan.memory.offload:
             print(_offload_text(plan))
+        if plan.mesh.tensor > 1:
+            share = reduction_share(plan)
+            print(f"All-reduces over {plan.mesh.tensor} tensor ranks: {share:.1%} of the time of F, B, I and W")
         self._show_stages()
         self._show_devices()
         print_memory(self.run, self.limits)
@@ -210,7 +213,7 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
         "predicted_step_s": prediction.step_s,
         "peak_memory_bytes": list(prediction.peak_memory_bytes),
         "schedule": plan.schedule,
-        **({"tensor": plan.mesh.tensor, "data": plan.mesh.data} if plan.mesh.tensor > 1 else {}),
+        **(_plain_tensor(plan) if plan.mesh.tensor > 1 else {}),
         "evaluations": prediction.evaluations,
         "efficiency": efficiency(plan),
     }
@@ -221,6 +224,17 @@ def _plain_offload(plan: Plan) -> list[dict[str, Any]]:
         {"stage": each.stage, "bytes": each.bytes, "microbatches": len(each.copies), "storages": len(each.storages)}
         for each in plan.memory.offload
     ]
+
+
+def _plain_tensor(plan: Plan) -> dict[str, Any]:
+    return {"tensor": plan.mesh.tensor, "data": plan.mesh.data, "tensor_reduction_share": reduction_share(plan)}
+
+
+def reduction_share(plan: Plan) -> float:
+    """The all-reduces over tensor ranks in shares of the time of F and B of all stages, without contention."""
+    costs = _prediction(plan).costs
+    reduced_s = sum(cost.reductions.forward_s + cost.reductions.backward_s for cost in costs if cost.reductions)
+    return reduced_s / max(sum(map(compute_s, costs)), 1e-300)
 
 
 def _plain_fewer(plan: Plan) -> dict[str, Any]:

@@ -1,11 +1,15 @@
 """The part of a bundled model that one tensor rank has, and plans with tensor ranks."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
+from threading import Barrier, local
 
 import pytest
+import torch
 from panpipe.answers import bundled
 from panpipe.answers.bundled import make
+from panpipe.answers.tensor_ranks import model_of_rank
 from panpipe.cli import main
 from panpipe.core.analytic.model import model_work
 from panpipe.core.capture.export.operators import operators_of
@@ -14,13 +18,14 @@ from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import read_plan
 from panpipe.core.plan.validation.validate import validate
 from panpipe.simulators.run import simulate
+from torch import nn
 
 pytest.importorskip("transformers")
 
 HIDDEN, LAYERS, TOKENS = 128, 1, 32
 SMALL = {
-    "gpt": bundled._gpt2(LAYERS, 8, HIDDEN),
-    "llama": bundled._llama(LAYERS, 8, 4, HIDDEN, 256, vocab_size=1000),
+    "gpt": bundled._gpt2(LAYERS, 8, HIDDEN, vocab_size=1024),
+    "llama": bundled._llama(LAYERS, 8, 4, HIDDEN, 256, vocab_size=1024),
 }
 
 
@@ -124,3 +129,82 @@ def test_model_that_fits_with_no_tensor_ranks_is_infeasible(capsys):
 def test_wrong_option_is_refused(options, said, capsys):
     assert plan(*options) == 2
     assert said in capsys.readouterr().err
+
+
+class Ranks:
+    """Threads that run the same program, with all-reduces between them."""
+
+    def __init__(self, count):
+        self.barrier, self.parts, self.number = Barrier(count), [None] * count, local()
+
+    def all_reduce(self, part, operation):
+        self.parts[self.number.value] = part
+        self.barrier.wait()
+        each = torch.stack(self.parts)
+        self.barrier.wait()
+        return each.sum(0) if operation == "sum" else each.amax(0)
+
+    def run(self, work):
+        def one(rank):
+            self.number.value = rank
+            return work(rank)
+
+        with ThreadPoolExecutor(len(self.parts)) as pool:
+            return list(pool.map(one, range(len(self.parts))))
+
+
+def rank_s_part(name, tensor, rank, shape):
+    """The part of a whole weight that a rank holds: cut along the dimension in which the shapes differ."""
+    if "c_attn" in name:  # query, key and value next to each other, each of them cut
+        return torch.cat([third.chunk(2, -1)[rank] for third in tensor.chunk(3, -1)], -1)
+    for dimension, size in enumerate(shape):
+        if size != tensor.shape[dimension]:
+            return tensor.narrow(dimension, rank * size, size)
+    return tensor
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_ranks_together_compute_the_loss_and_gradients_of_the_whole_model(name, monkeypatch):
+    torch.manual_seed(0)
+    monkeypatch.setattr(torch.Tensor, "float", lambda tensor: tensor)  # losses are computed in float32, here in float64
+    whole, step, _ = make(name, 2, 8)
+    whole = whole.to_empty(device="cpu").double().eval()
+    for parameter in whole.parameters():
+        nn.init.normal_(parameter, std=0.2)
+    tokens = torch.randint(0, whole.config.vocab_size, (2, 8))
+    if name == "llama":  # its rotary table was on meta, too
+        whole.model.rotary_emb = type(whole.model.rotary_emb)(whole.config)
+    loss = step(whole, {"tokens": tokens})
+    loss.backward()
+    ranks = Ranks(2)
+    parts = []
+    for rank in range(2):
+        part, part_step = model_of_rank(make(name, 2, 8)[0], 2, rank)
+        part = part.to_empty(device="cpu").double().eval()
+        if name == "llama":
+            part.model.rotary_emb = type(whole.model.rotary_emb)(whole.config)
+        given = dict(whole.named_parameters())
+        for key, parameter in part.named_parameters():
+            parameter.data.copy_(rank_s_part(key, given[key].detach(), rank, parameter.shape))
+        parts.append((part, part_step))
+
+    def work(rank):
+        part, part_step = parts[rank]
+        found = part_step(part, {"tokens": tokens})
+        (found / 2).backward()  # of the mean of both ranks' losses
+        return found.item()
+
+    with torch.library._scoped_library("panpipe_tensor", "IMPL") as library:
+        library.impl("all_reduce", ranks.all_reduce, "CPU")
+        losses = ranks.run(work)
+    assert losses == pytest.approx([loss.item()] * 2, rel=1e-12)
+    # Llama's norms compute in float32, whatever the dtype of the model.
+    near = {"rtol": 1e-9, "atol": 1e-12} if name == "gpt" else {"rtol": 1e-4, "atol": 1e-7}
+    for key, parameter in whole.named_parameters():
+        own = [dict(part.named_parameters())[key].grad for part, _ in parts]
+        if own[0].shape == parameter.shape:
+            torch.testing.assert_close(own[0] + own[1], parameter.grad, **near)
+        else:
+            for rank in range(2):
+                expected = rank_s_part(key, parameter.grad, rank, own[rank].shape)
+                torch.testing.assert_close(own[rank], expected, **near)
