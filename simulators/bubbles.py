@@ -141,7 +141,10 @@ class _Device:
 
     def _moved(self, cause: str, seconds: float, awaited: _Awaited | None) -> None:
         """Idle time while something moves, some of it contention."""
-        contention = scaled(awaited.delays, seconds) if awaited else {}
+        if awaited is None or not awaited.delays:
+            self.causes[cause] += seconds
+            return
+        contention = scaled(awaited.delays, seconds)
         for direction, part in contention.items():
             self.contention[direction] = self.contention.get(direction, 0.0) + part
         contended_s = min(sum(contention.values()), seconds)
@@ -181,6 +184,7 @@ def _last_sent(
         delays = queue_delays(times.flows, times.ready_s)
         for message, arrived_s, delay in zip(messages, times.arrivals, delays, strict=True):
             key = dst, message.reader
-            if key not in latest or arrived_s > latest[key].until_s:
+            known = latest.get(key)
+            if known is None or arrived_s > known.until_s:
                 latest[key] = _Awaited(ends[message.issued], arrived_s, delay)
     return latest

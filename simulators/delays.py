@@ -20,6 +20,8 @@ def queue_delays(flows: Sequence[FlowTimes], ready_s: Sequence[float]) -> list[D
         flows: in order; each starts when the previous one has drained.
         ready_s: when each could have started in an empty queue.
     """
+    if all(flow.pieces is None for flow in flows):
+        return [{}] * len(flows)
     delays: list[Delays] = []
     drained_alone_s = 0.0
     before: Delays = {}

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from attrs import evolve, frozen
 
-from ..actions import RECV_KINDS, SEND_KINDS, Action, Kind
+from ..actions import COMM_KINDS, SEND_KINDS, Action, Kind
 from ..errors import RequestError
 from . import host_copies, step_end  # noqa: F401 - declare their kinds
 from .items import Item, Message, Task
@@ -108,14 +108,19 @@ def queues_of(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Queues:
     items: dict[TaskKind, list[Item]] = {declared: [] for declared in declarations()}
     for device, actions in enumerate(lowered):
         ops: list[Action] = []
+        peers: dict[tuple[int, int | None], int] = {}
         for place, action in enumerate(actions):
             kind = action.kind
             if kind in COMPUTE_SECONDS:
                 ops.append(action)
-            elif kind in SEND_KINDS:
-                sent.setdefault((device, peer_device(plan, device, action)), []).append((action, len(ops) - 1))
-            elif kind in RECV_KINDS:
-                received.setdefault((peer_device(plan, device, action), device), []).append((action, len(ops)))
+            elif kind in COMM_KINDS:
+                stages = action.stage, action.peer
+                if stages not in peers:
+                    peers[stages] = peer_device(plan, device, action)
+                if kind in SEND_KINDS:
+                    sent.setdefault((device, peers[stages]), []).append((action, len(ops) - 1))
+                else:
+                    received.setdefault((peers[stages], device), []).append((action, len(ops)))
             elif kind in kinds:
                 items[kinds[kind]].append(Item(device, kinds[kind].queue, action, len(ops), place))
             else:

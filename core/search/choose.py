@@ -26,6 +26,9 @@ FIRST = 0.75
 """Share of it for the first search if another oracle scores its plans: further searches may follow."""
 LEAST, MOST = 20_000, 400_000
 """Bounds of the resulting number of evaluations."""
+LARGEST = 8
+"""Most efforts that ``LEAST`` evaluations may take: with a hundred thousand actions per evaluation they would take
+minutes, and large orders gain little from single moves."""
 
 
 def search_plans(
@@ -198,4 +201,4 @@ def _meter(options: SearchOptions, settings: Sequence[Setting]) -> Meter:
 def _evaluations(settings: Sequence[Setting], share: float = 1.0) -> int:
     """By default: as many evaluations of the largest setting as a share of ``EFFORT`` pays for."""
     actions = max(6 * setting.devices * setting.microbatches for setting in settings)
-    return min(max(int(share * EFFORT) // actions, LEAST), MOST)
+    return min(max(int(share * EFFORT) // actions, min(LEAST, LARGEST * EFFORT // actions)), MOST)

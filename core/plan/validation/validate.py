@@ -131,7 +131,7 @@ def _check_same_compute(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None
         stages = () if plan.forward_only else plan.stages_on(device)
         wanted = [*plan.device_actions[device], *(Action(stage.index, Kind.STEP) for stage in stages)]
         found = [action for action in actions if action.kind in COMPUTE_KINDS or action.kind is Kind.STEP]
-        for position in range(max(len(wanted), len(found))):
+        for position in range(max(len(wanted), len(found)) if wanted != found else 0):
             here = found[position] if position < len(found) else "nothing"
             there = wanted[position] if position < len(wanted) else "nothing"
             if here != there:
@@ -143,6 +143,8 @@ def _check_same_compute(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None
 
 def _check_recompute(plan: Plan, device: int, actions: Sequence[Action]) -> None:
     """Every backward of a stage that recomputes, and of no other, has one RECOMPUTE between it and its F."""
+    if not plan.memory.recompute and all(action.kind is not Kind.RECOMPUTE for action in actions):
+        return
     forward: set[tuple[int, int | None]] = set()
     again: set[tuple[int, int | None]] = set()
     for action in actions:
