@@ -32,11 +32,13 @@ class Device:
         memory_bytes: all that panpipe may use; no reserve is subtracted from it.
         type: a name from the catalogue or of the cluster's own types, or None where the operator graph already carries
             times.
+        forwards: whether transfers between other devices may be routed through it.
     """
 
     name: str
     memory_bytes: int
     type: str | None = None
+    forwards: bool = False
 
 
 @frozen
@@ -104,7 +106,8 @@ class Cluster:
     def _router(self) -> Router:
         names = [device.name for device in self.devices] + [hub.name for hub in self.hubs]
         kinds = [None for _ in self.devices] + [hub.kind for hub in self.hubs]
-        return Router(names, kinds, self.links)
+        forwarding = {number for number, device in enumerate(self.devices) if device.forwards}
+        return Router(names, kinds, self.links, forwarding)
 
     @cached_property
     def _paths(self) -> dict[tuple[int, int], tuple[Hop, ...]]:
@@ -118,7 +121,8 @@ class Cluster:
         """Links from device ``src`` to device ``dst``, each with its direction (True from a to b).
 
         The path with the least latency; of equal ones, one with the fewest links (see :mod:`.routing`). It never turns
-        around at PCIe switches or NICs: without NVLink a transfer is staged through a host.
+        around at PCIe switches or NICs: without NVLink a transfer is staged through a host. It crosses no other device
+        but those that forward.
 
         Raises:
             RequestError: nothing connects them.
@@ -127,7 +131,10 @@ class Cluster:
             path = self._router.path(src, dst)
             if path is None:
                 ends = f"device {src} ('{self.devices[src].name}') to {dst} ('{self.devices[dst].name}')"
-                raise RequestError(f"no link connects {ends}: add one")
+                raise RequestError(
+                    f"no link connects {ends}: add one; paths cross another device only if the cluster file has "
+                    '"forwards": true for it'
+                )
             self._paths[src, dst] = path
         return self._paths[src, dst]
 
@@ -255,6 +262,7 @@ _hub_document = cattrs.gen.make_dict_unstructure_fn(Hub, converter, memory_bytes
 _hub_object = cattrs.gen.make_dict_structure_fn(Hub, converter)
 converter.register_structure_hook(Hub, _read_hub)
 converter.register_unstructure_hook(Hub, _write_hub)
+converter.register_unstructure_hook(Device, cattrs.gen.make_dict_unstructure_fn(Device, converter, forwards=_later))
 converter.register_unstructure_hook(
     Link,
     cattrs.gen.make_dict_unstructure_fn(

@@ -12,12 +12,16 @@ without peer-to-peer access, while a GPU reaches a NIC through its PCIe switch. 
     allowed:    gpu0 ─ pcie0 ─ host0 ─ pcie1 ─ gpu2        gpu0 ─ pcie0 ─ nic0 ─ rail0 ─ nic0' ─ pcie0' ─ gpu0'
     forbidden:  gpu0 ─ pcie0 ─ gpu1                        gpu0 ─ pcie0 ─ nic0 ─ pcie0 ─ gpu1
 
-The graph that is searched has two states for each place: reached from a device through PCIe switches and NICs alone
-(*inside*), and reached otherwise. No step leads from an inside state to a device.
+A path crosses no device between its ends, unless that device forwards: a GPU moves data between two of its links only
+where a program on it copies them.
+
+The graph that is searched has two states for each place. Of a hub: reached from a device through PCIe switches and
+NICs alone (*inside*), and reached otherwise; no step leads from an inside state to a device. Of a device: where a path
+starts, and where it arrives; steps leave an arrival only at a device that forwards.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import cached_property
 from math import floor, inf, log10
 from typing import Any
@@ -121,22 +125,31 @@ class Router:
         names: of all places, the devices first.
         kinds: of all places: None for a device, otherwise the hub's kind.
         links: between them.
+        forwarding: places of the devices that paths may cross.
     """
 
-    def __init__(self, names: Sequence[str], kinds: Sequence[str | None], links: Sequence[Link]) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        kinds: Sequence[str | None],
+        links: Sequence[Link],
+        forwarding: Collection[int] = frozenset(),
+    ) -> None:
         numbers = {name: number for number, name in enumerate(names)}
         self.kinds = kinds
         self.links = links
         self.states = 2 * len(names)
         self.steps: list[list[tuple[int, float, int]]] = [[] for _ in range(self.states)]
-        """By state (2 × the place's number, + 1 inside): each state before it, the link's length, the link's index."""
+        """By state (2 × the place's number, + 1 inside or at a path's start): each state before it, the link's length,
+        the link's index."""
         slowest = max((link.latency_s for link in links), default=0.0)
         most = EXACT / LINKS / max(LINKS, self.states)  # no path has as many links as there are states
         units = PICOSECONDS if slowest * PICOSECONDS <= most else 10.0 ** floor(log10(most / slowest))
         for index, link in enumerate(links):
             length = round(link.latency_s * units) * LINKS + 1
             for a, b in ((numbers[link.a], numbers[link.b]), (numbers[link.b], numbers[link.a])):
-                for before in (2 * a, 2 * a + 1):
+                arrived = kinds[a] is None and a not in forwarding
+                for before in (2 * a + 1,) if arrived else (2 * a, 2 * a + 1):
                     after = self._step(before, b)
                     if after is not None:
                         self.steps[after].append((before, float(length), index))
@@ -157,11 +170,13 @@ class Router:
 
     def _walk(self, src: int, state: int, spread: int) -> tuple[Hop, ...] | None:
         """Follow the shortest path back from a state to its source."""
+        if state == 2 * src:
+            return ()
         lengths = self._from(src)
         if numpy.isinf(lengths[state]):
             return None
         hops: list[Hop] = []
-        while state != 2 * src:
+        while state != self._start(src):
             equal = self._last_steps(src, state)
             state, index = equal[spread % len(equal)]
             hops.append((self.links[index], self.ends[index] == state // 2))
@@ -181,8 +196,12 @@ class Router:
         if src not in self._lengths:
             from scipy.sparse.csgraph import dijkstra
 
-            self._lengths[src] = dijkstra(self._graph, indices=2 * src)
+            self._lengths[src] = dijkstra(self._graph, indices=self._start(src))
         return self._lengths[src]
+
+    def _start(self, place: int) -> int:
+        """The state in which paths from a place start."""
+        return 2 * place + int(self.kinds[place] is None)
 
     @cached_property
     def _graph(self) -> Any:
@@ -198,7 +217,7 @@ class Router:
         here, inside = divmod(state, 2)
         kind, to = self.kinds[here], self.kinds[there]
         if to is None:
-            return None if inside else 2 * there
+            return None if inside and kind is not None else 2 * there
         if to not in INSIDE_KINDS or (kind == "nic" and to == "nic"):
             return 2 * there
         return 2 * there + int(kind is None or bool(inside))

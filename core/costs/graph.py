@@ -134,10 +134,17 @@ class OpGraph:
         return hashlib.sha256(json.dumps(identity, separators=(",", ":")).encode()).hexdigest()
 
 
+MOST_S = 365 * 24 * 3600.0
+"""The longest time of an operator: a year. A larger one is a wrong unit, and sums of such times lose all digits."""
+
+
 def _check_costs(node: OpNode) -> None:
     for name in ("forward_s", "backward_input_s", "backward_weight_s", "optimizer_s"):
-        if not 0 <= getattr(node, name) < float("inf"):
-            raise RequestError(f"{name} of '{node.name}' is {getattr(node, name)}: a time must be finite, at least 0")
+        value = getattr(node, name)
+        if not 0 <= value < float("inf"):
+            raise RequestError(f"{name} of '{node.name}' is {value}: a time must be finite, at least 0")
+        if value > MOST_S:
+            raise RequestError(f"{name} of '{node.name}' is {value:g} s, more than a year: give seconds")
     for name in ("parameter_bytes", "state_bytes", "saved_bytes", "workspace_bytes", "shared_bytes"):
         if getattr(node, name) < 0:
             raise RequestError(f"{name} of '{node.name}' is {getattr(node, name)}: a size must be at least 0")
@@ -154,7 +161,20 @@ def read_graph(path: str | Path) -> OpGraph:
             f"{path}: operator '{split}' has all-reduces over tensor ranks: only --model can be planned with them; "
             "remove 'reductions'"
         )
+    _check_states(path, graph)
     return graph
+
+
+def _check_states(path: str | Path, graph: OpGraph) -> None:
+    """State includes the parameters, but for those that an earlier node also lists: their state is counted there."""
+    seen: set[str] = set()
+    for node in graph.nodes:
+        if node.state_bytes < node.parameter_bytes and not seen.intersection(node.parameters):
+            raise RequestError(
+                f"{path}: state_bytes of '{node.name}' is {node.state_bytes}, below its parameter_bytes "
+                f"{node.parameter_bytes}: state_bytes is of parameters, gradients and optimizer state together"
+            )
+        seen.update(node.parameters)
 
 
 def with_reduction_times(graph: OpGraph, ranks: int, latency_s: float, s_per_byte: float) -> OpGraph:

@@ -141,9 +141,11 @@ def test_a_cluster_carries_types_of_its_own(tmp_path):
     assert cluster_json(read_cluster(path)) == path.read_text(encoding="utf-8")
 
 
-def allowed(kinds, names):
+def allowed(kinds, names, forwarding):
     """Whether a walk keeps the rule, read off it as the documentation puts it."""
     at = [number for number, name in enumerate(names) if kinds[name] is None]
+    if any(kinds[name] is None and name not in forwarding for name in names[1:-1]):
+        return False
     for first, last in pairwise(at):
         between = [kinds[name] for name in names[first + 1 : last]]
         cable = any(a == b == "nic" for a, b in pairwise(between))
@@ -154,10 +156,11 @@ def allowed(kinds, names):
 
 def shortest(cluster, kinds, src, dst, most):
     """Latency and links of the best allowed walk, by trying all of at most this many links."""
+    forwarding = {device.name for device in cluster.devices if device.forwards}
     best, walks = None, [((0.0, 0), [src])]
     while walks:
         (latency, count), names = walks.pop()
-        if names[-1] == dst and allowed(kinds, names):
+        if names[-1] == dst and allowed(kinds, names, forwarding):
             best = min(best or (latency, count), (latency, count))
         elif count < most and (best is None or (latency, count) < best):
             for link in cluster.links:
@@ -176,7 +179,7 @@ def clusters(draw):
     chosen = draw(st.lists(st.sampled_from(pairs), unique=True, min_size=1, max_size=7))
     latency = st.sampled_from([0.25, 0.5, 1.0])
     links = tuple(Link(a, b, 1.0, draw(latency)) for a, b in chosen)
-    return Cluster(tuple(Device(name, 1) for name in devices), tuple(hubs), links)
+    return Cluster(tuple(Device(name, 1, None, draw(st.booleans())) for name in devices), tuple(hubs), links)
 
 
 @given(clusters())
@@ -190,7 +193,7 @@ def test_paths_are_the_shortest_that_cross_pcie_only_through_a_host(cluster):
         return
     names = places(cluster, path, "d0")
     assert names[-1] == "d1"
-    assert allowed(kinds, names)
+    assert allowed(kinds, names, {device.name for device in cluster.devices if device.forwards})
     assert (sum(link.latency_s for link, _ in path), len(path)) == best
 
 
@@ -199,7 +202,7 @@ def test_paths_do_not_depend_on_names(cluster, random):
     names = [device.name for device in cluster.devices] + [hub.name for hub in cluster.hubs]
     other = dict(zip(names, random.sample([f"x{i}" for i in range(len(names))], len(names)), strict=True))
     renamed = Cluster(
-        tuple(Device(other[device.name], 1) for device in cluster.devices),
+        tuple(Device(other[device.name], 1, None, device.forwards) for device in cluster.devices),
         tuple(Hub(other[hub.name], hub.kind) for hub in cluster.hubs),
         tuple(Link(other[link.a], other[link.b], 1.0, link.latency_s) for link in cluster.links),
     )

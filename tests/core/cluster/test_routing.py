@@ -4,10 +4,10 @@ import pytest
 from panpipe.core.cluster.routing import ArrangedRouter, Link, Router, path_latency_s, path_rate, reverse
 
 
-def router(kinds, *links):
+def router(kinds, *links, forwarding=()):
     """Places with these kinds, None for a device, and links between their names with a latency."""
     return Router(
-        list(kinds), list(kinds.values()), [Link(a, b, 10.0, latency) for a, b, latency in links]
+        list(kinds), list(kinds.values()), [Link(a, b, 10.0, latency) for a, b, latency in links], forwarding
     )  # fmt: skip
 
 
@@ -20,20 +20,30 @@ def names(path, start):
 
 
 DEVICES = {"a": None, "b": None, "c": None}
+HUB = {"a": None, "b": "switch", "c": None}
 
 
 def test_least_latency_wins_and_then_the_fewest_links():
-    assert names(router(DEVICES, ("a", "c", 3.0), ("a", "b", 1.0), ("c", "b", 1.0)).path(0, 2), "a") == ["a", "b", "c"]
-    assert names(router(DEVICES, ("a", "c", 2.0), ("a", "b", 1.0), ("c", "b", 1.0)).path(0, 2), "a") == ["a", "c"]
+    assert names(router(HUB, ("a", "c", 3.0), ("a", "b", 1.0), ("c", "b", 1.0)).path(0, 2), "a") == ["a", "b", "c"]
+    assert names(router(HUB, ("a", "c", 2.0), ("a", "b", 1.0), ("c", "b", 1.0)).path(0, 2), "a") == ["a", "c"]
 
 
 @pytest.mark.parametrize("unit", [1e-6, 0.1, 1.0, 30.0, 3e10, 1e290])
 def test_paths_of_any_latencies_end_and_equal_ones_have_the_fewest_links(unit):
     links = ("a", "c", 3 * unit), ("a", "b", unit), ("c", "b", 2 * unit), ("b", "d", 0.0), ("c", "d", 0.0)
-    found = router({**DEVICES, "d": "switch"}, *links)
+    found = router({**HUB, "d": "switch"}, *links)
     assert names(found.path(0, 1), "a") == ["a", "b"]
     assert names(found.path(0, 2), "a") == ["a", "b", "d", "c"]
-    assert names(router(DEVICES, *links[:3]).path(0, 2), "a") == ["a", "c"]
+    assert names(router(HUB, *links[:3]).path(0, 2), "a") == ["a", "c"]
+
+
+def test_paths_cross_no_device_but_those_that_forward():
+    line = ("a", "b", 1.0), ("b", "c", 1.0)
+    assert router(DEVICES, *line).path(0, 2) is None
+    assert names(router(DEVICES, *line, forwarding={1}).path(0, 2), "a") == ["a", "b", "c"]
+    longer = ("a", "host", 5.0), ("host", "c", 5.0)
+    assert names(router({**DEVICES, "host": "host"}, *line, *longer).path(0, 2), "a") == ["a", "host", "c"]
+    assert router(DEVICES, *line).path(0, 1) == router(DEVICES, *line, forwarding={0, 1, 2}).path(0, 1)
 
 
 def test_place_itself_takes_no_link_and_what_nothing_connects_has_no_path():

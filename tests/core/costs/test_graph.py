@@ -37,6 +37,11 @@ def test_parameters_are_listed_once_in_the_order_of_their_first_readers():
     assert graph.parameters == ("w", "v", "u")
 
 
+def test_state_of_shared_parameters_is_counted_once(tmp_path):
+    tied = OpGraph((*GRAPH.nodes, OpNode("head", parameter_bytes=4, parameters=("w",))))
+    assert read_graph(written(tmp_path, graph_json(tied))) == tied
+
+
 def test_file_may_omit_costs(tmp_path):
     text = '{"format": "panpipe.opgraph/1", "nodes": [{"name": "a"}], "edges": []}'
     assert read_graph(written(tmp_path, text)) == OpGraph((OpNode("a"),))
@@ -54,6 +59,11 @@ BAD = {
     "negative time": (lambda d: d["nodes"][0].update(forward_s=-1), "forward_s of 'a' is -1.*at least 0"),
     "endless time": (lambda d: d["nodes"][0].update(forward_s=1e999), "inf is not a finite number"),
     "negative size": (lambda d: d["nodes"][1].update(saved_bytes=-5), "saved_bytes of 'b' is -5"),
+    "state without parameters": (lambda d: d["nodes"][0].update(state_bytes=3), "state_bytes of 'a' is 3, below"),
+    "years": (
+        lambda d: d["nodes"][0].update(backward_weight_s=4e7),
+        "backward_weight_s of 'a' is 4e[+]07 s, more than",
+    ),
     "unknown end": (lambda d: d["edges"][0].update(dst="z"), "names 'z', which is no node"),
     "backwards": (lambda d: d["edges"][0].update(src="b", dst="a"), "b → a runs against the order"),
     "negative edge": (lambda d: d["edges"][0].update(bytes=-1), "a → b has -1 bytes"),
