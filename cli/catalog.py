@@ -54,7 +54,8 @@ def catalog(
 ) -> None:
     """Devices, links and clusters, and where each number comes from.
 
-    Peak rates are the vendors'; effective rates are those that programs reach. Assumed numbers have a ~.
+    Peak rates are the vendors'; effective rates are those that programs reach. A matrix product reaches a share of what
+    large ones do, by its shape. Assumed numbers have a ~.
     """
     known = catalogue() if file is None else catalogue().with_file(read_text(file, CATALOGUE), str(file))
     if action not in (None, "show") or (action is None) != (name is None):
@@ -105,8 +106,8 @@ def _print_all(known: Catalogue, sources: bool) -> None:
     devices = list(known.devices.values())
     kinds = ("bf16", "tf32", "fp32")
     print_table(
-        "Devices: peak and effective TFLOP/s of dense matrix products",
-        ("device", *(f"{kind}{which}" for kind in kinds for which in ("", " eff."))),
+        "Devices: peak TFLOP/s of dense matrix products, and what large ones reach",
+        ("device", *(f"{kind}{which}" for kind in kinds for which in ("", " large"))),
         [(device.name, *(cell for kind in kinds for cell in _rates(device, kind))) for device in devices],
     )
     print_table(
@@ -138,8 +139,11 @@ def _print_all(known: Catalogue, sources: bool) -> None:
 
 
 def _rates(device: DeviceType, kind: str) -> tuple[str, str]:
-    peak, effective = (_number(device, f"{which}_flops_per_s.{kind}", 1e12) for which in ("peak", "effective"))
-    return peak, effective
+    """The peak, and that times the one efficiency of matrix products, whose source both have."""
+    if kind not in device.peak_flops_per_s:
+        return "–", "–"
+    reached = device.large_product_flops_per_s(kind) / 1e12
+    return _number(device, f"peak_flops_per_s.{kind}", 1e12), f"{_mark(device, 'efficiency.matmul')}{reached:.4g}"
 
 
 def _memory_row(device: DeviceType) -> tuple[str, ...]:

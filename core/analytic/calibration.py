@@ -16,7 +16,7 @@ from scipy.optimize import least_squares
 from ..cluster.device_type import COMPUTE_KINDS, MEMORY_KINDS, DeviceType
 from ..errors import RequestError
 from .kernels import Kernel
-from .roofline import kernels_s, rate_of
+from .roofline import kernels_s, peak_s
 
 Floats = NDArray[np.float64]
 
@@ -106,6 +106,8 @@ def calibrate(samples: Sequence[Sample], base: DeviceType, *, tf32: bool = False
         base: its peak rates are unchanged; its efficiencies are the starting point of the search.
         tf32: whether products of float32 ran as TF32.
 
+    Operators are measured in isolation: the share that training sustains of their rates is the base's, and not fitted.
+
     Raises:
         RequestError: too few samples, a time that is not above 0, or a number type for which the device has no rate.
     """
@@ -118,13 +120,14 @@ def calibrate(samples: Sequence[Sample], base: DeviceType, *, tf32: bool = False
     cases = list(dict.fromkeys(sample.case for sample in samples))
     if len(cases) < 3:
         raise RequestError(f"{len(cases)} cases were measured: a fit, and one without each of them, needs at least 3")
-    device, determined = _Fit(samples, base, tf32).device()
+    isolated = evolve(base, sustained=None)
+    device, determined = _Fit(samples, isolated, tf32).device()
     held_out: dict[str, float] = {}
     for case in cases:
-        rest, _ = _Fit([sample for sample in samples if sample.case != case], base, tf32).device(device)
+        rest, _ = _Fit([sample for sample in samples if sample.case != case], isolated, tf32).device(device)
         held_out |= {s.name: kernels_s(s.kernels, rest, tf32=tf32) for s in samples if s.case == case}
-    residuals = (Residual(s, kernels_s(s.kernels, device, tf32=tf32), held_out[s.name]) for s in samples)
-    return Calibration(device, tuple(residuals), determined)
+    residuals = tuple(Residual(s, kernels_s(s.kernels, device, tf32=tf32), held_out[s.name]) for s in samples)
+    return Calibration(evolve(device, sustained=base.sustained), residuals, determined)
 
 
 class _Fit:
@@ -138,9 +141,7 @@ class _Fit:
         self._sample = np.array([i for i, _ in pairs])
         self._kind = np.array([self._kinds.index(kernel.kind) for _, kernel in pairs])
         self._limited = np.array([kernel.kind in COMPUTE_KINDS for _, kernel in pairs])
-        self._arithmetic_s = np.array(
-            [kernel.flops / rate_of(base, kernel.dtype, tf32) if kernel.flops else 0.0 for _, kernel in pairs]
-        )
+        self._arithmetic_s = np.array([peak_s(kernel, base, tf32=tf32) for _, kernel in pairs])
         self._memory_s = np.array([kernel.bytes / base.peak_memory_bytes_per_s for _, kernel in pairs])
         self._measured = np.log([sample.seconds for sample in samples])
 

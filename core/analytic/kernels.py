@@ -12,6 +12,7 @@ from torch.utils.flop_counter import flop_registry
 
 from .attention import BACKWARD, FORWARD, attention_flops
 from .kinds import kind_of, operator_name
+from .shapes import Product, Scores, Shape
 
 aten = torch.ops.aten
 
@@ -33,6 +34,7 @@ class Kernel:
             operators, which are memory-bound.
         counted_flops: the FLOPs by the usual formulas for model-FLOPs utilisation, see `attention_flops`.
         read_bytes, written_bytes: of tensors in memory, each element once.
+        shape: of a matrix product or attention, where its FLOPs have one.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Kernel:
     counted_flops: int
     read_bytes: int
     written_bytes: int
+    shape: Shape | None = None
 
     @property
     def bytes(self) -> int:
@@ -77,6 +80,7 @@ def kernel_of(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     return Kernel(
         name, kind_of(target), _number_type(given or made), flops, counted,
         _read_bytes(name, args, given, made), sum(map(touched_bytes, _distinct([*made, *written]))),
+        _shape(target, name, args) if flops else None,
     )  # fmt: skip
 
 
@@ -127,6 +131,25 @@ def _read_bytes(name: str, args: Sequence[Any], given: list[Tensor], made: list[
 
 
 _LOOKUPS = {"embedding", "index", "index_select", "gather", "take", "_unsafe_index", "_unsafe_masked_index"}
+
+
+def _shape(target: Any, name: str, args: Sequence[Any]) -> Shape | None:
+    """The shape of a product of two matrices, of a batch of them, or of attention."""
+    if target in (FORWARD, BACKWARD):
+        query, key = args[0:2] if target is FORWARD else args[1:3]
+        batch, heads, rows, _ = query.shape
+        causal = bool(args[4] if target is FORWARD else args[7])
+        return Scores(batch * heads, rows, key.shape[-2], causal, target is BACKWARD)
+    factors = [t for t in args[_FIRST_FACTOR.get(name, len(args)) :][:2] if isinstance(t, Tensor)]
+    if len(factors) != 2 or not all(t.ndim in (2, 3) for t in factors):
+        return None
+    a, b = factors
+    batch = a.shape[0] if a.ndim == 3 else 1
+    return Product(batch, a.shape[-2], b.shape[-1], a.shape[-1], a.dtype.itemsize)
+
+
+_FIRST_FACTOR = {"mm": 0, "bmm": 0, "_scaled_mm": 0, "addmm": 1, "baddbmm": 1, "addbmm": 1}
+"""The position of the first factor in the arguments of each product."""
 
 
 def _flops(target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], result: Any) -> tuple[int, int]:

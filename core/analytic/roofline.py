@@ -1,4 +1,4 @@
-"""The time of a kernel on a device type: the roofline model (Williams et al., CACM 2009)."""
+"""The time of a kernel on a device type: the roofline model (Williams et al., CACM 2009), with rates by shape."""
 
 from collections.abc import Iterable
 
@@ -21,10 +21,19 @@ def kernel_s(kernel: Kernel, device: DeviceType, *, tf32: bool = False) -> float
     efficiency = device.efficiency[kernel.kind]
     limited = kernel.kind in COMPUTE_KINDS
     bandwidth = device.effective_memory_bytes_per_s if limited else device.peak_memory_bytes_per_s * efficiency
-    arithmetic_s = (
-        kernel.flops / (rate_of(device, kernel.dtype, tf32) * (efficiency if limited else 1)) if kernel.flops else 0.0
-    )
+    rate = efficiency * (device.sustained or 1.0) if limited else 1.0
+    arithmetic_s = peak_s(kernel, device, tf32=tf32) / rate
     return device.launch_overhead_s + max(arithmetic_s, kernel.bytes / bandwidth)
+
+
+def peak_s(kernel: Kernel, device: DeviceType, *, tf32: bool = False) -> float:
+    """Seconds of a kernel's arithmetic if large kernels of its kind reached the peak rate: its shape costs the rest."""
+    if not kernel.flops:
+        return 0.0
+    share = 1.0
+    if kernel.shape is not None and device.multiprocessors is not None:
+        share = kernel.shape.share(device.multiprocessors)
+    return kernel.flops / (rate_of(device, kernel.dtype, tf32) * share)
 
 
 def kernels_s(kernels: Iterable[Kernel], device: DeviceType, *, tf32: bool = False) -> float:

@@ -17,6 +17,8 @@ MEMORY_KINDS = ("normalisation", "elementwise", "gather")
 NUMBER_TYPES = ("fp32", "tf32", "fp16", "bf16")
 """Number types of matrix products that a device may state a rate for."""
 
+_OPTIONAL = ("host_copy_queues", "multiprocessors", "communication_multiprocessors", "sustained", "step_error")
+
 
 @frozen
 class DeviceType:
@@ -26,13 +28,13 @@ class DeviceType:
         name: its name in the catalogue.
         title: a name for display.
         peak_flops_per_s: the vendor's FLOP/s, by the number type of a matrix product (``bf16``, ``fp32``, …).
-        effective_flops_per_s: FLOP/s of whole transformer layers in training, by number type.
         memory_bytes: all memory of the device.
         reserve_bytes: memory that the driver, its libraries and fragmentation take from a training program.
         peak_memory_bytes_per_s: the vendor's memory bandwidth, bytes read plus bytes written.
         effective_memory_bytes_per_s: the memory bandwidth that a large copy reaches.
         efficiency: by kind of operator, in (0, 1]: for ``COMPUTE_KINDS`` the fraction of the peak FLOP/s that large
-            ones reach, for ``MEMORY_KINDS`` the fraction of the peak memory bandwidth.
+            ones reach, for ``MEMORY_KINDS`` the fraction of the peak memory bandwidth. Smaller products and attention
+            reach a share of it that follows from their shape, see ``..analytic.shapes``.
         launch_overhead_s: time of an empty operator.
         host_link: the catalogue's link to the host.
         host_copy: the catalogue's link whose effective rate copies to and from host memory reach.
@@ -41,6 +43,12 @@ class DeviceType:
         host_copy_queues: in-order queues for copies to and from the host: 1 for both directions, or 2, one for each;
             None, if nobody measured which is better, means 1 (see ``Plan.memory``).
         aliases: other names.
+        multiprocessors: number of thread blocks with large tiles that run at once; None for a device without tiles,
+            such as a processor core, on which no product loses time by its shape.
+        communication_multiprocessors: of them, those that kernels of communication occupy; None for 0.
+        sustained: the share of these rates of products, attention and convolutions that training for hours keeps,
+            in (0, 1]: power is limited and hosts cause delays; None for 1, where the efficiencies are of training.
+        step_error: relative error of a predicted training step that 9 of 10 steps stay below; None if unknown.
 
     Raises:
         RequestError: a number is missing, out of its range, or has no source.
@@ -49,7 +57,6 @@ class DeviceType:
     name: str
     title: str
     peak_flops_per_s: Mapping[str, float] = field(hash=False)
-    effective_flops_per_s: Mapping[str, float] = field(hash=False)
     memory_bytes: int
     reserve_bytes: int
     peak_memory_bytes_per_s: float
@@ -62,6 +69,10 @@ class DeviceType:
     gpu_link: str | None = None
     aliases: tuple[str, ...] = ()
     host_copy_queues: int | None = None
+    multiprocessors: int | None = None
+    communication_multiprocessors: int | None = None
+    sustained: float | None = None
+    step_error: float | None = None
 
     def __attrs_post_init__(self) -> None:
         for path, value in self.numbers():
@@ -84,10 +95,18 @@ class DeviceType:
                 "most 1"
             )
         self._check_rates()
+        if self.sustained is not None and self.sustained > 1:
+            raise RequestError(f"sustained of device '{self.name}' is {self.sustained}: a share is at most 1")
         if self.host_copy_queues not in (None, 1, 2):
             raise RequestError(
                 f"host_copy_queues of device '{self.name}' is {self.host_copy_queues}: give 1 for both directions, or "
                 "2, one for each"
+            )
+        taken, all_of = self.communication_multiprocessors, self.multiprocessors
+        if taken is not None and (all_of is None or taken >= all_of):
+            raise RequestError(
+                f"communication_multiprocessors of device '{self.name}' is {taken}: it must be below multiprocessors, "
+                f"{all_of if all_of is not None else 'which it lacks'}"
             )
         if self.usable_bytes <= 0:
             raise RequestError(
@@ -95,24 +114,21 @@ class DeviceType:
             )
 
     def _check_rates(self) -> None:
-        for name, rates in (("peak", self.peak_flops_per_s), ("effective", self.effective_flops_per_s)):
-            unknown = next((kind for kind in rates if kind not in NUMBER_TYPES), None)
-            if unknown is not None or not rates:
-                raise RequestError(
-                    f"{name}_flops_per_s of device '{self.name}' is for {unknown or 'nothing'}: give it for some of "
-                    f"{', '.join(NUMBER_TYPES)}"
-                )
-        for kind, rate in self.effective_flops_per_s.items():
-            peak = self.peak_flops_per_s.get(kind, 0.0)
-            if rate > peak:
-                raise RequestError(
-                    f"effective_flops_per_s.{kind} of device '{self.name}' is {rate:g}, above its peak of {peak:g}"
-                )
+        unknown = next((kind for kind in self.peak_flops_per_s if kind not in NUMBER_TYPES), None)
+        if unknown is not None or not self.peak_flops_per_s:
+            raise RequestError(
+                f"peak_flops_per_s of device '{self.name}' is for {unknown or 'nothing'}: give it for some of "
+                f"{', '.join(NUMBER_TYPES)}"
+            )
         if self.effective_memory_bytes_per_s > self.peak_memory_bytes_per_s:
             raise RequestError(
                 f"effective_memory_bytes_per_s of device '{self.name}' is {self.effective_memory_bytes_per_s:g}, above "
                 f"its peak of {self.peak_memory_bytes_per_s:g}"
             )
+
+    def large_product_flops_per_s(self, number_type: str) -> float:
+        """FLOP/s that large matrix products reach in a number type of ``peak_flops_per_s``."""
+        return self.peak_flops_per_s[number_type] * self.efficiency["matmul"]
 
     @property
     def usable_bytes(self) -> int:
@@ -121,20 +137,33 @@ class DeviceType:
 
     def numbers(self) -> Iterator[tuple[str, float]]:
         """Every number with its name in ``sources``."""
-        for name in ("peak_flops_per_s", "effective_flops_per_s"):
-            yield from ((f"{name}.{kind}", rate) for kind, rate in getattr(self, name).items())
+        yield from ((f"peak_flops_per_s.{kind}", rate) for kind, rate in self.peak_flops_per_s.items())
         for name in ("memory_bytes", "reserve_bytes", "peak_memory_bytes_per_s", "effective_memory_bytes_per_s"):
             yield name, getattr(self, name)
         yield from ((f"efficiency.{kind}", value) for kind, value in self.efficiency.items())
         yield "launch_overhead_s", self.launch_overhead_s
-        if self.host_copy_queues is not None:
-            yield "host_copy_queues", self.host_copy_queues
+        for name in _OPTIONAL:
+            if getattr(self, name) is not None:
+                yield name, getattr(self, name)
+
+
+def structured_device(table: Mapping[str, Any], where: str) -> DeviceType:
+    """Build a device type from its table.
+
+    Older files also have ``effective_flops_per_s``, which contradicted the efficiencies and which no prediction used:
+    it is ignored.
+
+    Raises:
+        RequestError: a field is missing, unknown or wrong.
+    """
+    known = {key: value for key, value in table.items() if key != "effective_flops_per_s"}
+    return structured(known, DeviceType, where)
 
 
 def _read(value: Any, _: type) -> DeviceType:
     if not isinstance(value, dict):
         raise ValueError(f"{value!r} is not the object of a device type")
-    return structured(value, DeviceType, f"device type '{value.get('name')}'")
+    return structured_device(value, f"device type '{value.get('name')}'")
 
 
 converter.register_structure_hook(DeviceType, _read)

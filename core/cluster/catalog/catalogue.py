@@ -14,7 +14,7 @@ from ...errors import RequestError
 from ...files.limits import short
 from ...files.toml_reader import parse_toml
 from ...nearest import nearest
-from ..device_type import DeviceType
+from ..device_type import DeviceType, structured_device
 from ..sourced import is_number, joined, structured
 from .parts import LinkType, NamedCluster, NodeType
 
@@ -68,7 +68,7 @@ class Catalogue:
                     added[section][name] = _cluster(name, table, where)
                 else:
                     whole = self._inherited(table, section, data, where)
-                    added[section][name] = structured({"name": name, **whole}, SECTIONS[section], where)
+                    added[section][name] = _structured({"name": name, **whole}, section, where)
         self._check_aliases(added["devices"].values(), origin)
         added["nodes"] |= self._nodes_alike(data.get("devices", {}), added["nodes"])
         result = Catalogue(**{section: {**getattr(self, section), **new} for section, new in added.items()})
@@ -144,6 +144,10 @@ class Catalogue:
                     self.node(group.node)
         except RequestError as error:
             raise RequestError(f"{origin}: {error}") from None
+
+
+def _structured(table: Mapping[str, Any], section: str, where: str) -> Any:
+    return structured_device(table, where) if section == "devices" else structured(table, SECTIONS[section], where)
 
 
 def _parsed(text: str, origin: str) -> dict[str, Any]:

@@ -31,7 +31,7 @@ def changed(mapping, **changes):
         ({"efficiency": {"matmul": 0.5}}, "efficiency of device '.*' has keys matmul: give one for each of"),
         ({"efficiency": changed(GPU.efficiency, matmul=1.5)}, r"efficiency\.matmul of .* is 1\.5: a fraction"),
         ({"peak_flops_per_s": {}}, "peak_flops_per_s of device '.*' is for nothing"),
-        ({"effective_flops_per_s": changed(GPU.effective_flops_per_s, bf16=1e30)}, "above its peak of"),
+        ({"multiprocessors": 0}, "multiprocessors of device '.*' is 0: it must be a finite number above 0"),
         ({"effective_memory_bytes_per_s": 2 * GPU.peak_memory_bytes_per_s}, "above its peak of"),
         ({"reserve_bytes": GPU.memory_bytes}, "reserves .* of its .* bytes: leave some"),
     ],

@@ -175,7 +175,6 @@ BAD = {
     ),
     "like itself": (replaced('like = "H100"', 'like = "H20X"'), "is like itself"),
     "unknown number type": (replaced("bf16 =", "fp13 ="), "peak_flops_per_s of device 'H20X' is for fp13"),
-    "slower than it achieves": (replaced("1200e12", "100e12"), "bf16 of device 'H20X' is 4.4e[+]14, above its peak"),
     "all is reserved": (replaced("96_000_000_000", "1_000_000_000"), "reserves 1000000000 of its 1000000000 bytes"),
     "no groups": (replaced("groups = [{", "groups_ = [{"), "groups"),
     "no NICs": (replaced("nics = 2", "nics = 0"), "nics of node 'H20X' is 0"),
