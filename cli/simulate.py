@@ -20,6 +20,7 @@ from ..core.errors import InfeasibleError, RequestError, naming
 from ..core.evaluate.idle import IdleTime
 from ..core.files.write import write_text
 from ..core.plan.derive import forward_only
+from ..core.plan.interval import interval_of, interval_text
 from ..core.plan.plan import Plan
 from ..core.plan.wording import plan_size
 from ..simulators.bubbles import HOST_COPY
@@ -141,7 +142,7 @@ def simulate(
         write_text(report, report_html(plan=plan, predicted=result.trace, facts=facts))
         note(f"written to {report}")
     if json:
-        print_json(_answer(result, idle))
+        print_json({**_answer(result, idle), "interval_s": interval_of(plan.prediction, result.step_s)})
     else:
         _print(result, idle)
 
@@ -213,8 +214,9 @@ def _answer(result: "SimulationResult", idle: IdleTime) -> dict[str, Any]:
 
 def _print(result: "SimulationResult", idle: IdleTime) -> None:
     plan = result.plan
+    step = f"{seconds_text(result.step_s)}{interval_text(plan.prediction)}"
     print(
-        f"{plan.model or 'the plan'}: {'forwards' if plan.forward_only else 'step'} {seconds_text(result.step_s)}, "
+        f"{plan.model or 'the plan'}: {'forwards' if plan.forward_only else 'step'} {step}, "
         f"stage span {seconds_text(result.stage_span_s)}, bubble {result.bubble_ratio:.1%}, "
         f"{plan_size(plan)}, {plan.schedule}"
     )

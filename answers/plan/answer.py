@@ -12,6 +12,7 @@ from ...core.costs.costs import StageCosts
 from ...core.costs.module_names import module_ranges
 from ...core.documents import as_plain
 from ...core.evaluate.idle import IdleTime
+from ...core.plan.interval import interval_text
 from ...core.plan.plan import Plan, Prediction
 from ...core.plan.wording import plan_size
 from ...core.schedules.meaning import meaning_of
@@ -96,7 +97,8 @@ class PlanAnswer:
         each = " for each replica" if plan.mesh.data > 1 else ""
         print(f"{plan.model or 'the graph'}: {plan_size(plan)}{each}, {short(plan.schedule)}")
         tried = f", {counted(prediction.evaluations, 'plan')} evaluated" if prediction.evaluations else ""
-        print(f"Step {seconds_text(prediction.step_s)}, efficiency {efficiency(plan):.1%}{tried}")
+        step = f"{seconds_text(prediction.step_s)}{interval_text(prediction)}"
+        print(f"Step {step}, efficiency {efficiency(plan):.1%}{tried}")
         if (meaning := meaning_of(plan.schedule)) is not None:
             print(f"{short(plan.schedule)}: {meaning}")
         if (simpler := simpler_than(plan, self.limits)) is not None:
@@ -211,6 +213,7 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
         "recompute": list(plan.memory.recompute),
         **({"offload": _plain_offload(plan)} if plan.memory.offload else {}),
         "predicted_step_s": prediction.step_s,
+        "predicted_interval_s": prediction.interval_s,
         "peak_memory_bytes": list(prediction.peak_memory_bytes),
         "schedule": plan.schedule,
         **(_plain_tensor(plan) if plan.mesh.tensor > 1 else {}),

@@ -11,6 +11,7 @@ from ...core.costs.partition import device_limits
 from ...core.errors import InfeasibleError, RequestError
 from ...core.offload.request import OffloadRequest
 from ...core.plan.derive import Recompute
+from ...core.plan.interval import with_step_error
 from ...core.plan.plan import Plan
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families
@@ -118,7 +119,8 @@ class PlanRequest:
         blocks = self._blocks
         blocks.refuse_too_few(min(pipeline for pipeline, _ in meshes))
         found = search_plans(self._workload(blocks), self.machine, evolve(options, **changes), meshes=meshes)
-        return evolve(found, plans=tuple(map(blocks.expanded, found.plans)))
+        error = self.costs.step_error
+        return evolve(found, plans=tuple(with_step_error(blocks.expanded(plan), error) for plan in found.plans))
 
     @property
     def _blocks(self) -> "Blocks":

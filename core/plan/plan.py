@@ -82,8 +82,9 @@ class Prediction:
         peak_memory_bytes, peak_saved_bytes: per device along the pipeline: all memory, and saved tensors only.
         bubble_ratio: 1 − the busiest device's compute time ÷ step time.
         evaluations: how many candidate plans were scored.
-        interval_s: from the noise measured while profiling: the typical training step is within this interval with
-            probability 90 %, if the machine is as fast as it was then; None if too little was measured.
+        interval_s: from the noise measured while profiling, or for costs of the catalogue from the errors of published
+            runs: the typical training step is within this interval with probability 90 %, if the machine is as fast as
+            it was then; None if too little was measured.
         reference_s: seconds of the reference workload while profiling (``runtimes/profile/reference_workload``); a
             later time ÷ this is the slowdown of the machine. None if not measured.
     """

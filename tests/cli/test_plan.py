@@ -11,6 +11,7 @@ import pytest
 from panpipe.answers.clusters import find_cluster, host_memory_bytes
 from panpipe.answers.output import seconds_text
 from panpipe.cli import main
+from panpipe.core.cluster.catalog import find_device
 from panpipe.core.cluster.cluster import cluster_json, fully_connected
 from panpipe.core.plan.plan import read_plan
 
@@ -442,6 +443,10 @@ def test_plan_of_a_model_for_devices_that_are_not_here(tmp_path, capsys, module)
     flags = ("--cluster", "2xA100-40GB", "--microbatches", 4, "--budget", 30)
     plan = answer(capsys, "--model", f"{module}:make", *flags)
     assert 0 < plan["predicted_step_s"] < 0.1
+    error = find_device("A100-40GB").step_error
+    assert plan["predicted_interval_s"] == pytest.approx(
+        [plan["predicted_step_s"] / (1 + error), plan["predicted_step_s"] / (1 - error)]
+    )
     assert plan["throughput"]["samples_per_s"] == pytest.approx(8 / plan["predicted_step_s"])
     # Products of F, I and W, 3 × 2 layers of 8 × 16; the first of all has no input to differentiate.
     flops = 8 * 2 * 8 * 16 * (3 * 6 - 1)

@@ -20,9 +20,9 @@ def test_one_full_wave_of_whole_tiles_loses_only_the_start_of_its_tiles():
     assert product.share(108) == pytest.approx(4096 / (4096 + TILE_START))
 
 
-def test_one_tile_more_than_a_wave_takes_the_time_of_two_waves():
+def test_one_tile_more_than_a_wave_takes_nearly_the_time_of_two():
     full, more = Product(108, 256, 128, 8192), Product(109, 256, 128, 8192)
-    assert full.share(108) / more.share(108) > 1.5  # two, but for smaller tiles
+    assert full.share(108) / more.share(108) > 1.4  # not 2, as the second wave takes smaller tiles
 
 
 def test_partial_tiles_take_the_time_of_whole_ones():
