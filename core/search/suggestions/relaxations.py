@@ -4,7 +4,7 @@ from math import ceil
 
 from attrs import evolve
 
-from ...cluster.cluster import Cluster, Device
+from ...cluster.cluster import Cluster
 from ...cluster.routing import Link
 from ...costs.graph import OpEdge, OpGraph, OpNode
 
@@ -29,7 +29,7 @@ def with_more_devices(cluster: Cluster, count: int) -> Cluster:
         if direct is not None:
             new += [_between(direct, last.name, device.name, name) for device in devices[len(cluster.devices) - 1 :]]
         links += new
-        devices.append(Device(name, last.memory_bytes, last.type))
+        devices.append(evolve(last, name=name))
     return evolve(cluster, devices=tuple(devices), links=tuple(links))
 
 
