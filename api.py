@@ -69,6 +69,7 @@ def pipeline(
     on_nonfinite: str | None = "warn",
     monitor: Monitor | Sequence[Monitor] | None = None,
     replan: str | None = None,
+    shard: str | None = None,
     progress: bool | Progress = True,
     timeout_s: float | None = None,
 ) -> Pipeline:
@@ -186,6 +187,13 @@ def pipeline(
             plan's interval by more than 10 %, the pipeline plans again between two steps, as ``pipe.replan()`` does, on
             all ranks at the same step. If no other plan gains, it waits longer before it tries again. None: only
             ``pipe.replan()`` does.
+        shard: what the replicas of a stage share, so that each holds a part (ZeRO): ``"optimizer"``, each replica has
+            and steps 1/dp of the optimizer's state: gradients are reduce-scattered, and parameters gathered after the
+            step; ``"auto"`` does that for the stages that do not fit otherwise; ``"none"``. By default as in the plan
+            (``shard``, per stage); an automatic plan then shards nothing. Results are those without. The optimizer has
+            to be elementwise, such as SGD, Adam, AdamW, Adagrad or RMSprop, which is tried; others are refused. The
+            optimizers in ``optimizers`` step slices of the parameters, ``grad`` of a parameter is None after a step,
+            and every rank calls ``state_dict()``. Checkpoints do not depend on it.
         progress: True shows the phases of planning on standard error, on rank 0; False shows nothing; a function is
             called as ``progress(phase, done, total)``, with 0 and 0 for a phase without parts.
         timeout_s: the seconds that a rank (a device, between threads) waits for others that make no progress. Then all
@@ -215,6 +223,7 @@ def pipeline(
             recompute=recompute,
             offload="none" if offload is None else offload,
             tier=OffloadTier(offload_to, host_memory),
+            shard="none" if shard is None else shard,
             seconds=plan_seconds,
             cached=plan_cache,
             boundaries=boundaries,
@@ -233,6 +242,7 @@ def pipeline(
         monitors=monitor,
         timeout_s=timeout_s,
         replan=replan,
+        shard=shard,
     )
     virtual = SimulatedDevices(options) if options.simulated else None
     with shown(progress, (rank_of_job() or (0, 1))[0] == 0) as report:

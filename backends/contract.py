@@ -2,8 +2,9 @@
 
 A message is a list of tensors. Messages from one device to another arrive in the order in which they were sent, and
 the receiver posts its receives in that order. Each ordered pair of devices is independent of all others. An all-reduce
-sums over all devices of a transport, a broadcast sends from one to all others; the devices of a pipeline have one
-transport, the replicas of a stage another.
+sums over all devices of a transport, a broadcast sends from one to all others; a reduce-scatter leaves each device the
+sum of its part, an all-gather gives all parts to all. The devices of a pipeline have one transport, the replicas of a
+stage another.
 Every operation returns a handle. After ``wait`` the caller's next operations see the bytes; on CUDA it orders streams
 and need not block the host. `panpipe.backends.conformance` has a rule for each of these sentences.
 """
@@ -100,6 +101,31 @@ class Backend(ABC):
             return self.receive(tensors, source)
         return _Together([self.send(tensors, peer) for peer in range(self.devices) if peer != source])
 
+    def reduce_scatter(self, tensor: Tensor) -> Handle:
+        """Start to sum a contiguous tensor over all devices, in place; device d gets the d-th of equal parts.
+
+        The first dimension is a multiple of the number of devices. After `wait` the other parts have unspecified
+        values. Otherwise as `all_reduce`. This implementation sends each device its part, and adds in the order of the
+        devices: (n − 1) / n times the bytes.
+
+        Raises:
+            WorkerError: a device is known to have stopped.
+        """
+        return _SummingParts(self, tensor)
+
+    def all_gather(self, tensor: Tensor) -> Handle:
+        """Start to give the d-th of equal parts of device d's contiguous tensor to all devices, in place.
+
+        Shapes and order as for `reduce_scatter`. This implementation sends the own part to each device.
+
+        Raises:
+            WorkerError: a device is known to have stopped.
+        """
+        parts = tensor.chunk(self.devices) if tensor.numel() else ()
+        others = [peer for peer in range(self.devices) if peer != self.device and parts]
+        handles = [self.receive([parts[peer]], peer) for peer in others]
+        return _Together([*handles, *(self.send([parts[self.device]], peer) for peer in others)])
+
     @abstractmethod
     def close(self, failure: BaseException | None = None) -> None:
         """Stop using the transport; further calls have no effect.
@@ -143,3 +169,32 @@ class _Summing:
         self._tensor.copy_(first)
         for part in rest:
             self._tensor.add_(part)
+
+
+class _SummingParts:
+    """Like `_Summing`, where each device sums its part alone."""
+
+    def __init__(self, end: Backend, tensor: Tensor) -> None:
+        parts = tensor.chunk(end.devices) if tensor.numel() else ()
+        others = [peer for peer in range(end.devices) if peer != end.device and parts]
+        self._sum = parts[end.device] if parts else tensor
+        self._own = end.device
+        self._parts = {peer: torch.empty_like(self._sum) for peer in others}
+        self._handles = [end.receive([self._parts[peer]], peer) for peer in others]
+        self._handles += [end.send([parts[peer]], peer) for peer in others]
+
+    def wait(self) -> None:
+        """See :class:`Handle`."""
+        if not self._handles:
+            return
+        for handle in self._handles:
+            handle.wait()
+        self._handles = []
+        before = [self._parts.pop(device) for device in sorted(self._parts) if device < self._own]
+        if before:  # in the order of the devices, as every sum
+            first, *rest = before
+            for part in (*rest, self._sum):
+                first.add_(part)
+            self._sum.copy_(first)
+        for device in sorted(self._parts):
+            self._sum.add_(self._parts.pop(device))

@@ -235,6 +235,12 @@ class NcclBackend(Backend):
     def all_reduce(self, tensor: Tensor) -> Handle:
         return self._together([tensor], lambda each: each.all_reduce(tensor))
 
+    def reduce_scatter(self, tensor: Tensor) -> Handle:
+        return self._together([tensor], lambda each: each.reduce_scatter(tensor))
+
+    def all_gather(self, tensor: Tensor) -> Handle:
+        return self._together([tensor], lambda each: each.all_gather(tensor))
+
     def broadcast(self, tensors: Sequence[Tensor], source: int) -> Handle:
         views = [_bytes_of(tensor) for tensor in tensors if tensor.numel()]
 

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
 
 from ..core.errors import RequestError
 from .group_store import group_store
@@ -42,6 +43,12 @@ class Communicator(Protocol):
     def all_reduce(self, tensor: Tensor) -> None:
         """Sum a contiguous tensor over all ranks, in place, on the current stream."""
 
+    def reduce_scatter(self, tensor: Tensor) -> None:
+        """Sum each of a contiguous tensor's equal parts on the rank of its number, in place, on the current stream."""
+
+    def all_gather(self, tensor: Tensor) -> None:
+        """Send each rank's part of a contiguous tensor to all others, in place, on the current stream."""
+
     def broadcast(self, tensor: Tensor, rank: int) -> None:
         """Send a contiguous tensor from a rank to all others, on the current stream."""
 
@@ -62,6 +69,8 @@ class NcclCommunicator:
         options = dist.ProcessGroupNCCL.Options(is_high_priority_stream=True)
         options.config.max_ctas = thread_blocks
         options.global_ranks_in_group = list(ranks)
+        self._place = place
+        self._count = len(ranks)
         self._group: Any = dist.ProcessGroupNCCL(group_store("nccl", ranks, place), place, len(ranks), options)
 
     def send(self, tensor: Tensor, rank: int) -> None:
@@ -77,6 +86,23 @@ class NcclCommunicator:
         options = dist.AllreduceOptions()
         options.asyncOp = False  # on the current stream, and not on one of the group's
         _ordered(self._group.allreduce([tensor], options))
+
+    def reduce_scatter(self, tensor: Tensor) -> None:
+        """See :class:`Communicator`."""
+        options: Any = dist.ReduceScatterOptions()
+        options.asyncOp = False
+        if tensor.numel():
+            _ordered(self._group._reduce_scatter_base(self._part(tensor), tensor, options))
+
+    def all_gather(self, tensor: Tensor) -> None:
+        """See :class:`Communicator`."""
+        options: Any = AllgatherOptions()
+        options.asyncOp = False
+        if tensor.numel():
+            _ordered(self._group._allgather_base(tensor, self._part(tensor), options))
+
+    def _part(self, tensor: Tensor) -> Tensor:
+        return tensor.chunk(self._count)[self._place]
 
     def broadcast(self, tensor: Tensor, rank: int) -> None:
         """See :class:`Communicator`."""

@@ -82,6 +82,14 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    shard: Annotated[
+        str,
+        typer.Option(
+            metavar="none|optimizer|auto",
+            help="What replicas share, so that each holds a part: with optimizer the state of the optimizer (ZeRO-1); "
+            "auto shards the stages that do not fit otherwise.",
+        ),
+    ] = "none",
     recompute: Annotated[
         str | None,
         typer.Option(
@@ -170,5 +178,5 @@ def plan(
         cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
         optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
         host_memory=host_memory, schedule=schedule, budget=budget, seconds=seconds, seed=seed, layers=layers,
-        samples=samples, tokens=tokens, top=top, out=out, json=json, tp=tp,
+        samples=samples, tokens=tokens, top=top, out=out, json=json, tp=tp, shard=shard,
     )  # fmt: skip

@@ -43,6 +43,7 @@ class Kind(str):
     REDUCE_TIED: ClassVar["Kind"]
     SYNC: ClassVar["Kind"]
     STEP: ClassVar["Kind"]
+    UNSHARD: ClassVar["Kind"]
 
     def __new__(cls, letters: str) -> "Kind":
         """The kind of these letters."""
@@ -84,7 +85,7 @@ def declare_kind(letters: str, *, whole_step: bool = False) -> Kind:
 
 for _letters in ("F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "RECOMPUTE", "OFFLOAD", "RELOAD"):
     setattr(Kind, _letters, declare_kind(_letters))
-for _letters in ("REDUCE_GRAD", "REDUCE_TIED", "SYNC", "STEP"):
+for _letters in ("REDUCE_GRAD", "REDUCE_TIED", "SYNC", "STEP", "UNSHARD"):
     setattr(Kind, _letters, declare_kind(_letters, whole_step=True))
 
 COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})

@@ -16,6 +16,7 @@ from ..core.errors import RequestError
 from ..core.offload.request import OffloadRequest, check_offload_request
 from ..core.plan.derive import check_agrees
 from ..core.plan.plan import Plan, read_plan
+from ..core.plan.sharding import AUTO, NONE, check_level
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshWish, mesh_for, mesh_in_simulator
@@ -109,6 +110,7 @@ class PipelineOptions:
         monitors: functions that are called with the numbers of each step.
         timeout_s: seconds without progress that devices wait for each other.
         replan: ``"auto"`` plans again when steps drift; None does not.
+        shard: what replicas share; None for what the plan has, and for nothing in an automatic one.
 
     Raises:
         RequestError: an argument is invalid, or two of them contradict each other.
@@ -130,6 +132,7 @@ class PipelineOptions:
     monitors: tuple[Monitor, ...] = field(default=(), converter=monitors_of)
     timeout_s: float = field(default=None, converter=timeout_of)
     replan: str | None = None
+    shard: str | None = None
 
     def __attrs_post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -138,12 +141,20 @@ class PipelineOptions:
             raise RequestError(f"{self._microbatches} microbatches: a step needs at least 1")
         check_max_shapes(self.max_shapes)
         check_replan(self.replan)
+        if self.shard is not None:
+            check_level(self.shard, AUTO)
         if self.replan is not None and self.simulated:
             raise RequestError(f"replan is {self.replan!r} and target 'simulator' has no drift: leave replan out")
+        shared = self.shard not in (None, NONE) if self.plan is None else any(each != NONE for each in self.plan.shard)
+        if shared and self.training.optimizer is None:
+            raise RequestError(
+                "shard shares the optimizer over replicas and there is none: give optimizer=, too, or leave shard out"
+            )
         if self.plan is not None:
             check_agrees(
-                self.plan, self._microbatches, self.planning.schedule, self.planning.recompute, self._offload_asked()
-            )
+                self.plan, self._microbatches, self.planning.schedule, self.planning.recompute, self._offload_asked(),
+                self.shard,
+            )  # fmt: skip
             mesh_for(self.plan, self.mesh)
             if self.plan.mesh.tensor > 1:
                 raise RequestError(

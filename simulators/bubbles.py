@@ -43,7 +43,7 @@ CAUSES = {
     COMMUNICATION: "what it reads is sent, and not yet there",
     CONTENTION: "what it waits for comes later, because others share a link with it",
     HOST_COPY: "saved tensors have yet to reach the host, or to return",
-    REDUCTION: "gradients are summed, over replicas or of a tied weight",
+    REDUCTION: "gradients are summed, over replicas or of a tied weight, or parameters gathered",
     OPTIMIZER: "its optimizer step waits for other stages",
     COOL_DOWN: "after its last action, others still work",
 }
@@ -88,6 +88,9 @@ def device_bubbles(
     for reduction in (each for each in tasks if each.action.kind in _SUMS):  # SYNC is not: the optimizer waits
         _keep_latest(reduced, (reduction.device, reduction.action.stage), reduction)
     copied = _last_copied(queues, tasks)
+    gathered: dict[tuple[int, int], _Awaited] = {}
+    for gather in (each for each in tasks if each.action.kind is Kind.UNSHARD):
+        _keep_latest(gathered, (gather.device, 0), gather)
     result = []
     for device, actions in enumerate(queues.compute):
         found = _Device()
@@ -103,7 +106,10 @@ def device_bubbles(
                 else:
                     found.before_compute(last_end, start, sent.get((device, position)), copied.get((device, position)))
             last_end = ends[position]
-        found.causes[COOL_DOWN] = step_s - last_end
+        after = gathered.get((device, 0))
+        if after is not None:
+            found.moved_after(last_end, after)
+        found.causes[COOL_DOWN] = step_s - max(last_end, after.until_s if after is not None else last_end)
         result.append(Bubbles(found.causes, found.contention))
     return tuple(result)
 
@@ -128,6 +134,10 @@ class _Device:
         waited_s = min(max(awaited.until_s - last_end, 0.0), start - last_end) if awaited else 0.0
         self._moved(REDUCTION, waited_s, awaited)
         self.causes[OPTIMIZER] += start - last_end - waited_s
+
+    def moved_after(self, last_end: float, awaited: _Awaited) -> None:
+        """After its last operation, its parameters are gathered."""
+        self._moved(REDUCTION, max(awaited.until_s - last_end, 0.0), awaited)
 
     def before_compute(self, last_end: float, start: float, message: _Awaited | None, copy: _Awaited | None) -> None:
         """It idles until F, I, W or B."""

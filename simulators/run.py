@@ -15,6 +15,7 @@ from ..core.plan.kinds import compute_times
 from ..core.plan.lowering import lower
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues, queues_of
+from ..core.plan.sharding import replica_costs
 from ..core.plan.validation.validate import CheckedActions
 from ..core.trace.callback import ActionCallback
 from .callback_queue import CallbackQueue, connect_callbacks
@@ -101,7 +102,7 @@ def _run(
     by_default: bool,
 ) -> SimulationResult:
     environment = Environment()
-    durations = compute_times(queues.compute, costs)
+    durations = compute_times(queues.compute, replica_costs(plan, costs))
     sums = tensor_sums(cluster, queues.compute, costs)
     for seconds, own in zip(durations, sums, strict=False):
         for operation, sum_s in own.items():

@@ -17,7 +17,7 @@ from functools import partial
 
 from ..core.actions import Kind
 from ..core.cluster.cluster import Cluster
-from ..core.cluster.collectives import Crossing, Phase, collective_phases
+from ..core.cluster.collectives import Crossing, Operation, Phase, collective_phases
 from ..core.cluster.routing import path_latency_s
 from ..core.costs.costs import StageCosts
 from ..core.evaluate.reduction import sync_bytes, sync_time
@@ -26,6 +26,7 @@ from ..core.plan.items import Task
 from ..core.plan.kinds import task_seconds
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues
+from ..core.plan.sharding import shards
 from .collectives import Collective
 from .delays import Delays, added, lost, scaled
 from .device import DeviceQueue
@@ -100,11 +101,26 @@ Movement = Callable[[Task, Plan, Sequence[StageCosts], Cluster], tuple[Sequence[
 
 
 def _gradients(
+    task: Task, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster
+) -> tuple[Sequence[Sequence[Phase]], float, float]:
+    """REDUCE_GRAD: the all-reduce or reduce-scatter that is fastest without contention, in one bucket."""
+    stage = task.items[0].action.stage
+    operation = Operation.REDUCE_SCATTER if shards(plan, stage) else Operation.ALL_REDUCE
+    return _over_replicas(task, costs, cluster, operation)
+
+
+def _unshard(
     task: Task, _: Plan, costs: Sequence[StageCosts], cluster: Cluster
 ) -> tuple[Sequence[Sequence[Phase]], float, float]:
-    """REDUCE_GRAD: the all-reduce that is fastest without contention, in one bucket."""
+    """UNSHARD: the all-gather of the trained parameters, whose size is that of their gradients."""
+    return _over_replicas(task, costs, cluster, Operation.ALL_GATHER)
+
+
+def _over_replicas(
+    task: Task, costs: Sequence[StageCosts], cluster: Cluster, operation: Operation
+) -> tuple[Sequence[Sequence[Phase]], float, float]:
     size = costs[task.items[0].action.stage].gradient_bytes
-    phases = collective_phases(cluster, [item.device for item in task.items], size)
+    phases = collective_phases(cluster, [item.device for item in task.items], size, operation)
     return [[phase] for phase in phases], size, 0.0
 
 
@@ -144,6 +160,7 @@ moved_by: dict[Kind, Movement] = {
     Kind.REDUCE_GRAD: _gradients,
     Kind.REDUCE_TIED: _tied,
     Kind.SYNC: _sync,
+    Kind.UNSHARD: _unshard,
     Kind.OFFLOAD: _host_copy,
     Kind.RELOAD: _host_copy,
 }

@@ -16,6 +16,7 @@ from ...core.errors import RequestError, naming
 from ...core.files.write import write_text
 from ...core.offload.request import parse_offload
 from ...core.plan.plan import Plan, plan_json
+from ...core.plan.sharding import AUTO, check_level
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families, find_family, resident_families
 from ...core.search.suggestions.fewer_devices import faster_alone
@@ -61,6 +62,7 @@ def run(
     out: Path | None,
     json: bool,
     tp: str | None = None,
+    shard: str = "none",
 ) -> None:
     """Search plans and print the best; the options are those of ``panpipe plan`` (``cli/plan``).
 
@@ -78,7 +80,7 @@ def run(
             cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
             optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
             host_memory=host_memory, schedule=schedule, budget=budget, seed=seed, layers=layers, samples=samples,
-            tokens=tokens, tensor=tensor,
+            tokens=tokens, tensor=tensor, shard=shard,
         )  # fmt: skip
         try:
             with naming(*files), search_progress() as progress:
@@ -130,6 +132,7 @@ def plan_request(
     samples: int | None = None,
     tokens: int | None = None,
     tensor: int = 1,
+    shard: str = "none",
 ) -> tuple[PlanRequest, Sequence[ScheduleFamily]]:
     """The request that the options of ``panpipe plan`` make, and the schedules that may be used. Costs come later.
 
@@ -137,6 +140,7 @@ def plan_request(
         RequestError: an option is wrong.
     """
     _check_counts(microbatches=microbatches, budget=budget)
+    check_level(shard, AUTO)
     wanted_offload = parse_offload(offload or "none")
     known = resident_families() if wanted_offload == "none" else list(families().values())
     wanted = known if schedule == "auto" else [find_family(schedule)]
@@ -166,6 +170,7 @@ def plan_request(
         oracle=oracle_of(graph is not None), mesh=mesh, free=free, recompute=wanted_recompute(recompute, free=free),
         memory_limit=memory_limit, budget=budget, seed=seed, offload=wanted_offload, judge=judge_of(graph is not None),
         boundaries="layers" if layers else "operators",
+        shard=shard,
     )  # fmt: skip
     return request, known
 

@@ -13,6 +13,7 @@ from ...core.offload.request import OffloadRequest
 from ...core.plan.derive import Recompute
 from ...core.plan.interval import with_step_error
 from ...core.plan.plan import Plan
+from ...core.plan.sharding import NONE, part_of_graph
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families
 from ...core.search import Oracle
@@ -50,7 +51,7 @@ class PlanRequest:
         memory_limit: bytes that a device may use, if less than its memory.
         budget: number of evaluations.
         seed: of the search.
-        offload, judge: see ``SearchOptions``.
+        offload, judge, shard: see ``SearchOptions``.
         boundaries: where stages may end (see ``Blocks``).
 
     With tensor ranks the machine's devices are groups of them (``core/cluster/tensor_groups.py``).
@@ -72,6 +73,7 @@ class PlanRequest:
     offload: OffloadRequest = "none"
     judge: Oracle | None = None
     boundaries: str = "operators"
+    shard: str = NONE
 
     @property
     def costs(self) -> PlanningCosts:
@@ -89,7 +91,9 @@ class PlanRequest:
         rows = self.costs.work.samples
         saves, grouped = self.recompute == "none", isinstance(self.machine, GroupedCluster)
         stays = self.offload == "none" and not grouped and self.boundaries == "operators"
-        return Problem(self.costs.graph, self.microbatches, self.limits, saves, rows, stays)
+        # With sharding a device holds a part of the state, at best one of as many as there are devices.
+        graph = self.costs.graph if self.shard == NONE else part_of_graph(self.costs.graph, len(self.machine.devices))
+        return Problem(graph, self.microbatches, self.limits, saves, rows, stays)
 
     def search(self, meshes: Sequence[tuple[int, int]] | None = None, **changes: Any) -> "SearchResult":
         """Search plans.
@@ -113,6 +117,7 @@ class PlanRequest:
             seed=self.seed,
             budget=self.budget,
             offload=self.offload,
+            shard=self.shard,
         )
         if meshes is None:
             meshes = wanted_meshes(self.mesh, self.machine, free=self.free)
@@ -135,7 +140,8 @@ class PlanRequest:
 
     def alone(self, devices: int) -> Plan:
         """The best plan for the first devices, this many, alone."""
-        return self.search(meshes=[(devices, 1)], budget=min(self.budget or FEW, FEW), alternatives=False).best
+        few = min(self.budget or FEW, FEW)
+        return self.search(meshes=[(devices, 1)], budget=few, alternatives=False, shard=NONE).best
 
     def fitting(self, change: Relaxation) -> Plan | None:
         """A plan that fits the changed request; None if the start of that search finds none."""

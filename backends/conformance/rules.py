@@ -20,7 +20,7 @@ from ..contract import Handle
 from ..kind import BackendKind
 from .bench import Bench
 from .payload import BrokenRuleError, expect, payload, same
-from .sums import add_up, add_up_in_flight, reach_all
+from .sums import add_up, add_up_in_flight, exchange_parts, reach_all
 
 FAILURE_S = 10.0
 """Most seconds until a device has detected that another one stopped."""
@@ -237,6 +237,7 @@ def _rules() -> Iterator[Rule]:
         "sums in flight", "several sums may be in flight at once, among messages, and waited for in any order",
         add_up_in_flight,
     )  # fmt: skip
+    yield Rule("parts", "a reduce-scatter sums each device's part, an all-gather gives it to all", exchange_parts)
     yield Rule("broadcasts", "a broadcast sends tensors of one device to all others, between sums", reach_all)
     yield Rule(
         "death", f"a wait for a device that stopped raises WorkerError with its number within {FAILURE_S:g} s",

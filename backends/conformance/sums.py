@@ -1,4 +1,4 @@
-"""The rules about sums over all devices, and broadcasts to them."""
+"""The rules about sums over all devices, the exchange of parts between them, and broadcasts to them."""
 
 from zlib import crc32
 
@@ -70,6 +70,28 @@ def reach_all(bench: Bench) -> None:
         expect(total, torch.full((3,), float(bench.end.devices)), f"a sum after the broadcast from device {source}")
 
 
+def exchange_parts(bench: Bench) -> None:
+    """Reduce-scatters and all-gathers of every dtype of numbers and several sizes, two in flight."""
+    me, count = bench.end.device, bench.end.devices
+    for dtype in NUMBERS:
+        flying = []
+        for rows in (0, 1, 7, 20_011) if dtype in bench.dtypes else ():
+            shape = (rows * count,)
+            wanted = _total(bench, shape, dtype)
+            mine = slice(me * rows, (me + 1) * rows)
+            summed = _addend(me, shape, dtype).to(bench.where)
+            gathered = torch.zeros_like(summed)
+            gathered[mine] = wanted[mine].to(bench.where, dtype)
+            handles = bench.end.reduce_scatter(summed), bench.end.all_gather(gathered)
+            flying.append((*handles, summed[mine], wanted[mine], gathered, wanted.to(dtype)))
+        for sum_of_part, gather, part, total, found, whole in reversed(flying):
+            gather.wait()
+            sum_of_part.wait()
+            what = f"{list(whole.shape)} of {dtype_name(dtype)} on device {me}"
+            expect(found, whole, f"an all-gather {what}")
+            _expect_close(part, total, f"a reduce-scatter {what}", count)
+
+
 def _addend(device: int, shape: tuple[int, ...], dtype: torch.dtype, number: int = 0) -> Tensor:
     """A device's addend: random numbers, so that rounding makes the sum depend on the order of addition."""
     generator = torch.Generator().manual_seed(crc32(repr((device, shape, number)).encode()))
@@ -87,10 +109,7 @@ def _total(bench: Bench, shape: tuple[int, ...], dtype: torch.dtype, number: int
 def _expect_sum(bench: Bench, found: Tensor, wanted: Tensor) -> None:
     """Raise BrokenRuleError if a sum is wrong by more than rounding, or differs between devices."""
     what = f"a sum {list(wanted.shape)} of {dtype_name(found.dtype)} on device {bench.end.device}"
-    rounding = 4 * bench.end.devices * torch.finfo(found.dtype).eps if found.dtype.is_floating_point else 0.0
-    far = (found.cpu().to(wanted.dtype) - wanted).abs()
-    if bool((far > rounding * (1 + wanted.abs())).any()):
-        raise BrokenRuleError(f"{what} is off by {far.max().item():g}")
+    _expect_close(found, wanted, what, bench.end.devices)
     here = found.clone()
     flying = [bench.end.send([here], peer) for peer in bench.others]
     for peer in bench.others:
@@ -100,3 +119,11 @@ def _expect_sum(bench: Bench, found: Tensor, wanted: Tensor) -> None:
             raise BrokenRuleError(f"{what} differs in bits from that on device {peer}")
     for handle in flying:
         handle.wait()
+
+
+def _expect_close(found: Tensor, wanted: Tensor, what: str, devices: int) -> None:
+    """Raise BrokenRuleError if a sum is wrong by more than rounding."""
+    rounding = 4 * devices * torch.finfo(found.dtype).eps if found.dtype.is_floating_point else 0.0
+    far = (found.cpu().to(wanted.dtype) - wanted).abs()
+    if bool((far > rounding * (1 + wanted.abs())).any()):
+        raise BrokenRuleError(f"{what} is off by {far.max().item():g}")

@@ -1,17 +1,19 @@
-"""The end of gradient reductions and optimizer steps, without contention.
+"""The end of gradient reductions, optimizer steps and gathers of parameters, without contention.
 
 The analytic counterpart of the simulator: over the same devices the reductions run one after another, in the order in
 which the stages' last backwards end, each for the time of its collective alone. A stage's optimizer step waits for its
-own reduction, and a device steps its stages in order.
+own reduction, and a device steps its stages in order. A sharded stage's parameters are gathered after its step, one
+stage after another.
 """
 
 from collections.abc import Callable, Sequence
 
 from ..actions import Kind
 from ..cluster.cluster import Cluster
-from ..cluster.collectives import collective_s
+from ..cluster.collectives import Operation, collective_s
 from ..costs.costs import StageCosts
 from ..plan.plan import Plan
+from ..plan.sharding import replica_costs, shards
 
 _NUMBER_BYTES = 8
 
@@ -30,7 +32,18 @@ def reduction_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) ->
 
     def seconds(stage: int) -> float:
         ranks = range(plan.placement[stage], plan.mesh.ranks, plan.devices)
-        return collective_s(cluster, ranks, costs[stage].gradient_bytes)
+        operation = Operation.REDUCE_SCATTER if shards(plan, stage) else Operation.ALL_REDUCE
+        return collective_s(cluster, ranks, costs[stage].gradient_bytes, operation)
+
+    return seconds
+
+
+def unshard_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> ReductionTime:
+    """The time in which the parameters of a sharded stage are gathered after its step; arguments as above."""
+
+    def seconds(stage: int) -> float:
+        ranks = range(plan.placement[stage], plan.mesh.ranks, plan.devices)
+        return collective_s(cluster, ranks, costs[stage].gradient_bytes, Operation.ALL_GATHER)
 
     return seconds
 
@@ -61,26 +74,32 @@ def step_ends(
     ends: Sequence[Sequence[Sequence[float]]],
     reduction: ReductionTime,
     sync_s: float = 0.0,
+    unshard: ReductionTime | None = None,
 ) -> list[float]:
-    """When each device along the pipeline has finished its optimizer steps, in seconds.
+    """When each device along the pipeline has finished the step, in seconds.
 
     Args:
         plan: its compute orders.
-        costs: per stage; their ``optimizer_s`` are used.
+        costs: per stage, of the whole stage; their ``optimizer_s`` are used.
         ends: per replica and device the ends of its compute actions.
         reduction: time of a stage's reduction; not called with one replica.
         sync_s: duration of the SYNC, if the plan has one.
+        unshard: time of the gather of a sharded stage's parameters; needed if there is one.
     """
+    costs = replica_costs(plan, costs)
     gradients = _gradient_ends(plan, ends, reduction)
     if plan.sync:
         release = max(max(now, *summed.values()) for now, summed in gradients if summed) + sync_s
         gradients = [(max(now, release) if summed else now, summed) for now, summed in gradients]
     result = []
     for device, (end, summed) in enumerate(gradients):
-        now = end
+        now, gathered = end, 0.0
         for held in plan.stages_on(device):
             now = max(now, summed.get(held.index, 0.0)) + costs[held.index].optimizer_s
-        result.append(now)
+            if shards(plan, held.index):
+                assert unshard is not None
+                gathered = max(now, gathered) + unshard(held.index)
+        result.append(max(now, gathered))
     return result
 
 

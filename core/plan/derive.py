@@ -13,6 +13,7 @@ from ..errors import RequestError
 from .forward_order import forward_order
 from .offload import StageOffload
 from .plan import MemoryPolicy, Plan
+from .sharding import AUTO, NONE
 
 Recompute = str | Sequence[int]
 """``"none"``, ``"all"``, or the stages that recompute."""
@@ -73,7 +74,12 @@ def with_edges(plan: Plan, edges: Iterable[StageEdge]) -> Plan:
 
 
 def check_agrees(
-    plan: Plan, microbatches: int | None, schedule: str, recompute: Recompute | None, offload: bool | None = None
+    plan: Plan,
+    microbatches: int | None,
+    schedule: str,
+    recompute: Recompute | None,
+    offload: bool | None = None,
+    shard: str | None = None,
 ) -> None:
     """Refuse a plan that contradicts other arguments.
 
@@ -83,6 +89,7 @@ def check_agrees(
         schedule: a family's name, or ``auto`` for any.
         recompute: the stages that recompute; None if not requested.
         offload: whether saved tensors leave; None if not requested.
+        shard: the level of sharding of all stages; None, or ``auto``, for any.
 
     Raises:
         RequestError: the first contradiction.
@@ -100,6 +107,9 @@ def check_agrees(
     if offload is not None and offload != bool(plan.memory.offload):
         what = [each.stage for each in plan.memory.offload]
         refuse("offload", "asked for" if offload else "'none'", f"offload of {_stages_text(what)}")
+    levels = plan.shard or (NONE,) * len(plan.stages)
+    if shard not in (None, AUTO) and set(levels) != {shard}:
+        refuse("shard", f"'{shard}'", f"shard {', '.join(levels)}")
 
 
 def _stages_text(stages: Sequence[int]) -> str:
@@ -123,7 +133,7 @@ def forward_only(plan: Plan) -> Plan:
     times = None if plan.prediction is None else [cost.forward_s for cost in plan.prediction.costs]
     return evolve(
         plan, edges=edges, device_actions=forward_order(plan.placement, edges, plan.devices, plan.microbatches, times),
-        tied=(), memory=MemoryPolicy(), prediction=None, sync=False, forward_only=True,
+        tied=(), memory=MemoryPolicy(), prediction=None, sync=False, forward_only=True, shard=(),
     )  # fmt: skip
 
 

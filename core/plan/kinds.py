@@ -44,6 +44,10 @@ def compute_times(compute: Compute, costs: Iterable[StageCosts]) -> list[list[fl
     return [[by_stage[action.stage][action.kind] for action in actions] for actions in compute]
 
 
+AFTER_STEP = -1
+"""The position of an action that follows the STEP of its stage."""
+
+
 @frozen(eq=False)
 class TaskKind:
     """Kinds whose actions are on another queue than compute, or end on the compute queue together with others.
@@ -52,7 +56,7 @@ class TaskKind:
         kinds: one, or several that share queues.
         queue: name of their queue on every device; ``tasks`` may give an item another.
         insert: (plan, device) → their actions, each with the position in the compute order that it follows; None for
-            after all compute, before the STEPs.
+            after all compute, before the STEPs; ``AFTER_STEP`` for after the STEP of its stage.
         tasks: (plan, compute, items device by device in the order issued, tasks declared before) → their tasks. Raises
             RequestError where an item is missing or misplaced.
         seconds: duration of a task; None where it depends on links and members.

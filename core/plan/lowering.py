@@ -24,7 +24,7 @@ from operator import itemgetter
 from ..actions import Action, Kind
 from ..errors import RequestError
 from . import host_copies, step_end  # noqa: F401 - declare their kinds
-from .kinds import declarations
+from .kinds import AFTER_STEP, declarations
 from .messages import Positions, computed_at
 from .plan import Plan
 
@@ -44,8 +44,8 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     Returns:
         Per device along the pipeline its actions: F, B, I, W in the plan's order, with RECOMPUTE, SEND, RECV, OFFLOAD
         and RELOAD between them, and REDUCE_GRAD of every stage if ``mesh.data`` is above 1; then REDUCE_TIED per stage
-        with a tied weight, one SYNC per device if the plan's steps wait for all stages, and STEP per stage. For a
-        forward-only plan F, SEND_F and RECV_F only.
+        with a tied weight, one SYNC per device if the plan's steps wait for all stages, and STEP per stage, with an
+        UNSHARD after it for a sharded one. For a forward-only plan F, SEND_F and RECV_F only.
 
     Raises:
         RequestError: ``prefetch`` is negative, or no action reads a message that the plan sends.
@@ -58,14 +58,15 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     queues: dict[tuple[int, int], list[Action]] = {}
     sends = [[_sends(action, peers, queues) for action in actions] for actions in plan.device_actions]
     ends: list[list[Action]] = [[] for _ in plan.device_actions]
+    steps = [_steps(plan, device) for device in range(plan.devices)]
     for declared in declarations():
         for device, after in enumerate(sends):
-            _insert(declared.insert(plan, device), after, ends[device])
+            _insert(declared.insert(plan, device), after, ends[device], steps[device])
     receives: list[Placed] = [{} for _ in plan.device_actions]
     for (src, dst), messages in queues.items():
         _place(src, messages, readers[dst], prefetch, receives[dst])
     return tuple(
-        _merged(actions, receives[device], sends[device], [*ends[device], *_steps(plan, device)], recompute)
+        _merged(actions, receives[device], sends[device], [*ends[device], *steps[device]], recompute)
         for device, actions in enumerate(plan.device_actions)
     )
 
@@ -104,11 +105,15 @@ def _sends(action: Action, peers: _Peers, queues: dict[tuple[int, int], list[Act
     return [Action(stage, send, microbatch, peer) for peer in targets]
 
 
-def _insert(actions: Iterable[tuple[int | None, Action]], after: list[list[Action]], end: list[Action]) -> None:
-    """Insert actions of a kind after compute positions, or after all of them (None)."""
+def _insert(
+    actions: Iterable[tuple[int | None, Action]], after: list[list[Action]], end: list[Action], steps: list[Action]
+) -> None:
+    """Insert actions of a kind after compute positions, after all of them (None), or after the STEP of their stage."""
     for position, action in actions:
         if position is None:
             end.append(action)
+        elif position == AFTER_STEP:
+            steps.insert(steps.index(Action(action.stage, Kind.STEP)) + 1, action)
         else:
             after[position].append(action)
 
@@ -158,5 +163,5 @@ def _merged(
 
 
 def _steps(plan: Plan, device: int) -> list[Action]:
-    """The optimizer steps, after all other actions of a device."""
+    """The optimizer steps, after all compute of a device."""
     return [] if plan.forward_only else [Action(stage.index, Kind.STEP) for stage in plan.stages_on(device)]

@@ -140,6 +140,7 @@ CHANGES: Mapping[Kind, tuple[Change, ...]] = {
     Kind.REDUCE_TIED: (),
     Kind.SYNC: (),
     Kind.STEP: (),
+    Kind.UNSHARD: (),
 }
 """The table, for stages that keep their saved tensors."""
 

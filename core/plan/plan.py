@@ -119,6 +119,7 @@ class Plan:
             overflow check.
         prediction: of this plan; not part of its hash.
         forward_only: whether its orders hold F only: no saved tensors, reductions or optimizer steps.
+        shard: per stage what its replicas share among them (see ``sharding.py``); empty for nothing.
     """
 
     model: str
@@ -134,6 +135,7 @@ class Plan:
     prediction: Prediction | None = None
     sync: bool = False
     forward_only: bool = False
+    shard: tuple[str, ...] = ()
 
     @cached_property
     def hash(self) -> str:
@@ -213,7 +215,9 @@ converter.register_unstructure_hook(
     Prediction, make_dict_unstructure_fn(Prediction, converter, interval_s=_later, reference_s=_later)
 )
 converter.register_unstructure_hook(Mesh, make_dict_unstructure_fn(Mesh, converter, tensor=_later))
-converter.register_unstructure_hook(Plan, make_dict_unstructure_fn(Plan, converter, sync=_later, forward_only=_later))
+converter.register_unstructure_hook(
+    Plan, make_dict_unstructure_fn(Plan, converter, sync=_later, forward_only=_later, shard=_later)
+)
 
 
 def plan_json(plan: Plan) -> str:

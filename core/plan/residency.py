@@ -1,7 +1,8 @@
 """The memory of each device over a step, from the times of its operations and messages, by these rules:
 
 ==================  ===========================================================================================
-parameters,         from the start to the end; with the parameters, what is computed from them alone once a step
+parameters,         from the start to the end; of what replicas share, one replica's part;
+                    with the parameters, what is computed from them alone once a step
 gradients,
 optimizer
 saved               ``saved_bytes`` from the start of F to the end of B; I frees ``freed_by_input_bytes`` and creates
@@ -33,6 +34,7 @@ from .kinds import task_kinds
 from .memory import Memory, Moment, Size, Use, changes
 from .plan import Plan
 from .queues import Queues
+from .sharding import replica_costs
 
 STATE_KINDS = ("parameters", "gradients", "optimizer")
 MOVING_KINDS = ("saved", "communication", "workspace")
@@ -105,11 +107,12 @@ def device_timelines(
 
     Args:
         plan: its placement.
-        costs: per stage.
+        costs: per stage, of the whole stage.
         queues: of the lowered plan.
         operation_times: of its operations.
         arrivals: of its messages.
     """
+    costs = replica_costs(plan, costs)
     communication, releases = _communication(plan, queues, arrivals)
     _add_passed(plan, queues, communication)
     effects = [

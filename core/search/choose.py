@@ -19,6 +19,7 @@ from .problem.search_space import SearchSpace
 from .problem.setting import FixedStages, Setting, one_setting
 from .problem.workload import Workload, counted, settings_of
 from .search_options import SearchOptions, refuse_none
+from .sharded import sharded_search
 
 EFFORT = 400_000_000
 """Compute actions that a search evaluates by default: some seconds on one core, and about as long for its starts."""
@@ -186,11 +187,15 @@ def choose_schedule(
 
 
 def _found(settings: Sequence[Setting], space: SearchSpace, meter: Meter, options: SearchOptions) -> SearchResult:
-    """The search, with offload if it is asked for."""
-    arguments = settings, space, meter, options.oracle, options.seed, options.alternatives, options.judge
-    if options.offloads:
-        return OffloadSearch(options.offload, options.storages, *arguments).result()
-    return confirmed(*arguments)
+    """The search, with sharding and offload if they are asked for."""
+
+    def search(these: Sequence[Setting], counter: Meter) -> SearchResult:
+        arguments = these, space, counter, options.oracle, options.seed, options.alternatives, options.judge
+        if options.offloads:
+            return OffloadSearch(options.offload, options.storages, *arguments).result()
+        return confirmed(*arguments)
+
+    return sharded_search(settings, meter, options.shard, options.oracle, search)
 
 
 def _meter(options: SearchOptions, settings: Sequence[Setting]) -> Meter:

@@ -8,6 +8,7 @@ from attrs import evolve, frozen
 from ..cluster.mesh import Mesh, least_by_position
 from ..costs.costs import StageCosts
 from ..plan.plan import MemoryPolicy, Plan, Prediction
+from ..plan.sharding import replica_costs, with_level
 from ..schedules.problem import Schedule
 from .annealing.walk import Walk
 from .problem.assemble import assemble, with_replicas
@@ -51,7 +52,8 @@ def draft(walk: Walk) -> tuple[Plan, tuple[StageCosts, ...]]:
     """
     setting = walk.setting
     placement = walk.best.placement.tolist()
-    stages, costs, edges = setting.staged(walk.best.cuts.tolist(), placement)
+    whole = setting if setting.whole is None else setting.whole
+    stages, costs, edges = whole.staged(walk.best.cuts.tolist(), placement)
     orders, replica = walk.orders(), setting.replicas[0]
     data = len(setting.replicas)
     if data == 1:
@@ -59,13 +61,13 @@ def draft(walk: Walk) -> tuple[Plan, tuple[StageCosts, ...]]:
         orders = tuple(by_device[device] for device in sorted(replica))
         placement = [replica[position] for position in placement]
     schedule = Schedule(walk.name, tuple(placement), setting.microbatches, orders)
-    plan = assemble(setting.graph, stages, schedule, parameter_sizes=setting.parameter_sizes, edges=edges)
+    plan = assemble(whole.graph, stages, schedule, parameter_sizes=setting.parameter_sizes, edges=edges)
     mesh = Mesh(setting.devices, data, setting.replicas)
     if data == 1 or mesh.cluster_devices == tuple(range(mesh.ranks)):
         mesh = Mesh(setting.devices, data)
     memory = MemoryPolicy(recompute=tuple(np.flatnonzero(walk.best.recompute).tolist()))
-    plan = evolve(plan, mesh=mesh, memory=memory)
-    return plan, costs if setting.fixed else with_replicas(setting.graph, costs, plan.tied)
+    plan = with_level(evolve(plan, mesh=mesh, memory=memory), setting.shard)
+    return plan, costs if setting.fixed else with_replicas(whole.graph, costs, plan.tied)
 
 
 def scored(walk: Walk, oracle: Oracle) -> Candidate:
@@ -131,7 +133,8 @@ def refuse_above(best: Candidate, evaluations: int) -> None:
     score, limits, plan = best.score, best.limits, best.plan
     device = best.excess.index(excess)
     need, saved, limit = score.peak_memory_bytes[device], score.peak_saved_bytes[device], limits[device]
-    state = sum(best.costs[stage.index].state_bytes for stage in plan.stages_on(device))
+    held = replica_costs(plan, best.costs)
+    state = sum(held[stage.index].state_bytes for stage in plan.stages_on(device))
     name = best.setting.cluster.devices[plan.mesh.cluster_devices[device]].name
     large = too_large(best.setting.graph, max(best.setting.memory), saves=not plan.memory.recompute)
     alone = "" if large is None else f"no device can hold operator '{large.name}' while it runs; "

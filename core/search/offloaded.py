@@ -19,6 +19,7 @@ from ..offload.request import OffloadRequest
 from ..offload.storages import graph_storages
 from ..plan.offload import Storage
 from ..plan.plan import Plan
+from ..plan.sharding import replica_costs
 from ..plan.validation.host_memory import check_host_memory
 from ..schedules.problem import resident
 from .annealing.initial_walks import InitialWalks
@@ -166,8 +167,9 @@ class OffloadSearch:
     def _within_limits(self, walk: Walk) -> Iterator[Candidate]:
         """A walk with the copies with which it fits; nothing if it fits without."""
         base = _Base.of(walk, self.storages)
+        held = replica_costs(base.plan, base.costs)
         limits = [
-            limit - sum(base.costs[stage.index].state_bytes for stage in base.plan.stages_on(device))
+            limit - sum(held[stage.index].state_bytes for stage in base.plan.stages_on(device))
             for device, limit in enumerate(base.limits)
         ]
         for _ in range(TIGHTER):

@@ -9,6 +9,7 @@ from ..errors import RequestError
 from ..offload.request import OffloadRequest, check_offload_request
 from ..plan.derive import Recompute
 from ..plan.offload import Storage
+from ..plan.sharding import AUTO, NONE, check_level
 from ..schedules.problem import ScheduleFamily, resident
 from .problem.meter import Meter, Progress
 from .problem.options import MAX_CHUNKS
@@ -47,11 +48,13 @@ class SearchOptions:
         offload: what leaves the devices; with ``"none"`` families that offload are used only if all of them do.
         storages: for stages (the names of their operators) whose programs are known, the storages of each that may
             leave; for others one storage for each operator that saves enough.
+        shard: what replicas share: a level (see ``plan/sharding``) for all stages, or ``auto``, which shards the stages
+            that do not fit otherwise.
         until_fit: end with the first plans that fit in memory: a small part of the whole search, which finds one if
             this does.
 
     Raises:
-        RequestError: budget or ``min_chunks`` is below 1.
+        RequestError: budget or ``min_chunks`` is below 1, or ``shard`` is no level.
     """
 
     families: tuple[ScheduleFamily, ...] = field(converter=_families)
@@ -71,11 +74,13 @@ class SearchOptions:
     offload: OffloadRequest = "none"
     storages: Mapping[Names, Sequence[Sequence[Storage]]] = field(factory=dict)
     until_fit: bool = False
+    shard: str = NONE
 
     def __attrs_post_init__(self) -> None:
         refuse_none(1 if self.budget is None else self.budget, "evaluations: a search")
         refuse_none(self.min_chunks, "chunks: a device")
         check_offload_request(self.offload)
+        check_level(self.shard, AUTO)
 
     @property
     def offloads(self) -> bool:

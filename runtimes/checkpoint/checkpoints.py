@@ -132,9 +132,10 @@ class Checkpoints:
         self.wait()
         team, training, path = self._team, self._training_state, Path(folder).absolute()
         failure, reader, parts = None, None, Parts()
+        own = parts_of(self._read())  # replicas that share an optimizer read it together
         try:
             reader = CheckpointReader(path)
-            parts = fitted(parts_of(self._read()), reader, training)
+            parts = fitted(own, reader, training)
             reader.check(reader.files_of(parts.tensors))
             # Of the other files, each process checks some.
             reader.check(sorted(reader.manifest.files)[team.exchange().number :: team.exchange().count])

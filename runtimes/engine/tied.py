@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ...backends.contract import Backend, Handle
 from ...core.plan.plan import Plan, TiedWeight
+from ..optimizer.state import StageState
 
 
 class TiedReduction:
@@ -17,13 +18,13 @@ class TiedReduction:
 
     Args:
         plan: the plan.
-        copies: (stage, parameter name) → the copy on this device.
+        states: of this device's stages. Of a sharded one its replica exchanges its slice of the gradient alone.
     """
 
-    def __init__(self, plan: Plan, copies: Mapping[tuple[int, str], nn.Parameter]) -> None:
+    def __init__(self, plan: Plan, states: Mapping[int, StageState]) -> None:
         self._tied = plan.tied
         self._placement = plan.placement
-        self._copies = copies
+        self._states = states
 
     def reduce(self, backend: Backend) -> None:
         """Exchange gradients; returns when the gradients of this device's copies are the sums.
@@ -31,7 +32,13 @@ class TiedReduction:
         Every device sends its gradients before it waits for any, so the exchange cannot deadlock.
         """
         here, sends = backend.device, _Sends(backend)
-        tied = [weight for weight in self._tied if not self._frozen(weight)]
+        self._copies = {
+            (stage, weight.name): self._states[stage].updated[weight.name]
+            for weight in self._tied
+            for stage in weight.stages
+            if stage in self._states and weight.name in self._states[stage].updated
+        }
+        tied = [weight for weight in self._tied if not self._frozen(weight) and not self._elsewhere(weight)]
         partials = {weight.name: self._exchange_partials(weight, backend, sends) for weight in tied}
         totals: list[tuple[nn.Parameter, Tensor, Handle]] = []
         for weight in tied:
@@ -57,8 +64,12 @@ class TiedReduction:
 
     def _frozen(self, weight: TiedWeight) -> bool:
         """Whether it is frozen now; all devices with a copy see the same value."""
-        copies = (self._copies.get((stage, weight.name)) for stage in weight.stages)
-        return any(copy is not None and not copy.requires_grad for copy in copies)
+        held = [self._states[stage].parameters[weight.name] for stage in weight.stages if stage in self._states]
+        return any(not copy.requires_grad for copy in held)
+
+    def _elsewhere(self, weight: TiedWeight) -> bool:
+        """Whether other replicas have all of its slices; every device of this replica finds the same."""
+        return any((stage, weight.name) not in self._copies for stage in weight.stages if stage in self._states)
 
     def _exchange_partials(
         self, weight: TiedWeight, backend: Backend, sends: "_Sends"

@@ -5,7 +5,6 @@ from functools import partial
 
 import torch
 from attrs import evolve
-from torch import nn
 
 from ...core.logs import set_thread
 from ...core.plan.messages import sending_pairs
@@ -151,15 +150,12 @@ class Workers:
         """The device's executor, with the transport that is open now."""
         backend = self._team.backend(device)
         if device not in self._executors:
-            tied = {w.name for w in self._plan.tied}
-            copies: dict[tuple[int, str], nn.Parameter] = {
-                (i, name): p for i, s in self._states.items() for name, p in s.parameters.items() if name in tied
-            }
-            reduction = TiedReduction(self._plan, copies)
+            reduction = TiedReduction(self._plan, self._states)
             own = {stage.index: self._states[stage.index] for stage in self._plan.stages_on(device)}
             update = Update(
-                self._plan, own, self._norm_parameters, self._training.clip_norm, self.queues[device].device
-            )
+                self._plan, own, self._norm_parameters, self._training.clip_norm, self.queues[device].device,
+                self._team.replicas_of(device),
+            )  # fmt: skip
             self._executors[device] = Executor(
                 self._plan, backend, self.queues[device], reduction, update, self._team.replicas_of(device),
                 self._offload.get(device), self._team.activities.get(device),

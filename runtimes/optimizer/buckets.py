@@ -64,7 +64,12 @@ class Bucket:
 
 
 def buckets_of(parameters: Iterable[nn.Parameter], size: int = BUCKET_BYTES) -> list[Bucket]:
-    """Divide parameters into buckets of one dtype, in order; each has as many as fit, and at least one.
+    """The buckets of some parameters; arguments as of `divided`."""
+    return [Bucket(held) for held in divided(parameters, size)]
+
+
+def divided(parameters: Iterable[nn.Parameter], size: int = BUCKET_BYTES) -> list[list[nn.Parameter]]:
+    """Divide parameters into those of buckets of one dtype, in order; each has as many as fit, and at least one.
 
     Args:
         parameters: those with ``requires_grad=False`` are skipped.
@@ -81,7 +86,7 @@ def buckets_of(parameters: Iterable[nn.Parameter], size: int = BUCKET_BYTES) -> 
             full.append(held)
             held = filling[key] = []
         held.append(parameter)
-    return [Bucket(held) for held in (*full, *filling.values())]
+    return [*full, *filling.values()]
 
 
 class Reduction:

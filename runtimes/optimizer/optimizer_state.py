@@ -28,12 +28,19 @@ class NamedState:
         optimizer: the stage's.
         make: created it; used to find the state of a parameter that it has not stepped yet.
         parameters: the stage's trained parameters by name.
+        groups: names of the parameters of each group; by default as the optimizer has them.
     """
 
-    def __init__(self, optimizer: Optimizer, make: OptimizerFactory, parameters: Mapping[str, nn.Parameter]) -> None:
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        make: OptimizerFactory,
+        parameters: Mapping[str, nn.Parameter],
+        groups: list[list[str]] | None = None,
+    ) -> None:
         self._optimizer, self._make = optimizer, make
         names = {id(parameter): name for name, parameter in parameters.items()}
-        self._groups = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+        self._groups = groups or [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
         self._parameters = parameters
         self._blanks: dict[str, dict[str, Any]] = {}
         self._lent: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
@@ -52,14 +59,14 @@ class NamedState:
     def kept(self) -> dict[str, set[str]]:
         """Parameter → the keys of its state, also if it was not stepped yet."""
         state = self._packed()["state"]
-        return {name: set(_leaves(own or self._blank(name))) for name, own in state.items()}
+        return {name: set(leaves_of(own or self._blank(name))) for name, own in state.items()}
 
     def read(self) -> dict[str, Any]:
         """The state by its flattened names. Tensors are the optimizer's own, where it has any."""
         found: dict[str, Any] = {}
         packed = self._packed()
         for name, state in packed["state"].items():
-            found |= _leaves(state or _zeros(self._blank(name), self._parameters[name].device), f"state.{name}.")
+            found |= leaves_of(state or zeros_of(self._blank(name), self._parameters[name].device), f"state.{name}.")
         for names, options in zip(self._groups, packed["param_groups"], strict=True):
             for name in names:
                 found |= {f"param_groups.{name}.{k}": v for k, v in options.items() if k not in MEMBERS}
@@ -128,11 +135,11 @@ class NamedState:
         return value if self._lent.get(id(value)) is value else value.detach().clone()
 
 
-def _leaves(state: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
+def leaves_of(state: Mapping[Any, Any], prefix: str = "") -> dict[str, Any]:
     """The leaves of a nested state, by path."""
     found: dict[str, Any] = {}
     for key, value in state.items():
-        found |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+        found |= leaves_of(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
     return found
 
 
@@ -143,10 +150,10 @@ def _on_meta(value: Any) -> Any:
     return value.to("meta") if isinstance(value, Tensor) and value.ndim > 0 else value
 
 
-def _zeros(value: Any, device: torch.device) -> Any:
+def zeros_of(value: Any, device: torch.device) -> Any:
     """The state with zeros in place of tensors on meta."""
     if isinstance(value, dict):
-        return {key: _zeros(below, device) for key, below in value.items()}
+        return {key: zeros_of(below, device) for key, below in value.items()}
     if isinstance(value, Tensor):
         return torch.zeros_like(value, device=device if value.is_meta else value.device)
     return value

@@ -5,11 +5,13 @@ writes, such as BatchNorm's running statistics, are copied to the other replicas
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...backends.contract import Backend
+from ...core.plain_data import decode, encode
 from ..devices.compute import ComputeQueue
 from ..launch.team import Team
 
@@ -56,6 +58,28 @@ def totals_of_all(numbers: Sequence[Tensor | float], replicas: Backend, queue: C
     sums = torch.stack([number.double() for number in there])
     replicas.all_reduce(sums).wait()
     return sums
+
+
+def gathered_values(value: Any, replicas: Backend, where: torch.device) -> list[Any]:
+    """The values of all replicas, in their order; all of them call this together.
+
+    Args:
+        value: of this replica: plain data.
+        replicas: this device's transport to its replicas.
+        where: the device of the tensors.
+    """
+    data = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8)
+    sizes = torch.zeros(replicas.devices, dtype=torch.int64)
+    sizes[replicas.device] = data.numel()
+    sizes = sizes.to(where)
+    replicas.all_reduce(sizes).wait()
+    most = int(sizes.max())
+    table = torch.zeros(replicas.devices, most, dtype=torch.uint8)
+    table[replicas.device, : data.numel()] = data
+    table = table.to(where).view(-1)
+    replicas.all_gather(table).wait()
+    rows = table.cpu().view(replicas.devices, most)
+    return [decode(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes.tolist(), strict=True)]
 
 
 def share(tensors: Sequence[Tensor], replicas: Backend) -> None:

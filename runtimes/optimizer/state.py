@@ -13,6 +13,7 @@ from ...core.errors import RequestError
 from ..devices.compute import compute_device
 from ..launch.team import Team
 from .buckets import Bucket, Reduction, buckets_of
+from .elementwise import check_elementwise
 from .optimizer_state import NamedState
 from .optimizers import (
     OptimizerFactory,
@@ -24,6 +25,8 @@ from .optimizers import (
     stage_optimizer,
     stage_scheduler,
 )
+from .sharded_state import ShardedNamedState
+from .shards import Gather, ShardedReduction, Shards, Sharing
 
 
 class StageState:
@@ -36,6 +39,7 @@ class StageState:
         replicated: whether its gradients are summed over replicas of the pipeline.
         device: the stage's device; by default that of its tensors.
         scheduler: creates the scheduler of its optimizer, stepped after it; None for none.
+        sharing: how replicas share its optimizer; None if each has a whole one.
     """
 
     def __init__(
@@ -46,11 +50,12 @@ class StageState:
         replicated: bool = False,
         device: torch.device | None = None,
         scheduler: SchedulerFactory | None = None,
+        sharing: Sharing | None = None,
     ) -> None:
         self.parameters = parameters
         self.device = device or compute_device([*parameters.values(), *buffers.values()])
         self._gradients: dict[nn.Parameter, Tensor] = {}
-        self._replicated = replicated
+        self._replicated, self.sharing = replicated, sharing
         self.buffers = buffers
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self._trained = {name for name, p in parameters.items() if p.requires_grad}
@@ -59,7 +64,12 @@ class StageState:
     def optimizer(self) -> torch.optim.Optimizer | None:
         """The optimizer, or None; created on first use, because a rehearsal needs none."""
         trained = list(self.trained.items())
-        return stage_optimizer(self._make_optimizer, trained) if self._make_optimizer is not None and trained else None
+        if self._make_optimizer is None or not trained:
+            return None
+        made = stage_optimizer(self._make_optimizer, trained)
+        if made is not None and self.sharing is not None:
+            self.shards.take(made)
+        return made
 
     @property
     def trained(self) -> dict[str, nn.Parameter]:
@@ -78,7 +88,14 @@ class StageState:
         """The optimizer's state by the names of parameters; None without an optimizer."""
         if self._make_optimizer is None or self.optimizer is None:
             return None
+        if self.sharing is not None:
+            return ShardedNamedState(self.optimizer, self._make_optimizer, self.parameters, self.shards)
         return NamedState(self.optimizer, self._make_optimizer, self.parameters)
+
+    @property
+    def updated(self) -> dict[str, nn.Parameter]:
+        """By name what the optimizer steps, with the reduced gradients: the parameters, or this replica's slices."""
+        return self.parameters if self.sharing is None else self.shards.values
 
     def trains(self, name: str) -> bool:
         """Whether a parameter was trained when the optimizer was created, or has joined since."""
@@ -94,6 +111,8 @@ class StageState:
         """
         self._trained.add(name)
         self._gradients.clear()
+        if "shards" in vars(self):
+            self.shards.add(name, self.parameters[name])
         for cached in ("_buckets", "named"):
             vars(self).pop(cached, None)
         if self._make_optimizer is None or "optimizer" not in vars(self):
@@ -102,10 +121,14 @@ class StageState:
             del self.optimizer  # created on next use
             return
         join_optimizer(self.optimizer, self._make_optimizer, list(self.trained.items()), name)
+        if self.sharing is not None and self.optimizer is not None:
+            self.shards.take(self.optimizer)
 
     @property
     def gradient_buffers(self) -> list[Tensor]:
         """The memory of all gradients allocated so far."""
+        if self.sharing is not None:
+            return [bucket.memory for bucket in self.shards.buckets] if "shards" in vars(self) else []
         if self._replicated:
             return [bucket.memory for bucket in self._buckets] if "_buckets" in vars(self) else []
         return list(self._gradients.values())
@@ -114,13 +137,21 @@ class StageState:
     def _buckets(self) -> list[Bucket]:
         return buckets_of(self.parameters.values())
 
+    @cached_property
+    def shards(self) -> Shards:
+        """This replica's parts, if replicas share the optimizer."""
+        assert self.sharing is not None
+        return Shards(self.trained, self.sharing)
+
     def gradient_buffer(self, parameter: nn.Parameter) -> Tensor:
         """The tensor in which a parameter's gradient is accumulated in every step.
 
         It is never freed: allocating and freeing gradients between saved tensors would fragment memory, by a quarter of
         the peak on one worker of the benchmark GPT.
         """
-        if parameter not in self._gradients and self._replicated:
+        if parameter not in self._gradients and self.sharing is not None:
+            self._gradients |= self.shards.gradients
+        elif parameter not in self._gradients and self._replicated:
             for bucket in self._buckets:
                 self._gradients |= bucket.gradients
         if parameter not in self._gradients:
@@ -131,25 +162,38 @@ class StageState:
         """Set all gradients to None, until the next one is added."""
         for parameter in self.parameters.values():
             parameter.grad = None
+        if "shards" in vars(self):
+            for value in self.shards.values.values():
+                value.grad = None
 
-    def reduce_gradients(self, replicas: Backend) -> Reduction:
+    def reduce_gradients(self, replicas: Backend) -> Reduction | ShardedReduction:
         """Start to sum the gradients over all replicas.
 
         Args:
             replicas: the device's transport to them.
         """
+        if self.sharing is not None:
+            return ShardedReduction(self.shards, replicas)
         return Reduction(self._buckets, replicas)
 
+    def gather(self, replicas: Backend) -> Gather:
+        """Start to gather the parameters of which replicas stepped slices.
+
+        Args:
+            replicas: the device's transport to them.
+        """
+        return Gather(self.shards, replicas)
+
     def divide_gradients(self, divisor: Tensor | float) -> None:
-        """Divide all gradients by a number, or by a scalar tensor on their device."""
-        held = [p.grad for p in self.parameters.values() if p.grad is not None]
+        """Divide all reduced gradients by a number, or by a scalar tensor on their device."""
+        held = [p.grad for p in self.updated.values() if p.grad is not None]
         on_host = not isinstance(divisor, Tensor) or divisor.device.type == "cpu"
         if held and not (on_host and divisor == 1):
             torch._foreach_div_(held, float(divisor) if on_host else divisor)
 
     def multiply_gradients(self, factor: Tensor) -> None:
-        """Multiply all gradients by a scalar."""
-        held = [p.grad for p in self.parameters.values() if p.grad is not None]
+        """Multiply all reduced gradients by a scalar."""
+        held = [p.grad for p in self.updated.values() if p.grad is not None]
         if held:
             torch._foreach_mul_(held, factor.to(held[0].device))
 
@@ -167,6 +211,8 @@ class StageState:
                 `handles_found_inf`.
         """
         if self.optimizer is not None:
+            if self.sharing is not None:
+                self.shards.follow()
             if found_inf is None:
                 self.optimizer.step()
             else:
@@ -201,6 +247,8 @@ def make_optimizers(
     failure, groups = None, dict[int, list[dict[str, str]]]()
     try:
         check_separable(make, trained)
+        if any(state.sharing is not None for state in states.values()):
+            check_elementwise(make, trained)
         for index, state in states.items():
             if state.optimizer is not None and state.scheduler is not None:
                 groups[index] = options_of(state.optimizer)

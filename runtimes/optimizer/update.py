@@ -8,7 +8,8 @@ SYNC is one all-reduce of a table over the stages of a replica::
     │ number of devices with a non-finite gradient │ sum of loss scales │ norm of each gradient │ … │
 
 Every device computes the global norm from the norms in the model's order, under any plan. After the reductions all
-replicas have the same gradients, also non-finite ones, and therefore the same table.
+replicas have the same gradients, also non-finite ones, and therefore the same table. Of sharded stages each has slices
+(`shards`): their norms are added over the replicas first.
 
 The gradients are written once, multiplied by clipping factor ÷ (sum of weights · loss scale): in STEP with clipping, in
 SYNC with loss scaling alone, and otherwise before both. With clipping, a norm that is not finite is an overflow.
@@ -76,7 +77,8 @@ class NormParameters:
         found, there, gradients = [elsewhere] * len(self.parameters), list[int](), list[Tensor]()
         for i, (stage, name, _) in enumerate(self.parameters):
             if stage in states:
-                gradient = states[stage].parameters[name].grad
+                held = states[stage].updated.get(name)
+                gradient = None if held is None else held.grad
                 found[i] = absent
                 if gradient is not None:
                     there.append(i)
@@ -84,6 +86,29 @@ class NormParameters:
         for i, norm in zip(there, torch._foreach_norm(gradients) if there else (), strict=True):
             found[i] = norm
         return found
+
+    def over_parts(
+        self, norms: list[Tensor], found: Tensor, states: Mapping[int, StageState], replicas: Backend
+    ) -> tuple[list[Tensor], Tensor]:
+        """Norms of whole gradients from those of slices, and whether any replica has one that is not finite.
+
+        Args:
+            norms: of the slices of sharded stages here, and of the gradients of others; from `norms`, or empty.
+            found: whether a gradient of this replica is not finite, a scalar.
+            states: of this device's stages.
+            replicas: the device's transport to its replicas; all of them call this together.
+        """
+        mine = [i for i, (stage, _, _) in enumerate(self.parameters) if stage in states and states[stage].sharing]
+        mine = mine if norms else []
+        own = [norms[i].double() for i in mine]
+        has = [norm != _NO_GRADIENT for norm in own]
+        squares = [torch.where(there, norm, 0.0) ** 2 for there, norm in zip(has, own, strict=True)]
+        table = torch.stack([found.double(), *squares, *(there.double() for there in has)])
+        replicas.all_reduce(table).wait()
+        whole = torch.where(table[1 + len(mine) :] > 0, table[1 : 1 + len(mine)].sqrt(), _NO_GRADIENT)
+        for i, norm in zip(mine, whole.unbind(), strict=True):
+            norms[i] = norm
+        return norms, table[0]
 
     def global_norm(self, norms: Tensor) -> Tensor:
         """The norm of all gradients together, as in ``torch.nn.utils.get_total_norm``, on the norms' device."""
@@ -111,6 +136,7 @@ class Update:
         norm_parameters: the parameters of the global norm.
         clip_norm: the maximum of the global norm; None without clipping.
         where: the device of the tensors.
+        replicas: the transport to this device's replicas that is open now; None for one replica.
 
     Attributes:
         norm: the global norm of the last update's gradients, before clipping; None without clipping.
@@ -121,6 +147,7 @@ class Update:
     norm_parameters: NormParameters
     clip_norm: float | None
     where: torch.device
+    replicas: Backend | None = None
     norm: Tensor | None = field(default=None, init=False)
     _divisor: Tensor | float = field(default=1.0, init=False)
     _scale: float | None = field(default=None, init=False)
@@ -159,7 +186,7 @@ class Update:
 
     def sync(self, backend: Backend) -> None:
         """SYNC: exchange overflow, loss scale and norms over all stages."""
-        scale, own = self._scale, [p for state in self.states.values() for p in state.parameters.values()]
+        scale, own = self._scale, [p for state in self.states.values() for p in state.updated.values()]
         scaled = torch.full((), scale or 0.0, dtype=torch.float64, device=self.where)
         found, norms = torch.zeros_like(scaled), list[Tensor]()
         if self.clip_norm is not None:
@@ -168,6 +195,8 @@ class Update:
                 found = (~torch.stack(norms).isfinite()).any().double()
         elif scale is not None:
             found = unscale(own, self._factor(torch.float32), self.where)
+        if self.replicas is not None and any(state.sharing is not None for state in self.states.values()):
+            norms, found = self.norm_parameters.over_parts(norms, found, self.states, self.replicas)
         table = torch.stack([found, scaled, *norms])
         backend.all_reduce(table).wait()
         if scale is not None:

@@ -238,6 +238,7 @@ class Planning:
             recompute=options.recompute,
             message=self.measured.message,
             offload=options.offload,
+            shard=options.shard,
             storages=self.measured.storages,
         )
 

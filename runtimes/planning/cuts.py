@@ -75,6 +75,7 @@ class CutSearch:
             recompute=options.recompute,
             message=self.measured.message,
             offload=options.offload,
+            shard=options.shard,
             min_chunks=chunks,
             max_chunks=chunks,
         )

@@ -76,6 +76,7 @@ def _key(planning: Planning, others: Mapping[str, Any]) -> dict[str, str]:
         "boundaries": options.boundaries,
         "offload": options.offload if isinstance(options.offload, str) else sorted(options.offload.items()),
         "offload to": None if options.offload == "none" else options.tier,
+        "shard": options.shard,
         "optimizer": _optimizer(planning.optimizer),
         "cluster": None if cluster is None else _digest(cluster_json(cluster)),
         "plan_seconds": planning.budget.seconds,

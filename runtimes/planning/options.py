@@ -9,6 +9,8 @@ from ...core.cluster.cluster import Cluster
 from ...core.errors import RequestError
 from ...core.offload.request import OffloadRequest, check_offload_request
 from ...core.plan.derive import Recompute
+from ...core.plan.sharding import AUTO as SHARD_AUTO
+from ...core.plan.sharding import NONE, check_level
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families, find_family, resident_families
 from ...core.search import Oracle
@@ -43,6 +45,7 @@ class PlanningOptions:
         recompute: ``"none"``, ``"all"`` or the stages that recompute; None lets the planner choose.
         offload: what leaves the devices between F and the backward (see ``core/offload/request``).
         tier: where it goes.
+        shard: what replicas share (see ``core/plan/sharding``): a level, or ``"auto"``.
         seconds: limit on planning after the capture; None for the default (see `Budget.of`).
         cached: whether plans are cached on disk.
         boundaries: where stages may end (see ``Blocks``).
@@ -51,7 +54,7 @@ class PlanningOptions:
         families: the schedules to choose among.
 
     Raises:
-        RequestError: the schedule or the cluster is unknown, or seconds or cached is invalid.
+        RequestError: the schedule or the cluster is unknown, or shard, seconds or cached is invalid.
     """
 
     oracle: Oracle
@@ -62,6 +65,7 @@ class PlanningOptions:
     recompute: Recompute | None = None
     offload: OffloadRequest = "none"
     tier: OffloadTier = field(factory=OffloadTier)
+    shard: str = NONE
     seconds: float | None = None
     cached: bool = False
     boundaries: str = "operators"
@@ -71,6 +75,7 @@ class PlanningOptions:
         check_seconds(self.seconds)
         check_offload_request(self.offload)
         check_boundaries(self.boundaries)
+        check_level(self.shard, SHARD_AUTO)
         if not isinstance(self.cached, bool):
             raise RequestError(f"plan_cache is {self.cached!r}: give True or False; PANPIPE_CACHE names the folder")
 

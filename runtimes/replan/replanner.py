@@ -98,6 +98,8 @@ class Replanner:
             reason = "the pipeline has no optimizer, and the state of yours cannot be moved: give optimizer="
         elif trainer.optimizers_lent:
             reason = "pipe.optimizers was read, and its optimizers would be replaced: use scheduler= instead"
+        elif trainer.plan.shard:
+            reason = "its replicas share optimizers (shard), whose parts cannot be moved yet: leave shard out"
         elif frozen_since:
             reason = f"parameter '{frozen_since[0]}' was frozen since its optimizer was created: build another pipeline"
         elif trainer.variants.key != self._reads:

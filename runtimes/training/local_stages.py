@@ -5,15 +5,19 @@ no memory ──▶ random values, while the plan is rehearsed ──▶ no memo
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
+from ...backends.contract import Backend
 from ...core.capture.values.stand_ins import stand_in
 from ...core.plan.plan import Plan
+from ...core.plan.sharding import shards
 from ..batch.remote_tensors import as_meta_tensors
 from ..launch.team import Team
 from ..optimizer.replicas import begin_equal
+from ..optimizer.shards import Sharing
 from ..optimizer.state import StageState, make_optimizers
 from ..optimizer.training import Training
 from ..programs.compiled import Compiled
@@ -67,9 +71,18 @@ class LocalStages:
                 team.replicas > 1,
                 where[i],
                 training.scheduler,
+                self._sharing(i),
             )
             for i, programs in compiled.programs.items()
         }
+
+    def _sharing(self, stage: int) -> Sharing | None:
+        """How the replicas of a stage share its optimizer; None if they do not."""
+        if not shards(self.plan, stage) or self._training.optimizer is None:
+            return None
+        device, team = self.plan.placement[stage], self.team
+        tied = frozenset(weight.name for weight in self.plan.tied)
+        return Sharing(partial(_replicas, team, device), team.replica, team.replicas, tied)
 
     def load(self, weights: Weights, initial: InitialWeights | None = None) -> None:
         """Load the values of the stages here, and free the parameters that other processes hold.
@@ -180,3 +193,10 @@ class LocalStages:
         """The tensors that are allocated for rehearsals, and when values are loaded."""
         gradients = (buffer for state in self.states.values() for buffer in state.gradient_buffers)
         return [*self._own.without_memory, *gradients]
+
+
+def _replicas(team: Team, device: int) -> Backend:
+    """The transport of a device to its replicas."""
+    found = team.replicas_of(device)
+    assert found is not None
+    return found

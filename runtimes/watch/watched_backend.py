@@ -64,6 +64,12 @@ class WatchedBackend(Backend):
         on = self._others if source == self.device else self._peers[source]
         return watched(self.end.broadcast(tensors, source), self._activity, on)
 
+    def reduce_scatter(self, tensor: Tensor) -> Handle:
+        return watched(self.end.reduce_scatter(tensor), self._activity, self._others)
+
+    def all_gather(self, tensor: Tensor) -> Handle:
+        return watched(self.end.all_gather(tensor), self._activity, self._others)
+
     def close(self, failure: BaseException | None = None) -> None:
         self.end.close(failure)
 

@@ -57,6 +57,8 @@ def test_example_backend_conforms_and_is_short(monkeypatch):
         ("Disordered", "sums", r"a sum \[3, 5, 7\] of float64 on device . differs in bits from that on device ."),
         ("Forgetful", "sums", r"a sum \[\] of float32 on device . is off by"),
         ("Single", "sums in flight", "RuntimeError: another sum is under way"),
+        ("Partial", "parts", r"a reduce-scatter \[40022\] of float32 on device . is off by"),
+        ("Ungathered", "parts", r"an all-gather \[40022\] of float32 on device"),
         ("Silent", "broadcasts", r"a broadcast from device ., a tensor \[\] of float32, arrived with \d of 4 bytes"),
         ("Nameless", "death", "raised OSError and not WorkerError: something went wrong"),
     ],

@@ -28,7 +28,10 @@ def check(found: list[dict], places: list[list[int]]) -> None:
 def four(tmp_path_factory):
     """Two replicas of a pipeline of two: what several jobs find in one start."""
     return results_of(
-        ["replicas", "scaling", "not_finite", "monitored"], tmp_path_factory.mktemp("four"), 4, MESH="pp=2,dp=2"
+        ["replicas", "scaling", "not_finite", "monitored", "sharded_states"],
+        tmp_path_factory.mktemp("four"),
+        4,
+        MESH="pp=2,dp=2",
     )
 
 
@@ -159,3 +162,23 @@ def test_rank_of_the_first_device_gets_the_numbers_of_all_ranks(four):
         assert places == [(0, 0, 0, [0]), (2, 0, 1, [1]), (1, 1, 0, [0]), (3, 1, 1, [1])]
         assert all(d["busy_s"] > 0 and d["messages"] == 4 for d in report["devices"])
     assert first["reports"][-1]["grad_norm"] == first["norm"]
+
+
+def test_checkpoints_do_not_depend_on_sharding(four):
+    for one in four["sharded_states"]:
+        assert max(one["far"].values()) < 1e-9, one["far"]
+        assert one["evaluated"] < 1e-9
+
+
+def test_each_of_two_replicas_holds_half_of_the_optimizer_state(four):
+    for one in four["sharded_states"]:
+        (whole, parameters), (part, same) = one["held"]["none"], one["held"]["optimizer"]
+        assert same == parameters
+        assert whole == 2 * parameters
+        assert part == pytest.approx(whole / 2, rel=0.01)
+
+
+def test_plan_with_one_sharded_stage_gathers_that_stage_alone(four):
+    for one in four["sharded_states"]:
+        assert one["gathers"] == ["1UNSHARD"]
+        assert one["partly"] < 1e-9

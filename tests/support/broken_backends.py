@@ -14,6 +14,12 @@ class Summing(MemcpyBackend):
     def all_reduce(self, tensor):
         return MemcpyBackend(self.exchange, self.device).all_reduce(tensor)
 
+    def reduce_scatter(self, tensor):
+        return MemcpyBackend(self.exchange, self.device).reduce_scatter(tensor)
+
+    def all_gather(self, tensor):
+        return MemcpyBackend(self.exchange, self.device).all_gather(tensor)
+
 
 class Swapping(Summing):
     """Every second message overtakes the one before it."""
@@ -156,7 +162,7 @@ class Nameless(MemcpyBackend):
         return Ending(wait)
 
 
-class Spilling(MemcpyBackend):
+class Spilling(Summing):
     """A receive writes beyond its buffer."""
 
     def receive(self, buffers, peer):
@@ -208,6 +214,20 @@ class Single(MemcpyBackend):
             handle.wait()
 
         return Ending(end)
+
+
+class Partial(MemcpyBackend):
+    """A reduce-scatter leaves each device its own addend."""
+
+    def reduce_scatter(self, tensor):
+        return Later()
+
+
+class Ungathered(MemcpyBackend):
+    """An all-gather of many numbers gives nothing to others."""
+
+    def all_gather(self, tensor):
+        return Later() if tensor.numel() > 1_000 else super().all_gather(tensor)
 
 
 class Silent(MemcpyBackend):

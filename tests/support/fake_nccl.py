@@ -59,6 +59,12 @@ class FakeCommunicator:
     def all_reduce(self, tensor: torch.Tensor) -> None:
         """Nothing is moved."""
 
+    def reduce_scatter(self, tensor: torch.Tensor) -> None:
+        """Nothing is moved."""
+
+    def all_gather(self, tensor: torch.Tensor) -> None:
+        """Nothing is moved."""
+
     def broadcast(self, tensor: torch.Tensor, rank: int) -> None:
         """Nothing is moved."""
 
@@ -164,6 +170,15 @@ class GlooCommunicator:
 
     def all_reduce(self, tensor: torch.Tensor) -> None:
         self._group.allreduce([tensor]).wait()
+
+    def reduce_scatter(self, tensor: torch.Tensor) -> None:
+        self.all_reduce(tensor)
+
+    def all_gather(self, tensor: torch.Tensor) -> None:
+        if tensor.numel():
+            parts = [torch.empty_like(part) for part in tensor.chunk(self._group.size())]
+            self._group.allgather([parts], [tensor.chunk(self._group.size())[self._group.rank()]]).wait()
+            torch.cat(parts, out=tensor)
 
     def broadcast(self, tensor: torch.Tensor, rank: int) -> None:
         options = dist.BroadcastOptions()

@@ -41,7 +41,7 @@ from panpipe.runtimes.weights import weights_from
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from tests.support import deaf, demo, hangs
+from tests.support import deaf, demo, hangs, sharding
 from tests.support.cuts import captured_once, even_plan, irregular_plan
 from tests.support.evaluation import joined_alone, loss_alone, state
 from tests.support.failures import FAILURES, described, throw
@@ -440,6 +440,25 @@ def replicas(team):
             "metrics": trained.pipe.metrics,
         }
     return {"place": [team.replica, *team.local], "cases": found}
+
+
+@captures(*((case, torch.float64, 4, 2) for case in CASES.values()))
+def sharded(team):
+    """Replicas that share their optimizers: cases, optimizers, checkpoints, and a plan with one sharded stage."""
+    place = [team.replica, *team.local]
+    return {"place": place, "cases": sharding.every_case(team), "optimizers": sharding.every_optimizer(team)}
+
+
+@captures((GPT, torch.float64, 4, 2), (CASES["batchnorm with a skip"], torch.float64, 4, 2))
+def sharded_states(team):
+    """Checkpoints of replicas that share their optimizers, and a plan with one sharded stage."""
+    return {**sharding.resumed(team, Path(sys.argv[2])), **sharding.partly(team)}
+
+
+@captures((TAPPED, torch.float32, 8, 4))
+def sharded_scaling(team):
+    """Losses that are scaled, where replicas share their optimizers."""
+    return {"place": [team.replica, *team.local], "cases": scaled(team, "optimizer")}
 
 
 def nodes(team):

@@ -20,7 +20,7 @@ LOWER = {name: under_autocast(CASES[name], torch.bfloat16) for name in ("batchno
 """Cases whose steps are in bfloat16."""
 
 
-def scaled(team: Team) -> dict[str, Any]:
+def scaled(team: Team, shard: str = "none") -> dict[str, Any]:
     """Updates of a step in float16, each by one batch of each replica or two; in some of them a gradient overflows, in
     one stage of one replica."""
     last = team.replicas - 1
@@ -40,7 +40,7 @@ def scaled(team: Team) -> dict[str, Any]:
         [uneven],
         [clean],
     ]
-    return {"float16": _trained(team, TAPPED, updates, OPTIONS, 0.05)}
+    return {"float16": _trained(team, TAPPED, updates, OPTIONS, 0.05, shard)}
 
 
 def in_bfloat16(team: Team) -> dict[str, Any]:
@@ -53,10 +53,11 @@ def in_bfloat16(team: Team) -> dict[str, Any]:
 
 
 def _trained(
-    team: Team, case: Case, updates: list[list[list[Any]]], options: dict[str, Any], clip_norm: float
-) -> dict[str, Any]:
+    team: Team, case: Case, updates: list[list[list[Any]]], options: dict[str, Any], clip_norm: float,
+    shard: str = "none",
+) -> dict[str, Any]:  # fmt: skip
     scaler = Scaler(**options)
-    pipe, model = on_team(team, case, Training(clip_norm, scaler))
+    pipe, model = on_team(team, case, Training(clip_norm, scaler), shard)
     alone = Alone(case, model, SGD, clip_norm, **options)
     found: dict[str, Any] = {"skipped": [], "scale": [], "norm": [], "distance": []}
     for waiting in updates:

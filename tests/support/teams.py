@@ -7,6 +7,7 @@ import torch
 from attrs import evolve
 from panpipe.core.plan.derive import synchronised
 from panpipe.core.plan.plan import Plan
+from panpipe.core.plan.sharding import with_level
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.engine.clocked import Clock
@@ -33,7 +34,7 @@ def pipeline_on(
     dtype: torch.dtype = torch.float32, device: str = "cpu", plan: Plan | None = None,
     plan_options: dict[str, Any] | None = None, model: nn.Module | None = None, training: Training | None = None,
     clock: Clock | None = None, offload: OffloadTier | None = None, seed: int = SEED,
-    monitors: Sequence[Monitor] = (), **options: Any,
+    monitors: Sequence[Monitor] = (), shard: str = "none", **options: Any,
 ) -> Pipeline:  # fmt: skip
     """A pipeline that is ready to train.
 
@@ -53,11 +54,13 @@ def pipeline_on(
         offload: where saved tensors go that leave.
         seed: of all random numbers.
         monitors: called after each step.
+        shard: what replicas share.
         options: of ``ProgramOptions``.
     """
     operators = captured_once(case, dtype, rows, microbatches, device)
     if plan is None:
         plan = evolve(even_plan(operators, team.size, microbatches, **(plan_options or {})), mesh=team.mesh)
+    plan = plan if shard == "none" else with_level(plan, shard)
     training = evolve(training or Training(), optimizer=optimizer, seed=seed)
     if training.needs_all_stages:
         plan = synchronised(plan)

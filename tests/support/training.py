@@ -43,11 +43,11 @@ def pipeline_of(
     return panpipe.pipeline(model, case.step, case.batch(rows, dtype), plan=plan, seed=SEED, **options), alone
 
 
-def on_team(team: Team, case: Case, training: Training) -> tuple[panpipe.Pipeline, nn.Module]:
+def on_team(team: Team, case: Case, training: Training, shard: str = "none") -> tuple[panpipe.Pipeline, nn.Module]:
     """The same of 8 rows in 4 microbatches on devices that are there already, with SGD."""
     model = case.model(torch.float32)
     alone = copy.deepcopy(model)
-    return pipeline_on(team, case, 8, 4, SGD, model=model, training=training), alone
+    return pipeline_on(team, case, 8, 4, SGD, model=model, training=training, shard=shard), alone
 
 
 def case_of(make: Callable[[], nn.Module], step: Callable[..., Any], batch: Callable[..., Any]) -> Case:

@@ -11,6 +11,7 @@ from ...costs.costs import StageCosts
 from ...errors import RequestError
 from ...wording import first_of
 from ..plan import Plan
+from ..sharding import check_sharding
 from .offload import check_offload
 
 _BACKWARD = (Kind.B, Kind.I)
@@ -29,6 +30,7 @@ def check_structure(plan: Plan) -> list[str]:
     _check_memory_policy(plan)
     _check_forward_only(plan)
     _check_edges(plan)
+    check_sharding(plan)
     _check_prediction(plan)
     for device, actions in enumerate(plan.device_actions):
         for action in actions:
@@ -97,6 +99,7 @@ def _check_forward_only(plan: Plan) -> None:
         "memory.offload": [each.stage for each in plan.memory.offload],
         "tied": [weight.name for weight in plan.tied],
         "sync": ["true"] if plan.sync else [],
+        "shard": plan.shard,
         "edges with gradients": [f"{edge.src} → {edge.dst}" for edge in plan.edges if edge.gradient_bytes],
     }
     name = next((name for name, found in needs.items() if found), None)

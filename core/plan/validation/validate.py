@@ -16,6 +16,7 @@ from ..lowering import lower
 from ..plan import Plan
 from ..queues import Queues, queues_of
 from ..residency import device_timelines
+from ..sharding import replica_costs
 from .free_times import FreeTimes, free_times
 from .host_memory import check_host_memory
 from .memory import check_memory
@@ -179,4 +180,4 @@ def _free_times(plan: Plan, queues: Queues) -> FreeTimes | None:
     def task_s(task: Task) -> float:
         return task_seconds_alone(task, plan, costs, cluster)
 
-    return free_times(plan, queues, costs, hop, task_s)
+    return free_times(plan, queues, replica_costs(plan, costs), hop, task_s)

@@ -5,12 +5,13 @@ from collections.abc import Sequence
 from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts
 from ...evaluate.host_queue import TimedCopy, away_bytes
-from ...evaluate.reduction import reduction_time, step_ends, sync_time
+from ...evaluate.reduction import reduction_time, step_ends, sync_time, unshard_time
 from ...evaluate.reference import Evaluation, evaluate
 from ...offload.host_links import host_links
 from ...offload.timed_copies import timed_copies
 from ...plan.memory import held_bytes
 from ...plan.plan import Plan
+from ...plan.sharding import replica_costs
 from ...ratios import bubble_ratio
 from .score import Score
 
@@ -32,9 +33,13 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
     times = replicas[0]
     held = [r for r in range(plan.mesh.ranks) if plan.stages_on(r % plan.devices)]
     sync_s = sync_time(plan, cluster, held) if plan.sync else 0.0
-    ends = step_ends(plan, costs, [replica.ends for replica in replicas], reduction_time(plan, costs, cluster), sync_s)
+    ends = step_ends(
+        plan, costs, [replica.ends for replica in replicas], reduction_time(plan, costs, cluster), sync_s,
+        unshard_time(plan, costs, cluster),
+    )  # fmt: skip
+    held_by_one = replica_costs(plan, costs)
     peaks = [
-        sum(costs[stage.index].state_bytes for stage in plan.stages_on(device))
+        sum(held_by_one[stage.index].state_bytes for stage in plan.stages_on(device))
         + _working_peak(plan, costs, device, copies[device])
         for device in range(plan.devices)
     ]

@@ -5,7 +5,7 @@ from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...cluster.cluster import Cluster
 from ...cluster.mesh import least_by_position
@@ -14,6 +14,7 @@ from ...costs.graph import OpGraph
 from ...costs.message_times import FREE, MessageLine, with_message_times
 from ...costs.partition import boundary_bytes, stages_of
 from ...evaluate.compiled import StageArrays
+from ...plan.sharding import NONE, part_of, part_of_graph
 from .arrangements import Replicas
 from .arrays import PARAMETERS, SAVED, STATE, GraphArrays, MachineArrays, graph_arrays, machine_arrays
 from .costing import cost_stages, fill_fixed
@@ -58,6 +59,8 @@ class Setting:
         message: time that a message takes on the devices at both ends, in addition to its transfer; costs of stages,
             fixed ones too, exclude it.
         contended: whether the search times messages that share links, which takes some fifty times as long.
+        shard: what the replicas of every stage share (see ``plan/sharding``).
+        whole: if they share anything, the setting with the costs of whole stages; this one has those of one replica.
     """
 
     graphs: tuple[OpGraph, ...]
@@ -72,6 +75,19 @@ class Setting:
     reserved: tuple[float, ...] = ()
     message: MessageLine = FREE
     contended: bool = False
+    shard: str = NONE
+    whole: "Setting | None" = None
+
+    def sharded(self, level: str) -> "Setting":
+        """The setting in which the replicas of every stage share this; itself if there is one replica."""
+        replicas = len(self.replicas)
+        if level == NONE or replicas == 1:
+            return self
+        fixed = self.fixed
+        if fixed is not None:
+            fixed = evolve(fixed, costs=tuple(part_of(cost, replicas) for cost in fixed.costs))
+        graphs = tuple(part_of_graph(graph, replicas) for graph in self.graphs)
+        return evolve(self, graphs=graphs, fixed=fixed, shard=level, whole=self)
 
     @property
     def devices(self) -> int:

@@ -6,6 +6,7 @@ import numpy as np
 
 from ...costs.graph import OpGraph, OpNode
 from ...plan.plan import Plan
+from ...plan.sharding import replica_costs
 from ...schedules.problem import ScheduleFamily
 from ..annealing.initial_walks import InitialWalks
 from ..problem.search_space import SearchSpace
@@ -29,7 +30,7 @@ def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Seq
     setting = Setting(
         (OpGraph(tuple(OpNode(str(stage.index)) for stage in plan.stages)),), prediction.cluster, replicas,
         plan.microbatches, (0,) * len(prediction.cluster.devices), (float("inf"),) * len(prediction.cluster.devices),
-        fixed=FixedStages(names, prediction.costs, plan.edges),
+        fixed=FixedStages(names, tuple(replica_costs(plan, prediction.costs)), plan.edges),
     )  # fmt: skip
     chunks, extra = divmod(len(plan.stages), plan.devices)
     if extra:
@@ -48,6 +49,7 @@ def unlimited_step_s(plan: Plan, families: Iterable[ScheduleFamily], limits: Seq
 
 def holds_all(plan: Plan, device: int, limit: float) -> bool:
     """Whether a device can hold all microbatches at once; then its limit excludes no order."""
-    own = [plan.predicted.costs[stage.index] for stage in plan.stages_on(device)]
+    costs = replica_costs(plan, plan.predicted.costs)
+    own = [costs[stage.index] for stage in plan.stages_on(device)]
     held = sum(cost.state_bytes + plan.microbatches * cost.reserved_bytes for cost in own)
     return held + sum(cost.saved_bytes + cost.workspace_bytes for cost in own) <= limit

@@ -1,4 +1,4 @@
-"""The instructions at the end of a step: REDUCE_GRAD, REDUCE_TIED, SYNC and STEP. Their work is in ``optimizer``."""
+"""The instructions at the end of a step: REDUCE_GRAD, REDUCE_TIED, SYNC, STEP, UNSHARD; see `optimizer`."""
 
 from functools import partial
 
@@ -44,3 +44,17 @@ def _bind_sync(binder: Binder, action: Action) -> Instruction:
 @executes(Kind.STEP)
 def _bind_step(binder: Binder, action: Action) -> Instruction:
     return Instruction(action, None, partial(binder.frame.update.step, binder.run_of(action).state))
+
+
+@executes(Kind.UNSHARD)
+def _bind_unshard(binder: Binder, action: Action) -> Instruction:
+    frame, state = binder.frame, binder.run_of(action).state
+    moved = 0
+
+    def call() -> None:
+        nonlocal moved
+        assert frame.replicas is not None
+        gather = frame.pending[action] = state.gather(frame.replicas)
+        moved = gather.bytes
+
+    return Instruction(action, None, call, None, COLLECTIVE_QUEUE, lambda: moved)

@@ -26,6 +26,7 @@ LITERAL = {
     Kind.REDUCE_TIED: "",
     Kind.SYNC: "",
     Kind.STEP: "",
+    Kind.UNSHARD: "",
 }
 USES = {
     Use.SAVED: {Size.SAVED, Size.INPUT, Size.KEPT, Size.OFFLOADED},

@@ -1,0 +1,132 @@
+"""Sharding: what the replicas of a stage share, so that each holds a part (ZeRO, arXiv 1910.02054, section 5).
+
+==============  ===========================================================  ====================================
+level           what happens in a step                                       what a replica of n holds
+==============  ===========================================================  ====================================
+``none``        REDUCE_GRAD is an all-reduce; every replica steps everything parameters, gradients, optimizer state
+``optimizer``   REDUCE_GRAD is a reduce-scatter: each replica has the sum    parameters, gradients, 1/n of the
+                for its part. STEP steps this part. UNSHARD is an            optimizer state
+                all-gather of the parameters
+==============  ===========================================================  ====================================
+
+A plan has a level for each of its stages. Costs are those of a whole stage, everywhere; `replica_costs` is what one
+replica holds and computes.
+"""
+
+from collections.abc import Sequence
+from math import ceil
+
+from attrs import evolve
+
+from ..costs.costs import StageCosts
+from ..costs.graph import OpGraph
+from ..errors import RequestError
+from ..wording import first_of
+from .plan import Plan
+
+NONE, OPTIMIZER = "none", "optimizer"
+LEVELS = (NONE, OPTIMIZER)
+"""The levels, from the one that holds most."""
+AUTO = "auto"
+NOT_YET = {
+    "gradients": "gradients are released before the step ends",
+    "parameters": "parameters are gathered for each run of microbatches",
+}
+"""Levels of ZeRO that plans do not have, and what they would do."""
+
+
+def level_of(plan: Plan, stage: int) -> str:
+    """What the replicas of a stage share."""
+    return plan.shard[stage] if plan.shard else NONE
+
+
+def shards(plan: Plan, stage: int) -> bool:
+    """Whether a stage is sharded in the steps of a plan."""
+    return level_of(plan, stage) != NONE and plan.mesh.data > 1 and not plan.forward_only
+
+
+def with_level(plan: Plan, level: str) -> Plan:
+    """The plan with one level for all stages; unchanged if it has one replica."""
+    none = level == NONE or plan.mesh.data == 1
+    return evolve(plan, shard=() if none else (level,) * len(plan.stages))
+
+
+def replica_costs(plan: Plan, costs: Sequence[StageCosts]) -> Sequence[StageCosts]:
+    """Per stage what one replica holds and computes: of a sharded stage 1/n of the optimizer state, and of its step.
+
+    Args:
+        plan: its levels and replicas.
+        costs: of whole stages.
+    """
+    if not any(shards(plan, stage) for stage in range(len(costs))):
+        return costs
+    data = plan.mesh.data
+    return tuple(part_of(cost, data) if shards(plan, stage) else cost for stage, cost in enumerate(costs))
+
+
+def part_of(cost: StageCosts, replicas: int) -> StageCosts:
+    """What one of some replicas holds and computes of a stage whose optimizer is sharded."""
+    held = ceil(cost.optimizer_bytes / replicas)
+    return evolve(cost, optimizer_bytes=held, optimizer_s=cost.optimizer_s / replicas)
+
+
+def part_of_graph(graph: OpGraph, replicas: int) -> OpGraph:
+    """The same for all operators of a graph; ``state_bytes`` beyond a parameter and its gradient is optimizer state."""
+    nodes = []
+    for node in graph.nodes:
+        whole = min(2 * node.parameter_bytes, node.state_bytes)
+        held = whole + ceil((node.state_bytes - whole) / replicas)
+        nodes.append(evolve(node, state_bytes=held, optimizer_s=node.optimizer_s / replicas))
+    return evolve(graph, nodes=tuple(nodes))
+
+
+def check_level(level: object, *more: str) -> None:
+    """Refuse a word that is no level.
+
+    Args:
+        level: the word.
+        more: other words that are accepted.
+
+    Raises:
+        RequestError: it is none.
+    """
+    accepted = (*LEVELS, *more)
+    if level in accepted:
+        return
+    listed = ", ".join(f"'{each}'" for each in accepted)
+    if isinstance(level, str) and level in NOT_YET:
+        raise RequestError(
+            f"shard is '{level}', where {NOT_YET[level]}: this version shards the optimizer alone; give one of {listed}"
+        )
+    raise RequestError(f"shard is {level!r}: give one of {listed}")
+
+
+def check_sharding(plan: Plan) -> None:
+    """Check the levels of a plan.
+
+    Raises:
+        RequestError: a level is unknown, there is not one for each stage, there is one replica, or stages that share a
+            tied weight differ.
+    """
+    if not plan.shard:
+        return
+    if len(plan.shard) != len(plan.stages):
+        raise RequestError(
+            f"shard has {len(plan.shard)} levels and the plan has {len(plan.stages)} stages: give one for each, or none"
+        )
+    for level in plan.shard:
+        check_level(level)
+    if plan.mesh.data == 1 and any(level != NONE for level in plan.shard):
+        stage = next(stage for stage, level in enumerate(plan.shard) if level != NONE)
+        raise RequestError(
+            f"stage {stage} has shard '{plan.shard[stage]}' and the mesh has one replica: replicas share; use a mesh "
+            "with dp above 1, or remove shard"
+        )
+    for weight in plan.tied:
+        found = {stage: level_of(plan, stage) for stage in weight.stages}
+        if len(set(found.values())) > 1:
+            listed = first_of([f"stage {stage} '{level}'" for stage, level in found.items()], 8)
+            raise RequestError(
+                f"the stages of tied weight '{weight.name}' have different shard levels ({listed}): they sum the same "
+                "parts of its gradient; give all of them one level"
+            )

@@ -1,0 +1,98 @@
+"""Searches in which the replicas of a stage share its optimizer (``plan/sharding.py``).
+
+A sharded setting has the costs of one replica, so the search itself knows nothing of sharding; its plans have levels
+and the costs of whole stages. ``auto`` shards only if nothing else fits, and then only the stages that have to be.
+"""
+
+from collections.abc import Callable, Sequence
+
+from attrs import evolve
+
+from ..cluster.mesh import least_by_position
+from ..errors import RequestError
+from ..plan.plan import Plan
+from ..plan.sharding import AUTO, NONE, OPTIMIZER, replica_costs
+from .confirm import SearchResult
+from .problem.meter import Meter
+from .problem.score import Oracle, with_costs
+from .problem.setting import Setting
+from .suggestions.infeasible import NothingFits
+
+Search = Callable[[Sequence[Setting], Meter], SearchResult]
+"""Searches some settings."""
+
+
+def sharded_search(
+    settings: Sequence[Setting], meter: Meter, shard: str, oracle: Oracle, search: Search
+) -> SearchResult:
+    """Search with this level of sharding.
+
+    Args:
+        settings: with the costs of whole stages.
+        meter: of the search.
+        shard: a level for all stages, or ``auto``.
+        oracle: predicts plans of which only some stages are sharded.
+        search: searches.
+
+    Raises:
+        RequestError: a level is asked for, and all meshes have one replica.
+        NothingFits: no plan found fits in memory.
+    """
+    if shard == NONE:
+        return search(settings, meter)
+    replicated = [setting for setting in settings if len(setting.replicas) > 1]
+    if shard != AUTO:
+        if not replicated:
+            raise RequestError(
+                f"shard is '{shard}' and the mesh has one replica: replicas share; give a mesh with dp above 1, or "
+                "leave shard out"
+            )
+        return search([setting.sharded(shard) for setting in replicated], meter)
+    try:
+        return search(settings, meter)
+    except NothingFits:
+        if not replicated:
+            raise
+    further = evolve(meter, spent=0)
+    found = search([setting.sharded(OPTIMIZER) for setting in replicated], further)
+    meter.spent += further.spent
+    memory = settings[0].memory
+    return evolve(found, plans=tuple(_where_needed(plan, memory, oracle) for plan in found.plans))
+
+
+def _where_needed(plan: Plan, memory: Sequence[float], oracle: Oracle) -> Plan:
+    """The plan without the sharding of stages whose devices hold them whole; those that need least are tried first.
+
+    Args:
+        plan: all stages are sharded; with a prediction.
+        memory: bytes that each of the cluster's devices may hold.
+        oracle: predicts the result.
+    """
+    prediction = plan.predicted
+    limits = least_by_position(memory, plan.mesh.replicas)
+    spare = [limit - peak for limit, peak in zip(limits, prediction.peak_memory_bytes, strict=True)]
+    parts = replica_costs(plan, prediction.costs)
+    more = [whole.optimizer_bytes - part.optimizer_bytes for whole, part in zip(prediction.costs, parts, strict=True)]
+    levels = list(plan.shard)
+    for group in sorted(_groups(plan), key=lambda group: (sum(more[stage] for stage in group), group)):
+        needs = [0.0] * plan.devices
+        for stage in group:
+            needs[plan.placement[stage]] += more[stage]
+        if all(need <= left for need, left in zip(needs, spare, strict=True)):
+            spare = [left - need for need, left in zip(needs, spare, strict=True)]
+            for stage in group:
+                levels[stage] = NONE
+    if tuple(levels) == plan.shard or all(level == NONE for level in levels):
+        return plan
+    changed = with_costs(evolve(plan, shard=tuple(levels)), prediction.costs, oracle)
+    fits = all(peak <= limit for peak, limit in zip(changed.predicted.peak_memory_bytes, limits, strict=True))
+    return changed if fits else plan
+
+
+def _groups(plan: Plan) -> list[tuple[int, ...]]:
+    """The stages, those that share tied weights together: they have one level."""
+    group = {stage.index: stage.index for stage in plan.stages}
+    for weight in plan.tied:
+        joined = {group[stage] for stage in weight.stages}
+        group = {stage: min(joined) if own in joined else own for stage, own in group.items()}
+    return [tuple(s for s, own in group.items() if own == first) for first in sorted(set(group.values()))]

@@ -1,0 +1,151 @@
+"""Plans whose replicas share optimizers: levels, actions, costs, and what is refused."""
+
+import pytest
+from attrs import evolve
+from panpipe.core.actions import Action, Kind, parse_action
+from panpipe.core.cluster.cluster import Cluster, Device
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.errors import RequestError
+from panpipe.core.evaluate.reduction import step_ends
+from panpipe.core.plan.derive import check_agrees, forward_only
+from panpipe.core.plan.lowering import lower
+from panpipe.core.plan.plan import Plan, Prediction, Stage, TiedWeight, parse_plan, plan_json
+from panpipe.core.plan.queues import queues_of
+from panpipe.core.plan.sharding import part_of, replica_costs
+from panpipe.core.plan.validation.validate import validate
+from panpipe.core.search.problem.oracle import longest_path
+from panpipe.simulators.run import simulate
+
+COSTS = (
+    StageCosts(1.0, 1.0, 1.0, optimizer_s=0.5, parameter_bytes=100, gradient_bytes=100, optimizer_bytes=201),
+    StageCosts(1.0, 1.0, 1.0, optimizer_s=0.5, parameter_bytes=60, gradient_bytes=40, optimizer_bytes=80),
+)
+LINKS = tuple(Link(f"g{i}", "sw", 100.0, 0.0) for i in range(4))
+
+
+def cluster() -> Cluster:
+    from panpipe.core.cluster.cluster import Hub
+
+    return Cluster(tuple(Device(f"g{i}", 10_000) for i in range(4)), (Hub("sw"),), LINKS)
+
+
+def plan_of(*shard: str, data: int = 2, tied: tuple[TiedWeight, ...] = ()) -> Plan:
+    orders = tuple(tuple(map(parse_action, text.split())) for text in ("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1"))
+    stages = (Stage(0, 0, ("a",)), Stage(1, 1, ("b",)))
+    plan = Plan("m", "h", Mesh(2, data), 2, "gpipe", stages, (), orders, tied=tied, shard=shard)
+    prediction = Prediction(COSTS, cluster(), 1.0, (0.0, 0.0), (0.0, 0.0), 0.0)
+    return evolve(plan, prediction=prediction)
+
+
+def kinds(plan: Plan, device: int) -> list[str]:
+    return [str(action) for action in lower(plan)[device] if action.microbatch is None]
+
+
+def test_lowering_gathers_a_sharded_stage_after_its_step() -> None:
+    assert kinds(plan_of("optimizer", "none"), 0) == ["0REDUCE_GRAD", "0STEP", "0UNSHARD"]
+    assert kinds(plan_of("optimizer", "none"), 1) == ["1REDUCE_GRAD", "1STEP"]
+    assert kinds(plan_of(), 0) == ["0REDUCE_GRAD", "0STEP"]
+
+
+def test_evaluation_of_a_sharded_plan_gathers_nothing() -> None:
+    assert forward_only(plan_of("optimizer", "optimizer")).shard == ()
+
+
+def test_plans_without_sharding_keep_their_bytes_and_hashes_and_others_are_read_again() -> None:
+    assert "shard" not in plan_json(plan_of())
+    plan = plan_of("optimizer", "none")
+    assert parse_plan(plan_json(plan), "it") == plan
+    assert plan.hash != plan_of().hash
+
+
+@pytest.mark.parametrize(
+    ("plan", "reason"),
+    [
+        (plan_of("optimizer"), "shard has 1 levels and the plan has 2 stages"),
+        (plan_of("optimizer", "both"), "shard is 'both': give one of 'none', 'optimizer'"),
+        (plan_of("optimizer", "parameters"), "shard is 'parameters', .* this version shards the optimizer alone"),
+        (plan_of("none", "optimizer", data=1), "stage 1 has shard 'optimizer' and the mesh has one replica"),
+        (
+            plan_of("none", "optimizer", tied=(TiedWeight("w", (0, 1), 8),)),
+            r"the stages of tied weight 'w' have different shard levels \(stage 0 'none', stage 1 'optimizer'\)",
+        ),
+    ],
+)
+def test_wrong_levels_are_refused(plan: Plan, reason: str) -> None:
+    with pytest.raises(RequestError, match=reason):
+        validate(plan)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("0UNSHARD", None, "stage 0 is sharded and no device issues 0UNSHARD: add it"),
+        ("0UNSHARD", "0UNSHARD 0UNSHARD", "stage 0 is not sharded, or has one already"),
+        ("1STEP", "1STEP 1UNSHARD", "stage 1 is not sharded, or has one already"),
+        ("0STEP 0UNSHARD", "0UNSHARD 0STEP", "before 0STEP, which computes what it gathers"),
+    ],
+)
+def test_misplaced_gathers_are_refused(old: str, new: str | None, reason: str) -> None:
+    plan = plan_of("optimizer", "none")
+    texts = [" ".join(map(str, actions)).replace(old, new or "") for actions in lower(plan)]
+    lowered = [[parse_action(text) for text in each.split()] for each in texts]
+    with pytest.raises(RequestError, match=reason):
+        queues_of(plan, lowered)
+
+
+def test_one_replica_holds_and_steps_its_part() -> None:
+    first, second = replica_costs(plan_of("optimizer", "none"), COSTS)
+    assert (first.optimizer_bytes, first.optimizer_s) == (101, 0.25)
+    assert (first.parameter_bytes, first.gradient_bytes) == (100, 100)
+    assert second == COSTS[1]
+    assert replica_costs(plan_of("optimizer", "optimizer", data=1), COSTS) == COSTS
+
+
+def test_memory_and_times_of_simulator_validation_and_oracle_agree() -> None:
+    plan = plan_of("optimizer", "none")
+    result, score, report = simulate(plan), longest_path(plan, COSTS, cluster()), validate(plan)
+    # Each device sends half of 100 bytes at 100 bytes/s before the step, and as many after it.
+    ends = 6 + 0.5 + 0.25 + 0.5
+    assert result.step_s == pytest.approx(ends)
+    assert score.step_s == pytest.approx(ends)
+    assert result.peak_memory_bytes[:2] == (301, 180)
+    assert score.peak_memory_bytes == (301, 180)
+    assert report.peak_memory_bytes == (301, 180)
+    whole = simulate(plan_of())
+    assert whole.peak_memory_bytes[:2] == (401, 180)
+    assert whole.step_s == pytest.approx(6 + 1.0 + 0.5)
+
+
+def test_device_gathers_its_stages_one_after_another() -> None:
+    plan = evolve(plan_of("optimizer", "optimizer"), mesh=Mesh(1, 2))
+    stages = tuple(evolve(stage, device=0) for stage in plan.stages)
+    plan = evolve(plan, stages=stages, device_actions=(tuple(a for actions in plan.device_actions for a in actions),))
+    ends = [[[float(i) for i in range(1, 9)]]] * 2
+    found = step_ends(plan, COSTS, ends, lambda stage: 0.0, 0.0, lambda stage: 2.0)
+    assert found == [8 + 0.25 + 2.0 + 2.0]
+
+
+def test_gather_is_idle_time_of_reductions() -> None:
+    result = simulate(plan_of("optimizer", "none"))
+    assert result.bubbles[0]["reduction"] == pytest.approx(1.0)
+    for bubbles, busy in zip(result.bubbles, result.operation_times, strict=True):
+        spans = sum(end - start for start, end in zip(*busy, strict=True))
+        assert sum(bubbles.values()) + spans == pytest.approx(result.step_s)
+
+
+def test_plan_that_contradicts_the_level_asked_for_is_refused() -> None:
+    plan = plan_of("optimizer", "none")
+    check_agrees(plan, None, "auto", None, None, "auto")
+    with pytest.raises(RequestError, match="shard is 'optimizer' and the plan has shard optimizer, none"):
+        check_agrees(plan, None, "auto", None, None, "optimizer")
+    check_agrees(plan_of(), None, "auto", None, None, "none")
+
+
+def test_part_of_a_stage_is_rounded_up() -> None:
+    assert part_of(COSTS[0], 4).optimizer_bytes == 51
+
+
+def test_unshard_is_an_action_without_microbatch() -> None:
+    assert parse_action("3UNSHARD") == Action(3, Kind.UNSHARD)
