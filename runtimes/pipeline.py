@@ -401,7 +401,8 @@ class Pipeline:
         numbers depend on, by the model's own names. With `load_state_dict` it makes a pipeline ``Stateful`` for
         ``torch.distributed.checkpoint``, as in ``dcp.save({"pipe": pipe}, checkpoint_id=folder)``; ``dcp.load`` reads
         the same files under another plan.
-        Tensors are not copied. Names of the optimizer's state are those of ``torch.distributed.checkpoint.state_dict``
+        Tensors are not copied, but where replicas share optimizers: then their state is gathered on the CPU, and every
+        rank calls this. Names of the optimizer's state are those of ``torch.distributed.checkpoint.state_dict``
         with ``flatten_optimizer_state_dict=True``.
 
         Raises:
