@@ -22,10 +22,11 @@ from ..api import pipeline
 from ..core.errors import RequestError
 from ..runtimes.pipeline import Pipeline
 from .optimizers import ModelOptimizer
+from .own_loss import step_of_trainer
 from .replicas import refuse_replicas
 from .requirements import needs
 from .trainer_files import save_pretrained
-from .trainer_steps import SHARE, BatchCount, Outputs, loss_step
+from .trainer_steps import SHARE, BatchCount, Outputs
 
 with needs("transformers"):
     from transformers import Trainer
@@ -225,7 +226,7 @@ class PanpipeTrainer(Trainer):
         self.model.train()
         self.pipe = pipeline(
             self.model,
-            loss_step(self, self._count, self._dtype),
+            step_of_trainer(self, self._count, self._dtype, inputs),
             inputs,
             optimizer=self._model_optimizer.factory,
             clip_norm=self.args.max_grad_norm if self.args.max_grad_norm > 0 else math.inf,

@@ -6,6 +6,9 @@ import pytest
 import torch
 from panpipe.core.errors import RequestError
 from panpipe.integrations.transformers import PanpipeTrainer
+from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
+from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 pytestmark = pytest.mark.filterwarnings("default")  # of transformers
@@ -141,3 +144,101 @@ def test_trainer_refuses_arguments_without_a_meaning_for_a_pipeline(tmp_path, op
 def test_trainer_refuses_options_that_its_arguments_have(tmp_path):
     with pytest.raises(RequestError, match=r"'clip_norm'.*max_grad_norm"):
         PanpipeTrainer(model_of(), arguments(tmp_path), train_dataset=samples(8), pipeline={"clip_norm": 1.0})
+
+
+def mean_over_labels(outputs, labels):
+    logits, targets = outputs.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
+    return nn.functional.cross_entropy(logits, targets, ignore_index=-100)
+
+
+def mean_over_rows(outputs, labels):
+    each = nn.functional.cross_entropy(outputs.logits.transpose(1, 2), labels, ignore_index=-100, reduction="none")
+    return (each.sum(1) / labels.ne(-100).sum(1)).mean()
+
+
+def no_mean(outputs, labels):
+    return outputs.logits.std() * outputs.logits.abs().sum()
+
+
+def with_loss(trainer, loss):
+    """A Trainer with its own ``compute_loss``, which ignores ``num_items_in_batch``."""
+
+    class Own(trainer):
+        def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+            rest = {name: value for name, value in inputs.items() if name != "labels"}
+            outputs = model(**rest)
+            found = loss(outputs, inputs["labels"])
+            return (found, outputs) if return_outputs else found
+
+    return Own
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", [mean_over_labels, mean_over_rows])
+def test_own_loss_has_the_weights_of_its_mean(tmp_path, loss):
+    """Microbatches have unequal numbers of labels, and the door finds out which mean it is."""
+    alone = with_loss(Trainer, loss)(model_of(), arguments(tmp_path / "alone"), train_dataset=samples(40))
+    alone.train()
+    piped = with_loss(PanpipeTrainer, loss)(
+        model_of(), arguments(tmp_path / "piped"), train_dataset=samples(40), pipeline=PIPELINE
+    )
+    piped.train()
+    torch.testing.assert_close(
+        logged(piped, "loss", "grad_norm"), logged(alone, "loss", "grad_norm"), rtol=2e-5, atol=0
+    )
+    assert_same_weights(piped.model, alone.model)
+    piped.end()
+
+
+@pytest.mark.parametrize(
+    ("loss", "more", "line"),
+    [
+        (no_mean, {}, "not the mean of those of its parts"),
+        (mean_over_labels, {"gradient_accumulation_steps": 2}, "ignores num_items_in_batch.*means of the 2 batches"),
+    ],
+)
+def test_own_loss_that_cannot_be_right_is_refused(tmp_path, loss, more, line):
+    trainer = with_loss(PanpipeTrainer, loss)(model_of(), arguments(tmp_path, **more), train_dataset=samples(16))
+    with pytest.raises(RequestError, match=line):
+        trainer.train()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [
+    {"label_smoothing_factor": 0.1},
+    {"label_smoothing_factor": 0.1, "gradient_accumulation_steps": 3, "max_steps": 3},
+    {"bf16": True},
+    {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "greater_is_better": True,
+     "load_best_model_at_end": True, "metric_for_best_model": "loss", "warmup_steps": 0},
+], ids=["smoothing", "smoothing, accumulated", "bf16", "best model"])  # fmt: skip
+def test_features_of_trainer_equal_those_of_one_process(tmp_path, more):
+    """The best model, which is loaded at the end, is that of the greatest loss, and not the last one."""
+    model = model_of().float() if "bf16" in more else model_of()
+    made, _plans[:] = _plans[:], []
+    alone, piped = both(tmp_path, model, samples(44), {"eval_dataset": samples(13, seed=1)}, **more)
+    _plans[:] = made
+    tolerance = 2e-2 if "bf16" in more else 2e-5
+    torch.testing.assert_close(
+        logged(piped, "loss", "grad_norm"), logged(alone, "loss", "grad_norm"), rtol=tolerance, atol=1e-7
+    )
+    if "bf16" not in more:
+        assert_same_weights(piped.model, alone.model, 1e-5)
+    if "load_best_model_at_end" in more:
+        assert piped.state.best_global_step == alone.state.best_global_step < 4
+    piped.end()
+
+
+@pytest.mark.slow
+def test_trainer_trains_and_writes_an_adapter_as_one_process_does(tmp_path):
+    adapter = LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True)
+    model = get_peft_model(model_of(), adapter).double()
+    made, _plans[:] = _plans[:], []
+    alone, piped = both(tmp_path, model, samples(40), save_strategy="steps", save_steps=4)
+    _plans[:] = made
+    assert_same_weights(piped.model, alone.model)
+    file = "checkpoint-4/adapter_model.safetensors"
+    found, wanted = load_file(tmp_path / "piped" / file), load_file(tmp_path / "alone" / file)
+    assert found.keys() == wanted.keys()
+    for name, tensor in wanted.items():
+        torch.testing.assert_close(found[name], tensor, rtol=1e-5, atol=1e-8)
+    piped.end()
