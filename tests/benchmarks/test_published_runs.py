@@ -38,10 +38,7 @@ def test_products_of_a_layer_have_the_flops_of_the_formula(runs):
     parts = runs.layer(model, runs.Sharding(samples, tensor))[:2]
     done = sum(kernel.flops for part in parts for kernel in part.kernels) * tensor
     counted = model.flops_per_token - 6 * model.hidden * model.vocabulary
-        4 * model.sequence * model.hidden * model.layers
-    )  # B multiplies queries and keys, and weights and values, again
-    tokens = samples * model.sequence
-    assert done * model.layers == pytest.approx(counted * tokens)
+    assert done * model.layers == pytest.approx(counted * samples * model.sequence)
 
 
 def test_share_of_a_run_is_exact_where_it_is_the_catalogues(runs):
