@@ -18,7 +18,7 @@ from ..core.capture.batch.find_batch_dims import find_batch_dims
 from ..core.capture.export.operators import Operators, operators_of, tensor_bytes
 from ..core.capture.export.step import capture_step
 from ..core.capture.values.containers import flatten_batch
-from ..core.capture.values.distributed_tensors import refuse_distributed_tensors
+from ..core.capture.values.distributed_tensors import distributed_tensors
 from ..core.costs.graph import OpGraph
 from ..core.errors import RequestError
 from ..core.trace.throughput import Work
@@ -156,7 +156,8 @@ def planned_model(
         dtype: one of `DTYPES`, for parameters and activations; the model's own if None.
         empty: whether parameters need no values: those of a factory's model are created on meta.
         device: a GPU to which model and batch are moved; they are not moved if None.
-        tensor: number of tensor ranks that share a bundled model; the result is the part of one rank.
+        tensor: number of tensor ranks that share the model; the result is the part of one rank. A factory's model is
+            split by its own ``parallelize_module``.
 
     Raises:
         RequestError: the factory cannot be found or returns something else, or the step cannot be captured.
@@ -164,8 +165,6 @@ def planned_model(
     if name in BUNDLED:
         given = microbatches if batch is None else batch
         made: Made = (*make(name, given, sequence, tensor), {"batch_dims": 0})
-    elif tensor > 1:
-        raise RequestError(f"--tp splits bundled language models, and '{name}' is none: leave --tp out")
     elif batch is not None or sequence is not None:
         raise RequestError(
             f"--batch and --sequence are for bundled models, and '{name}' returns its own example batch: leave them out"
@@ -177,14 +176,31 @@ def planned_model(
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         model = model.to_empty(device=device) if on_meta else model.to(device)
         example = _moved(example, lambda tensor: tensor.to(device))
-    refuse_distributed_tensors(model)
+    repeats = name in BUNDLED
+    if not repeats and tensor > 1:
+        model, step, repeats = *_program_of_rank(name, model, step, tensor), True
+    elif distributed_tensors(model):
+        count = next(iter(distributed_tensors(model).values())).device_mesh.size()
+        raise RequestError(f"'{name}' returns a model with DTensor parameters over {count} ranks: give --tp {count}")
     dims = find_batch_dims(model, step, example, given=options.get("batch_dims", AUTO), microbatches=microbatches)
     pieces = split_batch(example, microbatches, dims)
     note("capturing the model over fake tensors")
-    captured = capture_step(model, step, pieces[0].batch, device=device or "cpu", repeats=name in BUNDLED)
+    captured = capture_step(model, step, pieces[0].batch, device=device or "cpu", repeats=repeats)
     samples = sum(piece.samples for piece in pieces)
     tokens = example["tokens"].numel() if name in BUNDLED and "tokens" in example else None
     return PlannedModel(model, pieces[0].leaves, operators_of(captured), samples, tokens, microbatches)
+
+
+def _program_of_rank(name: str, model: nn.Module, step: Callable[[nn.Module, Any], Any], tensor: int) -> Any:
+    """The part of one tensor rank of a factory's model."""
+    if not distributed_tensors(model):
+        raise RequestError(
+            f"--tp {tensor} splits bundled language models, and '{name}' returns a model without DTensor parameters: "
+            "apply parallelize_module to it (torch's fake process group is enough), or leave --tp out"
+        )
+    from .distributed_models import program_of_rank
+
+    return program_of_rank(model, step, tensor)
 
 
 def _moved(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:

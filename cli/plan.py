@@ -76,9 +76,9 @@ def plan(
         str | None,
         typer.Option(
             metavar="N|auto",
-            help="Tensor ranks that share each stage of a bundled language model: N devices next to each other split "
-            "attention heads, MLP and vocabulary, with two all-reduces a block in F and in B. --mesh then counts "
-            "groups of N devices. auto compares what fits in a node.",
+            help="Tensor ranks that share each stage: N devices next to each other. Bundled language models split "
+            "attention heads, MLP and vocabulary, with two all-reduces a block in F and in B; a factory applies "
+            "parallelize_module itself. --mesh then counts groups of N devices. auto compares what fits in a node.",
             show_default=False,
         ),
     ] = None,

@@ -32,9 +32,10 @@ def wanted_tensor(tp: str | None, machine: Cluster, cluster: str, model: str | N
         return [1]
     if tp != AUTO and not (tp.isdecimal() and int(tp) >= 1):
         raise RequestError(f"--tp is '{tp}': give a whole number of at least 1, or auto")
-    if model is None or model not in BUNDLED:
-        what = "an operator-graph file" if model is None else f"'{model}'"
-        raise RequestError(f"--tp splits bundled language models, and {what} is none: leave --tp out")
+    if model is None:
+        raise RequestError("--tp splits models, and an operator-graph file is none: leave --tp out")
+    if model not in BUNDLED and tp == AUTO:
+        raise RequestError(f"--tp auto is for bundled models: give the number of tensor ranks of '{model}'")
     if CPU.fullmatch(cluster):
         raise RequestError(f"--tp plans for described devices, and '{cluster}' is this host: name a cluster")
     if tp != AUTO:
