@@ -36,6 +36,8 @@ Made = tuple[nn.Module, Callable[[nn.Module, Any], Any], Any, dict[str, Any]]
 
 Factory = Callable[[], Any]
 
+Step = Callable[[nn.Module, Any], Any]
+
 OPTIONS = ("batch_dims",)
 """The options that a factory may return; as the arguments of ``panpipe.pipeline``."""
 
@@ -178,7 +180,8 @@ def planned_model(
         example = _moved(example, lambda tensor: tensor.to(device))
     repeats = name in BUNDLED
     if not repeats and tensor > 1:
-        model, step, repeats = *_program_of_rank(name, model, step, tensor), True
+        model, step = _program_of_rank(name, model, step, tensor)
+        repeats = True
     elif distributed_tensors(model):
         count = next(iter(distributed_tensors(model).values())).device_mesh.size()
         raise RequestError(f"'{name}' returns a model with DTensor parameters over {count} ranks: give --tp {count}")
@@ -191,7 +194,7 @@ def planned_model(
     return PlannedModel(model, pieces[0].leaves, operators_of(captured), samples, tokens, microbatches)
 
 
-def _program_of_rank(name: str, model: nn.Module, step: Callable[[nn.Module, Any], Any], tensor: int) -> Any:
+def _program_of_rank(name: str, model: nn.Module, step: Step, tensor: int) -> tuple[nn.Module, Step]:
     """The part of one tensor rank of a factory's model."""
     if not distributed_tensors(model):
         raise RequestError(

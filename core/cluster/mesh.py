@@ -101,8 +101,8 @@ class Mesh:
         """
         shape = f"{self.pipeline} × {self.data}{f' × {self.tensor} tensor ranks' if self.tensor != 1 else ''}"
         if self.pipeline < 1 or self.data < 1 or self.tensor < 1:
-            each = "both" if self.tensor == 1 else "all"
-            raise RequestError(f"the mesh is {shape}: {each} must be at least 1; plan again")
+            which = "both" if self.tensor == 1 else "all"
+            raise RequestError(f"the mesh is {shape}: {which} must be at least 1; plan again")
         if self.size > MOST_DEVICES:
             raise RequestError(f"the mesh is {shape}: it has at most {MOST_DEVICES} devices; plan again")
         if self.devices is not None:
