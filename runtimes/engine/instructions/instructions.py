@@ -103,14 +103,14 @@ class Binder:
 
     def _then_free_shared(self, instruction: Instruction, stage: int) -> Instruction:
         """The last compute action of a stage, after which no action reads the shared tensors."""
-        runs = list({id(run): run for own in self.runs if (run := own.get(stage)) is not None}.values())
+        runs = list({id(own[stage]): own[stage] for own in self.runs if stage in own}.values())
 
-        def run() -> None:
+        def run_and_free() -> None:
             instruction.run()
             for each in runs:
                 each.free_shared()
 
-        return instruction._replace(run=run)
+        return instruction._replace(run=run_and_free)
 
     def _bind(self, action: Action) -> Instruction:
         """The instruction of an action; it also waits for the actions that it is the fence of."""
