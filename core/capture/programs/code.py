@@ -1,10 +1,12 @@
 """Generates a Python function from part of a graph; it calls operators and frees each tensor after its last use."""
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from torch import Tensor, fx
 
+from .bindings import binding_of, same_tensor
 from .fusing import Fusion, Fusions, Piece, fused, running_order
 from .layouts import restrided, strides_to_check
 from .overwriting import overwriting
@@ -94,7 +96,7 @@ def compile_program(
             lines.append(_product(products[piece], names))
         else:
             made = (piece,)
-            lines.append(f"    {names[piece]} = {_call(piece, position, names, scope, over.get(piece))}")
+            lines.append(f"    {names[piece]} = {_call(piece, position, names, scope, over.get(piece), piece in kept)}")
         lines += [line for node in made if node in last for line in _checked(node, names, scope)]
         lines += [line for node in made for line in sinks.get(node, ())]
         lines += _gone([*piece.all_input_nodes, *made], position, last, names, scope)
@@ -132,15 +134,23 @@ def _call(
     names: dict[fx.Node, str],
     scope: dict[str, Any],
     over: tuple[Any, str, fx.Node] | None,
+    own: bool,
 ) -> str:
-    """The call of an operator; of its ``out=`` variant if it overwrites an operand."""
+    """The call of an operator; of its ``out=`` variant if it overwrites an operand.
+
+    ``own`` is whether the result is returned: then it is no other tensor of the program.
+    """
     arguments = [_argument(value, names, scope) for value in node.args]
     arguments += [f"{key}={_argument(value, names, scope)}" for key, value in node.kwargs.items()]
     if over is not None:
         arguments.append(f"{over[1]}={names[over[2]]}")
+    same = None if own else same_tensor(node)
+    if same is not None:
+        return names[same]
+    if node.target is operator.getitem:
+        return f"{arguments[0]}[{arguments[1]}]"
     function = f"f{position}"
-    target: Any = node.target if over is None else over[0]
-    scope[function] = getattr(target, "_op", target)
+    scope[function] = binding_of(node) if over is None else over[0]._op
     return f"{function}({', '.join(arguments)})"
 
 

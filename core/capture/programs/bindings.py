@@ -1,0 +1,120 @@
+"""The fastest call of an operator: torch's own Python binding, where it dispatches exactly the operator of the graph.
+
+A call through ``OpOverload`` passes its arguments through a generic interpreter of schemas; the bindings of functions
+and ``Tensor`` methods are generated for each operator. Which overload a binding dispatches to depends on its arguments,
+so each kind of call is tried once with fake tensors, under a dispatch mode that compares what arrives.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+_VIEWS = {
+    aten._unsafe_view.default,
+    aten.alias.default,
+    aten.detach.default,
+    aten.expand.default,
+    aten.slice.Tensor,
+    aten.view.default,
+}
+"""Views that often show all of a tensor as it is."""
+
+_HOMES = (torch, torch._C._nn, Tensor)
+"""Where the bindings are."""
+
+_known: dict[str, Callable[..., Any]] = {}
+
+
+def binding_of(node: fx.Node) -> Callable[..., Any]:
+    """The function to call for an operator of a graph, with the arguments of its node.
+
+    Args:
+        node: with the fake results of its inputs and its own in ``meta``.
+    """
+    target: Any = node.target
+    if not isinstance(target, torch._ops.OpOverload):
+        return target  # type: ignore[no-any-return]
+    tensors = node.all_input_nodes
+    if target.namespace != "aten" or not tensors or not all(isinstance(n.meta.get("val"), Tensor) for n in tensors):
+        return target._op  # factories, too: a binding obeys the default device
+    number = {source: f"tensor {source.meta['val'].dim() == 0}" for source in tensors}
+    key = str((target, fx.map_arg((node.args, node.kwargs), lambda n: number[n])))
+    if key not in _known:
+        _known[key] = _found(node, target)
+    return _known[key]
+
+
+def same_tensor(node: fx.Node) -> fx.Node | None:
+    """The input of a view that shows all of it as it is, and can be used in the view's place; None for others."""
+    source, value = node.args[0] if node.args else None, node.meta.get("val")
+    if node.target not in _VIEWS or not isinstance(source, fx.Node) or not isinstance(value, Tensor):
+        return None
+    given = source.meta.get("val")
+    return source if isinstance(given, Tensor) and _look(given) == _look(value) else None
+
+
+def _look(tensor: Tensor) -> Any:
+    return tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _found(node: fx.Node, target: torch._ops.OpOverload) -> Callable[..., Any]:
+    name = target._schema.name.partition("::")[2]
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
+    wanted = _Arrivals(target, args, kwargs)
+    for home in _HOMES:
+        binding: Any = getattr(home, name, None)
+        if binding is None or isinstance(binding, type) or hasattr(binding, "__code__"):
+            continue  # a function in Python calls operators of its own
+        wanted.calls = []
+        try:
+            with torch.no_grad(), wanted:
+                binding(*args, **kwargs)
+        except Exception:  # it has no such arguments
+            continue
+        if wanted.calls == [True]:
+            return binding  # type: ignore[no-any-return]
+    return target._op  # type: ignore[no-any-return]
+
+
+class _Arrivals(TorchDispatchMode):
+    """Compares operators with the one that is wanted.
+
+    Attributes:
+        calls: for each operator whether it was that one, with its arguments.
+    """
+
+    def __init__(self, target: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._target, self._given = target, self._bound(target, args, kwargs)
+        self.calls: list[bool] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "prim":  # fake tensors are asked for their device
+            return func(*args, **(kwargs or {}))
+        same = func is self._target and _equal(self._given, self._bound(func, args, kwargs or {}))
+        self.calls.append(same)
+        if not same:
+            raise TypeError(f"{func} is another operator")
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _bound(target: torch._ops.OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
+        arguments = target._schema.arguments
+        named = {a.name: a.default_value for a in arguments if a.has_default_value()}
+        return {**named, **dict(zip((a.name for a in arguments), args, strict=False)), **kwargs}
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two arguments are the same tensor or the same value, of the same type."""
+    if isinstance(one, Tensor) or isinstance(other, Tensor):
+        return one is other
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_equal(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
+        return len(one) == len(other) and all(map(_equal, one, other))
+    return bool(one == other)
