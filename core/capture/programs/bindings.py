@@ -78,7 +78,7 @@ def _found(node: fx.Node, target: torch._ops.OpOverload) -> Callable[..., Any]:
             continue
         if wanted.calls == [True]:
             return binding  # type: ignore[no-any-return]
-    return target._op  # type: ignore[no-any-return]
+    return target._op
 
 
 class _Arrivals(TorchDispatchMode):
