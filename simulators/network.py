@@ -28,6 +28,10 @@ from .times import Direction, FlowTimes, Piece
 INFINITE = float("inf")
 
 
+class ContendedError(Exception):
+    """A flow of a network that is to be free of contention shares a link, or waits for the one before it."""
+
+
 class DirectedLink:
     """One direction of a link, or both together; ``flows`` drain through it, or have drained without an event.
 
@@ -157,10 +161,12 @@ class Network:
 
     Args:
         environment: SimPy's.
+        alone: a flow that is not alone on its links, or waits for the one before it, ends the run by ContendedError.
     """
 
-    def __init__(self, environment: Environment) -> None:
+    def __init__(self, environment: Environment, *, alone: bool = False) -> None:
         self.environment = environment
+        self.alone = alone
         self.links: dict[Direction, DirectedLink] = {}
         self.duplex: dict[Direction, DirectedLink] = {}
         self.routes: list[Route] = []
@@ -237,6 +243,8 @@ class Network:
 
     def _await(self, flow: Flow) -> None:
         """From now on the end of draining is an event, and the arrival follows it."""
+        if self.alone:
+            raise ContendedError
         flow.awaited = True
         flow.timer = None
         self._awaited[flow] = None

@@ -1,7 +1,7 @@
 """One training step in SimPy: devices with in-order queues, shared links, and memory."""
 
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import NoReturn
 
 from simpy import Environment
@@ -11,6 +11,7 @@ from ..core.cluster.cluster import Cluster
 from ..core.costs.costs import StageCosts
 from ..core.errors import RequestError
 from ..core.garbage import collector_paused
+from ..core.plan.items import Task
 from ..core.plan.kinds import compute_times
 from ..core.plan.lowering import lower
 from ..core.plan.plan import Plan
@@ -21,9 +22,10 @@ from ..core.trace.callback import ActionCallback
 from .callback_queue import CallbackQueue, connect_callbacks
 from .channels import connect, queue_times
 from .device import DeviceQueue
-from .network import Network
+from .network import ContendedError, Network
 from .optimizer import OptimizerStep, validate_afterwards, with_sync
 from .result import SimulationResult
+from .symmetry import find_symmetry
 from .tasks import run_tasks, task_flows, task_times
 from .tensor_sums import connect_sums, tensor_sums
 from .uncontended import uncontended
@@ -70,8 +72,17 @@ def simulate(
         if checked is None or perform is not None:
             lowered = lower(plan) if lowered is None else lowered
         queues = queues_of(plan, lowered or ()) if checked is None else checked.queues
-        queues = with_sync(queues, optimizer, plan).replicated(plan.mesh.data)
+        one = with_sync(queues, optimizer, plan)
+        queues = one.replicated(plan.mesh.data)
         if perform is None and optimizer is not OptimizerStep.POST_VALIDATION:
+            symmetry = find_symmetry(plan, costs, cluster, one, queues) if plan.mesh.data > 1 and one.tasks else None
+            if symmetry is not None:
+                with suppress(ContendedError):
+                    first = _run(
+                        plan, costs, cluster, one, eager=eager, optimizer=optimizer, sharing=sharing, memory=memory,
+                        performed=None, by_default=by_default, joined=symmetry.joined,
+                    )  # fmt: skip
+                    return symmetry.of_all(first, queues)
             known = None if checked is None or eager else checked.times_of(costs, cluster)
             found = uncontended(plan, queues, costs, cluster, eager=eager, sharing=sharing, known=known)
             if found is not None:
@@ -100,6 +111,7 @@ def _run(
     memory: bool,
     performed: tuple[ActionCallback, Sequence[Sequence[Action]]] | None,
     by_default: bool,
+    joined: Sequence[Task] | None = None,
 ) -> SimulationResult:
     environment = Environment()
     durations = compute_times(queues.compute, replica_costs(plan, costs))
@@ -114,9 +126,9 @@ def _run(
             for number, seconds in enumerate(durations)
         ]
     devices: Sequence[DeviceQueue] = performers or [DeviceQueue(environment, seconds) for seconds in durations]
-    network = Network(environment)
+    network = Network(environment, alone=joined is not None)
     channels = connect(network, cluster, queues.messages, devices, eager)
-    tasks = run_tasks(network, plan, costs, cluster, queues, devices)
+    tasks = run_tasks(network, plan, costs, cluster, queues, devices, joined)
     sum_flows = connect_sums(network, cluster, sums, devices)
     if performed is not None:
         connect_callbacks(performers, performed[1], channels.values())

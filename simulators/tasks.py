@@ -174,6 +174,7 @@ def run_tasks(
     cluster: Cluster,
     queues: Queues,
     devices: Sequence[DeviceQueue],
+    joined: Sequence[Task] | None = None,
 ) -> list[RunningTask]:
     """All tasks of a step, joined where devices issue their items.
 
@@ -183,13 +184,15 @@ def run_tasks(
         cluster: its devices in the order of ranks.
         queues: of the lowered plan with all its replicas.
         devices: by rank, not yet started.
+        joined: the same tasks with the items of all replicas, where ``queues`` and ``devices`` are of one of them.
     """
     result: list[RunningTask] = []
     latest: dict[tuple[str, int], RunningTask] = {}
     routes: dict[tuple[str, int], dict[tuple[Crossing, ...], Route]] = {}  # of tasks of one device, by their order
-    for task in queues.tasks:
+    for number, task in enumerate(queues.tasks):
         if task.kind in moved_by:
-            phases, size, delay_s = moved_by[task.kind](task, plan, costs, cluster)
+            members = task if joined is None else joined[number]
+            phases, size, delay_s = moved_by[task.kind](members, plan, costs, cluster)
         else:
             phases, size, delay_s = (), 0.0, task_seconds(task, costs) or 0.0
         ahead = None if task.order is None else latest.get(task.order)

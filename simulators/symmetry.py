@@ -1,0 +1,138 @@
+"""Symmetric replicas: one of them is simulated, and the others have its times.
+
+The replicas of a plan run the same orders with the same costs. They have the same times if their messages cross links
+of their own, as fast as those of the first replica, link by link, and if what joins all replicas (the sums of gradients
+and SYNC) crosses none of these links::
+
+    replica 0   gpu0 ── nvlink ── gpu1          messages: links of the replica alone
+                  │                 │
+                 nic               nic          sums: links that no message crosses
+                  │                 │
+    replica 1   gpu2 ── nvlink ── gpu3
+
+Then the events of each replica are those of the first, at the same times, so the first one runs with the tasks that
+join all of them. Replicas that share links, or whose messages share links with the sums, are not symmetric: all of them
+are simulated. So are replicas with tied weights or host copies, which are tasks of one replica, and replicas in which
+a transfer contends or waits for another one: then the network's events follow from all flows together, and the times of
+a replica alone would differ in their last bits.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from attrs import evolve, frozen
+
+from ..core.cluster.cluster import Cluster
+from ..core.cluster.routing import Hop, path_latency_s
+from ..core.costs.costs import StageCosts
+from ..core.plan.items import Task
+from ..core.plan.kinds import task_kinds
+from ..core.plan.plan import Plan
+from ..core.plan.queues import Queues
+from .tasks import moved_by
+from .times import Direction, FlowTimes, Piece, QueueTimes
+
+if TYPE_CHECKING:
+    from .result import SimulationResult
+
+Links = Mapping[Direction, Direction]
+"""Directed links of the first replica → those of another one."""
+
+
+@frozen
+class Symmetry:
+    """Symmetric replicas.
+
+    Args:
+        joined: the tasks of one replica, in order, with the items of all replicas.
+        links: per replica its links.
+    """
+
+    joined: tuple[Task, ...]
+    links: tuple[Links, ...]
+
+    def of_all(self, one: "SimulationResult", queues: Queues) -> "SimulationResult":
+        """The result of all replicas from that of the first one.
+
+        Args:
+            one: the first replica's.
+            queues: of all replicas.
+        """
+        replicas, count = range(len(self.links)), len(one.operation_times)
+        queue_times = {
+            (replica * count + src, replica * count + dst): _queue_of(times, self.links[replica])
+            for replica in replicas
+            for (src, dst), times in one.queue_times.items()
+        }
+        tasks = tuple(evolve(task, device=replica * count + task.device) for replica in replicas for task in one.tasks)
+        return evolve(
+            one, queues=queues, operation_times=one.operation_times * len(replicas), queue_times=queue_times,
+            tasks=tasks,
+        )  # fmt: skip
+
+
+def find_symmetry(
+    plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, one: Queues, queues: Queues
+) -> Symmetry | None:
+    """The symmetry of a plan's replicas; None if they have to be simulated together.
+
+    Args:
+        plan, costs, cluster: of the step; the cluster's devices in the order of ranks.
+        one, queues: the queues of one replica, and of all.
+    """
+    kinds = task_kinds()
+    if any(not kinds[task.kind].joins_replicas or task.kind not in moved_by for task in one.tasks):
+        return None
+    if any(cost.reductions is not None for cost in costs):
+        return None
+    taken: set[Direction] = set()
+    for task in queues.tasks:
+        for step in moved_by[task.kind](task, plan, costs, cluster)[0]:
+            taken |= {_ends(hop) for phase in step for hop in phase.crossings}
+    found: list[Links] = []
+    for first in range(0, plan.mesh.data * plan.devices, plan.devices):
+        links: dict[Direction, Direction] = {}
+        own: set[Direction] = set()
+        for src, dst in one.messages:
+            path, other = cluster.path(src, dst), cluster.path(first + src, first + dst)
+            if not _alike(path, other):
+                return None
+            for here, there in zip(path, other, strict=True):
+                if links.setdefault(_ends(here), _ends(there)) != _ends(there):
+                    return None
+                own.add(_ends(there))
+        if len(own) < len(links) or own & taken:
+            return None
+        taken |= own
+        found.append({**links, **{ends[::-1]: there[::-1] for ends, there in links.items()}})
+    return Symmetry(queues.tasks, tuple(found))
+
+
+def _ends(hop: Hop) -> Direction:
+    return hop[0].a, hop[0].b
+
+
+def _alike(path: Sequence[Hop], other: Sequence[Hop]) -> bool:
+    """Whether two paths have the same latency, and link by link the same rates and directions."""
+    return (
+        len(path) == len(other)
+        and path_latency_s(path) == path_latency_s(other)
+        and all(
+            from_a == from_b
+            and (a.rate(True), a.rate(False), a.both_bytes_per_s) == (b.rate(True), b.rate(False), b.both_bytes_per_s)
+            for (a, from_a), (b, from_b) in zip(path, other, strict=True)
+        )
+    )
+
+
+def _queue_of(times: QueueTimes, links: Links) -> QueueTimes:
+    return evolve(times, flows=[_flow_of(flow, links) for flow in times.flows])
+
+
+def _flow_of(flow: FlowTimes, links: Links) -> FlowTimes:
+    pieces = flow.pieces and tuple(_piece_of(piece, links) for piece in flow.pieces)
+    return flow._replace(links=tuple(links[direction] for direction in flow.links), pieces=pieces)
+
+
+def _piece_of(piece: Piece, links: Links) -> Piece:
+    return piece if piece.held_by is None else piece._replace(held_by=links[piece.held_by])
