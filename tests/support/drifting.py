@@ -1,7 +1,8 @@
 """Ranks that train with ``replan="auto"`` while the device of rank 1 becomes slower: ``torchrun … drifting.py FOLDER``.
 
-With SLOW in the environment, every program of rank 1 takes three times as long from that step on. What a rank found is
-in FOLDER/RANK.json.
+Programs of both ranks sleep for each of their operators, much longer than they compute, so that times do not depend on
+how busy the machine is. With SLOW in the environment, rank 1 sleeps three times as long from that step on. What a rank
+found is in FOLDER/RANK.json.
 """
 
 import json
@@ -26,6 +27,8 @@ from panpipe.runtimes.programs.stage_run import StageRun
 from tests.support.cuts import even_plan
 
 WIDTH, ROWS, MICROBATCHES, STEPS = 256, 256, 4, 90
+EACH_S = 1e-3
+"""Seconds that a program sleeps for each operator."""
 PROGRAMS = ("forward", "backward", "backward_input", "backward_weight")
 
 
@@ -54,16 +57,15 @@ def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return nn.functional.cross_entropy(model(batch["x"]), batch["y"])
 
 
-def slow_down(active: list[bool]) -> None:
-    """Make the programs of this process take three times as long while ``active[0]``."""
+def sleep_in_programs(pipes: list[panpipe.Pipeline], active: list[bool]) -> None:
+    """Make the programs of this process sleep for each of their operators, three times as long while ``active[0]``."""
     for name in PROGRAMS:
         program = getattr(StageRun, name)
 
         def slowed(self: StageRun, *arguments: Any, _program: Any = program) -> Any:
-            start = time.perf_counter()
             found = _program(self, *arguments)
-            if active[0]:
-                time.sleep(2 * (time.perf_counter() - start))
+            if pipes:
+                time.sleep((3 if active[0] else 1) * EACH_S * len(pipes[0].plan.stages[self.index].nodes))
             return found
 
         setattr(StageRun, name, slowed)
@@ -84,19 +86,20 @@ def main() -> None:
     torch.set_num_threads(1)
     rank, slow_at = int(os.environ["RANK"]), int(os.environ.get("SLOW", "-1"))
     lines, active = Lines(), [False]
+    pipes: list[panpipe.Pipeline] = []
     logging.getLogger("panpipe").addHandler(lines)
-    if rank == 1:
-        slow_down(active)
+    sleep_in_programs(pipes, active)
     torch.manual_seed(0)
     model = Layers()
     batch = {"x": torch.randn(ROWS, WIDTH), "y": torch.randint(4, (ROWS,))}
     piece = {name: value[: ROWS // MICROBATCHES] for name, value in batch.items()}
     plan: Plan = even_plan(operators_of(capture_step(model, step, piece)), 2, MICROBATCHES)
     pipe = panpipe.pipeline(model, step, batch, optimizer=torch.optim.AdamW, plan=plan, replan="auto", progress=False)
+    pipes.append(pipe)
     average = pipe.ema(0.9)
     times, losses, sizes = [], [], []
     for index in range(STEPS):
-        active[0] = index >= slow_at >= 0
+        active[0] = rank == 1 and index >= slow_at >= 0
         start = time.perf_counter()
         losses.append(pipe.step(batch).item().hex())
         times.append(time.perf_counter() - start)

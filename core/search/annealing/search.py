@@ -130,8 +130,8 @@ def search(
     except (Stopped, KeyboardInterrupt):
         if not walks:
             raise
-        return _ended(walks + _fitting(scouted)), True
-    return _ended(walks), False
+        return _ended(walks + _fitting(scouted), meter), True
+    return _ended(walks, meter), False
 
 
 def _continued(
@@ -182,10 +182,11 @@ def all_rounds(walks: list[Walk], rounds: Sequence[Round], meter: Meter, seed: i
         _round(best_by_placement(walks, each.keep, each.each), each, number, int(allowance), meter, seed)
 
 
-def _ended(walks: list[Walk]) -> list[Walk]:
-    """The walks, best first; if the budget was 0, they are evaluated first."""
+def _ended(walks: list[Walk], meter: Meter) -> list[Walk]:
+    """The walks, best first; if the search ended before any was evaluated, they are evaluated first, and counted."""
     if all(walk.value == INFINITY for walk in walks):
         evaluate_all(walks)
+        meter.spent += len(walks)
     return ranked(walks)
 
 
