@@ -74,6 +74,7 @@ check: test lint format-check types
 bench: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/two_workers.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/action_overhead.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/host_time.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/links.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/schedule_memory.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction.py
