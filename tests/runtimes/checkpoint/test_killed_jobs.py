@@ -29,7 +29,7 @@ def forks():
 
 def run(forks, folder, steps, *how):
     folder.mkdir(exist_ok=True)
-    (done,) = forks.run([Fork([str(folder), str(steps), *how], ENVIRONMENT)], 300)
+    (done,) = forks.run([Fork([str(folder), str(steps), *how], ENVIRONMENT)], 900)
     return done
 
 
@@ -48,7 +48,7 @@ def whole(folder):
 
 def kill(folder, saves, delay_s, hit):
     """Kill the process while it writes its nth checkpoint: some time after the hidden folder appears."""
-    pid, deadline = folder / "pid", time.monotonic() + 200
+    pid, deadline = folder / "pid", time.monotonic() + 800  # the machine may be busy
     while not pid.exists() and time.monotonic() < deadline:
         time.sleep(0.001)
     seen = set()
