@@ -8,7 +8,6 @@ The working thread writes its `Activity` without a lock and without reading a cl
 """
 
 import sys
-import sysconfig
 import threading
 import time
 from collections.abc import Iterator
@@ -18,12 +17,7 @@ from types import FrameType
 
 from attrs import define
 
-_ROOT = Path(__file__).resolve().parents[2]
-_NOT_THE_USERS = (
-    "<",  # generated code
-    *(str(_ROOT / own) for own in ("core", "backends", "runtimes", "simulators", "cli", "api.py")),
-    *{sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")},
-)
+from ...core.capture.values.code_origin import is_users_own
 
 
 @define(eq=False, slots=True)
@@ -111,7 +105,7 @@ def _users_line(frame: FrameType | None) -> str:
     """The innermost line of a stack that is neither panpipe's nor a library's."""
     while frame is not None:
         path = frame.f_code.co_filename
-        if not path.startswith(_NOT_THE_USERS):
+        if not path.startswith("<") and is_users_own(path):  # other code is generated
             return f"{Path(path).name}:{frame.f_lineno} in {frame.f_code.co_name}"
         frame = frame.f_back
     return ""
