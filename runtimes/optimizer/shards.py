@@ -81,7 +81,8 @@ class ShardedBucket:
         count = sum(p.numel() for p in parameters.values())
         first = next(iter(parameters.values()))
         self.length = -(-count // sharing.count)
-        self.memory = torch.zeros(self.length * sharing.count, dtype=first.dtype, device=first.device)
+        self.memory = torch.empty(self.length * sharing.count, dtype=first.dtype, device=first.device)
+        self.memory[count:] = 0
         begin = sharing.replica * self.length
         self.gradients: dict[nn.Parameter, Tensor] = {}
         self.offsets: dict[str, int] = {}
