@@ -10,6 +10,7 @@ from ...core.search.suggestions.changes import (
     MORE_MEMORY,
     OFFLOAD,
     RECOMPUTE,
+    SHARD,
     SMALLER_MICROBATCHES,
     Change,
     more_memory,
@@ -111,13 +112,18 @@ class InfeasibleAnswer:
             stages = [stage for stage in change.found.memory.recompute if stage not in self.plan.memory.recompute]
             which = "the closest plan" if change.found.stages == self.plan.stages else change.found.schedule
             return f"stage{'s' * (len(stages) > 1)} {' '.join(map(str, stages))} of {which}{step}"
+        if change.what == SHARD:
+            shape = f"pp={change.found.mesh.pipeline},dp={value:.0f}"
+            return f"--shard optimizer: {value:.0f} replicas share the optimizer's state, with mesh {shape}{step}"
         if change.what == OFFLOAD:
             return f"--offload auto: {bytes_text(value)} a step to the host and back{step}"
         assert change.what == MORE_MEMORY
         return f"{bytes_text(value)} more for each device{step}"
 
     def _plain_change(self, change: Change) -> dict[str, Any]:
-        units = {MORE_DEVICES: "devices", SMALLER_MICROBATCHES: "microbatches", RECOMPUTE: "stages"}
+        units = {
+            MORE_DEVICES: "devices", SMALLER_MICROBATCHES: "microbatches", RECOMPUTE: "stages", SHARD: "replicas",
+        }  # fmt: skip
         unit = units.get(change.what, "bytes")
         value = list(change.found.memory.recompute) if change.what == RECOMPUTE else change.value
         if change.what == MORE_DEVICES:

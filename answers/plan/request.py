@@ -13,7 +13,7 @@ from ...core.offload.request import OffloadRequest
 from ...core.plan.derive import Recompute
 from ...core.plan.interval import with_step_error
 from ...core.plan.plan import Plan
-from ...core.plan.sharding import NONE, part_of_graph
+from ...core.plan.sharding import NONE, OPTIMIZER, part_of_graph
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families
 from ...core.search import Oracle
@@ -93,7 +93,13 @@ class PlanRequest:
         stays = self.offload == "none" and not grouped and self.boundaries == "operators"
         # With sharding a device holds a part of the state, at best one of as many as there are devices.
         graph = self.costs.graph if self.shard == NONE else part_of_graph(self.costs.graph, len(self.machine.devices))
-        return Problem(graph, self.microbatches, self.limits, saves, rows, stays)
+        replicas = max(data for _, data in self._meshes) if self.shard == NONE else 1
+        return Problem(graph, self.microbatches, self.limits, saves, rows, stays, replicas)
+
+    @property
+    def _meshes(self) -> Sequence[tuple[int, int]]:
+        """Pipeline and data dimensions to choose among."""
+        return wanted_meshes(self.mesh, self.machine, free=self.free)
 
     def search(self, meshes: Sequence[tuple[int, int]] | None = None, **changes: Any) -> "SearchResult":
         """Search plans.
@@ -120,7 +126,7 @@ class PlanRequest:
             shard=self.shard,
         )
         if meshes is None:
-            meshes = wanted_meshes(self.mesh, self.machine, free=self.free)
+            meshes = self._meshes
         blocks = self._blocks
         blocks.refuse_too_few(min(pipeline for pipeline, _ in meshes))
         found = search_plans(self._workload(blocks), self.machine, evolve(options, **changes), meshes=meshes)
@@ -156,12 +162,14 @@ class PlanRequest:
         if change.devices is not None:
             machine = _with_more_devices(machine, change.devices)
             if mesh not in (None, "auto"):
-                ((_, data),) = wanted_meshes(mesh, self.machine, free=self.free)
+                ((_, data),) = self._meshes
                 mesh = f"pp={change.devices // data},dp={data}"
         limit = None if self.memory_limit is None else self.memory_limit + change.extra_bytes
         other = evolve(self, machine=with_more_memory(machine, change.extra_bytes), mesh=mesh, memory_limit=limit)
         if change.recompute:
             other = evolve(other, recompute=None)
+        if change.shard:
+            other = evolve(other, shard=OPTIMIZER)
         if change.offload:
             more = () if len(self.families) == 1 else tuple(each for each in families().values() if each.offloads)
             other = evolve(other, offload="auto", families=(*self.families, *more))

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+from attrs import evolve
 from panpipe.answers.plan import request as plan_request
 from panpipe.answers.plan.costs import PlanningCosts
 from panpipe.answers.plan.infeasible import InfeasibleAnswer
@@ -69,6 +70,15 @@ def test_change_keeps_the_rest_of_the_request():
     assert wanted.relaxed(Relaxation(extra_bytes=100)).limits == (1400, 1400)
     assert len(wanted.relaxed(Relaxation(devices=5)).machine.devices) == 5
     assert wanted.relaxed(Relaxation(recompute=True)).recompute is None
+    assert wanted.relaxed(Relaxation(shard=True)).shard == "optimizer"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "shard", "replicas"),
+    [("pp=2,dp=2", "none", 2), ("auto", "none", 4), ("pp=4", "none", 1), ("pp=2,dp=2", "auto", 1)],
+)
+def test_replicas_that_hold_whole_optimizers_may_share_them(mesh, shard, replicas):
+    assert evolve(request(4, 1300, 8, mesh), shard=shard).problem.replicas == replicas
 
 
 @pytest.mark.parametrize(

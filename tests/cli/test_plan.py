@@ -13,6 +13,7 @@ from panpipe.answers.output import seconds_text
 from panpipe.cli import main
 from panpipe.core.cluster.catalog import find_device
 from panpipe.core.cluster.cluster import cluster_json, fully_connected
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json
 from panpipe.core.plan.plan import read_plan
 
 RATE, LATENCY = 50.0, 0.25
@@ -254,6 +255,22 @@ def test_infeasible_exits_3_with_the_binding_constraint(tmp_path, capsys, graph_
         "more memory",
         "more devices",
     ]
+
+
+def test_infeasible_suggests_shard_and_the_suggestion_fits(tmp_path, capsys):
+    nodes = tuple(OpNode(f"n{i}", 0.01, 0.01, 0.01, 0.0, 1000, 4000, 10) for i in range(4))
+    graph = tmp_path / "sharded.json"
+    graph.write_text(graph_json(OpGraph(nodes, tuple(OpEdge(f"n{i}", f"n{i + 1}", 10) for i in range(3)))))
+    cluster = cluster_file(tmp_path, 4, 7000)  # two operators have 8000 bytes of state; 6000 with half the optimizer
+    words = ("--graph", graph, "--cluster", cluster, "--microbatches", 8, "--budget", 60, "--schedule", "1f1b")
+    status, out, err = run(capsys, *words, "--mesh", "pp=2,dp=2", "--json")
+    assert status == 3
+    (change,) = (each for each in json.loads(out)["changes"] if each["change"] == "shard")
+    assert (change["replicas"], "--shard optimizer: 2 replicas" in err) == (2, True)
+    plan = answer(capsys, *words, "--mesh", "pp=2,dp=2", "--shard", "optimizer")
+    assert plan["predicted_step_s"] <= change["step_s"] * (1 + 1e-9)
+    assert max(plan["peak_memory_bytes"]) <= 7000
+    assert "shard" not in run(capsys, *words, "--memory-limit", 3000, "--mesh", "pp=4")[2]
 
 
 def test_alternatives_need_less_memory_and_are_written(tmp_path, capsys, graph_file):

@@ -12,6 +12,7 @@ from attrs import evolve, frozen
 from ...cluster.mesh import least_by_position
 from ...costs.graph import OpGraph
 from ...plan.plan import Plan
+from ...plan.sharding import part_of_graph
 from ..problem.score import Oracle, with_costs
 from .infeasible import NothingFits, excess, operator_bytes
 
@@ -20,6 +21,7 @@ MORE_DEVICES = "more devices"
 SMALLER_MICROBATCHES = "smaller microbatches"
 MORE_MEMORY = "more memory"
 OFFLOAD = "offload"
+SHARD = "shard"
 
 MOST_DEVICES = 8
 """Largest number of devices to try, as a multiple of the present number."""
@@ -39,8 +41,8 @@ class Change:
 
     Args:
         what: one of this module's names.
-        value: number of devices, of microbatches per step, or of stages that recompute; further bytes for each device;
-            or bytes that leave all devices together in one step.
+        value: number of devices, of microbatches per step, of stages that recompute, or of replicas that share the
+            optimizer; further bytes for each device; or bytes that leave all devices together in one step.
         found: a plan that fits with the change.
     """
 
@@ -59,6 +61,7 @@ class Relaxation:
         extra_bytes: further memory of each device.
         recompute: whether stages may recompute, even if the request excludes it.
         offload: whether saved tensors may leave the devices, even if the request excludes it.
+        shard: whether the replicas of a stage share its optimizer.
     """
 
     devices: int | None = None
@@ -66,6 +69,7 @@ class Relaxation:
     extra_bytes: float = 0.0
     recompute: bool = False
     offload: bool = False
+    shard: bool = False
 
 
 Replan = Callable[[Relaxation], Plan | None]
@@ -84,6 +88,7 @@ class Problem:
         saves: whether all stages save their tensors, because none may recompute.
         rows: of the batch of one step, if known: a microbatch has at least one.
         stays: whether all saved tensors stay on the devices, because none may leave.
+        replicas: the most that a plan may have and that could share the optimizer; 1 if they share it already.
     """
 
     graph: OpGraph
@@ -92,6 +97,7 @@ class Problem:
     saves: bool = True
     rows: int | None = None
     stays: bool = True
+    replicas: int = 1
 
     @property
     def devices(self) -> int:
@@ -113,7 +119,8 @@ class Problem:
         All devices together hold the state of all operators and the saved tensors of one microbatch between its last
         forward and its first backward. One device holds each single operator while it runs.
         """
-        nodes, limit, devices = self.graph.nodes, self.limit + change.extra_bytes, change.devices or self.devices
+        graph = part_of_graph(self.graph, self.replicas) if change.shard else self.graph
+        nodes, limit, devices = graph.nodes, self.limit + change.extra_bytes, change.devices or self.devices
         state = sum(node.resident_bytes for node in nodes)
         stay = self._all_stay(change)
         saved = sum(node.saved_bytes for node in nodes) / change.parts if stay else 0
@@ -211,6 +218,7 @@ def smallest_changes(
 
     search = problem.only_possible(replan)
     changes = (
+        _shard(search) if problem.replicas > 1 else None,
         _smaller_microbatches(problem, search),
         _recompute(plan, limits, oracle, search) if problem.saves else None,
         _offload(search) if problem.stays else None,
@@ -266,6 +274,12 @@ def _smaller_microbatches(problem: Problem, replan: Replan) -> Change | None:
             return Change(SMALLER_MICROBATCHES, problem.microbatches * parts, found)
         parts *= 2
     return None
+
+
+def _shard(search: Replan) -> Change | None:
+    """A plan whose replicas share the optimizer."""
+    found = search(Relaxation(shard=True))
+    return None if found is None else Change(SHARD, found.mesh.data, found)
 
 
 def _offload(search: Replan) -> Change | None:

@@ -127,6 +127,27 @@ def test_offload_is_left_out_where_the_plan_found_moves_nothing():
     assert smallest_changes(nothing, problem, None, lambda c: plan if c.offload else None, oracle=longest_path) == ()
 
 
+def test_shard_is_suggested_first_with_the_number_of_replicas_of_the_plan_found():
+    found = evolve(scheduled("1f1b", 2, 4, data=2, costs=[COST] * 2), shard=("optimizer",) * 2)
+    nothing, problem = NothingFits("", closest_plan(), (250, 187)), Problem(SLIGHT, 4, (250, 187), replicas=2)
+    finds = lambda asked: found if asked in (Relaxation(shard=True), Relaxation(parts=2)) else None  # noqa: E731
+    listed = smallest_changes(nothing, problem, None, finds, oracle=longest_path)
+    assert [(change.what, change.value) for change in listed] == [("shard", 2), ("smaller microbatches", 8)]
+    assert listed[0].found == found
+    one = evolve(problem, replicas=1)
+    assert [change.what for change in smallest_changes(nothing, one, None, finds, oracle=longest_path)] == [
+        "smaller microbatches"
+    ]
+
+
+def test_shared_optimizer_may_fit_where_a_whole_one_cannot():
+    nodes = tuple(OpNode(f"n{i}", 1.0, 1.0, 1.0, parameter_bytes=100, state_bytes=400) for i in range(4))
+    problem = Problem(OpGraph(nodes), 4, (300,) * 4, replicas=2)
+    assert not problem.may_fit(Relaxation())
+    assert problem.may_fit(Relaxation(shard=True))  # 200 of parameter and gradient, half of 200 of optimizer state
+    assert not evolve(problem, memory=(299,) * 4).may_fit(Relaxation(shard=True))
+
+
 def test_recompute_suggests_the_plan_with_the_fewest_recomputed_stages():
     # A stage that recomputes keeps 10 bytes a microbatch, and all 100 of the one that runs back.
     plan = predicted(scheduled("gpipe", 2, 4, costs=[evolve(COST, input_bytes=10)] * 2))
