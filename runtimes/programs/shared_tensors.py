@@ -23,7 +23,7 @@ class SharedTensors:
     """
 
     bytes: int = field(default=0, init=False)
-    _values: dict[str, list[Tensor]] = field(factory=dict, init=False)
+    _values: dict[tuple[str, tuple[int, ...]], list[Tensor]] = field(factory=dict, init=False)
     _storages: dict[int, int] = field(factory=dict, init=False)
 
     def of(self, program: Shared, fixed: Sequence[Tensor]) -> list[Tensor]:
@@ -33,10 +33,11 @@ class SharedTensors:
             program: of the stage, for any shape of microbatch.
             fixed: the stage's parameters, buffers and constants.
         """
-        found = self._values.get(program.key)
+        key = program.key, tuple(id(fixed[i]) for i in program.reads)
+        found = self._values.get(key)
         if found is None:
             with torch.no_grad():
-                found = self._values[program.key] = program.run(list(fixed), no_sink)
+                found = self._values[key] = program.run(list(fixed), no_sink)
             own = storage_sizes(fixed)
             self._storages |= {key: size for key, size in storage_sizes(found).items() if key not in own}
             self.bytes = sum(self._storages.values())

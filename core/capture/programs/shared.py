@@ -35,13 +35,15 @@ class Shared:
     Args:
         run: takes the stage's parameters, buffers and constants, in order; returns the shared tensors.
         count: number of shared tensors.
-        key: equal for programs that compute the same tensors from the same inputs, such as those of another shape of
-            microbatch.
+        key: equal for programs that compute the same from inputs of the same names, such as those of another shape of
+            microbatch. Constants of one name may differ, for example numbers of the batch.
+        reads: positions of the inputs that it reads.
     """
 
     run: Program
     count: int
     key: str
+    reads: tuple[int, ...]
 
 
 def shared_nodes(joint: JointGraph, inputs: StageInputs, in_forward: Collection[fx.Node]) -> list[fx.Node]:
@@ -89,7 +91,9 @@ def shared_program(joint: JointGraph, inputs: StageInputs, nodes: Sequence[fx.No
     start = len(inputs.boundary)
     names = [*inputs.parameters, *inputs.buffers, *inputs.constants]
     given = [joint.primals[start + i] for i in range(len(names))]
-    return Shared(compile_program(nodes, given, values, {}), len(values), _key(nodes, values, given, names))
+    read = {source for node in nodes for source in node.all_input_nodes}
+    reads = tuple(i for i, node in enumerate(given) if node in read)
+    return Shared(compile_program(nodes, given, values, {}), len(values), _key(nodes, values, given, names), reads)
 
 
 def _fixed_inputs(joint: JointGraph, inputs: StageInputs) -> dict[fx.Node, None]:

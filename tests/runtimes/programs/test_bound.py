@@ -23,6 +23,7 @@ class Inputs:
 
     boundary: tuple[Size, ...] = (Size(), Size((3,)))
     batch: tuple[int, ...] = (5, 1)
+    random: bool = True
 
 
 class Program:

@@ -46,7 +46,7 @@ def test_graph_arrays_list_the_readers_of_parameters_that_several_nodes_read():
 
 def test_machine_arrays_have_the_farthest_replicas_path_between_two_positions():
     links = (Link("d0", "d1", 10.0, 1.0), Link("d2", "d3", 5.0, 2.0), Link("d0", "d2", 10.0, 0.0))
-    cluster = Cluster(tuple(Device(f"d{i}", 10**6) for i in range(4)), (), links)
+    cluster = Cluster(tuple(Device(f"d{i}", 10**6, forwards=True) for i in range(4)), (), links)
     found = machine_arrays(cluster, ((0, 1), (2, 3)), (8.0, 9.0), (0, 0), MessageLine(0.5, 0.25))
     assert found.latency[0, 1] == 2.0
     assert found.rate[0, 1] == 5.0
