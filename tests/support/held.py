@@ -61,8 +61,10 @@ def measured(trace: Trace) -> Held:
 
 
 def changes_of(samples: Iterable[MemorySample]) -> dict[int, dict[float, float]]:
-    """Per device the saved tensors from each moment at which they change on, however often they do at that moment; times
-    less than a nanosecond apart are one moment, as a simulated trace shows a peak within a moment a little earlier."""
+    """Per device the saved tensors from each moment at which they change on, however often they do at that moment.
+
+    Times less than a nanosecond apart are one moment: a simulated trace shows a peak within one a little earlier.
+    """
     found: dict[int, dict[float, float]] = {}
     for sample in samples:
         if sample.kind == "saved":
