@@ -10,6 +10,7 @@ from ...core.errors import WorkerError
 from ..watch.activity import HERE
 from ..watch.lost_ranks import hosts_store, left_early, not_arrived
 from ..watch.published import PublishedPositions
+from ..watch.torch_log import TORCH_LOG
 from ..watch.watch import FAILURE_KEY, acknowledge, linger
 from .meeting import Meeting
 
@@ -28,7 +29,7 @@ def join(meeting: Meeting, timeout_s: float) -> None:
     """
     rank, size = meeting.rank, meeting.size
     others = tuple(other for other in range(size) if other != rank)
-    with HERE.waiting(others, "the arrival of all ranks"):
+    with HERE.waiting(others, "the arrival of all ranks"), TORCH_LOG.without_warnings():
         store = meeting.store()
         _meet(store, rank, size, timeout_s)
         if not dist.is_initialized():

@@ -24,6 +24,7 @@ from ..watch.address import listen_for_store
 from ..watch.lost_ranks import uses_agent_store
 from ..watch.signals import WHERE
 from ..watch.timeout import timeout_of
+from ..watch.torch_log import TORCH_LOG
 from ..watch.watch import FailureWatch
 
 _SOON_S = 5.0
@@ -69,22 +70,27 @@ class Meeting:
 
     def _connect(self) -> None:
         try:
-            if self._own_store:
-                store = _job_store(*self._address, self.rank, self.size, self._timeout_s)
-            else:
-                store = dist.distributed_c10d._get_default_store()
-            # A process may build several pipelines. Their keys are apart, and the counter is the same on all ranks.
-            number = store.add(f"panpipe/meetings/{self.rank}", 1)
-            self._store = dist.distributed_c10d.PrefixStore(f"panpipe/meeting/{number}", store)
-            self.watch = FailureWatch(self.rank, self.size, self._timeout_s, store=self._store, armed=self._armed)
-            if self.size > 1:
-                self.watch.connect()
-            if self._closed:
-                self.watch.stop()
+            with TORCH_LOG.without_warnings():
+                self._meet()
         except (PanpipeError, RuntimeError) as failure:
             self._failure = failure
         finally:
             self._connected.set()
+
+    def _meet(self) -> None:
+        """Connect to the job's store, and begin to watch it."""
+        if self._own_store:
+            store = _job_store(*self._address, self.rank, self.size, self._timeout_s)
+        else:
+            store = dist.distributed_c10d._get_default_store()
+        # A process may build several pipelines. Their keys are apart, and the counter is the same on all ranks.
+        number = store.add(f"panpipe/meetings/{self.rank}", 1)
+        self._store = dist.distributed_c10d.PrefixStore(f"panpipe/meeting/{number}", store)
+        self.watch = FailureWatch(self.rank, self.size, self._timeout_s, store=self._store, armed=self._armed)
+        if self.size > 1:
+            self.watch.connect()
+        if self._closed:
+            self.watch.stop()
 
     def await_others(self) -> None:
         """Wait a while for the connections to the other ranks, which would not see the end of this one before."""

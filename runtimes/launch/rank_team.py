@@ -19,6 +19,7 @@ from ...core.errors import RequestError, WorkerError, message_of
 from ..watch.activity import HERE
 from ..watch.failure import decoded, encoded, shortened, stopped
 from ..watch.timeout import timeout_of
+from ..watch.torch_log import TORCH_LOG
 from ..watch.watch import failure_at_exit
 from ..watch.watched_backend import WatchedBackend, watched
 from .arrival import join
@@ -69,7 +70,7 @@ class RankTeam(Team):
             self._others = tuple(other for other in range(dist.get_world_size()) if other != self._rank)
             assert meeting.watch is not None
             self._watch = meeting.watch
-            with HERE.waiting(self._others, "the connection of the ranks"):
+            with HERE.waiting(self._others, "the connection of the ranks"), TORCH_LOG.without_warnings():
                 self._connect(kind, mesh)
         self._closed = False
         atexit.register(self._close_at_exit)  # runs before the threads' functions: the last one registered runs first
@@ -173,7 +174,8 @@ class RankTeam(Team):
 
     def background_exchange(self) -> Exchange:
         if self._background is None:
-            with self._watched(), HERE.waiting(self._others, "the group for checkpoints"):
+            waiting = HERE.waiting(self._others, "the group for checkpoints")
+            with self._watched(), waiting, TORCH_LOG.without_warnings():
                 self._background = dist.new_group(backend="gloo", timeout=_BACKGROUND_TIMEOUT)
 
         def gather(value: Any) -> list[Any]:

@@ -27,13 +27,15 @@ import torch.distributed as dist
 
 from ...core.errors import WorkerError, message_of
 from .activity import HERE, Activity
+from .job_store import JobStore
 from .lost_ranks import Heartbeats, beat, hosts_store, left_early, reason_of, store_ended
 from .peer_connections import PeerConnections
 from .positions import Position, hangs, reason_of_hang, table
 from .published import PublishedPositions
 from .signals import WHERE, Describer
 from .timeout import TIMEOUT_S
-from .watchdog import Watchdog, end_process
+from .torch_log import TORCH_LOG
+from .watchdog import REASON, Watchdog, end_process
 
 FAILURE_KEY = "panpipe/failure"
 """The key of the reason in the job's store."""
@@ -59,7 +61,7 @@ def print_uncaught_in_a_line(rank: int) -> None:
 
     def hook(kind: type[BaseException], failure: BaseException, trace: TracebackType | None) -> None:
         if isinstance(failure, WorkerError):
-            sys.stderr.write(f"panpipe: {failure}; rank {rank} stops too\n")
+            REASON.print(str(failure), rank)
         else:
             before(kind, failure, trace)
 
@@ -116,6 +118,7 @@ class FailureWatch:
         self._rank, self._timeout_s, self._activity = rank, timeout_s, activity
         self._others = [other for other in range(size) if other != rank]
         default = self._default = dist.distributed_c10d._get_default_store() if store is None else store
+        self._host_ended = threading.Event()
         # Separate connections: the main thread may wait in the default one, reports use the second, `where` the third.
         self._store, self._reports, self._asked = (self._connection(default) for _ in range(3))
         self._stopped = threading.Event()
@@ -142,10 +145,11 @@ class FailureWatch:
         self._timeout_s = self._watchdog.timeout_s = self._published.timeout_s = timeout_s
         self._armed.set()
 
-    def _connection(self, default: Any) -> Any:
-        store = default.clone() if hasattr(default, "clone") else default
+    def _connection(self, default: Any) -> JobStore:
+        with TORCH_LOG.without_warnings():
+            store = default.clone() if hasattr(default, "clone") else default
         store.set_timeout(timedelta(seconds=5))
-        return store
+        return JobStore(store, self._host_ended)
 
     def report(self, failure: BaseException) -> str:
         """Report why this rank stops, and return the first reason, for which all stop.
@@ -257,6 +261,9 @@ class FailureWatch:
         return not connections.connecting if self._rank else len(connections.seen) == len(self._others)
 
     def _died(self, failure: WorkerError) -> None:
+        if self._rank and hosts_store(0):  # this rank is connected to rank 0 alone
+            TORCH_LOG.end_warnings()
+            self._host_ended.set()
         self._rank_0_ended.set()
         self.report(failure)
 
@@ -285,8 +292,8 @@ class FailureWatch:
                 if not store.check([FAILURE_KEY]):
                     watchdog.answered()
                     continue
-                reason = store.get(FAILURE_KEY).decode()
-                acknowledge(store, self._rank)
+                self._first = reason = store.get(FAILURE_KEY).decode()
+                acknowledge(store, self._rank)  # from now on the host may end
                 if hosts_store(self._rank):
                     linger(store, self._others)
             except RuntimeError:

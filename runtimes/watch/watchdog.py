@@ -22,10 +22,28 @@ _REPORT_S = 10.0
 """Most seconds that a rank tries to report its failure."""
 
 
+class ReasonPrinter:
+    """Prints why this process ends, once: its main thread and the watch's may do so at the same time."""
+
+    def __init__(self) -> None:
+        self._lock, self._printed = threading.Lock(), False
+
+    def print(self, reason: str, rank: int) -> None:
+        """Print the first reason in a line; later ones are dropped."""
+        with self._lock:
+            if not self._printed:
+                sys.stderr.write(f"panpipe: {reason}; rank {rank} stops too\n")
+                sys.stderr.flush()
+            self._printed = True
+
+
+REASON = ReasonPrinter()
+"""Of this process."""
+
+
 def end_process(reason: str, rank: int) -> None:
-    """Print the reason in a line, and end this process; its main thread may wait where nothing can interrupt it."""
-    sys.stderr.write(f"panpipe: {reason}; rank {rank} stops too\n")
-    sys.stderr.flush()
+    """Print the reason, and end this process; its main thread may wait where nothing can interrupt it."""
+    REASON.print(reason, rank)
     os._exit(1)
 
 
