@@ -926,6 +926,17 @@ def variational_autoencoder():
     return Program(seeded(VAE), step, vectors)
 
 
+@right
+def weight_scaled_by_a_constant_of_the_microbatch_size():
+    """The constants of both shapes of microbatch have the same name."""
+
+    class Scaled(nn.Linear):
+        def forward(self, x):
+            return F.linear(x, (self.weight * torch.tensor(float(len(x)), dtype=x.dtype)).sin(), self.bias)
+
+    return Program(chain(Scaled(W, W)), fit, vectors)
+
+
 # Inside the step
 
 
@@ -1646,6 +1657,7 @@ FAST = {
     "policy_gradient_with_log_probs_and_entropy",
     "functional_call_with_scaled_weights", "complex_numbers_of_a_fourier_layer", "dataclass_batch_and_output",
     "vector_quantisation_with_averaged_codes", "autocast_in_bfloat16_inside_the_step",
+    "weight_scaled_by_a_constant_of_the_microbatch_size",
     "teacher_that_is_averaged_in_the_step", "loss_that_is_skipped_if_it_is_a_spike", "gradient_penalty_on_inputs",
 }  # fmt: skip
 """One or two of each kind; the others are left out of the fast suite."""
