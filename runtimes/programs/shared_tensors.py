@@ -26,13 +26,15 @@ class SharedTensors:
     _values: dict[tuple[str, tuple[int, ...]], list[Tensor]] = field(factory=dict, init=False)
     _storages: dict[int, int] = field(factory=dict, init=False)
 
-    def of(self, program: Shared, fixed: Sequence[Tensor]) -> list[Tensor]:
+    def of(self, program: Shared | None, fixed: Sequence[Tensor]) -> list[Tensor]:
         """The tensors of a program, computed in the first call of a step.
 
         Args:
-            program: of the stage, for any shape of microbatch.
+            program: of the stage, for any shape of microbatch; None for one without shared tensors.
             fixed: the stage's parameters, buffers and constants.
         """
+        if program is None:
+            return []
         key = program.key, tuple(id(fixed[i]) for i in program.reads)
         found = self._values.get(key)
         if found is None:

@@ -1,6 +1,7 @@
 """A stage's programs bound to its parameters and buffers, for one shape of microbatch."""
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -61,6 +62,8 @@ class StageRun(CapturedStage):
             *(state.buffers[name] for name in inputs.buffers),
             *(constant_on(constants[name], state.device) for name in inputs.constants),
         ]
+        # No method of this run, which would be a cycle: the tensors of a dropped run are to be freed at once.
+        self._shared_tensors = partial(self._shared.of, programs.shared, self._static)
         self._kept = len(inputs.boundary)
         self._random = inputs.random
         self._forward = programs.forward_alone if recompute else programs.forward
@@ -165,13 +168,8 @@ class StageRun(CapturedStage):
             given += [leaves[i] for i in self.batch]
         if self._random:
             given.append(key)
-        if self.programs.shared is not None:
-            given += self._shared_tensors()
+        given += self._shared_tensors()
         return given
-
-    def _shared_tensors(self) -> list[Tensor]:
-        program = self.programs.shared
-        return [] if program is None else self._shared.of(program, self._static)
 
     def free_shared(self) -> None:
         """Free the shared tensors, after the last action of a step."""
