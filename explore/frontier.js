@@ -39,9 +39,10 @@ function drawFrontier(box, points, { units, limit, chosen, choose }) {
   frame.append(svg("path", { d: steps.join(""), class: "best" }));
   const names = svg("g");
   const taken = [];
+  const spots = [];
   const isChosen = (point) => sameQuestion(point.question, chosen);
   for (const point of [...points].sort((a, b) => isChosen(b) - isChosen(a) || best.includes(b) - best.includes(a))) {
-    const at = [x(point.memory), y(point.time)];
+    const at = freeSpot([x(point.memory), y(point.time)], spots);
     const kind = [point.family === "auto" ? "auto" : "", isChosen(point) ? "chosen" : ""].join(" ");
     const node = svg("circle", { cx: at[0], cy: at[1], r: best.includes(point) ? 6 : 4.5, class: `point ${kind}`, tabindex: 0, role: "button",
       "data-name": point.name, "data-family": point.family });
@@ -55,6 +56,13 @@ function drawFrontier(box, points, { units, limit, chosen, choose }) {
   }
   frame.append(names);
   box.replaceChildren(frame);
+}
+
+// The point's place, or next to it where others of the same time and memory are, which would cover it.
+function freeSpot([x, y], spots) {
+  while (spots.some((spot) => Math.hypot(spot[0] - x, spot[1] - y) < 5)) x += 10;
+  spots.push([x, y]);
+  return [x, y];
 }
 
 // Write a point's name where no other name is, or nowhere.
