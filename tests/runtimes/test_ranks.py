@@ -263,7 +263,7 @@ def test_torchrun_ends_when_a_rank_is_killed(tmp_path):
 def test_a_rank_that_never_arrives_is_named(tmp_path):
     for one in alone("traced", tmp_path, 3, absent=(1,), PANPIPE_TIMEOUT_S="3"):
         assert one.returncode == 1
-        assert "WorkerError: rank 1 of 3 did not arrive within 3 s" in one.stderr
+        assert "panpipe: rank 1 of 3 did not arrive within 3 s" in one.stderr
 
 
 @pytest.mark.slow

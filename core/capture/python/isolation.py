@@ -9,8 +9,11 @@ import contextlib
 import io
 import logging
 import random
+import sys
+import threading
 import warnings
 from collections.abc import Iterator
+from typing import TextIO
 from unittest import mock
 
 import numpy
@@ -46,14 +49,38 @@ def _silent() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
-        stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
-        stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
+        stack.enter_context(contextlib.redirect_stdout(_OtherThreads(sys.stdout)))
+        stack.enter_context(contextlib.redirect_stderr(_OtherThreads(sys.stderr)))
         stack.enter_context(mock.patch.object(builtins, "print", _nothing))
         stack.enter_context(mock.patch.object(logging.Logger, "handle", _nothing))
         for name in ("warning_once", "info_once"):  # of transformers; a message logged now would not be logged later
             if hasattr(logging.Logger, name):
                 stack.enter_context(mock.patch.object(logging.Logger, name, _nothing))
         yield
+
+
+class _OtherThreads(io.TextIOBase):
+    """A stream that drops what this thread writes. Other threads write as before: one that watches the ranks of a job
+    prints why it ends this process, perhaps now.
+
+    Args:
+        stream: what they write to; None as in a process without streams.
+    """
+
+    def __init__(self, stream: TextIO | None) -> None:
+        self._stream, self._dropped = stream, threading.get_ident()
+
+    def write(self, text: str) -> int:
+        if self._stream is not None and threading.get_ident() != self._dropped:
+            return self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        if self._stream is not None and threading.get_ident() != self._dropped:
+            self._stream.flush()
+
+    def writable(self) -> bool:
+        return True
 
 
 def _nothing(*_args: object, **_kwargs: object) -> None:

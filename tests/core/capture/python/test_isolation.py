@@ -3,12 +3,14 @@
 import logging
 import random
 import sys
+import threading
 import warnings
 
 import numpy
 import pytest
 import torch
 from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
+from panpipe.core.capture.python.isolation import isolated
 from panpipe.core.capture.python.reach import reach
 from panpipe.core.capture.python.side_effects import outside_restored
 from panpipe.core.errors import RequestError
@@ -130,3 +132,19 @@ def test_hooks_registered_by_a_traced_step_are_removed():
     assert [len(layer._forward_hooks) for layer in model.layers] == [0, 0]
     assert not model.hooked
     model(torch.randn(4, 8))
+
+
+def test_other_threads_print_while_a_step_is_traced(capsys):
+    """The thread that watches the ranks of a job prints why it ends the process, whatever the main thread does then."""
+    model = nn.Linear(8, 4)
+
+    def report():
+        sys.stderr.write("panpipe: rank 2 stopped\n")
+        sys.stderr.flush()
+
+    with isolated(model, reach(model, step)):
+        sys.stderr.write("rows\n")
+        thread = threading.Thread(target=report)
+        thread.start()
+        thread.join()
+    assert capsys.readouterr().err == "panpipe: rank 2 stopped\n"
