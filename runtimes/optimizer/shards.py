@@ -271,6 +271,7 @@ class Gather:
     """
 
     def __init__(self, shards: Shards, replicas: Backend) -> None:
+        shards.follow()  # no replica may have stepped, so the slices may still be in earlier memory
         for part in shards.parts.values():
             part.value.grad = None  # its memory is overwritten
         self._buckets = list(shards.buckets)

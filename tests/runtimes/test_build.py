@@ -3,12 +3,16 @@
 import panpipe
 import pytest
 import torch
+import torch.distributed as dist
 from attrs import evolve
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.problem.assemble import assemble
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ..support.cuts import captured_once, even_plan
 from ..support.models import CASES
@@ -94,6 +98,22 @@ def test_a_mesh_that_threads_do_not_have_is_refused(mesh, said):
     with pytest.raises(panpipe.RequestError, match=said) as refusal:
         build(plan=evolve(plan(), mesh=mesh))
     assert "\n" not in str(refusal.value)
+
+
+def test_plan_with_tensor_ranks_is_refused():
+    with pytest.raises(panpipe.RequestError, match="the plan has 2 tensor ranks at each position: .*without --tp"):
+        build(plan=evolve(plan(), mesh=Mesh(2, 1, tensor=2)))
+
+
+def test_model_of_distributed_tensors_is_refused():
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        parallelize_module(model, init_device_mesh("cpu", (2,)), {"1": ColwiseParallel()})
+        with pytest.raises(panpipe.RequestError, match=r"'1\.weight' is a DTensor .*: .*before parallelize_module"):
+            panpipe.pipeline(model, lambda m, batch: m(batch).mean(), torch.randn(4, 4), microbatches=2)
+    finally:
+        dist.destroy_process_group()
 
 
 def test_unused_parameter_is_warned_of_and_keeps_no_gradient():

@@ -158,6 +158,19 @@ def test_slices_follow_a_parameter_that_was_given_other_memory():
             torch.testing.assert_close(value, -(gradient(name, 0, 0) + gradient(name, 1, 0)))
 
 
+def test_gather_after_a_skipped_step_keeps_what_a_parameter_was_given():
+    def work(end):
+        state = states(end, 2, lambda named: torch.optim.SGD(named, lr=1.0))
+        train(state, end, 1)
+        for parameter in state.parameters.values():
+            parameter.data = torch.full_like(parameter, 3.0)
+        state.gather(end).wait()
+        return [p.detach() for p in state.parameters.values()]
+
+    for found in on_each(2, work):
+        assert all(bool((value == 3.0).all()) for value in found)
+
+
 def test_complex_parameters_are_shared():
     def work(end):
         state = states(end, 2, lambda named: torch.optim.Adam(named, lr=0.1), torch.complex128)
