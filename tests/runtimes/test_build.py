@@ -101,7 +101,7 @@ def test_a_mesh_that_threads_do_not_have_is_refused(mesh, said):
 
 
 def test_plan_with_tensor_ranks_is_refused():
-    with pytest.raises(panpipe.RequestError, match="the plan has 2 tensor ranks at each position: .*without --tp"):
+    with pytest.raises(panpipe.RequestError, match=r"the plan has 2 tensor ranks at each position: .*without --tp"):
         build(plan=evolve(plan(), mesh=Mesh(2, 1, tensor=2)))
 
 
