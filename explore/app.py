@@ -42,7 +42,6 @@ class Explorer:
     def __init__(self, start: Question, results: Results, factory: str | None = None) -> None:
         self._start, self._results, self._factory = start, results, factory
         self._worker = Worker()
-        self._answers: dict[str, dict[str, Any]] = {}
 
     def application(self, token: str, port: int) -> Starlette:
         """The ASGI application.

@@ -41,6 +41,7 @@ function planFields(question) {
     select("schedule", "schedule", ["auto", ...CHOICES.schedules.map((each) => each.name)]),
     { type: "more", label: "more", fields: [
       text("mesh", "mesh", { about: "auto, or pp=N,dp=N" }),
+      select("shard", "replicas share", [["", "nothing"], ["optimizer", "the optimizer"], ["auto", "auto"]]),
       slider("batch", "samples of a step", 1, 512, 1, { none: "one a microbatch", most: 1e6, late: true, only: source === "bundled" }),
       slider("sequence", "tokens of a sample", 128, 8192, 128, { none: "as published", most: 1e6, late: true, only: source === "bundled" }),
       select("optimizer", "optimizer", [["", "adam-master"], ...CHOICES.optimizers], { only: source !== "graph" }),

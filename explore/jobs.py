@@ -6,8 +6,9 @@ import sys
 from collections.abc import AsyncGenerator
 from typing import Any
 
-GRACE_S = 0.4
-"""Time that a cancelled job has to end by itself; then the process is killed, and the next job starts another."""
+GRACE_S = 1.5
+"""Time that a cancelled job has to end by itself; then the process is killed, and the next job starts another, which
+loads PyTorch and captures the model again: that takes longer."""
 LONGEST_LINE = 1 << 30
 
 

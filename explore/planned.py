@@ -85,8 +85,8 @@ def _facts(shown: PlanAnswer) -> ReportFacts:
     return ReportFacts(idle=shown.idle, kept=shown.run.kept, limits_bytes=tuple(shown.limits))
 
 
-def search(question: PlanQuestion, report: Report) -> Found:
-    """The plans of a question; those found before are remembered.
+def search(question: PlanQuestion, report: Report, what: str = "searching plans") -> Found:
+    """The plans of a question; those found before are remembered. ``what`` is searched, in the lines of progress.
 
     Raises:
         RequestError: an option is wrong.
@@ -99,7 +99,7 @@ def search(question: PlanQuestion, report: Report) -> Found:
 
     def searching(done: int, budget: int, step_s: float) -> None:
         best = "nothing fits yet" if step_s == float("inf") else f"best step {seconds_text(step_s)}"
-        report(**progress(f"searching plans: {best}", done, budget))
+        report(**progress(f"{what}: {best}", done, budget))
 
     report(**progress("reading costs"))
     result = request.search(progress=searching)
@@ -134,11 +134,12 @@ def report_points(question: PlanQuestion, report: Report) -> None:
     for rank, plan in enumerate(search(question, report).plans, start=1):
         report(point=_point(evolve(question, rank=rank), plan, "auto" if question.schedule == "auto" else ""))
     _, known = _request(question)
-    for number, family in enumerate(known):
-        report(**progress(family.name, number, len(known)))
+    for number, family in enumerate(known, start=1):
+        what = f"plans of {family.name}, {number} of {len(known)} schedules"
+        report(**progress(what, number - 1, len(known)))
         asked = evolve(question, schedule=family.name, budget=EACH, rank=1)
         try:
-            plan = search(asked, report).plans[0]
+            plan = search(asked, report, what).plans[0]
         except (RequestError, InfeasibleError):
             continue  # the family does not support the question, or does not fit
         report(point=_point(asked, plan, family.name))

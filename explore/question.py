@@ -85,6 +85,7 @@ class PlanQuestion:
     recompute: str | None = None
     offload: str | None = None
     host_memory: float | None = None
+    shard: str = "none"
     schedule: str = "auto"
     budget: int | None = None
     seed: int = 0

@@ -74,6 +74,8 @@ class Notes(TextIOBase):
 
 def run(report: Report, job: str, question: dict[str, Any], what: str) -> None:
     """Do a job; it reports its lines."""
+    if "torch" not in sys.modules and question.get("kind") == "plan":
+        report(**progress("loading PyTorch"))
     from . import planned, uniform  # here: the process reports that it runs before it imports torch
 
     asked = parse_question(question)
