@@ -5,7 +5,8 @@
    worse.)
 2. Cuts and orders of the better ones are annealed together, with their own costs, edges and memory limits; fewer walks
    get more moves in each round (successive halving, Karnin et al. 2013).
-3. If the budget suffices, the best ones continue with one stage for each operator, which moves to any device.
+3. If the budget suffices, the best ones continue with one stage for each operator, which moves to any device. For a
+   small graph each placement of the operators is a start, too.
 
 Nothing here reads a clock: a budget counts evaluations, and the same request gives the same plan.
 """
@@ -20,6 +21,7 @@ from ..problem.options import MAX_CHUNKS
 from ..problem.search_space import SearchSpace
 from ..problem.setting import Setting
 from .anneal import EXCESS
+from .every_placement import few_placements, on_every_placement
 from .free_placement import joined, refined
 from .initial_walks import InitialWalks
 from .moves import MoveShares
@@ -60,6 +62,11 @@ PLACEMENTS = (
     Round(12, 3, 0.5, 0.03, 0.0, 0.25), Round(4, 1, 0.3, 0.01, 0.0, 0.15), Round(1, 1, 0.2, 0.003, 0.0, 0.05),
 )  # fmt: skip
 """Rounds for devices and orders of single operators."""
+EVERY_PLACEMENT = (
+    Round(200, 1, 0.30, 0.02, 0.0), Round(40, 1, 0.25, 0.02, 0.0, 0.05), Round(10, 1, 0.2, 0.02, 0.0, 0.05),
+    Round(3, 1, 0.15, 0.01, 0.0, 0.05), Round(1, 1, 0.1, 0.003, 0.0, 0.05),
+)  # fmt: skip
+"""The same for a small graph, with a start on each placement."""
 FREE, FREE_SMALL = 0.5, 0.85
 """Share of the budget for these rounds; for a small graph, whose cuts need few evaluations."""
 SMALL = 1000
@@ -126,7 +133,7 @@ def search(
         free = _free_share(settings, space, meter.left)
         all_rounds(walks, _rounds(settings, space), meter, seed, int((1 - free) * meter.left))
         if free:
-            walks += _placed_freely(walks, meter, seed)
+            walks += _placed_freely(walks, meter, seed, small=free == FREE_SMALL)
     except (Stopped, KeyboardInterrupt):
         if not walks:
             raise
@@ -163,14 +170,21 @@ def _free_share(settings: Sequence[Setting], space: SearchSpace, left: int) -> f
     return FREE if actions * FREE_MOVES <= FREE * left else 0.0
 
 
-def _placed_freely(walks: Sequence[Walk], meter: Meter, seed: int) -> list[Walk]:
+def _placed_freely(walks: Sequence[Walk], meter: Meter, seed: int, *, small: bool) -> list[Walk]:
     """The best walks with operators placed freely, annealed, and their stages joined again."""
     first = PLACEMENTS[0]
     found = [refined(walk) for walk in best_by_placement(list(walks), first.keep, 1)]
     settings = {id(walk.setting): walk.setting for walk in walks}
     for setting in list(settings.values())[:1]:
         found += [refined(walk) for walk in packed(setting)]
-    all_rounds(found, PLACEMENTS, meter, seed)
+    rounds = PLACEMENTS
+    if small and all(few_placements(setting) for setting in settings.values()):
+        evaluate_all(found)
+        found += on_every_placement(min(found, key=lambda walk: walk.value))
+        evaluate_all(found)
+        meter.spend(len(found))
+        rounds = EVERY_PLACEMENT
+    all_rounds(found, rounds, meter, seed)
     return [joined(walk) for walk in best_by_placement(found, JOINED, 1)]
 
 
