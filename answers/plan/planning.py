@@ -22,6 +22,7 @@ from ...core.schedules.registry import families, find_family, resident_families
 from ...core.search.suggestions.fewer_devices import faster_alone
 from ...core.search.suggestions.infeasible import NothingFits
 from ...core.trace.throughput import Work
+from ...core.tradeoff import by_time
 from ..clusters import find_cluster
 from ..output import check_writable, note, print_json
 from ..progress import search_progress
@@ -91,7 +92,9 @@ def run(
     if not found:
         request, unfit = failed[-1]  # the most tensor ranks: the least memory on each
         refuse(unfit, request, json=json)
-    request, result = min(found, key=lambda one: one[1].best.predicted.step_s)
+    request, result = by_time(
+        found, lambda one: one[1].best.predicted.step_s, lambda one: max(one[1].best.predicted.peak_memory_bytes)
+    )[0]
     if result.stopped:
         note(f"the search ended after --seconds with {result.evaluations} evaluations; this is the best plan so far")
     plans = result.plans[: top or 1]

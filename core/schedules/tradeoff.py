@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from .. import tradeoff
 from ..errors import InfeasibleError, RequestError
 from .problem import ScheduleFamily, ScheduleProblem
 from .scored import Scored, score
@@ -39,9 +40,13 @@ def frontier(found: Sequence[Scored]) -> list[Scored]:
 
     Of equals the first is kept.
     """
-    ordered = sorted(found, key=lambda scored: (peak_of(scored), scored.result.makespan))
-    kept: list[Scored] = []
-    for scored in ordered:
-        if not kept or scored.result.makespan < kept[-1].result.makespan * (1 - 1e-9):
-            kept.append(scored)
-    return kept
+    return tradeoff.frontier(found, _makespan, peak_of)[::-1]
+
+
+def fastest(found: Sequence[Scored]) -> Scored:
+    """The fastest schedule, of equally fast ones the one with the least memory."""
+    return tradeoff.by_time(found, _makespan, peak_of)[0]
+
+
+def _makespan(scored: Scored) -> float:
+    return scored.result.makespan

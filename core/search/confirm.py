@@ -9,12 +9,13 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
+from .. import tradeoff
 from ..errors import RequestError
 from ..plan.plan import Plan
 from .annealing.search import search
 from .annealing.walk import Walk, frontier
 from .contention import contended, contends
-from .finalize import Candidate, judged, predicted, refuse_above, rescored, scored
+from .finalize import Candidate, best_first, judged, predicted, refuse_above, rescored, scored
 from .problem.meter import Meter
 from .problem.oracle import longest_path
 from .problem.score import Oracle
@@ -135,7 +136,7 @@ class _Task:
         leading = walks[0]
         leading.join_backwards()
         first = rescored(walks, self.oracle, 1 if self.exact else RESCORED)
-        best = min(first, key=lambda candidate: candidate.rank)
+        best = best_first(first)[0]
         found = [best]
         if self.alternatives or best.rank[0] > 0:
             known = {id(walk): candidate for walk, candidate in zip(walks, first, strict=False)}
@@ -146,7 +147,7 @@ class _Task:
 
     def with_contention(self, found: "_Found") -> "_Found":
         """The result with plans from a search with contention, if messages share links in the best plan."""
-        best = min(found.candidates, key=lambda candidate: candidate.rank)
+        best = best_first(found.candidates)[0]
         if (self.exact and self.judge is None) or best.rank[0] > 0 or not contends(best, self.judge):
             return found
         settings = [evolve(setting, contended=True) for setting in found.settings]
@@ -211,9 +212,9 @@ def result_of(found: Sequence[Candidate], evaluations: int, stopped: bool) -> Se
 
 def _descending(found: Sequence[Candidate]) -> list[Candidate]:
     """The Pareto frontier of time and memory by the oracle's score, fastest first."""
-    kept: list[Candidate] = []
-    for candidate in sorted(found, key=lambda candidate: candidate.rank):
-        most = max(candidate.score.peak_memory_bytes)
-        if not kept or (candidate.rank[0] == 0 and most < max(kept[-1].score.peak_memory_bytes)):
-            kept.append(candidate)
-    return kept
+    ordered = best_first(found)
+    fit = (candidate for candidate in ordered if candidate.rank[0] == 0)
+    return (
+        tradeoff.frontier(fit, lambda candidate: candidate.rank[1], lambda candidate: candidate.most_bytes)
+        or ordered[:1]
+    )

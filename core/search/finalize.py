@@ -1,6 +1,6 @@
 """From walks to plans with predictions: the oracle's score decides."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from attrs import evolve, frozen
@@ -10,6 +10,7 @@ from ..costs.costs import StageCosts
 from ..plan.plan import MemoryPolicy, Plan, Prediction
 from ..plan.sharding import replica_costs, with_level
 from ..schedules.problem import Schedule
+from ..tradeoff import by_time
 from .annealing.walk import Walk
 from .problem.assemble import assemble, with_replicas
 from .problem.score import Oracle, Score, by_position
@@ -40,9 +41,22 @@ class Candidate:
         return excess_bytes(self.score.peak_memory_bytes, self.limits)
 
     @property
+    def most_bytes(self) -> float:
+        """Peak of the fullest device."""
+        return max(self.score.peak_memory_bytes)
+
+    @property
     def rank(self) -> Rank:
         """For comparisons with other candidates."""
         return max(self.excess), self.score.step_s if self.contended_s is None else self.contended_s
+
+
+def best_first(found: Iterable[Candidate]) -> list[Candidate]:
+    """The candidates that fit by time and memory, then the others by their rank."""
+    known = list(found)
+    fit = [candidate for candidate in known if candidate.rank[0] == 0]
+    others = sorted((candidate for candidate in known if candidate.rank[0] > 0), key=lambda candidate: candidate.rank)
+    return [*by_time(fit, lambda candidate: candidate.rank[1], lambda candidate: candidate.most_bytes), *others]
 
 
 def draft(walk: Walk) -> tuple[Plan, tuple[StageCosts, ...]]:

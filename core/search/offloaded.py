@@ -26,7 +26,7 @@ from .annealing.initial_walks import InitialWalks
 from .annealing.search import search
 from .annealing.walk import Walk, best_by_placement, frontier
 from .confirm import SearchResult, confirmed, result_of
-from .finalize import Candidate, candidate_of, draft, limits_of
+from .finalize import Candidate, best_first, candidate_of, draft, limits_of
 from .problem.meter import Meter
 from .problem.score import Oracle
 from .problem.search_space import SearchSpace
@@ -85,7 +85,7 @@ class OffloadSearch:
                 refused = error
                 continue
             found.append(base.scored(pick, self.oracle))
-        best = min(found, key=lambda each: each.rank, default=None)
+        best = next(iter(best_first(found)), None)
         if best is not None:
             check_host_memory(best.plan, best.plan.mesh.arrange(best.setting.cluster))
         if refused is not None and not found:
@@ -117,7 +117,7 @@ class OffloadSearch:
                     enough_s = min(enough_s, candidates[-1].score.step_s)
             if stopped:
                 break
-        best = min((each for each in candidates if each.rank[0] <= 0), key=lambda each: each.rank, default=None)
+        best = next((each for each in best_first(candidates) if each.rank[0] <= 0), None)
         if best is None:
             if nothing is not None:
                 raise nothing
@@ -129,7 +129,7 @@ class OffloadSearch:
 
     def _wanted_of(self, found: Sequence[Candidate]) -> Sequence[Candidate]:
         """All candidates, or without alternatives the best one."""
-        return found if self.alternatives else [min(found, key=lambda each: each.rank)]
+        return found if self.alternatives else best_first(found)[:1]
 
     def _short_of_memory(self, best: Plan) -> bool:
         """Whether more memory could make the step shorter: a known schedule is faster that does not fit."""
@@ -220,7 +220,7 @@ class _Base:
         ways = Sharing if shared else (Sharing.ALONE,)
         plans = [with_offload(self.plan, self.task, pick, sharing) for sharing in ways]
         found = [candidate_of(self.setting, plan, self.costs, oracle) for plan in plans]
-        return min(found, key=lambda each: each.rank)
+        return best_first(found)[0]
 
 
 def _chosen(walks: Sequence[Walk]) -> list[Walk]:

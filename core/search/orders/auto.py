@@ -22,6 +22,7 @@ from ...schedules.local import improve, makespan_of
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem, resident
 from ...schedules.scored import Scored, costs_of
 from ...schedules.shifts import join
+from ...schedules.tradeoff import fastest
 from .anneal_keys import anneal_keys
 from .bound import lower_bound
 from .exact import solvable, solve
@@ -82,26 +83,25 @@ def find_schedule(
     bound = min(bounds.values())
     known = resident(families)
     states: list[KeyState] = [state for task in tasks for state in patterns(task)]
-    best: tuple[ScheduleProblem, Schedule, Evaluation] | None = None
+    named: list[Scored] = []
     tried = 0
     for problem in dict.fromkeys(task.problem for task in tasks):
         starts, found = published(problem, known)
         states += starts
         tried += len(found)
-        for schedule, result in found:
-            if best is None or _better(result, best[2]):
-                best = problem, schedule, result
+        named += [Scored(problem, schedule, result) for schedule, result in found]
+    best = fastest(named) if named else None
     left, decoded = _anneal_keys(states, int(KEYS_SHARE * evaluations / DECODING), seed, bound)
     candidates = [_decoded(state) for state in left]
     if best is not None:
-        candidates.append(_coded(best[0], best[1]))
+        candidates.append(_coded(best.problem, best.schedule))
     winner, moved = _anneal_orders(candidates, int((1 - KEYS_SHARE) * evaluations), seed, bound)
     name = f"auto(evaluations={evaluations},seed={seed})"
     schedule = winner.task.schedule(name, winner.orders, winner.lengths)
     schedule, result = _fuse(winner.task, schedule)
-    if best is None or result.makespan < best[2].makespan * (1 - 1e-12):
-        best = winner.task.problem, schedule, result
-    return _solved_exactly(bounds, Scored(*best, tried + decoded + moved, bound))
+    ordered = Scored(winner.task.problem, schedule, result)
+    best = ordered if best is None else fastest([best, ordered])
+    return _solved_exactly(bounds, evolve(best, evaluations=tried + decoded + moved, bound=bound))
 
 
 def _solved_exactly(bounds: Mapping[Instance, float], found: Scored) -> Scored:
@@ -121,10 +121,6 @@ def _solved_exactly(bounds: Mapping[Instance, float], found: Scored) -> Scored:
             if result.makespan < found.result.makespan * (1 - 1e-9):
                 found = evolve(found, problem=task.problem, schedule=schedule, result=result)
     return evolve(found, bound=max(min(bound, found.result.makespan), found.bound or 0.0))
-
-
-def _better(one: Evaluation, other: Evaluation) -> bool:
-    return (one.makespan, max(one.peak_memory)) < (other.makespan, max(other.peak_memory))
 
 
 def _anneal_keys(states: list[KeyState], evaluations: int, seed: int, bound: float) -> tuple[list[KeyState], int]:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from ...errors import RequestError
 from ...schedules.problem import ScheduleFamily, ScheduleProblem
 from ...schedules.scored import Scored
+from ...schedules.tradeoff import fastest
 from .auto import find_schedule
 
 PILOTS = (2_000, 20_000, 60_000)
@@ -51,14 +52,10 @@ def find_schedule_within(
             return best
         before = spent
         found, spent = search(evaluations)
-        best = min(best, found, key=_makespan)
+        best = fastest([best, found])
     each = max((spent - before) / (PILOTS[-1] - PILOTS[-2]), 1e-9)
     fixed = spent - PILOTS[-1] * each
     affordable = int((SHARE * (deadline - clock()) - fixed) / each)
     if best.gap == 0 or affordable <= PILOTS[-1]:
         return best
-    return min(best, search(affordable)[0], key=_makespan)
-
-
-def _makespan(found: Scored) -> float:
-    return found.result.makespan
+    return fastest([best, search(affordable)[0]])
