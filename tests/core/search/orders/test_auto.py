@@ -154,3 +154,12 @@ def test_a_quarter_of_the_default_budget_reaches_what_published_schedulers_do_no
     devices, microbatches, times, hop = case
     found = search([uniform(devices, microbatches, v, times, hop, memory) for v in (1, 2)], evaluations=200_000)
     assert found.result.makespan < reach
+
+
+@pytest.mark.slow
+def test_search_starts_from_every_family_and_is_no_slower_than_v_half():
+    problem = uniform(16, 64, 2, (1.0, 1.1, 0.9), 0.05, 9)
+    named = [each for each in named_schedules(problem, resident_families()) if not exceeds(each)]
+    assert any(each.schedule.name.startswith("v-half") for each in named)
+    found = search([problem], evaluations=500)
+    assert found.result.makespan <= min(each.result.makespan for each in named) * (1 + 1e-9)
