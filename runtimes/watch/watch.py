@@ -300,7 +300,7 @@ class FailureWatch:
                 if self._ended_in_order():
                     watchdog.store_has_ended = True
                     return
-                hang, reason = None, store_ended()
+                hang, reason = None, self._first or store_ended()
             while not self._armed.wait(self._poll_s) and not self._stopped.is_set():
                 pass
             if self._stopped.wait(_GRACE_S if self.reported and hang is None else 0):
