@@ -71,6 +71,8 @@ FREE, FREE_SMALL = 0.5, 0.85
 """Share of the budget for these rounds; for a small graph, whose cuts need few evaluations."""
 SMALL = 1000
 """Evaluations in the budget for each action of single operators from which on a graph counts as small."""
+EVERY = 0.5
+"""Part of a small graph's free share for starts on every placement, after moves between placements had the rest."""
 JOINED = 4
 """Walks whose stages are joined again at the end."""
 FREE_MOVES = 100
@@ -177,14 +179,13 @@ def _placed_freely(walks: Sequence[Walk], meter: Meter, seed: int, *, small: boo
     settings = {id(walk.setting): walk.setting for walk in walks}
     for setting in list(settings.values())[:1]:
         found += [refined(walk) for walk in packed(setting)]
-    rounds = PLACEMENTS
-    if small and all(few_placements(setting) for setting in settings.values()):
-        evaluate_all(found)
+    every = small and all(few_placements(setting) for setting in settings.values())
+    all_rounds(found, PLACEMENTS, meter, seed, int((1 - EVERY) * meter.left) if every else None)
+    if every:
         found += on_every_placement(min(found, key=lambda walk: walk.value))
         evaluate_all(found)
         meter.spend(len(found))
-        rounds = EVERY_PLACEMENT
-    all_rounds(found, rounds, meter, seed)
+        all_rounds(found, EVERY_PLACEMENT, meter, seed)
     return [joined(walk) for walk in best_by_placement(found, JOINED, 1)]
 
 
