@@ -28,7 +28,7 @@ STARTS = 300
 
 def few_placements(setting: Setting) -> bool:
     """Whether the placements of the setting's operators can be enumerated."""
-    return setting.devices ** len(setting.graph.nodes) <= ENUMERATED
+    return bool(setting.devices ** len(setting.graph.nodes) <= ENUMERATED)
 
 
 def on_every_placement(walk: Walk) -> Iterator[Walk]:
