@@ -10,10 +10,10 @@ After the gradients a flag for each parameter records whether it has a gradient 
 another branch in one replica. A parameter without a gradient in any replica keeps ``grad`` None, as in one process.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...backends.contract import Backend, Handle
 
@@ -21,6 +21,19 @@ BUCKET_BYTES = 25 << 20
 """The default of DistributedDataParallel: of 0 to 50 MB, the authors find 10 to 25 MB fastest (Li et al., "PyTorch
 Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 5.2). A plan reduces a whole stage
 after its last backward, so a bucket's size only limits how much is in flight at a time."""
+
+
+def fill_with_gradients(memory: Mapping[nn.Parameter, Tensor]) -> None:
+    """Copy gradients to their places in a bucket, where they are not there already; a missing one counts as zeros.
+
+    Args:
+        memory: each parameter's place.
+    """
+    for parameter, gradient in memory.items():
+        if parameter.grad is None:
+            gradient.zero_()
+        elif parameter.grad.data_ptr() != gradient.data_ptr():
+            gradient.copy_(parameter.grad)
 
 
 class Bucket:
@@ -40,11 +53,7 @@ class Bucket:
 
     def reduce(self, replicas: Backend) -> Handle:
         """Start to sum the gradients over all replicas; a missing one counts as zeros."""
-        for parameter, gradient in self.gradients.items():
-            if parameter.grad is None:
-                gradient.zero_()
-            elif parameter.grad.data_ptr() != gradient.data_ptr():
-                gradient.copy_(parameter.grad)
+        fill_with_gradients(self.gradients)
         self._flags.fill_(1.0)
         for number, parameter in enumerate(self.parameters):
             if parameter.grad is None:

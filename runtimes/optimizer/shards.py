@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from ...backends.contract import Backend, Handle
 from ...core.errors import RequestError
-from .buckets import BUCKET_BYTES, divided
+from .buckets import BUCKET_BYTES, divided, fill_with_gradients
 
 IN_FLIGHT = 2
 """Buckets that are reduced at a time: a transport without its own reduce-scatter receives into further memory."""
@@ -107,11 +107,7 @@ class ShardedBucket:
 
     def reduce(self, replicas: Backend) -> Handle:
         """Start to sum this replica's part over all; a missing gradient counts as zeros."""
-        for parameter, gradient in self.gradients.items():
-            if parameter.grad is None:
-                gradient.zero_()
-            elif parameter.grad.data_ptr() != gradient.data_ptr():
-                gradient.copy_(parameter.grad)
+        fill_with_gradients(self.gradients)
         return replicas.reduce_scatter(_numbers(self.memory))
 
     def gather(self, replicas: Backend) -> Handle:

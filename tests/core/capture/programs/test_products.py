@@ -52,7 +52,7 @@ def test_product_knows_its_transpositions(flips: int, transposed: bool) -> None:
 
 
 def test_factors_of_16_bits_are_accumulated_in_float32_where_a_device_has_the_kernel(monkeypatch) -> None:
-    """The kernel is CUDA's alone: here the double of `accumulates_in_float32` stands for such a device."""
+    """The kernel is CUDA's alone: here a double of `accumulates_in_float32` replaces such a device."""
     graph = fx.Graph()
     x, y = (placeholder(graph, name, torch.bfloat16) for name in ("x", "y"))
     product = node(graph, aten.mm.default, x, y)
