@@ -29,7 +29,7 @@ test-slow: $(VENV)/ready
 
 # On a machine with a GPU and no network: its own Python and torch, and packages that it lacks from wheels/.
 cuda:
-	$(PYTHON) benchmarks/gpu.py
+	$(PYTHON) benchmarks/gpu/gpu.py
 
 # What `make cuda` needs in addition to torch, numba and the other required packages; run it where there is a network.
 wheels:
@@ -72,16 +72,16 @@ docs: $(VENV)/ready
 check: test lint format-check types
 
 bench: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/two_workers.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/action_overhead.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/host_time.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/links.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/schedule_memory.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/papers.py
-	$(BIN)/python benchmarks/bench_simulator.py
-	$(BIN)/python benchmarks/bench_core.py
-	$(BIN)/python benchmarks/bench_search.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime/two_workers.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime/action_overhead.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime/host_time.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction/links.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime/schedule_memory.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction/prediction.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/published/papers.py
+	$(BIN)/python benchmarks/core/bench_simulator.py
+	$(BIN)/python benchmarks/core/bench_core.py
+	$(BIN)/python benchmarks/planning/bench_search.py
 
 clean:
 	rm -rf $(VENV) build out

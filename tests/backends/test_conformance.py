@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def broken(monkeypatch):
     """The deliberately broken backends, importable in other processes, too."""
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "support"))
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "support" / "backends"))
     import broken_backends
 
     return broken_backends

@@ -21,8 +21,8 @@ from panpipe.core.plan.plan import TiedWeight
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
 
-from ..support.blocking_host import Operation, as_lowered, stuck, waits_at_receives
-from ..support.fake_nccl import OVER_GLOO, install
+from ..support.backends.blocking_host import Operation, as_lowered, stuck, waits_at_receives
+from ..support.backends.fake_nccl import OVER_GLOO, install
 from ..support.launch import results
 from ..support.plans import plan_of
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
 PARTS = ("versions", "parity", "steps", "calls", "queues", "loading", "nccl", "offload", "prediction")
 
 

@@ -104,7 +104,7 @@ def test_make_targets_and_scripts_exist(page):
             if words and words[0] == "make":
                 assert set(words[1:]) <= targets, f"{page.name}: {line}"
             for word in words:
-                if re.match(r"(examples|benchmarks)/\w+\.py$", word):
+                if re.match(r"(examples|benchmarks)/[\w/]+\.py$", word):
                     assert (ROOT / word).exists(), f"{page.name}: {line}"
 
 

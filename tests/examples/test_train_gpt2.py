@@ -2,8 +2,8 @@
 
 import pytest
 
-from ..support import demo
 from ..support.launch import alone
+from ..support.ranks import demo
 
 
 def test_demo_only_warns_of_a_missed_prediction(tmp_path, capfd):

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from ..support.changing import WIDTH, Program, difference, names_a_line, refusal
+from ..support.programs.changing import WIDTH, Program, difference, names_a_line, refusal
 from ..support.registry import Registry
 
 NEAR = 1e-9

@@ -1,6 +1,6 @@
 """The executor on one GPU that several devices of a pipeline share: order, overlap, memory and time.
 
-Collected everywhere and skipped where no GPU is. What is asserted of time and memory is wide: `benchmarks/gpu.py`
+Collected everywhere and skipped where no GPU is. What is asserted of time and memory is wide: `benchmarks/gpu/gpu.py`
 records what they are.
 """
 

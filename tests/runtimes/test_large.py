@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
-from ..support import large
 from ..support.launch import HANGS_S
+from ..support.ranks import large
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="limits of data are Linux's")
 SCRIPT = Path(large.__file__)

@@ -16,8 +16,8 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize, rnn
 from torch.utils.checkpoint import checkpoint
 
-from ..support.changing import names_a_line
-from ..support.programs import Program, difference, pipelined
+from ..support.programs.changing import names_a_line
+from ..support.programs.programs import Program, difference, pipelined
 from ..support.registry import Registry
 
 NEAR = 1e-9

@@ -14,10 +14,10 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.profile.link_measurements import measure_links
 from panpipe.runtimes.profile.measured_cluster import measured_cluster
 
+from ..support.backends.recorded_streams import RecordedStreams
 from ..support.cuts import batch_on
 from ..support.models import CASES
 from ..support.parity import PLANS, build
-from ..support.recorded_streams import RecordedStreams
 
 CPU = torch.device("cpu")
 

@@ -11,7 +11,7 @@ from panpipe.core.schedules.schedule_csv import parse_schedule_csv
 
 from ..support.launch import torchrun_script
 
-SCRIPT = Path(__file__).parents[1] / "support" / "torch_ranks.py"
+SCRIPT = Path(__file__).parents[1] / "support" / "ranks" / "torch_ranks.py"
 STAGES = {"1f1b": 2, "interleaved-1f1b": 4, "zb-v": 4, "v-half": 4}
 MICROBATCHES = 6
 TIMES = ("--forward", "2", "--backward-input", "3", "--backward-weight", "1")

@@ -11,9 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .forks import Fork, Forks
+from .ranks.forks import Fork, Forks
 
-SCRIPT = Path(__file__).with_name("ranks.py")
+SCRIPT = Path(__file__).parent / "ranks" / "ranks.py"
 HANGS_S = 900
 """What takes longer hangs: a machine that is slow or busy takes a tenth of that."""
 SHARED = {"OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"}

@@ -14,7 +14,7 @@ from panpipe.runtimes.programs.stage_compiler import StageCompiler
 
 from .cuts import batch_on
 from .models import CASES
-from .teams import pipeline_on
+from .ranks.teams import pipeline_on
 
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
 STEPS = 3

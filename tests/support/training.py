@@ -15,7 +15,7 @@ from torch import nn
 
 from .cuts import captured_once, even_plan
 from .models import Case
-from .teams import SEED, pipeline_on
+from .ranks.teams import SEED, pipeline_on
 
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 

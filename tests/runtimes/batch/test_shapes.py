@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ...support.cuts import captured, even_plan
 from ...support.models import Case, TinyGPT, gpt_step, weighted_step
 from ...support.parity import PLANS
-from ...support.shapes import SEED, Pair, tokens
+from ...support.programs.shapes import SEED, Pair, tokens
 
 F64 = torch.float64
 NEAR = 1e-10
@@ -259,7 +259,7 @@ def test_programs_of_the_most_recent_shapes_are_kept_and_others_are_freed():
     assert "2 shapes of microbatches are kept" in texts[1]
     assert "pad batches to a few lengths" in texts[1]
     assert all("\n" not in text for text in texts)
-    assert all(one.filename.endswith("support/shapes.py") for one in said)  # the line that calls step
+    assert all(one.filename.endswith("support/programs/shapes.py") for one in said)  # the line that calls step
     assert all(ref() is not None for ref in gone)  # the example's shape was used again in between
     pair.distance([tokens(4, 7)])  # no further warning
     gc.collect()

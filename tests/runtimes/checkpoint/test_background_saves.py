@@ -8,7 +8,7 @@ import pytest
 from panpipe.runtimes.checkpoint import background
 from panpipe.runtimes.checkpoint.writing import Save
 
-from ...support.optimizing import everything, pipe_of, train, warm_up
+from ...support.programs.optimizing import everything, pipe_of, train, warm_up
 from ...support.training import unequal
 
 CONV = "batchnorm with a skip"

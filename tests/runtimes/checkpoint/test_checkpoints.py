@@ -22,7 +22,7 @@ from torch.optim import lr_scheduler
 from ...support.cuts import captured, even_plan
 from ...support.launch import results, torchrun_script
 from ...support.models import CASES, Case
-from ...support.optimizing import F32, everything, pipe_of, train, two_groups, warm_up
+from ...support.programs.optimizing import F32, everything, pipe_of, train, two_groups, warm_up
 from ...support.training import unequal
 
 GPT, CONV = "tied gpt with dropout", "batchnorm with a skip"

@@ -13,9 +13,9 @@ import panpipe
 import pytest
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 
-from ...support.forks import Fork, Forks
+from ...support.ranks.forks import Fork, Forks
 
-SCRIPT = Path(__file__).parents[2] / "support" / "checkpointing.py"
+SCRIPT = Path(__file__).parents[2] / "support" / "ranks" / "checkpointing.py"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 KILLS = 20
 

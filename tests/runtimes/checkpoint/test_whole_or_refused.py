@@ -22,7 +22,7 @@ from panpipe.runtimes.launch.exchange import OneProcess
 from panpipe.runtimes.weights.tensor_files import write_tensors
 from safetensors.torch import load_file
 
-from ...support.optimizing import everything, pipe_of, train, warm_up
+from ...support.programs.optimizing import everything, pipe_of, train, warm_up
 from ...support.training import unequal
 
 CONV = "batchnorm with a skip"

@@ -10,9 +10,9 @@ from panpipe.runtimes.profile.kernel_profile import least_s
 from panpipe.runtimes.profile.operator_profile import profile_operators
 from panpipe.runtimes.profile.stage_profile import profile_stages
 
+from ...support.backends.recorded_streams import RecordedStreams
 from ...support.cuts import batch_on, captured
 from ...support.models import CASES
-from ...support.recorded_streams import RecordedStreams
 
 CPU = torch.device("cpu")
 GPT = "tied gpt with dropout"

@@ -14,7 +14,7 @@ from panpipe.runtimes.programs.stage_run import StageRun
 from ...support.cuts import batch_on
 from ...support.models import CASES, PYTHON
 from ...support.parity import OPTIMIZER, PLANS, build
-from ...support.teams import pipeline_on
+from ...support.ranks.teams import pipeline_on
 
 EVENTS: list[str] = []
 

@@ -11,7 +11,7 @@ import pytest
 
 from ...support.launch import HANGS_S, SHARED
 
-SCRIPT = Path(__file__).parents[2] / "support" / "early_death.py"
+SCRIPT = Path(__file__).parents[2] / "support" / "ranks" / "early_death.py"
 
 
 def start(how, victim, folder, ranks=2):

@@ -16,7 +16,7 @@ from ...support.launch import alone
 from ...support.models import Case
 from ...support.plans import predicted
 
-BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "exits.py"
+BENCHMARK = Path(__file__).parents[3] / "benchmarks" / "failures" / "exits.py"
 WATCHING = """
 import os, time
 import torch.distributed as dist

@@ -16,9 +16,9 @@ from panpipe.runtimes.monitor.tensorboard import scalars
 from panpipe.runtimes.optimizer.training import Training
 
 from ...support.models import CASES
-from ...support.poison import POISONED, poisoned_batch
-from ...support.scaling import TAPPED, Scaler, tapped_batch
-from ...support.teams import pipeline_on
+from ...support.programs.poison import POISONED, poisoned_batch
+from ...support.programs.scaling import TAPPED, Scaler, tapped_batch
+from ...support.ranks.teams import pipeline_on
 from ...support.training import SGD, parameters, unequal
 
 GPT = CASES["tied gpt with dropout"]

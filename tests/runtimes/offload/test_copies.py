@@ -16,7 +16,7 @@ from panpipe.runtimes.offload.copies import Part, ThreadCopies
 from panpipe.runtimes.offload.host_memory import HostMemory
 from panpipe.runtimes.offload.tier import OffloadTier
 
-from ...support.recorded_streams import RecordedStreams
+from ...support.backends.recorded_streams import RecordedStreams
 
 ARENAS = {"memory": lambda folder, size: MemoryArena(size), "file": FileArena}
 

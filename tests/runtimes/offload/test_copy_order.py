@@ -18,11 +18,11 @@ from panpipe.runtimes.offload import device_offload
 from panpipe.runtimes.offload.copies import StreamCopies, StreamCopy
 from panpipe.runtimes.offload.moved import MovedStorages
 
+from ...support.backends.recorded_streams import RecordedStreams
 from ...support.cuts import batch_on, captured_once, even_plan
 from ...support.models import CASES
 from ...support.offloading import all_away
 from ...support.parity import PLANS, build
-from ...support.recorded_streams import RecordedStreams
 
 CASE, F64, ROWS, MICROBATCHES = "tied gpt with dropout", torch.float64, 12, 6
 CPU = torch.device("cpu")

@@ -9,7 +9,7 @@ from panpipe.runtimes.diagnose.reference import reference_step
 from torch.optim import lr_scheduler
 
 from ...support.models import CASES
-from ...support.optimizing import F32, pipe_of, two_groups, warm_up
+from ...support.programs.optimizing import F32, pipe_of, two_groups, warm_up
 from ...support.training import parameters, unequal
 
 GPT, CONV = "tied gpt with dropout", "batchnorm with a skip"

@@ -9,7 +9,7 @@ from panpipe.runtimes.optimizer.scaling import LossScale
 from torch import nn
 
 from ...support.models import CASES
-from ...support.scaling import TAPPED, Alone, Momentum, Scaler, differences, tapped_batch
+from ...support.programs.scaling import TAPPED, Alone, Momentum, Scaler, differences, tapped_batch
 from ...support.training import SGD, parameters, pipeline_of, under_autocast, unequal
 
 CONV, GPT, WEIGHTED = (

@@ -14,8 +14,8 @@ from panpipe.runtimes.optimizer.update import NormParameters, Update
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...support import scaling
 from ...support.models import CASES
+from ...support.programs import scaling
 from ...support.training import SGD, gradients, parameters, pipeline_of, unequal
 
 CONV, GPT, WEIGHTED = (CASES[n] for n in ("batchnorm with a skip", "tied gpt with dropout", "token-weighted"))

@@ -21,7 +21,7 @@ from torch import nn
 from ...support.launch import torchrun_script
 from ...support.plans import orders, plan_of
 
-SCRIPT = Path(__file__).parents[2] / "support" / "plan_cache_ranks.py"
+SCRIPT = Path(__file__).parents[2] / "support" / "ranks" / "plan_cache_ranks.py"
 KEY = {"graph": "a", "mesh": "b"}
 
 

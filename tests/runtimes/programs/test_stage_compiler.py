@@ -16,9 +16,9 @@ from panpipe.runtimes.programs.stage_compiler import CompilerChoice, StageCompil
 from torch import fx, nn
 
 from ...support.cuts import batch_on, even_plan
-from ...support.evaluation import joined_alone, loss_alone
 from ...support.models import CASES
 from ...support.parity import PLANS, build, distance
+from ...support.programs.evaluation import joined_alone, loss_alone
 
 GPT, CONV = "tied gpt with dropout", "batchnorm with a skip"
 F64 = torch.float64

@@ -6,7 +6,7 @@ import torch
 from panpipe.runtimes.launch.team import ThreadTeam
 
 from ...support.models import CASES
-from ...support.replanning import CHANGES, move, moved_and_not, plan_of, replannable
+from ...support.ranks.replanning import CHANGES, move, moved_and_not, plan_of, replannable
 from ...support.training import parameters, unequal
 
 GPT = CASES["tied gpt with dropout"]

@@ -8,7 +8,7 @@ import pytest
 
 from ...support.launch import found, torchrun_script
 
-SCRIPT = Path(__file__).parents[2] / "support" / "drifting.py"
+SCRIPT = Path(__file__).parents[2] / "support" / "ranks" / "drifting.py"
 SLOW = 24
 """The step from which the device of rank 1 is slower."""
 

@@ -24,11 +24,11 @@ from torch.nn import functional as F
 from torch.utils import _pytree as pytree
 
 from ...support.cuts import captured, even_plan
-from ...support.evaluation import joined_alone, loss_alone, state
 from ...support.launch import results
 from ...support.models import CASES, PYTHON, TinyGPT, gpt_step, weighted_step
 from ...support.plans import UNIT
-from ...support.shapes import tokens
+from ...support.programs.evaluation import joined_alone, loss_alone, state
+from ...support.programs.shapes import tokens
 from ...support.training import SGD, case_of, pipeline_of, unequal
 
 F32 = torch.float32

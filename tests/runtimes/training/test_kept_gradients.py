@@ -10,8 +10,8 @@ from panpipe.runtimes.batch.microbatches import split_batch
 from torch import nn
 from torch.nn import functional as F
 
-from ...support.changing import WIDTH, batches, sgd
 from ...support.cuts import even_plan
+from ...support.programs.changing import WIDTH, batches, sgd
 
 BATCHES = batches((4,) * 4)
 

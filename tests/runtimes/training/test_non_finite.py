@@ -8,8 +8,8 @@ import panpipe
 import pytest
 import torch
 
-from ...support.poison import LAYERS, POISONED, Skipping, poisoned_batch
-from ...support.scaling import TAPPED, Scaler, tapped_batch
+from ...support.programs.poison import LAYERS, POISONED, Skipping, poisoned_batch
+from ...support.programs.scaling import TAPPED, Scaler, tapped_batch
 from ...support.training import SGD, parameters, pipeline_of, unequal
 
 

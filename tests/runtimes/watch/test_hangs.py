@@ -116,7 +116,7 @@ def test_long_step_with_progress_is_no_hang(tmp_path):
 
 @pytest.mark.slow
 def test_device_of_one_process_that_hangs_is_named_and_the_process_ends(tmp_path):
-    script = Path(__file__).parents[2] / "support" / "hanging_thread.py"
+    script = Path(__file__).parents[2] / "support" / "ranks" / "hanging_thread.py"
     begun = time.monotonic()
     done = subprocess.run(
         [sys.executable, str(script)], env={**os.environ, **SHARED, "PANPIPE_TIMEOUT_S": "2"}, capture_output=True,

@@ -19,7 +19,7 @@ from panpipe.core.errors import RequestError
 from torch import nn
 from torch.nn import functional as F
 
-from ....support.changing import names_a_line
+from ....support.programs.changing import names_a_line
 from ....support.registry import Registry
 
 CALLS = 0

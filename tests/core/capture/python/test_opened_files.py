@@ -9,7 +9,7 @@ from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
 from panpipe.core.capture.export.step import capture_step
 from torch import nn
 
-from ....support.changing import names_a_line
+from ....support.programs.changing import names_a_line
 
 opened = []
 

@@ -16,7 +16,7 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
 
-from ....support.changing import names_a_line
+from ....support.programs.changing import names_a_line
 
 WIDTH = 8
 pytestmark = pytest.mark.filterwarnings("ignore:.*the loss does not depend on it")

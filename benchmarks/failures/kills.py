@@ -1,0 +1,480 @@
+"""Kills ranks at random moments of training, restarts the job, and compares it with one that nobody disturbed.
+
+Each trial draws a mesh of 2 to 4 ranks, a rank, a phase of the job, and a moment in that phase. The rank is killed
+(``SIGKILL``) there. Then every other rank must end by itself, with one line that names the killed rank. The job is
+started again and continues from its last checkpoint: from then on every loss, and at the end every parameter, must have
+the bits of the undisturbed run::
+
+    python benchmarks/failures/kills.py [KILLS] [--seed SEED] [--seconds SECONDS]
+
+Ranks are forks of a process that has imported everything, and have no torchrun agent: rank 0 hosts the job's store.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import panpipe
+import torch
+from attrs import Factory, define, frozen
+from panpipe.runtimes.launch.meeting import begin_at_import
+from torch import nn
+
+IMPORTED = ("torch._dynamo", "torch.export", "torch.distributed.device_mesh", "panpipe.api", "numba")
+MESHES = {"pp=2": 2, "pp=3": 3, "pp=4": 4, "dp=2,pp=2": 4}
+"""Each mesh, with its number of ranks; with replicas, two ranks next to each other are one of them."""
+PHASES = ("join", "build", "resume", "step", "between", "evaluate", "checkpoint", "background", "close")
+STEPS, EVERY = 8, 2
+"""Steps of a job, and between two checkpoints: one of the two that follow each other is written in the background."""
+HANGS_S = 300.0
+"""Seconds after which a job that has not ended hangs: a hundred times what it takes."""
+
+
+class Step:
+    """The training step."""
+
+    def __call__(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+        return nn.functional.mse_loss(model(batch["x"]), batch["y"])
+
+
+def model() -> nn.Module:
+    """The model, equal on all ranks; its dropout needs the random numbers of the undisturbed run."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh(), nn.Dropout(0.1)) for _ in range(4)))
+
+
+def batch_of(step: int, replica: int) -> dict[str, torch.Tensor]:
+    """The batch of a step, another one in each."""
+    generator = torch.Generator().manual_seed(1000 * step + replica)
+    return {name: torch.randn(8, 16, generator=generator) for name in ("x", "y")}
+
+
+@frozen
+class Moment:
+    """When a rank is killed: some time after it enters a phase for the nth time."""
+
+    phase: str
+    entry: int
+    delay_s: float
+
+
+class Phases:
+    """The phases of this rank: their durations, and the moment at which it is killed.
+
+    Args:
+        folder: of the job.
+        rank: this rank.
+        moment: None for a rank that lives.
+    """
+
+    def __init__(self, folder: Path, rank: int, moment: Moment | None) -> None:
+        self._folder, self._rank, self._moment = folder, rank, moment
+        self._entries = Counter[str]()
+        self._now = ""
+        self.seconds: dict[str, list[float]] = {phase: [] for phase in PHASES}
+
+    @contextmanager
+    def inside(self, phase: str) -> Iterator[None]:
+        """A context in which the rank is in a phase."""
+        self._now, begun = phase, time.monotonic()
+        self._entries[phase] += 1
+        moment = self._moment
+        if moment is not None and (moment.phase, moment.entry) == (phase, self._entries[phase]):
+            threading.Thread(target=self._die, args=(moment.delay_s,), daemon=True).start()
+        yield
+        self.seconds[phase].append(time.monotonic() - begun)
+        self._now = f"after {phase}"
+
+    def _die(self, delay_s: float) -> None:
+        time.sleep(delay_s)
+        descriptor = os.open(self._folder / "killed", os.O_WRONLY | os.O_CREAT)
+        os.write(descriptor, self._now.encode())
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def train(mesh: str, folder: Path, moment: Moment | None) -> None:
+    """What a rank does: it continues from the last checkpoint, and writes down its losses and last parameters."""
+    rank = int(os.environ["RANK"])
+    replica = rank // 2 if mesh.startswith("dp") else 0
+    phases, log = Phases(folder, rank, moment), (folder / f"{rank}.log").open("a", buffering=1)
+    with phases.inside("join"):
+        begin_at_import()  # which `import panpipe` does, where RANK is set before
+    plan: Any = folder.parent / f"{mesh}.json"
+    with phases.inside("build"):
+        pipe = panpipe.pipeline(
+            model(), Step(), batch_of(0, replica), optimizer=torch.optim.Adam, microbatches=2, mesh=mesh,
+            plan=plan if plan.exists() else "auto", schedule="1f1b", max_chunks=1, plan_seconds=1, progress=False,
+        )  # fmt: skip
+    last = panpipe.latest_checkpoint(folder)
+    if last is not None:
+        with phases.inside("resume"):
+            pipe.resume(last)
+    print("begins", pipe.steps, file=log)
+    while pipe.steps < STEPS:
+        with phases.inside("step"):
+            loss = pipe.step(batch_of(pipe.steps, replica))
+        print("loss", pipe.steps, loss.item().hex(), file=log)
+        with phases.inside("between"):
+            time.sleep(0.01)
+        if pipe.steps % EVERY == 0:
+            waits = pipe.steps % (2 * EVERY) == 0
+            with phases.inside("checkpoint" if waits else "background"):
+                pipe.checkpoint(folder / f"step-{pipe.steps}", wait=waits)
+            if waits:
+                print("saved", pipe.steps, file=log)
+        if pipe.steps == STEPS // 2 + 1:
+            with phases.inside("evaluate"):
+                pipe.evaluate(batch_of(99, replica))
+    bits = {
+        name: sha256(parameter.detach().numpy().tobytes()).hexdigest()
+        for parameters in pipe.stage_parameters.values()
+        for name, parameter in parameters.items()
+    }
+    print("end", json.dumps(bits), file=log)
+    if rank == 0 and not plan.exists():
+        plan.write_text(panpipe.plan_json(pipe.plan), encoding="utf-8")
+    with phases.inside("close"):
+        pipe.close()
+    print("seconds", json.dumps(phases.seconds), file=log)
+
+
+class Job:
+    """One start of all ranks, each a fork of this process.
+
+    Args:
+        mesh: one of `MESHES`.
+        folder: of the job: checkpoints, logs.
+        victim: the rank that is killed; None for no rank.
+        moment: when.
+    """
+
+    def __init__(self, mesh: str, folder: Path, victim: int | None = None, moment: Moment | None = None) -> None:
+        self._mesh, self._folder, self._victim, self._moment = mesh, folder, victim, moment
+        self._ranks = MESHES[mesh]
+        self._children: dict[int, int] = {}
+
+    def start(self) -> Callable[[], None] | None:
+        """In a child what it is to do; None in this process, when all are started."""
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+        for rank in range(self._ranks):
+            child = os.fork()
+            if child == 0:
+                os.environ.update(
+                    MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(self._ranks), RANK=str(rank),
+                    LOCAL_RANK=str(rank),
+                )  # fmt: skip
+                error = os.open(self._folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+                os.dup2(error, 2)
+                moment = self._moment if rank == self._victim else None
+                return lambda: train(self._mesh, self._folder, moment)
+            self._children[child] = rank
+        return None
+
+    def ended(self) -> tuple[dict[int, int], dict[int, float]]:
+        """For each rank its exit status and the time of its end; ranks that hang are killed and have no entry."""
+        statuses, times, deadline = dict[int, int](), dict[int, float](), time.monotonic() + HANGS_S
+        while len(statuses) < self._ranks and time.monotonic() < deadline:
+            for child, rank in self._children.items():
+                if rank not in statuses:
+                    pid, status = os.waitpid(child, os.WNOHANG)
+                    if pid:
+                        statuses[rank], times[rank] = os.waitstatus_to_exitcode(status), time.time()
+            time.sleep(0.005)
+        for child, rank in self._children.items():
+            if rank not in statuses:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+        return statuses, times
+
+
+@define
+class Log:
+    """What a rank wrote down in its last start.
+
+    Args:
+        begins: the step that it began with.
+        losses: step → loss, in hexadecimal.
+        saved: steps of checkpoints that were complete.
+        end: parameter → hash.
+        seconds: phase → durations.
+    """
+
+    begins: int | None = None
+    losses: dict[int, str] = Factory(dict)
+    saved: list[int] = Factory(list)
+    end: dict[str, str] = Factory(dict)
+    seconds: dict[str, list[float]] = Factory(dict)
+
+    @classmethod
+    def of(cls, path: Path) -> "Log":
+        """Read a log; the last line of a killed rank may be incomplete."""
+        found = cls()
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
+            word, _, rest = line.partition(" ")
+            if not line.endswith("\n"):
+                continue
+            match word:
+                case "begins":
+                    found.begins = int(rest)
+                case "loss":
+                    step, loss = rest.split()
+                    found.losses[int(step)] = loss
+                case "saved":
+                    found.saved.append(int(rest))
+                case "end":
+                    found.end = json.loads(rest)
+                case "seconds":
+                    found.seconds = json.loads(rest)
+        return found
+
+
+def logs(mesh: str, folder: Path) -> list[Log]:
+    """Of all ranks."""
+    return [Log.of(folder / f"{rank}.log") for rank in range(MESHES[mesh])]
+
+
+def remove_logs(folder: Path) -> None:
+    """Remove what the ranks of the last start wrote."""
+    for path in (*folder.glob("*.log"), *folder.glob("*.err"), folder / "killed"):
+        path.unlink(missing_ok=True)
+
+
+@frozen
+class Trial:
+    """One kill, and the restart.
+
+    Args:
+        mesh: of the job.
+        victim: the rank that is killed.
+        moment: when.
+        resumed: whether the killed job began from a checkpoint of the undisturbed one.
+    """
+
+    mesh: str
+    victim: int
+    moment: Moment
+    resumed: bool
+
+    @classmethod
+    def drawn(cls, draw: random.Random, undisturbed: Mapping[tuple[str, bool], list[Log]]) -> "Trial":
+        """A random one; moments are uniform within the median duration of the phase."""
+        mesh = draw.choice(list(MESHES))
+        victim, phase = draw.randrange(MESHES[mesh]), draw.choice(PHASES)
+        resumed = phase == "resume" or draw.random() < 0.25
+        seconds = undisturbed[mesh, resumed][victim].seconds[phase]
+        moment = Moment(phase, draw.randint(1, len(seconds)), draw.random() * statistics.median(seconds))
+        return cls(mesh, victim, moment, resumed)
+
+
+@define
+class Found:
+    """What a trial found.
+
+    Args:
+        phase: in which the rank was killed; the drawn phase may have ended a little earlier.
+        faults: what was wrong.
+        named_s: seconds from the end of the killed rank to that of the last other one.
+        lost: steps that had been computed and were computed again.
+    """
+
+    phase: str = "none"
+    faults: list[str] = Factory(list)
+    named_s: float = 0.0
+    lost: int = 0
+
+
+def tried(trial: Trial, folder: Path, undisturbed: list[Log]) -> Found:
+    """Run a trial.
+
+    Args:
+        trial: the trial.
+        folder: an empty one, for the job.
+        undisturbed: the job's logs without a kill.
+    """
+    found = Found()
+    if trial.resumed:
+        copy_checkpoint(trial.mesh, folder)
+    statuses, times = run(Job(trial.mesh, folder, trial.victim, trial.moment))
+    killed = folder / "killed"
+    if not killed.exists():
+        found.faults.append(f"nothing was killed: {statuses}, {errors(folder)}")
+        return found
+    found.phase = killed.read_text(encoding="utf-8")
+    before = logs(trial.mesh, folder)
+    for rank in range(MESHES[trial.mesh]):
+        error = (folder / f"{rank}.err").read_text(encoding="utf-8")
+        fault = fault_of(rank, trial.victim, statuses.get(rank), error, bool(before[rank].seconds))
+        if fault:
+            found.faults.append(fault)
+    if times.keys() == statuses.keys() and trial.victim in times:
+        found.named_s = max(times.values()) - times[trial.victim]
+    remove_logs(folder)
+    statuses, _ = run(Job(trial.mesh, folder))
+    if any(statuses.get(rank) != 0 for rank in range(MESHES[trial.mesh])):
+        found.faults.append(f"the restart ended with {statuses}: {errors(folder)}")
+        return found
+    after = logs(trial.mesh, folder)
+    saved = max([step for log in before for step in log.saved] + [STEPS // 2 if trial.resumed else 0])
+    computed = max([step for log in before for step in log.losses] + [log.begins or 0 for log in before])
+    found.lost = max(0, computed - (after[0].begins or 0))
+    for rank, (log, first, whole) in enumerate(zip(after, before, undisturbed, strict=True)):
+        if log.begins is None or log.begins < saved or log.begins != after[0].begins:
+            found.faults.append(f"rank {rank} began again with step {log.begins}; the last checkpoint was of {saved}")
+        missing = [step for step in range((log.begins or 0) + 1, STEPS + 1) if step not in log.losses]
+        other = [step for one in (first, log) for step, loss in one.losses.items() if whole.losses[step] != loss]
+        if missing or other:
+            found.faults.append(f"rank {rank}: no loss of the steps {missing}, another one of the steps {other}")
+        if not log.end or log.end != whole.end:
+            other_ends = [name for name, value in whole.end.items() if log.end.get(name) != value]
+            found.faults.append(f"rank {rank} ended with other values of {', '.join(other_ends) or 'more parameters'}")
+    return found
+
+
+def fault_of(rank: int, victim: int, status: int | None, error: str, complete: bool) -> str:
+    """What is wrong with the end of a rank; empty if nothing is."""
+    if status is None:
+        return f"rank {rank} hangs: {error[-500:]!r}"
+    if rank == victim:
+        return "" if status == -signal.SIGKILL else f"the killed rank {rank} ended with {status}"
+    if complete and status == 0 and not error:
+        return ""  # it had done all of its work, and closed its pipeline
+    lines = error.splitlines()
+    named = len(lines) == 1 and (f"rank {victim} stopped" in error or f"rank {victim} of " in error
+                                 or f"rank {victim} did not arrive" in error)  # fmt: skip
+    return "" if status == 1 and named else f"rank {rank} ended with {status} and {len(lines)} lines: {error[:500]!r}"
+
+
+def errors(folder: Path) -> dict[str, str]:
+    """The end of what each rank wrote to standard error."""
+    return {path.stem: path.read_text(encoding="utf-8")[-500:] for path in sorted(folder.glob("*.err"))}
+
+
+class RankWork(BaseException):
+    """Raised in a fork, to leave the functions of its parent.
+
+    Attributes:
+        work: what it does as a rank.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__()
+        self.work = work
+
+
+def run(job: Job) -> tuple[dict[int, int], dict[int, float]]:
+    """Start a job and wait for its end; see `Job.ended`."""
+    work = job.start()
+    if work is not None:
+        raise RankWork(work)
+    return job.ended()
+
+
+def copy_checkpoint(mesh: str, folder: Path) -> None:
+    """Copy a checkpoint of the undisturbed job."""
+    name = f"step-{STEPS // 2}"
+    shutil.copytree(folder.parent / mesh / name, folder / name)
+
+
+def run_undisturbed(parent: Path) -> dict[tuple[str, bool], list[Log]]:
+    """Each mesh without a kill, from the beginning and from a checkpoint."""
+    found = {}
+    for mesh, ranks in MESHES.items():
+        for resumed in (False, True):
+            folder = parent / (f"{mesh} resumed" if resumed else mesh)
+            folder.mkdir()
+            if resumed:
+                copy_checkpoint(mesh, folder)
+            for again in range(1 if resumed else 2):  # the first one plans
+                for path in folder.glob("step-*") if again else ():
+                    shutil.rmtree(path)
+                remove_logs(folder)
+                statuses, _ = run(Job(mesh, folder))
+                if list(statuses.values()) != [0] * ranks:
+                    raise SystemExit(f"{mesh} does not run: {statuses}, {errors(folder)}")
+            found[mesh, resumed] = logs(mesh, folder)
+        if any(one.end != two.end for one, two in zip(found[mesh, False], found[mesh, True], strict=True)):
+            raise SystemExit(f"{mesh} ends with other parameters when it is resumed")
+    return found
+
+
+def summary(trials: list[tuple[Trial, Found]]) -> str:
+    """The table of `benchmarks/results/kills.md`."""
+    lines = ["| killed in | kills | faults | seconds until all had ended: median, most | steps computed again: most |"]
+    lines.append("|---|---|---|---|---|")
+    for phase in (*PHASES, "all"):
+        of = [found for trial, found in trials if phase in (trial.moment.phase, "all")]
+        if of:
+            named, lost = [found.named_s for found in of], [found.lost for found in of]
+            faults = sum(bool(found.faults) for found in of)
+            lines.append(
+                f"| {phase} | {len(of)} | {faults} | {statistics.median(named):.2f}, {max(named):.2f} | {max(lost)} |"
+            )
+    meshes = Counter(trial.mesh for trial, _ in trials)
+    hosts = sum(trial.victim == 0 for trial, _ in trials)
+    return "\n".join([*lines, "", f"Meshes: {dict(meshes)}; rank 0 was killed {hosts} times."])
+
+
+def kill_often(kills: int, seed: int, seconds: float) -> bool:
+    """Run the trials, and print them; whether none had a fault."""
+    parent, draw, begun = Path(tempfile.mkdtemp()), random.Random(seed), time.monotonic()
+    undisturbed = run_undisturbed(parent)
+    print(f"undisturbed: {time.monotonic() - begun:.0f} s", flush=True)
+    trials = list[tuple[Trial, Found]]()
+    while len(trials) < kills and time.monotonic() - begun < seconds:
+        trial = Trial.drawn(draw, undisturbed)
+        folder = parent / f"trial {len(trials)}"
+        folder.mkdir()
+        found = tried(trial, folder, undisturbed[trial.mesh, False])
+        trials.append((trial, found))
+        shutil.rmtree(folder)
+        moment = trial.moment
+        print(
+            f"{len(trials)}: {trial.mesh}, rank {trial.victim}, {moment.phase} {moment.entry} + "
+            f"{moment.delay_s:.3f} s, {'resumed, ' if trial.resumed else ''}killed in {found.phase!r}, "
+            f"{found.named_s:.2f} s, lost {found.lost}" + "".join(f"\n  FAULT {fault}" for fault in found.faults),
+            flush=True,
+        )
+    shutil.rmtree(parent)
+    print(f"{summary(trials)}\n{time.monotonic() - begun:.0f} s, seed {seed}")
+    return not any(found.faults for _, found in trials)
+
+
+def main() -> None:
+    """Kill ranks, and print what followed."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("kills", type=int, nargs="?", default=200)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further trial after this time")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    os.environ.setdefault("PANPIPE_TIMEOUT_S", "30")
+    for name in IMPORTED:
+        importlib.import_module(name)
+    try:
+        right = kill_often(given.kills, given.seed, given.seconds)
+    except RankWork as rank:
+        work = rank.work
+    else:
+        sys.exit(not right)
+    work()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,325 @@
+"""Offload in plans: the bars of PipeOffload and of panpipe. All steps and peaks are simulated; nothing runs on devices.
+
+    python benchmarks/offload/offload.py PART [--record FILE] [--svg FILE]
+
+==========  ========================================================================================================
+free        PO-F and PO-H on links with k from 0.2 to 2: the step with copies against the same orders without
+depth       PO-F and PO-H from 4 to 64 devices: passes that are held, against the papers' table
+best        plans within half, a third and a quarter of 1F1B's memory: without offload, with recomputation, named
+            schedules, PO-H, PO-F, and ``offload="auto"``
+scaling     a model that grows with the devices: saved tensors of a device under 1F1B and with offload (``--svg``)
+neighbours  two devices on one PCIe switch: copies planned in turns, and by each device on its own
+==========  ========================================================================================================
+
+k is the round trip of saved tensors to the host ÷ the forward and backward that they are saved for. The graphs have
+equal layers of four operators. Every device has an NVLink port and a link to its host, alone or with a neighbour.
+"""
+
+import argparse
+import itertools
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import attrs
+from offload_plot import weak_scaling_svg
+from panpipe.core.cluster.cluster import Cluster, Device, Hub
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts, stage_costs, stage_edges
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.errors import InfeasibleError, RequestError
+from panpipe.core.offload.choice import Picks, Sharing, everything, of_stages
+from panpipe.core.offload.plan_offload import offloadable, with_offload
+from panpipe.core.offload.storages import graph_storages
+from panpipe.core.plan.plan import Plan
+from panpipe.core.schedules.problem import ScheduleFamily, ScheduleProblem
+from panpipe.core.schedules.registry import families, find_family, resident_families
+from panpipe.core.schedules.scored import score
+from panpipe.core.search.choose import plan as search_plan
+from panpipe.core.search.problem.assemble import assemble
+from panpipe.core.search.search_options import SearchOptions
+from panpipe.simulators.oracle import simulated
+
+from benchmarks.recording import machine, record
+
+RATE = 20e9
+"""Bytes per second between a device and its host."""
+SAVED = 64_000_000
+"""Bytes that a layer saves of a microbatch."""
+PARTS = 4
+"""Operators of a layer."""
+STATE = 4 << 20
+"""Bytes of parameters, gradients and optimizer state of a layer."""
+WORKSPACE = 1 << 20
+BUDGET = 4000
+"""Evaluations of each search."""
+LONGER = 0.02
+"""By how much copies may lengthen a step where the link carries them."""
+LESS_IDLE = 0.4
+"""By how much, in the median, idle time has to be lower than without offload where memory is short."""
+
+Row = list[str]
+Part = tuple[str, tuple[str, ...], list[Row], bool]
+"""Title, header, rows, and whether the bars are met."""
+
+
+def graph_of(layers: int, k: float) -> OpGraph:
+    """Equal layers whose saved tensors take k times as long to the host and back as their forward and backward."""
+    each = 2 * SAVED / RATE / k / 3 / PARTS
+    nodes = tuple(
+        OpNode(
+            f"layer.{i // PARTS}.{i % PARTS}", each, each, each, parameter_bytes=STATE // PARTS // 4,
+            state_bytes=STATE // PARTS, saved_bytes=SAVED // PARTS, workspace_bytes=WORKSPACE,
+        )
+        for i in range(PARTS * layers)
+    )  # fmt: skip
+    edges = tuple(OpEdge(a.name, b.name, 1 << 20) for a, b in itertools.pairwise(nodes))
+    return OpGraph(nodes, edges, name=f"{layers} layers, k = {k:g}")
+
+
+def cluster_of(devices: int, per_switch: int = 1) -> Cluster:
+    """Devices with NVLink, of which ``per_switch`` share one link to a host."""
+    names = [f"gpu{i}" for i in range(devices)]
+    hosts = [f"host{i}" for i in range(devices // per_switch)]
+    hubs = [Hub("nvswitch"), *(Hub(host, "host") for host in hosts)]
+    links = [Link(name, "nvswitch", 300e9, 1e-6) for name in names]
+    if per_switch == 1:
+        links += [Link(name, host, RATE, 1e-6) for name, host in zip(names, hosts, strict=True)]
+    else:
+        hubs += [Hub(f"pcie{i}", "pcie") for i in range(len(hosts))]
+        links += [Link(name, f"pcie{i // per_switch}", RATE, 1e-6) for i, name in enumerate(names)]
+        links += [Link(f"pcie{i}", host, RATE, 1e-6) for i, host in enumerate(hosts)]
+    return Cluster(tuple(Device(name, 80 << 30) for name in names), tuple(hubs), tuple(links))
+
+
+@attrs.frozen
+class Case:
+    """A named schedule of equal layers on even cuts."""
+
+    name: str
+    devices: int
+    chunks: int
+    microbatches: int
+    k: float
+    per_switch: int = 1
+
+    @property
+    def cluster(self) -> Cluster:
+        return cluster_of(self.devices, self.per_switch)
+
+    @property
+    def graph(self) -> OpGraph:
+        """Two layers for each device where a device has at most two stages; otherwise one for each stage."""
+        return graph_of(self.devices * max(self.chunks, 2), self.k)
+
+    @property
+    def offload(self) -> dict[int, float]:
+        """The stages that the schedule offloads."""
+        schedule = find_family(self.name).build(ScheduleProblem(self.devices, self.microbatches, self.chunks))
+        return dict(schedule.offload)
+
+    def plan(self) -> tuple[Plan, tuple[StageCosts, ...]]:
+        """The plan without offload, and its stages' costs."""
+        graph, stages = self.graph, self.devices * self.chunks
+        size = len(graph.nodes) // stages
+        names = [[node.name for node in graph.nodes[s * size : (s + 1) * size]] for s in range(stages)]
+        costs = stage_costs(graph, names)
+        problem = ScheduleProblem(self.devices, self.microbatches, self.chunks, costs)
+        schedule = find_family(self.name).build(problem)
+        return assemble(graph, names, schedule, edges=stage_edges(graph, names)), costs
+
+    def offloaded(self, pick: Picks, sharing: Sharing = Sharing.TURNS) -> Plan:
+        """The plan with copies."""
+        plan, costs = self.plan()
+        storages = graph_storages(self.graph, [stage.nodes for stage in plan.stages], costs)
+        return with_offload(plan, offloadable(plan, costs, self.cluster, storages), pick, sharing)
+
+
+def passes(peaks: Sequence[float], case: Case) -> float:
+    """A peak of saved tensors, in those of one stage for one microbatch."""
+    layers = len(case.graph.nodes) // PARTS
+    return max(peaks) / (SAVED * layers / (case.devices * case.chunks))
+
+
+def free() -> Part:
+    rows, kept = [], True
+    for devices, chunks in ((4, 2), (8, 2), (8, 4)):
+        for name, ks in (("po-f", (0.2, 0.5, 0.8, 1.0)), ("po-h", (0.5, 1.0, 1.5, 2.0))):
+            for k in ks:
+                case = Case(name, devices, chunks, 4 * devices, k)
+                resident, costs = case.plan()
+                moving = case.offloaded(everything if name == "po-f" else of_stages(case.offload))
+                before, after = (simulated(plan, costs, case.cluster) for plan in (resident, moving))
+                longer = after.step_s / before.step_s - 1
+                copied = sum(len(each.copies) for each in moving.memory.offload)
+                kept &= longer <= LONGER
+                held = (f"{passes(each.peak_saved_bytes, case):.1f}" for each in (before, after))
+                share = copied / (len(case.offload) * case.microbatches)
+                what = f"{name}, {devices} × {chunks}, {case.microbatches} microbatches"
+                rows.append([what, f"{k:g}", f"{longer:+.2%}", f"{share:.0%}", *held])
+    header = ("schedule, devices × stages", "k", "step", "of the microbatches copied", "passes without", "with")
+    return "Copies that cost nothing (a step may be 2 % longer)", header, rows, kept
+
+
+def depth() -> Part:
+    rows, kept = [], True
+    for devices in (4, 8, 16, 32, 64):
+        cells = [str(devices)]
+        for name, k in (("po-f", 0.5), ("po-f", 1.0), ("po-h", 1.0), ("po-h", 2.0)):
+            costs = (StageCosts(1, 1, 1, saved_bytes=1),) * (2 * devices)
+            problem = ScheduleProblem(devices, 2 * devices, 2, costs, copy_s_per_byte=1.5 * k)
+            schedule = find_family(name).build(problem)
+            found, resident = score(problem, schedule), score(problem, attrs.evolve(schedule, offload=()))
+            peak, table = max(found.result.peak_memory), 4 if name == "po-f" else (2 + 2) / 8 * devices
+            slower = found.result.makespan / resident.result.makespan - 1
+            kept &= slower <= LONGER and (name == "po-h" or peak <= table)
+            cells.append(f"{peak:g} (table {table:g}), {slower:+.1%}")
+        rows.append(cells)
+    header = ("devices", "PO-F, k 0.5", "PO-F, k 1", "PO-H, k 1", "PO-H, k 2")
+    return "Passes held with two stages on each device, and the step", header, rows, kept
+
+
+def step_s(case: "Limited", families_: Sequence[ScheduleFamily], recompute: str | None, offload: str = "none") -> float:
+    """The step of the best plan that fits; infinite if none does. One named schedule is not annealed."""
+    anneal = len(families_) > 2
+    options = SearchOptions(
+        families=families_, oracle=simulated, recompute=recompute, offload=offload, anneal=anneal,
+        memory_limit=case.limit, budget=case.budget if anneal else case.budget // 4, alternatives=False,
+    )  # fmt: skip
+    try:
+        return search_plan(case.graph, cluster_of(case.devices), case.microbatches, options).predicted.step_s
+    except (InfeasibleError, RequestError):  # or the family builds no schedule within the limit
+        return float("inf")
+
+
+@attrs.frozen
+class Limited:
+    """Equal layers within a share of the memory that 1F1B needs for their saved tensors."""
+
+    devices: int
+    microbatches: int
+    k: float
+    share: float
+    budget: int = BUDGET
+
+    @property
+    def graph(self) -> OpGraph:
+        return graph_of(2 * self.devices, self.k)
+
+    @property
+    def limit(self) -> float:
+        return 2 * STATE + WORKSPACE + self.share * min(self.devices, self.microbatches) * 2 * SAVED
+
+    @property
+    def ideal_s(self) -> float:
+        """The work of a device."""
+        return self.microbatches * 2 * (2 * SAVED / RATE / self.k)
+
+
+def best(ks: Sequence[float], shares: Sequence[float], devices: int, microbatches: int, budget: int) -> Part:
+    rows, kept, gains = [], True, []
+    resident = resident_families()
+    for case in (Limited(devices, microbatches, k, share, budget) for k in ks for share in shares):
+        found = [
+            step_s(case, resident, "none"),
+            step_s(case, resident, None),
+            min(step_s(case, [family], "none") for family in resident if family.name != "building-block"),
+            step_s(case, [find_family("po-h")], "none"),
+            step_s(case, [find_family("po-f")], "none"),
+        ]
+        automatic = step_s(case, list(families().values()), None, "auto")
+        without = min(found[:3])
+        gain = 1 - (automatic - case.ideal_s) / (without - case.ideal_s)
+        if case.k <= 1 and case.share <= 0.5:
+            gains.append(gain)
+        right = automatic <= min(found) * (1 + 1e-9)
+        kept &= right
+        steps = (f"{each / case.ideal_s:.3f}" for each in (*found, automatic))
+        rows.append([f"{case.k:g}", f"{case.share:.2f}", *steps, f"{gain:.0%}", "yes" if right else "no"])
+        print(" · ".join(rows[-1]), file=sys.stderr, flush=True)
+    if gains:
+        kept &= median(gains) >= LESS_IDLE
+        rows.append(["≤ 1", "median", *[""] * 6, f"{median(gains):.0%}", ""])
+    header = (
+        "k", "memory of 1F1B's", "none", "recompute", "named", "po-h", "po-f", "auto", "less idle than without offload",
+        "auto not slower",
+    )  # fmt: skip
+    return f"Step ÷ work of a device: {devices} devices, {microbatches} microbatches", header, rows, kept
+
+
+def scaling(svg: Path | None) -> Part:
+    """Two layers for each device, twice as many microbatches as devices.
+
+    The model grows with the devices, so the picture shows the saved tensors of a device as a share of those of the
+    whole model for one microbatch.
+    """
+    titles = {"1f1b": "1F1B", "gis-h": "GIS-H", "po-h": "PO-H", "po-f": "PO-F"}
+    rows: list[Row] = []
+    series: dict[str, list[tuple[int, float]]] = {title: [] for title in titles.values()}
+    for devices in (4, 8, 16, 32):
+        cells = [str(devices)]
+        for name, title in titles.items():
+            case = Case(name, devices, 1 if name == "1f1b" else 2, 2 * devices, 0.8)
+            resident, costs = case.plan()
+            plan = case.offloaded(of_stages(case.offload)) if case.offload else resident
+            result = simulated(plan, costs, case.cluster)
+            held = max(result.peak_saved_bytes)
+            share = held / (SAVED * len(case.graph.nodes) / PARTS)
+            series[title].append((devices, share))
+            cells.append(f"{held / 1e9:.2f} GB ({share:.1%}), {result.step_s:.3g} s")
+        rows.append(cells)
+    if svg is not None:
+        svg.write_text(weak_scaling_svg(series), encoding="utf-8")
+    first, last = ({title: points[at][1] for title, points in series.items()} for at in (0, -1))
+    kept = last["PO-F"] < first["PO-F"] / 4 and last["1F1B"] > 0.99 * first["1F1B"]
+    header = ("devices", *(f"{title}: saved tensors of a device (of the model), step" for title in titles.values()))
+    return "Weak scaling: two layers for each device, k 0.8", header, rows, kept
+
+
+def neighbours() -> Part:
+    rows, kept = [], True
+    for devices, k in ((4, 0.3), (4, 0.5), (8, 0.3), (8, 0.5), (8, 0.8)):
+        case = Case("po-f", devices, 2, 4 * devices, k, per_switch=2)
+        resident, costs = case.plan()
+        cells = [str(devices), f"{k:g}", f"{simulated(resident, costs, case.cluster).step_s:.4g} s"]
+        results = [simulated(case.offloaded(everything, sharing), costs, case.cluster) for sharing in Sharing]
+        cells += [f"{each.step_s:.4g} s, {passes(each.peak_saved_bytes, case):.1f} passes" for each in results]
+        turns, _, collide = (each.step_s for each in results)
+        if 2 * k <= 1:
+            kept &= turns <= collide * (1 + 1e-9)
+        rows.append(cells)
+    header = ("devices", "k alone", "without copies", "in turns", "each at half the rate", "each as if alone")
+    return "Pairs of devices on one PCIe switch with one link to the host", header, rows, kept
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("part", choices=("free", "depth", "best", "scaling", "neighbours"))
+    parser.add_argument("--k", default="0.2,0.5,1,2,4", help="best: values of k, with commas between")
+    parser.add_argument("--shares", default="0.5,0.33,0.25", help="best: shares of 1F1B's memory")
+    parser.add_argument("--devices", type=int, default=4, help="best: devices")
+    parser.add_argument("--microbatches", type=int, default=16, help="best: microbatches")
+    parser.add_argument("--budget", type=int, default=BUDGET, help="best: evaluations of each search")
+    parser.add_argument("--svg", type=Path, help="scaling: write the plot here")
+    parser.add_argument("--record", help="append the result to this Markdown file")
+    arguments = parser.parse_args()
+    ks, shares = (tuple(map(float, text.split(","))) for text in (arguments.k, arguments.shares))
+    parts: dict[str, Callable[[], Part]] = {
+        "free": free, "depth": depth, "neighbours": neighbours, "scaling": lambda: scaling(arguments.svg),
+        "best": lambda: best(ks, shares, arguments.devices, arguments.microbatches, arguments.budget),
+    }  # fmt: skip
+    title, header, rows, kept = parts[arguments.part]()
+    print(" | ".join(header))
+    for row in rows:
+        print(" | ".join(row))
+    print("all bars met" if kept else "NOT all bars met")
+    if arguments.record:
+        record(arguments.record, title, machine(), header, rows)
+    sys.exit(0 if kept else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The search for schedules compared with the best public schedulers at the same memory.
+
+For every case and memory level of ``tests/data/frontiers.json``: makespan and idle time (makespan minus the busiest
+device's work) of what is found, the public best, the lower bound, and processor time. The last line is the worst
+ratio of makespans, and the median share of idle time saved over the cases with hop time or unequal costs at or below
+half of 1F1B's memory.
+
+    python benchmarks/planning/bench_search.py [--evaluations 800000] [--seed 0] [--devices 8] [--record FILE]
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import families
+from panpipe.core.schedules.scored import Scored
+from panpipe.core.search.orders.auto import EVALUATIONS, find_schedule
+
+from benchmarks.recording import machine, record
+
+CASES = Path(__file__).resolve().parents[2] / "tests" / "data" / "frontiers.json"
+CHUNKS = (1, 2, 3, 4)
+
+
+def search(case: dict[str, Any], memory: float, evaluations: int, seed: int) -> Scored:
+    """The fastest schedule found; memory in one device's saved tensors for one microbatch."""
+    problems = []
+    for chunks in CHUNKS:
+        cost = StageCosts(
+            case["forward"] / chunks, case["backward_input"] / chunks, case["backward_weight"] / chunks, saved_bytes=1
+        )
+        stages = (cost,) * (case["devices"] * chunks)
+        # Levels in the file are rounded to four digits.
+        limit = (memory + 1e-4) * chunks
+        problems.append(
+            ScheduleProblem(case["devices"], case["microbatches"], chunks, stages, case["comm"], memory_limit=limit)
+        )
+    return find_schedule(problems, families().values(), evaluations=evaluations, seed=seed)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--evaluations", type=int, default=EVALUATIONS)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--devices", type=int, help="only the cases with this number of devices")
+    parser.add_argument("--record", help="append the result to this Markdown file")
+    arguments = parser.parse_args()
+    rows, worst, saved = [], 0.0, []
+    for case in json.loads(CASES.read_text(encoding="utf-8"))["frontiers"]:
+        if arguments.devices not in (None, case["devices"]):
+            continue
+        costs = case["forward"], case["backward_input"], case["backward_weight"]
+        work = case["microbatches"] * sum(costs)
+        for public in case["frontier"]:
+            start = time.process_time()
+            found = search(case, public["memory"], arguments.evaluations, arguments.seed)
+            seconds = time.process_time() - start
+            span = found.result.makespan
+            worst = max(worst, span / public["makespan"])
+            cut = 1 - (span - work) / (public["makespan"] - work)
+            counts = (case["comm"] > 0 or len(set(costs)) > 1) and public["memory"] <= case["devices"] / 2
+            saved += [cut] if counts else []
+            label = f"p={case['devices']} m={case['microbatches']} {costs} hop {case['comm']}"
+            rows.append((label, f"{public['memory']:g}", f"{public['schedule']} {public['makespan']:g}", f"{span:g}",
+                         f"{cut:+.1%}" + ("" if counts else " (not counted)"), f"{found.bound:g}",
+                         f"{found.problem.chunks}", f"{seconds:.1f}"))  # fmt: skip
+            print(" | ".join(rows[-1]), flush=True)
+    summary = f"worst ratio of makespans {worst:.4f}; idle time cut by {statistics.median(saved):.1%} in the median"
+    print(summary)
+    if arguments.record:
+        title = f"Search with {arguments.evaluations} evaluations, seed {arguments.seed}: {summary}"
+        header = ("case", "memory", "public best", "found", "idle time cut", "bound", "chunks", "s")
+        record(arguments.record, title, machine(), header, rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""Large plans: processor time and memory of ``panpipe simulate`` and ``panpipe plan``, each in a process of its own.
+
+    python benchmarks/planning/scale.py [--runs N] [--only NAME] [--record FILE]
+
+- *simulate*: equal stages in 1F1B, on a switch with a port for each device: 64 devices with 512 microbatches, 256 with
+  1,024, and 16 devices × 8 replicas, whose gradients are summed on links of their own.
+- *plan*: 1,000 operators in a chain, equal ones and random ones with skip edges, on 256 devices on a switch, with 512
+  microbatches and the default budget.
+
+Requirements: 256 × 1,024 is simulated in 15 s and 1 GB, and 1,000 operators on 256 devices are planned in 60 s.
+"""
+
+import argparse
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from attrs import frozen
+from panpipe.answers.output import print_table
+from panpipe.core.cluster.cluster import Cluster, Device, cluster_json, fully_connected
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts, StageEdge
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json
+from panpipe.core.plan.plan import Plan, Prediction, Stage
+from panpipe.core.schedules.one_f_one_b import one_f_one_b
+from panpipe.core.schedules.problem import ScheduleProblem
+
+from benchmarks.plan_command import plan_command
+from benchmarks.recording import machine, record
+
+OPERATORS, DEVICES, MICROBATCHES = 1000, 256, 512
+SKIPS = 0.1
+"""Share of the random operators that read an earlier one, too."""
+
+
+@frozen
+class Run:
+    """One run: seconds of the processor, and the most memory in bytes."""
+
+    seconds: float
+    bytes: int
+
+
+def switched(devices: int) -> Cluster:
+    """Devices with a port of a switch each."""
+    own = tuple(Device(f"device{index}", 10**12) for index in range(devices))
+    return Cluster(own, ("switch",), tuple(Link(each.name, "switch", 100e9, 5e-6) for each in own))
+
+
+def uniform_plan(devices: int, microbatches: int, data: int = 1) -> Plan:
+    """Equal stages in 1F1B."""
+    schedule = one_f_one_b(ScheduleProblem(devices, microbatches))
+    cost = StageCosts(1e-3, 1e-3, 1e-3, saved_bytes=10**7, parameter_bytes=10**8, gradient_bytes=10**8)
+    cluster = switched(devices) if data == 1 else fully_connected(devices * data, 10**12, 100e9, 5e-6)
+    nothing = (0.0,) * devices
+    return Plan(
+        "uniform", "", Mesh(devices, data), microbatches, schedule.name,
+        tuple(Stage(index, index, (f"stage{index}",)) for index in range(devices)),
+        tuple(StageEdge(index, index + 1, 10**6, 10**6) for index in range(devices - 1)),
+        schedule.device_actions,
+        prediction=Prediction((cost,) * devices, cluster, 1.0, nothing, nothing, 0.0),
+    )  # fmt: skip
+
+
+def graph(uneven: bool) -> OpGraph:
+    """A chain of operators, all equal or random with skip edges."""
+    draw = random.Random(3)
+    nodes, edges = [], []
+    for index in range(OPERATORS):
+        seconds = draw.uniform(0.2e-3, 3e-3) if uneven else 1e-3
+        nodes.append(OpNode(f"operator{index}", seconds, seconds, seconds, 1e-4, 10**6, 4 * 10**6, 10**6))
+        if index:
+            edges.append(OpEdge(f"operator{index - 1}", f"operator{index}", 10**6))
+        if uneven and index > 3 and draw.random() < SKIPS:
+            edges.append(OpEdge(f"operator{draw.randrange(index - 1)}", f"operator{index}", 10**5))
+    return OpGraph(tuple(nodes), tuple(edges), name="random" if uneven else "equal")
+
+
+def cases(folder: Path) -> dict[str, list[str]]:
+    """The commands, by name; writes their files."""
+    simulate = [str(Path(sys.executable).with_name("panpipe")), "simulate", "--json"]
+    found = {}
+    for name, plan in (
+        ("simulate 64 × 512", uniform_plan(64, 512)),
+        ("simulate 256 × 1,024", uniform_plan(256, 1024)),
+        ("simulate 16 × 64, 8 replicas", uniform_plan(16, 64, data=8)),
+    ):
+        path = folder / f"{len(found)}.json"
+        plan.save(path)
+        found[name] = [*simulate, str(path)]
+    (folder / "cluster.json").write_text(cluster_json(switched(DEVICES)), encoding="utf-8")
+    for uneven in (False, True):
+        path = folder / f"{len(found)}.json"
+        path.write_text(graph_json(graph(uneven)), encoding="utf-8")
+        found[f"plan 1,000 {'random' if uneven else 'equal'} operators, 256 devices"] = plan_command(
+            "--graph", str(path), "--cluster", str(folder / "cluster.json"), "--microbatches", str(MICROBATCHES)
+        )
+    return found
+
+
+def run(command: list[str]) -> Run:
+    """Run a command in a process of its own, which also measures it."""
+    code = (
+        "import json, resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL); "
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN); "
+        "print(json.dumps([used.ru_utime + used.ru_stime, 1024 * used.ru_maxrss]))"
+    )
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PANPIPE_CACHE": ""}
+    text = subprocess.run(
+        [sys.executable, "-c", code, *command], check=True, capture_output=True, text=True, env=environment
+    ).stdout
+    return Run(*json.loads(text))
+
+
+def main() -> None:
+    """Run every case several times, and print a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--only", default="", help="cases whose name contains this")
+    parser.add_argument("--record", metavar="FILE", help="append the table to this Markdown file")
+    arguments = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        for title, command in cases(Path(name)).items():
+            if arguments.only in title:
+                runs = [run(command) for _ in range(arguments.runs)]
+                seconds = [each.seconds for each in runs]
+                rows.append([
+                    title, str(len(runs)), f"{statistics.median(seconds):.1f}",
+                    f"{min(seconds):.1f} to {max(seconds):.1f}", f"{max(each.bytes for each in runs) / 1e9:.2f}",
+                ])  # fmt: skip
+                print(rows[-1], flush=True)
+    header = ("command", "runs", "processor s, median", "from – to", "most memory, GB")
+    print_table("Large plans", header, rows)
+    if arguments.record:
+        where = f"{machine()}, load {os.getloadavg()[0]:.1f}"
+        record(arguments.record, "Large plans, each command in a process of its own", where, header, rows)
+
+
+if __name__ == "__main__":
+    main()

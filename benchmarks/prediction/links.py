@@ -1,0 +1,74 @@
+"""How far the fitted links are off for messages that the fit has not seen, over gloo ranks of this machine.
+
+Links are measured as ``panpipe profile links`` does; then messages of other sizes go between every pair, in the same
+run. Errors are of the fitted line of each pair, and of the cluster file that the planner reads.
+
+    python benchmarks/prediction/links.py [--ranks 2] [--repeats 40] [--record FILE]
+"""
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import torch
+from panpipe.core.cluster.cluster import Cluster, Device
+from panpipe.core.cluster.links.lines import fit_line
+from panpipe.core.cluster.links.shared import groups_to_measure, shared_links
+from panpipe.runtimes.launch.launch import make_team
+from panpipe.runtimes.profile.link_measurements import measure_links
+
+from benchmarks.recording import machine, record
+
+HELD_OUT = (1 << 10, 1 << 14, 1 << 17, 3 << 18, 1 << 21, 3 << 20)
+"""Bytes between those that the fit sees."""
+
+
+def measure(repeats: int, path: str | None) -> None:
+    """On every rank."""
+    team = make_team(None, None)
+    cpu = torch.device("cpu")
+    seen = measure_links(team, lambda _: cpu, groups_to_measure(["here"] * team.size), repeats=repeats)
+    other = measure_links(team, lambda _: cpu, [], HELD_OUT, repeats).alone
+    team.close()
+    if team.local != (0,):
+        return
+    lines = {pair: fit_line(list(times), list(times.values())) for pair, times in seen.alone.items()}
+    devices = tuple(Device(f"device{number}", 1) for number in range(team.size))
+    latencies = [[lines[a, b].latency_s if a != b else 0.0 for b in range(team.size)] for a in range(team.size)]
+    rates = {pair: line.bytes_per_s for pair, line in lines.items()}
+    tree = shared_links([device.name for device in devices], seen.together, rates, latencies)
+    cluster = Cluster(devices, tree.hubs, tree.links)
+    rows = []
+    for size in HELD_OUT:
+        of_line = [abs(lines[pair].seconds(size) / times[size] - 1) for pair, times in other.items()]
+        of_file = [abs(cluster.transfer_s(*pair, size) / times[size] - 1) for pair, times in other.items()]
+        took = statistics.median(times[size] for times in other.values())
+        rows.append((f"{size:,}", f"{took * 1e6:.0f}", *(f"{statistics.median(e):.0%}" for e in (of_line, of_file))))
+        rows[-1] += (f"{max(of_line):.0%}", f"{max(of_file):.0%}")
+    header = ("bytes, held out", "µs", "line, median", "file, median", "line, worst", "file, worst")
+    for row in (header, *rows):
+        print("".join(cell.rjust(17) for cell in row))
+    if path is not None:
+        record(path, f"Links between {team.size} gloo ranks", machine(), header, rows)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--record")
+    given = parser.parse_args()
+    if "RANK" in os.environ:
+        measure(given.repeats, given.record)
+        return
+    launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(given.ranks)]
+    subprocess.run([sys.executable, *launch, __file__, *sys.argv[1:]], check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""What the executor costs for each compute action: stages of next to nothing, 64 microbatches, 1F1B on two gloo ranks.
+
+In one run, taking turns: panpipe; a hand-written 1F1B loop over the raw process group with the same F and B programs;
+``torch.distributed.pipelining``. A turn's time is the median over its steps, barrier to barrier, divided by a rank's
+compute actions; what is reported is the median over turns, and the median over turns of the difference to the loop.
+
+    python benchmarks/runtime/action_overhead.py [--steps 25] [--rounds 15] [--record FILE]
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import nn
+
+from benchmarks.recording import machine, record
+
+MICROBATCHES = 64
+ACTIONS = 2 * MICROBATCHES
+
+
+def step_function(model: nn.Module, batch: torch.Tensor) -> torch.Tensor:
+    return model(batch).pow(2).mean()
+
+
+def timed(steps: int, run: Any) -> float:
+    """µs per compute action: the median of some steps."""
+    times = []
+    for _ in range(steps):
+        dist.barrier()
+        start = time.perf_counter()
+        run()
+        dist.barrier()
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[3:]) / ACTIONS * 1e6
+
+
+def panpipe_step(batch: torch.Tensor) -> Any:
+    """A pipeline whose first stage is one Linear, and whose second is the other with the loss."""
+    import panpipe
+    from panpipe.core.capture.export.operators import operators_of
+    from panpipe.core.capture.export.step import capture_step
+    from panpipe.core.schedules.problem import ScheduleProblem
+    from panpipe.core.schedules.registry import find_family
+    from panpipe.core.search.problem.assemble import assemble
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    graph = operators_of(capture_step(model, step_function, batch[:1])).graph
+    names = [node.name for node in graph.nodes]
+    schedule = find_family("1f1b").build(ScheduleProblem(2, MICROBATCHES))
+    plan = assemble(graph, [names[:1], names[1:]], schedule)
+    return panpipe.pipeline(model, step_function, batch, optimizer=None, plan=plan)
+
+
+def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
+    """1F1B over the process group, with the very programs of the pipeline's stage."""
+    [stage] = pipe.programs.values()
+    parameters = list(pipe.stage_parameters[rank].values())
+    group, rows = dist.group.WORLD, list(batch.chunk(MICROBATCHES))
+    seed = torch.tensor(1 / MICROBATCHES)
+    shape = (1, 8)
+
+    class Accumulate:
+        def add(self, number: int, gradient: torch.Tensor) -> None:
+            parameter = parameters[number]
+            if parameter.grad is None:
+                parameter.grad = gradient
+            else:
+                parameter.grad.add_(gradient)
+
+        def add_product(self, number: int, left: torch.Tensor, right: torch.Tensor) -> None:
+            parameter = parameters[number]
+            if parameter.grad is None:
+                parameter.grad = left.mm(right)
+            else:
+                parameter.grad.addmm_(left, right)
+
+    accumulate = Accumulate()
+
+    def shared() -> list[torch.Tensor]:
+        return [] if stage.shared is None else stage.shared.run(list(parameters), accumulate)
+
+    def first() -> None:
+        saved, sends, once = deque(), deque(), shared()
+        for parameter in parameters:
+            parameter.grad = None
+
+        def forward(m: int) -> None:
+            out, *kept = stage.forward([*parameters, rows[m], *once], accumulate)
+            saved.append((kept, rows[m]))
+            sends.append((group.send([out], 1, 0), out))
+
+        def backward() -> None:
+            gradient = torch.empty(shape)
+            group.recv([gradient], 1, 0).wait()
+            sends.popleft()[0].wait()
+            kept, row = saved.popleft()
+            run_backward(stage.backward, kept, [*parameters, row, *once], {0: gradient}, accumulate)
+
+        forward(0)
+        for m in range(1, MICROBATCHES):
+            forward(m)
+            backward()
+        backward()
+
+    def second() -> None:
+        sends, once = deque(), shared()
+        for parameter in parameters:
+            parameter.grad = None
+        for _ in range(MICROBATCHES):
+            arrived = torch.empty(shape)
+            group.recv([arrived], 0, 0).wait()
+            if len(sends) > 1:
+                sends.popleft()[0].wait()
+            _, *kept = stage.forward([arrived, *parameters, *once], accumulate)
+            values = run_backward(stage.backward, kept, [arrived, *parameters, *once], {0: seed}, accumulate)
+            sends.append((group.send([values[0]], 0, 0), values[0]))
+        for work, _ in sends:
+            work.wait()
+
+    return first if rank == 0 else second
+
+
+def run_backward(
+    program: Any, saved: list[Any], inputs: list[Any], tangents: dict[int, Any], accumulate: Any
+) -> list[Any]:
+    given = [saved[i] for i in program.saved] + [inputs[i] for i in program.inputs]
+    return program.run(given + [tangents[i] for i in program.tangents], accumulate)
+
+
+def peer(batch: torch.Tensor, rank: int) -> Any:
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    stage = PipelineStage(nn.Linear(8, 8), rank, 2, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, MICROBATCHES, loss_fn=lambda out, target: out.pow(2).mean())
+
+    def run() -> None:
+        stage.submod.zero_grad(set_to_none=True)
+        if rank == 0:
+            schedule.step(batch, return_outputs=False)
+        else:
+            schedule.step(target=batch, losses=[], return_outputs=False)
+
+    return run
+
+
+def worker(rank: int, steps: int, rounds: int, port: int, out: Any) -> None:
+    torch.set_num_threads(1)
+    os.environ.update(
+        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank)
+    )
+    dist.init_process_group("gloo")
+    batch = torch.randn(MICROBATCHES, 8, generator=torch.Generator().manual_seed(1))
+    pipe = panpipe_step(batch)
+    loop, rival = hand_written(pipe, batch, rank), peer(batch, rank)
+    times: dict[str, list[float]] = {"panpipe": [], "hand-written loop": [], "torch 1F1B": []}
+    for _ in range(rounds):
+        times["panpipe"].append(timed(steps, lambda: pipe.step(batch)))
+        with torch.no_grad():
+            times["hand-written loop"].append(timed(steps, loop))
+        times["torch 1F1B"].append(timed(steps, rival))
+    if rank == 0:
+        pairs = zip(times["panpipe"], times["hand-written loop"], strict=True)
+        result = {name: statistics.median(series) for name, series in times.items()}
+        out.put({**result, "panpipe above the loop": statistics.median(ours - bare for ours, bare in pairs)})
+    dist.barrier()
+    pipe.close()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=25)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--port", type=int, default=29655)
+    parser.add_argument("--record", help="append the result to this Markdown file")
+    arguments = parser.parse_args()
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    processes = mp.spawn(worker, (arguments.steps, arguments.rounds, arguments.port, queue), nprocs=2, join=False)
+    while not processes.join(timeout=1):
+        pass
+    result = queue.get()
+    print(json.dumps({name: round(value, 1) for name, value in result.items()}))
+    if arguments.record:
+        rows = [(name, f"{value:.1f}") for name, value in result.items()]
+        record(arguments.record, "Overhead per compute action, µs (Linear 8×8 stages, 64 microbatches, two gloo ranks)",
+               machine(), ("runner", "µs per compute action"), rows)  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

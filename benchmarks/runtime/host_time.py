@@ -1,0 +1,105 @@
+"""Host time per operator: a pipeline's step compared with eager PyTorch, for tensors that take no time.
+
+    python benchmarks/runtime/host_time.py [--microbatches 16] [--rounds 15] [--record FILE]
+
+A GPT of width 16 on sequences of 4 tokens: its kernels take next to no time, so a step takes the host's time. In one
+run, taking turns: a pipeline of one device, and eager PyTorch with autograd, which runs the same microbatches one after
+another and accumulates gradients; without an optimizer. Both are divided by the number of operators that the stage's
+programs run for a microbatch. What is reported is the median over rounds, and the median over rounds of the ratio.
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import panpipe
+import torch
+from panpipe.answers.output import print_table
+from panpipe.core.capture.export.operators import operators_of, tensor_bytes
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.programs.joint import trace_joint
+from panpipe.core.capture.programs.stage import stage_graph
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import find_family
+from panpipe.core.search import even_plan
+
+from benchmarks import gpt
+from benchmarks.recording import machine, record
+
+WIDTH, LAYERS, VOCABULARY, LENGTH = 16, 4, 32, 4
+
+
+def model() -> torch.nn.Module:
+    return gpt.stack(gpt.Block, WIDTH, LAYERS, VOCABULARY)
+
+
+def pipeline(batch: tuple[torch.Tensor, torch.Tensor], microbatches: int) -> tuple[panpipe.Pipeline, int]:
+    """A pipeline of one device, and the number of operators of its forward and backward."""
+    piece = tuple(tensor[:1] for tensor in batch)
+    operators = operators_of(capture_step(model(), gpt.step, piece))
+    sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
+    plan = even_plan(operators.graph, find_family("1f1b").build(ScheduleProblem(1, microbatches, 1)), sizes)
+    joint = trace_joint(stage_graph(operators, [stage.nodes for stage in plan.stages], 0))
+    count = sum(node.op == "call_function" for node in joint.graph.nodes)
+    return panpipe.pipeline(model(), gpt.step, batch, optimizer=None, plan=plan), count
+
+
+def eager(batch: tuple[torch.Tensor, torch.Tensor], microbatches: int) -> Callable[[], None]:
+    network = model()
+    pieces = list(zip(*(tensor.chunk(microbatches) for tensor in batch), strict=True))
+    share = torch.tensor(1 / microbatches)
+
+    def run() -> None:
+        network.zero_grad(set_to_none=True)
+        for piece in pieces:
+            gpt.step(network, piece).backward(share)
+
+    return run
+
+
+def seconds(run: Callable[[], object], repeats: int = 3) -> float:
+    """The median of some runs."""
+    found = []
+    for _ in range(repeats):
+        start = time.perf_counter()
+        run()
+        found.append(time.perf_counter() - start)
+    return statistics.median(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--microbatches", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--record", help="append the result to this Markdown file")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    batch = gpt.data(arguments.microbatches, LENGTH, VOCABULARY)
+    pipe, count = pipeline(batch, arguments.microbatches)
+    runs: dict[str, Callable[[], object]] = {
+        "panpipe": lambda: pipe.step(batch), "eager PyTorch": eager(batch, arguments.microbatches)
+    }  # fmt: skip
+    for run in runs.values():
+        seconds(run)
+    times = {name: [] for name in runs}
+    for _ in range(arguments.rounds):
+        for name, run in runs.items():
+            times[name].append(1e6 * seconds(run) / arguments.microbatches / count)
+    ratios = [ours / theirs for ours, theirs in zip(*times.values(), strict=True)]
+    rows = [(name, f"{statistics.median(found):.2f}", f"{min(found):.2f} … {max(found):.2f}")
+            for name, found in times.items()]  # fmt: skip
+    rows.append(("ratio", f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} … {max(ratios):.2f}"))
+    columns = ("runner", f"µs per operator, of {count} for a microbatch", "range")
+    print_table("Host time per operator, tensors of next to nothing", columns, rows)
+    if arguments.record:
+        record(arguments.record, "Host time per operator, tensors of next to nothing", machine(), columns, rows)
+
+
+if __name__ == "__main__":
+    main()

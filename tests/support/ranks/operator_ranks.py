@@ -1,0 +1,56 @@
+"""Ranks whose losses are not finite, and whose steps are monitored; see `ranks`."""
+
+import math
+from typing import Any
+
+import panpipe
+import torch
+from attrs import asdict
+from panpipe.runtimes.launch.team import Team
+from panpipe.runtimes.optimizer.training import Training
+
+from ..programs.poison import LAYERS, POISONED, Skipping, poisoned_batch
+from ..training import SGD, parameters
+from .teams import pipeline_on
+
+
+def skipped_together(team: Team) -> dict[str, Any]:
+    """Steps of which the second has a loss that is not finite in the last replica, and is skipped by all."""
+    alone = Skipping(POISONED.model(torch.float32))
+    pipe = pipeline_on(team, POISONED, 8, 4, SGD, training=Training(on_nonfinite="skip"))
+    skipped = []
+    for poisoned in (False, True, False):
+        batches = [poisoned_batch(8, torch.float32) for _ in range(team.replicas)]
+        if poisoned:
+            batches[-1] = poisoned_batch(8, torch.float32, LAYERS - 1, 4)
+        pipe.step(batches[team.replica])
+        alone.step(*batches)
+        skipped.append(pipe.skipped)
+    own, wanted = parameters(pipe.model), parameters(alone.model)
+    return {
+        "skipped": skipped,
+        "stages": sorted(pipe.stage_parameters),
+        "bits": {name: p.flatten().tolist() for name, p in own.items()},
+        "distance": max((p - wanted[name]).abs().max().item() for name, p in own.items()),
+        "raised": _raised(team),
+    }
+
+
+def _raised(team: Team) -> list[Any]:
+    pipe = pipeline_on(team, POISONED, 8, 4, SGD, training=Training(on_nonfinite="raise"))
+    poisoned = team.replica == team.replicas - 1
+    batch = poisoned_batch(8, torch.float32, LAYERS - 1 if poisoned else None, 4, math.inf)
+    try:
+        pipe.step(batch)
+    except panpipe.NonFiniteError as failure:
+        return [str(failure), failure.stage, failure.microbatch, failure.replica]
+    return []
+
+
+def monitored_steps(team: Team) -> dict[str, Any]:
+    """The reports of two steps, on the rank whose monitors are called."""
+    reports: list[panpipe.StepReport] = []
+    pipe = pipeline_on(team, POISONED, 8, 4, SGD, training=Training(clip_norm=1.0), monitors=[reports.append])
+    for _ in range(2):
+        pipe.step(poisoned_batch(8, torch.float32))
+    return {"reports": [asdict(report) for report in reports], "norm": pipe.grad_norm}

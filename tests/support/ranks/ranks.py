@@ -1,0 +1,932 @@
+"""What ranks of a test run: ``torchrun … tests/support/ranks/ranks.py JOB,… FOLDER [BACKEND]``.
+
+What the jobs found, by their names: FOLDER/RANK.json.
+"""
+
+import importlib
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from functools import partial
+from pathlib import Path
+from unittest import mock
+from zlib import crc32
+
+import attrs
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+import panpipe
+import panpipe.runtimes.batch.shapes
+from panpipe.core.cluster.mesh import parse_mesh
+from panpipe.core.plan.plan import parse_plan, plan_json
+from panpipe.core.trace.perfetto import trace_json
+from panpipe.core.trace.trace import COMPUTE_QUEUE
+from panpipe.runtimes.devices.devices import of_rank
+from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.launch.agreement import check_same, model_in_words
+from panpipe.runtimes.launch.rank_team import RankTeam
+from panpipe.runtimes.offload.tier import OffloadTier
+from panpipe.runtimes.optimizer.buckets import Bucket
+from panpipe.runtimes.optimizer.training import Training
+from panpipe.runtimes.programs.stage_run import StageRun
+from panpipe.runtimes.training.initial_weights import compare_initial_weights
+from panpipe.runtimes.weights import weights_from
+from torch.distributed.device_mesh import init_device_mesh
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from tests.support.backends.fake_nccl import OVER_GLOO
+from tests.support.cuts import captured_once, even_plan, irregular_plan
+from tests.support.failures import FAILURES, described, throw
+from tests.support.models import CASES, PYTHON
+from tests.support.offloading import all_away
+from tests.support.parity import EVERYWHERE, OPTIMIZER, PLANS, SOME, build, distance
+from tests.support.programs.evaluation import joined_alone, loss_alone, state
+from tests.support.programs.optimizing import on_mesh
+from tests.support.programs.shapes import Pair, tokens
+from tests.support.ranks import deaf, demo, hangs, sharding
+from tests.support.ranks.forks import serve
+from tests.support.ranks.operator_ranks import POISONED, monitored_steps, skipped_together
+from tests.support.ranks.replanning import CHANGES, moved_and_not
+from tests.support.ranks.replicas import Trained, batches
+from tests.support.ranks.scaling_ranks import LOWER, TAPPED, in_bfloat16, refusal, scaled, step_apart
+from tests.support.ranks.teams import pipeline_on, prepare
+from tests.support.training import unequal
+
+GPT = CASES["tied gpt with dropout"]
+
+
+def captures(*wanted):
+    """Marks a job that trains these cases, data types, rows and microbatches, by an even plan with the given options.
+
+    Ranks that are forks have capture and stage programs from the process that they are forked from, which makes them
+    once for all of them.
+    """
+
+    def mark(job):
+        job.captured = wanted
+        return job
+
+    return mark
+
+
+def capture(arguments, environment):
+    """Capture what the jobs of a command line train, and derive its stage programs."""
+    torch.set_num_threads(1)
+    ranks, mesh = int(environment["WORLD_SIZE"]), environment.get("MESH")
+    devices = parse_mesh(mesh).over(ranks).pipeline if mesh else ranks
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for job in arguments[0].split(","):
+            for case, dtype, rows, microbatches, *plan in getattr(globals()[job], "captured", ()):
+                prepare(case, dtype, rows, microbatches, devices, **(plan[0] if plan else {}))
+            for module in getattr(globals()[job], "imported", ()):
+                importlib.import_module(module)
+
+
+FIRST, *OTHERS = CASES
+OF_TWO = [(FIRST, plan) for plan in EVERYWHERE] + [(name, plan) for name in OTHERS for plan in SOME]
+OF_THREE = [(FIRST, "interleaved"), (FIRST, "recompute in a v"), *zip(OTHERS, SOME, strict=True)]
+EVERY = [(name, plan) for name in CASES for plan in PLANS]
+
+
+def captures_all(pairs):
+    """Marks a job that trains these cases by these plans for `_parity`."""
+    return captures(*((CASES[name], torch.float64, 10, 4, PLANS[plan]) for name, plan in pairs))
+
+
+@captures_all(OF_TWO)
+def parity(team):
+    """The first case under plans that differ most, and every other under some of them, in float64."""
+    return _parity(team, OF_TWO)
+
+
+@captures_all(OF_THREE)
+def parity_of_three(team):
+    """The first case under the plans with the most messages and the most kinds of actions, every other under one."""
+    return _parity(team, OF_THREE)
+
+
+@captures_all(EVERY)
+def parity_of_all(team):
+    """Every case under all plans."""
+    return _parity(team, EVERY)
+
+
+def _parity(team, pairs):
+    """(case, plan) → the distances from one process."""
+    return {
+        f"{name}, {plan}": attrs.asdict(distance(team, name, torch.float64, 10, 4, **PLANS[plan]))
+        for name, plan in pairs
+    }
+
+
+@captures((GPT, torch.float32, 8, 4))
+def ownership(team):
+    """Which parameters have data here, and where the optimizer has state."""
+    name = "tied gpt with dropout"
+    pipe = build(team, name, torch.float32, 8, None, 4)
+    pipe.step(CASES[name].batch(8, torch.float32))
+    here = {name for name, p in pipe.model.named_parameters() if not p.is_meta}
+    planned = {p for stage in pipe.plan.stages if stage.device in team.local for p in stage.parameters}
+    states = [s.optimizer for s in pipe._trainer.stages.states.values()]
+    return {
+        "here": sorted(here),
+        "planned": sorted(planned),
+        "with state": sum(len(o.state) for o in states),
+        "all": sorted(name for name, _ in pipe.model.named_parameters()),
+    }
+
+
+@captures((CASES["batchnorm with a skip"], torch.float32, 8, 4))
+def traced(team):
+    name = "batchnorm with a skip"
+    pipe = build(team, name, torch.float32, 8, None, 4)
+    _, trace = pipe.trace_step(CASES[name].batch(8, torch.float32))
+    return {"events": [[e.device, e.queue, str(e.action), e.start_s, e.end_s] for e in trace.events]}
+
+
+@captures((GPT, torch.float32, 8, 4))
+def shifted(team):
+    """A trace of ranks of which the second one's clock is 1,000 s ahead."""
+    clock, ahead = time.perf_counter_ns, 1_000 * 10**9 * team.rank_here
+    with mock.patch("time.perf_counter_ns", side_effect=lambda: clock() + ahead):
+        pipe = build(team, "tied gpt with dropout", torch.float32, 8, None, 4)
+        pipe.step(tokens(8))
+        _, trace = pipe.trace_step(tokens(8))
+    computed = [e for e in trace.events if e.queue == COMPUTE_QUEUE]
+    return {"step_s": trace.step_s, "events": [[e.device, str(e.action), e.start_s, e.end_s] for e in computed]}
+
+
+@captures((GPT, torch.float32, 8, 4))
+def foreign_group(team):
+    """Training with clipping and with replicas of gradients, where the job's group would use another transport."""
+    allowed = []
+    for name in ("send", "recv", "allreduce"):
+        _refuse(name, allowed)
+    team = RankTeam()
+    agree = team.sum_over_processes
+
+    def sum_over_processes(numbers):  # what ranks agree on is on the host under any transport
+        allowed.append(True)
+        handle = agree(numbers)
+        allowed.pop()
+        return handle
+
+    team.sum_over_processes = sum_over_processes
+    pipe = pipeline_on(team, GPT, 8, 4, OPTIMIZER, training=Training(clip_norm=0.5))
+    return {"losses": [pipe.step(tokens(8)).item() for _ in range(2)], "norm": pipe.grad_norm}
+
+
+@captures((GPT, torch.float64, 10, 4, PLANS["interleaved"]))
+def over_nccl(team):
+    """Training with the nccl backend, over gloo's groups in place of NCCL's, by a plan with tied weights."""
+    import faulthandler
+
+    faulthandler.dump_traceback_later(110, exit=True)
+    team = RankTeam(OVER_GLOO)
+    found = attrs.asdict(distance(team, "tied gpt with dropout", torch.float64, 10, 4, **PLANS["interleaved"]))
+    backend = team.backend(team.local[0])
+    return {"distance": found, "communicators": backend.communicators}
+
+
+def _refuse(name, allowed):
+    """Let a method of process groups raise an error where ``allowed`` is empty."""
+    function = getattr(torch.distributed.ProcessGroup, name)
+
+    def call(*given, **named):
+        if not allowed:
+            raise AssertionError(f"{name} of the job's own group was called")
+        return function(*given, **named)
+
+    setattr(torch.distributed.ProcessGroup, name, call)
+
+
+@captures((GPT, torch.float64, 8, 4))
+def shapes(team):
+    """Batches of few samples and of several lengths, of which programs for two shapes are kept; then rank 1 cannot
+    compile for one, and both go on."""
+    pair = Pair(team, "tied gpt with dropout", 8, 4, max_shapes=2)
+    batches = [tokens(8), tokens(3), tokens(8, 7), tokens(8, 1), tokens(8)]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        found = {"distance": pair.distance(batches), "said": [str(one.message) for one in said]}
+    compile_any = panpipe.runtimes.batch.shapes.compile_any
+
+    def fail(*given):
+        raise ValueError("not here")
+
+    if team.local == (1,):
+        panpipe.runtimes.batch.shapes.compile_any = fail
+    try:
+        pair.pipe.step(tokens(8, 5))
+    except Exception as failure:
+        found["failure"] = f"{type(failure).__name__}: {failure}"
+    panpipe.runtimes.batch.shapes.compile_any = compile_any
+    return {**found, "afterwards": pair.distance([tokens(8)])}
+
+
+@captures((PYTHON, torch.float64, 6, 3))
+def python(team):
+    """A module and the end of a step that need values, over batches of several sizes, the last of two samples."""
+    pair = Pair(team, PYTHON, 6, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        found = [pair.distance([PYTHON.batch(rows, torch.float64)]) for rows in (6, 5, 2, 6)]
+    regions = pair.pipe._trainer.variants.shapes.latest.operators.step.regions
+    return {"distance": found, "regions": sorted(regions), "metrics": pair.pipe.metrics}
+
+
+@captures((GPT, torch.float64, 8, 4))
+def evaluation(team):
+    """Evaluation and rows on ranks, compared with one process; then rank 1 forgets eval()."""
+    case = CASES["tied gpt with dropout"]
+    pair = Pair(team, case, 8, 4)
+    pipe, alone = pair.pipe, pair.alone
+    for model in (pipe.model, alone):
+        model.eval()
+    pipe.evaluate(tokens(8))
+    before = state(pipe.model)
+    batches = [tokens(8), tokens(3), tokens(6, 7)]
+
+    def logits(model, batch):
+        return model(batch["x"]), batch["x"]
+
+    found = {
+        "losses": [pipe.evaluate(batch).item() for batch in batches],
+        "wanted": [loss_alone(alone, case.step, batch, 4).item() for batch in batches],
+        "equal": [
+            all(map(torch.equal, pipe.forward(batch, logits), joined_alone(alone, logits, batch, 4)))
+            for batch in batches[:2]
+        ],
+    }
+    alone_here = pipe.forward(tokens(8), lambda model, batch: model(batch["x"]), everywhere=False)
+    traced, _ = pipe.trace_evaluation(tokens(8))
+    found["here"] = [alone_here is not None, traced.item() == found["losses"][0]]
+    found["unequal"] = unequal(before, state(pipe.model))
+    pipe.model.blocks.train(team.local == (1,))
+    try:
+        pipe.evaluate(tokens(8))
+    except panpipe.RequestError as refusal:
+        found["refused"] = str(refusal)
+    pipe.model.train()
+    alone.train()
+    found["afterwards"] = pair.distance([tokens(8), tokens(3)])
+    return found
+
+
+@captures((CASES["token-weighted"], torch.float64, 4, 2), (GPT, torch.float64, 4, 2))
+def evaluation_of_replicas(team):
+    """Evaluation over replicas, with batches of other sizes, compared with one process on all of them."""
+    case = CASES["token-weighted"]
+    trained = Trained(team, case, 4, 2)
+    plain = Trained(team, CASES["tied gpt with dropout"], 4, 2)
+    for each in (trained, plain):
+        each.pipe.model.eval()
+        each.alone.eval()
+    before, found = state(trained.pipe.model), {}
+    for key, each, rows in (("loss", trained, [4, 4]), ("other", plain, [3, 4])):
+        parts = batches(each.case, team.replicas, rows)
+        found[key] = each.pipe.evaluate(parts[team.replica]).item()
+        with torch.no_grad():
+            whole = each.case.step(each.alone, batches(each.case, 1, [sum(rows)])[0])
+        found["wanted" if key == "loss" else "other wanted"] = (whole[0] if isinstance(whole, tuple) else whole).item()
+
+    def logits(model, batch):
+        return model(batch["x"])
+
+    mine = parts[team.replica]
+    found["rows"] = torch.equal(plain.pipe.forward(mine, logits), joined_alone(plain.alone, logits, mine, 2))
+    found["unequal"] = unequal(before, state(trained.pipe.model))
+    return found
+
+
+@captures((GPT, torch.float32, 8, 4))
+def dying(team):
+    """The rank that the environment names is killed in its third step, or evaluation, where the environment says.
+
+    ``STARVED`` names another one, which gets no CPU time for the next two and a half seconds.
+    """
+    victim, place, starved = int(os.environ["VICTIM"]), os.environ["WHERE"], os.environ.get("STARVED")
+    Path(sys.argv[2], f"{team.rank_here}.pid").write_text(str(os.getpid()), encoding="utf-8")
+    name = "tied gpt with dropout"
+    pipe = build(team, name, torch.float32, 8, None, 4)
+
+    def die():
+        if pipe.steps < 2 or next(left, None) is not None:
+            return
+        if starved is not None:
+            process = Path(sys.argv[2], f"{starved}.pid").read_text(encoding="utf-8")
+            os.kill(int(process), signal.SIGSTOP)
+            subprocess.Popen(["sh", "-c", f"sleep 2.5; kill -CONT {process}"])
+        Path(sys.argv[2], "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def dying_in(function):
+        def call(*given, **named):
+            done = function(*given, **named)
+            die()
+            return done
+
+        return call
+
+    if team.rank_here == victim:
+        left = iter(range(1))  # after the second call of the step
+        if place == "STEP":
+            left = iter(())
+            register_optimizer_step_pre_hook(lambda *_: die())
+        elif place == "REDUCE":
+            left = iter(())
+            Bucket.reduce = dying_in(Bucket.reduce)
+        else:
+            methods = {"B": ("backward", "backward_input")}.get(place, ("forward",))
+            for method in methods:
+                setattr(StageRun, method, dying_in(getattr(StageRun, method)))
+    for _ in range(1000):
+        evaluating = place == "EVALUATE" and pipe.steps == 2
+        (pipe.evaluate if evaluating else pipe.step)(CASES[name].batch(8, torch.float32))
+
+
+@captures((GPT, torch.float32, 8, 4))
+def raising_in_context(team):
+    """Rank 1 cannot read its third batch, inside the context of a pipeline, and nothing is raised in the pipeline."""
+    name = "tied gpt with dropout"
+    with build(team, name, torch.float32, 8, None, 4) as pipe:
+        for number in range(100):
+            if number == 2 and team.local == (1,):
+                raise OSError("no such sample")
+            pipe.step(CASES[name].batch(8, torch.float32))
+
+
+def demo_with_a_wrong_gradient(team):
+    """The demo, in which the last rank computes another gradient."""
+    demo.run(Path(sys.argv[2]), "gradient")
+
+
+demo_with_a_wrong_gradient.imported = ("transformers",)
+
+
+def thinking(team):
+    """Rank 1 is killed while rank 0 computes for long, as when it plans, and sends nothing."""
+
+    def choose():
+        time.sleep(600)
+
+    if team.local == (1,):
+        time.sleep(0.5)
+        Path(sys.argv[2], "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    team.decide(choose)
+
+
+@captures((GPT, torch.float32, 8, 4))
+def leaving(team):
+    """All ranks are through and go, half a second apart, the last in number without a word; rank 0 has the store."""
+    name = "tied gpt with dropout"
+    pipe = build(team, name, torch.float32, 8, None, 4)
+    pipe.step(CASES[name].batch(8, torch.float32))
+    time.sleep(0.5 * (team.size - 1 - team.local[0]))
+    if team.local[0] == team.size - 1:
+        sys.exit()
+
+
+@captures((GPT, torch.float32, 8, 4))
+def dying_once(team):
+    """Rank 1 is killed in its second step, unless torchrun has started it again."""
+    name = "tied gpt with dropout"
+    pipe = build(team, name, torch.float32, 8, None, 4)
+    for step in range(3):
+        if step == 1 and team.local == (1,) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+            os.kill(os.getpid(), signal.SIGKILL)
+        pipe.step(CASES[name].batch(8, torch.float32))
+
+
+@captures((GPT, torch.float32, 8, 4))
+def hanging(team):
+    """One rank hangs as the environment says; see `hangs`."""
+    hangs.patch_forwards()
+    pipe = build(team, "tied gpt with dropout", torch.float32, 8, None, 4)
+    hangs.run(pipe, GPT.batch(8, torch.float32), team.rank_here)
+
+
+def gathering(team):
+    """Rank 1 is killed while the others wait for it in a collective, which does not say whom it waits for."""
+
+    def work(device):
+        if device == 1:
+            time.sleep(1.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return device
+
+    team.everywhere(work)
+
+
+@captures(*((case, torch.float64, 4, 2) for case in (*CASES.values(), PYTHON)))
+def replicas(team):
+    """Every case over replicas, and with batches of other sizes; the first steps as planned."""
+    found = {}
+    for name, case in {**CASES, "what stays python": PYTHON}.items():
+        trained = Trained(team, case, 4, 2, stray=True)
+        rows = [[4] * team.replicas, [4] * team.replicas, [4, 1, 3], [3, 4, 1]]
+        found[name] = {
+            "distances": [trained.step(each) for each in rows],
+            "bits": trained.bits(),
+            "metrics": trained.pipe.metrics,
+        }
+    return {"place": [team.replica, *team.local], "cases": found}
+
+
+@captures(*((case, torch.float64, 4, 2) for case in CASES.values()))
+def sharded(team):
+    """Replicas that share their optimizers: cases, optimizers, checkpoints, and a plan with one sharded stage."""
+    place = [team.replica, *team.local]
+    return {"place": place, "cases": sharding.every_case(team), "optimizers": sharding.every_optimizer(team)}
+
+
+@captures((GPT, torch.float64, 4, 2), (CASES["batchnorm with a skip"], torch.float64, 4, 2))
+def sharded_states(team):
+    """Checkpoints of replicas that share their optimizers, and a plan with one sharded stage."""
+    return {**sharding.resumed(team, Path(sys.argv[2])), **sharding.partly(team)}
+
+
+@captures((TAPPED, torch.float32, 8, 4))
+def sharded_scaling(team):
+    """Losses that are scaled, where replicas share their optimizers."""
+    return {"place": [team.replica, *team.local], "cases": scaled(team, "optimizer")}
+
+
+def nodes(team):
+    """Where every rank is, the GPU that would be its own, and one case over replicas."""
+    rank, local = int(os.environ["RANK"]), int(os.environ["LOCAL_RANK"])
+    with (
+        mock.patch("torch.cuda.is_available", return_value=True),
+        mock.patch("torch.cuda.device_count", return_value=2),
+    ):
+        gpu = str(of_rank(None, rank, team.mesh.ranks))
+    trained = Trained(team, CASES["tied gpt with dropout"], 4, 2)
+    return {
+        "node": int(os.environ["GROUP_RANK"]),
+        "local": local,
+        "gpu": gpu,
+        "pipeline": team.in_replica(lambda _: int(os.environ["GROUP_RANK"])),
+        "place": [team.replica, *team.local],
+        "distance": max(trained.step([4] * team.replicas).values()),
+    }
+
+
+def whole(team):
+    """From ``panpipe.pipeline`` with an automatic plan to a trace, a checkpoint and a pipeline made from it."""
+    case, folder, rank = CASES["tied gpt with dropout"], Path(sys.argv[2]), int(os.environ["RANK"])
+    batch = batches(case, 2, [4, 4], torch.float32)
+    options = {"optimizer": torch.optim.AdamW, "microbatches": 2, "mesh": os.environ["MESH"]}
+    pipe = panpipe.pipeline(case.model(torch.float32), case.step, batch[0], max_chunks=1, **options)
+    replica = pipe.plan.mesh.place(rank)[0]
+    losses = [pipe.step(batch[replica]).item() for _ in range(2)]
+    _, trace = pipe.trace_step(batch[replica])
+    pipe.save(folder / "saved")
+    text = plan_json(pipe.plan)
+    if rank == 0:
+        (folder / "plan.json").write_text(text, encoding="utf-8")
+        (folder / "measured.json").write_text(trace_json({"measured": trace}), encoding="utf-8")
+    after = pipe.step(batch[replica]).item()
+    pipe.close()
+    plan = parse_plan(text, "the plan")
+    names = ("dp", "pp") if plan.mesh.devices is None else ("pp", "dp")
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=names)
+    again = panpipe.pipeline(
+        case.model(torch.float32),
+        case.step,
+        batch[0],
+        plan=plan,
+        weights=folder / "saved",
+        seed=0,
+        **{**options, "mesh": mesh},
+    )
+    again.steps = 3
+    loaded = again.step(batch[replica]).item()
+    again.close()
+    return {
+        "losses": losses,
+        "after": after,
+        "loaded": loaded,
+        "hash": plan.hash,
+        "mesh": [list(r) for r in plan.mesh.replicas],
+        "kinds": sorted({(e.device, str(e.action.kind)) for e in trace.events}),
+    }
+
+
+@captures((GPT, torch.float64, 8, 4))
+def plugged(team):
+    """A case over whatever backend the team has."""
+    found = distance(team, "tied gpt with dropout", torch.float64, 8, 4)
+    return {"backend": team.kind.name, **attrs.asdict(found)}
+
+
+@captures((TAPPED, torch.float32, 8, 4))
+def scaling(team):
+    """Losses that are scaled, over any mesh; and scalers that are not the same to begin with."""
+    other = torch.amp.GradScaler("cpu", init_scale=2.0 ** (10 + team.local[0] + team.replica))
+    place = [team.replica, *team.local]
+    return {
+        "place": place,
+        "cases": scaled(team),
+        "refusal": refusal(lambda: check_same(team, Training(scaler=other).settings)),
+    }
+
+
+@captures(*((case, torch.float32, 8, 4) for case in LOWER.values()))
+def lower(team):
+    """Clipping and accumulation in bfloat16."""
+    return {"place": [team.replica, *team.local], "cases": in_bfloat16(team)}
+
+
+def apart(team):
+    """Somebody changes the first rank's scaler in the middle of training."""
+    step_apart(team)
+
+
+def resumed(team):
+    """Two steps from a checkpoint that another number of processes, under another plan, may have written."""
+    folder, name = Path(sys.argv[2]), "batchnorm with a skip"
+    case = CASES[name]
+    pipe = on_mesh(team, case)
+    whole = [case.batch(8 + index, torch.float32) for index in range(4)]
+    batches = [{key: value[index:] for key, value in batch.items()} for index, batch in enumerate(whole)]
+    stop = int(os.environ["STOP"])
+    if (folder / "a").exists():
+        pipe.resume(folder / "a")
+    half = [{key: value.chunk(team.replicas)[team.replica] for key, value in batch.items()} for batch in batches]
+    losses = [pipe.step(half[index]).item() for index in range(pipe.steps, stop)]
+    if not (folder / "a").exists():
+        pipe.checkpoint(folder / "a")
+    mine = {name: p.tolist() for name, p in pipe.model.named_parameters() if not p.is_meta}
+    return {"losses": losses, "rates": pipe.learning_rates, "parameters": mine, "steps": pipe.steps}
+
+
+@captures((GPT, torch.float64, 8, 4))
+def idle(team):
+    """Training, evaluation, a trace and checkpoints where rank 0 has no stage, and the losses of one process."""
+    name, folder = "tied gpt with dropout", Path(sys.argv[2], "idle")
+    placement = [team.size - 1, *([1] * (team.size > 2)), team.size - 1]
+    plan = irregular_plan(captured_once(GPT, torch.float64, 8, 4), placement, 4)
+    pipe = build(team, name, torch.float64, 8, plan, 4)
+    alone = GPT.model(torch.float64)
+    optimizer = OPTIMIZER(alone.named_parameters())
+    wanted, losses = [], []
+    for index in range(2):
+        wanted.append(reference_step(alone, GPT.step, tokens(8), microbatches=4, seed=3, index=index).item())
+        optimizer.step()
+        losses.append(pipe.step(tokens(8)).item())
+    pipe.checkpoint(folder / "a", wait=False)
+    later = pipe.step(tokens(8)).item()
+    pipe.wait_for_checkpoint()
+    pipe.resume(folder / "a")
+    again = pipe.step(tokens(8)).item()
+    _, trace = pipe.trace_step(tokens(8))
+    pipe.model.eval()
+    pipe.evaluate(tokens(8))
+    rows = pipe.forward(tokens(8), _logits)
+    return {
+        "losses": losses, "alone": wanted, "again": [later, again], "rows": rows.shape[0],
+        "devices": sorted({event.device for event in trace.events}),
+        "here": sum(not parameter.is_meta for parameter in pipe.model.parameters()),
+    }  # fmt: skip
+
+
+@captures((GPT, torch.float64, 8, 4))
+def saving(team):
+    """Checkpoints that are written while ranks train, and ones that one rank alone cannot write or refuses."""
+    folder, rank = Path(sys.argv[2], "saving"), team.rank_here
+    pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
+
+    def loss():
+        return pipe.step(tokens(8)).item().hex()
+
+    loss()
+    pipe.checkpoint(folder / "step-1", wait=False)
+    second = loss()
+    pipe.checkpoint(folder / "step-2", wait=False)
+    third = loss()
+    pipe.wait_for_checkpoint()
+    pipe.resume(folder / "step-1")
+    found = {"again": [loss(), loss()] == [second, third], "files": sorted(os.listdir(folder / "step-1"))}
+    own = shutil.copytree(folder / "step-1", folder / f"own{rank}")
+    others = sorted(own.glob("tensors*"))
+    if rank == 1:
+        data = bytearray(others[rank].read_bytes())
+        data[-1] ^= 1
+        others[rank].write_bytes(data)
+    found["flipped on rank 1"] = refusal(lambda: pipe.resume(own))
+    found["another on rank 1"] = refusal(lambda: pipe.resume(folder / f"step-{1 + rank}"))
+    found["folder of rank 1"] = refusal(lambda: pipe.checkpoint(folder / f"other{rank}" / "a"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000 if rank == 1 else limits[0], limits[1]))
+    found["written on rank 0 alone"] = refusal(lambda: pipe.checkpoint(folder / "step-3"))
+    pipe.checkpoint(folder / "step-3", wait=False)
+    found["later"] = refusal(lambda: [loss() for _ in range(10_000)])
+    found["refused at"] = pipe.steps
+    loss()  # raised once
+    resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    pipe.checkpoint(folder / "step-3", keep=1)
+    found["left"] = sorted(path.name for path in folder.iterdir() if not path.name.startswith("o"))
+    return found
+
+
+@captures((GPT, torch.float32, 8, 4))
+def differing(team):
+    """The errors of ranks with different arguments, and a step after all of them."""
+    name, other = "tied gpt with dropout", team.local == (1,)
+    case, operators = CASES[name], captured_once(CASES[name], torch.float32, 8, 4, "cpu")
+
+    def freeze(model):
+        next(model.parameters()).requires_grad_(not other)
+
+    def model(change):
+        change(found := case.model(torch.float32))
+        return refusal(lambda: check_same(team, {"seed": 0, **model_in_words(found, operators)}))
+
+    def step(batch):
+        return refusal(lambda: build(team, name, torch.float32, 8, None, 4).step(batch))
+
+    return {
+        "equal": model(lambda model: None),
+        "seed": refusal(lambda: check_same(team, {"seed": int(other)})),
+        "absent": refusal(lambda: check_same(team, {"a": 1} if other else {"a": 1, "b": 2})),
+        "frozen": model(freeze),
+        "mode": model(lambda model: model.blocks[0].train(not other)),
+        "rows": step(tokens(6 if other else 8)),
+        "values": step({**tokens(8), "y": (tokens(8)["y"] + other) % 32}),
+        "afterwards": step(tokens(8)),
+    }
+
+
+@captures((GPT, torch.float64, 8, 4))
+def shuffled(team):
+    """What is said to ranks whose samples come in another order, and what becomes of the parameters; of two replicas
+    the second one's second rank shuffles."""
+    other = team.rank_here == team.mesh.ranks - 1
+    pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
+    batch = tokens(8)
+    mixed = {name: leaf.flip(0) if other else leaf for name, leaf in batch.items()}
+    pipe.step(batch)
+    pipe.evaluate(batch)
+    pipe.forward(batch, _logits)
+    before = [p.detach().clone() for stage in pipe.stage_parameters.values() for p in stage.values()]
+
+    def unchanged():
+        now = [p.detach() for stage in pipe.stage_parameters.values() for p in stage.values()]
+        return all(map(torch.equal, before, now))
+
+    found = {"step": refusal(lambda: pipe.step(mixed)), "steps": [pipe.steps, pipe.updates], "unchanged": unchanged()}
+    found["evaluate"] = refusal(lambda: pipe.evaluate(mixed))
+    found["forward"] = refusal(lambda: pipe.forward(mixed, _logits))
+    found["new shape"] = refusal(lambda: pipe.step({name: leaf[:6] for name, leaf in mixed.items()}))
+    found["kept"] = refusal(lambda: pipe.step(mixed, update=False))
+    found["still unchanged"] = unchanged()
+    found["afterwards"] = refusal(lambda: pipe.step(batch))
+    found["trained"] = not unchanged()
+    return found
+
+
+def _logits(model, batch):
+    return model(batch["x"])
+
+
+@captures((GPT, torch.float64, 8, 4))
+def holding(team):
+    """What is said of a parameter that the other rank holds; and that shapes, modes and files are as ever."""
+    pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
+    averages = [torch.zeros(p.shape, dtype=p.dtype) for p in pipe.model.parameters()]
+    pipe.step(tokens(8))
+    elsewhere = {name: p for name, p in pipe.model.named_parameters() if p.is_meta}
+    name = next(iter(elsewhere))
+
+    def average():
+        with torch.no_grad():
+            for mine, p in zip(averages, pipe.model.parameters(), strict=True):
+                mine.mul_(0.9).add_(p, alpha=0.1)
+
+    found = {"average": refusal(average), "name": name}
+    pipe.step(tokens(6, 7))
+    pipe.model.eval()
+    pipe.evaluate(tokens(8))
+    pipe.forward(tokens(8), _logits)
+    pipe.model.train()
+    pipe.save(Path(sys.argv[2], "saved"))
+    pipe.checkpoint(Path(sys.argv[2], "checkpoint"))
+    pipe.resume(Path(sys.argv[2], "checkpoint"))
+    found["loss"] = pipe.step(tokens(8)).item()
+    return {**found, "again": refusal(average), "text": repr(elsewhere[name])}
+
+
+@captures((GPT, torch.float64, 8, 4))
+def averaging(team):
+    """An average of the weights on ranks, compared with a loop over what each holds; a checkpoint and an evaluation."""
+    pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
+    ema = pipe.ema(0.9)
+    held = {name: p for name, p in pipe.model.named_parameters() if not p.is_meta}
+    own = {name: p.detach().clone() for name, p in held.items()}
+    for _ in range(3):
+        pipe.step(tokens(8), update=False)
+        pipe.step(tokens(8))
+        for name, p in held.items():
+            own[name].lerp_(p.detach(), 1 - 0.9)
+    found = {"equal": all(torch.equal(own[name], ema.tensors[name]) for name in held), "names": sorted(ema.tensors)}
+    pipe.model.eval()
+    before = pipe.evaluate(tokens(8))
+    with ema.applied():
+        found["refused"] = refusal(lambda: pipe.step(tokens(8)))
+        found["other loss"] = not torch.equal(before, pipe.evaluate(tokens(8)))
+    found["same loss"] = torch.equal(before, pipe.evaluate(tokens(8)))
+    pipe.model.train()
+    pipe.checkpoint(Path(sys.argv[2], "with average"))
+    pipe.step(tokens(8))
+    pipe.resume(Path(sys.argv[2], "with average"))
+    found["resumed"] = ema.updates == 3 and all(torch.equal(own[name], ema.tensors[name]) for name in held)
+    noise = pipe.on_parameters(lambda name, p: p.add_(torch.randn_like(p)).sum().item())
+    return {**found, "noise": noise}
+
+
+@captures((GPT, torch.float64, 8, 4))
+def beginning(team):
+    """What is said to ranks whose models begin with other values, and a step from the checkpoint of `holding`."""
+    case, other = CASES["tied gpt with dropout"], team.rank_here == 1
+
+    def refused(change):
+        change(model := case.model(torch.float64))
+        return refusal(compare_initial_weights(team, model, weights_from(None, model, 0)).refuse_different)
+
+    def one_bit(model):
+        with torch.no_grad():
+            model.position.weight.view(torch.int64)[-1, -1] ^= int(other)
+
+    def drawn(model):
+        torch.manual_seed(7 + other)
+        for p in model.parameters():
+            torch.nn.init.normal_(p)
+
+    drawn(model := case.model(torch.float64))
+    pipe = pipeline_on(team, case, 8, 4, OPTIMIZER, dtype=torch.float64, model=model)
+    found = {
+        "step": refusal(lambda: pipe.step(tokens(8))),
+        "evaluate": refusal(lambda: pipe.evaluate(tokens(8))),
+        "save": refusal(lambda: pipe.save(Path(sys.argv[2], "differing"))),
+        "checkpoint": refusal(lambda: pipe.checkpoint(Path(sys.argv[2], "differing checkpoint"))),
+    }
+    pipe.resume(Path(sys.argv[2], "checkpoint"))
+    return {
+        **found,
+        "loss": pipe.step(tokens(8)).item(),
+        "equal": refused(lambda model: None),
+        "bit": refused(one_bit),
+        "seed": refused(drawn),
+        "meta": refused(lambda model: model.to("meta") if other else model),
+        "both meta": refused(lambda model: model.to("meta")),
+    }
+
+
+@captures((GPT, torch.float64, 8, 4))
+def values(team):
+    """What is said to ranks that change what the step reads into different values, and a step where all change it."""
+    pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
+    pipe.step(tokens(8))
+    found = {}
+    for rate in (0.25 + 0.125 * team.rank_here, 0.5):
+        for block in pipe.model.blocks:
+            block.dropout = rate
+        found[f"rate {len(found)}"] = refusal(lambda: pipe.step(tokens(8)))
+    return {**found, "steps": pipe.steps}
+
+
+@captures((GPT, torch.float64, 8, 4))
+def apart_in_values(team):
+    """Rank 1 alone changes what the step reads."""
+    pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
+    pipe.step(tokens(8))
+    for block in pipe.model.blocks:
+        block.dropout = 0.1 + 0.25 * team.rank_here
+    pipe.step(tokens(8))
+
+
+@captures((GPT, torch.float32, 8, 4))
+def apart_in_shapes(team):
+    """Rank 1 gets a batch of a new shape; rank 0 gets another one, and steps."""
+    pipe = build(team, "tied gpt with dropout", torch.float32, 8, None, 4)
+    pipe.step(tokens(8))
+    pipe.step(tokens(6 if team.local == (1,) else 8))
+
+
+def failing(team):
+    """What each rank sees of every failure: decided on rank 0, agreed on from rank 1."""
+    found = {}
+    for name, make in FAILURES.items():
+        for way in ("decide", "agree"):
+            try:
+                if way == "decide":
+                    team.decide(partial(throw, make))
+                else:
+                    team.agree(make() if team.local == (1,) else None)
+            except Exception as failure:
+                found[f"{way} {name}"] = described(failure)
+    return {**found, "afterwards": team.decide(lambda: "all is well")}
+
+
+def ending(team):
+    """A failure on rank 0 ends every rank with its exit status, as the command line does."""
+    try:
+        team.decide(partial(throw, FAILURES[os.environ["FAILURE"]]))
+    except panpipe.PanpipeError as failure:
+        sys.exit(failure.exit_status)
+
+
+@captures((GPT, torch.float32, 8, 4))
+def raising(team):
+    """Rank 1 alone raises an error: in a step, or in the user's code if the environment requests it."""
+    name = "tied gpt with dropout"
+    pipe = build(team, name, torch.float32, 8, None, 4)
+    for step in range(1000):
+        batch = CASES[name].batch(8, torch.float32)
+        if step == 3 and team.local == (1,):
+            if "OUTSIDE" in os.environ:
+                raise FAILURES[os.environ["OUTSIDE"]]()
+            batch["y"] = batch["y"] + 10_000
+        pipe.step(batch)
+
+
+@captures((GPT, torch.float32, 12, 6))
+def offloading(team):
+    """The bits of plans without offload, with saved tensors on the host, and in a file."""
+    operators, found = captured_once(GPT, torch.float32, 12, 6, "cpu"), {}
+    for name in ("interleaved", "recompute in a v"):
+        plan = even_plan(operators, team.size, 6, **PLANS[name])
+        away, file = all_away(plan, operators), OffloadTier(Path(sys.argv[2]))
+        found[name] = [_bits(team, each, tier) for each, tier in ((plan, None), (away, None), (away, file))]
+        assert away.memory.offload
+    return found
+
+
+def _bits(team, plan, tier):
+    """Losses, and checksums of the gradients that are here, over two steps."""
+    pipe = build(team, "tied gpt with dropout", torch.float32, 12, plan, 6, offload=tier)
+    found = []
+    for _ in range(2):
+        found.append(pipe.step(GPT.batch(12, torch.float32)).item().hex())
+        gradients = [p.grad for p in pipe.model.parameters() if not p.is_meta and p.grad is not None]
+        found += [crc32(gradient.numpy().tobytes()) for gradient in gradients]
+    for each in pipe._trainer.offloads.values():
+        each.memory.close()
+    return found
+
+
+@captures(*((CASES[name], torch.float32, 8, 4) for name in CHANGES))
+def replanned(team):
+    return {name: moved_and_not(team, name) for name in CHANGES}
+
+
+@captures((POISONED, torch.float32, 8, 4))
+def not_finite(team):
+    return skipped_together(team)
+
+
+@captures((POISONED, torch.float32, 8, 4))
+def monitored(team):
+    return monitored_steps(team)
+
+
+@captures((GPT, torch.float32, 12, 6))
+def full_disk(team):
+    """The file of rank 1 may not be written any more after the first step and its checkpoint."""
+    operators, folder = captured_once(GPT, torch.float32, 12, 6, "cpu"), Path(sys.argv[2])
+    plan = all_away(even_plan(operators, team.size, 6, "gpipe"), operators)
+    pipe = build(team, "tied gpt with dropout", torch.float32, 12, plan, 6, offload=OffloadTier(folder))
+    pipe.step(GPT.batch(12, torch.float32))
+    pipe.checkpoint(folder / "checkpoint")
+    if team.local == (1,):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
+    pipe.step(GPT.batch(12, torch.float32))
+
+
+def main() -> None:
+    from panpipe.runtimes.launch.launch import make_team
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    jobs, folder, *backend = sys.argv[1:]
+    mesh = os.environ.get("MESH")
+    named = {"deaf": deaf.KIND}
+    team = make_team(parse_mesh(mesh) if mesh else None, *(named.get(name, name) for name in backend))
+    found = {job: globals()[job](team) for job in jobs.split(",")}
+    Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found), encoding="utf-8")
+    team.close()
+
+
+if __name__ == "__main__":
+    work = serve(main, capture) if sys.argv[1:] == ["serve"] else main
+    if work is not None:
+        work()

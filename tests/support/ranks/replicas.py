@@ -1,0 +1,84 @@
+"""Train cases over replicas of a pipeline, and in one process on all their batches; see `ranks`."""
+
+import copy
+from typing import Any
+
+import torch
+from panpipe.runtimes.diagnose.reference import reference_of_replicas
+from panpipe.runtimes.launch.team import Team
+from torch.utils import _pytree as pytree
+
+from ..models import Case
+from ..parity import OPTIMIZER
+from .teams import SEED, pipeline_on
+
+
+def batches(case: Case, replicas: int, rows: list[int], dtype: torch.dtype = torch.float64) -> list[Any]:
+    """A batch for each replica, cut from one."""
+    whole = case.batch(sum(rows[:replicas]), dtype)
+    leaves, spec = pytree.tree_flatten(whole)
+    parts = zip(*(torch.split(leaf, rows[:replicas]) for leaf in leaves), strict=True)
+    return [pytree.tree_unflatten(list(part), spec) for part in parts]
+
+
+class Trained:
+    """A pipeline over replicas, and one process to compare it with.
+
+    Args:
+        team: the ranks.
+        case: what is trained.
+        rows: samples of a replica's batch in the plan.
+        microbatches: into how many they are cut.
+        stray: another seed of the model's parameters on every replica but the first, which must not matter.
+        shard: what replicas share; then no parameter keeps a gradient.
+    """
+
+    def __init__(self, team: Team, case: Case, rows: int, microbatches: int, stray: bool = False, shard: str = "none"):
+        self.team, self.case, self.microbatches, self.shard = team, case, microbatches, shard
+        self.alone = copy.deepcopy(case.model(torch.float64))
+        model = case.model(torch.float64)
+        if stray and team.replica > 0:
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter.add_(1.0)
+        self.pipe = pipeline_on(
+            team, case, rows, microbatches, OPTIMIZER, dtype=torch.float64, model=model, shard=shard
+        )
+        self.optimizer = OPTIMIZER(self.alone.named_parameters())
+
+    def step(self, rows: list[int]) -> dict[str, float]:
+        """One step on batches of these numbers of rows; the largest distances, gradients relative in norm."""
+        index, parts = self.pipe.steps, batches(self.case, self.team.replicas, rows)
+        loss = self.pipe.step(parts[self.team.replica]).item()
+        wanted = reference_of_replicas(
+            self.alone, self.case.step, parts, microbatches=self.microbatches, seed=SEED, index=index
+        ).item()
+        found = {"loss": abs(loss - wanted), "gradient": 0.0, "parameter": 0.0, "buffer": 0.0}
+        mine = dict(self.pipe.model.named_parameters())
+        here = {name: p for name, p in self.alone.named_parameters() if not mine[name].is_meta}
+        for name, parameter in here.items():
+            assert parameter.grad is not None
+            if self.shard != "none":
+                assert mine[name].grad is None
+                continue
+            assert mine[name].grad is not None
+            far = (mine[name].grad - parameter.grad).norm() / parameter.grad.norm().clamp_min(1e-12)
+            found["gradient"] = max(found["gradient"], far.item())
+        self.optimizer.step()
+        for name, parameter in here.items():
+            found["parameter"] = max(found["parameter"], (mine[name] - parameter).abs().max().item())
+        buffers = dict(self.pipe.model.named_buffers())
+        for name, buffer in self.alone.named_buffers():
+            if not buffers[name].is_meta:
+                found["buffer"] = max(found["buffer"], (buffers[name] - buffer).abs().max().item())
+        return found
+
+    def bits(self) -> dict[str, list[float]]:
+        """All parameters and gradients here, to compare replicas bit by bit."""
+        found = {}
+        for name, parameter in self.pipe.model.named_parameters():
+            if not parameter.is_meta:
+                found[name] = parameter.detach().flatten().tolist()
+                if parameter.grad is not None:
+                    found[f"gradient of {name}"] = parameter.grad.flatten().tolist()
+        return found

@@ -1,0 +1,158 @@
+"""Ranks whose replicas share optimizers, compared with one process; see `ranks`."""
+
+import copy
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from attrs import evolve
+from panpipe.runtimes.diagnose.reference import reference_of_replicas
+from panpipe.runtimes.launch.team import Team
+from panpipe.runtimes.optimizer.training import Training
+from panpipe.runtimes.pipeline import Pipeline
+
+from ..models import CASES
+from ..parity import OPTIMIZER
+from ..programs.optimizing import two_groups, warm_up
+from .replicas import Trained, batches
+from .teams import SEED, pipeline_on
+
+F64 = torch.float64
+NAME = "tied gpt with dropout"
+OPTIMIZERS: dict[str, Any] = {
+    "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
+    "adagrad": partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.1),  # has state from the start
+    "groups": two_groups,
+}
+
+
+def every_case(team: Team) -> dict[str, Any]:
+    """Every case with batches of several sizes; the last stage of one is sharded alone."""
+    found: dict[str, Any] = {}
+    rows = [[4] * team.replicas, [4, 1, 3], [4] * team.replicas]
+    for name, case in CASES.items():
+        trained = Trained(team, case, 4, 2, stray=True, shard="optimizer")
+        found[name] = {
+            "distances": [trained.step(each) for each in rows],
+            "bits": trained.bits(),
+            "metrics": trained.pipe.metrics,
+        }
+    return found
+
+
+def every_optimizer(team: Team) -> dict[str, float]:
+    """The largest distance of a parameter after three updates of two batches each, with clipping, by optimizer."""
+    case, found = CASES[NAME], {}
+    for name, make in OPTIMIZERS.items():
+        model = case.model(F64)
+        alone = copy.deepcopy(model)
+        stepped = make(alone.named_parameters())
+        pipe = pipeline_on(
+            team, case, 4, 2, make, dtype=F64, model=model, training=Training(clip_norm=0.05), shard="optimizer"
+        )
+        parts = batches(case, team.replicas, [4] * team.replicas)
+        far = 0.0
+        for update in range(3):
+            for kept in (False, True):
+                pipe.step(parts[team.replica], update=kept)
+            both: dict[str, torch.Tensor] = {}
+            for index in (2 * update, 2 * update + 1):
+                reference_of_replicas(alone, case.step, parts, microbatches=2, seed=SEED, index=index)
+                for key, parameter in alone.named_parameters():
+                    assert parameter.grad is not None
+                    both[key] = both.get(key, torch.zeros_like(parameter)) + parameter.grad / 2
+            for key, parameter in alone.named_parameters():
+                parameter.grad = both[key]
+            norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05).item()
+            assert pipe.grad_norm is not None
+            far = max(far, abs(pipe.grad_norm - norm) / norm)
+            stepped.step()
+        found[name] = max(far, _distance(pipe, alone))
+    return found
+
+
+def resumed(team: Team, folder: Path) -> dict[str, Any]:
+    """Checkpoints with and without sharding, resumed each way, and what pipelines have after one more step."""
+    case = CASES[NAME]
+    parts = batches(case, team.replicas, [4] * team.replicas)
+
+    def new(shard: str) -> Pipeline:
+        pipe = pipeline_on(team, case, 4, 2, two_groups, dtype=F64, training=Training(scheduler=warm_up), shard=shard)
+        pipe.ema(0.9)
+        return pipe
+
+    def run(pipe: Pipeline, steps: int = 2) -> Pipeline:
+        for _ in range(steps):
+            pipe.step(parts[team.replica])
+        return pipe
+
+    pipes = {shard: run(new(shard)) for shard in ("none", "optimizer")}
+    held = {shard: _held_bytes(pipe) for shard, pipe in pipes.items()}
+    states = {shard: copy.deepcopy(pipe.state_dict()) for shard, pipe in pipes.items()}
+    for shard, pipe in pipes.items():
+        pipe.checkpoint(folder / shard)
+        run(pipe, 1)
+    far = {"state": _state_distance(*states.values())}
+    wanted = pipes["none"]
+    far["trained"] = _distance(pipes["optimizer"], wanted.model)
+    for source in pipes:
+        for target in pipes:
+            pipe = new(target)
+            pipe.resume(folder / source)
+            run(pipe, 1)
+            far[f"{source} to {target}"] = _distance(pipe, wanted.model)
+            far[f"{source} to {target}, average"] = _average_distance(pipe, wanted)
+    twin = new("optimizer")
+    twin.load_state_dict(states["optimizer"])
+    far["in memory"] = _distance(run(twin, 1), wanted.model)
+    loss = [pipe.evaluate(parts[team.replica]).item() for pipe in pipes.values()]
+    return {"held": held, "far": far, "evaluated": abs(loss[0] - loss[1])}
+
+
+def _held_bytes(pipe: Pipeline) -> list[int]:
+    """Bytes of optimizer state here, without counters; and of parameters."""
+    states = [state for optimizer in pipe.optimizers.values() for state in optimizer.state.values()]
+    tensors = [value for state in states for value in state.values() if value.ndim]
+    own = [p.nbytes for parameters in pipe.stage_parameters.values() for p in parameters.values()]
+    return [sum(tensor.untyped_storage().nbytes() for tensor in tensors), sum(own)]
+
+
+def _state_distance(first: dict[str, Any], second: dict[str, Any]) -> float:
+    assert first["optimizer"].keys() == second["optimizer"].keys()
+    assert first["stepped"] == second["stepped"]
+    far = 0.0
+    for name, value in first["optimizer"].items():
+        other = second["optimizer"][name]
+        if isinstance(value, torch.Tensor):
+            assert (value.shape, value.dtype) == (other.shape, other.dtype), name
+            far = max(far, (value - other).abs().max().item())
+        else:
+            assert value == other, name
+    return far
+
+
+def _distance(pipe: Pipeline, alone: torch.nn.Module) -> float:
+    wanted = dict(alone.named_parameters())
+    here = {name: p for name, p in pipe.model.named_parameters() if not p.is_meta}
+    return max((p - wanted[name]).abs().max().item() for name, p in here.items())
+
+
+def _average_distance(pipe: Pipeline, other: Pipeline) -> float:
+    mine, theirs = (each._trainer.averages.all[0].tensors for each in (pipe, other))
+    return max((value - theirs[name]).abs().max().item() for name, value in mine.items())
+
+
+def partly(team: Team) -> dict[str, Any]:
+    """A plan of which one stage alone is sharded, and the actions that its devices issue."""
+    case = CASES["batchnorm with a skip"]
+    trained = Trained(team, case, 4, 2)
+    plan = evolve(trained.pipe.plan, shard=("none", "optimizer"))
+    pipe = pipeline_on(team, case, 4, 2, OPTIMIZER, dtype=F64, plan=plan)
+    part = batches(case, team.replicas, [4] * team.replicas)[team.replica]
+    far = 0.0
+    for _ in range(2):
+        trained.step([4] * team.replicas)
+        _, trace = pipe.trace_step(part)
+        far = max(far, _distance(pipe, trained.alone))
+    return {"partly": far, "gathers": sorted({str(e.action) for e in trace.events if e.action.kind.value == "UNSHARD"})}
