@@ -127,13 +127,18 @@ def plan(
     budget: Annotated[
         int | None,
         typer.Option(
-            help="Candidate plans to evaluate; by default as many as take about ten seconds on one core.",
+            help="Most candidate plans to evaluate, in all parts of the search together, in addition to the published "
+            "schedules that it starts from; by default as many as take about ten seconds on one core.",
             show_default=False,
         ),
     ] = None,
     seconds: Annotated[
         float | None,
-        typer.Option(help="End the search after this time, with the best plan so far.", show_default=False),
+        typer.Option(
+            help="End the search after this time, with the best plan so far; capture and compilation are not part "
+            "of it.",
+            show_default=False,
+        ),
     ] = None,
     layers: Annotated[
         bool,

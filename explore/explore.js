@@ -284,6 +284,7 @@ for (const button of document.querySelectorAll("[data-file]")) {
   });
 }
 view.onlook = remember;
+window.addEventListener("resize", drawPoints);
 
 showForm(complete(state[state.side]), change);
 arrange();

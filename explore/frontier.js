@@ -1,6 +1,6 @@
 // Time against memory: every schedule is a point, and a click asks for it. The line joins those that no other beats.
 
-const PLOT = { width: 620, height: 300, left: 62, right: 14, top: 12, bottom: 42 };
+const PLOT = { width: 620, widest: 760, height: 300, left: 62, right: 14, top: 12, bottom: 42 };
 
 function bestOf(points) {
   const best = [];
@@ -17,13 +17,14 @@ function drawFrontier(box, points, { units, limit, chosen, choose }) {
     box.replaceChildren();
     return;
   }
+  PLOT.width = Math.min(box.clientWidth || PLOT.width, PLOT.widest);
   const time = (value) => amount(value, units.time, 3);
   const memory = (value) => amount(value, units.memory, 3);
   const xs = [...points.map((point) => point.memory), ...(limit === null ? [] : [limit])];
   const ys = points.map((point) => point.time);
   const [x, xTicks] = axis(Math.min(...xs), Math.max(...xs), PLOT.left, PLOT.width - PLOT.right);
   const [y, yTicks] = axis(Math.min(...ys), Math.max(...ys), PLOT.height - PLOT.bottom, PLOT.top);
-  const frame = svg("svg", { viewBox: `0 0 ${PLOT.width} ${PLOT.height}`, role: "group", "aria-label": "Time against memory of all schedules" });
+  const frame = svg("svg", { viewBox: `0 0 ${PLOT.width} ${PLOT.height}`, width: PLOT.width, height: PLOT.height, role: "group", "aria-label": "Time against memory of all schedules" });
   for (const tick of yTicks) {
     frame.append(svg("line", { x1: PLOT.left, x2: PLOT.width - PLOT.right, y1: y(tick), y2: y(tick), class: "axis" }));
     frame.append(svg("text", { x: PLOT.left - 8, y: y(tick) + 4, "text-anchor": "end" }, time(tick)));

@@ -26,6 +26,7 @@ from ...core.tradeoff import by_time
 from ..clusters import find_cluster
 from ..output import check_writable, note, print_json
 from ..progress import search_progress
+from .allowance import Allowance
 from .answer import PlanAnswer
 from .choices import judge_of, of_one_replica, oracle_of, replicas_allowed, wanted_meshes, wanted_recompute
 from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
@@ -76,16 +77,23 @@ def run(
     files = [file for file in (graph, cluster) if file is not None and os.path.isfile(str(file).partition("#")[0])]
     found: list[tuple[PlanRequest, SearchResult]] = []
     failed: list[tuple[PlanRequest, NothingFits]] = []
-    for tensor in wanted_tensor(tp, find_cluster(cluster), cluster, model):
+    _check_counts(budget=budget)
+    halves, allowance = graph is not None and mesh is None, Allowance(budget, seconds)
+    wanted = wanted_tensor(tp, find_cluster(cluster), cluster, model)
+    for searches, tensor in zip(range(len(wanted), 0, -1), wanted, strict=True):
+        share = allowance.share(searches, reserve=halves)
         request, known = plan_request(
             cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
             optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
-            host_memory=host_memory, schedule=schedule, budget=budget, seed=seed, layers=layers, samples=samples,
+            host_memory=host_memory, schedule=schedule, budget=share, seed=seed, layers=layers, samples=samples,
             tokens=tokens, tensor=tensor, shard=shard,
         )  # fmt: skip
         try:
-            with naming(*files), search_progress() as progress:
-                result = request.search(seconds=seconds, progress=progress, alternatives=top is not None)
+            with naming(*files):
+                request.prepare()
+            with naming(*files), search_progress() as progress, allowance.timed(searches) as limit_s:
+                result = request.search(seconds=limit_s, progress=progress, alternatives=top is not None)
+            allowance.spend(result.evaluations)
             found.append((request, result))
         except NothingFits as nothing:
             failed.append((request, nothing))
@@ -100,8 +108,8 @@ def run(
     plans = result.plans[: top or 1]
     written = [] if out is None else _write(out, [with_tensor_ranks(plan, request.machine) for plan in plans])
     fewer = None
-    if graph is not None and mesh is None and not result.stopped:
-        fewer = faster_alone(plans[0], request.alone)
+    if halves and not result.stopped:
+        fewer = faster_alone(plans[0], lambda devices: request.alone(devices, allowance))
     answer = plan_answer(request, known, plans, fewer)
     if json:
         print_json(answer.plain())

@@ -20,6 +20,7 @@ from ...core.search import Oracle
 from ...core.search.suggestions.changes import Problem, Relaxation
 from ...core.search.suggestions.relaxations import with_more_devices, with_more_memory, with_smaller_microbatches
 from ..output import note
+from .allowance import Allowance
 from .choices import counted_workload, sized_workload, wanted_meshes
 from .costs import PlanningCosts
 
@@ -112,7 +113,7 @@ class PlanRequest:
         from ...core.search.compiling import compile_ahead
         from ...core.search.search_options import SearchOptions
 
-        compile_ahead(note)
+        compile_ahead(note)  # does nothing if it is compiled
         options = SearchOptions(
             families=self.families,
             oracle=self.oracle,
@@ -144,10 +145,26 @@ class PlanRequest:
             return sized_workload(lambda count: self.costs_of(count).joined(blocks), self.machine, self.batch)
         return counted_workload(self.costs.joined(blocks), self.machine, self.microbatches)
 
-    def alone(self, devices: int) -> Plan:
-        """The best plan for the first devices, this many, alone."""
-        few = min(self.budget or FEW, FEW)
-        return self.search(meshes=[(devices, 1)], budget=few, alternatives=False, shard=NONE).best
+    def prepare(self) -> None:
+        """Compute the costs, and compile the search, which its time limit does not count."""
+        from ...core.search.compiling import compile_ahead
+
+        compile_ahead(note)
+        _ = self.costs
+
+    def alone(self, devices: int, allowance: Allowance) -> Plan:
+        """The best plan for the first devices, this many, alone.
+
+        Raises:
+            RequestError: nothing is left of the allowance.
+        """
+        if allowance.exhausted:
+            raise RequestError("no evaluations or no time are left: give a larger --budget or --seconds")
+        few = min(allowance.share(devices.bit_length()) or FEW, FEW)
+        with allowance.timed() as limit_s:
+            one = self.search(meshes=[(devices, 1)], budget=few, seconds=limit_s, alternatives=False, shard=NONE)
+        allowance.spend(one.evaluations)
+        return one.best
 
     def fitting(self, change: Relaxation) -> Plan | None:
         """A plan that fits the changed request; None if the start of that search finds none."""

@@ -25,6 +25,8 @@ EFFORT = 400_000_000
 """Compute actions that a search evaluates by default: some seconds on one core, and about as long for its starts."""
 FIRST = 0.75
 """Share of it for the first search if another oracle scores its plans: further searches may follow."""
+JUDGED = 0.94
+"""The same of a given budget, if the oracle is the search's own and another one times messages that share links."""
 LEAST, MOST = 20_000, 400_000
 """Bounds of the resulting number of evaluations."""
 LARGEST = 8
@@ -200,7 +202,9 @@ def _found(settings: Sequence[Setting], space: SearchSpace, meter: Meter, option
 
 def _meter(options: SearchOptions, settings: Sequence[Setting]) -> Meter:
     """The budget of a search: the rest of it goes to the contended step, where links are shared."""
-    return options.meter(_evaluations(settings, 1.0 if options.oracle is longest_path else FIRST))
+    exact = options.oracle is longest_path
+    first = 1.0 if exact and options.judge is None else JUDGED if exact else FIRST
+    return options.meter(_evaluations(settings, 1.0 if exact else FIRST), first)
 
 
 def _evaluations(settings: Sequence[Setting], share: float = 1.0) -> int:

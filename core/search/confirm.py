@@ -78,13 +78,13 @@ def confirmed(
     if not task.exact:
         settings = [evolve(setting, messages=MESSAGES) for setting in settings]
     found = task.searched_with_reserve(settings)
-    if not (found.fits or found.stopped or meter.until_fit or task.exact):
+    if not (found.fits or found.stopped or meter.until_fit or task.exact or meter.exhausted):
         # The search was led by its own memory model; the shorter search for any plan that fits may find one.
-        scout = evolve(meter, spent=0, until_fit=True)
+        scout = meter.part(meter.budget, until_fit=True)
         more = evolve(task, meter=scout).searched_with_reserve(settings)
         meter.spent += scout.spent
         found = evolve(found, candidates=(*found.candidates, *more.candidates))
-    if not (found.stopped or meter.until_fit):
+    if not (found.stopped or meter.until_fit or meter.exhausted):
         found = task.with_contention(found)
     return found.result(meter.spent)
 
@@ -112,7 +112,7 @@ class _Task:
         reserved, meter = (0.0,) * len(settings[0].memory), self.meter
         budget = meter.budget if meter.until_fit else int(CONTINUED * meter.budget)
         for _ in range(0 if self.exact else SEARCHES - 1):
-            if found.stopped or not found.misled:
+            if found.stopped or not found.misled or meter.exhausted:
                 break
             missing = _missing(found.leader, len(reserved))
             reserved = tuple(had + RESERVE * miss for had, miss in zip(reserved, missing, strict=True))

@@ -7,8 +7,6 @@ fewer walks. Where no messages contend in the best plan, nothing is searched aga
 
 from collections.abc import Sequence
 
-from attrs import evolve
-
 from .annealing.search import Round, all_rounds, evaluate_all
 from .annealing.walk import Walk, best_by_placement, ranked
 from .finalize import Candidate
@@ -62,8 +60,10 @@ def contended(
     Returns:
         The walks, best first, and whether a time limit or an interrupt ended the search early.
     """
-    own = evolve(meter, spent=0, budget=max(int(SHARE * meter.budget), LEAST), seconds=meter.seconds_left)
+    own = meter.part(max(int(SHARE * meter.budget), LEAST))
     stopped = False
+    if own.most is not None:
+        walks = walks[: own.left]
     try:
         evaluate_all(walks)
         own.spend(len(walks))

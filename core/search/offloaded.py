@@ -115,7 +115,7 @@ class OffloadSearch:
                 candidates += self._within_limits(walk)
                 if candidates and candidates[-1].rank[0] <= 0:
                     enough_s = min(enough_s, candidates[-1].score.step_s)
-            if stopped:
+            if stopped or self.meter.exhausted:
                 break
         best = next((each for each in best_first(candidates) if each.rank[0] <= 0), None)
         if best is None:
@@ -151,7 +151,7 @@ class OffloadSearch:
             share: of the budget.
         """
         meter = self.meter
-        further = evolve(meter, spent=0, budget=max(int(share * meter.budget), 1))
+        further = meter.part(max(int(share * meter.budget), 1), until_fit=meter.until_fit)
         settings = [_with_more_memory(setting, leaving) for setting in self.settings]
         walks, stopped = search(settings, space, further, self.seed)
         meter.spent += further.spent

@@ -42,7 +42,8 @@ class SearchOptions:
         message: time that a message takes of the devices at its ends, in addition to its time on the link.
         alternatives: whether the result has slower plans that need less memory, too.
         seed: of all random numbers.
-        budget: number of evaluations; by default about ten seconds of one core.
+        budget: most evaluations of all parts of the search together, in addition to the schedules that it starts from;
+            by default about ten seconds of one core.
         seconds: a limit on the time; at its end the best plan so far is the result.
         progress: called repeatedly during the search.
         offload: what leaves the devices; with ``"none"`` families that offload are used only if all of them do.
@@ -97,14 +98,15 @@ class SearchOptions:
         families = self.families if self.offloads else resident(self.families)
         return SearchSpace(families, self.anneal, chunks, self.recompute)
 
-    def meter(self, budget: int) -> Meter:
+    def meter(self, budget: int, first: float = 1.0) -> Meter:
         """A meter that counts from now on.
 
         Args:
-            budget: number of evaluations if the options have none.
+            budget: number of evaluations of the first part of the search if the options have none.
+            first: share of the options' budget for the first part.
         """
-        wanted = budget if self.budget is None else self.budget
-        return Meter(wanted, self.seconds, self.progress, until_fit=self.until_fit)
+        wanted = budget if self.budget is None else max(int(first * self.budget), 1)
+        return Meter(wanted, self.seconds, self.progress, until_fit=self.until_fit, most=self.budget)
 
 
 def refuse_none(count: int, what: str) -> None:

@@ -51,9 +51,9 @@ def sharded_search(
     try:
         return search(settings, meter)
     except NothingFits:
-        if not replicated:
+        if not replicated or meter.exhausted:
             raise
-    further = evolve(meter, spent=0)
+    further = meter.part(meter.budget, until_fit=meter.until_fit)
     found = search([setting.sharded(OPTIMIZER) for setting in replicated], further)
     meter.spent += further.spent
     memory = settings[0].memory

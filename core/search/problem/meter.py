@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable
 
-from attrs import define, field
+from attrs import define, evolve, field
 
 Progress = Callable[[int, int, float], None]
 """Callback with the evaluations done, the budget, and the best step time that fits (infinite while none does)."""
@@ -19,6 +19,7 @@ class Meter:
 
     Args:
         budget: evaluations it may spend.
+        most: evaluations that all parts of a search may spend together; None for no bound but each part's budget.
         seconds: a time limit, from the creation of the meter; None for no limit.
         progress: see :data:`Progress`.
         clock: seconds from any start.
@@ -32,6 +33,7 @@ class Meter:
     progress: Progress | None = None
     clock: Callable[[], float] = time.monotonic
     until_fit: bool = False
+    most: int | None = None
     spent: int = 0
     step_s: float = float("inf")
     _start: float = field(init=False)
@@ -42,12 +44,24 @@ class Meter:
     @property
     def left(self) -> int:
         """Evaluations not yet spent."""
-        return max(self.budget - self.spent, 0)
+        return max(min(self.budget, self.budget if self.most is None else self.most) - self.spent, 0)
 
     @property
-    def seconds_left(self) -> float | None:
-        """The rest of the time limit; None for no limit."""
-        return None if self.seconds is None else max(self.seconds - (self.clock() - self._start), 0.0)
+    def exhausted(self) -> bool:
+        """Whether no evaluations are left for further parts."""
+        return self.most is not None and self.spent >= self.most
+
+    def part(self, budget: int, *, until_fit: bool = False) -> "Meter":
+        """A meter for a further part of the search, with the same end in time. Its owner adds what it spent.
+
+        Args:
+            budget: of the part, if as many evaluations are left.
+            until_fit: whether the part ends with the first plan that fits.
+        """
+        most = None if self.most is None else max(self.most - self.spent, 0)
+        part = evolve(self, budget=budget, most=most, until_fit=until_fit, spent=0)
+        part._start = self._start
+        return part
 
     def spend(self, evaluations: int, step_s: float = float("inf")) -> None:
         """Count evaluations; ``step_s`` is the best step time among them that fits.

@@ -69,3 +69,12 @@ def test_what_does_not_fit_by_the_oracle_is_refused():
 def test_settings_that_no_schedule_supports_are_refused():
     with pytest.raises(RequestError, match="none of the schedules supports 2 devices and 4 microbatches"):
         found(space=evolve(SPACE, chunks=(2, 2), families=(find_family("1f1b"),)))
+
+
+@pytest.mark.parametrize("budget", [1, 30, 400])
+def test_a_given_budget_bounds_all_parts_of_the_search(budget):
+    # The oracle counts more memory than the search, so that searches with a reserve follow.
+    setting = setting_of([1.0] * 6, backward=True, saved=10, memory=70.0)
+    meter = Meter(max(int(0.75 * budget), 1), most=budget)
+    result = confirmed([setting], SPACE, meter, heavier(10.0), 0)
+    assert 1 <= result.evaluations <= budget

@@ -21,3 +21,17 @@ def test_meter_counts_evaluations_before_it_stops_at_its_time_limit():
     with pytest.raises(Stopped):
         meter.spend(2, 7.0)
     assert (meter.spent, meter.step_s) == (3, 7.0)
+
+
+def test_parts_of_a_search_share_its_bound_and_its_end():
+    now = iter([0.0, 5.0, 11.0])
+    meter = Meter(75, seconds=10.0, clock=lambda: next(now), most=100)
+    meter.spent = 75
+    part = meter.part(300)  # its creation reads the clock once, and its time is the whole search's
+    assert part.left == 25
+    assert not meter.exhausted
+    with pytest.raises(Stopped):
+        part.spend(25)
+    meter.spent += part.spent
+    assert meter.exhausted
+    assert Meter(75).part(300).left == 300
