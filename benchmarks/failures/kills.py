@@ -5,12 +5,16 @@ Each trial draws a mesh of 2 to 4 ranks, a rank, a phase of the job, and a momen
 started again and continues from its last checkpoint: from then on every loss, and at the end every parameter, must have
 the bits of the undisturbed run::
 
-    python benchmarks/failures/kills.py [KILLS] [--seed SEED] [--seconds SECONDS]
+    python benchmarks/failures/kills.py [KILLS] [--seed SEED] [--seconds SECONDS] [--folder FOLDER] [--records FILE]
+
+Runs that write to the same file of records add up: the table is of all its kills. A folder is given to reuse its
+undisturbed jobs.
 
 Ranks are forks of a process that has imported everything, and have no torchrun agent: rank 0 hosts the job's store.
 """
 
 import argparse
+import atexit
 import importlib
 import json
 import os
@@ -24,7 +28,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
@@ -32,7 +36,7 @@ from typing import Any
 
 import panpipe
 import torch
-from attrs import Factory, define, frozen
+from attrs import Factory, asdict, define, frozen
 from panpipe.runtimes.launch.meeting import begin_at_import
 from torch import nn
 
@@ -212,14 +216,14 @@ class Log:
         begins: the step that it began with.
         losses: step → loss, in hexadecimal.
         saved: steps of checkpoints that were complete.
-        end: parameter → hash.
+        end: parameter → hash, of the rank's stages, which may have no parameters; None if it did not get there.
         seconds: phase → durations.
     """
 
     begins: int | None = None
     losses: dict[int, str] = Factory(dict)
     saved: list[int] = Factory(list)
-    end: dict[str, str] = Factory(dict)
+    end: dict[str, str] | None = None
     seconds: dict[str, list[float]] = Factory(dict)
 
     @classmethod
@@ -273,10 +277,12 @@ class Trial:
     resumed: bool
 
     @classmethod
-    def drawn(cls, draw: random.Random, undisturbed: Mapping[tuple[str, bool], list[Log]]) -> "Trial":
+    def drawn(
+        cls, draw: random.Random, undisturbed: Mapping[tuple[str, bool], list[Log]], phases: Sequence[str]
+    ) -> "Trial":
         """A random one; moments are uniform within the median duration of the phase."""
-        mesh = draw.choice(list(MESHES))
-        victim, phase = draw.randrange(MESHES[mesh]), draw.choice(PHASES)
+        mesh = draw.choice(sorted({mesh for mesh, _ in undisturbed}))
+        victim, phase = draw.randrange(MESHES[mesh]), draw.choice(phases)
         resumed = phase == "resume" or draw.random() < 0.25
         seconds = undisturbed[mesh, resumed][victim].seconds[phase]
         moment = Moment(phase, draw.randint(1, len(seconds)), draw.random() * statistics.median(seconds))
@@ -314,8 +320,9 @@ def tried(trial: Trial, folder: Path, undisturbed: list[Log]) -> Found:
     statuses, times = run(Job(trial.mesh, folder, trial.victim, trial.moment))
     killed = folder / "killed"
     if not killed.exists():
-        found.faults.append(f"nothing was killed: {statuses}, {errors(folder)}")
-        return found
+        if list(statuses.values()) != [0] * MESHES[trial.mesh]:
+            found.faults.append(f"nothing was killed: {statuses}, {errors(folder)}")
+        return found  # the job had ended before the moment
     found.phase = killed.read_text(encoding="utf-8")
     before = logs(trial.mesh, folder)
     for rank in range(MESHES[trial.mesh]):
@@ -341,10 +348,23 @@ def tried(trial: Trial, folder: Path, undisturbed: list[Log]) -> Found:
         other = [step for one in (first, log) for step, loss in one.losses.items() if whole.losses[step] != loss]
         if missing or other:
             found.faults.append(f"rank {rank}: no loss of the steps {missing}, another one of the steps {other}")
-        if not log.end or log.end != whole.end:
-            other_ends = [name for name, value in whole.end.items() if log.end.get(name) != value]
-            found.faults.append(f"rank {rank} ended with other values of {', '.join(other_ends) or 'more parameters'}")
+        fault = fault_of_end(log.end, whole.end)
+        if fault:
+            found.faults.append(f"rank {rank} {fault}")
     return found
+
+
+def fault_of_end(end: Mapping[str, str] | None, whole: Mapping[str, str] | None) -> str:
+    """What is wrong with a rank's last parameters; empty if nothing is.
+
+    Args:
+        end: of the restarted job, as of `Log`.
+        whole: of the undisturbed one.
+    """
+    if end is None or whole is None:
+        return "did not write down its last parameters"
+    others = [name for name in {**whole, **end} if end.get(name) != whole.get(name)]
+    return f"ended with other values of {', '.join(others)}" if others else ""
 
 
 def fault_of(rank: int, victim: int, status: int | None, error: str, complete: bool) -> str:
@@ -392,12 +412,16 @@ def copy_checkpoint(mesh: str, folder: Path) -> None:
     shutil.copytree(folder.parent / mesh / name, folder / name)
 
 
-def run_undisturbed(parent: Path) -> dict[tuple[str, bool], list[Log]]:
+def run_undisturbed(parent: Path, meshes: Sequence[str]) -> dict[tuple[str, bool], list[Log]]:
     """Each mesh without a kill, from the beginning and from a checkpoint."""
     found = {}
-    for mesh, ranks in MESHES.items():
+    for mesh in meshes:
+        ranks = MESHES[mesh]
         for resumed in (False, True):
             folder = parent / (f"{mesh} resumed" if resumed else mesh)
+            found[mesh, resumed] = logs(mesh, folder)
+            if all(log.seconds for log in found[mesh, resumed]):
+                continue
             folder.mkdir()
             if resumed:
                 copy_checkpoint(mesh, folder)
@@ -414,46 +438,71 @@ def run_undisturbed(parent: Path) -> dict[tuple[str, bool], list[Log]]:
     return found
 
 
-def summary(trials: list[tuple[Trial, Found]]) -> str:
-    """The table of `benchmarks/results/kills.md`."""
+def summary(records: Sequence[Mapping[str, Any]]) -> str:
+    """The table of `benchmarks/results/kills.md`, of records that were read from JSON."""
     lines = ["| killed in | kills | faults | seconds until all had ended: median, most | steps computed again: most |"]
     lines.append("|---|---|---|---|---|")
     for phase in (*PHASES, "all"):
-        of = [found for trial, found in trials if phase in (trial.moment.phase, "all")]
+        of = [record for record in records if phase in (record["phase"], "all")]
         if of:
-            named, lost = [found.named_s for found in of], [found.lost for found in of]
-            faults = sum(bool(found.faults) for found in of)
+            named, lost = [record["named_s"] for record in of], [record["lost"] for record in of]
+            faults = sum(bool(record["faults"]) for record in of)
             lines.append(
                 f"| {phase} | {len(of)} | {faults} | {statistics.median(named):.2f}, {max(named):.2f} | {max(lost)} |"
             )
-    meshes = Counter(trial.mesh for trial, _ in trials)
-    hosts = sum(trial.victim == 0 for trial, _ in trials)
+    meshes = Counter(record["mesh"] for record in records)
+    hosts = sum(record["victim"] == 0 for record in records)
     return "\n".join([*lines, "", f"Meshes: {dict(meshes)}; rank 0 was killed {hosts} times."])
 
 
-def kill_often(kills: int, seed: int, seconds: float) -> bool:
+def record_of(trial: Trial, found: Found) -> dict[str, Any]:
+    """A trial and what it found, as plain data; its phase is the drawn one."""
+    return {
+        **asdict(trial),
+        **asdict(trial.moment),
+        **asdict(found),
+        "phase": trial.moment.phase,
+        "inside": found.phase,
+    }
+
+
+def kill_often(given: argparse.Namespace) -> bool:
     """Run the trials, and print them; whether none had a fault."""
-    parent, draw, begun = Path(tempfile.mkdtemp()), random.Random(seed), time.monotonic()
-    undisturbed = run_undisturbed(parent)
+    parent, draw, begun = given.folder or Path(tempfile.mkdtemp()), random.Random(given.seed), time.monotonic()
+    parent.mkdir(exist_ok=True)
+    undisturbed = run_undisturbed(parent, given.meshes)
     print(f"undisturbed: {time.monotonic() - begun:.0f} s", flush=True)
-    trials = list[tuple[Trial, Found]]()
-    while len(trials) < kills and time.monotonic() - begun < seconds:
-        trial = Trial.drawn(draw, undisturbed)
-        folder = parent / f"trial {len(trials)}"
+    faults = False
+    number = trials = 0
+    while number < given.kills and time.monotonic() - begun < given.seconds:
+        trials += 1
+        trial = Trial.drawn(draw, undisturbed, given.phases)
+        folder = parent / f"trial {given.seed}-{trials}"
         folder.mkdir()
         found = tried(trial, folder, undisturbed[trial.mesh, False])
-        trials.append((trial, found))
-        shutil.rmtree(folder)
+        if found.phase == "none" and not found.faults:
+            shutil.rmtree(folder)
+            continue
+        number += 1
+        with given.records.open("a", encoding="utf-8") as records:
+            print(json.dumps(record_of(trial, found)), file=records)
         moment = trial.moment
         print(
-            f"{len(trials)}: {trial.mesh}, rank {trial.victim}, {moment.phase} {moment.entry} + "
+            f"{number}: {trial.mesh}, rank {trial.victim}, {moment.phase} {moment.entry} + "
             f"{moment.delay_s:.3f} s, {'resumed, ' if trial.resumed else ''}killed in {found.phase!r}, "
             f"{found.named_s:.2f} s, lost {found.lost}" + "".join(f"\n  FAULT {fault}" for fault in found.faults),
             flush=True,
         )
-    shutil.rmtree(parent)
-    print(f"{summary(trials)}\n{time.monotonic() - begun:.0f} s, seed {seed}")
-    return not any(found.faults for _, found in trials)
+        if found.faults:
+            faults = True
+            print(f"  kept: '{folder}'")
+        else:
+            shutil.rmtree(folder)
+    if not faults and given.folder is None:
+        shutil.rmtree(parent)
+    print(f"{time.monotonic() - begun:.0f} s, seed {given.seed}")
+    print(summary([json.loads(line) for line in given.records.read_text(encoding="utf-8").splitlines()]))
+    return not faults
 
 
 def main() -> None:
@@ -462,18 +511,25 @@ def main() -> None:
     parser.add_argument("kills", type=int, nargs="?", default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further trial after this time")
+    parser.add_argument("--meshes", nargs="+", choices=MESHES, default=list(MESHES))
+    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
+    parser.add_argument("--folder", type=Path, help="of the jobs; undisturbed ones that are there are not run again")
+    parser.add_argument("--records", type=Path, default=Path("kills.jsonl"), help="a line of JSON per kill is appended")
     given = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.setdefault("PANPIPE_TIMEOUT_S", "30")
     for name in IMPORTED:
         importlib.import_module(name)
     try:
-        right = kill_often(given.kills, given.seed, given.seconds)
+        right = kill_often(given)
     except RankWork as rank:
         work = rank.work
     else:
         sys.exit(not right)
     work()
+    # The interpreter would take seconds more, on a busy machine 20, to free what the parent has imported.
+    atexit._run_exitfuncs()
+    os._exit(0)
 
 
 if __name__ == "__main__":
