@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.errors import message_of
+from ...core.errors import WorkerError, message_of
 from ..launch.exchange import Exchange
 from ..watch.watch import failure_at_exit
 from .state_parts import Parts
@@ -61,6 +61,8 @@ class BackgroundSave:
         def body() -> None:
             try:
                 save.run(exchange)
+            except WorkerError as failure:  # a rank is lost: all ranks end, each with one line about it
+                self._failure = failure
             except BaseException as failure:
                 self._failure = failure
                 _LOG.error("%s", message_of(failure))
@@ -97,3 +99,5 @@ class BackgroundSave:
     def _finish_at_exit(self) -> None:
         if self._thread is not None and failure_at_exit() is None:
             self._thread.join()
+            if isinstance(self._failure, WorkerError):
+                _LOG.error("no checkpoint was written: %s", message_of(self._failure))

@@ -179,7 +179,10 @@ class RankTeam(Team):
                 self._background = dist.new_group(backend="gloo", timeout=_BACKGROUND_TIMEOUT)
 
         def gather(value: Any) -> list[Any]:
-            by_rank = all_gather_data(value, self._background)
+            try:
+                by_rank = all_gather_data(value, self._background)
+            except RuntimeError as error:
+                raise WorkerError.stopped_answering(self._others, gloo.lost(error)) from error
             return [by_rank[rank] for rank in self.mesh.cluster_devices]
 
         return RankExchange(self._number, self.mesh.ranks, gather)

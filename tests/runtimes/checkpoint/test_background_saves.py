@@ -5,6 +5,7 @@ import threading
 
 import panpipe
 import pytest
+from panpipe.core.errors import RequestError, WorkerError
 from panpipe.runtimes.checkpoint import background
 from panpipe.runtimes.checkpoint.writing import Save
 
@@ -103,3 +104,22 @@ def test_a_with_block_that_fails_does_not_wait_for_the_save(held, tmp_path):
         fails()
     assert panpipe.latest_checkpoint(tmp_path) is None
     held.set()
+
+
+@pytest.mark.parametrize(
+    ("failure", "logged"),
+    [
+        (WorkerError.stopped_answering([1], "its connection closed"), []),
+        (RequestError("no space left on device"), ["no space left on device"]),
+    ],
+)
+def test_lost_rank_is_not_logged_in_addition_to_the_line_of_each_rank(caplog, failure, logged):
+    class Failing:
+        def run(self, exchange):
+            raise failure
+
+    save = background.BackgroundSave()
+    save.start(Failing(), None)
+    with pytest.raises(type(failure), match=str(failure)):
+        save.wait()
+    assert [record.getMessage() for record in caplog.records] == logged
