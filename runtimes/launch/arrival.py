@@ -36,6 +36,7 @@ def join(meeting: Meeting, timeout_s: float) -> None:
             # Without a prefix, a later group in the same store would read an earlier one's addresses.
             own = dist.distributed_c10d.PrefixStore("group", store)
             dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=ENDLESS)
+        meeting.met()
 
 
 def _meet(store: Any, rank: int, size: int, timeout_s: float) -> None:

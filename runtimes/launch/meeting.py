@@ -3,29 +3,33 @@
 A rank may die while it imports, reads its model or captures, long before it waits for others. So it joins the job's
 store, and is watched, as early as possible, and goes on with its work::
 
-    import panpipe ──▶ connected to rank 0, watched ──▶ pipeline(): capture ──▶ waits for all ranks (`arrival`)
+    import panpipe ──▶ present ──▶ connected to rank 0, watched ──▶ pipeline(): capture ──▶ waits for all (`arrival`)
     (by hand)          (under torchrun from pipeline() on: its agent sees deaths before)
+
+Where a rank is not connected to rank 0 yet, the ranks of the same host see its end by its `presence`.
 
 Where ranks were started by hand, ``import panpipe`` begins this, if the environment has all of RANK, WORLD_SIZE,
 MASTER_ADDR and MASTER_PORT. A rank that never gets to ``panpipe.pipeline`` is not ended because of others.
 """
 
-import multiprocessing
 import os
 import threading
 import time
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from ...core.errors import PanpipeError, RequestError, WorkerError
+from ...core.errors import PanpipeError, RequestError, WorkerError, message_of
 from ..watch.address import listen_for_store
-from ..watch.lost_ranks import uses_agent_store
+from ..watch.presence import Presence, presence_of
 from ..watch.signals import WHERE
+from ..watch.started import begin_by_hand, uses_agent_store
 from ..watch.timeout import timeout_of
 from ..watch.torch_log import TORCH_LOG
 from ..watch.watch import FailureWatch
+from ..watch.watchdog import end_process
 
 _SOON_S = 5.0
 """Most seconds that a rank waits for rank 0 before it goes on with its own work, and connects in a thread."""
@@ -33,8 +37,6 @@ _AT_IMPORT_S = 15.0
 """The same at ``import panpipe``: nobody would see the end of a rank that dies before it is connected, and ranks that
 import at the same time arrive seconds apart on a busy machine."""
 _POLL_S = 0.05
-_BEGUN = "PANPIPE_RANK_PROCESS"
-"""Set to its own number by a process that has begun: its children inherit RANK, and are no ranks."""
 
 
 class Meeting:
@@ -60,13 +62,20 @@ class Meeting:
         self._patience_s = _SOON_S if armed else _AT_IMPORT_S
         self._store: Any = None
         self._failure: Exception | None = None
-        self._closed = False
+        self._closed = self._met = False
         self._connected = threading.Event()
         self.watch: FailureWatch | None = None
+        self._lost: WorkerError | None = None
+        self._presence: Presence | None = None
+        if self._own_store and not uses_agent_store():
+            host, port = self._address
+            self._presence = presence_of(f"{host}:{port}", self.rank, self.size)
         WHERE.install()
         self._thread = threading.Thread(target=self._connect, name="panpipe meeting", daemon=True)
         self._thread.start()
-        self._connected.wait(self._patience_s)
+        if self._presence is not None:
+            self._presence.follow(self._rank_ended)
+        self._wait_for(self._connected.is_set)
 
     def _connect(self) -> None:
         try:
@@ -91,12 +100,37 @@ class Meeting:
             self.watch.connect()
         if self._closed:
             self.watch.stop()
+        self._end_if_lost()
 
     def await_others(self) -> None:
         """Wait a while for the connections to the other ranks, which would not see the end of this one before."""
+        self._wait_for(lambda: self.watch is None or self.watch.connected)
+
+    def _wait_for(self, reached: Callable[[], bool]) -> None:
+        """Wait a while, but not for ranks of which one has ended."""
         deadline = time.monotonic() + self._patience_s
-        while self.watch is not None and not self.watch.connected and time.monotonic() < deadline:
+        while not reached() and self._lost is None and time.monotonic() < deadline:
             time.sleep(_POLL_S)
+
+    def _rank_ended(self, rank: int) -> None:
+        """Called in a thread when the process of a rank on this host has ended."""
+        self._lost = WorkerError.stopped_answering([rank], "its process ended before all ranks had met")
+        self._end_if_lost()
+
+    def _end_if_lost(self) -> None:
+        """End this rank if another one has ended, and this one waits for it or will."""
+        if self._lost is None or not self._armed or self._closed or self._met:
+            return
+        if self.watch is not None:
+            self.watch.report(self._lost)  # its thread ends this process, for the first reason of all
+        elif self._failure is None:
+            end_process(message_of(self._lost), self.rank)
+
+    def met(self) -> None:
+        """Note that all ranks have arrived; from now on their connections show who ends."""
+        self._met = True
+        if self._presence is not None:
+            self._presence.stop()
 
     def fail(self, failure: BaseException) -> None:
         """Report to all other ranks that this one stops, and why."""
@@ -112,6 +146,7 @@ class Meeting:
         self._timeout_s, self._armed = timeout_s, True
         if self.watch is not None:
             self.watch.arm(timeout_s)
+        self._end_if_lost()
 
     def store(self) -> Any:
         """The job's store, with the keys of this meeting; waits until this rank is connected.
@@ -153,12 +188,8 @@ def begin(timeout_s: float) -> Meeting:
 
 def begin_at_import() -> None:
     """Begin in a rank that was started by hand; errors are raised when the pipeline is built."""
-    given = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")]
-    wanted = all(each.isdecimal() for each in given) and given[1] != "1" and bool(os.environ.get("MASTER_ADDR"))
-    child = multiprocessing.parent_process() is not None or os.environ.get(_BEGUN, str(os.getpid())) != str(os.getpid())
-    if not wanted or child or uses_agent_store() or not dist.is_available() or dist.is_initialized():
+    if not dist.is_available() or dist.is_initialized() or not begin_by_hand():
         return
-    os.environ[_BEGUN] = str(os.getpid())
     try:
         _early.append(Meeting(timeout_of(None), armed=False))
         _early[-1].await_others()

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 
 from .activity import Activity, QuietTime
-from .lost_ranks import hosts_store, uses_agent_store
+from .lost_ranks import hosts_store
 from .positions import LEFT_S, UNKNOWN, Position
+from .started import uses_agent_store
 
 _TICK_S = 0.25
 _PART = 0.05

@@ -1,0 +1,192 @@
+"""The other ranks on this host, before they are connected: the end of one that still imports or captures is seen.
+
+Each rank listens on a Unix socket without a file, whose name has the address of the job's store and the rank's number,
+and connects to those of the others as soon as they are there. Nothing is sent. When a process ends, the kernel closes
+its socket, and with it the connections to it::
+
+    rank 1  listens as (host:port, 1) ◀── connected ── ranks 0, 2, …
+
+That needs no store and no torch, so it begins with the import of panpipe. Linux alone has such sockets. Ranks of other
+hosts are seen from their connection to rank 0 on (`peer_connections`).
+"""
+
+import hashlib
+import os
+import selectors
+import socket
+import struct
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from weakref import WeakSet
+
+from .started import begin_by_hand
+
+_POLL_S = 0.1
+_GRACE_S = 2.0
+"""Seconds in which another process may take the place of one that ended: it was a rank of the job before."""
+_AT_ONCE = 64
+"""Most absent ranks that are looked for in each poll."""
+_CREDENTIALS = struct.Struct("3i")
+"""Linux's ``struct ucred``: process, user, group."""
+
+
+class Presence:
+    """The presence of this rank, and what it sees of the others on this host.
+
+    Args:
+        job: host and port of the job's store.
+        rank: this rank.
+        size: how many there are.
+
+    Attributes:
+        ended: the first rank that was present and has ended; None if there is none.
+    """
+
+    def __init__(self, job: str, rank: int, size: int) -> None:
+        self._key = f"\0panpipe/{os.getuid()}/{hashlib.sha256(job.encode()).hexdigest()}"
+        self._rank, self._size = rank, size
+        self.ended: int | None = None
+        self._absent = deque(other for other in range(size) if other != rank)
+        self._gone: dict[int, float] = {}
+        self._lock, self._follow = threading.Lock(), _nothing
+        self._stopped = threading.Event()
+        self._own: socket.socket | None = None
+        self._selector = selectors.DefaultSelector()
+        _OPEN.add(self)
+        self._appear()
+        self._thread = self._begun()
+
+    def follow(self, ended: Callable[[int], object]) -> None:
+        """Look for the others, and call a function with the first one that ends, in a thread; at once if one has."""
+        with self._lock:
+            self._follow, now = ended, self.ended
+        if now is not None:
+            ended(now)
+        elif self._stopped.is_set():  # for the ranks of another pipeline
+            self._thread.join()
+            self._stopped.clear()
+            self._thread = self._begun()
+
+    def stop(self) -> None:
+        """Look for the others no more. This rank stays present until its process ends."""
+        self._stopped.set()
+
+    def _begun(self) -> threading.Thread:
+        thread = threading.Thread(target=self._run, name="panpipe presence", daemon=True)
+        thread.start()
+        return thread
+
+    def _run(self) -> None:
+        while not self._stopped.is_set():
+            if self._own is None:
+                self._appear()
+            for _ in range(min(len(self._absent), _AT_ONCE)):
+                self._look_for(self._absent.popleft())
+            self._stopped.wait(_POLL_S)
+            for key, _ in self._selector.select(0):
+                self._lose(key)
+            over = [rank for rank, until in self._gone.items() if until < time.monotonic()]
+            if over:
+                with self._lock:
+                    self.ended, follow = over[0], self._follow
+                follow(over[0])
+                return
+
+    def _appear(self) -> None:
+        """Listen; an earlier process of this rank may still have the name."""
+        own = socket.socket(socket.AF_UNIX)
+        try:
+            own.bind(f"{self._key}/{self._rank}")
+            own.listen(self._size)
+        except OSError:
+            own.close()
+        else:
+            self._own = own
+
+    def _look_for(self, rank: int) -> None:
+        """Connect to a rank; it is absent if nobody listens, or another user."""
+        end = socket.socket(socket.AF_UNIX)
+        try:
+            end.setblocking(False)
+            end.connect(f"{self._key}/{rank}")
+            given = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:
+            given = b""
+        if not given or _CREDENTIALS.unpack(given)[1] != os.getuid():
+            end.close()
+            self._absent.append(rank)
+            return
+        self._gone.pop(rank, None)
+        self._selector.register(end, selectors.EVENT_READ, rank)
+
+    def _lose(self, key: selectors.SelectorKey) -> None:
+        """Note the end of a connection, and look whether another process takes the place of that rank."""
+        end, rank = key.fileobj, key.data
+        assert isinstance(end, socket.socket)
+        self._selector.unregister(end)
+        end.close()
+        self._gone[rank] = time.monotonic() + _GRACE_S
+        self._absent.append(rank)
+
+    def close(self) -> None:
+        """Be absent from now on."""
+        self._stopped.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self.close_sockets()
+
+    def close_sockets(self) -> None:
+        """Close this process's sockets; a fork has no thread that uses them."""
+        known = self._selector.get_map()  # None after a first call
+        for end in [key.fileobj for key in known.values()] if known else ():
+            assert isinstance(end, socket.socket)
+            end.close()
+        self._selector.close()
+        if self._own is not None:
+            self._own.close()
+
+
+def _nothing(_: int) -> None:
+    """Nobody follows yet."""
+
+
+_OPEN: WeakSet[Presence] = WeakSet()
+_HERE: dict[tuple[int, str, int], Presence] = {}
+"""(Process, job, rank) → its presence."""
+
+
+def presence_of(job: str, rank: int, size: int) -> Presence | None:
+    """The presence of a rank in this process, which begins if there is none; None on systems without such sockets.
+
+    Args:
+        job: host and port of the job's store.
+        rank: this rank.
+        size: how many there are.
+    """
+    if not sys.platform.startswith("linux"):
+        return None
+    key = os.getpid(), job, rank
+    if key not in _HERE:
+        _HERE[key] = Presence(job, rank, size)
+    return _HERE[key]
+
+
+def begin_at_import() -> None:
+    """Be present from now on in a rank that was started by hand."""
+    if begin_by_hand():
+        of = os.environ
+        presence_of(f"{of['MASTER_ADDR']}:{of['MASTER_PORT']}", int(of["RANK"]), int(of["WORLD_SIZE"]))
+
+
+def _close_all() -> None:
+    for each in _OPEN:
+        with suppress(OSError):
+            each.close_sockets()
+
+
+# A child, such as a DataLoader's worker, would keep them open after its parent's death.
+os.register_at_fork(after_in_child=_close_all)
