@@ -1,10 +1,13 @@
 """The other ranks on this host, before they are connected: the end of one that still imports or captures is seen.
 
 Each rank listens on a Unix socket without a file, whose name has the address of the job's store and the rank's number,
-and connects to those of the others as soon as they are there. Nothing is sent. When a process ends, the kernel closes
-its socket, and with it the connections to it::
+and connects to those of the others as soon as they are there. It sends its number and no more. When a process ends, the
+kernel closes its sockets, and with them the connections::
 
-    rank 1  listens as (host:port, 1) ◀── connected ── ranks 0, 2, …
+    rank 1  listens as (host:port, 1) ◀── connected, "0" ── rank 0
+            ── connected, "1" ──▶ listens as (host:port, 0)
+
+Of two ranks the later one finds the earlier one, however soon it ends.
 
 That needs no store and no torch, so it begins with the import of panpipe. Linux alone has such sockets. Ranks of other
 hosts are seen from their connection to rank 0 on (`peer_connections`).
@@ -32,6 +35,9 @@ _AT_ONCE = 64
 """Most absent ranks that are looked for in each poll."""
 _CREDENTIALS = struct.Struct("3i")
 """Linux's ``struct ucred``: process, user, group."""
+_RANK_BYTES = 4
+_UNKNOWN = -1
+"""In place of the number of a rank that has connected and has not sent it yet."""
 
 
 class Presence:
@@ -88,7 +94,12 @@ class Presence:
                 self._look_for(self._absent.popleft())
             self._stopped.wait(_POLL_S)
             for key, _ in self._selector.select(0):
-                self._lose(key)
+                if key.fileobj is self._own:
+                    self._accept()
+                elif key.data == _UNKNOWN:
+                    self._identify(key)
+                else:
+                    self._lose(key)
             over = [rank for rank, until in self._gone.items() if until < time.monotonic()]
             if over:
                 with self._lock:
@@ -105,7 +116,36 @@ class Presence:
         except OSError:
             own.close()
         else:
+            own.setblocking(False)
             self._own = own
+            self._selector.register(own, selectors.EVENT_READ)
+
+    def _accept(self) -> None:
+        """Accept all ranks that have connected; another user is none."""
+        assert self._own is not None
+        with suppress(OSError):  # no more wait
+            while True:
+                end, _ = self._own.accept()
+                end.setblocking(False)
+                if _of_this_user(end):
+                    self._selector.register(end, selectors.EVENT_READ, _UNKNOWN)
+                else:
+                    end.close()
+
+    def _identify(self, key: selectors.SelectorKey) -> None:
+        """Read the number of a rank that has connected."""
+        end = key.fileobj
+        assert isinstance(end, socket.socket)
+        self._selector.unregister(end)
+        sent = b""
+        with suppress(OSError):
+            sent = end.recv(_RANK_BYTES)
+        rank = int.from_bytes(sent) if len(sent) == _RANK_BYTES else self._rank
+        if rank == self._rank or rank >= self._size:
+            end.close()
+            return
+        self._gone.pop(rank, None)
+        self._selector.register(end, selectors.EVENT_READ, rank)
 
     def _look_for(self, rank: int) -> None:
         """Connect to a rank; it is absent if nobody listens, or another user."""
@@ -113,15 +153,15 @@ class Presence:
         try:
             end.setblocking(False)
             end.connect(f"{self._key}/{rank}")
-            given = end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            if _of_this_user(end):
+                end.send(self._rank.to_bytes(_RANK_BYTES))
+                self._gone.pop(rank, None)
+                self._selector.register(end, selectors.EVENT_READ, rank)
+                return
         except OSError:
-            given = b""
-        if not given or _CREDENTIALS.unpack(given)[1] != os.getuid():
-            end.close()
-            self._absent.append(rank)
-            return
-        self._gone.pop(rank, None)
-        self._selector.register(end, selectors.EVENT_READ, rank)
+            pass
+        end.close()
+        self._absent.append(rank)
 
     def _lose(self, key: selectors.SelectorKey) -> None:
         """Note the end of a connection, and look whether another process takes the place of that rank."""
@@ -130,7 +170,8 @@ class Presence:
         self._selector.unregister(end)
         end.close()
         self._gone[rank] = time.monotonic() + _GRACE_S
-        self._absent.append(rank)
+        if rank not in self._absent:
+            self._absent.append(rank)
 
     def close(self) -> None:
         """Be absent from now on."""
@@ -148,6 +189,12 @@ class Presence:
         self._selector.close()
         if self._own is not None:
             self._own.close()
+
+
+def _of_this_user(end: socket.socket) -> bool:
+    """Whether the other end is a process of the same user."""
+    _, user, _ = _CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return bool(user == os.getuid())
 
 
 def _nothing(_: int) -> None:

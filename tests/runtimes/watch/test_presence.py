@@ -16,7 +16,9 @@ JOB = f"127.0.0.1:{os.getpid()}"
 RANK = """
 import sys
 from panpipe.runtimes.watch.presence import Presence
-Presence(sys.argv[1], int(sys.argv[2]), 3)
+own = Presence(sys.argv[1], int(sys.argv[2]), 3)
+while not own._selector.get_map() or 0 in own._absent:
+    pass
 print("here", flush=True)
 sys.stdin.read()
 """
@@ -63,6 +65,14 @@ def test_killed_rank_is_seen_and_an_absent_one_is_not(here):
     late = []
     here.follow(late.append)
     assert late == [2]
+
+
+def test_rank_that_ends_at_once_is_seen_by_an_earlier_one(here, monkeypatch):
+    monkeypatch.setattr(Presence, "_look_for", lambda self, rank: self._absent.append(rank))
+    rank = started(1)  # finds rank 0, which does not find it
+    ended(rank)
+    assert here.happened.wait(20)
+    assert here.ended == 1
 
 
 def test_stopped_rank_and_a_child_of_a_killed_one_do_not_hide_it(here):
