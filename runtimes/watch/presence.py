@@ -58,7 +58,8 @@ class Presence:
         self.ended: int | None = None
         self._absent = deque(other for other in range(size) if other != rank)
         self._gone: dict[int, float] = {}
-        self._lock, self._follow = threading.Lock(), _nothing
+        self._lock = threading.Lock()
+        self._follow: Callable[[int], object] = _nothing
         self._stopped = threading.Event()
         self._own: socket.socket | None = None
         self._selector = selectors.DefaultSelector()
