@@ -17,7 +17,7 @@ RANK = """
 import sys
 from panpipe.runtimes.watch.presence import Presence
 own = Presence(sys.argv[1], int(sys.argv[2]), 3)
-while not own._selector.get_map() or 0 in own._absent:
+while not any(key.data == 0 for key in list(own._selector._fd_to_key.values())):
     pass
 print("here", flush=True)
 sys.stdin.read()
@@ -47,7 +47,7 @@ def started(rank):
 
 
 def seen(here, rank):
-    while rank in here._absent:
+    while not any(key.data == rank for key in list(here._selector._fd_to_key.values())):
         here._stopped.wait(0.02)
 
 
@@ -89,6 +89,8 @@ def test_rank_that_another_process_replaces_has_not_ended(here, monkeypatch):
     before = started(1)
     seen(here, 1)
     ended(before)
+    while 1 not in here._gone:
+        here._stopped.wait(0.02)
     after = started(1)
     seen(here, 1)
     assert not here.happened.wait(0.5)
