@@ -164,7 +164,7 @@ def pipeline(
             are for schedulers that you step yourself, by epochs or by a metric.
         plan_seconds: the seconds for automatic planning after the capture. Planning starts nothing that would take
             longer, and a line reports what was omitted, such as comparing 1F1B with a schedule that is predicted to be
-            faster. None is 10 s, or eight steps of training if these take longer. A larger value does not extend the
+            faster. None is 10 s, or four steps of training if these take longer. A larger value does not extend the
             search beyond what the model needs.
         plan_cache: whether an automatic plan is cached on disk (in ``$PANPIPE_CACHE``, by default
             ``~/.cache/panpipe``) and reused for the same model, shapes, arguments, machine and versions. False plans

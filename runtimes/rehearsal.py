@@ -15,10 +15,11 @@ on two cores). So candidates are measured. To choose the same one in another run
    1F1B wins unless pairs show that another plan is faster, or, if that needs less memory, as fast within ``AS_FAST``.
    So on a machine too loaded to show anything, nothing is chosen that may be slower.
 5. That plan is rehearsed alone, as it will run, for its prediction: the typical one of its steps
-   (`core/paired.robust_geometric_mean`), each at the speed that the machine had around it, and an interval for it
-   (`planning/interval`).
+   (`core/paired.robust_geometric_mean`), at the typical speed of the machine meanwhile (`core/drift`), and an interval
+   for it (`planning/interval`).
 
-If the budget has no time for 2 to 4, 1F1B is rehearsed alone, and a line reports which comparison needs more time.
+If the budget has no time for 2 to 4, 1F1B is rehearsed alone, and a line reports which comparison needs more time. If a
+limit of the user's has no time for 5, the prediction is that of the profiled stages, without an interval.
 """
 
 import math
@@ -28,15 +29,17 @@ from typing import Any
 
 from attrs import define, field
 
-from ..core.paired import difference, robust_geometric_mean
+from ..core.drift import steady_times
+from ..core.paired import difference
 from ..core.plan.plan import Plan
 from ..core.search import Oracle
 from ..core.search.problem.score import with_costs
 from ..core.search.suggestions.preference import preference, worth_rehearsing
 from .pipeline import Pipeline
 from .planning.automatic import LEAST_TURNS, PLAIN, Planning, step_s
-from .planning.interval import with_interval
+from .planning.interval import noise_of, with_interval
 from .planning.rehearsed import Rehearsal, length_ratio, rehearsed_profile, times_scaled
+from .profile.reference_workload import SHARE
 
 CANDIDATES = 2
 """The largest number of plans that are measured against each other."""
@@ -46,9 +49,9 @@ ERROR = 1 / 16
 """The largest probability of dropping a plan that is not slower: the smallest that four turns can show."""
 AS_FAST = 0.02
 """Share of a step by which a plan that needs less memory than 1F1B may be slower."""
-ALONE, SEEN, ENOUGH = 2, 8, 5
+ALONE, SEEN = 2, 8
 """Steps of the chosen plan: at least ``ALONE`` without other candidates and ``SEEN`` in all, if there is time; at least
-``ENOUGH`` in all in any case: with fewer, an interval is twice as wide as with eight."""
+one in all if anything is rehearsed: its parts show the noise."""
 TYPICAL = 0.5
 """Quantile of a program's times over steps that its prediction uses."""
 
@@ -81,8 +84,12 @@ class Candidate:
     @property
     def steady(self) -> list[float]:
         """The times that its steps would have taken at the typical speed of the machine, in seconds."""
-        reference = robust_geometric_mean([one.reference_s for one in self.seen])
-        return [one.step_s * reference / one.reference_s for one in self.seen]
+        return steady_times(self.times, self.readings)
+
+    @property
+    def readings(self) -> list[float]:
+        """The reference workload around each of its steps, in seconds."""
+        return [one.reference_s for one in self.seen]
 
     def faster_than(self, other: "Candidate") -> list[float]:
         """For each turn the logarithm of the other's time ÷ this one's: above 0 if this one is faster."""
@@ -114,6 +121,10 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
         turns_s = (1 + LEAST_TURNS) * sum(map(step_s, wanted))
         if not planning.budget.allows(_comparison(wanted, plain[0], turns_s), turns_s):
             wanted = plain
+    if planning.budget.given:
+        least_s = 2 * max(map(step_s, wanted))  # one to warm up
+        if not planning.budget.allows(f"rehearsing, about {least_s:.2g} s", least_s):
+            return ready((plain or wanted)[0])
     candidates = [Candidate(ready(plan), planning.options.oracle, batch) for plan in wanted]
     names = " and ".join(f"{plan.schedule} ({len(plan.stages)} stages)" for plan in wanted)
     planning.report(f"rehearsing {names}")
@@ -121,11 +132,13 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
         candidate.rehearse(0, warm_up=1)
     best = candidates[0] if len(candidates) == 1 else winner(_in_turns(planning, candidates), PLAIN)
     planning.report(f"rehearsing {best.pipe.plan.schedule} alone")
-    each_s = statistics.median(best.times) if best.times else step_s(best.pipe.plan)
     wanted_steps = max(ALONE, SEEN - len(best.seen))
-    least = max(0, ENOUGH - len(best.seen))
-    best.rehearse(planning.budget.repeats("further rehearsals", each_s, wanted_steps, least))
-    best.pipe.plan = with_interval(best.plan(), best.steady, [one.reference_s for one in best.seen])
+    # One step shows how long it takes on this machine now; then the time that is left is divided by it.
+    first = 0 if best.seen else 1
+    best.rehearse(first)
+    each_s = (1 + 2 * SHARE) * statistics.median(best.times)
+    best.rehearse(planning.budget.repeats("further rehearsals", each_s, wanted_steps - first, least=0))
+    best.pipe.plan = with_interval(best.plan(), noise_of([one.trace for one in best.seen]), best.readings)
     return best.pipe
 
 

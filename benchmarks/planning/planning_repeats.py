@@ -40,6 +40,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 import train_gpt2 as demo
 from attrs import asdict, frozen
+from panpipe.core.drift import steady_times
 from panpipe.core.paired import difference, robust_geometric_mean
 
 from benchmarks.recording import machine, record
@@ -125,8 +126,8 @@ def worker(rank: int, port: int, steps: int, against_plain: bool, cache: str, wi
     for _ in range(steps):
         times.append(timed(pipe, data))
         speeds.append(pipe.reference_s())
-    around = [statistics.fmean(pair) / prediction.reference_s for pair in itertools.pairwise(speeds)]
-    steady = robust_geometric_mean([time / drift for time, drift in zip(times, around, strict=True)])
+    around = [statistics.fmean(pair) for pair in itertools.pairwise(speeds)]
+    steady = robust_geometric_mean(steady_times(times, around, prediction.reference_s))
     ratio = compared(pipe, data, steps) if against_plain and plan.schedule != "1f1b" else None
     if rank == 0:
         wire.send(

@@ -2,25 +2,26 @@
 
 For each model, on two workers that live for the whole run:
 
-1. The step is captured, operators and links are measured, and the model is cut into 2 stages, and into 4 on devices in
-   a loop and in a fold.
-2. Profile. One step of each cut is rehearsed some times, in turns; both devices compute, and nothing is updated. Its
-   order is none of the five: 1F1B, interleaved 1F1B and V-Half with the later half of their backwards in halves, for
-   times of F, B, I and W alike. What messages cost the devices and what an optimizer step takes is measured, too.
-3. The five plans are created and their steps predicted from these profiles. Plans and predictions are printed with
+1. The step is captured, and operators and links are measured. The model is cut into 2 stages, and into 4 on devices in
+   a loop and in a fold. Cut by cut follow 2 to 5.
+2. Profile. One step of the cut is rehearsed some times; both devices compute, and nothing is updated. Its order is none
+   of the five: 1F1B, interleaved 1F1B or V-Half with the later half of their backwards in halves, for times of F, B, I
+   and W alike. What messages cost the devices and what an optimizer step takes is measured, too.
+3. The plans of this cut are created and their steps predicted from the profile. Plans and predictions are printed with
    their hash, and do not change from here on. None of these plans has run yet.
-4. Each plan trains by itself, as training does: its steps follow each other, and no other plan's parameters, optimizer
-   state and freed memory are in the process (five pipelines that take turns have steps up to 14 % longer). Steps that
-   warm up are separate; the measured time is the median of the others. A step is the time between barriers around
-   ``pipe.step``, optimizer included.
+4. Each plan trains by itself, as it was profiled: its steps follow each other, and no other plan's parameters,
+   optimizer state and freed memory are in the process (pipelines that take turns have steps up to 14 % longer). Steps
+   that warm up are separate; the measured time is the median of the others. A step is the time between barriers around
+   ``pipe.step``, optimizer included. Steps follow until the bounds of the typical one are within ``CLOSE`` of it, at
+   least ``LEAST`` and at most ``--steps``.
 5. One more step of each is traced for the peak of its saved tensors, from the finalizers of their storages.
 
 A machine that others share has another speed a few minutes later. So the reference workload
 (`runtimes/profile/reference_workload`) is timed on both cores before and after each profiled and each measured step.
 The drift of a step is the mean of the two ÷ the typical reading while its cut was profiled. The error is reported as it
-is, against the median of the measured steps, and corrected: against the typical one of the measured steps, each divided
-by its own drift. Typical is the Hodges–Lehmann estimate of logarithms (`core/paired`), which varies less than a median
-where noise is as large as on shared cores. The bounds are on the corrected error.
+is, against the median of the measured steps, and corrected for drift (`core/drift`): against the typical one of the
+measured steps at the speed of the profile. Typical is the Hodges–Lehmann estimate of logarithms (`core/paired`), which
+varies less than a median where noise is as large as on shared cores. The bounds are on the corrected error.
 
 The devices' busy times are compared, too: predicted, and the processor time that a worker's thread really took. And
 what other processes took of the machine meanwhile: predictions are for a machine that nobody else uses.
@@ -34,14 +35,15 @@ It exits with 1 where a bound is missed.
 import argparse
 import gc
 import hashlib
-import itertools
 import json
+import math
 import os
 import statistics
 import sys
 import time
 import warnings
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +58,8 @@ from panpipe.core.capture.export.step import capture_step
 from panpipe.core.cluster.cluster import Cluster
 from panpipe.core.costs.costs import StageCosts, stage_edges
 from panpipe.core.costs.partition import device_limits
-from panpipe.core.paired import robust_geometric_mean
+from panpipe.core.drift import steady_times
+from panpipe.core.paired import difference, robust_geometric_mean
 from panpipe.core.plan.plan import Plan, Prediction, plan_json
 from panpipe.core.schedules.early import early_gradients
 from panpipe.core.schedules.registry import find_family
@@ -74,7 +77,6 @@ from panpipe.runtimes.planning.automatic import PLAIN, Planning
 from panpipe.runtimes.planning.measurements import Stages
 from panpipe.runtimes.planning.options import PlanningOptions
 from panpipe.runtimes.planning.rehearsed import (
-    Rehearsal,
     RehearsedProfile,
     length_ratio,
     rehearsed_profile,
@@ -94,12 +96,13 @@ SCHEDULES = {"gpipe": "1f1b", "1f1b": "1f1b", "zb-h1": "1f1b", "interleaved-1f1b
 """Schedules, and for each the one that cuts are searched for and whose placement is rehearsed."""
 CHUNKS = {"1f1b": 1, "interleaved-1f1b": 2, "v-half": 2}
 """Stages a device of what is rehearsed."""
-REHEARSALS, REHEARSED, STEPS = 4, 6, 24
-"""Turns of rehearsals of each cut, steps of a turn after one that does not count, and timed steps of each plan. On two
-cores that others share, medians of 8 steps, each divided by the reference readings around it, varied by 2.8 % (GPT-2)
-and 3.7 % (ResNet), of 12 steps by 2.5 and 3.1 %, of 24 by 1.2 and 1.5 %."""
+REHEARSED, LEAST, STEPS, CLOSE = 16, 8, 16, 0.01
+"""Rehearsed steps of each cut; least and largest number of timed steps of each plan, and the share of a step within
+which both bounds of the typical one are when no more steps follow. On two cores that others share, medians of 8 steps,
+each divided by the reference readings around it, varied by 2.8 % (GPT-2) and 3.7 % (ResNet), of 12 steps by 2.5 and
+3.1 %, of 24 by 1.2 and 1.5 %; on two cores of their own steps vary less, and 8 are enough."""
 WARM_UP = 2
-"""Steps of each plan before those that count."""
+"""Steps of each plan, and of each rehearsal, before those that count."""
 MEDIAN, WORST, SAVED = 0.03, 0.10, 0.05
 """Bounds: of the median and the worst error of the step corrected for drift, and of the worst error of the saved
 tensors' peak."""
@@ -141,9 +144,8 @@ class Row:
 
     @property
     def corrected(self) -> float:
-        """The error of the step, corrected for drift step by step."""
-        steps = [step / drift for step, drift in zip(self.steps_s, self.drifts, strict=True)]
-        return self.predicted_s / robust_geometric_mean(steps) - 1
+        """The error of the step, corrected for drift."""
+        return self.predicted_s / robust_geometric_mean(steady_times(self.steps_s, self.drifts, 1.0)) - 1
 
     @property
     def measured_s(self) -> float:
@@ -253,52 +255,43 @@ class Case:
         training = Training(optimizer=torch.optim.AdamW)
         return Pipeline(example, plan, self.team, training, self.planning.programs)
 
-    def profiles(self, wanted: Sequence[str]) -> dict[str, "Profile"]:
-        """Rehearse a step of each cut and placement, in turns."""
-        pipes: dict[str, Pipeline] = {}
-        seen: dict[str, list[Rehearsal]] = {name: [] for name in wanted}
-        known: dict[str, tuple[StageCosts, ...]] = {}
-        for name in wanted:
-            stages = self.planning.cuts(self.cluster).search(self.graph, CHUNKS[name], [find_family(name)])
-            assert stages is not None
-            known[name] = self.planning.measured.costs_of(stages)
-            plan = self.plan(name, stages, known[name])
-            orders = early_gradients(plan.device_actions, plan.placement, MICROBATCHES // 2)
-            pipes[name] = self.ready(evolve(plan, schedule="rehearsal", device_actions=orders))
-        for _ in range(REHEARSALS):
-            for name, pipe in pipes.items():
-                seen[name] += pipe.rehearse(self.batch, 1 + REHEARSED)[1:]
-        found = {}
-        for name, pipe in pipes.items():
-            profile = rehearsed_profile([(pipe.plan, known[name], seen[name])], TYPICAL)
-            typical = robust_geometric_mean([one.reference_s for one in seen[name]])
-            took = [one.step_s * typical / one.reference_s for one in seen[name]]
-            ratio = length_ratio(pipe.plan, profile.of(pipe.plan), took, simulated)
-            found[name] = Profile(tuple(stage.nodes for stage in pipe.plan.stages), profile, ratio, typical)
-        return found
+    def profile(self, name: str) -> "Profile":
+        """Rehearse a step of a cut, by itself, as its plans train later."""
+        stages = self.planning.cuts(self.cluster).search(self.graph, CHUNKS[name], [find_family(name)])
+        assert stages is not None
+        known = self.planning.measured.costs_of(stages)
+        plan = self.plan(name, stages, known)
+        orders = early_gradients(plan.device_actions, plan.placement, MICROBATCHES // 2)
+        pipe = self.ready(evolve(plan, schedule="rehearsal", device_actions=orders))
+        seen = pipe.rehearse(self.batch, REHEARSED, WARM_UP)
+        profile = rehearsed_profile([(pipe.plan, known, seen)], TYPICAL)
+        typical = robust_geometric_mean([one.reference_s for one in seen])
+        took = steady_times([one.step_s for one in seen], [one.reference_s for one in seen])
+        ratio = length_ratio(pipe.plan, profile.of(pipe.plan), took, simulated)
+        return Profile(tuple(stage.nodes for stage in pipe.plan.stages), profile, ratio, typical)
 
-    def predicted(self, schedules: Sequence[str]) -> dict[str, tuple[Plan, float]]:
-        """The plans of schedules with their predictions, none of which has run, and for which reading of the reference
-        workload these hold."""
-        profiles = self.profiles(sorted({SCHEDULES[name] for name in schedules}))
+    def predicted(self, schedules: Sequence[str], known: "Profile") -> dict[str, Plan]:
+        """The plans of schedules of a profiled cut with their predictions, none of which has run."""
         found = {}
         for name in schedules:
-            known = profiles[SCHEDULES[name]]
             plan = self.plan(name, known.stages, known.programs.costs[known.stages])
-            plan = with_prediction(plan, times_scaled(known.programs.of(plan), known.ratio), self.cluster)
-            found[name] = plan, known.reference_s
+            found[name] = with_prediction(plan, times_scaled(known.programs.of(plan), known.ratio), self.cluster)
         return found
 
     def measured(self, pipe: Pipeline, steps: int) -> "Times":
         """Steps of a plan that trains by itself."""
         first = [self._step(pipe)[0] for _ in range(WARM_UP)]
         found, speeds = [], [reference_s(self.team)]
-        for _ in range(steps):
+        around = list[float]()
+        while len(found) < steps:
             found.append(self._step(pipe))
             speeds.append(reference_s(self.team))
+            around.append(statistics.fmean(speeds[-2:]))
+            steady = steady_times([step[0] for step in found], around)
+            if len(found) >= LEAST and self.team.decide(partial(is_close, steady)):
+                break
         wall, own = zip(*found, strict=True)
-        around = tuple(statistics.fmean(pair) for pair in itertools.pairwise(speeds))
-        return Times(wall, statistics.median(own), tuple(first), around)
+        return Times(wall, statistics.median(own), tuple(first), tuple(around))
 
     def _step(self, pipe: Pipeline) -> tuple[float, float]:
         """Seconds of a step, and the processor's seconds of this worker's thread in it."""
@@ -327,6 +320,12 @@ class Times:
     references_s: tuple[float, ...]
 
 
+def is_close(values: Sequence[float]) -> bool:
+    """Whether both bounds of the typical value, each with an error of 5 %, are within ``CLOSE`` of it."""
+    found = difference([math.log(value) for value in values], 0.05)
+    return max(found.high - found.estimate, found.estimate - found.low) <= CLOSE
+
+
 def with_prediction(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> Plan:
     """The plan with the simulator's prediction."""
     bare = evolve(plan, prediction=None)
@@ -334,35 +333,61 @@ def with_prediction(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster)
 
 
 def run_case(name: str, schedules: Sequence[str], steps: int, folder: str | None, team: RankTeam, wire: Any) -> None:
-    """Predict, freeze, measure; rank 0 reports."""
+    """Cut by cut: profile, predict, freeze, measure; rank 0 reports."""
     case = Case(name, team)
-    plans = case.predicted(schedules)
-    hashes = {schedule: hashlib.sha256(plan_json(plan).encode()).hexdigest() for schedule, (plan, _) in plans.items()}
-    if wire is not None:
-        wire.send({s: (name, hashes[s], plan.prediction.step_s) for s, (plan, _) in plans.items()})
-    rows = []
-    for schedule, (plan, profiled_s) in plans.items():
-        pipe = case.ready(plan)
-        load = ProcessorTimes(team)
-        times = case.measured(pipe, steps)
-        foreign = load.foreign()
-        processor = team.everywhere(lambda _, own=times.own: own)
-        _, trace = pipe.trace_step(case.batch)
-        del pipe
-        gc.collect()
-        give_back_freed_memory()
-        result = simulate(plan)
-        peaks = peak_memory(trace, ["saved"])
-        busy = [sum(ends) - sum(starts) for starts, ends in result.operation_times]
-        rows.append(
-            Row(name, schedule, hashes[schedule], plan.prediction.step_s, times.wall, times.first,
-                plan.prediction.peak_saved_bytes, tuple(peak["saved"] for peak in peaks), tuple(busy),
-                tuple(processor), foreign, tuple(speed / profiled_s for speed in times.references_s))
-        )  # fmt: skip
-        if folder is not None and wire is not None:
-            write_traces(Path(folder), f"{name}-{schedule}", result.trace, trace)
-    if wire is not None:
-        wire.send(rows)
+    for cut in dict.fromkeys(SCHEDULES[schedule] for schedule in schedules):
+        profile = case.profile(cut)
+        freed()
+        plans = case.predicted([schedule for schedule in schedules if SCHEDULES[schedule] == cut], profile)
+        hashes = {schedule: hashlib.sha256(plan_json(plan).encode()).hexdigest() for schedule, plan in plans.items()}
+        if wire is not None:
+            wire.send({s: (name, hashes[s], plan.prediction.step_s) for s, plan in plans.items()})
+        rows = [
+            run_plan(case, schedule, plan, hashes[schedule], profile.reference_s, steps, folder)
+            for schedule, plan in plans.items()
+        ]
+        if wire is not None:
+            wire.send(rows)
+
+
+def run_plan(
+    case: Case, schedule: str, plan: Plan, digest: str, profiled_s: float, steps: int, folder: str | None
+) -> Row:
+    """Measure a frozen plan.
+
+    Args:
+        case: its model.
+        schedule: its schedule.
+        plan: with its prediction.
+        digest: what it was frozen as.
+        profiled_s: the reading of the reference workload for which the prediction holds.
+        steps: the largest number of timed steps.
+        folder: where its traces are written, if anywhere.
+    """
+    name, team, pipe = case.name, case.team, case.ready(plan)
+    load = ProcessorTimes(team)
+    times = case.measured(pipe, steps)
+    foreign = load.foreign()
+    processor = team.everywhere(lambda _: times.own)
+    _, trace = pipe.trace_step(case.batch)
+    del pipe
+    freed()
+    result = simulate(plan)
+    if folder is not None and team.first:
+        write_traces(Path(folder), f"{name}-{schedule}", result.trace, trace)
+    peaks = peak_memory(trace, ["saved"])
+    busy = [sum(ends) - sum(starts) for starts, ends in result.operation_times]
+    return Row(
+        name, schedule, digest, plan.prediction.step_s, times.wall, times.first, plan.prediction.peak_saved_bytes,
+        tuple(peak["saved"] for peak in peaks), tuple(busy), tuple(processor), foreign,
+        tuple(speed / profiled_s for speed in times.references_s),
+    )  # fmt: skip
+
+
+def freed() -> None:
+    """Return what an ended pipeline held to the operating system."""
+    gc.collect()
+    give_back_freed_memory()
 
 
 def write_traces(folder: Path, name: str, predicted: Any, measured: Any) -> None:
@@ -466,7 +491,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
-    parser.add_argument("--steps", type=int, default=STEPS, help="timed steps of each plan")
+    parser.add_argument("--steps", type=int, default=STEPS, help="timed steps of each plan, at most")
     parser.add_argument("--traces", help="write predicted and measured traces to this folder")
     parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
@@ -494,7 +519,8 @@ def main() -> None:
         for row in answered:
             print(json.dumps(facts(row)), flush=True)
     lines, kept = summary(rows)
-    lines.append(f"{time.perf_counter() - start:.0f} s in all, {arguments.steps} steps of each plan")
+    counts = [len(row.steps_s) for row in rows]
+    lines.append(f"{time.perf_counter() - start:.0f} s in all, {min(counts)} to {max(counts)} steps of each plan")
     print("\n".join(lines))
     if arguments.record:
         title = "Predicted against measured, two gloo workers"

@@ -17,8 +17,9 @@ CUT_ACTIONS, ORDER_ACTIONS = 2_000_000, 10_000_000
 """Compute actions that one search for cuts, and one for orders, evaluates: some tenths of a second on one core."""
 LEAST_EVALUATIONS = 2_000
 """Smallest number of evaluations of a search, for any number of actions."""
-DEFAULT_S, DEFAULT_STEPS = 10.0, 8
-"""The default limit: this many seconds, or the time of this many training steps if that is longer."""
+DEFAULT_S, DEFAULT_STEPS = 10.0, 4
+"""The default limit: this many seconds, or the time of this many training steps if that is longer: with fewer, a long
+step would not be rehearsed."""
 
 
 @define(eq=False)
@@ -47,6 +48,11 @@ class Budget:
         budget = cls(team, DEFAULT_S)
         budget._grows = True
         return budget
+
+    @property
+    def given(self) -> bool:
+        """Whether the limit is the user's: what it has no time for is left out, whatever that is."""
+        return self.seconds is not None and not self._grows
 
     def expect_step(self, step_s: float) -> None:
         """Raise the default limit for long training steps, given in seconds; the same on every rank."""

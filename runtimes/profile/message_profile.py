@@ -17,7 +17,7 @@ from ..launch.team import Team
 
 SIZES = (1 << 16, 1 << 21)
 """Bytes of the messages that the line is fitted to."""
-ROUNDS = 5
+ROUNDS = 3
 """Number of times that each is sent while the work runs, in turns with the work alone; the median difference counts."""
 PRODUCTS = 4
 """Products of 512 × 512 that run while messages are sent: 10 ms on one core."""

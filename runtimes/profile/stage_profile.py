@@ -25,7 +25,7 @@ from .operator_profile import Values, materialised
 
 T = TypeVar("T")
 
-LEAST_REPEATS, LONG_S = 2, 0.5
+LEAST_REPEATS, LONG_S = 1, 0.25
 """Smallest number of timed runs of a stage's programs, and seconds after which no more follow: the time of a long
 program varies less, and rehearsed steps measure it again."""
 OPTIMIZER_STEPS = 3

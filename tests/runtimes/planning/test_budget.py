@@ -60,10 +60,10 @@ def test_the_default_budget_grows_with_the_step_and_a_given_one_does_not():
     budget, given = Budget.of(ThreadTeam(1), None), Budget.of(ThreadTeam(1), 3.0)
     assert (budget.seconds, given.seconds) == (10.0, 3.0)
     for each in (budget, given):
-        each.expect_step(0.5)
+        each.expect_step(2.5)
     assert (budget.seconds, given.seconds) == (10.0, 3.0)
     for each in (budget, given):
-        each.expect_step(2.0)
+        each.expect_step(4.0)
     assert (budget.seconds, given.seconds) == (16.0, 3.0)
 
 
