@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     __version__: str
     from .api import pipeline as pipeline
     from .core.costs.costs import StageCosts as StageCosts
+    from .core.drift import steady_times as steady_times
     from .core.errors import InfeasibleError as InfeasibleError
     from .core.errors import NonFiniteError as NonFiniteError
     from .core.errors import PanpipeError as PanpipeError
@@ -98,6 +99,7 @@ _HOME = {
     "reference_step": "runtimes.diagnose.reference",
     "score": "core.schedules.scored",
     "simulate": "simulators.run",
+    "steady_times": "core.drift",
     "validate": "core.plan.validation.validate",
     "write_report": "core.report.page",
     "write_trace": "core.trace.perfetto",

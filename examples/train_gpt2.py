@@ -159,10 +159,11 @@ def prediction_checks(prediction, predicted, measured, times, speeds):
     around these steps, measures the change. Step times are corrected to the speed of planning, and compared with the
     interval of the prediction, or with ±10 % if it has none.
     """
-    drifts = [speed / prediction.reference_s if prediction.reference_s else 1.0 for speed in speeds]
-    steady = statistics.geometric_mean(time / drift for time, drift in zip(times, drifts, strict=True))
+    now_s = statistics.geometric_mean(speeds)
+    then_s = prediction.reference_s or now_s
+    steady = statistics.median(panpipe.steady_times(times, speeds, then_s))
     raw, corrected = predicted.step_s / statistics.median(times) - 1, predicted.step_s / steady - 1
-    drift = statistics.geometric_mean(drifts) - 1
+    drift = now_s / then_s - 1
     low, high = prediction.interval_s or (predicted.step_s / 1.1, predicted.step_s / 0.9)
     inside = low <= steady <= high
     width = "" if prediction.interval_s is None else f", ±{(high - low) / (2 * predicted.step_s):.1%} expected"
