@@ -136,7 +136,7 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
     # One step shows how long it takes on this machine now; then the time that is left is divided by it.
     first = 0 if best.seen else 1
     best.rehearse(first)
-    each_s = (1 + 2 * SHARE) * statistics.median(best.times)
+    each_s = (1 + SHARE) * statistics.median(best.times)
     best.rehearse(planning.budget.repeats("further rehearsals", each_s, wanted_steps - first, least=0))
     best.pipe.plan = with_interval(best.plan(), noise_of([one.trace for one in best.seen]), best.readings)
     return best.pipe

@@ -46,6 +46,8 @@ from panpipe.core.paired import difference, robust_geometric_mean
 from benchmarks.recording import machine, record
 
 PORT = 29730
+CAPTURE = "capturing the step"
+"""The phase that is not part of planning."""
 WARM_UP = 2
 """Steps that are not timed."""
 SAME, HITS, HALF_WIDTH, SLOWER = 0.9, 0.9, 0.05, 0.02
@@ -116,9 +118,10 @@ def worker(rank: int, port: int, steps: int, against_plain: bool, cache: str, wi
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     data = demo.batches(demo.standard_library_text(), 1)[0]
-    start, marks = time.perf_counter(), list[float]()
-    pipe = make("auto", data, progress=lambda *_: marks.append(time.perf_counter()))
+    start, marks = time.perf_counter(), dict[str, float]()  # phase → when it began
+    pipe = make("auto", data, progress=lambda phase, *_: marks.setdefault(phase, time.perf_counter()))
     ready = time.perf_counter()
+    captured = next(at for phase, at in marks.items() if phase != CAPTURE)
     plan, prediction = pipe.plan, pipe.plan.prediction
     for _ in range(WARM_UP):
         timed(pipe, data)
@@ -131,7 +134,7 @@ def worker(rank: int, port: int, steps: int, against_plain: bool, cache: str, wi
     ratio = compared(pipe, data, steps) if against_plain and plan.schedule != "1f1b" else None
     if rank == 0:
         wire.send(
-            Run(plan.hash, f"{plan.schedule}, {len(plan.stages)} stages", marks[0] - start, ready - marks[0],
+            Run(plan.hash, f"{plan.schedule}, {len(plan.stages)} stages", captured - start, ready - captured,
                 prediction.step_s, prediction.interval_s, statistics.median(times),
                 statistics.median(times) / steady - 1, ratio)
         )  # fmt: skip

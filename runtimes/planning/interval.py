@@ -38,7 +38,7 @@ PARTS = 8
 """Parts of a step."""
 FEWEST = 5
 """Number of parts or steps that an interval needs."""
-MOST, LEAST_DEGREES = 0.9, 2
+MOST, LEAST_DEGREES = 0.9, 3
 """Largest correlation of neighbours, and smallest number of degrees of freedom: without these limits a series of
 twenty parts in one slow moment has no bounds."""
 BETWEEN = 0.03

@@ -59,7 +59,7 @@ def coverage(make, steps, runs=300):
 @pytest.mark.parametrize(
     ("steps", "spread", "seconds"),
     [*((n, *noise) for n in (2, 3, 8) for noise in ((0.06, 0.0), (0.06, 0.3), (0.05, 0.6), (0.04, 1.0))),
-     (3, 0.03, 3.0), (8, 0.03, 3.0)],
+     (3, 0.025, 3.0), (8, 0.025, 3.0)],
 )  # fmt: skip
 def test_interval_contains_the_typical_later_step_under_correlated_noise(steps, spread, seconds):
     covered, _ = coverage(lambda source, count: correlated(source, count, spread, seconds), steps)
