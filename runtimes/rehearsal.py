@@ -39,7 +39,7 @@ from .pipeline import Pipeline
 from .planning.automatic import LEAST_TURNS, PLAIN, Planning, step_s
 from .planning.interval import noise_of, with_interval
 from .planning.rehearsed import Rehearsal, length_ratio, rehearsed_profile, times_scaled
-from .profile.reference_workload import SHARE
+from .profile.reference_workload import passes_around
 
 CANDIDATES = 2
 """The largest number of plans that are measured against each other."""
@@ -136,7 +136,8 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
     # One step shows how long it takes on this machine now; then the time that is left is divided by it.
     first = 0 if best.seen else 1
     best.rehearse(first)
-    each_s = (1 + SHARE) * statistics.median(best.times)
+    each_s = statistics.median(best.times)
+    each_s += passes_around(each_s) * statistics.median(best.readings)
     best.rehearse(planning.budget.repeats("further rehearsals", each_s, wanted_steps - first, least=0))
     best.pipe.plan = with_interval(best.plan(), noise_of([one.trace for one in best.seen]), best.readings)
     return best.pipe

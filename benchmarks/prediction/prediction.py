@@ -96,11 +96,11 @@ SCHEDULES = {"gpipe": "1f1b", "1f1b": "1f1b", "zb-h1": "1f1b", "interleaved-1f1b
 """Schedules, and for each the one that cuts are searched for and whose placement is rehearsed."""
 CHUNKS = {"1f1b": 1, "interleaved-1f1b": 2, "v-half": 2}
 """Stages a device of what is rehearsed."""
-REHEARSED, LEAST, STEPS, CLOSE = 16, 8, 16, 0.01
+REHEARSED, LEAST, STEPS, CLOSE = 12, 8, 12, 0.015
 """Rehearsed steps of each cut; least and largest number of timed steps of each plan, and the share of a step within
 which both bounds of the typical one are when no more steps follow. On two cores that others share, medians of 8 steps,
 each divided by the reference readings around it, varied by 2.8 % (GPT-2) and 3.7 % (ResNet), of 12 steps by 2.5 and
-3.1 %, of 24 by 1.2 and 1.5 %; on two cores of their own steps vary less, and 8 are enough."""
+3.1 %, of 24 by 1.2 and 1.5 % (there, ``--steps 24``); on two cores of their own steps vary less, and 8 are enough."""
 WARM_UP = 2
 """Steps of each plan, and of each rehearsal, before those that count."""
 MEDIAN, WORST, SAVED = 0.03, 0.10, 0.05
