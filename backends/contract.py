@@ -10,7 +10,7 @@ and need not block the host. `panpipe.backends.conformance` has a rule for each 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ClassVar, Protocol
 
 import torch
@@ -86,7 +86,7 @@ class Backend(ABC):
         Raises:
             WorkerError: a device is known to have stopped.
         """
-        return _Summing(self, tensor)
+        return _Summing(self, tensor, {peer: tensor for peer in range(self.devices) if peer != self.device})
 
     def broadcast(self, tensors: Sequence[Tensor], source: int) -> Handle:
         """Start to send tensors of device ``source`` to all others, which give contiguous buffers for them.
@@ -111,7 +111,9 @@ class Backend(ABC):
         Raises:
             WorkerError: a device is known to have stopped.
         """
-        return _SummingParts(self, tensor)
+        parts = tensor.chunk(self.devices) if tensor.numel() else ()
+        sent = {peer: part for peer, part in enumerate(parts) if peer != self.device}
+        return _Summing(self, parts[self.device] if parts else tensor, sent)
 
     def all_gather(self, tensor: Tensor) -> Handle:
         """Start to give the d-th of equal parts of device d's contiguous tensor to all devices, in place.
@@ -148,40 +150,19 @@ class _Together:
 
 
 class _Summing:
-    """The sum of a tensor that every device sends to every other; each adds the parts in the order of the devices."""
+    """A sum over all devices, of which each receives the addends of the others and adds in the order of the devices.
 
-    def __init__(self, end: Backend, tensor: Tensor) -> None:
-        self._tensor, self._own = tensor, end.device
-        others = [peer for peer in range(end.devices) if peer != end.device]
-        self._parts = {peer: torch.empty_like(tensor) for peer in others}
-        self._handles = [end.receive([self._parts[peer]], peer) for peer in others]
-        self._handles += [end.send([tensor], peer) for peer in others]
+    Args:
+        end: this device's end of the transport.
+        total: this device's addend; the sum after `wait`.
+        sent: every other device → the addend that it is sent.
+    """
 
-    def wait(self) -> None:
-        """See :class:`Handle`."""
-        if not self._handles:
-            return
-        for handle in self._handles:
-            handle.wait()
-        self._handles = []
-        self._parts[self._own] = self._tensor.clone()
-        first, *rest = (self._parts.pop(device) for device in sorted(self._parts))
-        self._tensor.copy_(first)
-        for part in rest:
-            self._tensor.add_(part)
-
-
-class _SummingParts:
-    """Like `_Summing`, where each device sums its part alone."""
-
-    def __init__(self, end: Backend, tensor: Tensor) -> None:
-        parts = tensor.chunk(end.devices) if tensor.numel() else ()
-        others = [peer for peer in range(end.devices) if peer != end.device and parts]
-        self._sum = parts[end.device] if parts else tensor
-        self._own = end.device
-        self._parts = {peer: torch.empty_like(self._sum) for peer in others}
-        self._handles = [end.receive([self._parts[peer]], peer) for peer in others]
-        self._handles += [end.send([parts[peer]], peer) for peer in others]
+    def __init__(self, end: Backend, total: Tensor, sent: Mapping[int, Tensor]) -> None:
+        self._total, self._own = total, end.device
+        self._received = {peer: torch.empty_like(total) for peer in sent}
+        self._handles = [end.receive([self._received[peer]], peer) for peer in sent]
+        self._handles += [end.send([tensor], peer) for peer, tensor in sent.items()]
 
     def wait(self) -> None:
         """See :class:`Handle`."""
@@ -190,11 +171,11 @@ class _SummingParts:
         for handle in self._handles:
             handle.wait()
         self._handles = []
-        before = [self._parts.pop(device) for device in sorted(self._parts) if device < self._own]
-        if before:  # in the order of the devices, as every sum
+        before = [self._received.pop(device) for device in sorted(self._received) if device < self._own]
+        if before:
             first, *rest = before
-            for part in (*rest, self._sum):
-                first.add_(part)
-            self._sum.copy_(first)
-        for device in sorted(self._parts):
-            self._sum.add_(self._parts.pop(device))
+            for addend in (*rest, self._total):
+                first.add_(addend)
+            self._total.copy_(first)
+        for device in sorted(self._received):
+            self._total.add_(self._received.pop(device))

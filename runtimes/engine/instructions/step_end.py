@@ -1,26 +1,53 @@
 """The instructions at the end of a step: REDUCE_GRAD, REDUCE_TIED, SYNC, STEP, UNSHARD; see `optimizer`."""
 
+from collections.abc import Callable
 from functools import partial
+from typing import Protocol
 
+from ....backends.contract import Backend, Handle
 from ....core.actions import Action, Kind
 from ....core.trace.trace import COLLECTIVE_QUEUE
 from .instructions import Binder, Instruction, executes
 
 
-@executes(Kind.REDUCE_GRAD)
-def _bind_reduction_over_replicas(binder: Binder, action: Action) -> Instruction:
-    frame, state = binder.frame, binder.run_of(action).state
+class OverReplicas(Handle, Protocol):
+    """A reduction or a gather over the replicas, in flight."""
+
+    @property
+    def bytes(self) -> int:
+        """What it moves."""
+
+
+def _bind_over_replicas(binder: Binder, action: Action, start: Callable[[Backend], OverReplicas]) -> Instruction:
+    """An action that starts a collective operation over the replicas, and leaves its handle in ``Frame.pending``."""
+    frame = binder.frame
     moved = 0
 
     def call() -> None:
         nonlocal moved
         assert frame.replicas is not None
-        reduction = frame.pending[action] = state.reduce_gradients(frame.replicas)
-        moved = reduction.bytes
-        if frame.traced and frame.queue.device.type == "cpu":  # on a GPU the queue's marks are events
-            reduction.watch()
+        started = frame.pending[action] = start(frame.replicas)
+        moved = started.bytes
 
     return Instruction(action, None, call, None, COLLECTIVE_QUEUE, lambda: moved)
+
+
+@executes(Kind.REDUCE_GRAD)
+def _bind_reduction_over_replicas(binder: Binder, action: Action) -> Instruction:
+    frame, state = binder.frame, binder.run_of(action).state
+
+    def start(replicas: Backend) -> OverReplicas:
+        reduction = state.reduce_gradients(replicas)
+        if frame.traced and frame.queue.device.type == "cpu":  # on a GPU the queue's marks are events
+            reduction.watch()
+        return reduction
+
+    return _bind_over_replicas(binder, action, start)
+
+
+@executes(Kind.UNSHARD)
+def _bind_unshard(binder: Binder, action: Action) -> Instruction:
+    return _bind_over_replicas(binder, action, binder.run_of(action).state.gather)
 
 
 @executes(Kind.REDUCE_TIED)
@@ -44,17 +71,3 @@ def _bind_sync(binder: Binder, action: Action) -> Instruction:
 @executes(Kind.STEP)
 def _bind_step(binder: Binder, action: Action) -> Instruction:
     return Instruction(action, None, partial(binder.frame.update.step, binder.run_of(action).state))
-
-
-@executes(Kind.UNSHARD)
-def _bind_unshard(binder: Binder, action: Action) -> Instruction:
-    frame, state = binder.frame, binder.run_of(action).state
-    moved = 0
-
-    def call() -> None:
-        nonlocal moved
-        assert frame.replicas is not None
-        gather = frame.pending[action] = state.gather(frame.replicas)
-        moved = gather.bytes
-
-    return Instruction(action, None, call, None, COLLECTIVE_QUEUE, lambda: moved)
