@@ -31,8 +31,8 @@ from panpipe.core.evaluate.reference import Evaluator
 from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.plan import Plan, Stage
 from panpipe.core.plan.validation.validate import validate
-from panpipe.core.schedules.decode import decode
-from panpipe.core.schedules.instance import instance
+from panpipe.core.schedules.construction.decode import decode
+from panpipe.core.schedules.construction.instance import instance
 from panpipe.core.schedules.problem import ScheduleFamily, ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.search.annealing.walk import start_walk

@@ -61,7 +61,7 @@ from panpipe.core.costs.partition import device_limits
 from panpipe.core.drift import steady_times
 from panpipe.core.paired import difference, robust_geometric_mean
 from panpipe.core.plan.plan import Plan, Prediction, plan_json
-from panpipe.core.schedules.early import early_gradients
+from panpipe.core.schedules.construction.early import early_gradients
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import longest_path
 from panpipe.core.search.problem.assemble import assemble

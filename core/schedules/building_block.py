@@ -21,14 +21,14 @@ from ..documents import read_document, to_json
 from ..errors import RequestError
 from ..files.limits import check_count
 from ..files.write import write_text
-from .fill import fill_weights
-from .polish import polish
+from .construction.fill import fill_weights
+from .construction.polish import polish
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
 from .scored import time_of
 
 if TYPE_CHECKING:
     from ..evaluate.coding import Floats
-    from .instance import Instance
+    from .construction.instance import Instance
 
 FORMAT = "panpipe.block/1"
 WEIGHT_DELAYS = (1.0, 3.3)
@@ -224,8 +224,8 @@ def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], hel
     import numpy as np  # late, with what is compiled: they take longer to load than most schedules to build
 
     from ..evaluate.coding import INFINITY
-    from .decode import TAIL, decode
-    from .instance import instance
+    from .construction.decode import TAIL, decode
+    from .construction.instance import instance
 
     task = instance(problem, blocks[0].placement)
     # In bytes: the memory of the block, and the mean of a device's stages for each pair more or less.

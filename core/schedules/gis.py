@@ -15,7 +15,7 @@ from typing import Any
 
 from ..actions import Action, Kind
 from ..errors import RequestError
-from .order import grouped, merge
+from .construction.order import grouped, merge
 from .placement import looped_placement
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
 

@@ -5,7 +5,7 @@ one stage before the device runs its next stage. The device holds saved tensors 
 """
 
 from ..actions import Kind
-from .order import grouped
+from .construction.order import grouped
 from .placement import looped_placement
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
 

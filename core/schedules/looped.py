@@ -19,7 +19,7 @@ from ..actions import Action, Kind
 from ..costs.costs import StageCosts
 from ..errors import RequestError
 from ..evaluate.reference import evaluate
-from .order import grouped, merge
+from .construction.order import grouped, merge
 from .placement import looped_placement
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
 

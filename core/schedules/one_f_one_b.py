@@ -11,7 +11,7 @@ microbatches. For three devices and four microbatches::
 
 from ..actions import Kind
 from ..errors import RequestError
-from .order import grouped, merge
+from .construction.order import grouped, merge
 from .placement import looped_placement
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from ..actions import Action, Kind
 from ..errors import RequestError
-from .fill import fill_weights
+from .construction.fill import fill_weights
 from .placement import folded_placement
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
 from .scored import time_of

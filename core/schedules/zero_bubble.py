@@ -20,7 +20,7 @@ from attrs import evolve
 
 from ..actions import Action, Kind
 from ..errors import InfeasibleError, RequestError
-from .order import grouped, merge
+from .construction.order import grouped, merge
 from .placement import looped_placement
 from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem
 from .scored import costs_of, score
@@ -100,7 +100,8 @@ def _delay_weights(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
 
 
 def _automatic(problem: ScheduleProblem, name: str, usual: int, by_hand: Builder) -> Schedule:
-    from .greedy import Greedy  # late, with what is compiled: it takes longer to load than most schedules to build
+    # Late, with what is compiled: it takes longer to load than most schedules to build.
+    from .construction.greedy import Greedy
 
     _one_stage(problem, name)
     placement, limits = looped_placement(problem.devices, 1), _limits(problem, usual)

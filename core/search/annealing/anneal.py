@@ -17,8 +17,8 @@ from ...evaluate.coding import INFINITY
 from ...evaluate.compiled import count_whole, peak, run, work_of
 from ...evaluate.contended import run_contended
 from ...numba_cache import njit
-from ...schedules.decode import TAIL
-from ...schedules.shifts import critical, metropolis
+from ...schedules.construction.decode import TAIL
+from ...schedules.construction.shifts import critical, metropolis
 from ..problem.costing import cost_stages
 from .moves import NOTHING, PLACED, STAGES, make_move, undo_move
 

@@ -6,7 +6,7 @@ from ...actions import Action
 from ...costs.partition import Cuts
 from ...evaluate.coding import INFINITY
 from ...plan.derive import Recompute, recomputed_stages
-from ...schedules.decode import DECODING
+from ...schedules.construction.decode import DECODING
 from ...schedules.problem import ScheduleProblem
 from ..problem.options import Option, options, schedule_problem
 from ..problem.search_space import SearchSpace

@@ -1,7 +1,7 @@
 """Join each I that is directly followed by its own W into a B, if the step does not get longer."""
 
 from ...evaluate.coding import INFINITY, KINDS
-from ...schedules.shifts import join
+from ...schedules.construction.shifts import join
 from ..problem.place import Buffers, Place
 from ..problem.setting import Setting
 from .anneal import step_of

@@ -14,8 +14,8 @@ from ...costs.partition import Cuts
 from ...evaluate.coding import BOTH, INPUT, WEIGHT, Floats, Integers
 from ...evaluate.compiled import StageArrays, make_stage_arrays
 from ...plan.derive import Recompute, recomputed_stages
-from ...schedules.decode import decode
-from ...schedules.instance import Instance
+from ...schedules.construction.decode import decode
+from ...schedules.construction.instance import Instance
 from ...schedules.problem import Schedule, ScheduleProblem
 from ..orders.initial_keys import patterns, placements
 from ..problem.place import Place

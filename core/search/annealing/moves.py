@@ -7,7 +7,7 @@ import numpy as np
 from ...evaluate.coding import BOTH, INFINITY, INPUT, WEIGHT
 from ...evaluate.compiled import run
 from ...numba_cache import njit
-from ...schedules.shifts import draw_shift, shift
+from ...schedules.construction.shifts import draw_shift, shift
 from ..problem.costing import cost_stages
 
 STAGES, NOTHING, PLACED = -1, -2, -3

@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 
 from ...numba_cache import njit
-from ...schedules.decode import TAIL, decode
-from ...schedules.shifts import metropolis
+from ...schedules.construction.decode import TAIL, decode
+from ...schedules.construction.shifts import metropolis
 
 
 @njit()

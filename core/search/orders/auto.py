@@ -16,12 +16,12 @@ from attrs import define, evolve
 
 from ...evaluate.coding import INFINITY, KINDS, Integers, decode_orders, encode
 from ...evaluate.reference import Evaluation, evaluate
-from ...schedules.decode import DECODING, decode
-from ...schedules.instance import Instance, codes_of, instance
-from ...schedules.local import improve, makespan_of
+from ...schedules.construction.decode import DECODING, decode
+from ...schedules.construction.instance import Instance, codes_of, instance
+from ...schedules.construction.local import improve, makespan_of
+from ...schedules.construction.shifts import join
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem, resident
 from ...schedules.scored import Scored, costs_of
-from ...schedules.shifts import join
 from ...schedules.tradeoff import fastest
 from .anneal_keys import anneal_keys
 from .bound import lower_bound

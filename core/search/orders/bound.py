@@ -3,7 +3,7 @@
 import numpy as np
 
 from ...evaluate.coding import FORWARD, INPUT, WEIGHT, Integers
-from ...schedules.instance import Instance
+from ...schedules.construction.instance import Instance
 
 
 def lower_bound(task: Instance) -> float:

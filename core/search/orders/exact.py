@@ -16,7 +16,7 @@ from scipy import optimize, sparse
 
 from ...actions import Action, Kind
 from ...evaluate.coding import FORWARD, INPUT, WEIGHT
-from ...schedules.instance import Instance
+from ...schedules.construction.instance import Instance
 
 LARGEST = 400
 """Most binary variables of a program: two devices with one stage each and 12 microbatches have 396."""

@@ -11,7 +11,7 @@ from ...errors import InfeasibleError
 from ...evaluate.coding import CODE, FORWARD, INPUT, WEIGHT, Floats, Integers
 from ...evaluate.compiled import MICROBATCHES_HELD
 from ...evaluate.reference import Evaluation
-from ...schedules.instance import Instance, instance
+from ...schedules.construction.instance import Instance, instance
 from ...schedules.placement import folded_placement, hooked_placement, looped_placement
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ...schedules.scored import exceeds

@@ -10,8 +10,8 @@ from itertools import islice
 import numpy as np
 
 from ...evaluate.coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integers
-from ...schedules.instance import Instance
-from ...schedules.local import makespan_of
+from ...schedules.construction.instance import Instance
+from ...schedules.construction.local import makespan_of
 
 GROUPS = (1, 2, 3)
 """Numbers of microbatches in the repeated pattern."""

@@ -8,7 +8,7 @@ from panpipe.core.actions import Kind
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import InfeasibleError
 from panpipe.core.evaluate.reference import evaluate
-from panpipe.core.schedules.instance import instance
+from panpipe.core.schedules.construction.instance import instance
 from panpipe.core.schedules.placement import folded_placement
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import resident_families

@@ -2,7 +2,7 @@
 
 import pytest
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.schedules.instance import instance
+from panpipe.core.schedules.construction.instance import instance
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.search.orders.bound import lower_bound
 

@@ -10,7 +10,7 @@ from panpipe.core.actions import Action, parse_action
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.evaluate.reference import evaluate
-from panpipe.core.schedules.instance import instance
+from panpipe.core.schedules.construction.instance import instance
 from panpipe.core.schedules.placement import looped_placement
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families

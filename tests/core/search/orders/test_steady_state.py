@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.evaluate.reference import evaluate
-from panpipe.core.schedules.instance import codes_of, instance
+from panpipe.core.schedules.construction.instance import codes_of, instance
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.schedules.scored import score

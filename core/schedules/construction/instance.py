@@ -5,12 +5,12 @@ from collections.abc import Sequence
 import numpy as np
 from attrs import frozen
 
-from ..actions import Kind
-from ..evaluate.coding import FORWARD, INPUT, WEIGHT, Floats, Integers, decode_orders, encode
-from ..evaluate.compiled import Scratch, StageArrays, fill_saved, make_scratch, make_stage_arrays
-from ..plan.memory import saved_bytes
-from .problem import Schedule, ScheduleProblem
-from .scored import costs_of
+from ...actions import Kind
+from ...evaluate.coding import FORWARD, INPUT, WEIGHT, Floats, Integers, decode_orders, encode
+from ...evaluate.compiled import Scratch, StageArrays, fill_saved, make_scratch, make_stage_arrays
+from ...plan.memory import saved_bytes
+from ..problem import Schedule, ScheduleProblem
+from ..scored import costs_of
 
 ROUNDING = 1e-9
 """Share of a memory limit that sums of floating-point numbers may exceed it by."""

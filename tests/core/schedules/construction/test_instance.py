@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.schedules.instance import ROUNDING, codes_of, instance
+from panpipe.core.schedules.construction.instance import ROUNDING, codes_of, instance
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 

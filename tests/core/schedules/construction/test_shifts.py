@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 from panpipe.core.evaluate.coding import decode_orders, encode
-from panpipe.core.schedules.shifts import join, metropolis, shift
+from panpipe.core.schedules.construction.shifts import join, metropolis, shift
 
-from ...support.plans import orders
+from ....support.plans import orders
 
 COUNT = 3
 

@@ -2,9 +2,9 @@
 
 import pytest
 from panpipe.core.actions import Kind
-from panpipe.core.schedules.order import existing, grouped, merge
+from panpipe.core.schedules.construction.order import existing, grouped, merge
 
-from ...support.plans import orders
+from ....support.plans import orders
 
 
 def text(actions):

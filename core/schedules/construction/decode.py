@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from ..evaluate.coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT
-from ..numba_cache import njit
+from ...evaluate.coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT
+from ...numba_cache import njit
 
 DECODING = 40
 """Cost of one ``decode``, in evaluations of an order."""

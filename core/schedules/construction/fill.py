@@ -4,10 +4,10 @@ from collections import deque
 from collections.abc import Sequence
 from heapq import heappop, heappush
 
-from ..actions import Action, Kind
-from ..plan.memory import reserving_bytes
-from .problem import ScheduleProblem, source_of
-from .scored import costs_of
+from ...actions import Action, Kind
+from ...plan.memory import reserving_bytes
+from ..problem import ScheduleProblem, source_of
+from ..scored import costs_of
 
 _Done = tuple[int, Kind, int | None]
 

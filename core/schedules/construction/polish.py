@@ -2,8 +2,8 @@
 
 from attrs import evolve
 
-from .problem import Schedule, ScheduleProblem
-from .scored import costs_of, score
+from ..problem import Schedule, ScheduleProblem
+from ..scored import costs_of, score
 
 MOVES = 20_000
 """Moves tried of each kind of walk."""

@@ -12,7 +12,7 @@ no deadlock. ``merge`` then removes the microbatches that do not exist; removing
 
 from collections.abc import Iterable, Sequence
 
-from ..actions import Action, Kind
+from ...actions import Action, Kind
 
 
 def grouped(stages: Sequence[int], kind: Kind, sizes: Sequence[int]) -> list[Action]:

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from ..actions import Kind
-from ..evaluate.coding import FORWARD, INFINITY, INPUT, KINDS, WEIGHT, decode_orders
-from ..numba_cache import njit
-from ..plan.memory import reserving_bytes
-from .problem import Schedule, ScheduleProblem
-from .scored import costs_of
+from ...actions import Kind
+from ...evaluate.coding import FORWARD, INFINITY, INPUT, KINDS, WEIGHT, decode_orders
+from ...numba_cache import njit
+from ...plan.memory import reserving_bytes
+from ..problem import Schedule, ScheduleProblem
+from ..scored import costs_of
 
 _ROUNDING = 1e-9
 

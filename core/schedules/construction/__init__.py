@@ -1,0 +1,1 @@
+"""What builders of schedules share: orders of loops, list scheduling under a memory limit, local search."""
