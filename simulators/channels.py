@@ -9,7 +9,8 @@ from ..core.cluster.cluster import Cluster
 from ..core.cluster.routing import path_latency_s, path_rate
 from ..core.plan.items import Message
 from .device import DeviceQueue
-from .network import Flow, Network, Route
+from .network.flows import Flow, Route
+from .network.network import Network
 from .times import QueueTimes
 
 

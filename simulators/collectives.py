@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from simpy.events import Timeout
 
 from ..core.cluster.collectives import Crossing, Phase
-from .network import Network, Route, Shipment
+from .network.flows import Route, Shipment
+from .network.network import Network
 from .times import FlowTimes
 
 

@@ -22,7 +22,7 @@ from ..core.trace.callback import ActionCallback
 from .callback_queue import CallbackQueue, connect_callbacks
 from .channels import connect, queue_times
 from .device import DeviceQueue
-from .network import ContendedError, Network
+from .network.network import ContendedError, Network
 from .optimizer import OptimizerStep, validate_afterwards, with_sync
 from .result import SimulationResult
 from .symmetry import find_symmetry

@@ -30,7 +30,8 @@ from ..core.plan.sharding import shards
 from .collectives import Collective
 from .delays import Delays, added, lost, scaled
 from .device import DeviceQueue
-from .network import Network, Route
+from .network.flows import Route
+from .network.network import Network
 from .times import FlowTimes, TaskTimes
 
 

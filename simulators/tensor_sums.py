@@ -16,7 +16,8 @@ from ..core.cluster.tensor_groups import GroupedCluster
 from ..core.costs.costs import StageCosts
 from ..core.costs.reductions import TensorReductions
 from .device import DeviceQueue
-from .network import Flow, Network, Shipment
+from .network.flows import Flow, Shipment
+from .network.network import Network
 
 _PARTS: Mapping[Kind, Callable[[TensorReductions], tuple[int, int, float]]] = {
     Kind.F: lambda found: (found.forward, found.forward_bytes, found.forward_s),

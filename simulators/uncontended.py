@@ -18,7 +18,8 @@ from ..core.costs.costs import StageCosts
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues
 from ..core.plan.validation.free_times import FreeQueue, FreeTimes, free_times
-from .network import DirectedLink, Network, Route
+from .network.flows import DirectedLink, Route
+from .network.network import Network
 from .times import FlowTimes, QueueTimes
 
 Pair = tuple[int, int]

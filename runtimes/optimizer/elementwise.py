@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from ...backends.contract import Backend
 from ...core.errors import RequestError, in_a_line
 from .optimizers import OptimizerFactory
-from .shards import Shards, Sharing
+from .sharded_buckets import Sharing
+from .shards import Shards
 
 _STEPS = 3
 _SAME = 1e-9

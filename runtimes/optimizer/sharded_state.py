@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from .optimizer_state import NamedState, leaves_of, zeros_of
 from .optimizers import MEMBERS, OptimizerFactory
 from .replicas import gathered_values
-from .shards import Part, ShardedBucket, Shards, in_memory_order, narrowed
+from .sharded_buckets import Part, ShardedBucket, in_memory_order
+from .shards import Shards, narrowed
 
 
 class ShardedNamedState(NamedState):

@@ -25,8 +25,10 @@ from .optimizers import (
     stage_optimizer,
     stage_scheduler,
 )
+from .shard_transfers import Gather, ShardedReduction
+from .sharded_buckets import Sharing
 from .sharded_state import ShardedNamedState
-from .shards import Gather, ShardedReduction, Shards, Sharing
+from .shards import Shards
 
 
 class StageState:

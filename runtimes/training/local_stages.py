@@ -17,7 +17,7 @@ from ...core.plan.sharding import shards
 from ..batch.remote_tensors import as_meta_tensors
 from ..launch.team import Team
 from ..optimizer.replicas import begin_equal
-from ..optimizer.shards import Sharing
+from ..optimizer.sharded_buckets import Sharing
 from ..optimizer.state import StageState, make_optimizers
 from ..optimizer.training import Training
 from ..programs.compiled import Compiled

@@ -6,7 +6,7 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.plan.items import Message
 from panpipe.simulators.channels import Channel, connect, queue_times
 from panpipe.simulators.device import DeviceQueue
-from panpipe.simulators.network import Network
+from panpipe.simulators.network.network import Network
 from simpy import Environment
 from simpy.events import Timeout
 

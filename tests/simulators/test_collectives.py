@@ -7,7 +7,8 @@ from panpipe.core.cluster.cluster import Cluster, Device, Hub
 from panpipe.core.cluster.collectives import Algorithm, Operation, collective_phases, collective_s
 from panpipe.core.cluster.routing import Link
 from panpipe.simulators.collectives import Collective
-from panpipe.simulators.network import Network, Shipment
+from panpipe.simulators.network.flows import Shipment
+from panpipe.simulators.network.network import Network
 from simpy import Environment
 from simpy.events import Timeout
 

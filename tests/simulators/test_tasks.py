@@ -10,7 +10,7 @@ from panpipe.core.plan.plan import TiedWeight
 from panpipe.core.plan.queues import queues_of
 from panpipe.simulators.collectives import Collective
 from panpipe.simulators.device import DeviceQueue
-from panpipe.simulators.network import Network
+from panpipe.simulators.network.network import Network
 from panpipe.simulators.tasks import RunningTask, moved_by, run_tasks, task_times
 from simpy import Environment
 from simpy.events import Timeout

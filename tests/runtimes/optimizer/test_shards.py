@@ -6,7 +6,9 @@ import pytest
 import torch
 from panpipe.backends.memcpy import connect
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.optimizer.shards import Gather, ShardedReduction, Shards, Sharing
+from panpipe.runtimes.optimizer.shard_transfers import Gather, ShardedReduction
+from panpipe.runtimes.optimizer.sharded_buckets import Sharing
+from panpipe.runtimes.optimizer.shards import Shards
 from panpipe.runtimes.optimizer.state import StageState
 from torch import nn
 

@@ -5,12 +5,13 @@ from panpipe.core.cluster.cluster import Cluster, Device, Hub
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.plan.lowering import lower
-from panpipe.simulators.network import Network, Shipment
+from panpipe.simulators.network.flows import Shipment
+from panpipe.simulators.network.network import Network
 from panpipe.simulators.run import simulate
 from simpy import Environment
 from simpy.events import Timeout
 
-from ..support.plans import orders, plan_of
+from ...support.plans import orders, plan_of
 
 
 def star(rates, latency_s=0.0):

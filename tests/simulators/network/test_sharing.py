@@ -3,7 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from panpipe.simulators.sharing import fair_rates
+from panpipe.simulators.network.sharing import fair_rates
 
 INFINITE = float("inf")
 

@@ -1,0 +1,143 @@
+"""Buckets of gradients of which each replica sums a part, and the slices of parameters in that part; see `shards`."""
+
+from collections.abc import Callable, Mapping
+
+import torch
+from attrs import define, frozen
+from torch import Tensor, nn
+
+from ...backends.contract import Backend, Handle
+from ...core.errors import RequestError
+from .buckets import fill_with_gradients
+
+
+@frozen
+class Sharing:
+    """How a stage shares its optimizer over its replicas.
+
+    Args:
+        replicas: the transport of the stage's device to its replicas that is open now.
+        replica, count: the number of this replica, and of all.
+        tied: names of parameters that other stages read, too.
+    """
+
+    replicas: Callable[[], Backend]
+    replica: int
+    count: int
+    tied: frozenset[str] = frozenset()
+
+
+@define(eq=False)
+class Part:
+    """This replica's slice of a parameter.
+
+    Args:
+        name, whole: the parameter.
+        start, stop: of its elements in the order of memory.
+        value: the slice, which the optimizer steps: a view of the parameter; a scalar stays one.
+        gradient: the slice of the parameter's gradient in the bucket.
+    """
+
+    name: str
+    whole: nn.Parameter
+    start: int
+    stop: int
+    value: nn.Parameter
+    gradient: Tensor
+
+    def follow(self) -> None:
+        """View the parameter's present memory, if it was given other memory."""
+        now = _slice(self.whole, self.start, self.stop)
+        if now.data_ptr() != self.value.data_ptr():
+            self.value.data = now
+
+
+class ShardedBucket:
+    """Gradients of some parameters in one tensor, of which each replica sums a part.
+
+    Args:
+        parameters: by name, of one dtype and device.
+        sharing: how they are shared.
+    """
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], sharing: Sharing) -> None:
+        self.parameters, self._sharing = parameters, sharing
+        count = sum(p.numel() for p in parameters.values())
+        first = next(iter(parameters.values()))
+        self.length = -(-count // sharing.count)
+        self.memory = torch.empty(self.length * sharing.count, dtype=first.dtype, device=first.device)
+        self.memory[count:] = 0
+        begin = sharing.replica * self.length
+        self.gradients: dict[nn.Parameter, Tensor] = {}
+        self.offsets: dict[str, int] = {}
+        self.parts: list[Part] = []
+        offset = 0
+        for name, parameter in parameters.items():
+            size = parameter.numel()
+            self.offsets[name] = offset
+            self.gradients[parameter] = self.memory.as_strided(parameter.shape, _strides(name, parameter), offset)
+            start, stop = max(begin - offset, 0), min(begin + self.length - offset, size)
+            if start < stop:
+                value = nn.Parameter(_slice(parameter, start, stop))
+                gradient = self.memory[offset + start : offset + stop].view(value.shape)
+                self.parts.append(Part(name, parameter, start, stop, value, gradient))
+            offset += size
+
+    @property
+    def own(self) -> slice:
+        """The elements of this replica's part."""
+        begin = self._sharing.replica * self.length
+        return slice(begin, begin + self.length)
+
+    def reduce(self, replicas: Backend) -> Handle:
+        """Start to sum this replica's part over all; a missing gradient counts as zeros."""
+        fill_with_gradients(self.gradients)
+        return replicas.reduce_scatter(_numbers(self.memory))
+
+    def gather(self, replicas: Backend) -> Handle:
+        """Start to gather the parameters in the bucket's memory; `assign` copies them."""
+        with torch.no_grad():
+            for part in self.parts:
+                part.gradient.copy_(part.value)
+        return replicas.all_gather(_numbers(self.memory))
+
+    def assign(self) -> None:
+        """Copy the gathered parameters to the model's."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                at = self.offsets[name]
+                in_memory_order(parameter).copy_(self.memory[at : at + parameter.numel()])
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """The elements of a dense tensor in the order of memory, as a view of one dimension."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def _slice(parameter: nn.Parameter, start: int, stop: int) -> Tensor:
+    elements = in_memory_order(parameter)[start:stop]
+    return elements.view(()) if parameter.ndim == 0 else elements
+
+
+def _strides(name: str, parameter: nn.Parameter) -> tuple[int, ...]:
+    """A parameter's strides.
+
+    Raises:
+        RequestError: some of its elements share memory, or there are gaps.
+    """
+    expected = 1
+    for size, stride in sorted(zip(parameter.shape, parameter.stride(), strict=True), key=lambda pair: pair[1]):
+        if size == 1 or not parameter.numel():
+            continue
+        if stride != expected:
+            raise RequestError(
+                f"parameter '{name}' has strides {tuple(parameter.stride())} for shape {tuple(parameter.shape)}: "
+                "replicas share dense parameters; make it contiguous, or leave shard out"
+            )
+        expected *= size
+    return tuple(parameter.stride())
+
+
+def _numbers(memory: Tensor) -> Tensor:
+    """A tensor's real numbers, whose sums are those of complex ones."""
+    return torch.view_as_real(memory).view(-1) if memory.is_complex() else memory
