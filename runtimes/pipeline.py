@@ -1,6 +1,5 @@
 """`Pipeline`, the public interface to a model that trains by a plan; `training/trainer` does the work."""
 
-import time
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +12,6 @@ from torch.optim import Optimizer
 from ..core.capture.programs.programs import StagePrograms
 from ..core.capture.regions.breaks import StepFunction
 from ..core.errors import PanpipeError, RequestError
-from ..core.logs import LOGGER
 from ..core.plan.plan import Plan
 from ..core.trace.trace import Trace
 from ..core.wording import counted, first_of
@@ -30,7 +28,7 @@ from .planning.rehearsed import Rehearsal
 from .profile.reference_workload import reference_s
 from .programs.options import ProgramOptions
 from .replan.automatic import AutomaticReplanning
-from .replan.replanner import Replanner, said
+from .replan.replanner import Replanner
 from .training.averages import AverageFunction, Visit, WeightAverage, visit
 from .training.evaluation import Forwards
 from .training.initial_weights import InitialWeights
@@ -139,14 +137,10 @@ class Pipeline:
             WorkerError: a worker stopped.
         """
         self._refuse_failed_save()
-        automatic = self._automatic
-        if automatic is None:
-            return self._trainer.train(batch, StepOptions(Ending.STEP if update else Ending.KEEP))[0]
-        automatic.before_step()
-        start = time.perf_counter()
-        loss, _ = self._trainer.train(batch, StepOptions(Ending.STEP if update else Ending.KEEP))
-        automatic.note(time.perf_counter() - start)
-        return loss
+        options = StepOptions(Ending.STEP if update else Ending.KEEP)
+        if self._automatic is not None:
+            return self._automatic.train(batch, options)
+        return self._trainer.train(batch, options)[0]
 
     def replan(self) -> bool:
         """Plan again for the present speeds of the devices, and move stages if that is worth it. Every rank calls this.
@@ -164,21 +158,11 @@ class Pipeline:
             RequestError: the pipeline cannot be planned again now: gradients wait for an update, there is no optimizer,
                 ``optimizers`` was read, or the step reads other Python values than when it was captured.
         """
-        trainer, replanner = self._trainer, self.replanner
-        trainer.refuse_closed()
-        trainer.averages.refuse_applied("plan again")
-        if replanner is None:
+        self._trainer.refuse_closed()
+        self._trainer.averages.refuse_applied("plan again")
+        if self.replanner is None:
             raise RequestError("this pipeline cannot be planned again: build it with panpipe.pipeline on real devices")
-        with trainer.team.inside("replan"):
-            trainer.stages.have_equal_values()
-            trainer.team.agree(replanner.refusal(trainer))
-            found = replanner.find(trainer)
-            moves = found is not None and found.worth_moving(self.plan)
-            if found is not None and moves:
-                replanner.move(trainer, self.checkpoints, found.plan)
-            if trainer.team.first:
-                LOGGER.warning("%s", said(found, moves))
-        return moves
+        return self.replanner.replan(self._trainer, self.checkpoints)
 
     def replan_automatically(self) -> None:
         """Plan again by itself whenever steps take another time than planned, for a while."""

@@ -1,9 +1,14 @@
 """``replan="auto"``: steps are compared with the plan, and when they drift, all ranks plan again at the same step."""
 
+import time
 from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
 
 from ...core.errors import RequestError
 from ...core.logs import LOGGER
+from ..engine.step_data import StepOptions
 from ..training.trainer import Trainer
 from .drift import WINDOW, DriftWatch
 
@@ -26,8 +31,19 @@ class AutomaticReplanning:
         self._watch = DriftWatch(trainer.plan)
         self._before_s: float | None = None
 
-    def before_step(self) -> None:
-        """Plan again if steps have drifted. All ranks call this together, before each step."""
+    def train(self, batch: Any, options: StepOptions) -> Tensor:
+        """Plan again if steps have drifted, and train on a batch. All ranks call this together.
+
+        Returns:
+            The loss, as ``Trainer.train``.
+        """
+        self._before_step()
+        start = time.perf_counter()
+        loss, _ = self._trainer.train(batch, options)
+        self._watch.note(time.perf_counter() - start)
+        return loss
+
+    def _before_step(self) -> None:
         trainer = self._trainer
         if trainer.counts.steps % CHECK or trainer.runner.accumulating:
             return
@@ -47,10 +63,6 @@ class AutomaticReplanning:
             self._before_s, self._watch = typical, DriftWatch(trainer.plan)
         else:
             self._watch.keep()
-
-    def note(self, step_s: float) -> None:
-        """Record the seconds of a step."""
-        self._watch.note(step_s)
 
     def _log_gain(self) -> None:
         """Log the measured gain, once there are enough steps after stages were moved."""

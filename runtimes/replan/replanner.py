@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...core.costs.costs import stage_costs
 from ...core.errors import InfeasibleError, RequestError
+from ...core.logs import LOGGER
 from ...core.plan.derive import synchronised
 from ...core.plan.plan import Plan
 from ...core.plan.validation.validate import validate
@@ -105,6 +106,32 @@ class Replanner:
         elif trainer.variants.key != self._reads:
             reason = "the step reads other Python values than when it was captured: build another pipeline"
         return None if reason is None else RequestError(f"this pipeline cannot be planned again: {reason}")
+
+    def replan(self, trainer: Trainer, checkpoints: Checkpoints) -> bool:
+        """Find a plan for the present speeds, move the stages if that is worth it, and log the result.
+
+        All ranks call this together.
+
+        Args:
+            trainer: of the pipeline.
+            checkpoints: of the pipeline.
+
+        Returns:
+            Whether stages were moved.
+
+        Raises:
+            RequestError: see `refusal` and `move`.
+        """
+        with trainer.team.inside("replan"):
+            trainer.stages.have_equal_values()
+            trainer.team.agree(self.refusal(trainer))
+            found = self.find(trainer)
+            moves = found is not None and found.worth_moving(trainer.plan)
+            if found is not None and moves:
+                self.move(trainer, checkpoints, found.plan)
+            if trainer.team.first:
+                LOGGER.warning("%s", said(found, moves))
+        return moves
 
     def find(self, trainer: Trainer) -> Found | None:
         """Rehearse, profile and search. All ranks call this together, and get the same result.
