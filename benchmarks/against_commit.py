@@ -1,0 +1,183 @@
+"""Is this tree slower than another commit? Both trees run the same benchmarks in turns, on this machine, in one run.
+
+    python benchmarks/against_commit.py COMMIT [--rounds 3] [--only simulator,search] [--small] [--record FILE]
+
+The commit is checked out as a worktree of git in a temporary folder. Each tree runs its own benchmark scripts, and the
+command line for plans and schedules, with this Python: only the folder that is imported as ``panpipe`` differs. The
+first run of a search is not counted, because it compiles. A figure's ratio is that of the two runs of a round, this
+tree over the commit, as a time: below 1 this tree is faster. Printed are the medians over rounds, and the smallest and
+largest ratio. Command lines are measured in seconds of a core, so that a search that evaluates more counts as slower:
+the step that it found is printed, too. Three rounds are to take less than ten minutes on a machine that nothing else
+uses.
+"""
+
+import argparse
+import json
+import os
+import re
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from attrs import frozen
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from benchmarks.core.fixed_plans import graph
+from benchmarks.recording import machine, record
+
+ROOT = Path(__file__).resolve().parents[1]
+Figures = dict[str, float]
+"""Name of a figure → its value; the less, the better."""
+
+
+@frozen
+class Tree:
+    """A working tree.
+
+    Args:
+        folder: where it is.
+        imports: a folder with a link ``panpipe`` to it.
+    """
+
+    folder: Path
+    imports: Path
+
+    def run(self, *command: str) -> str:
+        """Standard output of a command of Python, which imports this tree as ``panpipe``."""
+        variables = {**os.environ, "PYTHONPATH": str(self.imports), "PANPIPE_CACHE": "", "OMP_NUM_THREADS": "1"}
+        done = subprocess.run(
+            [sys.executable, *command], cwd=self.imports, env=variables, capture_output=True, text=True, check=False,
+            encoding="utf-8",
+        )  # fmt: skip
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)} in {self.folder} failed:\n{done.stderr[-2000:]}")
+        return done.stdout
+
+    def script(self, name: str, *arguments: str) -> str:
+        """Standard output of a benchmark, whichever folder it is in."""
+        found = sorted((self.folder / "benchmarks").rglob(f"{name}.py"))
+        if not found:
+            raise SystemExit(f"{self.folder} has no benchmark {name}.py")
+        return self.run(str(found[0]), *arguments)
+
+    def command(self, *arguments: str) -> tuple[dict[str, float], float]:
+        """The answer of ``panpipe … --json``, and the seconds that it took of a core."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        text = self.run("-m", "panpipe.cli", *arguments, "--json")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return json.loads(text), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def two_workers(tree: Tree, small: bool) -> Figures:
+    """The step of the benchmark GPT on two gloo workers, by 1F1B."""
+    rounds = "1" if small else "5"
+    lines = tree.script("two_workers", "--rounds", rounds, "--schedules", "1f1b", "--peers", "").splitlines()
+    found = {one["runner"]: one for one in map(json.loads, lines)}
+    return {"step of two workers, s": found["panpipe"]["step_s"]}
+
+
+def action_overhead(tree: Tree, small: bool) -> Figures:
+    """Time of a compute action of stages of next to nothing."""
+    steps, rounds = ("5", "2") if small else ("20", "5")
+    return {"action, µs": json.loads(tree.script("action_overhead", "--steps", steps, "--rounds", rounds))["panpipe"]}
+
+
+def simulator(tree: Tree, small: bool) -> Figures:
+    """Time of a simulated compute action, for each cluster of the benchmark."""
+    with tempfile.NamedTemporaryFile() as file:
+        text = tree.script("bench_simulator", "--repeats", "2" if small else "8", "--record", file.name)
+    rates = re.findall(r"^(.+): .* on the core ([\d,]+)\)", text, re.MULTILINE)
+    return {f"simulated action, {name}, µs": 1e6 / float(rate.replace(",", "")) for name, rate in rates}
+
+
+def planner(tree: Tree, small: bool) -> Figures:
+    """Core seconds of a plan of a graph, by 1F1B and by a search, and the predicted steps."""
+    file = tree.imports / "graph.json"
+    file.write_text(json.dumps(graph()), encoding="utf-8")
+    found = {}
+    for schedule in ("1f1b",) if small else ("1f1b", "auto"):
+        answer, seconds = tree.command(
+            "plan", "--graph", str(file), "--cluster", "4xA100-40GB", "--microbatches", "8", "--schedule", schedule
+        )
+        found[f"plan by {schedule}, core s"] = seconds
+        found[f"plan by {schedule}, its step, s"] = answer["predicted_step_s"]
+    return found
+
+
+def search(tree: Tree, small: bool) -> Figures:
+    """Core seconds of a search for a schedule, and its makespan."""
+    answer, seconds = tree.command(
+        "schedule", "auto", "--devices", "2" if small else "4", "--microbatches", "8", "--forward", "1",
+        "--backward-input", "1.1", "--backward-weight", "0.9", "--comm", "0.05", "--memory-limit", "3",
+    )  # fmt: skip
+    return {"search for a schedule, core s": seconds, "search for a schedule, its makespan": answer["makespan"]}
+
+
+BENCHMARKS: dict[str, Callable[[Tree, bool], Figures]] = {
+    "two_workers": two_workers, "action_overhead": action_overhead, "simulator": simulator, "planner": planner,
+    "search": search,
+}  # fmt: skip
+
+COMPILED = ("planner", "search")
+"""Benchmarks whose first run in a tree compiles: it is not counted."""
+
+
+@contextmanager
+def trees(commit: str) -> Iterator[tuple[Tree, Tree]]:
+    """The commit's tree and this one."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, found = Path(name), []
+        git = ["git", "-C", str(ROOT), "worktree"]
+        there = folder / "commit"
+        subprocess.run([*git, "add", "--quiet", "--detach", str(there), commit], check=True)
+        try:
+            for number, tree in enumerate((there, ROOT)):
+                imports = folder / f"imports{number}"
+                imports.mkdir()
+                (imports / "panpipe").symlink_to(tree, target_is_directory=True)
+                found.append(Tree(tree, imports))
+            yield found[0], found[1]
+        finally:
+            subprocess.run([*git, "remove", "--force", str(there)], check=True)
+
+
+def main() -> None:
+    """Run, print and record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("commit", help="any name that git knows")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--only", default=",".join(BENCHMARKS), help="some benchmarks, separated by commas")
+    parser.add_argument("--small", action="store_true", help="toy sizes, to try whether everything runs")
+    parser.add_argument("--record", help="append the result to this Markdown file")
+    given = parser.parse_args()
+    unknown = set(given.only.split(",")) - set(BENCHMARKS)
+    if unknown:
+        parser.error(f"there is no benchmark {', '.join(sorted(unknown))}: choose from {', '.join(BENCHMARKS)}")
+    header, rows = ("figure", "commit", "this tree", "ratio", "smallest and largest"), []
+    with trees(given.commit) as (there, here):
+        for name in given.only.split(","):
+            measure = BENCHMARKS[name]
+            for tree in (there, here) if name in COMPILED else ():
+                measure(tree, given.small)
+            pairs = []
+            for number in range(given.rounds):
+                order = (there, here) if number % 2 == 0 else (here, there)
+                found = {tree: measure(tree, given.small) for tree in order}
+                pairs.append((found[there], found[here]))
+            for figure in pairs[0][0]:
+                before, after = ([pair[i][figure] for pair in pairs] for i in (0, 1))
+                ratios = sorted(b / a for a, b in zip(before, after, strict=True))
+                medians = [f"{statistics.median(one):.4g}" for one in (before, after, ratios)]
+                rows.append((figure, *medians, f"{ratios[0]:.3f} to {ratios[-1]:.3f}"))
+                print(" | ".join(rows[-1]), flush=True)
+    if given.record:
+        record(given.record, f"This tree against {given.commit}, {given.rounds} rounds", machine(), header, rows)
+
+
+if __name__ == "__main__":
+    main()
