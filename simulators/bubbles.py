@@ -27,7 +27,8 @@ from attrs import frozen
 from ..core.actions import Kind
 from ..core.plan.queues import Queues
 from .delays import Delays, queue_delays, scaled
-from .times import Direction, QueueTimes, TaskTimes
+from .network.flow_times import Direction
+from .times import QueueTimes, TaskTimes
 
 WARM_UP = "warm-up"
 DEPENDENCY = "dependency"

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from simpy.events import Timeout
 
 from ..core.cluster.collectives import Crossing, Phase
+from .network.flow_times import FlowTimes
 from .network.flows import Route, Shipment
 from .network.network import Network
-from .times import FlowTimes
 
 
 class Collective:

@@ -7,7 +7,7 @@ when it would have drained if its queue had the links alone and its messages wer
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from .times import Direction, FlowTimes
+from .network.flow_times import Direction, FlowTimes
 
 Delays = Mapping[Direction, float]
 """Seconds by directed link."""

@@ -7,7 +7,7 @@ from attrs import frozen
 from ..core.cluster.cluster import Cluster
 from ..core.trace.trace import LinkTrack
 from .delays import added, lost
-from .times import Direction, FlowTimes
+from .network.flow_times import Direction, FlowTimes
 
 
 @frozen

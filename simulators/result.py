@@ -19,7 +19,8 @@ from ..core.trace.trace import LinkTrack, Trace
 from .bubbles import Bubbles, device_bubbles
 from .hosts import CopyUse, HostUse, copy_uses, host_uses
 from .links import LinkUse, link_rates, link_uses
-from .times import Direction, FlowTimes, QueueTimes, StepTimes, TaskTimes
+from .network.flow_times import Direction, FlowTimes
+from .times import QueueTimes, StepTimes, TaskTimes
 from .tracing import build_trace
 
 

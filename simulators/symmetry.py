@@ -29,8 +29,9 @@ from ..core.plan.items import Task
 from ..core.plan.kinds import task_kinds
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues
+from .network.flow_times import Direction, FlowTimes, Piece
 from .tasks import moved_by
-from .times import Direction, FlowTimes, Piece, QueueTimes
+from .times import QueueTimes
 
 if TYPE_CHECKING:
     from .result import SimulationResult

@@ -30,9 +30,10 @@ from ..core.plan.sharding import shards
 from .collectives import Collective
 from .delays import Delays, added, lost, scaled
 from .device import DeviceQueue
+from .network.flow_times import FlowTimes
 from .network.flows import Route
 from .network.network import Network
-from .times import FlowTimes, TaskTimes
+from .times import TaskTimes
 
 
 class RunningTask:

@@ -18,9 +18,10 @@ from ..core.costs.costs import StageCosts
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues
 from ..core.plan.validation.free_times import FreeQueue, FreeTimes, free_times
+from .network.flow_times import FlowTimes
 from .network.flows import DirectedLink, Route
 from .network.network import Network
-from .times import FlowTimes, QueueTimes
+from .times import QueueTimes
 
 Pair = tuple[int, int]
 Uncontended = tuple[tuple[tuple[list[float], list[float]], ...], dict[Pair, QueueTimes]]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 from simpy import Event
 
-from ..times import Direction, FlowTimes, Piece
+from .flow_times import Direction, FlowTimes, Piece
 
 INFINITE = float("inf")
 

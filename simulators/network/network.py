@@ -21,7 +21,7 @@ from simpy import Environment, Event
 from simpy.events import Timeout
 
 from ...core.cluster.routing import Link
-from ..times import Direction
+from .flow_times import Direction
 from .flows import INFINITE, DirectedLink, Flow, Route
 from .sharing import fair_rates
 

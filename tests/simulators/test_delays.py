@@ -2,7 +2,7 @@
 
 import pytest
 from panpipe.simulators.delays import added, lost, queue_delays, scaled
-from panpipe.simulators.times import FlowTimes, Piece
+from panpipe.simulators.network.flow_times import FlowTimes, Piece
 
 X, Y = ("a", "b"), ("b", "c")
 

@@ -1,0 +1,95 @@
+"""The structure: the direction of imports, no circles, and folders of a size that one can read."""
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import networkx
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PARTS = {
+    "core": {"core"},
+    "backends": {"core", "backends"},
+    "runtimes": {"core", "backends", "runtimes"},
+    "simulators": {"core", "simulators"},
+}
+"""Part of the package → the parts that it may import."""
+FILES = 20
+"""Most modules in a folder."""
+
+
+def modules() -> list[Path]:
+    return [path.relative_to(ROOT) for part in PARTS for path in sorted((ROOT / part).rglob("*.py"))]
+
+
+@cache
+def statements(module: Path) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
+    return tuple(node for node in ast.walk(tree) if isinstance(node, ast.Import | ast.ImportFrom))
+
+
+@cache
+def imports(module: Path) -> tuple[Path, ...]:
+    """The files of this package that a module imports, at once or in a function."""
+    found = []
+    for node in statements(module):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            folder = [module, *module.parents][node.level].joinpath(*(node.module or "").split("."))
+            files = [folder / f"{alias.name}.py" for alias in node.names]
+            other = folder.with_suffix(".py") if (ROOT / folder.with_suffix(".py")).exists() else folder / "__init__.py"
+            found += [file if (ROOT / file).exists() else other for file in files]
+    return tuple(found)
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_imports_point_one_way(part):
+    for module in modules():
+        if module.parts[0] == part:
+            strangers = [one for one in imports(module) if one.parts[0] in PARTS and one.parts[0] not in PARTS[part]]
+            assert not strangers, f"{module} imports {strangers[0]}"
+
+
+def test_core_does_not_import_simpy():
+    for module in modules():
+        if module.parts[0] == "core":
+            for node in statements(module):
+                names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [node.module or ""]
+                assert "simpy" not in {name.split(".")[0] for name in names}, module
+
+
+def edges() -> Iterator[tuple[Path, Path]]:
+    for module in modules():
+        for other in imports(module):
+            yield module, other
+
+
+def test_modules_import_each_other_in_no_circle():
+    circles = networkx.strongly_connected_components(networkx.DiGraph(edges()))
+    assert not [sorted(map(str, circle)) for circle in circles if len(circle) > 1]
+
+
+def test_folders_import_each_other_in_no_circle():
+    """A folder may share with its own sub-folders, as a package does with its modules."""
+    between = {
+        (module.parent, other.parent)
+        for module, other in edges()
+        if module.parent not in (other.parent, *other.parent.parents) and other.parent not in module.parent.parents
+    }
+    circles = networkx.strongly_connected_components(networkx.DiGraph(between))
+    assert not [sorted(map(str, circle)) for circle in circles if len(circle) > 1]
+
+
+def test_no_folder_has_more_modules_than_one_can_read():
+    tops = [path for path in ROOT.iterdir() if path.is_dir() and not path.name.startswith(".")]
+    folders = [
+        folder
+        for top in tops
+        if top.name not in ("build", "dist", "out")
+        for folder in (top, *top.rglob("*"))
+        if folder.is_dir()
+    ]
+    for folder in folders:
+        count = sum(1 for path in folder.glob("*.py") if path.name != "__init__.py")
+        assert count <= FILES, f"{folder.relative_to(ROOT)} has {count} modules: move some to a folder of their own"
