@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ...backends.contract import Backend, Handle
 from ...core.errors import RequestError
-from .buckets import fill_with_gradients
+from .gradient_buckets import fill_with_gradients
 
 
 @frozen

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .buckets import BUCKET_BYTES, divided
+from .gradient_buckets import BUCKET_BYTES, divided
 from .sharded_buckets import Part, ShardedBucket, Sharing, in_memory_order
 
 

@@ -12,8 +12,8 @@ from ...backends.contract import Backend
 from ...core.errors import RequestError
 from ..devices.compute import compute_device
 from ..launch.team import Team
-from .buckets import Bucket, Reduction, buckets_of
 from .elementwise import check_elementwise
+from .gradient_buckets import Bucket, Reduction, buckets_of
 from .optimizer_state import NamedState
 from .optimizers import (
     OptimizerFactory,

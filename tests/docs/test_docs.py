@@ -108,6 +108,13 @@ def test_make_targets_and_scripts_exist(page):
                     assert (ROOT / word).exists(), f"{page.name}: {line}"
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_source_files_that_a_page_names_exist(page):
+    folders = "answers|backends|benchmarks|cli|core|docs|examples|explore|integrations|runtimes|simulators|tests"
+    for path in re.findall(rf"`((?:{folders})/[\w/.]+)`", page.read_text(encoding="utf-8")):
+        assert (ROOT / path).exists(), f"{page.name} names {path}"
+
+
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     for page in (ROOT / "docs").glob("*.md"):

@@ -7,7 +7,7 @@ import torch
 from attrs import define
 from panpipe.core.actions import Action, Kind
 from panpipe.runtimes.engine.frame import Frame
-from panpipe.runtimes.optimizer.buckets import Reduction, buckets_of
+from panpipe.runtimes.optimizer.gradient_buckets import Reduction, buckets_of
 from torch import nn
 
 

@@ -33,7 +33,7 @@ from panpipe.runtimes.diagnose.reference import reference_step
 from panpipe.runtimes.launch.agreement import check_same, model_in_words
 from panpipe.runtimes.launch.rank_team import RankTeam
 from panpipe.runtimes.offload.tier import OffloadTier
-from panpipe.runtimes.optimizer.buckets import Bucket
+from panpipe.runtimes.optimizer.gradient_buckets import Bucket
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.programs.stage_run import StageRun
 from panpipe.runtimes.training.initial_weights import compare_initial_weights

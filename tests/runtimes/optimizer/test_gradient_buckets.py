@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.runtimes.optimizer.buckets import Bucket
+from panpipe.runtimes.optimizer.gradient_buckets import Bucket
 from torch import nn
 
 
