@@ -15,9 +15,10 @@ PARTS = ("versions", "parity", "steps", "calls", "queues", "loading", "nccl", "o
 @pytest.fixture(scope="module")
 def modules():
     """The benchmark's two modules."""
+    before = list(sys.path)
     sys.path.insert(0, str(FOLDER))
     yield importlib.import_module("gpu"), importlib.import_module("gpu_parts")
-    sys.path.remove(str(FOLDER))
+    sys.path[:] = before  # the script has added the root
 
 
 def test_every_part_has_a_time_limit_and_together_they_fit_into_a_lease(modules):

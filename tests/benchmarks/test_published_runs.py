@@ -13,9 +13,10 @@ FOLDER = Path(__file__).parents[2] / "benchmarks" / "published"
 
 @pytest.fixture(scope="module")
 def runs():
+    before = list(sys.path)
     sys.path.insert(0, str(FOLDER))
     yield importlib.import_module("published_runs")
-    sys.path.remove(str(FOLDER))
+    sys.path[:] = before  # the script has added the root
 
 
 def outcome(runs, name):
