@@ -9,10 +9,12 @@ best        plans within half, a third and a quarter of 1F1B's memory: without o
             schedules, PO-H, PO-F, and ``offload="auto"``
 scaling     a model that grows with the devices: saved tensors of a device under 1F1B and with offload (``--svg``)
 neighbours  two devices on one PCIe switch: copies planned in turns, and by each device on its own
+catalogue   ``free`` on clusters of the catalogue, with and without NVLink, over PCIe and over NVLink-C2C
 ==========  ========================================================================================================
 
 k is the round trip of saved tensors to the host ÷ the forward and backward that they are saved for. The graphs have
-equal layers of four operators. Every device has an NVLink port and a link to its host, alone or with a neighbour.
+equal layers of four operators. Every device has an NVLink port and a link to its host, alone or with a neighbour;
+``catalogue`` and ``best --cluster`` take a cluster of the catalogue, whose k is for the rates while all devices copy.
 """
 
 import argparse
@@ -26,12 +28,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import attrs
 from offload_plot import weak_scaling_svg
+from panpipe.core.cluster.catalog.find import find_cluster
 from panpipe.core.cluster.cluster import Cluster, Device, Hub
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, stage_costs, stage_edges
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.errors import InfeasibleError, RequestError
 from panpipe.core.offload.choice import Picks, Sharing, everything, of_stages
+from panpipe.core.offload.host_links import HostLink, host_links
 from panpipe.core.offload.plan_offload import offloadable, with_offload
 from panpipe.core.offload.storages import graph_storages
 from panpipe.core.plan.plan import Plan
@@ -66,9 +70,9 @@ Part = tuple[str, tuple[str, ...], list[Row], bool]
 """Title, header, rows, and whether the bars are met."""
 
 
-def graph_of(layers: int, k: float) -> OpGraph:
+def graph_of(layers: int, k: float, round_trip_s: float = 2 * SAVED / RATE) -> OpGraph:
     """Equal layers whose saved tensors take k times as long to the host and back as their forward and backward."""
-    each = 2 * SAVED / RATE / k / 3 / PARTS
+    each = round_trip_s / k / 3 / PARTS
     nodes = tuple(
         OpNode(
             f"layer.{i // PARTS}.{i % PARTS}", each, each, each, parameter_bytes=STATE // PARTS // 4,
@@ -95,6 +99,24 @@ def cluster_of(devices: int, per_switch: int = 1) -> Cluster:
     return Cluster(tuple(Device(name, 80 << 30) for name in names), tuple(hubs), tuple(links))
 
 
+CATALOGUE = ("8xA100-40GB", "8xA100-PCIe-40GB", "8xH100", "8xL40S", "4xGH200", "4xGB200")
+
+
+def round_trip_s(name: str) -> float:
+    """Time of a layer's saved tensors to the host and back while all devices of a cluster of the catalogue copy."""
+    cluster = find_cluster(name)
+    links = contended_links(cluster)
+    return max(link.out_s(SAVED) + link.back_s(SAVED) for link in links)
+
+
+def contended_links(cluster: Cluster) -> list[HostLink]:
+    """The ways of all devices to their hosts while all of them copy."""
+    plan = Case("po-f", len(cluster.devices), 2, len(cluster.devices), 1.0).plan()[0]
+    found = [link for link in host_links(plan, cluster).contended().links if link is not None]
+    assert len(found) == len(cluster.devices)
+    return found
+
+
 @attrs.frozen
 class Case:
     """A named schedule of equal layers on even cuts."""
@@ -105,15 +127,17 @@ class Case:
     microbatches: int
     k: float
     per_switch: int = 1
+    named: str = ""
 
     @property
     def cluster(self) -> Cluster:
-        return cluster_of(self.devices, self.per_switch)
+        return find_cluster(self.named) if self.named else cluster_of(self.devices, self.per_switch)
 
     @property
     def graph(self) -> OpGraph:
         """Two layers for each device where a device has at most two stages; otherwise one for each stage."""
-        return graph_of(self.devices * max(self.chunks, 2), self.k)
+        layers = self.devices * max(self.chunks, 2)
+        return graph_of(layers, self.k, round_trip_s(self.named)) if self.named else graph_of(layers, self.k)
 
     @property
     def offload(self) -> dict[int, float]:
@@ -144,24 +168,30 @@ def passes(peaks: Sequence[float], case: Case) -> float:
     return max(peaks) / (SAVED * layers / (case.devices * case.chunks))
 
 
-def free() -> Part:
+def free(shapes: Sequence[tuple[int, int, str]] = ((4, 2, ""), (8, 2, ""), (8, 4, ""))) -> Part:
+    """PO-F and PO-H: devices, stages on each, and a cluster of the catalogue."""
     rows, kept = [], True
-    for devices, chunks in ((4, 2), (8, 2), (8, 4)):
+    for devices, chunks, named in shapes:
         for name, ks in (("po-f", (0.2, 0.5, 0.8, 1.0)), ("po-h", (0.5, 1.0, 1.5, 2.0))):
             for k in ks:
-                case = Case(name, devices, chunks, 4 * devices, k)
+                case = Case(name, devices, chunks, 4 * devices, k, named=named)
                 resident, costs = case.plan()
-                moving = case.offloaded(everything if name == "po-f" else of_stages(case.offload))
-                before, after = (simulated(plan, costs, case.cluster) for plan in (resident, moving))
+                pick = everything if name == "po-f" else of_stages(case.offload)
+                ways = [case.offloaded(pick, sharing) for sharing in (Sharing if named else (Sharing.TURNS,))]
+                before = simulated(resident, costs, case.cluster)
+                moved = [simulated(plan, costs, case.cluster) for plan in ways]
+                best_way = min(range(len(ways)), key=lambda way: moved[way].step_s)  # as the search does
+                moving, after = ways[best_way], moved[best_way]
                 longer = after.step_s / before.step_s - 1
                 copied = sum(len(each.copies) for each in moving.memory.offload)
                 kept &= longer <= LONGER
                 held = (f"{passes(each.peak_saved_bytes, case):.1f}" for each in (before, after))
                 share = copied / (len(case.offload) * case.microbatches)
-                what = f"{name}, {devices} × {chunks}, {case.microbatches} microbatches"
+                what = f"{name}, {named or devices} × {chunks}, {case.microbatches} microbatches"
                 rows.append([what, f"{k:g}", f"{longer:+.2%}", f"{share:.0%}", *held])
     header = ("schedule, devices × stages", "k", "step", "of the microbatches copied", "passes without", "with")
-    return "Copies that cost nothing (a step may be 2 % longer)", header, rows, kept
+    where = ", on clusters of the catalogue" if shapes[0][2] else ""
+    return f"Copies that cost nothing (a step may be 2 % longer){where}", header, rows, kept
 
 
 def depth() -> Part:
@@ -190,7 +220,7 @@ def step_s(case: "Limited", families_: Sequence[ScheduleFamily], recompute: str 
         memory_limit=case.limit, budget=case.budget if anneal else case.budget // 4, alternatives=False,
     )  # fmt: skip
     try:
-        return search_plan(case.graph, cluster_of(case.devices), case.microbatches, options).predicted.step_s
+        return search_plan(case.graph, case.cluster, case.microbatches, options).predicted.step_s
     except (InfeasibleError, RequestError):  # or the family builds no schedule within the limit
         return float("inf")
 
@@ -204,10 +234,19 @@ class Limited:
     k: float
     share: float
     budget: int = BUDGET
+    named: str = ""
+
+    @property
+    def cluster(self) -> Cluster:
+        return find_cluster(self.named) if self.named else cluster_of(self.devices)
+
+    @property
+    def round_trip_s(self) -> float:
+        return round_trip_s(self.named) if self.named else 2 * SAVED / RATE
 
     @property
     def graph(self) -> OpGraph:
-        return graph_of(2 * self.devices, self.k)
+        return graph_of(2 * self.devices, self.k, self.round_trip_s)
 
     @property
     def limit(self) -> float:
@@ -216,13 +255,16 @@ class Limited:
     @property
     def ideal_s(self) -> float:
         """The work of a device."""
-        return self.microbatches * 2 * (2 * SAVED / RATE / self.k)
+        return self.microbatches * 2 * self.round_trip_s / self.k
 
 
-def best(ks: Sequence[float], shares: Sequence[float], devices: int, microbatches: int, budget: int) -> Part:
+def best(ks: Sequence[float], shares: Sequence[float], devices: int, microbatches: int, budget: int,
+         named: str = "") -> Part:  # fmt: skip
+    if named:
+        devices = len(find_cluster(named).devices)
     rows, kept, gains = [], True, []
     resident = resident_families()
-    for case in (Limited(devices, microbatches, k, share, budget) for k in ks for share in shares):
+    for case in (Limited(devices, microbatches, k, share, budget, named) for k in ks for share in shares):
         found = [
             step_s(case, resident, "none"),
             step_s(case, resident, None),
@@ -247,7 +289,7 @@ def best(ks: Sequence[float], shares: Sequence[float], devices: int, microbatche
         "k", "memory of 1F1B's", "none", "recompute", "named", "po-h", "po-f", "auto", "less idle than without offload",
         "auto not slower",
     )  # fmt: skip
-    return f"Step ÷ work of a device: {devices} devices, {microbatches} microbatches", header, rows, kept
+    return f"Step ÷ work of a device: {named or f'{devices} devices'}, {microbatches} microbatches", header, rows, kept
 
 
 def scaling(svg: Path | None) -> Part:
@@ -297,19 +339,23 @@ def neighbours() -> Part:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("free", "depth", "best", "scaling", "neighbours"))
+    parser.add_argument("part", choices=("free", "depth", "best", "scaling", "neighbours", "catalogue"))
     parser.add_argument("--k", default="0.2,0.5,1,2,4", help="best: values of k, with commas between")
     parser.add_argument("--shares", default="0.5,0.33,0.25", help="best: shares of 1F1B's memory")
     parser.add_argument("--devices", type=int, default=4, help="best: devices")
     parser.add_argument("--microbatches", type=int, default=16, help="best: microbatches")
     parser.add_argument("--budget", type=int, default=BUDGET, help="best: evaluations of each search")
+    parser.add_argument("--cluster", default="", help="best: a cluster of the catalogue, and all of its devices")
+    parser.add_argument("--clusters", default=",".join(CATALOGUE), help="catalogue: names, with commas between")
     parser.add_argument("--svg", type=Path, help="scaling: write the plot here")
     parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
     ks, shares = (tuple(map(float, text.split(","))) for text in (arguments.k, arguments.shares))
     parts: dict[str, Callable[[], Part]] = {
         "free": free, "depth": depth, "neighbours": neighbours, "scaling": lambda: scaling(arguments.svg),
-        "best": lambda: best(ks, shares, arguments.devices, arguments.microbatches, arguments.budget),
+        "best": lambda: best(ks, shares, arguments.devices, arguments.microbatches, arguments.budget,
+                             arguments.cluster),
+        "catalogue": lambda: free([(len(find_cluster(n).devices), 2, n) for n in arguments.clusters.split(",")]),
     }  # fmt: skip
     title, header, rows, kept = parts[arguments.part]()
     print(" | ".join(header))

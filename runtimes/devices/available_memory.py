@@ -2,21 +2,64 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 _USABLE = 0.95
 """Share of the remaining limit that planning uses: the limit also counts the heap's holes and the interpreter's
 memory."""
+_GROUPS, _VERSION_1 = Path("/sys/fs/cgroup"), "memory.limit_in_bytes"
 
 
 def machine_bytes() -> int:
     """Bytes of this machine's memory, or of the container's limit if that is less."""
-    physical = int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+    physical, container = physical_bytes(), container_bytes()
+    return physical if container is None else min(physical, container)
+
+
+def physical_bytes() -> int:
+    """Bytes of this machine's memory."""
+    return int(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def container_bytes() -> int | None:
+    """The least limit on memory, in bytes, of this process's control group and of those that it is in; None without.
+
+    Version 1 of control groups has a number larger than any memory where there is no limit.
+    """
+    limits = [int(text) for file in _limit_files() if (text := _text(file).strip()).isdigit()]
+    return min(limits, default=None)
+
+
+def _limit_files() -> Iterator[Path]:
+    """The files that may have such a limit, of both versions of control groups."""
+    own = {"memory": "/", "": "/"}  # controller → group; version 2 has no name
+    for line in _text(Path("/proc/self/cgroup")).splitlines():
+        parts = line.split(":", 2)
+        if len(parts) == 3:
+            own |= {controller: parts[2] for controller in parts[1].split(",") if controller in own}
+    for root, name, group in ((_GROUPS, "memory.max", own[""]), (_GROUPS / "memory", _VERSION_1, own["memory"])):
+        folder = root / group.strip("/")
+        for each in (folder, *folder.parents):
+            if each == root or root in each.parents:
+                yield each / name
+
+
+def _text(file: Path) -> str:
     try:
-        text = Path("/sys/fs/cgroup/memory.max").read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8")
     except OSError:
-        return physical
-    return min(physical, int(text)) if text.strip().isdigit() else physical
+        return ""
+
+
+def lockable_bytes() -> int | None:
+    """Bytes that this process can still lock in memory under its limit (``ulimit -l``); None without a limit."""
+    if sys.platform != "linux":
+        return None
+    import resource
+
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else max(soft - _status_bytes("VmLck"), 0)
 
 
 def bytes_left() -> int | None:
@@ -37,5 +80,10 @@ def data_limit() -> int | None:
 
 def data_bytes() -> int:
     """Bytes of data of this process, as Linux counts them against that limit."""
+    return _status_bytes("VmData")
+
+
+def _status_bytes(name: str) -> int:
+    """A number of bytes of this process's status."""
     lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData:"))
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{name}:"))

@@ -1,13 +1,14 @@
 """The measured trace of a step, and the cost of its messages, from the records of all devices."""
 
+import itertools
 import statistics
 from collections.abc import Sequence
 
-from ...core.actions import COMM_KINDS, RECV_KINDS, SEND_KINDS, Action
+from ...core.actions import COMM_KINDS, RECV_KINDS, SEND_KINDS, Action, Kind
 from ...core.costs.message_times import MessageTimes
 from ...core.plan.kinds import task_kinds
 from ...core.plan.plan import Plan
-from ...core.trace.trace import MemorySample, Trace, TraceEvent, receive_queue, send_queue
+from ...core.trace.trace import HOST_MEMORY, MemorySample, Trace, TraceEvent, receive_queue, send_queue
 from .step_data import StepRecord
 
 
@@ -57,10 +58,29 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
                 times = (start - origin) / 1e9, (end - origin) / 1e9
                 events.append(TraceEvent(device, where, action, *times, size, reported))
             memory += [MemorySample(device, (at - origin) / 1e9, "saved", alive) for at, alive in record.memory]
+            held = _host_memory(record)
+            memory += [MemorySample(device, (at - origin) / 1e9, HOST_MEMORY, size) for at, size in held]
     events.sort(key=lambda event: (event.start_s, event.device))
     memory.sort(key=lambda sample: sample.time_s)
     step_s = (max(record.end_ns for record in records) - origin) / 1e9
     return Trace("measured", plan.hash, plan.mesh.ranks, tuple(events), tuple(memory), step_s)
+
+
+def _host_memory(record: StepRecord) -> list[tuple[int, int]]:
+    """When the offloaded bytes of a device on its host change, and how many there are then: they are there from the
+    issue of OFFLOAD to the start of the backward that reads them."""
+    sizes: dict[tuple[int, int | None], int] = {}
+    changes = []
+    for action, _, issued, _, size in record.events:
+        key = action.stage, action.microbatch
+        if action.kind is Kind.OFFLOAD:
+            sizes[key] = size
+            changes.append((issued, size))
+        elif action.kind in (Kind.B, Kind.I) and key in sizes:
+            changes.append((issued, -sizes.pop(key)))
+    changes.sort(key=lambda change: change[0])
+    held = itertools.accumulate(size for _, size in changes)
+    return [(at, size) for (at, _), size in zip(changes, held, strict=True)]
 
 
 def message_times(records: Sequence[StepRecord]) -> MessageTimes:

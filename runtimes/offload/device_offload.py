@@ -1,5 +1,6 @@
 """Offload of one device: its arena on the host, its copies, and the slots of a step."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,15 +61,19 @@ class BoundOffload:
     Args:
         memory: where they go.
         slots: (stage, microbatch) → offset of each storage that leaves.
+        staying: stage and name of storages that a plan has leave and that stay; filled, each with one warning.
     """
 
     _memory: HostMemory
     _slots: Mapping[Key, Sequence[int]]
+    _staying: set[tuple[int, str]]
     _away: dict[Key, MovingCopy] = field(factory=dict)
 
     def out(self, run: CapturedStage, microbatch: int) -> MovingCopy:
         """Issue the copy of a microbatch's storages to the host."""
-        moved = MovedStorages.take(run.saved(microbatch), [storage.places for storage in run.leaving], run.persistent)
+        moved = MovedStorages.take(run.saved(microbatch), run.leaving, run.persistent)
+        if moved.staying:
+            self._warn_of_staying(run, moved)
         copy = self._memory.copies.out(self._parts(run, microbatch, moved))
         self._away[run.index, microbatch] = issued = MovingCopy(copy, moved, True)
         return issued
@@ -82,13 +87,18 @@ class BoundOffload:
 
     def _parts(self, run: CapturedStage, microbatch: int, moved: MovedStorages) -> list[Part]:
         offsets = self._slots[run.index, microbatch]
-        for storage, size in zip(run.leaving, moved.sizes, strict=True):
-            if size > storage.bytes:
-                raise RuntimeError(
-                    f"storage '{storage.name}' of stage {run.index} has {size} bytes, and {storage.bytes} when the "
-                    "stage was captured"
+        return [Part(data, offsets[number]) for number, data in zip(moved.taken, moved.data, strict=True)]
+
+    def _warn_of_staying(self, run: CapturedStage, moved: MovedStorages) -> None:
+        for storage in (run.leaving[number] for number in moved.staying):
+            if (run.index, storage.name) not in self._staying:
+                self._staying.add((run.index, storage.name))
+                warnings.warn(
+                    f"storage '{storage.name}' of stage {run.index} is not as captured: it has more than "
+                    f"{storage.bytes} bytes, or shares its memory with what stays. It stays on the device, and a step "
+                    "needs more memory than planned; remove it from memory.offload",
+                    stacklevel=2,
                 )
-        return [Part(data, offset) for data, offset in zip(moved.data, offsets, strict=True)]
 
 
 class DeviceOffload:
@@ -101,6 +111,7 @@ class DeviceOffload:
 
     def __init__(self, device: int, memory: HostMemory) -> None:
         self._device, self.memory = device, memory
+        self._staying: set[tuple[int, str]] = set()
 
     def bind(self, plan: Plan, runs: Stages) -> BoundOffload:
         """The copies of a step, with an arena that is large enough.
@@ -115,7 +126,7 @@ class DeviceOffload:
         leaving = [{index: run.leaving for index, run in own.items()} for own in runs]
         slots = slots_of(plan, self._device, leaving)
         self.memory.reserve(slots.bytes)
-        return BoundOffload(self.memory, slots.offsets)
+        return BoundOffload(self.memory, slots.offsets, self._staying)
 
 
 def slots_of(plan: Plan, device: int, leaving: Sequence[Mapping[int, Sequence[SavedStorage]]]) -> HostSlots:

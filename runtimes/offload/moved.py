@@ -14,6 +14,7 @@ from attrs import define, frozen
 from torch import Tensor
 
 from ...core.capture.graph.storages import storage_of
+from ...core.capture.programs.saved_storages import SavedStorage
 
 
 @frozen
@@ -65,44 +66,53 @@ class MovedStorages:
 
     Attributes:
         device: where they are.
+        taken: for each its number among the planned storages.
+        staying: numbers of planned storages that stay on the device.
     """
 
     saved: list[Any]
     data: list[Tensor]
     device: torch.device
+    taken: Sequence[int] = ()
+    staying: Sequence[int] = ()
     _storages: Sequence[_Storage] = ()
 
     @classmethod
-    def take(cls, saved: list[Any], groups: Sequence[Sequence[int]], persistent: set[int]) -> "MovedStorages":
+    def take(cls, saved: list[Any], planned: Sequence[SavedStorage], persistent: set[int]) -> "MovedStorages":
         """Take storages of the saved tensors.
+
+        A storage that is not as it was captured stays on the device: operators may allocate more than their fake
+        tensors have, or return a view where these are none.
 
         Args:
             saved: the saved tensors.
-            groups: for each storage the positions of its views, as planned. What else is found to be a view of it
-                leaves with it.
+            planned: the storages that leave, as captured. What else is found to be a view of one leaves with it.
             persistent: storages (by identity) that live for the whole of training, which none of them may be.
-
-        Raises:
-            RuntimeError: a storage is one of these, or its views are of several storages.
         """
         keys = [storage_of(value) if isinstance(value, Tensor) else None for value in saved]
         views: dict[int, list[int]] = {}
         for place, key in enumerate(keys):
             if key is not None:
                 views.setdefault(key, []).append(place)
-        data, storages = [], []
-        for group in groups:
-            (key,) = {keys[place] for place in group} if len({keys[place] for place in group}) == 1 else (None,)
-            if key is None or key in persistent:
-                raise RuntimeError(
-                    f"the saved tensors {list(group)} are not views of one storage of their own, as they were when the "
-                    "stage was captured"
-                )
-            bytes_ = _bytes_of(saved[group[0]])
-            data.append(bytes_)
-            storages.append(_Storage(bytes_.nbytes, tuple(_View.of(place, saved[place]) for place in views[key])))
-        device = data[0].device if data else torch.device("cpu")
-        return cls(saved, data, device, storages)
+        taken: dict[int, tuple[int, Tensor]] = {}  # storage → number of the planned one, bytes
+        staying = []
+        for number, storage in enumerate(planned):
+            key = keys[storage.places[0]]
+            one = all(keys[place] == key for place in storage.places)
+            if key in taken and one:
+                continue  # it leaves with another one, whose memory it shares
+            data = _bytes_of(saved[storage.places[0]]) if key is not None else None
+            if key is None or data is None or not one or key in persistent or data.nbytes > storage.bytes:
+                staying.append(number)
+            else:
+                taken[key] = number, data
+        storages = [
+            _Storage(data.nbytes, tuple(_View.of(place, saved[place]) for place in views[key]))
+            for key, (_, data) in taken.items()
+        ]
+        parts = [data for _, data in taken.values()]
+        device = parts[0].device if parts else torch.device("cpu")
+        return cls(saved, parts, device, [number for number, _ in taken.values()], staying, storages)
 
     @property
     def sizes(self) -> list[int]:
@@ -110,7 +120,7 @@ class MovedStorages:
         return [storage.size for storage in self._storages]
 
     def free(self) -> None:
-        """Let go of the storages, which are on the host."""
+        """Free the storages, which are on the host."""
         for storage in self._storages:
             for view in storage.views:
                 self.saved[view.place] = None

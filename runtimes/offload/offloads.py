@@ -8,7 +8,7 @@ import torch
 
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
-from ..devices.available_memory import bytes_left, machine_bytes
+from ..devices.available_memory import bytes_left, container_bytes, physical_bytes
 from ..launch.team import Team
 from ..programs.compiled import Compiled
 from .device_offload import DeviceOffload, slots_of
@@ -77,24 +77,27 @@ def _arena_bytes(plan: Plan, device: int, compiled: Compiled) -> int:
 
 def _check_hosts(team: Team, sizes: Mapping[int, int], tier: OffloadTier) -> None:
     """Refuse arenas that a host has no memory for: what was planned for a host with more."""
-    here = socket.gethostname(), usable_bytes(tier)
+    here = socket.gethostname(), *usable_bytes(tier)
     found = team.everywhere(lambda device: (*here, sizes[device]))
-    for host, usable in dict.fromkeys((host, usable) for host, usable, _ in found):
-        asked = sum(size for name, _, size in found if name == host)
+    for host, usable, limit in dict.fromkeys(each[:3] for each in found):
+        asked = sum(size for name, _, _, size in found if name == host)
         if asked > usable:
             other = "a folder with more space" if tier.folder is not None else "'disk'"
             raise RequestError(
                 f"the plan offloads saved tensors of {asked} bytes to host '{host}', and {usable} bytes may be used "
-                f"there: plan again with host_memory={usable}, or give offload_to={other}"
+                f"there ({limit}): plan again with host_memory={usable}, or give offload_to={other}"
             )
 
 
-def usable_bytes(tier: OffloadTier) -> int:
-    """Bytes that saved tensors may occupy on this host: of its memory, or of the file system of their file."""
+def usable_bytes(tier: OffloadTier) -> tuple[int, str]:
+    """Bytes that saved tensors may occupy on this host, of its memory or of their file's file system; and by what
+    limit."""
+    limits: list[tuple[int | None, str]] = [(tier.host_memory, "host_memory")]
     if tier.folder is not None:
         found = os.statvfs(tier.folder)
-        limits = [found.f_bavail * found.f_frsize]
+        limits.append((found.f_bavail * found.f_frsize, f"free space of {tier.folder}"))
     else:
-        left = bytes_left()
-        limits = [machine_bytes(), *([] if left is None else [left])]
-    return min([*limits, *([] if tier.host_memory is None else [tier.host_memory])])
+        limits.append((container_bytes(), "the container's memory limit"))
+        limits.append((bytes_left(), "ulimit -d"))
+        limits.append((physical_bytes(), "the machine's memory"))
+    return min((size, name) for size, name in limits if size is not None)

@@ -69,7 +69,7 @@ def with_hosts(cluster: Cluster, team: Team, where: Mapping[int, torch.device], 
         where: device of this process → the torch device that it computes on.
         tier: where saved tensors go.
     """
-    here = socket.gethostname(), usable_bytes(tier)
+    here = socket.gethostname(), usable_bytes(tier)[0]
     found = team.everywhere(lambda device: (*here, *host_rates(tier, where[device], device)))
     names = list(dict.fromkeys(host for host, *_ in found))
     hubs = [

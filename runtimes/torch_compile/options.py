@@ -7,6 +7,10 @@ from attrs import field, fields, frozen
 
 from ...core.errors import RequestError
 
+_ORDER = "autograd decides when backwards run, so there is no plan of one step with forwards and backwards"
+NEED_A_PLAN = dict.fromkeys(("offload", "offload_to", "host_memory", "recompute", "schedule", "plan"), _ORDER)
+"""Options of ``panpipe.pipeline`` that this backend cannot have, with the reason."""
+
 
 def _whole(instance: "Options", attribute: Any, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
@@ -47,6 +51,11 @@ def read_options(given: Mapping[str, Any]) -> Options:
     """
     known = [one.name for one in fields(Options)]
     unknown = next((name for name in given if name not in known), None)
+    if unknown in NEED_A_PLAN:
+        raise RequestError(
+            f"backend 'panpipe' has no option '{unknown}': {NEED_A_PLAN[unknown]}; give {unknown} to panpipe.pipeline, "
+            "which has the loss and the optimizer"
+        )
     if unknown is not None:
         raise RequestError(f"there is no option '{unknown}' of backend 'panpipe': known are {', '.join(known)}")
     return Options(**given)

@@ -116,13 +116,20 @@ def test_threads_and_files_end_with_what_refers_to_them(tmp_path):
         os.fstat(file)
 
 
-def test_memory_that_is_not_pinned_is_used_pageable_with_one_warning(monkeypatch):
+@pytest.mark.parametrize(
+    ("left", "named"), [(None, ""), (1 << 40, ""), (32, r" \(ulimit -l leaves 32 bytes\)")]
+)  # fmt: skip
+def test_memory_that_is_not_pinned_is_used_pageable_with_one_warning(monkeypatch, left, named):
     gpu, recorded = torch.device("cuda", 0), RecordedStreams()
     monkeypatch.setitem(streams._KINDS, "cuda", recorded)
     monkeypatch.setattr(host_memory, "pin", lambda memory: False)
+    monkeypatch.setattr(host_memory, "lockable_bytes", lambda: left)
+    monkeypatch.setattr(host_memory, "pageable_rate", lambda memory, device: 4e9)
     memory = HostMemory(OffloadTier(), gpu, 0)
-    with pytest.warns(UserWarning, match="the host pins no 64 bytes for the saved tensors of device 0"):
+    said = f"the host pins no 64 bytes for the saved tensors of device 0{named}: .*about 0.25 s for each GB"
+    with pytest.warns(UserWarning, match=said) as warned:
         memory.reserve(64)
+    assert len(warned) == 1
     memory.close()
 
 

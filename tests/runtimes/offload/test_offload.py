@@ -2,7 +2,9 @@
 
 import copy
 import random
+import re
 import time
+import warnings
 
 import pytest
 import torch
@@ -10,8 +12,9 @@ from attrs import evolve
 from panpipe.core.errors import RequestError, WorkerError
 from panpipe.core.plan.host_arena import host_slots
 from panpipe.core.plan.plan import Plan
+from panpipe.core.trace.trace import HOST_MEMORY
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.offload import arena
+from panpipe.runtimes.offload import arena, offloads
 from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.programs.stage_compiler import CompilerChoice, StageCompiler
 
@@ -19,9 +22,12 @@ from ...support.cuts import captured_once, even_plan
 from ...support.held import simulated
 from ...support.models import CASES
 from ...support.offloading import all_away
-from ...support.parity import PLANS, build
+from ...support.parity import OPTIMIZER, PLANS, build
+from ...support.teams import pipeline_on
+from ...support.training import under_autocast
 
 F32 = torch.float32
+KINDS = ("saved", HOST_MEMORY)
 GPT, CONV = "tied gpt with dropout", "batchnorm with a skip"
 OFFLOADING = {
     **{name: options for name, options in PLANS.items() if name != "recompute"},
@@ -159,7 +165,7 @@ def test_compiled_stages_offload():
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved"])
-def test_peak_of_saved_tensors_is_that_of_the_memory_timeline(schedule):
+def test_peaks_on_the_device_and_on_the_host_are_those_of_the_memory_timeline(schedule):
     """Measured by the finalizers of storages, which know nothing of offload."""
     plan, away = pair(GPT, **PLANS[schedule])
     peaks = []
@@ -167,8 +173,12 @@ def test_peak_of_saved_tensors_is_that_of_the_memory_timeline(schedule):
         pipe = build(ThreadTeam(2), GPT, F32, 12, each, MICROBATCHES)
         _, trace = pipe.trace_step(CASES[GPT].batch(12, F32))
         wanted = [timeline.peak_saved_bytes for timeline in simulated(each, pipe).timelines]
-        found = [max(sample.bytes for sample in trace.memory if sample.device == device) for device in range(2)]
-        assert found == pytest.approx(wanted, rel=0.02)
+        found = [{each: [s.bytes for s in trace.memory if (s.device, s.kind) == (device, each)] for each in KINDS}
+                 for device in range(2)]  # fmt: skip
+        assert [max(own["saved"]) for own in found] == pytest.approx(wanted, rel=0.02)
+        on_host = [timeline.host.max() for timeline in simulated(each, pipe).timelines]
+        assert [max(own[HOST_MEMORY], default=0) for own in found] == pytest.approx(on_host, rel=0.02)
+        assert [own[HOST_MEMORY][-1:] for own in found] == ([[0], [0]] if each is away else [[], []])
         peaks.append(wanted)
         pipe.close()
     assert peaks[1][0] < peaks[0][0]
@@ -203,7 +213,7 @@ def test_a_copy_that_fails_ends_the_step_with_its_reason(monkeypatch):
 @pytest.mark.parametrize(
     ("tier", "said"),
     [
-        (OffloadTier(host_memory=64), "offloads saved tensors of .* bytes to host .*, and 64 bytes may be used there"),
+        (OffloadTier(host_memory=64), r"bytes to host .*, and 64 bytes may be used there \(host_memory\): plan again"),
     ],
 )
 def test_a_host_with_less_memory_than_planned_is_refused(tier, said):
@@ -211,6 +221,35 @@ def test_a_host_with_less_memory_than_planned_is_refused(tier, said):
     with pytest.raises(RequestError, match=said) as refused:
         build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES, offload=tier)
     assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "called"), [("container_bytes", "the container's memory limit"), ("bytes_left", "ul")]
+)
+def test_a_limit_of_the_process_is_checked_before_the_arena_is_allocated(monkeypatch, name, called):
+    monkeypatch.setattr(offloads, name, lambda: 64)
+    monkeypatch.setattr(arena.MemoryArena, "__init__", None)
+    _, away = pair(GPT)
+    with pytest.raises(RequestError, match=rf"64 bytes may be used there \({called}.*host_memory=64, or give"):
+        build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES)
+
+
+def test_a_storage_that_is_larger_than_its_fake_tensor_stays_on_the_device():
+    """The mean of a layer norm has float32 under autocast on the CPU; its fake tensor has bfloat16."""
+    case = under_autocast(CASES[GPT], torch.bfloat16)
+    operators, found = captured_once(case, F32, 12, MICROBATCHES), []
+    plan = even_plan(operators, 2, MICROBATCHES)
+    for each in (plan, all_away(plan, operators)):
+        pipe = pipeline_on(ThreadTeam(2), case, 12, MICROBATCHES, OPTIMIZER, plan=each)
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            losses = [pipe.step(case.batch(12, F32)).clone() for _ in range(2)]
+        found.append([*losses, *(p.grad.clone() for p in pipe.model.parameters())])
+        pipe.close()
+    same(*found)
+    said = [str(each.message) for each in warned if "stays on the device" in str(each.message)]
+    assert len(said) == len(set(said)) > 0
+    assert all(re.match(r"storage '.*layer_norm.*' of stage \d is not as captured", each) for each in said)
 
 
 def test_a_storage_that_no_stage_has_is_refused():

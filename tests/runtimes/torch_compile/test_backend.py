@@ -244,6 +244,7 @@ def test_graph_that_cannot_be_cut_is_refused_with_the_fix(forward, said):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
+        ({"offload": "all"}, "backend 'panpipe' has no option 'offload': autograd decides when backwards run"),
         ({"stages": 2}, "there is no option 'stages' of backend 'panpipe': known are devices, microbatches"),
         ({"devices": 0}, "option devices is 0: it is a whole number from 1"),
         ({"microbatches": "4"}, "option microbatches is '4'"),
