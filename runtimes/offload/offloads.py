@@ -7,13 +7,14 @@ from collections.abc import Mapping
 import torch
 
 from ...core.errors import RequestError
+from ...core.logs import LOGGER
 from ...core.plan.plan import Plan
 from ..devices.available_memory import bytes_left, container_bytes, physical_bytes
 from ..launch.team import Team
 from ..programs.compiled import Compiled
 from .device_offload import DeviceOffload, slots_of
 from .host_memory import HostMemory
-from .leaving import leaving
+from .leaving import leaving, remaining
 from .tier import OffloadTier
 
 
@@ -34,6 +35,7 @@ def offloads(
     """
     if not plan.memory.offload:
         return {}
+    _log_what_stays(plan, compiled, team)
     failure: Exception | None = None
     sizes = dict.fromkeys(team.local, 0)
     try:
@@ -58,6 +60,17 @@ def offloads(
             each.memory.close()
         raise
     return found
+
+
+def _log_what_stays(plan: Plan, compiled: Compiled, team: Team) -> None:
+    """List the storages of the stages here that could not leave in any plan, each with the reason."""
+    for each in plan.memory.offload:
+        if plan.placement[each.stage] in team.local:
+            for storage, why in remaining(each.stage, compiled, plan.placement):
+                LOGGER.info(
+                    "stage %d: saved tensor '%s' of %d bytes stays on its device: %s",
+                    each.stage, storage.name, storage.bytes, why,
+                )  # fmt: skip
 
 
 def _check_tier(tier: OffloadTier, where: Mapping[int, torch.device]) -> None:

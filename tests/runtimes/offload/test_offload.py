@@ -17,14 +17,15 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.offload import arena, offloads
 from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.programs.stage_compiler import CompilerChoice, StageCompiler
+from torch import nn
 
 from ...support.cuts import captured_once, even_plan
 from ...support.held import simulated
 from ...support.models import CASES
 from ...support.offloading import all_away
 from ...support.parity import OPTIMIZER, PLANS, build
-from ...support.teams import pipeline_on
-from ...support.training import under_autocast
+from ...support.ranks.teams import pipeline_on
+from ...support.training import case_of
 
 F32 = torch.float32
 KINDS = ("saved", HOST_MEMORY)
@@ -184,13 +185,15 @@ def test_peaks_on_the_device_and_on_the_host_are_those_of_the_memory_timeline(sc
     assert peaks[1][0] < peaks[0][0]
 
 
-def test_arena_is_as_large_as_the_plan_says():
+def test_arena_is_as_large_as_the_plan_says_and_what_stays_is_logged_with_its_reason(caplog):
     _, away = pair(GPT)
+    caplog.set_level("INFO", "panpipe")
     pipe = build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES)
     pipe.step(CASES[GPT].batch(12, F32))
     for device, each in pipe._trainer.offloads.items():
         assert each.memory.bytes == host_slots(away, device).bytes
     pipe.close()
+    assert re.search(r"stage 0: saved tensor '\w+' of \d+ bytes stays on its device: it is smaller", caplog.text)
 
 
 def test_a_copy_that_fails_ends_the_step_with_its_reason(monkeypatch):
@@ -234,11 +237,19 @@ def test_a_limit_of_the_process_is_checked_before_the_arena_is_allocated(monkeyp
         build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES)
 
 
+def normed_step(model, batch):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return model(batch).float().square().mean()
+
+
 def test_a_storage_that_is_larger_than_its_fake_tensor_stays_on_the_device():
-    """The mean of a layer norm has float32 under autocast on the CPU; its fake tensor has bfloat16."""
-    case = under_autocast(CASES[GPT], torch.bfloat16)
+    """The mean of a layer norm of bfloat16 has float32 on the CPU; its fake tensor has bfloat16."""
+    case = case_of(
+        lambda: nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)) for _ in range(4))), normed_step,
+        lambda rows, dtype: torch.randn(rows, 8, dtype=dtype, generator=torch.Generator().manual_seed(0)),
+    )  # fmt: skip
     operators, found = captured_once(case, F32, 12, MICROBATCHES), []
-    plan = even_plan(operators, 2, MICROBATCHES)
+    plan = even_plan(operators, 2, MICROBATCHES, "gpipe")
     for each in (plan, all_away(plan, operators)):
         pipe = pipeline_on(ThreadTeam(2), case, 12, MICROBATCHES, OPTIMIZER, plan=each)
         with warnings.catch_warnings(record=True) as warned:
