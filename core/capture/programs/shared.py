@@ -68,7 +68,24 @@ def shared_nodes(joint: JointGraph, inputs: StageInputs, in_forward: Collection[
     for node in reversed(list(found)):  # what only returned tensors are computed from is returned, too
         if all(user in fixed and user not in found for user in node.users):
             del found[node]
+    _drop_divided(found)
     return list(found)
+
+
+def _drop_divided(found: dict[fx.Node, None]) -> None:
+    """Drop operators with several results, such as a split, of which some are not shared, and what reads them: only
+    tensors are handed from the shared program to others."""
+    dropped = True
+    while dropped:
+        divided = {
+            node for node in found
+            if not isinstance(node.meta["val"], Tensor) and any(user not in found for user in node.users)
+        }  # fmt: skip
+        dropped = bool(divided)
+        for node in list(found):
+            if node in divided or not divided.isdisjoint(node.all_input_nodes):
+                divided.add(node)
+                del found[node]
 
 
 def shared_values(nodes: Collection[fx.Node]) -> list[fx.Node]:

@@ -49,6 +49,21 @@ class Mixed(nn.Module):
         return self.last(x)
 
 
+class Divided(nn.Module):
+    """A weight in two parts: the first stage reads one of them, and sends on what it computes from the other."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(WIDTH, 2 * WIDTH) / WIDTH)
+
+    def forward(self, x):
+        first, last = self.weight.split(WIDTH, dim=1)
+        x, last = x @ first, last.tanh()
+        for _ in range(4):
+            x = (x + 1).tanh()
+        return x @ last
+
+
 def plain(model, batch):
     return model(batch["x"]).square().mean()
 
@@ -95,6 +110,15 @@ def test_shared_weights_train_as_in_one_process(name):
         assert unequal(gradients(pipe.model), gradients(alone)) == []
         optimizer.step()
         optimizer.zero_grad()
+
+
+def test_a_divided_weight_whose_parts_are_not_all_shared_trains_as_in_one_process():
+    case = case_of(Divided, plain, batch_of)
+    pipe, alone = pipeline_of(case, ROWS, MICROBATCHES, optimizer=SGD)
+    batch = case.batch(ROWS, torch.float32)
+    loss = pipe.step(batch)
+    assert loss.item() == reference_step(alone, case.step, batch, microbatches=MICROBATCHES, seed=3).item()
+    assert unequal(gradients(pipe.model), gradients(alone)) == []
 
 
 def test_shared_tensors_are_computed_once_a_step_and_freed(monkeypatch):
