@@ -30,7 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 CASES_OF_A_WORKER = 400
 """After this many cases a worker is replaced, so that caches do not count against the next case's memory."""
 GRACE_S = 110.0
-"""Seconds after the limit of a case at which a worker is killed: compiled code does not return for a signal."""
+"""Seconds of processor time after the limit of a case at which a worker is killed: compiled code does not return for a
+signal."""
+WAITS_S = 1800.0
+"""Seconds after which a worker is killed that takes no processor time; on a busy machine a case waits for minutes."""
 
 Case = tuple[str, int]
 """Format and index."""
@@ -49,8 +52,8 @@ class Worker:
         self.cases, self.folder = cases, folder
         self.outcomes = folder / "outcomes.jsonl"
         self.outcomes.write_bytes(b"")
-        self.state = mmap.mmap(-1, 16)  # the case that runs, and when it began
-        self.state[:] = struct.pack("qd", 0, time.monotonic())
+        self.state = mmap.mmap(-1, 24)  # the case that runs, when it began, and the processor time until then
+        self.state[:] = struct.pack("qdd", 0, time.monotonic(), 0.0)
         self.process = os.fork()
         if self.process == 0:
             self._run(seed)
@@ -61,7 +64,7 @@ class Worker:
             limit_memory()
             with self.outcomes.open("a", encoding="utf-8") as file:
                 for at, (name, index) in enumerate(self.cases):
-                    self.state[:] = struct.pack("qd", at, time.monotonic())
+                    self.state[:] = struct.pack("qdd", at, time.monotonic(), time.process_time())
                     outcome = run_case(name, seed, index, self.folder)
                     file.write(json.dumps([at, outcome.kind, outcome.text[-3000:]]) + "\n")
                     file.flush()
@@ -75,8 +78,9 @@ class Worker:
         if done:
             code = os.waitstatus_to_exitcode(status)
             return "" if code == 0 else f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
-        _, since = struct.unpack("qd", self.state[:])
-        if time.monotonic() - since > SECONDS + GRACE_S:
+        _, since, before = struct.unpack("qdd", self.state[:])
+        computed_s = _processor_s(self.process) - before
+        if computed_s > SECONDS + GRACE_S or time.monotonic() - since > WAITS_S:
             os.kill(self.process, signal.SIGKILL)
             os.waitpid(self.process, 0)
             return "hang"
@@ -89,6 +93,11 @@ class Worker:
         if reason and len(found) < len(self.cases):
             found.append((self.cases[len(found)], Outcome("killed", reason)))
         return found
+
+
+def _processor_s(process: int) -> float:
+    """The processor time of another process; ``clock_getcpuclockid`` computes its clock in this way on Linux."""
+    return time.clock_gettime(~process << 3 | 2) if sys.platform.startswith("linux") else 0.0
 
 
 def run(names: Sequence[str], count: int, seed: int, processes: int, out: Path, first: int = 0) -> Counter[str]:
