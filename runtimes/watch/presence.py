@@ -1,8 +1,9 @@
 """The other ranks on this host, before they are connected: the end of one that still imports or captures is seen.
 
 Each rank listens on a Unix socket without a file, whose name has the address of the job's store and the rank's number,
-and connects to those of the others as soon as they are there. It sends its number and no more. When a process ends, the
-kernel closes its sockets, and with them the connections::
+and connects to those of the others as soon as they are there. When a process ends, the kernel closes its sockets, and
+with them the connections. A rank sends its number, and later that of a rank whose end it has seen. It ends for this
+reason itself, and nobody is to take its end for the first one::
 
     rank 1  listens as (host:port, 1) ◀── connected, "0" ── rank 0
             ── connected, "1" ──▶ listens as (host:port, 0)
@@ -100,13 +101,28 @@ class Presence:
                 elif key.data == _UNKNOWN:
                     self._identify(key)
                 else:
-                    self._lose(key)
+                    self._hear(key)
             over = [rank for rank, until in self._gone.items() if until < time.monotonic()]
             if over:
-                with self._lock:
-                    self.ended, follow = over[0], self._follow
-                follow(over[0])
-                return
+                self._end(over[0])
+
+    def _end(self, rank: int) -> None:
+        """Note the end of a rank, the first time, and pass it on."""
+        if self.ended is not None:
+            return
+        with self._lock:
+            self.ended, follow = rank, self._follow
+        for key in list(self._selector.get_map().values()):
+            if key.data is not None and key.data != _UNKNOWN:
+                self._pass_on(key.fileobj)
+        follow(rank)
+
+    def _pass_on(self, end: object) -> None:
+        """Send the number of the rank that has ended, if one has."""
+        assert isinstance(end, socket.socket)
+        if self.ended is not None:
+            with suppress(OSError):
+                end.send(self.ended.to_bytes(_RANK_BYTES))
 
     def _appear(self) -> None:
         """Listen; an earlier process of this rank may still have the name."""
@@ -135,18 +151,24 @@ class Presence:
 
     def _identify(self, key: selectors.SelectorKey) -> None:
         """Read the number of a rank that has connected."""
-        end = key.fileobj
+        end, rank = key.fileobj, self._received(key)
         assert isinstance(end, socket.socket)
         self._selector.unregister(end)
-        sent = b""
-        with suppress(OSError):
-            sent = end.recv(_RANK_BYTES)
-        rank = int.from_bytes(sent) if len(sent) == _RANK_BYTES else self._rank
-        if rank == self._rank or rank >= self._size:
+        if rank is None:
             end.close()
             return
         self._gone.pop(rank, None)
         self._selector.register(end, selectors.EVENT_READ, rank)
+        self._pass_on(end)
+
+    def _received(self, key: selectors.SelectorKey) -> int | None:
+        """The number of another rank; None at the end of the connection."""
+        assert isinstance(key.fileobj, socket.socket)
+        sent = b""
+        with suppress(OSError):
+            sent = key.fileobj.recv(_RANK_BYTES)
+        rank = int.from_bytes(sent) if len(sent) == _RANK_BYTES else self._rank
+        return rank if rank != self._rank and rank < self._size else None
 
     def _look_for(self, rank: int) -> None:
         """Connect to a rank; it is absent if nobody listens, or another user."""
@@ -158,16 +180,20 @@ class Presence:
                 end.send(self._rank.to_bytes(_RANK_BYTES))
                 self._gone.pop(rank, None)
                 self._selector.register(end, selectors.EVENT_READ, rank)
+                self._pass_on(end)
                 return
         except OSError:
             pass
         end.close()
         self._absent.append(rank)
 
-    def _lose(self, key: selectors.SelectorKey) -> None:
-        """Note the end of a connection, and look whether another process takes the place of that rank."""
-        end, rank = key.fileobj, key.data
+    def _hear(self, key: selectors.SelectorKey) -> None:
+        """Another rank has seen the end of one; or its own connection ends, and its place may be taken by a process."""
+        end, rank, seen = key.fileobj, key.data, self._received(key)
         assert isinstance(end, socket.socket)
+        if seen is not None:
+            self._end(seen)
+            return
         self._selector.unregister(end)
         end.close()
         self._gone[rank] = time.monotonic() + _GRACE_S

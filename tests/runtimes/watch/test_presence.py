@@ -84,6 +84,16 @@ def test_stopped_rank_and_a_child_of_a_killed_one_do_not_hide_it(here):
     assert here.happened.wait(20)
 
 
+def test_rank_that_ends_for_another_one_names_that_one(here):
+    """Rank 1 has seen the end of rank 2, which rank 0 has not."""
+    first = Presence(JOB, 1, 3)
+    seen(here, 1)
+    first._end(2)
+    first.close()
+    assert here.happened.wait(20)
+    assert here.seen == [2]
+
+
 def test_rank_that_another_process_replaces_has_not_ended(here, monkeypatch):
     monkeypatch.setattr(presence, "_GRACE_S", 20)
     before = started(1)
