@@ -84,6 +84,8 @@ def main() -> None:
         rows.append(
             [str(number), f"{moved / 1e6:.0f}", f"{predicted:.3f}", f"{measured:.3f}", spread, f"{errors[-1]:+.1%}"]
         )
+        if dist.get_rank() == 0:
+            print(" | ".join(rows[-1]), flush=True)
         pipe.close()
     if dist.get_rank() == 0:
         middle = statistics.median(map(abs, errors))
@@ -92,7 +94,7 @@ def main() -> None:
             f"ranks, GPipe, {MICROBATCHES} microbatches; median error {middle:.1%}"
         )
         header = ("plan", "MB to the file and back", "predicted s", "measured s (median)", "spread", "error")
-        print(title, *(" | ".join(row) for row in (header, *rows)), sep="\n", flush=True)
+        print(title, " | ".join(header), sep="\n", flush=True)
         if options.record:
             record(options.record, title, machine(), header, rows)
     dist.destroy_process_group()
