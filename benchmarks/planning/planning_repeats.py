@@ -121,7 +121,7 @@ def worker(rank: int, port: int, steps: int, against_plain: bool, cache: str, wi
     start, marks = time.perf_counter(), dict[str, float]()  # phase → when it began
     pipe = make("auto", data, progress=lambda phase, *_: marks.setdefault(phase, time.perf_counter()))
     ready = time.perf_counter()
-    captured = next(at for phase, at in marks.items() if phase != CAPTURE)
+    captured = next((at for phase, at in marks.items() if phase != CAPTURE), ready)  # rank 0 reports
     plan, prediction = pipe.plan, pipe.plan.prediction
     for _ in range(WARM_UP):
         timed(pipe, data)
