@@ -1,7 +1,7 @@
 """Write a fixed set of plans into a folder, so that two commits can be compared byte by byte.
 
-    python benchmarks/core/fixed_plans.py FOLDER              one file a plan, and their SHA-256 on standard output
-    diff -r BEFORE AFTER                                 nothing, where planning stayed the same
+    python benchmarks/core/fixed_plans.py FOLDER    one file a plan, and their SHA-256 on standard output
+    diff -r BEFORE AFTER                            nothing, where planning stayed the same
 
 All named schedules for uniform stages, and plans of two operator graphs (a file with times, and a captured GPT-2) over
 schedules, meshes, recomputation, clusters and the search. Nothing is measured on the machine: a difference is one of
