@@ -5,6 +5,7 @@ The store ends or stops with its host, and a call of it then blocks: the thread 
 decide.
 """
 
+import io
 import os
 import sys
 import threading
@@ -33,8 +34,11 @@ class ReasonPrinter:
         """Print the first reason in a line; later ones are dropped."""
         with self._lock:
             if not self._printed:
-                sys.stderr.write(f"panpipe: {reason}; rank {rank} stops too\n")
-                sys.stderr.flush()
+                # torch's hook for uncaught exceptions collects what is printed in a buffer, which is lost if another
+                # thread ends the process meanwhile.
+                stream = sys.__stderr__ if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ else sys.stderr
+                stream.write(f"panpipe: {reason}; rank {rank} stops too\n")
+                stream.flush()
             self._printed = True
 
 
