@@ -107,7 +107,9 @@ def pipeline(
             With replicas a step equals that of one process on their batches one after another, in the order of
             replicas; microbatch m of replica r has the random numbers of number r × ``microbatches`` + m. Buffers that
             a forward writes, such as BatchNorm's statistics, are those of the first replica, as in
-            DistributedDataParallel.
+            DistributedDataParallel. A model whose parameters are DTensors after torch's ``parallelize_module`` has
+            ``"pp=2,tp=2"``: ranks of the same stage hold parts of its parameters, and all get the same batch. Their
+            mesh is that of the DTensors. See the page Planning of the docs for what is supported.
         target: ``"devices"``, real ones; or ``"simulator"``: one process runs the stage programs of all devices of
             ``cluster`` on CPU tensors, at the times of the simulator. Losses, gradients and updates are those of real
             devices; ``trace`` has the times of the cost model, and the saved tensors that were alive on each device.

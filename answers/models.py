@@ -201,7 +201,7 @@ def _program_of_rank(name: str, model: nn.Module, step: Step, tensor: int) -> tu
             f"--tp {tensor} splits bundled language models, and '{name}' returns a model without DTensor parameters: "
             "apply parallelize_module to it (torch's fake process group is enough), or leave --tp out"
         )
-    from .distributed_models import program_of_rank
+    from ..runtimes.tensor_parallel.recording import program_of_rank
 
     return program_of_rank(model, step, tensor)
 

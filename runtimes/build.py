@@ -8,6 +8,7 @@ from torch import nn
 
 from ..backends.streams import release_unused
 from ..core.capture.export.operators import Operators
+from ..core.capture.graph.tensor_sums import Alone, communicating
 from ..core.capture.python.reads import Reads
 from ..core.capture.python.surroundings import refuse_inference_tensors, with_gradients
 from ..core.capture.regions.breaks import StepFunction
@@ -39,6 +40,8 @@ from .programs.options import ProgramOptions
 from .programs.stage_compiler import StageCompiler
 from .rehearsal import best_rehearsed
 from .replan.replanner import Replanner
+from .tensor_parallel.options import check_tensor_options
+from .tensor_parallel.tensor_ranks import TensorRanks
 from .training.initial_weights import InitialWeights, compare_initial_weights
 from .watch.activity import HERE
 from .weights import Weights, weights_from
@@ -72,11 +75,15 @@ def _build(
     model: nn.Module, step: StepFunction, batch: Any, options: PipelineOptions, virtual: VirtualDevices | None,
     report: Report,
 ) -> Pipeline:  # fmt: skip
+    tensor = TensorRanks.of(model, step)
+    check_tensor_options(options, tensor)
+    if tensor is not None:
+        model, step = tensor.parts, tensor.step
     kind = options.check(model)
     refuse_inference_tensors(model)
     meeting = begin(options.timeout_s) if (world_size() or 1) > 1 and not options.simulated else None
     try:
-        return _built(model, step, batch, options, virtual, report, kind, meeting)
+        return _built(model, step, batch, options, virtual, report, kind, meeting, tensor)
     except BaseException as failure:
         if meeting is not None:
             if not isinstance(failure, PanpipeError):
@@ -87,7 +94,7 @@ def _build(
 
 def _built(
     model: nn.Module, step: StepFunction, batch: Any, options: PipelineOptions, virtual: VirtualDevices | None,
-    report: Report, kind: str, meeting: Meeting | None,
+    report: Report, kind: str, meeting: Meeting | None, tensor: TensorRanks | None,
 ) -> Pipeline:  # fmt: skip
     # All checks of the arguments alone are done: what follows takes time.
     report("capturing the step")
@@ -99,13 +106,17 @@ def _built(
     plan = options.plan
     if plan is None and virtual is not None:
         plan = virtual.planned(example.operators, report)
-    team = _team(options, plan, kind, compute_device([*model.parameters(), *model.buffers()]), meeting)
+    team = _team(options, plan, kind, compute_device([*model.parameters(), *model.buffers()]), meeting, tensor)
     try:
         builder = _Builder(options, example, team, virtual, report)
+        if tensor is not None:
+            tensor.check_mesh(options.mesh, team.mesh)
+            tensor.check([example])
         initial = builder.check_ranks(source)
-        pipe = builder.ready(plan) if plan is not None else _automatic(builder, batch)
+        with communicating(Alone()):  # profiles time the operators of one rank; steps communicate with the others
+            pipe = builder.ready(plan) if plan is not None else _automatic(builder, batch)
         pipe.load(source, initial)
-        if virtual is None:
+        if virtual is None and tensor is None:
             pipe.replanner = builder.replanner()
         if options.replan is not None:
             pipe.replan_automatically()
@@ -115,7 +126,10 @@ def _built(
         raise
 
 
-def _team(options: PipelineOptions, plan: Plan | None, kind: str, on: torch.device, meeting: Meeting | None) -> Team:
+def _team(
+    options: PipelineOptions, plan: Plan | None, kind: str, on: torch.device, meeting: Meeting | None,
+    tensor: TensorRanks | None,
+) -> Team:  # fmt: skip
     """The devices, before ranks have compared their arguments.
 
     Args:
@@ -124,15 +138,16 @@ def _team(options: PipelineOptions, plan: Plan | None, kind: str, on: torch.devi
         kind: type of the devices.
         on: the model's device.
         meeting: of the ranks; None if this process is none.
+        tensor: the tensor ranks; None without.
     """
-    mesh, devices = mesh_for(plan, options.mesh), options.devices
+    mesh, devices = None if tensor is not None else mesh_for(plan, options.mesh), options.devices
     if mesh is None and devices.named is not None and world_size() is None:
         mesh = Mesh(len(devices.named))
     if kind == "cuda" and (rank := rank_of_job()) is not None:
         torch.cuda.set_device(of_rank(devices.named, *rank) if devices.given else on)
     if options.simulated:
         return virtual_team(mesh, options.backend)
-    return make_team(mesh, options.backend, kind, devices.share, options.timeout_s, meeting)
+    return make_team(mesh, options.backend, kind, devices.share, options.timeout_s, meeting, tensor)
 
 
 class _Builder:
@@ -182,7 +197,9 @@ class _Builder:
 
     def ready(self, plan: Plan) -> Pipeline:
         """The pipeline of a plan, without values yet."""
-        options, operators = self.options, self.example.operators
+        options, operators, tensor = self.options, self.example.operators, self.team.tensor
+        if tensor is not None:
+            plan = tensor.planned(plan, self.team.mesh)
         if options.training.needs_all_stages:
             plan = _predicted_again(plan, synchronised(plan), options.planning.oracle)
         _check_plan(plan, operators, self.team, anywhere=options.simulated)

@@ -10,7 +10,6 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ..backends.kind import BackendKind
 from ..core.capture.batch.batch_dims import AUTO as FIND
-from ..core.capture.values.distributed_tensors import refuse_distributed_tensors
 from ..core.cluster.mesh import Mesh, parse_mesh
 from ..core.errors import RequestError
 from ..core.offload.request import OffloadRequest, check_offload_request
@@ -48,7 +47,11 @@ def _mesh(mesh: Mesh | DeviceMesh | str | int | None) -> MeshWish:
     """The user's mesh, of which some dimensions may be unknown until the number of devices is known."""
     if isinstance(mesh, Mesh):
         mesh.check()
-    return parse_mesh(f"pp={mesh}" if isinstance(mesh, int) else mesh) if isinstance(mesh, int | str) else mesh
+    return (
+        parse_mesh(f"pp={mesh}" if isinstance(mesh, int) else mesh, tensor=True)
+        if isinstance(mesh, int | str)
+        else mesh
+    )
 
 
 def _compiler(compile: str | Compile | None) -> CompilerChoice | None:
@@ -155,12 +158,8 @@ class PipelineOptions:
                 self.plan, self._microbatches, self.planning.schedule, self.planning.recompute, self._offload_asked(),
                 self.shard,
             )  # fmt: skip
-            mesh_for(self.plan, self.mesh)
-            if self.plan.mesh.tensor > 1:
-                raise RequestError(
-                    f"the plan has {self.plan.mesh.tensor} tensor ranks at each position: such plans are for "
-                    "panpipe simulate, and pipelines do not run them; plan without --tp"
-                )
+            if self.plan.mesh.tensor == 1:  # otherwise the model's DTensors have the mesh, which is compared later
+                mesh_for(self.plan, self.mesh)
             if self.planning.boundaries != "operators":
                 raise RequestError(
                     f"boundaries is {self.planning.boundaries!r} and the plan has its stages: leave boundaries out, or "
@@ -200,7 +199,6 @@ class PipelineOptions:
         Raises:
             RequestError: it cannot.
         """
-        refuse_distributed_tensors(model)
         self.training.check(model)
         kind = self.devices.type_with(compute_device([*model.parameters(), *model.buffers()]))
         if self.simulated and kind != "cpu":

@@ -69,7 +69,8 @@ class Pipeline:
         monitors: Sequence[Monitor] = (),
     ) -> None:
         training = training or Training()
-        self.model, self.scaler = example.model, training.scaler
+        self.model = example.model if team.tensor is None else team.tensor.model
+        self.scaler = training.scaler
         self._trainer = trainer = Trainer(
             example, plan, team, training, programs or ProgramOptions(), clock, offload, monitors
         )
@@ -158,6 +159,7 @@ class Pipeline:
             RequestError: the pipeline cannot be planned again now: gradients wait for an update, there is no optimizer,
                 ``optimizers`` was read, or the step reads other Python values than when it was captured.
         """
+        self._refuse_tensor_ranks("replan")
         self._trainer.refuse_closed()
         self._trainer.averages.refuse_applied("plan again")
         if self.replanner is None:
@@ -180,6 +182,12 @@ class Pipeline:
         if done.trace is None:  # a clock's times do not depend on this machine
             trace = self._trainer.trace = evolve(trace, reference_s=self.reference_s())
         return loss, trace
+
+    def _refuse_tensor_ranks(self, method: str) -> None:
+        """Refuse a method that does not support models with DTensor parameters."""
+        tensor = self._trainer.team.tensor
+        if tensor is not None:
+            tensor.refuse(f"{method} of a pipeline")
 
     def _refuse_failed_save(self) -> None:
         if not self._trainer.closed:
@@ -311,6 +319,7 @@ class Pipeline:
         Raises:
             RequestError: a file cannot be written there.
         """
+        self._refuse_tensor_ranks("save")
         self._trainer.save(folder, frozen)
 
     @property
@@ -354,6 +363,7 @@ class Pipeline:
             >>> with ema.applied():  # doctest: +SKIP
             ...     loss = pipe.evaluate(batch)
         """
+        self._refuse_tensor_ranks("ema")
         self._trainer.refuse_closed()
         self._trainer.stages.have_values()
         return self._trainer.averages.add(decay, buffers, function)
@@ -371,6 +381,7 @@ class Pipeline:
         Returns:
             Name → result, for the parameters that this process holds.
         """
+        self._refuse_tensor_ranks("on_parameters")
         trainer = self._trainer
         trainer.refuse_closed()
         trainer.stages.have_values()
@@ -393,6 +404,7 @@ class Pipeline:
             RequestError: gradients of several batches wait for their update, or the optimizer has state that belongs to
                 no parameter.
         """
+        self._refuse_tensor_ranks("state_dict")
         return self.checkpoints.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -406,6 +418,7 @@ class Pipeline:
         Raises:
             RequestError: it is of another model or optimizer, or is incomplete; nothing is changed then.
         """
+        self._refuse_tensor_ranks("load_state_dict")
         self.checkpoints.load_state_dict(state_dict)
 
     def checkpoint(self, folder: str | Path, *, wait: bool = True, keep: int | None = None) -> None:
@@ -425,6 +438,7 @@ class Pipeline:
             RequestError: there is a checkpoint already; it cannot be written; or the one before, with ``wait=False``,
                 could not be written, and no `step` has raised that. See also `state_dict`.
         """
+        self._refuse_tensor_ranks("checkpoint")
         self._trainer.refuse_closed()
         with self._trainer.team.inside("checkpoint"):
             self.checkpoints.write(folder, wait, keep)
@@ -451,6 +465,7 @@ class Pipeline:
             RequestError: there is no whole checkpoint, a file of it was changed, or it is of another model, optimizer
                 or scheduler; on every rank, with the same message. Nothing is changed then.
         """
+        self._refuse_tensor_ranks("resume")
         self._trainer.refuse_closed()
         with self._trainer.team.inside("resume"):
             self.checkpoints.read(folder)

@@ -10,7 +10,7 @@ from ..capture.export.operators import tensor_bytes
 from ..capture.graph.fixed import fixed_nodes
 from ..capture.graph.nodes import root_of
 from ..capture.graph.storages import storage_sizes
-from ..capture.graph.tensor_sums import ALL_REDUCE
+from ..capture.graph.tensor_sums import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ..capture.programs.joint import (
     JointGraph,
     ancestors,
@@ -106,8 +106,19 @@ def work_of(operator: LoneOperator) -> Work:
 
 
 def _reduced(joint: JointGraph, chosen: set[fx.Node]) -> tuple[int, ...]:
-    """Bytes of every all-reduce over tensor ranks."""
-    return tuple(tensor_bytes(node.meta["val"]) for node in ordered(joint.graph, chosen) if node.target is ALL_REDUCE)
+    """Bytes of every all-reduce over tensor ranks.
+
+    A gather or a scatter counts as an all-reduce of half of the whole tensor, which moves as many bytes.
+    """
+    found = []
+    for node in ordered(joint.graph, chosen):
+        if node.target is ALL_REDUCE:
+            found.append(tensor_bytes(node.meta["val"]))
+        elif node.target is ALL_GATHER:
+            found.append(tensor_bytes(node.meta["val"]) // 2)
+        elif node.target is REDUCE_SCATTER:
+            found.append(tensor_bytes(node.all_input_nodes[0].meta["val"]) // 2)
+    return tuple(found)
 
 
 def _is_view(operator: LoneOperator) -> bool:
@@ -160,7 +171,7 @@ def _kernels(node: fx.Node, regions: dict[int, RegionWork]) -> Sequence[Kernel]:
         return regions[_number(node, 1)].forward
     if node.target is REGION_OPERATORS[1]:
         return regions[_number(node, 2)].backward
-    if node.target is ALL_REDUCE:  # its time is that of the links
+    if node.target in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):  # its time is that of the links
         return ()
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     found = kernel_of(node.target, args, kwargs, node.meta.get("val"))

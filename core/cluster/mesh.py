@@ -21,7 +21,7 @@ from ..files.limits import MOST_DEVICES
 from .cluster import Cluster
 from .tensor_groups import grouped
 
-PIPELINE, DATA = "pp", "dp"
+PIPELINE, DATA, TENSOR = "pp", "dp", "tp"
 """Names of the dimensions, in strings and in a ``DeviceMesh``."""
 
 Number = TypeVar("Number", bound=float)
@@ -178,12 +178,14 @@ class MeshShape:
         text: as written.
         pipeline, data: size of each dimension; None if it is not given.
         pipeline_last: whether neighbours along the pipeline have neighbouring device numbers.
+        tensor: number of tensor ranks; None if it is not given.
     """
 
     text: str
     pipeline: int | None
     data: int | None
     pipeline_last: bool = True
+    tensor: int | None = None
 
     def over(self, devices: int | None, what: str = "devices") -> Mesh:
         """The mesh over this many devices, all of which it uses.
@@ -214,8 +216,12 @@ def _fitting(devices: int, data: int) -> str:
     return f"pp={devices // data},dp={data}" if data > 1 and devices % data == 0 else f"pp={devices}"
 
 
-def parse_mesh(text: str) -> MeshShape:
+def parse_mesh(text: str, tensor: bool = False) -> MeshShape:
     """Read a mesh such as ``pp=4``, ``pp=4,dp=2`` or ``dp=2,pp=4``.
+
+    Args:
+        text: the mesh.
+        tensor: whether it may have a dimension ``tp``.
 
     Raises:
         RequestError: the text has another form, a name is unknown or appears twice, or a size is below 1.
@@ -225,7 +231,7 @@ def parse_mesh(text: str) -> MeshShape:
         name, _, number = (word.strip() for word in part.partition("="))
         if not number.isdecimal():
             raise RequestError(f"'{text}' is not a mesh: write its dimensions and their sizes, such as pp=4,dp=2")
-        if name not in (PIPELINE, DATA):
+        if name not in (PIPELINE, DATA, *([TENSOR] if tensor else [])):
             raise RequestError(
                 f"mesh '{text}' has a dimension '{name}': the dimensions are pp (the pipeline) and dp (its replicas); "
                 "write for example pp=4,dp=2"
@@ -234,7 +240,8 @@ def parse_mesh(text: str) -> MeshShape:
             rule = f"{name} twice" if name in sizes else f"{name}={number}"
             raise RequestError(f"mesh '{text}' has {rule}: give every dimension once, at least 1")
         sizes[name] = int(number)
-    return MeshShape(text, sizes.get(PIPELINE), sizes.get(DATA), list(sizes)[-1] == PIPELINE)
+    last = [name for name in sizes if name != TENSOR][-1:]
+    return MeshShape(text, sizes.get(PIPELINE), sizes.get(DATA), last == [PIPELINE], sizes.get(TENSOR))
 
 
 def mesh_of(names: Sequence[str], ranks: Sequence[Sequence[int]]) -> Mesh:

@@ -73,6 +73,7 @@ class BatchAgreement:
         self._team, self._pieces, self._change = team, pieces, change
         self._handle: Handle | None = None
         self._device = team.local[0]
+        self._place = team.replica * team.size + self._device - team.sharing.start
         self._queue = queues[self._device]
         self._later = False
         self._rows: list[list[float]] | None = None
@@ -95,7 +96,7 @@ class BatchAgreement:
         if self._rows is not None:
             return
         if self._later:  # the others are in the same call, or their absence is detected there
-            rows = self._team.in_replica(lambda _: self._table[self._device].tolist())
+            rows = self._team.in_replica(lambda _: self._table[self._place].tolist())
             self._rows, self._later = rows, False
         else:
             self._team.collectively(self._arrive)
@@ -172,9 +173,9 @@ class BatchAgreement:
             host[_SHAPES + slot] += factor * crc32(" ".join(shapes[name]).encode())
             if parts[name]:
                 values[slot] = values[slot] + (factor * fingerprint(parts[name])).to(device)
-        table = torch.zeros(self._team.size, _COLUMNS, dtype=torch.float64, device=device)
-        table[self._device] = host.double().to(device)
-        table[self._device, _VALUES:] = (torch.stack(values) & MASK).double()
+        table = torch.zeros(len(self._team.sharing), _COLUMNS, dtype=torch.float64, device=device)
+        table[self._place] = host.double().to(device)
+        table[self._place, _VALUES:] = (torch.stack(values) & MASK).double()
         return table
 
     @property
@@ -194,13 +195,13 @@ class BatchAgreement:
         for number, other in enumerate(others, 1):
             column = next((i for i in range(_METHOD, _COLUMNS) if other[i] != first[i]), None)
             if column is not None:
-                base = self._team.replica * self._team.size
+                base = self._team.sharing.start
                 one, known = (f"rank {self._team.rank(base + each)}" for each in (number, 0))
                 if column == _METHOD:
-                    mine = f"rank {self._team.rank(base + self._device)} is in {self._method or 'none'}"
+                    mine = f"rank {self._team.rank(base + self._place)} is in {self._method or 'none'}"
                     return RequestError(f"{one} is in another method than {known}: {mine}; {_ONE_ORDER}")
                 if column == _CHANGE:
-                    mine = f"on rank {self._team.rank(base + self._device)} "
+                    mine = f"on rank {self._team.rank(base + self._place)} "
                     mine += "nothing changed" if self._change is None else self._change.text
                     return RequestError(
                         f"other values that the step reads changed on {one} than on {known}: {mine}; {_ONE_PYTHON}"

@@ -146,6 +146,8 @@ class BatchResults:
             columns, differ = self._prepared.columns, self._agreement.differ()
             self._rows[device], apart = rows_of_all(own, replicas, self._most, columns, where, differ)
             self._agreement.note_replica(apart)
+            if self._team.tensor is not None:
+                self._team.tensor.check_equal(self._rows[device])
 
     def _wait_arrivals(self, device: int) -> None:
         for handle in self._handles[device]:
@@ -159,7 +161,8 @@ class BatchResults:
 
     def print_text(self) -> None:
         """Print and log what the step prints and logs, for each microbatch, in the process of the first device."""
-        if 0 in self._team.local:
+        tensor = self._team.tensor
+        if 0 in self._team.local and (tensor is None or self._team.replica % tensor.size == 0):
             for compiled, row in zip(self._prepared.compiled, self._own[0], strict=True):
                 compiled.operators.step.outputs.printed.emit(row[self._prepared.columns :])
 

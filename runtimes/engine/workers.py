@@ -1,6 +1,7 @@
 """The devices of this process: each has a compute queue and an executor, and together they run a prepared step."""
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from functools import partial
 
 import torch
@@ -102,7 +103,9 @@ class Workers:
             queue.begin(options.trace)
         if self._clock is not None:
             begun, trace = self._compute_under(self._clock, prepared, inputs, options.peaks)
-        records = self._team.run_local(work)
+        tensor = self._team.tensor
+        with nullcontext() if tensor is None else tensor.communicating():
+            records = self._team.run_local(work)
         for queue in self.queues.values():
             queue.end()
         return records, trace

@@ -16,6 +16,7 @@ from ...backends.registry import find_backend
 from ...core.cluster.mesh import Mesh, MeshShape, plain
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
+from ..tensor_parallel.tensor_ranks import TensorRanks
 from .groups import described
 from .meeting import Meeting
 from .rank_team import RankTeam
@@ -32,6 +33,7 @@ def make_team(
     share: bool = False,
     timeout_s: float | None = None,
     meeting: Meeting | None = None,
+    tensor: TensorRanks | None = None,
 ) -> Team:
     """The team for this process: ranks under ``torchrun`` or in a process group, threads otherwise.
 
@@ -43,6 +45,7 @@ def make_team(
         share: whether ranks share GPUs, which nccl does not support.
         timeout_s: seconds without progress that devices wait for each other; None as in `timeout_of`.
         meeting: the rendezvous that this process has begun, if it is a rank; None for a new one.
+        tensor: the tensor ranks, which determine the mesh; None without.
 
     Raises:
         RequestError: the backend is unknown or does not fit this launch, or the number of ranks is another one.
@@ -61,7 +64,7 @@ def make_team(
             f"backend '{kind.name}' connects threads of one process and this is one of {world} ranks: "
             "start the script without torchrun, or use backend='gloo'"
         )
-    return RankTeam(kind, timeout_s, _over_ranks(mesh, world), meeting)
+    return RankTeam(kind, timeout_s, None if tensor is not None else _over_ranks(mesh, world), meeting, tensor)
 
 
 def _between_ranks(device_type: str, share: bool) -> str:

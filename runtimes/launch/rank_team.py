@@ -16,6 +16,7 @@ from ...backends.data_collectives import all_gather_data, broadcast_data
 from ...backends.kind import BackendKind
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
+from ..tensor_parallel.tensor_ranks import TensorRanks
 from ..watch.activity import HERE
 from ..watch.failure import decoded, encoded, shortened, stopped
 from ..watch.timeout import timeout_of
@@ -44,6 +45,7 @@ class RankTeam(Team):
         kind: the transport between them; one that connects ranks.
         timeout_s: seconds without progress that ranks wait for each other; None as in `timeout_of`.
         meeting: the rendezvous that this process has begun; None for a new one.
+        tensor: the tensor ranks; they determine the mesh. None without.
         mesh: over all ranks, or a ``DeviceMesh`` of them, whose groups are used; by default one pipeline.
 
     Raises:
@@ -57,6 +59,7 @@ class RankTeam(Team):
         timeout_s: float | None = None,
         mesh: Mesh | DeviceMesh | None = None,
         meeting: Meeting | None = None,
+        tensor: TensorRanks | None = None,
     ) -> None:
         if kind.ranks is None:
             raise RequestError(f"backend '{kind.name}' connects no ranks: give threads, or another backend")
@@ -65,7 +68,7 @@ class RankTeam(Team):
         with HERE.inside("the start of the pipeline"):
             meeting = meeting or begin(limit)
             join(meeting, limit)
-            self.kind = kind
+            self.kind, self.tensor = kind, tensor
             self._rank = dist.get_rank()
             self._others = tuple(other for other in range(dist.get_world_size()) if other != self._rank)
             assert meeting.watch is not None
@@ -78,6 +81,8 @@ class RankTeam(Team):
     def _connect(self, kind: BackendKind, mesh: Mesh | DeviceMesh | None) -> None:
         """Create the process groups and transports; all ranks call this together."""
         assert kind.ranks is not None
+        if self.tensor is not None:
+            mesh = self.tensor.mesh(all_gather_data(self.tensor.ranks))
         self.mesh, groups = device_mesh(mesh)
         self.replica, position = self.mesh.place(self._rank)
         self.local = (position,)
@@ -152,9 +157,10 @@ class RankTeam(Team):
         return decision
 
     def sum_over_processes(self, numbers: Tensor) -> Handle:
+        alone = self.tensor is None
         with self._watched():
-            work: Handle = dist.all_reduce(numbers, group=self._pipeline, async_op=True)
-        return watched(work, HERE, self._pipeline_peers)
+            work: Handle = dist.all_reduce(numbers, group=self._pipeline if alone else None, async_op=True)
+        return watched(work, HERE, self._pipeline_peers if alone else self._others)
 
     def collectively(self, work: Callable[[], T]) -> T:
         with self._watched(), HERE.waiting(self._others):

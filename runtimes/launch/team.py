@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,9 @@ from ..watch.watched_backend import WatchedBackend
 from .device_thread import DeviceThread
 from .exchange import Exchange, OneProcess
 
+if TYPE_CHECKING:  # it imports what imports this module
+    from ..tensor_parallel.tensor_ranks import TensorRanks
+
 T = TypeVar("T")
 
 
@@ -44,6 +47,7 @@ class Team(ABC):
         kind: the transport between them.
         local: the devices of this process.
         replica: their replica.
+        tensor: the tensor ranks, each of which has a replica; None without.
         where: device of this process → its torch device; empty until it is known.
         activities: device of this process → what it does.
     """
@@ -52,6 +56,7 @@ class Team(ABC):
     kind: BackendKind
     local: tuple[int, ...]
     replica: int = 0
+    tensor: "TensorRanks | None" = None
     where: Mapping[int, torch.device] = MappingProxyType({})
     activities: Mapping[int, Activity] = MappingProxyType({})
 
@@ -72,8 +77,19 @@ class Team(ABC):
 
     @property
     def replicas(self) -> int:
-        """Number of pipelines, each with its own microbatches."""
+        """Number of pipelines, each with its own microbatches; with tensor ranks, of pipelines with equal ones."""
         return self.mesh.data
+
+    @property
+    def batch(self) -> int:
+        """The number of this process's batch among those of a step: its replica, which tensor ranks share."""
+        return self.replica if self.tensor is None else self.replica // self.tensor.size
+
+    @property
+    def sharing(self) -> range:
+        """The numbers of the devices that share this process's batch."""
+        each = self.size if self.tensor is None else self.size * self.tensor.size
+        return range(self.batch * each, (self.batch + 1) * each)
 
     @property
     def first(self) -> bool:
@@ -174,7 +190,7 @@ class Team(ABC):
         return sums
 
     def sum_over_processes(self, numbers: Tensor) -> Handle:
-        """Start to sum a CPU tensor over the processes of this replica, in place; returns without waiting.
+        """Start to sum a CPU tensor over the processes that share a batch, in place; returns without waiting.
 
         Its messages are independent of those of the transport. One process has nothing to add.
         """

@@ -42,6 +42,7 @@ class StageState:
         device: the stage's device; by default that of its tensors.
         scheduler: creates the scheduler of its optimizer, stepped after it; None for none.
         sharing: how replicas share its optimizer; None if each has a whole one.
+        split: names of parameters of which each replica holds another part: their gradients are not summed.
     """
 
     def __init__(
@@ -53,7 +54,9 @@ class StageState:
         device: torch.device | None = None,
         scheduler: SchedulerFactory | None = None,
         sharing: Sharing | None = None,
+        split: frozenset[str] = frozenset(),
     ) -> None:
+        self.split = split
         self.parameters = parameters
         self.device = device or compute_device([*parameters.values(), *buffers.values()])
         self._gradients: dict[nn.Parameter, Tensor] = {}
@@ -132,12 +135,14 @@ class StageState:
         if self.sharing is not None:
             return [bucket.memory for bucket in self.shards.buckets] if "shards" in vars(self) else []
         if self._replicated:
-            return [bucket.memory for bucket in self._buckets] if "_buckets" in vars(self) else []
+            buckets = [bucket.memory for bucket in self._buckets] if "_buckets" in vars(self) else []
+            parts = [self.parameters[name] for name in self.split if name in self.parameters]
+            return [*buckets, *(self._gradients[part] for part in parts if part in self._gradients)]
         return list(self._gradients.values())
 
     @cached_property
     def _buckets(self) -> list[Bucket]:
-        return buckets_of(self.parameters.values())
+        return buckets_of(parameter for name, parameter in self.parameters.items() if name not in self.split)
 
     @cached_property
     def shards(self) -> Shards:
@@ -249,7 +254,7 @@ def make_optimizers(
     failure, groups = None, dict[int, list[dict[str, str]]]()
     try:
         check_separable(make, trained)
-        if any(state.sharing is not None for state in states.values()):
+        if any(state.sharing is not None or state.split for state in states.values()):
             check_elementwise(make, trained)
         for index, state in states.items():
             if state.optimizer is not None and state.scheduler is not None:

@@ -90,15 +90,20 @@ class NormParameters:
     def over_parts(
         self, norms: list[Tensor], found: Tensor, states: Mapping[int, StageState], replicas: Backend
     ) -> tuple[list[Tensor], Tensor]:
-        """Norms of whole gradients from those of slices, and whether any replica has one that is not finite.
+        """Norms of whole gradients from those of parts, and whether any replica has one that is not finite.
 
         Args:
-            norms: of the slices of sharded stages here, and of the gradients of others; from `norms`, or empty.
+            norms: of the slices of sharded stages and of split parameters here, and
+                of the gradients of others; from `norms`, or empty.
             found: whether a gradient of this replica is not finite, a scalar.
             states: of this device's stages.
             replicas: the device's transport to its replicas; all of them call this together.
         """
-        mine = [i for i, (stage, _, _) in enumerate(self.parameters) if stage in states and states[stage].sharing]
+        mine = [
+            i
+            for i, (stage, name, _) in enumerate(self.parameters)
+            if stage in states and (states[stage].sharing or name in states[stage].split)
+        ]
         mine = mine if norms else []
         own = [norms[i].double() for i in mine]
         has = [norm != _NO_GRADIENT for norm in own]
@@ -195,7 +200,8 @@ class Update:
                 found = (~torch.stack(norms).isfinite()).any().double()
         elif scale is not None:
             found = unscale(own, self._factor(torch.float32), self.where)
-        if self.replicas is not None and any(state.sharing is not None for state in self.states.values()):
+        in_parts = any(state.sharing is not None or state.split for state in self.states.values())
+        if self.replicas is not None and in_parts:
             norms, found = self.norm_parameters.over_parts(norms, found, self.states, self.replicas)
         table = torch.stack([found, scaled, *norms])
         backend.all_reduce(table).wait()

@@ -94,7 +94,8 @@ class Evaluator:
         self._states, self._where = stages.states, stages.where
         self._max_shapes, self._compiler = programs.max_shapes, programs.compiler  # `known` is for the example only
         self.seed = training.seed
-        self._modes = ModuleModes(stages.model)
+        tensor = stages.team.tensor
+        self._modes = ModuleModes(stages.model if tensor is None else tensor.model)
         self._forward_plan: Plan | None = None
         self._kept: LruCache[Any, Variants] = LruCache(KEPT)
         self.count = 0
@@ -184,7 +185,9 @@ class Evaluator:
 
     def _inputs(self, batch: BatchRun) -> StepInputs:
         # Steps count up from 0, evaluations down from -1, so that they never draw the same random numbers.
-        first, index, pieces = self._team.replica * self._plan.microbatches, -1 - self.count, batch.pieces
+        if self._team.tensor is not None:
+            self._team.tensor.check(batch.prepared.compiled)
+        first, index, pieces = self._team.batch * self._plan.microbatches, -1 - self.count, batch.pieces
         joined = batch.results.joined
         return StepInputs(
             pieces, batch.prepared.keys(self.seed, index, first), torch.zeros(len(pieces)), [None] * len(pieces),

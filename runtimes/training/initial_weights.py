@@ -75,7 +75,8 @@ class InitialWeights:
 def compare_initial_weights(team: Team, model: nn.Module, weights: Weights) -> InitialWeights:
     """Compare the values of the ranks' models. All processes call this together.
 
-    The ranks of the first replica are compared: other replicas copy their values.
+    The ranks of the first replica are compared: other replicas copy their values. All tensor ranks are compared, in
+    parts of parameters with those of the same parts.
 
     Args:
         team: the devices.
@@ -90,17 +91,25 @@ def compare_initial_weights(team: Team, model: nn.Module, weights: Weights) -> I
         if not weights.overwrites(name):
             tensor = tensor_at(place)
             mine[name] = None if tensor.is_meta else int(fingerprint([tensor]))
-    digest = sha256(repr(mine).encode()).hexdigest()
-    if len(set(team.everywhere(lambda _: digest)[: team.size])) == 1:
+    split = frozenset() if team.tensor is None else team.tensor.split
+    compared = team.size if team.tensor is None else team.mesh.ranks
+    digests = (
+        sha256(repr({n: v for n, v in mine.items() if n not in split}).encode()).hexdigest(),
+        [value for name, value in mine.items() if name in split],
+    )
+    found = team.everywhere(lambda _: digests)[:compared]
+    if all(whole == found[0][0] and parts == found[n - n % team.size][1] for n, (whole, parts) in enumerate(found)):
         return InitialWeights()
-    first, *others = team.everywhere(lambda _: mine)[: team.size]
+    each = team.everywhere(lambda _: mine)[:compared]
+    first = each[0]
     differences: dict[str, Difference] = {}
     for name, value in first.items():
-        number = next((n for n, other in enumerate(others, 1) if other.get(name, -1) != value), None)
+        like = {n: n - n % team.size if name in split else 0 for n in range(compared)}
+        number = next((n for n, other in enumerate(each) if other.get(name, -1) != each[like[n]].get(name, -2)), None)
         if number is None:
             continue
-        ranks = team.rank(number), team.rank(0)
-        if (others[number - 1].get(name) is None) == (value is None):
+        ranks = team.rank(number), team.rank(like[number])
+        if (each[number].get(name) is None) == (value is None):
             what = f"'{name}' has other values on rank {ranks[0]} than on rank {ranks[1]}"
         else:
             real, meta = ranks if value is None else ranks[::-1]

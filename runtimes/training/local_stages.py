@@ -72,6 +72,7 @@ class LocalStages:
                 where[i],
                 training.scheduler,
                 self._sharing(i),
+                frozenset() if team.tensor is None else team.tensor.split,
             )
             for i, programs in compiled.programs.items()
         }
@@ -101,7 +102,8 @@ class LocalStages:
         install(self.model, self._own.unallocated)
         self.copy_buffers()
         equal_replicas(self.plan, self._own.parameters, self.team)
-        begin_equal(self.team, {device: self._tensors_on(device) for device in self.team.local})
+        if self.team.tensor is None:  # tensor ranks have compared theirs
+            begin_equal(self.team, {device: self._tensors_on(device) for device in self.team.local})
         self._loaded = True
         self._make_optimizers()
         if len(self.team.local) < self.team.size:
@@ -110,6 +112,8 @@ class LocalStages:
                 kept |= {name for name, _ in self.model.named_parameters()} - self._read
             release_others(self.model, kept, self._written - kept, self._holders())
         self._known, self.tied = KnownTensors(self.model), TiedCopies(self._own.parameters)
+        if self.team.tensor is not None:
+            self.team.tensor.linked.release()
 
     def follow_model(self, when: str) -> bool:
         """Apply changes of the model between steps: assigned buffers, frozen and unfrozen parameters.

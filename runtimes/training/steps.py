@@ -198,7 +198,9 @@ class StepRunner:
 
     def _inputs(self, batch: BatchRun, index: int, size: float, scale: float | None) -> StepInputs:
         prepared, pieces = batch.prepared, batch.pieces
-        first = self._team.replica * self._plan.microbatches
+        first = self._team.batch * self._plan.microbatches
+        if self._team.tensor is not None:
+            self._team.tensor.check(prepared.compiled)
         keys = prepared.keys(self.seed, index, first)
         weights = [row[WEIGHT] for row in prepared.parts]
         samples = self._samples()

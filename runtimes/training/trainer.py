@@ -103,7 +103,7 @@ class Trainer:
         self._check = LossCheck(training.on_nonfinite, self.stages)
         self._monitoring = Monitoring(monitors, self.stages, self.queues)
         self._scaler = training.scaler if training.scaler is not None and training.scaler.is_enabled() else None
-        self._modes = ModuleModes(model)
+        self._modes = ModuleModes(model if team.tensor is None else team.tensor.model)
         self.averages = Averages(model, self.stages.states, self.save, self.refuse_closed)
 
     def arranged(self, example: Example, plan: Plan, programs: ProgramOptions) -> Arrangement:
@@ -146,6 +146,9 @@ class Trainer:
     def _train(self, batch: Any, options: StepOptions, pieces: list[Microbatch] | None) -> tuple[Tensor, BatchResult]:
         start = time.perf_counter()
         self.refuse_closed()
+        tensor = self.team.tensor
+        if tensor is not None:
+            tensor.linked.follow()
         self._log_position(self.counts.steps + 1)
         self.averages.refuse_applied("train")
         refuse_no_grad()
@@ -162,6 +165,8 @@ class Trainer:
         done = self.runner.run(ready, self.counts.steps, evolve(options, peaks=self._check.on))
         assert done.loss is not None
         self.stages.tied.note()
+        if tensor is not None:
+            tensor.linked.publish_gradients()
         self.counts.steps, self.counts.visits = self.counts.steps + 1, 0
         if options.ending is Ending.STEP:
             self.norm, self.skipped = self.runner.norm, self.runner.skipped
@@ -204,6 +209,10 @@ class Trainer:
 
     def _evaluate(self, batch: Any, forwards: Forwards, trace: bool) -> BatchResult:
         self.refuse_closed()
+        tensor = self.team.tensor
+        if tensor is not None:
+            tensor.linked.follow()
+            forwards = evolve(forwards, function=tensor.step_of(forwards.function))
         self.stages.have_equal_values()
         self.stages.tied.follow()
         ready = self.evaluator.batch(forwards, self._cutter.cut(batch, forwards.function))

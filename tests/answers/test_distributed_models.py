@@ -5,11 +5,12 @@ import json
 import pytest
 import torch
 import torch.distributed as dist
-from panpipe.answers.distributed_models import program_of_rank
 from panpipe.answers.models import planned_model
 from panpipe.cli import main
 from panpipe.core.analytic.model import model_work
+from panpipe.core.capture.graph.tensor_sums import Alone, communicating
 from panpipe.core.errors import RequestError
+from panpipe.runtimes.tensor_parallel.recording import program_of_rank
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
@@ -71,6 +72,11 @@ def sequence_parallel():
     return make({name: style for name, style in inner.items() if name})
 
 
+def of_maximum():
+    model, _, batch = make({"up": ColwiseParallel(use_local_output=False)})
+    return model, lambda model, batch: model.blocks[0].up(model.embedding(batch["tokens"])).amax(), batch
+
+
 def whole():
     return Model(), step, {"tokens": torch.randint(32, (4, TOKENS))}
 
@@ -99,9 +105,7 @@ def test_program_of_a_rank_has_parts_of_parameters_and_all_reduces():
 def test_program_computes_what_the_rank_computes_eagerly():
     model, _, batch = make()
     part, part_step = program_of_rank(model, step, 2)
-    with torch.library._scoped_library("panpipe_tensor", "IMPL") as library:
-        # The fake process group's all-reduce changes nothing.
-        library.impl("all_reduce", lambda part, _: part.clone(), "CPU")
+    with communicating(Alone()):  # the fake process group's all-reduce changes nothing, either
         found = part_step(part, batch)
         found.backward()
     expected = step(model, batch)
@@ -123,13 +127,20 @@ def test_plan_of_a_parallelized_model(tmp_path, capsys):
     assert json.loads(file.read_text())["mesh"]["tensor"] == 2
 
 
+def test_gathers_and_scatters_of_sequence_parallel_layouts_count_as_half_of_an_all_reduce():
+    work = model_work(planned_model(f"{__name__}:sequence_parallel", 2, empty=True, tensor=2).operators)
+    forward = [size for each in work.operators for size in each.work.forward_reduced]
+    # The norm takes the embedding's tokens as one of two parts: what is gathered and scattered has twice as many.
+    assert forward == [2 * TOKENS * HIDDEN * 4] * 5
+
+
 @pytest.mark.parametrize(
     ("factory", "tensor", "said"),
     [
         ("make", 4, r"'.*' is a DTensor on DeviceMesh.*: --tp 4 needs a mesh of one dimension with 4 ranks"),
         ("make", 1, "returns a model with DTensor parameters over 2 ranks: give --tp 2"),
         ("whole", 2, "returns a model without DTensor parameters: apply parallelize_module"),
-        ("sequence_parallel", 2, "the model's layouts need .* between tensor ranks: plans support all-reduces of sums"),
+        ("of_maximum", 2, "the model's layouts need all_reduce of 'max' between tensor ranks: sums, all-gathers and"),
     ],
 )
 def test_unsupported_layout_is_refused(factory, tensor, said):

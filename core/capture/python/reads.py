@@ -32,13 +32,14 @@ class Reads:
 
     Args:
         model: the user's module.
-        step: the user's function.
+        step: the user's function; or one that replays what was recorded of others, in ``recorded_from``.
 
     Attributes:
         values: place, as text → a key of the value there; two reads are equal if these are.
     """
 
     def __init__(self, model: nn.Module, step: Any) -> None:
+        model, step = getattr(step, "recorded_from", (model, step))
         self._reached = reached = reach(model, step)
         self._surroundings = surroundings()
         self.values: dict[str, Hashable] = {**self._surroundings, **reached.values}

@@ -50,7 +50,7 @@ from tests.support.parity import EVERYWHERE, OPTIMIZER, PLANS, SOME, build, dist
 from tests.support.programs.evaluation import joined_alone, loss_alone, state
 from tests.support.programs.optimizing import on_mesh
 from tests.support.programs.shapes import Pair, tokens
-from tests.support.ranks import deaf, demo, hangs, sharding
+from tests.support.ranks import deaf, demo, hangs, sharding, tensor_parallel
 from tests.support.ranks.forks import serve
 from tests.support.ranks.operator_ranks import POISONED, monitored_steps, skipped_together
 from tests.support.ranks.replanning import CHANGES, moved_and_not
@@ -910,6 +910,14 @@ def full_disk(team):
     if team.local == (1,):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
     pipe.step(GPT.batch(12, torch.float32))
+
+
+def tensor_ranks(team):
+    return tensor_parallel.small()
+
+
+def more_tensor_ranks(team):
+    return tensor_parallel.large()
 
 
 def main() -> None:

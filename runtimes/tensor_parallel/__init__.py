@@ -1,0 +1,1 @@
+"""Models to which the user applied `parallelize_module`: every rank trains its own parts of the parameters."""

@@ -1,0 +1,45 @@
+"""The collectives of tensor ranks, over a process group of torch."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor
+
+from ...core.capture.graph.tensor_sums import MAX, SUM
+from ...core.errors import WorkerError, message_of
+from ..watch.activity import HERE
+
+_OPERATIONS = {SUM: dist.ReduceOp.SUM, MAX: dist.ReduceOp.MAX}
+
+
+class GroupCollectives:
+    """Runs collectives over a process group.
+
+    Args:
+        ranks: of the job, in the group's order.
+        group: the process group.
+    """
+
+    def __init__(self, ranks: Sequence[int], group: Any) -> None:
+        self._group, self._ranks = group, ranks
+        self._others = tuple(rank for rank in ranks if rank != dist.get_rank())
+
+    def all_reduce(self, part: Tensor, operation: str) -> None:
+        """See `Collectives`."""
+        self._wait(lambda: dist.all_reduce(part, _OPERATIONS[operation], group=self._group))
+
+    def all_gather(self, part: Tensor, whole: Tensor) -> None:
+        """See `Collectives`."""
+        self._wait(lambda: dist.all_gather_into_tensor(whole, part, group=self._group))
+
+    def reduce_scatter(self, whole: Tensor, part: Tensor) -> None:
+        """See `Collectives`."""
+        self._wait(lambda: dist.reduce_scatter_tensor(part, whole, group=self._group))
+
+    def _wait(self, work: Callable[[], Any]) -> None:
+        with HERE.waiting(self._others, "a collective of tensor ranks"):
+            try:
+                work()
+            except RuntimeError as error:
+                raise WorkerError.stopped_answering(self._others, message_of(error)) from error

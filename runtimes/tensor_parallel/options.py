@@ -1,0 +1,55 @@
+"""Which arguments of ``panpipe.pipeline`` fit a model with DTensor parameters, and the other way round."""
+
+from torch.distributed.device_mesh import DeviceMesh
+
+from ...core.cluster.mesh import DATA, MeshShape
+from ...core.errors import RequestError
+from ...core.plan.sharding import NONE
+from ..options import PipelineOptions
+from .tensor_ranks import TensorRanks
+
+
+def check_tensor_options(options: PipelineOptions, tensor: TensorRanks | None) -> None:
+    """Refuse arguments that need tensor ranks where the model has none, and those that tensor ranks do not support.
+
+    Args:
+        options: the user's.
+        tensor: the tensor ranks of the model; None for one without DTensors.
+
+    Raises:
+        RequestError: one of them.
+    """
+    mesh, plan, training = options.mesh, options.plan, options.training
+    if tensor is None:
+        asked = mesh.tensor if isinstance(mesh, MeshShape) else None
+        asked = plan.mesh.tensor if plan is not None and plan.mesh.tensor > 1 else asked
+        if asked is not None and asked > 1:
+            raise RequestError(
+                f"{'the plan' if plan is not None else 'mesh'} has {asked} tensor ranks at each position and the model "
+                "has no DTensor parameters: apply parallelize_module to it over as many ranks, or plan without --tp"
+            )
+        return
+    if options.simulated:
+        tensor.refuse("target is 'simulator'")
+    if options.devices.given:
+        tensor.refuse("devices is given")
+    several = isinstance(mesh, MeshShape) and (mesh.data or 1) > 1
+    if (
+        several
+        or (isinstance(mesh, DeviceMesh) and DATA in (mesh.mesh_dim_names or ()))
+        or (plan is not None and plan.mesh.data > 1)
+    ):
+        tensor.refuse("the mesh has replicas (dp)")
+    if (options.shard or NONE) != NONE or (plan is not None and any(each != NONE for each in plan.shard)):
+        tensor.refuse(f"shard is {options.shard!r}")
+    for name, value in (
+        ("weights", options.weights), ("compile", options.compile), ("replan", options.replan),
+        ("scaler", training.scaler), ("offload", options.offload), ("monitor", options.monitors or None),
+    ):  # fmt: skip
+        if value is not None:
+            tensor.refuse(f"{name} is given")
+    if training.on_nonfinite in ("skip", "raise"):
+        tensor.refuse(f"on_nonfinite is {training.on_nonfinite!r}")
+    on_meta = next((n for n, p in tensor.parts.named_parameters() if p.device.type != "cpu"), None)
+    if on_meta is not None:
+        tensor.refuse(f"'{on_meta}' is on {tensor.parts.get_parameter(on_meta).device.type}, and not on the CPU")

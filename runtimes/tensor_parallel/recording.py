@@ -1,0 +1,347 @@
+"""Models to which the user applied ``parallelize_module``: the program of one tensor rank.
+
+The step runs once over fake tensors, with DTensors around fake parts of the parameters, and torch's DTensor decides
+what each rank computes and where it communicates. The recorded program has plain tensors and all-reduces::
+
+    step(model) ──▶ DTensor over fake tensors ──▶ operators of one rank, _c10d_functional.all_reduce ──▶ a plain step
+
+The backward is derived from the recorded forward, where each all-reduce has an all-reduce as its gradient: as many as
+DTensor's own backward has with column and row layouts, at other places (`core/capture/graph/tensor_sums`). So a user's
+own backward cannot be kept, and is refused; operators that ran under ``no_grad`` run under it again. For planning
+torch's fake process group is enough: no other rank and no device is needed.
+"""
+
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from attrs import frozen
+from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
+from torch.nn.utils.stateless import _reparametrize_module
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
+
+from ...core.capture.graph.tensor_sums import ALL_GATHER, ALL_REDUCE, MAX, REDUCE_SCATTER, SUM
+from ...core.capture.python.reads import Reads
+from ...core.capture.values.distributed_tensors import distributed_tensors
+from ...core.errors import RequestError, in_a_line
+
+Step = Callable[[nn.Module, Any], Any]
+
+
+def program_of_rank(model: nn.Module, step: Step, tensor: int) -> tuple[nn.Module, "StepOfRank"]:
+    """A model of one rank's parts of the parameters, under their names, and the step that computes with it.
+
+    Args:
+        model: with DTensor parameters; it does not change.
+        step: the user's.
+        tensor: number of tensor ranks that the user asks for.
+
+    Raises:
+        RequestError: the DTensors are on another number of ranks, on several meshes, or in a layout with uneven or
+            partial parts.
+    """
+    found = distributed_tensors(model)
+    for name, value in found.items():
+        _check_layout(name, value, tensor)
+    buffer = next((name for name, _ in model.named_buffers() if name in found), None)
+    if buffer is not None:
+        raise RequestError(f"buffer '{buffer}' is a DTensor: plans support DTensor parameters only; keep it whole")
+    if len({value.device_mesh for value in found.values()}) > 1:
+        raise RequestError(
+            f"the parameters of {type(model).__name__} are DTensors on several meshes: use one tp dimension for all"
+        )
+    layouts = {name: _Layout.of(value) for name, value in found.items()}
+    return _parts(model), StepOfRank(model, step, layouts)
+
+
+def _check_layout(name: str, value: Any, tensor: int) -> None:
+    mesh = value.device_mesh
+    if mesh.ndim != 1 or mesh.size() != tensor:
+        raise RequestError(
+            f"'{name}' is a DTensor on {mesh}: --tp {tensor} needs a mesh of one dimension with {tensor} ranks"
+        )
+    (placement,) = value.placements
+    whole = placement.is_replicate() or (placement.is_shard() and value.shape[placement.dim] % tensor == 0)
+    if not whole:
+        raise RequestError(
+            f"'{name}' has shape {tuple(value.shape)} and layout {placement} over {tensor} ranks: parts must be equal; "
+            "use Replicate, or Shard of a dimension that the ranks divide"
+        )
+
+
+def _parts(model: nn.Module) -> nn.Module:
+    """Modules without code that hold one rank's parts of the parameters; tied ones stay one parameter.
+
+    A parameter that is no DTensor is the user's own object.
+    """
+    root = nn.Module()
+    known: dict[int, nn.Parameter] = {}
+
+    def place(name: str) -> tuple[nn.Module, str]:
+        *path, last = name.split(".")
+        module = root
+        for part in path:
+            if part not in module._modules:
+                module.add_module(part, nn.Module())
+            inner = module._modules[part]
+            assert inner is not None
+            module = inner
+        return module, last
+
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in known:
+            part = _part(parameter)
+            known[id(parameter)] = (
+                nn.Parameter(part, requires_grad=parameter.requires_grad)
+                if hasattr(parameter, "to_local")
+                else parameter
+            )
+        module, last = place(name)
+        module.register_parameter(last, known[id(parameter)])
+    for name, buffer in model.named_buffers(remove_duplicate=False):
+        module, last = place(name)
+        module.register_buffer(last, buffer)
+    return root
+
+
+def _part(parameter: Any) -> Tensor:
+    """The part of a parameter that this rank holds."""
+    local = parameter.detach()
+    return local.to_local() if hasattr(local, "to_local") else local  # type: ignore[no-any-return]
+
+
+@frozen
+class _Layout:
+    """The layout of a DTensor.
+
+    Args:
+        mesh, placements, shape, stride: of the whole.
+        part_shape, part_stride: of the part of this rank.
+    """
+
+    mesh: Any
+    placements: Any
+    shape: torch.Size
+    stride: tuple[int, ...]
+    part_shape: torch.Size
+    part_stride: tuple[int, ...]
+
+    @classmethod
+    def of(cls, value: Any) -> "_Layout":
+        """That of a DTensor."""
+        part = _part(value)
+        return cls(value.device_mesh, value.placements, value.shape, value.stride(), part.shape, part.stride())
+
+    def part(self, dtype: torch.dtype) -> Tensor:
+        """A part without values."""
+        return torch.empty_strided(self.part_shape, self.part_stride, dtype=dtype, device="cpu")
+
+    def whole(self, part: Tensor) -> Tensor:
+        """The DTensor of a part."""
+        from torch.distributed.tensor import DTensor
+
+        return DTensor.from_local(  # type: ignore[no-any-return,no-untyped-call]
+            part, self.mesh, self.placements, run_check=False, shape=self.shape, stride=self.stride
+        )
+
+
+class StepOfRank:
+    """The recorded step of one rank; recorded again for each shape of the batch.
+
+    Args:
+        model: the user's.
+        step: the user's.
+        layouts: of the DTensor parameters, by name.
+
+    Attributes:
+        recorded_from: the model and the step, whose Python values are read.
+    """
+
+    def __init__(self, model: nn.Module, step: Step, layouts: Mapping[str, "_Layout"]) -> None:
+        self.recorded_from = model, step
+        self._model, self._step, self._layouts = model, step, layouts
+        self._known: dict[Hashable, fx.GraphModule] = {}
+
+    def of(self, function: Step) -> "StepOfRank":
+        """The same for another function of the model."""
+        return StepOfRank(self._model, function, self._layouts)
+
+    def __call__(self, parts: nn.Module, batch: Any) -> Any:
+        """Run one rank's program with its parts of the parameters."""
+        leaves, spec = pytree.tree_flatten(batch)
+        shapes = ((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
+        before = Reads(self._model, self._step)
+        key = (repr((spec, *shapes)), before.key)
+        if key not in self._known:
+            with _disable_current_modes():
+                self._known[key] = self._recorded(leaves, spec)
+            now = Reads(self._model, self._step)
+            changed = before.first_other(now)
+            if changed is not None:
+                raise RequestError(
+                    f"{now.line(changed)}: the step changes '{changed}', which was {before.text(changed)} and is "
+                    f"{now.text(changed)}: steps of models with DTensor parameters may not change Python values; "
+                    "remove the assignment"
+                )
+        state = _state(parts)
+        return _Run(self._known[key]).run([*state.values()], leaves)
+
+    def _recorded(self, leaves: list[Any], spec: pytree.TreeSpec) -> fx.GraphModule:
+        from torch.distributed.tensor import DTensor
+
+        model, names, regions = self._model, list(_state(self._model)), _GradRegions()
+        fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+        def run(state: list[Tensor], given: list[Any]) -> Any:
+            values: dict[str, Tensor] = dict(zip(names, state, strict=True))
+            for name, layout in self._layouts.items():
+                values[name] = layout.whole(values[name])
+            with regions, _own_backward_refused(), _reparametrize_module(model, values):
+                found = self._step(model, pytree.tree_unflatten(given, spec))
+            return pytree.tree_map_only(DTensor, lambda each: each.full_tensor(), found)
+
+        def fake(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
+
+        with fake_mode:
+            state = [
+                fake(value) if name not in self._layouts else self._layouts[name].part(value.dtype)
+                for name, value in _state(model).items()
+            ]
+            given = [fake(leaf) for leaf in leaves]
+        try:
+            with torch.enable_grad():
+                program = make_fx(run, tracing_mode="fake")(state, given)
+        except RequestError:
+            raise
+        except Exception as error:
+            raise RequestError(
+                f"the step cannot be recorded over DTensors: {in_a_line(error)}; steps of "
+                "models with DTensor parameters run without values of tensors, in Python that torch can trace"
+            ) from error
+        _drop_views(program.graph)
+        _replace_collectives(program.graph)
+        program.recompile()
+        return program
+
+
+_NO_GRAD = "panpipe_no_grad"
+"""The entry in ``meta`` of nodes that ran under ``no_grad``."""
+
+
+class _Run(fx.Interpreter):
+    """Runs a recorded program."""
+
+    def run_node(self, n: fx.Node) -> Any:
+        if _NO_GRAD not in n.meta:
+            return super().run_node(n)
+        with torch.no_grad():
+            return super().run_node(n)
+
+
+class _GradRegions(TorchFunctionMode):
+    """Marks the operators that are recorded while the user's code disables gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first: int | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch._C._set_grad_enabled:
+            mode = get_proxy_mode()
+            assert mode is not None
+            self._change(mode.tracer.graph, bool(args[0]))
+        return func(*args, **(kwargs or {}))
+
+    def _change(self, graph: fx.Graph, enabled: bool) -> None:
+        if not enabled and self._first is None:
+            self._first = len(graph.nodes)
+        elif enabled and self._first is not None:
+            for node in [*graph.nodes][self._first :]:
+                node.meta[_NO_GRAD] = True
+            self._first = None
+
+
+@contextmanager
+def _own_backward_refused() -> Iterator[None]:
+    """A context in which autograd functions outside of torch are refused: their backward would be lost."""
+    original = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+
+    def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        if not function.__module__.startswith("torch.distributed."):
+            raise RequestError(
+                f"the step calls the autograd function {function.__qualname__}: in models with DTensor parameters the "
+                "backward is derived from the forward's operators; write it with operators, without checkpoints of "
+                "torch.utils.checkpoint with use_reentrant=True"
+            )
+        return original(function, *args, **kwargs)
+
+    with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
+        yield
+
+
+def _state(model: nn.Module) -> dict[str, Tensor]:
+    """All parameters and buffers, tied ones under each of their names."""
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+
+
+def _drop_views(graph: fx.Graph) -> None:
+    """Remove views of the same shape: DTensor takes one of each parameter at the start, which is no work there."""
+    for node in list(graph.nodes):
+        if node.target is torch.ops.aten.view.default and node.meta["val"].shape == node.args[0].meta["val"].shape:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _replace_collectives(graph: fx.Graph) -> None:
+    """Replace functional collectives by panpipe's.
+
+    Raises:
+        RequestError: the program communicates in another way.
+    """
+    for node in list(graph.nodes):
+        target = node.target
+        if not (isinstance(target, torch._ops.OpOverload) and target.namespace == "_c10d_functional"):
+            continue
+        name = target._schema.name.split("::")[-1]
+        if name == "wait_tensor":
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+        elif name == "all_reduce" and (node.args[1] == SUM or (node.args[1] == MAX and _before_softmax(node))):
+            node.target, node.args = ALL_REDUCE, node.args[:2]
+        elif name == "all_gather_into_tensor":
+            node.target, node.args = ALL_GATHER, node.args[:2]
+        elif name == "reduce_scatter_tensor" and node.args[1] == SUM:
+            node.target, node.args = REDUCE_SCATTER, (node.args[0], node.args[2])
+        else:
+            of = f" of '{node.args[1]}'" if len(node.args) > 1 and isinstance(node.args[1], str) else ""
+            raise RequestError(
+                f"the model's layouts need {name}{of} between tensor ranks: sums, all-gathers and reduce-scatters of "
+                "sums are supported; use layouts of ColwiseParallel, RowwiseParallel and SequenceParallel"
+            )
+
+
+def _before_softmax(node: fx.Node) -> bool:
+    """Whether a maximum is only subtracted before a logarithm of a softmax, which does not depend on it."""
+    aten = torch.ops.aten
+    users = [user for wait in node.users for user in wait.users]
+    if [user.target for user in users] != [aten.sub.Tensor] or users[0].args[1] not in node.users:
+        return False
+    shifted = users[0]
+    others = sorted(shifted.users, key=lambda user: user.target is not aten.exp.default)
+    if [user.target for user in others] != [aten.exp.default, aten.sub.Tensor] or others[1].args[0] is not shifted:
+        return False
+    chain: Any = others[1].args[1]
+    for expected in (aten.log.default, None, None, aten.sum.dim_IntList, aten.exp.default):
+        if expected is not None and chain.target is not expected:
+            return False
+        chain = chain.args[0]
+    return chain is shifted

@@ -1,0 +1,206 @@
+"""Models after ``parallelize_module``, trained over pipeline × tensor ranks, compared with one process; see `ranks`."""
+
+import copy
+
+import panpipe
+import torch
+from attrs import evolve
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.errors import RequestError
+from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.tensor_parallel.tensor_ranks import TensorRanks
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+from ..cuts import even_plan
+
+HIDDEN, HEADS, TOKENS, WORDS = 8, 2, 6, 12
+MICROBATCHES, ROWS = 2, 4
+
+
+class Block(nn.Module):
+    """A transformer block whose attention works on any number of heads of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
+        self.q, self.k, self.v, self.o = (nn.Linear(HIDDEN, HIDDEN) for _ in range(4))
+        self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
+
+    def forward(self, x):
+        y = self.norm(x)
+        q, k, v = (part(y).unflatten(-1, (-1, HIDDEN // HEADS)).transpose(1, 2) for part in (self.q, self.k, self.v))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(y.transpose(1, 2).flatten(-2))
+        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+
+
+class Model(nn.Module):
+    def __init__(self, blocks=2):
+        super().__init__()
+        self.embedding = nn.Embedding(WORDS, HIDDEN)
+        self.position = nn.Parameter(torch.zeros(TOKENS, HIDDEN))
+        self.blocks = nn.ModuleList([Block() for _ in range(blocks)])
+        self.head = nn.Linear(HIDDEN, WORDS)
+
+    @torch.no_grad()
+    def scale(self, x):
+        """A factor through which no gradient flows."""
+        return 1 / (1 + x.abs().mean())
+
+    def forward(self, tokens):
+        x = self.embedding(tokens) + self.position
+        x = x * self.scale(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+def step(model, batch):
+    logits = model(batch["tokens"])
+    return nn.functional.cross_entropy(logits.flatten(0, 1), batch["next"].flatten())
+
+
+def batch(number=0, rows=ROWS):
+    generator = torch.Generator().manual_seed(number)
+    tokens = torch.randint(WORDS, (rows, TOKENS + 1), generator=generator)
+    return {"tokens": tokens[:, :-1], "next": tokens[:, 1:]}
+
+
+def parallelized(model, mesh):
+    """The standard layouts: columns then rows in attention and MLP, words of the embedding and of the head."""
+    parallelize_module(
+        model,
+        mesh,
+        {"embedding": RowwiseParallel(input_layouts=Replicate()), "head": ColwiseParallel(output_layouts=Replicate())},
+    )
+    for block in model.blocks:
+        columns, rows = ("q", "k", "v", "up"), ("o", "down")
+        plan = {name: ColwiseParallel() for name in columns} | {name: RowwiseParallel() for name in rows}
+        parallelize_module(block, mesh, plan)
+    return model
+
+
+class Perceptron(nn.Module):
+    """Pairs of layers, of which the first is in columns and the second in rows."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(HIDDEN)
+        self.ups = nn.ModuleList([nn.Linear(HIDDEN, 2 * HIDDEN) for _ in range(2)])
+        self.downs = nn.ModuleList([nn.Linear(2 * HIDDEN, HIDDEN) for _ in range(2)])
+
+    def forward(self, x):
+        for up, down in zip(self.ups, self.downs, strict=True):
+            x = x + down(torch.relu(up(self.norm(x))))
+        return x
+
+
+def squared(model, batch):
+    return (model(batch["x"]) - batch["y"]).square().mean()
+
+
+def points(number=0):
+    generator = torch.Generator().manual_seed(number)
+    return {
+        name: torch.randn(ROWS, size, generator=generator).double() for name, size in (("x", HIDDEN), ("y", HIDDEN))
+    }
+
+
+def tensor_mesh(layout=("pp", "tp"), sizes=(2, 2)):
+    return init_device_mesh("cpu", sizes, mesh_dim_names=layout)["tp"]
+
+
+def perceptron():
+    """A model, the same over tensor ranks, step, batch."""
+    torch.manual_seed(1)
+    alone = Perceptron().double()
+    plan = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
+    return alone, parallelize_module(copy.deepcopy(alone), tensor_mesh(), plan), squared, points
+
+
+def transformer(layout=("pp", "tp")):
+    torch.manual_seed(1)
+    alone = Model().double()
+    return alone, parallelized(copy.deepcopy(alone), tensor_mesh(layout)), step, batch
+
+
+def planned(model, function, given):
+    """An even plan of two stages over two tensor ranks each, as ``panpipe plan --tp 2`` writes it."""
+    ranks = TensorRanks.of(model, function)
+    piece = {name: leaf[: ROWS // MICROBATCHES] for name, leaf in given.items()}
+    operators = operators_of(capture_step(ranks.parts, ranks.step, piece))
+    return evolve(even_plan(operators, 2, MICROBATCHES), mesh=Mesh(2, tensor=2))
+
+
+def whole(value):
+    return value.full_tensor() if isinstance(value, DTensor) else value
+
+
+def held_here(pipe):
+    return {name: p for name, p in pipe.model.named_parameters() if not p.is_meta}
+
+
+def sgd(parameters):
+    return torch.optim.SGD(parameters, lr=0.1)
+
+
+AUTOMATIC = {"schedule": "1f1b", "plan_seconds": 1.0, "plan_cache": False}
+
+
+def trained(made, optimizer=sgd, steps=3, clip_norm=None, **options):
+    """The largest distances from one process over some steps."""
+    alone, model, step, batch = made
+    options = {"microbatches": MICROBATCHES, "batch_dims": 0, **options}
+    pipe = panpipe.pipeline(model, step, batch(), optimizer=optimizer, clip_norm=clip_norm, **options)
+    own = optimizer(list(alone.named_parameters()))
+    found = {"loss": 0.0, "gradient": 0.0, "parameter": 0.0, "norm": 0.0}
+    for number in range(steps):
+        loss = pipe.step(batch(number)).item()
+        expected = reference_step(alone, step, batch(number), microbatches=MICROBATCHES).item()
+        if clip_norm is not None:
+            norm = nn.utils.clip_grad_norm_(alone.parameters(), clip_norm).item()
+            found["norm"] = max(found["norm"], abs(pipe.grad_norm - norm))
+        own.step()
+        found["loss"] = max(found["loss"], abs(loss - expected))
+        wanted = dict(alone.named_parameters())
+        for name, parameter in held_here(pipe).items():
+            far = (whole(parameter.grad) - wanted[name].grad).norm() / wanted[name].grad.norm().clamp_min(1e-3)
+            found["gradient"] = max(found["gradient"], far.item())
+            far = (whole(parameter.detach()) - wanted[name]).abs().max()
+            found["parameter"] = max(found["parameter"], far.item())
+    found["here"] = sorted(held_here(pipe))
+    found["stages"] = sorted(pipe.stage_parameters)
+    pipe.close()
+    return found
+
+
+def refused(work):
+    try:
+        work()
+    except RequestError as error:
+        return str(error)
+    return "nothing"
+
+
+def small():
+    """A plan as ``panpipe plan --tp`` writes it, clipping, evaluation, and what is refused."""
+    made = perceptron()
+    _, model, function, given = made
+    plan = planned(model, function, given())
+    return {"trained": trained(made, steps=2, plan=plan, clip_norm=0.1)}
+
+
+def large():
+    """Automatic plans of a transformer, with tensor ranks next to each other and apart."""
+    adamw = torch.optim.AdamW
+    return {
+        "neighbours": trained(transformer(), **AUTOMATIC),
+        "apart": trained(
+            transformer(("tp", "pp")), adamw, clip_norm=0.1, mesh="pp=2,tp=2", recompute="all", **AUTOMATIC
+        ),
+    }
