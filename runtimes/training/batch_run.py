@@ -79,6 +79,8 @@ class BatchRun:
         self._variants, self._workers, self.pieces, self._team = variants, workers, pieces, team
         agree = partial(BatchAgreement, team, workers.queues, pieces)
         self.prepared, self.agreement, self.remark = variants.of(pieces, agree)
+        if team.tensor is not None:  # collectives of tensors of different shapes would hang
+            self.agreement.refuse_before()
         self.results = BatchResults(self.prepared, pieces, microbatches, team, workers, self.agreement, everywhere)
 
     def run(

@@ -91,14 +91,12 @@ def compare_initial_weights(team: Team, model: nn.Module, weights: Weights) -> I
         if not weights.overwrites(name):
             tensor = tensor_at(place)
             mine[name] = None if tensor.is_meta else int(fingerprint([tensor]))
-    split = frozenset() if team.tensor is None else team.tensor.split
+    split = frozenset[str]() if team.tensor is None else team.tensor.split
     compared = team.size if team.tensor is None else team.mesh.ranks
-    digests = (
-        sha256(repr({n: v for n, v in mine.items() if n not in split}).encode()).hexdigest(),
-        [value for name, value in mine.items() if name in split],
-    )
-    found = team.everywhere(lambda _: digests)[:compared]
-    if all(whole == found[0][0] and parts == found[n - n % team.size][1] for n, (whole, parts) in enumerate(found)):
+    whole, parts = {n: v for n, v in mine.items() if n not in split}, {n: v for n, v in mine.items() if n in split}
+    digest = " ".join(sha256(repr(each).encode()).hexdigest() for each in (whole, parts))
+    found = [other.partition(" ") for other in team.everywhere(lambda _: digest)[:compared]]
+    if all(one[0] == found[0][0] and one[2] == found[n - n % team.size][2] for n, one in enumerate(found)):
         return InitialWeights()
     each = team.everywhere(lambda _: mine)[:compared]
     first = each[0]

@@ -168,6 +168,8 @@ class LocalStages:
             buffer.copy_(value)
         for state in self.states.values():
             state.clear_gradients()
+        if self.team.tensor is not None:
+            self.team.tensor.linked.publish_gradients()
         if not self._loaded:  # another plan may be rehearsed next
             deallocate(self._without_memory())
 

@@ -27,6 +27,34 @@ def test_tensor_ranks_train_as_one_process_does(four):
     assert len(held[0] | held[2]) == 10
 
 
+@pytest.fixture(scope="module")
+def used(tmp_path_factory):
+    return results("used_tensor_ranks", tmp_path_factory.mktemp("used"), 4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("use", ["another size", "accumulated", "evaluated", "rows", "unchanged"])
+def test_other_uses_over_tensor_ranks_equal_one_process(used, use):
+    assert max(rank[use] for rank in used) < 1e-12
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("batch", "rank 1 has other values in batch['x'] than rank 0"),
+        ("checkpoint", "checkpoint of a pipeline: not supported for models with DTensor parameters yet"),
+        ("state_dict", "state_dict of a pipeline: not supported for models with DTensor parameters yet"),
+        ("dropout", "the step draws random numbers in"),
+        ("scaler", "scaler is given: not supported for models with DTensor parameters yet"),
+        ("optimizer", "replicas share optimizers that are elementwise"),
+    ],
+)
+def test_what_tensor_ranks_do_not_support_is_refused_on_all_of_them(used, what, said):
+    for rank in used:
+        assert said in rank[what], rank[what]
+
+
 @pytest.mark.slow
 def test_transformer_over_tensor_ranks_trains_by_automatic_plans(tmp_path):
     found = results("more_tensor_ranks", tmp_path, 4)

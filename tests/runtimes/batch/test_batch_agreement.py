@@ -12,7 +12,7 @@ from panpipe.runtimes.watch.activity import Activity
 class Rank:
     """One of two ranks, whose table waits for the other one's."""
 
-    size, replica, replicas = 2, 0, 1
+    size, replica, replicas, tensor, sharing = 2, 0, 1, None, range(2)
 
     def __init__(self, number):
         self.local, self.failure, self.activities = (number,), None, {number: Activity(method="step 1")}

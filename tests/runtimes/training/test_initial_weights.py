@@ -11,7 +11,7 @@ from torch import nn
 class Ranks:
     """A team of which this process is rank 0; what the other ranks answer to both questions is given."""
 
-    local = (0,)
+    local, tensor = (0,), None
 
     def __init__(self, *others):
         self._answers, self.size = others, 1 + len(others)

@@ -916,6 +916,10 @@ def tensor_ranks(team):
     return tensor_parallel.small()
 
 
+def used_tensor_ranks(team):
+    return tensor_parallel.used()
+
+
 def more_tensor_ranks(team):
     return tensor_parallel.large()
 

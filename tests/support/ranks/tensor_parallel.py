@@ -4,6 +4,7 @@ import copy
 
 import panpipe
 import torch
+import torch.distributed as dist
 from attrs import evolve
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
@@ -187,12 +188,61 @@ def refused(work):
     return "nothing"
 
 
+def rows(model, batch):
+    return model(batch["x"])
+
+
 def small():
-    """A plan as ``panpipe plan --tp`` writes it, clipping, evaluation, and what is refused."""
+    """A plan as ``panpipe plan --tp`` writes it, with clipping."""
     made = perceptron()
     _, model, function, given = made
     plan = planned(model, function, given())
     return {"trained": trained(made, steps=2, plan=plan, clip_norm=0.1)}
+
+
+def used():
+    """The other uses of a pipeline, each compared with one process, and what is said to wrong ones."""
+    alone, model, function, given = perceptron()
+    plan = planned(model, function, given())
+    pipe = panpipe.pipeline(model, function, given(), optimizer=sgd, plan=plan, batch_dims=0)
+    own = sgd(list(alone.named_parameters()))
+
+    def far(other):
+        wanted = dict(alone.named_parameters())
+        return other + max((whole(p.detach()) - wanted[name]).abs().max().item() for name, p in held_here(pipe).items())
+
+    found = {}
+    half = {name: leaf[:3] for name, leaf in given(1).items()}
+    loss = pipe.step(half)
+    expected = reference_step(alone, function, half, microbatches=MICROBATCHES)
+    own.step()
+    found["another size"] = far(abs((loss - expected).item()))
+    pipe.step(given(2), update=False)
+    pipe.step(given(3))
+    both = {name: torch.cat([leaf, given(3)[name]]) for name, leaf in given(2).items()}
+    reference_step(alone, function, both, microbatches=2 * MICROBATCHES)
+    own.step()
+    found["accumulated"] = far(0.0)
+    with torch.no_grad():
+        found["evaluated"] = abs((pipe.evaluate(given(4)) - function(alone, given(4))).item())
+        found["rows"] = (pipe.forward(given(5), rows) - rows(alone, given(5))).abs().max().item()
+    found["batch"] = refused(lambda: pipe.step(given(6 + dist.get_rank() % 2)))
+    found["unchanged"] = far(0.0)
+    found["checkpoint"] = refused(lambda: pipe.checkpoint("never"))
+    found["state_dict"] = refused(pipe.state_dict)
+    pipe.close()
+    layouts = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
+    for name, change, options in (
+        ("dropout", lambda: nn.Sequential(Perceptron(), nn.Dropout(0.5)), {}),
+        ("scaler", Perceptron, {"scaler": torch.amp.GradScaler("cpu")}),
+        ("optimizer", Perceptron, {"optimizer": torch.optim.Adafactor}),
+    ):
+        torch.manual_seed(1)
+        other = change().double()
+        parallelize_module(other[0] if isinstance(other, nn.Sequential) else other, tensor_mesh(), layouts)
+        said = {"optimizer": sgd, "plan": plan, "batch_dims": 0} | options
+        found[name] = refused(lambda other=other, said=said: panpipe.pipeline(other, function, given(), **said))
+    return found
 
 
 def large():
