@@ -16,11 +16,11 @@ from ...backends.registry import find_backend
 from ...core.cluster.mesh import Mesh, MeshShape, plain
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
-from ..tensor_parallel.tensor_ranks import TensorRanks
 from .groups import described
 from .meeting import Meeting
 from .rank_team import RankTeam
 from .team import Team, ThreadTeam
+from .tensor_team import TensorTeam
 
 MeshWish = Mesh | MeshShape | DeviceMesh | None
 """A mesh, or its known dimensions before the number of ranks is known."""
@@ -33,7 +33,7 @@ def make_team(
     share: bool = False,
     timeout_s: float | None = None,
     meeting: Meeting | None = None,
-    tensor: TensorRanks | None = None,
+    tensor: TensorTeam | None = None,
 ) -> Team:
     """The team for this process: ranks under ``torchrun`` or in a process group, threads otherwise.
 

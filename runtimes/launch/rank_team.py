@@ -16,7 +16,6 @@ from ...backends.data_collectives import all_gather_data, broadcast_data
 from ...backends.kind import BackendKind
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
-from ..tensor_parallel.tensor_ranks import TensorRanks
 from ..watch.activity import HERE
 from ..watch.failure import decoded, encoded, shortened, stopped
 from ..watch.timeout import timeout_of
@@ -29,6 +28,7 @@ from .exchange import Exchange, RankExchange
 from .groups import device_mesh
 from .meeting import Meeting, begin
 from .team import Team
+from .tensor_team import TensorTeam
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class RankTeam(Team):
         timeout_s: float | None = None,
         mesh: Mesh | DeviceMesh | None = None,
         meeting: Meeting | None = None,
-        tensor: TensorRanks | None = None,
+        tensor: TensorTeam | None = None,
     ) -> None:
         if kind.ranks is None:
             raise RequestError(f"backend '{kind.name}' connects no ranks: give threads, or another backend")

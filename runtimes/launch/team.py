@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -32,9 +32,7 @@ from ..watch.timeout import timeout_of
 from ..watch.watched_backend import WatchedBackend
 from .device_thread import DeviceThread
 from .exchange import Exchange, OneProcess
-
-if TYPE_CHECKING:  # it imports what imports this module
-    from ..tensor_parallel.tensor_ranks import TensorRanks
+from .tensor_team import TensorTeam
 
 T = TypeVar("T")
 
@@ -56,7 +54,7 @@ class Team(ABC):
     kind: BackendKind
     local: tuple[int, ...]
     replica: int = 0
-    tensor: "TensorRanks | None" = None
+    tensor: TensorTeam | None = None
     where: Mapping[int, torch.device] = MappingProxyType({})
     activities: Mapping[int, Activity] = MappingProxyType({})
 
