@@ -25,8 +25,9 @@ EFFORT = 400_000_000
 """Compute actions that a search evaluates by default: some seconds on one core, and about as long for its starts."""
 FIRST = 0.75
 """Share of it for the first search if another oracle scores its plans: further searches may follow."""
-JUDGED = 0.94
-"""The same of a given budget, if the oracle is the search's own and another one times messages that share links."""
+EXACT, JUDGED = 0.9, 0.85
+"""The same of a given budget, if the oracle is the search's own: further searches are for less memory, and for
+contention if another oracle times messages that share links."""
 LEAST, MOST = 20_000, 400_000
 """Bounds of the resulting number of evaluations."""
 LARGEST = 8
@@ -203,7 +204,7 @@ def _found(settings: Sequence[Setting], space: SearchSpace, meter: Meter, option
 def _meter(options: SearchOptions, settings: Sequence[Setting]) -> Meter:
     """The budget of a search: the rest of it goes to the contended step, where links are shared."""
     exact = options.oracle is longest_path
-    first = 1.0 if exact and options.judge is None else JUDGED if exact else FIRST
+    first = (JUDGED if options.judge else EXACT) if exact else FIRST
     return options.meter(_evaluations(settings, 1.0 if exact else FIRST), first)
 
 

@@ -15,6 +15,7 @@ from ..plan.plan import Plan
 from .annealing.search import search
 from .annealing.walk import Walk, frontier
 from .contention import contended, contends
+from .equal_time import least_memory_first, with_less_memory
 from .finalize import Candidate, best_first, judged, predicted, refuse_above, rescored, scored
 from .problem.meter import Meter
 from .problem.oracle import longest_path
@@ -133,6 +134,8 @@ class _Task:
                 f"none of the schedules supports {settings[0].devices} devices and {settings[0].microbatches} "
                 "microbatches: give other families or another number of microbatches"
             )
+        if self.exact and not (stopped or self.meter.until_fit) and walks[0].excess == 0:
+            walks, stopped = with_less_memory(least_memory_first(walks), self.space, self.meter, self.seed)
         leading = walks[0]
         leading.join_backwards()
         first = rescored(walks, self.oracle, 1 if self.exact else RESCORED)

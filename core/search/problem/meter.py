@@ -37,6 +37,7 @@ class Meter:
     spent: int = 0
     step_s: float = float("inf")
     _start: float = field(init=False)
+    _before: int = field(default=0, init=False)
 
     def __attrs_post_init__(self) -> None:
         self._start = self.clock()
@@ -60,7 +61,7 @@ class Meter:
         """
         most = None if self.most is None else max(self.most - self.spent, 0)
         part = evolve(self, budget=budget, most=most, until_fit=until_fit, spent=0)
-        part._start = self._start
+        part._start, part._before = self._start, self._before + self.spent
         return part
 
     def spend(self, evaluations: int, step_s: float = float("inf")) -> None:
@@ -72,6 +73,7 @@ class Meter:
         self.spent += evaluations
         self.step_s = min(self.step_s, step_s)
         if self.progress is not None:
-            self.progress(min(self.spent, self.budget), self.budget, self.step_s)
+            total = self.budget if self.most is None else self._before + self.most
+            self.progress(min(self._before + self.spent, total), total, self.step_s)
         if self.seconds is not None and self.clock() - self._start > self.seconds:
             raise Stopped

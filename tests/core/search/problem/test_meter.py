@@ -25,13 +25,15 @@ def test_meter_counts_evaluations_before_it_stops_at_its_time_limit():
 
 def test_parts_of_a_search_share_its_bound_and_its_end():
     now = iter([0.0, 5.0, 11.0])
-    meter = Meter(75, seconds=10.0, clock=lambda: next(now), most=100)
+    told = []
+    meter = Meter(75, seconds=10.0, clock=lambda: next(now), most=100, progress=lambda *given: told.append(given))
     meter.spent = 75
     part = meter.part(300)  # its creation reads the clock once, and its time is the whole search's
     assert part.left == 25
     assert not meter.exhausted
     with pytest.raises(Stopped):
         part.spend(25)
+    assert told == [(100, 100, float("inf"))]
     meter.spent += part.spent
     assert meter.exhausted
     assert Meter(75).part(300).left == 300
