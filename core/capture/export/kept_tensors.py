@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph.storages import storage_of
+from ..graph.storages import memory_of
 from ..values.nesting import tensors_of
 
 _NO_VALUES = ("empty", "new_empty", "new_zeros", "new_ones", "new_full", "zeros_like", "ones_like", "full_like")
@@ -36,22 +36,22 @@ class KeptTensors:
         """Start a run with a batch and buffers."""
         self._run += 1
         self.give(batch)
-        self._buffers = {_memory(buffer) for buffer in buffers}
+        self._buffers = {memory_of(buffer) for buffer in buffers}
 
     def read(self, given: Any) -> bool:
         """Whether an argument of an operator was computed by an earlier run, and is not a buffer."""
         return any(
-            0 < self._run_of.get(_memory(tensor), 0) < self._run and _memory(tensor) not in self._buffers
+            0 < self._run_of.get(memory_of(tensor), 0) < self._run and memory_of(tensor) not in self._buffers
             for tensor in tensors_of(given)
         )
 
     def is_constant(self, tensor: Tensor) -> bool:
         """Whether a tensor is a constant; a buffer that depends on the batch, parameters or random numbers is not."""
-        return _memory(tensor) not in self._run_of
+        return memory_of(tensor) not in self._run_of
 
     def is_written(self, tensor: Tensor) -> bool:
         """Whether any run has written a tensor in place."""
-        return _memory(tensor) in self._written
+        return memory_of(tensor) in self._written
 
     def depends(self, func: Any, given: Any) -> bool:
         """Whether the tensors that an operator returns and writes are not constants.
@@ -72,12 +72,12 @@ class KeptTensors:
             result: the operator's.
         """
         for tensor in (*tensors_of(result), *written_by(func, given)):
-            if self._run_of.get(_memory(tensor)) != 0:
+            if self._run_of.get(memory_of(tensor)) != 0:
                 self._mark(tensor, self._run)
 
     def note_written(self, func: Any, given: Any) -> None:
         """Record the tensors that an operator writes, including constants."""
-        self._written |= {_memory(tensor) for tensor in written_by(func, given)}
+        self._written |= {memory_of(tensor) for tensor in written_by(func, given)}
 
     def give(self, tensors: Iterable[Tensor]) -> None:
         """Record tensors that are inputs of every run."""
@@ -85,7 +85,7 @@ class KeptTensors:
             self._mark(tensor, 0)
 
     def _mark(self, tensor: Tensor, run: int) -> None:
-        memory = _memory(tensor)
+        memory = memory_of(tensor)
         self._run_of[memory] = run
         self._alive[memory] = tensor  # kept alive, so that no other tensor gets its memory
 
@@ -112,9 +112,3 @@ def written_by(func: Any, given: Any) -> list[Tensor]:
         if argument.alias_info is not None and argument.alias_info.is_write:
             found += tensors_of(args[place] if place < len(args) else kwargs.get(argument.name))
     return found
-
-
-def _memory(tensor: Tensor) -> int:
-    """The identity of a tensor's memory; the tensor's own if it has no storage, as a sparse tensor."""
-    storage = storage_of(tensor)
-    return id(tensor) if storage is None else storage

@@ -1,4 +1,7 @@
-"""The record of a run of a step: operators with the shapes and numbers of their arguments, and files that it reads."""
+"""The record of a run of a step: operators with their arguments, and files that it reads.
+
+Arguments are compared by shapes, numbers and the origins of tensors.
+"""
 
 import sys
 from collections.abc import Hashable, Sequence
@@ -18,6 +21,7 @@ from ..python.opened_files import opened_otherwise
 from ..values.user_lines import calling_line
 from .constant_values import ConstantValues
 from .kept_tensors import KeptTensors
+from .operands import Operands
 
 READS_FILE = "reads a file"
 """An entry of a run for a file that is read, which is not an operator."""
@@ -28,7 +32,7 @@ class Ran:
     """One operator of a run.
 
     Args:
-        what: its name, with the shapes and numbers of its arguments.
+        what: its name, with the shapes, origins and numbers of its arguments.
         line: the user's.
     """
 
@@ -41,6 +45,7 @@ class Recording(TorchDispatchMode):
 
     Args:
         kept: records the tensors that they compute.
+        operands: the tensors that the run starts with.
         values: if given, constants are compared by their values, and operators of constants alone are not recorded.
 
     Attributes:
@@ -48,11 +53,11 @@ class Recording(TorchDispatchMode):
         read_kept: the user's line of the first operator that reads a tensor of an earlier run, or "".
     """
 
-    def __init__(self, kept: KeptTensors, values: ConstantValues | None = None) -> None:
+    def __init__(self, kept: KeptTensors, operands: Operands, values: ConstantValues | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ran: list[Ran] = []
         self.read_kept = ""
-        self._kept, self._values = kept, values
+        self._kept, self._operands, self._values = kept, operands, values
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -66,6 +71,8 @@ class Recording(TorchDispatchMode):
             self.read_kept = calling_line(sys._getframe(1)) or "the step"
         self._kept.note_written(func, (args, kwargs))
         result = func(*args, **kwargs)
+        if depends or self._values is None:
+            self._operands.note(len(self.ran), result)
         if depends:
             self._kept.note(func, (args, kwargs), result)
         elif self._values is not None:
@@ -77,7 +84,7 @@ class Recording(TorchDispatchMode):
         if isinstance(leaf, Tensor) and self._values is not None and self._kept.is_constant(leaf):
             return self._values.constant(leaf)
         if isinstance(leaf, FakeTensor) or (isinstance(leaf, Tensor) and leaf.is_meta):
-            return tuple(leaf.shape), leaf.dtype
+            return tuple(leaf.shape), leaf.dtype, self._operands.origin(leaf)
         if isinstance(leaf, Tensor):
             return tuple(leaf.shape), leaf.dtype, _digest(leaf)
         return repr(leaf) if isinstance(leaf, int | float | complex | str | type(None)) else type(leaf).__name__

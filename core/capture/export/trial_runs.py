@@ -21,6 +21,7 @@ from ..values.placeholder_results import PlaceholderResults
 from ..values.placeholder_values import PlaceholderValues
 from .constant_values import ConstantValues
 from .kept_tensors import KeptTensors
+from .operands import Operands
 from .recorded import Ran, Recording, files_noted
 
 NUMBER = 1.0
@@ -97,9 +98,11 @@ class TrialRuns:
             values: to compare constants by values; see `Recording`.
         """
         fakes = self._fakes(leaves)
-        recording, watch = Recording(self._kept, values), _Values(number)
+        tensors = {place: fake for place, fake in enumerate(fakes) if isinstance(fake, Tensor)}
+        operands = Operands([*tensors.items(), *self.model.named_parameters(), *self.model.named_buffers()])
+        recording, watch = Recording(self._kept, operands, values), _Values(number)
         placeholders = PlaceholderValues(number)
-        self._kept.begin((fake for fake in fakes if isinstance(fake, Tensor)), self._buffers())
+        self._kept.begin(tensors.values(), self._buffers())
         try:
             with files_noted(recording.ran), self._mode, watch, placeholders, recording:
                 self.step(self.model, self.nesting.batch(fakes))

@@ -28,6 +28,12 @@ def storage_of(tensor: Tensor) -> int | None:
     return found
 
 
+def memory_of(tensor: Tensor) -> int:
+    """The identity of a tensor's memory; the tensor's own if it has no storage, as a sparse tensor."""
+    storage = storage_of(tensor)
+    return id(tensor) if storage is None else storage
+
+
 def state_of(tensor: Tensor) -> tuple[int, int | None]:
     """A tensor's version and storage: they change when it is written in place or its data are replaced."""
     return tensor._version, storage_of(tensor)

@@ -135,6 +135,45 @@ def count_in_a_dict_with_a_threshold():
 
 
 @refused
+def count_that_chooses_between_two_parameters():
+    class Turns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+            self.scales = nn.ParameterList(nn.Parameter(torch.ones(4)) for _ in range(2))
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.scales[self.calls % 2]
+
+    return model(Turns()), fit
+
+
+@refused
+def count_that_chooses_between_two_results():
+    state = {"n": 0}
+
+    class Turns(nn.Module):
+        def forward(self, x):
+            state["n"] += 1
+            both = x.sin(), x.cos()
+            return both[state["n"] % 2]
+
+    return model(Turns()), fit
+
+
+@refused
+def count_that_chooses_between_two_tensors_of_the_batch():
+    state = {"n": 0}
+
+    def step(m, b):
+        state["n"] += 1
+        return fit(m, {"x": (b["x"], b["y"])[state["n"] % 2], "y": b["y"]})
+
+    return model(), step
+
+
+@refused
 def count_of_a_class():
     class Counting(nn.Module):
         calls = 0
