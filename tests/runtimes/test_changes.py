@@ -1,5 +1,6 @@
 """What changes between steps, or is kept within one: equal to untouched eager PyTorch, or refused with the line."""
 
+import contextvars
 import dataclasses
 import enum
 import functools
@@ -117,6 +118,43 @@ def class_attribute():
             return x * self.beta
 
     return Program(chain(Scaled()), fit, lambda n: setattr(Scaled, "beta", 1.0 + n // 3))
+
+
+class Config:
+    """Options of a program, as attributes of a class."""
+
+    beta = 1.0
+
+
+@right
+def attribute_of_a_global_class():
+    return Program(chain(), lambda m, b: fit(m, b) * Config.beta, lambda n: setattr(Config, "beta", 1.0 + n // 3))
+
+
+@right
+def context_variable():
+    beta = contextvars.ContextVar("beta", default=1.0)
+    return Program(chain(), lambda m, b: fit(m, b) * beta.get(), lambda n: beta.set(1.0 + n // 3))
+
+
+@right
+def number_of_a_tensor_around_the_step():
+    beta = torch.tensor(1.0)
+    return Program(chain(), lambda m, b: fit(m, b) * beta.item(), lambda n: beta.fill_(1.0 + n // 3))
+
+
+@right
+def branch_on_a_list_of_a_tensor_that_is_an_attribute():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = torch.tensor([1.0, 2.0])
+
+        def forward(self, x):
+            return x * max(self.scale.tolist())
+
+    model = chain(Scaled())
+    return Program(model, fit, lambda n: model[1].scale.fill_(1.0 + n // 3))
 
 
 @right

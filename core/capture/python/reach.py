@@ -5,11 +5,11 @@ reached code; from a function to its globals, the variables around it, and its d
 the walk is repeated until there is no new name.
 """
 
+import builtins
 import functools
 import os
 import sys
 import types
-from argparse import Namespace
 from array import array
 from collections import deque
 from typing import Any
@@ -22,6 +22,7 @@ from ..values.code_origin import Origin, is_users_own, origin_of
 from .code_names import names_in, prefixes_in, strings_in
 from .compared_values import digest_of_array, digest_of_items, is_leaf, is_number, items_of, leaf_key
 from .reached import Reached
+from .standard_objects import ATTRIBUTES, held_by
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools._lru_cache_wrapper)
 _MANY, _MOST = 4096, 50_000
@@ -60,6 +61,7 @@ class _Walk(Reached):
     def __init__(self, names: frozenset[str], prefixes: frozenset[str]) -> None:
         super().__init__()
         self._known, self._known_prefixes = names, tuple(prefixes)
+        self._classes: dict[int, type] = {}
         self.names: set[str] = set(names)
         self.prefixes: set[str] = set(prefixes)
 
@@ -87,6 +89,7 @@ class _Walk(Reached):
         self._seen[id(value)] = value  # kept alive, so that no other object gets its identity
         if isinstance(value, Tensor):
             self.values[place] = "a tensor", self._identity(value)
+            self._entries(place, vars(value), [name for name in vars(value) if self._named(name)], depth)
         elif isinstance(value, nn.Module):
             self._module(place, value, depth)
         elif isinstance(value, types.FunctionType):
@@ -97,6 +100,9 @@ class _Walk(Reached):
         elif isinstance(value, types.MethodType):
             self._visit(place, value.__func__, depth + 1)
             self._visit(place, value.__self__, depth + 1)
+        elif _is_bound(value):
+            self.values[place] = "a method", value.__name__
+            self._visit(place + "'s object", value.__self__, depth + 1)
         elif isinstance(value, functools.partial):
             self._visit(place, value.func, depth + 1)
             self._visit(f"{place}'s arguments", value.args, depth + 1)
@@ -104,14 +110,17 @@ class _Walk(Reached):
         elif isinstance(value, type):
             self.values[place] = "a class", value.__qualname__
             self._class(value.__name__, value, depth)
+            self._class(type(value).__name__, type(value), depth)
         elif isinstance(value, types.ModuleType):
             file = getattr(value, "__file__", None)
-            if value.__name__ == "__main__" or (file is not None and is_users_own(file)):
+            if value.__name__ == "__main__" or (is_users_own(file) if file else value.__spec__ is None):
                 self._attributes(value.__name__, value.__dict__, depth)
+            else:
+                self._numbers(value.__name__, value.__dict__, depth)
         elif isinstance(value, dict | list | tuple | set | frozenset | deque):
             self._container(place, value, depth)
         elif isinstance(value, numpy.ndarray | bytearray | array):
-            self._bytes(place, value)
+            self._bytes(place, value, depth)
         else:
             self._object(place, value, depth)
 
@@ -119,9 +128,11 @@ class _Walk(Reached):
         kind = type(value)
         origin = _origin_of_class(kind)  # type: ignore[arg-type]
         self.values[place] = "an object", f"{kind.__module__}.{kind.__qualname__}"
-        if origin is Origin.INTERNAL and not isinstance(value, types.SimpleNamespace | Namespace):
+        if origin is Origin.INTERNAL and not issubclass(kind, ATTRIBUTES):
             self.values[place] = f"{kind.__module__}.{kind.__qualname__}", id(value)
+            self._held(place, value, depth)
             return
+        self._held(place, value, depth)
         self._class(kind.__name__, kind, depth)
         own = getattr(value, "__dict__", None)
         if isinstance(own, dict):
@@ -134,6 +145,12 @@ class _Walk(Reached):
                 self.variables.append((probe, functools.partial(setattr, value, name), found))
                 self._visit(f"{place}.{name}", found, depth + 1, (value, name))
 
+    def _held(self, place: str, value: Any, depth: int) -> None:
+        for held in held_by(value):
+            self.probes.append((held.read, found := held.read()))
+            owner = None if held.attribute is None else (value, held.attribute)
+            self._visit(f"{place}{held.name}", found, depth + 1, owner)
+
     def _attributes(self, place: str, own: dict[str, Any], depth: int) -> None:
         self.sizes.append((own, len(own)))
         self._entries(place, own, [name for name in own if self._named(name) and name not in _SPECIAL], depth)
@@ -142,6 +159,10 @@ class _Walk(Reached):
         for name in names:
             self._entry(f"{place}.{name}", own, name)
             self._visit(f"{place}.{name}", own[name], depth + 1, (own, name))
+
+    def _numbers(self, place: str, own: dict[str, Any], depth: int) -> None:
+        """Numbers and texts that another package holds, or that the user put there."""
+        self._entries(place, own, [name for name, held in own.items() if self._named(name) and is_leaf(held)], depth)
 
     def _entry(self, place: str, holder: dict[Any, Any], name: Any) -> None:
         self.entries.append((holder, name, holder[name]))
@@ -174,11 +195,14 @@ class _Walk(Reached):
             for i, item in enumerate(value):
                 self._visit(f"{place}[{i}]", item, depth + 1, None if isinstance(value, tuple) else (value, i))
 
-    def _bytes(self, place: str, value: Any) -> None:
+    def _bytes(self, place: str, value: Any, depth: int) -> None:
         """An array, compared by a digest of its values if these can change."""
         self.values[place] = type(value).__name__, digest_of_array(value)
         if not isinstance(value, numpy.ndarray) or value.flags.writeable:
             self.probes.append((functools.partial(digest_of_array, value), self.values[place][1]))  # type: ignore[index]
+        if isinstance(value, numpy.ndarray) and value.dtype.hasobject and value.size <= _MANY:
+            for i, item in enumerate(value.flat):
+                self._visit(f"{place}[{i}]", item, depth + 1)
 
     def _module(self, place: str, module: nn.Module, depth: int) -> None:
         self.values[place] = "a module", f"{type(module).__module__}.{type(module).__qualname__}"
@@ -212,10 +236,15 @@ class _Walk(Reached):
     def _class(self, place: str, kind: type, depth: int) -> None:
         for base in kind.__mro__:
             origin = _origin_of_class(base)
-            if origin is Origin.INTERNAL or id(base) in self._seen:
+            if id(base) in self._classes:
                 continue
-            self._seen[id(base)] = base
+            self._classes[id(base)] = base
             for name, value in list(vars(base).items()):
+                if origin is Origin.INTERNAL:
+                    if is_leaf(value) and self._named(name) and not name.startswith("__"):
+                        self._visit(f"{base.__name__}.{name}", value, depth + 1, (base, name))
+                        self._class_entry(base, name, value)
+                    continue
                 run = name == "forward" or (name.startswith("__") and name.endswith("__") and name not in _NOT_RUN)
                 if not run and not self._named(name):
                     continue
@@ -229,9 +258,12 @@ class _Walk(Reached):
                 else:
                     self._visit(f"{base.__name__}.{name}", value, depth + 1, (base, name))
                 if origin is Origin.USER:
-                    read = functools.partial(vars(base).get, name)
-                    self.probes.append((read, value))
-                    self.variables.append((read, functools.partial(setattr, base, name), value))
+                    self._class_entry(base, name, value)
+
+    def _class_entry(self, base: type, name: str, value: Any) -> None:
+        read = functools.partial(vars(base).get, name)
+        self.probes.append((read, value))
+        self.variables.append((read, functools.partial(setattr, base, name), value))
 
     def _function(self, place: str, function: types.FunctionType, depth: int) -> None:
         code = function.__code__
@@ -258,11 +290,18 @@ class _Walk(Reached):
             self._visit_environment(code)
         if function.__dict__:
             self._attributes(function.__qualname__, function.__dict__, depth)
-        variables = function.__globals__
-        for name in names_in(code, False):
+        self._globals(code, origin, function.__globals__, depth)
+
+    def _globals(self, code: types.CodeType, origin: Origin, variables: dict[str, Any], depth: int) -> None:
+        named = names_in(code, False)
+        if origin is Origin.USER and not named.isdisjoint(("globals", "vars", "eval")):
+            named |= strings_in(code)
+        for name in named:
             if name not in variables:
                 if origin is Origin.USER and name in sys.modules:
                     self._visit(name, sys.modules[name], depth + 1)
+                elif origin is Origin.USER and is_leaf(vars(builtins).get(name, builtins)):
+                    self._entries("builtins", vars(builtins), [name], depth)
                 continue
             held = variables[name]
             if origin is Origin.USER or isinstance(held, _FUNCTIONS):
@@ -287,6 +326,13 @@ def _origin_of_class(kind: type) -> Origin:
     if file is not None:
         return origin_of(file)
     return Origin.USER if module is None or kind.__module__ == "__main__" else Origin.INTERNAL
+
+
+def _is_bound(value: Any) -> bool:
+    """Whether a value is a method of an object, written in C; a function's own object is its module or None."""
+    if not isinstance(value, types.BuiltinMethodType | types.MethodWrapperType):
+        return False
+    return not isinstance(value.__self__, types.ModuleType | type | None)
 
 
 def _content(cell: Any) -> Any:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
+from ..python.holders import INTERNAL
 from ..values.capture_errors import NeedsValue, depends_on_value
 from .calls import Calls, Place, Slot, name_of
 from .observer import Record
@@ -116,6 +117,8 @@ _HARMLESS = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_flo
 def skeleton(module: nn.Module, foreign: Mapping[int, Tensor]) -> nn.Module:
     """A copy of a module without data: its parameters and buffers are on the meta device.
 
+    Its other tensors are not copied: the user may write into them between steps.
+
     Args:
         module: the module.
         foreign: identity of a tensor that is not the module's → its replacement in the copy.
@@ -124,4 +127,9 @@ def skeleton(module: nn.Module, foreign: Mapping[int, Tensor]) -> nn.Module:
     for tensor in (*module.parameters(), *module.buffers()):
         bare = tensor.detach().to("meta")
         memo[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else bare
+    for inner in module.modules():
+        own = [held for name, held in vars(inner).items() if name not in INTERNAL]
+        for tensor in pytree.tree_leaves(own):
+            if isinstance(tensor, Tensor):
+                memo.setdefault(id(tensor), tensor)
     return copy.deepcopy(module, memo)

@@ -71,7 +71,7 @@ class ValueWatch(TorchFunctionMode):
             raise Refused("the step assigns .data, which cannot be captured: write into it by .copy_ under no_grad")
         if func == _GETS_DATA:
             return args[0].detach()  # tracing would record it as a constant
-        if func in _READS and any(is_unknown(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
+        if func in _READS and any(is_unknown(leaf) or _is_outside(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
             return self._read(func, args)
         if func in _NEED_VALUES or getattr(func, "__name__", "") == "_pack_padded_sequence":
             raise NeedsValue(f"{func.__name__} needs the values of its lengths")
@@ -105,6 +105,11 @@ class ValueWatch(TorchFunctionMode):
         """Add a value without dimensions to ``texts``; return its number."""
         self.texts.append(value.double())
         return len(self.texts) - 1
+
+
+def _is_outside(value: Any) -> bool:
+    """Whether a tensor is neither the model's nor the step's: it has a value, which may change between steps."""
+    return isinstance(value, Tensor) and not isinstance(value, FakeTensor)
 
 
 def _draws() -> int:

@@ -1,0 +1,79 @@
+"""What objects of the standard library hold: context variables, shared numbers, read-only views, weak references.
+
+A step that reads one of them reads the value that it holds, which may change between steps as an attribute does. Their
+own attributes are not named in the user's code, so each class has a function here that reads the value.
+"""
+
+import configparser
+import contextvars
+import ctypes
+import functools
+import gc
+import io
+import logging
+import queue
+import threading
+import types
+import weakref
+from argparse import Namespace
+from collections import ChainMap, UserDict, UserList, UserString
+from collections.abc import Callable, Iterator
+from multiprocessing.sharedctypes import SynchronizedBase
+from typing import Any
+from zlib import crc32
+
+from attrs import frozen
+
+ATTRIBUTES = (types.SimpleNamespace, Namespace, threading.local)
+"""Classes whose instances have attributes of the user's."""
+
+
+@frozen
+class Held:
+    """A value that an object holds.
+
+    Args:
+        name: of the value for messages, such as ".data".
+        read: reads it again.
+        attribute: by which it can be assigned; None if it cannot.
+    """
+
+    name: str
+    read: Callable[[], Any]
+    attribute: str | None = None
+
+
+def held_by(value: Any) -> Iterator[Held]:
+    """The values that an object of the standard library holds; none for objects that are compared by identity."""
+    kind = type(value)  # `isinstance` asks a weak proxy for the class of its object
+    for classes, name, read in _READ:
+        if issubclass(kind, classes):
+            yield Held(name, functools.partial(read, value))
+            return
+    if issubclass(kind, ctypes._SimpleCData) and not issubclass(kind, ctypes.c_void_p | ctypes.py_object):
+        yield Held(".value", lambda: value.value, "value")
+    elif issubclass(kind, ctypes.Array | ctypes.Structure):
+        yield Held("'s bytes", lambda: crc32(bytes(value)))
+
+
+def _text(value: io.StringIO | io.BytesIO) -> Any:
+    return None if value.closed else value.getvalue()
+
+
+_READ: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
+    (contextvars.ContextVar, ".get()", lambda value: value.get(None)),
+    ((UserDict, UserList, UserString, weakref.WeakValueDictionary, weakref.WeakKeyDictionary, weakref.WeakSet), ".data",
+     lambda value: value.data),
+    (ChainMap, ".maps", lambda value: value.maps),
+    (types.MappingProxyType, "'s dict", lambda value: gc.get_referents(value)[0]),
+    (weakref.ReferenceType, "()", lambda value: value()),
+    ((weakref.ProxyType, weakref.CallableProxyType), "'s object", lambda value: value.__repr__.__self__),
+    (SynchronizedBase, ".get_obj()", lambda value: value.get_obj()),
+    (threading.Event, ".is_set()", lambda value: value.is_set()),
+    (queue.Queue, ".queue", lambda value: value.queue),
+    (configparser.SectionProxy, ".parser", lambda value: value.parser),
+    (configparser.RawConfigParser, "._sections", lambda value: value._sections),
+    ((io.StringIO, io.BytesIO), ".getvalue()", _text),
+    (logging.Logger, ".getEffectiveLevel()", lambda value: value.getEffectiveLevel()),
+)  # fmt: skip
+"""Classes, the name of what their instances hold, and a function that reads it."""
