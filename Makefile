@@ -19,13 +19,13 @@ demo: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 examples/train_gpt2.py --out out/demo
 
 # A process a core, each with a file of tests at a time: what tests of a file share is made once. The largest file comes
-# last, and has processes of its own for all cores.
+# last, and has processes of its own for all cores. UTF-8 whatever the locale: Inductor is not imported without it.
 test: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not cuda" --durations=10 \
+	PYTHONUTF8=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not cuda" --durations=10 \
 		-n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests
 
 test-slow: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or cuda" tests
+	PYTHONUTF8=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or cuda" tests
 
 # On a machine with a GPU and no network: its own Python and torch, and packages that it lacks from wheels/.
 cuda:
@@ -37,7 +37,7 @@ wheels:
 
 # The tests that need a GPU, on a machine with one and with a network.
 test-cuda: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cuda tests
+	PYTHONUTF8=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cuda tests
 
 # Every model of the zoo, by nine plans each; the table goes to benchmarks/results/zoo.md.
 zoo: $(VENV)/ready

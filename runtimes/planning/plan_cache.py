@@ -66,7 +66,7 @@ class PlanCache:
             return
         document = {"format": FORMAT, "key": dict(key), "plan": json.loads(plan_json(plan))}
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # whatever the umask, plans are its owner's
             replace_file(self._path(key), [(json.dumps(document, indent=1) + "\n").encode()])
             _prune(self.folder)
         except OSError as error:

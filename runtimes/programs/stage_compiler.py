@@ -102,7 +102,13 @@ def _inductor(threads: int) -> Compile:
 
         # Loops are split for the threads of a stage. No compile pool: its processes would outlive a killed rank.
         options = {"cpp.threads": threads, "compile_threads": 1}
-        found: Callable[..., Any] = _inductor.compile(graph, examples, options)  # type: ignore[arg-type]
+        try:
+            found: Callable[..., Any] = _inductor.compile(graph, examples, options)  # type: ignore[arg-type]
+        except UnicodeDecodeError as error:  # Inductor reads its own templates in the locale's encoding
+            raise RequestError(
+                f"compile='inductor' needs UTF-8 as the encoding of files and this locale has {error.encoding}: set "
+                "PYTHONUTF8=1 or LC_ALL=C.UTF-8, or leave compile out"
+            ) from error
         return found
 
     return compile_graph

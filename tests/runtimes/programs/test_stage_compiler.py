@@ -252,6 +252,15 @@ def test_missing_cpp_compiler_is_refused_in_one_line(monkeypatch):
         pipeline(compile="inductor")
 
 
+def test_locale_in_which_inductor_cannot_read_its_files_is_refused_in_one_line(monkeypatch):
+    def read(*_):
+        b"\xe2".decode("ascii")
+
+    monkeypatch.setattr(torch._inductor, "compile", read)
+    with pytest.raises(RequestError, match=r"needs UTF-8 as the encoding of files and this locale has ascii"):
+        CompilerChoice.of("inductor").compile(fx.GraphModule({}, fx.Graph()), [])
+
+
 def test_inductor_function_checks_the_strides_of_its_inputs():
     graph = fx.Graph()
     x, y = graph.placeholder("x"), graph.placeholder("y")
