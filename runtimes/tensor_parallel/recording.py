@@ -146,7 +146,7 @@ class _Layout:
         """The DTensor of a part."""
         from torch.distributed.tensor import DTensor
 
-        return DTensor.from_local(  # type: ignore[no-any-return,no-untyped-call]
+        return DTensor.from_local(
             part, self.mesh, self.placements, run_check=False, shape=self.shape, stride=self.stride
         )
 
