@@ -23,6 +23,7 @@ from typing import Any
 from zlib import crc32
 
 from attrs import frozen
+from torch import Tensor
 
 ATTRIBUTES = (types.SimpleNamespace, Namespace, threading.local)
 """Classes whose instances have attributes of the user's."""
@@ -56,6 +57,12 @@ def held_by(value: Any) -> Iterator[Held]:
         yield Held("'s bytes", lambda: crc32(bytes(value)))
 
 
+def _referred(value: weakref.ReferenceType[Any]) -> Any:
+    """The object of a weak reference; None for a tensor, as recurrent layers refer to their parameters."""
+    found = value()
+    return None if isinstance(found, Tensor) else found
+
+
 def _text(value: io.StringIO | io.BytesIO) -> Any:
     return None if value.closed else value.getvalue()
 
@@ -66,7 +73,7 @@ _READ: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
      lambda value: value.data),
     (ChainMap, ".maps", lambda value: value.maps),
     (types.MappingProxyType, "'s dict", lambda value: gc.get_referents(value)[0]),
-    (weakref.ReferenceType, "()", lambda value: value()),
+    (weakref.ReferenceType, "()", _referred),
     ((weakref.ProxyType, weakref.CallableProxyType), "'s object", lambda value: value.__repr__.__self__),
     (SynchronizedBase, ".get_obj()", lambda value: value.get_obj()),
     (threading.Event, ".is_set()", lambda value: value.is_set()),
