@@ -54,7 +54,8 @@ def print_findings(found: Findings) -> None:
     print_table(f"Distance to one process after two steps in {dtype}", columns, rows)
     for check in found.checks:
         if check.problem:
-            print(f"{check.schedule} on {check.devices} devices: {check.problem}")
+            omitted = " (not tried)" if check.too_many_stages else ""
+            print(f"{check.schedule} on {check.devices} devices{omitted}: {check.problem}")
         elif check.distance is not None and check.distance.undefined:
             print(
                 f"{check.schedule} on {check.devices} devices: {check.distance.undefined} losses and elements of "

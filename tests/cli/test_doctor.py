@@ -139,10 +139,17 @@ def test_doctor_names_operators_that_cannot_be_cut(models, capsys):
     assert f"{models}.py:" in piece["line"]
 
 
-def test_doctor_reports_fewer_operators_than_stages(models, capsys):
+def test_doctor_reports_fewer_operators_than_stages_and_judges_by_the_other_plans(models, capsys):
     status, found = examined(capsys, f"{models}:sound", "--devices", "7")
-    assert status == 1
+    assert status == 0
+    assert found["healthy"]
     assert "14 stages for" in found["checks"][1]["problem"]
+
+
+def test_doctor_without_a_plan_for_which_there_are_enough_operators_is_not_healthy(models, capsys):
+    status, found = examined(capsys, f"{models}:sound", "--devices", "40")
+    assert status == 1
+    assert not found["healthy"]
 
 
 @pytest.mark.parametrize(
