@@ -17,6 +17,7 @@ from ..support.launch import HANGS_S
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_profile_links_starts_ranks_and_its_cluster_is_planned_for(tmp_path):
     file = tmp_path / "cluster.json"
     panpipe = [sys.executable, "-m", "panpipe.cli"]

@@ -1,9 +1,14 @@
 """Drift: steps that are outside the plan's interval for a while, and what follows."""
 
+import time
+from unittest import mock
+
 import pytest
+import torch
 from attrs import evolve
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import Plan
+from panpipe.runtimes.engine.step_data import StepOptions
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.replan.automatic import CHECK, AutomaticReplanning
 from panpipe.runtimes.replan.drift import WARM_UP, WINDOW, DriftWatch
@@ -70,18 +75,27 @@ def test_wait_between_vain_attempts_doubles():
 
 
 class Counting:
-    """A trainer as far as automatic replanning reads it, whose steps take the time that it is given."""
+    """A trainer as far as automatic replanning uses it, whose steps take the time that it is given."""
 
     def __init__(self, interval_s):
         self.team, self.plan = ThreadTeam(2), planned(interval_s)
         self.counts = self.runner = self
         self.steps, self.accumulating, self.replanned = 0, False, []
+        self._now_s, self._step_s = 0.0, [0.0]
+
+    def _now(self):
+        return self._now_s
+
+    def train(self, batch, options):
+        self._now_s += self._step_s[0]
+        self.steps += 1
+        return torch.zeros(()), options
 
     def run(self, automatic, step_s, steps):
-        for _ in range(steps):
-            automatic.before_step()
-            automatic.note(step_s[0])
-            self.steps += 1
+        self._step_s = step_s
+        with mock.patch.object(time, "perf_counter", self._now):
+            for _ in range(steps):
+                automatic.train(None, StepOptions())
 
 
 def test_pipeline_is_planned_again_after_drift_and_the_measured_gain_is_logged(caplog):

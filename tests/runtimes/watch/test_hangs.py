@@ -45,6 +45,7 @@ def test_rank_in_an_endless_loop_of_the_users_code_is_named_with_its_line(tmp_pa
     assert_named(tmp_path, "loops", r"waited [\d.]+ s for rank 1 in step 3 at 0B0; " + IN_LOOP + "endless_loop")
 
 
+@pytest.mark.slow
 def test_stopped_rank_0_which_hosts_the_store_is_named(tmp_path):
     assert_named(tmp_path, "stopped", STOPPED, victim=0, STOPPED_S="6")
 
