@@ -9,7 +9,7 @@ from panpipe.core.actions import parse_action
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.paired import robust_geometric_mean
 from panpipe.core.trace.trace import Trace, TraceEvent
-from panpipe.runtimes.planning.interval import BETWEEN, FEWEST, PARTS, error_of_mean, noise_of, with_interval
+from panpipe.runtimes.planning.interval import BETWEEN, FEWEST, PARTS, TYPICAL, error_of_mean, noise_of, with_interval
 
 from ...support.plans import orders, plan_of
 
@@ -92,10 +92,22 @@ def test_interval_is_around_the_prediction_and_grows_with_the_noise():
     assert quiet.reference_s == pytest.approx(0.0201, rel=1e-3)
 
 
-def test_equal_steps_leave_the_difference_between_runs():
+def test_equal_steps_leave_the_difference_between_runs_and_a_share_of_the_typical_error():
     low, high = with_interval(PLAN, [0.0] * 24, [0.02]).prediction.interval_s
-    assert math.log(high / PLAN.prediction.step_s) == pytest.approx(BETWEEN)
-    assert math.log(low / PLAN.prediction.step_s) == pytest.approx(-BETWEEN)
+    reach = math.log(high / PLAN.prediction.step_s)
+    assert math.log(low / PLAN.prediction.step_s) == pytest.approx(-reach)
+    assert BETWEEN < reach < math.hypot(BETWEEN, TYPICAL)
+
+
+def test_one_rehearsed_step_has_the_bounds_of_typical_noise_and_not_of_its_own_slow_moments():
+    source = random.Random(7)
+    for spread in (0.02, 0.3):
+        noise = correlated(source, PARTS, spread, 1.0)
+        low, high = with_interval(PLAN, noise, [0.02]).prediction.interval_s
+        assert 0.05 < math.log(high / low) / 2 < 0.5
+    covered, width = coverage(lambda source, count: correlated(source, count, 0.04, 0.3), 1)
+    assert covered >= 0.9
+    assert width <= 0.12
 
 
 def test_too_little_noise_has_no_interval():
