@@ -295,6 +295,7 @@ def test_alternatives_need_less_memory_and_are_written(tmp_path, capsys, graph_f
     assert answer(capsys, *flags)["runners_up"] == []
 
 
+@pytest.mark.slow
 def test_each_suggested_change_makes_the_request_feasible(tmp_path, capsys, graph_file):
     def planned(devices, microbatches, limit, graph=graph_file):
         cluster = cluster_file(tmp_path, devices, 850)

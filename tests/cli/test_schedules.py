@@ -51,6 +51,7 @@ def test_schedules_within_a_memory_limit(capsys):
     assert {row["peak_memory"] for row in rows} == {1.0}
 
 
+@pytest.mark.slow
 def test_schedules_with_the_search(capsys):
     rows, err = answer(capsys, *SMALL, "--memory-limit", "2.75", "--auto", "--evaluations", "50", "--seed", "3")
     assert "at most 2.75 on a device" in err
