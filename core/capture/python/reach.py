@@ -146,7 +146,8 @@ class _Walk(Reached):
                 self._visit(f"{place}.{name}", found, depth + 1, (value, name))
 
     def _held(self, place: str, value: Any, depth: int) -> None:
-        for held in held_by(value):
+        held = held_by(value)
+        if held is not None:
             self.probes.append((held.read, found := held.read()))
             owner = None if held.attribute is None else (value, held.attribute)
             self._visit(f"{place}{held.name}", found, depth + 1, owner)
@@ -239,12 +240,10 @@ class _Walk(Reached):
             if id(base) in self._classes:
                 continue
             self._classes[id(base)] = base
+            if origin is Origin.INTERNAL:
+                self._class_numbers(base, depth)
+                continue
             for name, value in list(vars(base).items()):
-                if origin is Origin.INTERNAL:
-                    if is_leaf(value) and self._named(name) and not name.startswith("__"):
-                        self._visit(f"{base.__name__}.{name}", value, depth + 1, (base, name))
-                        self._class_entry(base, name, value)
-                    continue
                 run = name == "forward" or (name.startswith("__") and name.endswith("__") and name not in _NOT_RUN)
                 if not run and not self._named(name):
                     continue
@@ -259,6 +258,13 @@ class _Walk(Reached):
                     self._visit(f"{base.__name__}.{name}", value, depth + 1, (base, name))
                 if origin is Origin.USER:
                     self._class_entry(base, name, value)
+
+    def _class_numbers(self, base: type, depth: int) -> None:
+        """Numbers and texts of a class of another package, or that the user put there."""
+        for name, value in list(vars(base).items()):
+            if is_leaf(value) and self._named(name) and not name.startswith("__"):
+                self._visit(f"{base.__name__}.{name}", value, depth + 1, (base, name))
+                self._class_entry(base, name, value)
 
     def _class_entry(self, base: type, name: str, value: Any) -> None:
         read = functools.partial(vars(base).get, name)

@@ -17,7 +17,7 @@ import types
 import weakref
 from argparse import Namespace
 from collections import ChainMap, UserDict, UserList, UserString
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing.sharedctypes import SynchronizedBase
 from typing import Any
 from zlib import crc32
@@ -44,17 +44,17 @@ class Held:
     attribute: str | None = None
 
 
-def held_by(value: Any) -> Iterator[Held]:
-    """The values that an object of the standard library holds; none for objects that are compared by identity."""
+def held_by(value: Any) -> Held | None:
+    """The value that an object of the standard library holds; None for objects that are compared by identity."""
     kind = type(value)  # `isinstance` asks a weak proxy for the class of its object
     for classes, name, read in _READ:
         if issubclass(kind, classes):
-            yield Held(name, functools.partial(read, value))
-            return
+            return Held(name, functools.partial(read, value))
     if issubclass(kind, ctypes._SimpleCData) and not issubclass(kind, ctypes.c_void_p | ctypes.py_object):
-        yield Held(".value", lambda: value.value, "value")
-    elif issubclass(kind, ctypes.Array | ctypes.Structure):
-        yield Held("'s bytes", lambda: crc32(bytes(value)))
+        return Held(".value", lambda: value.value, "value")
+    if issubclass(kind, ctypes.Array | ctypes.Structure):
+        return Held("'s bytes", lambda: crc32(bytes(value)))
+    return None
 
 
 def _referred(value: weakref.ReferenceType[Any]) -> Any:
