@@ -16,12 +16,19 @@ For each model, on two workers that live for the whole run:
    least ``LEAST`` and at most ``--steps``.
 5. One more step of each is traced for the peak of its saved tensors, from the finalizers of their storages.
 
-A machine that others share has another speed a few minutes later. So the reference workload
-(`runtimes/profile/reference_workload`) is timed on both cores before and after each profiled and each measured step.
-The drift of a step is the mean of the two ÷ the typical reading while its cut was profiled. The error is reported as it
-is, against the median of the measured steps, and corrected for drift (`core/drift`): against the typical one of the
-measured steps at the speed of the profile. Typical is the Hodges–Lehmann estimate of logarithms (`core/paired`), which
-varies less than a median where noise is as large as on shared cores. The bounds are on the corrected error.
+A machine that others share has another speed a few minutes later. Two workloads measure its drift:
+
+- The reference workload (`runtimes/profile/reference_workload`) is timed on both cores before and after each profiled
+  and each measured step. It stays within the caches of many machines, as small steps do and large ones do not.
+- The profiled step itself: after each plan the same step of the same cut is rehearsed again, in a new pipeline, as it
+  was for the profile. It is fixed arithmetic and memory traffic in the model's own shares. The drift of a plan is the
+  typical one of the rehearsed steps right before and right after it ÷ the typical one of the profile. A prediction that
+  is wrong stays wrong: what was rehearsed for the profile and what is rehearsed later have the same errors.
+
+The error is reported as it is, against the median of the measured steps, and corrected by each: against the typical one
+of the measured steps at the speed of the profile. Typical is the Hodges–Lehmann estimate of logarithms
+(`core/paired`), which varies less than a median where noise is as large as on shared cores. The bounds are on the error
+corrected by rehearsed steps.
 
 The devices' busy times are compared, too: predicted, and the processor time that a worker's thread really took. And
 what other processes took of the machine meanwhile: predictions are for a machine that nobody else uses.
@@ -77,6 +84,7 @@ from panpipe.runtimes.planning.automatic import PLAIN, Planning
 from panpipe.runtimes.planning.measurements import Stages
 from panpipe.runtimes.planning.options import PlanningOptions
 from panpipe.runtimes.planning.rehearsed import (
+    Rehearsal,
     RehearsedProfile,
     length_ratio,
     rehearsed_profile,
@@ -96,7 +104,7 @@ SCHEDULES = {"gpipe": "1f1b", "1f1b": "1f1b", "zb-h1": "1f1b", "interleaved-1f1b
 """Schedules, and for each the one that cuts are searched for and whose placement is rehearsed."""
 CHUNKS = {"1f1b": 1, "interleaved-1f1b": 2, "v-half": 2}
 """Stages a device of what is rehearsed."""
-REHEARSED, LEAST, STEPS, CLOSE = 12, 8, 12, 0.015
+REHEARSED, LEAST, STEPS, CLOSE = 8, 8, 12, 0.015
 """Rehearsed steps of each cut; least and largest number of timed steps of each plan, and the share of a step within
 which both bounds of the typical one are when no more steps follow. On two cores that others share, medians of 8 steps,
 each divided by the reference readings around it, varied by 2.8 % (GPT-2) and 3.7 % (ResNet), of 12 steps by 2.5 and
@@ -122,6 +130,7 @@ class Row:
         foreign: what other processes took of all processors while the model was measured, as a share of their time.
         drifts: of each measured step: how many times as long the reference workload took around it as while the cut
             was profiled.
+        rehearsed_drift: how many times as long the profiled step took, before and after the measured ones.
     """
 
     model: str
@@ -136,6 +145,7 @@ class Row:
     processor_s: tuple[float, ...]
     foreign: float
     drifts: tuple[float, ...]
+    rehearsed_drift: float
 
     @property
     def drift(self) -> float:
@@ -143,9 +153,15 @@ class Row:
         return robust_geometric_mean(self.drifts) - 1
 
     @property
-    def corrected(self) -> float:
-        """The error of the step, corrected for drift."""
+    def corrected_by_reference(self) -> float:
+        """The error of the step, corrected for the drift of the reference workload."""
         return self.predicted_s / robust_geometric_mean(steady_times(self.steps_s, self.drifts, 1.0)) - 1
+
+    @property
+    def corrected(self) -> float:
+        """The error of the step, corrected for the drift of the profiled step."""
+        typical = robust_geometric_mean(steady_times(self.steps_s, self.drifts))
+        return self.predicted_s * self.rehearsed_drift / typical - 1
 
     @property
     def measured_s(self) -> float:
@@ -203,16 +219,27 @@ class Profile:
     """What the rehearsal of a cut showed.
 
     Args:
-        stages: operators of each.
+        plan: the rehearsed one.
         programs: costs.
         ratio: what the rehearsed steps took ÷ what these costs predict for them.
         reference_s: of the reference workload meanwhile: the speed for which the costs hold.
+        steps_s: the rehearsed steps, without the noise that the reference workload shows.
     """
 
-    stages: Stages
+    plan: Plan
     programs: RehearsedProfile
     ratio: float
     reference_s: float
+    steps_s: tuple[float, ...]
+
+    @property
+    def stages(self) -> Stages:
+        """Operators of each."""
+        return tuple(stage.nodes for stage in self.plan.stages)
+
+    def drift(self, rehearsed_s: Sequence[float]) -> float:
+        """How many times as long the rehearsed step takes in these later steps."""
+        return robust_geometric_mean(rehearsed_s) / robust_geometric_mean(self.steps_s)
 
 
 class Case:
@@ -262,13 +289,20 @@ class Case:
         known = self.planning.measured.costs_of(stages)
         plan = self.plan(name, stages, known)
         orders = early_gradients(plan.device_actions, plan.placement, MICROBATCHES // 2)
-        pipe = self.ready(evolve(plan, schedule="rehearsal", device_actions=orders))
+        rehearsed, seen = self.rehearsed(evolve(plan, schedule="rehearsal", device_actions=orders))
+        profile = rehearsed_profile([(rehearsed, known, seen)], TYPICAL)
+        typical, took = robust_geometric_mean([one.reference_s for one in seen]), steady(seen)
+        ratio = length_ratio(rehearsed, profile.of(rehearsed), took, simulated)
+        return Profile(rehearsed, profile, ratio, typical, tuple(took))
+
+    def rehearsed(self, plan: Plan) -> tuple[Plan, list[Rehearsal]]:
+        """Rehearsed steps of a plan in a new pipeline, and its plan."""
+        pipe = self.ready(plan)
         seen = pipe.rehearse(self.batch, REHEARSED, WARM_UP)
-        profile = rehearsed_profile([(pipe.plan, known, seen)], TYPICAL)
-        typical = robust_geometric_mean([one.reference_s for one in seen])
-        took = steady_times([one.step_s for one in seen], [one.reference_s for one in seen])
-        ratio = length_ratio(pipe.plan, profile.of(pipe.plan), took, simulated)
-        return Profile(tuple(stage.nodes for stage in pipe.plan.stages), profile, ratio, typical)
+        plan = pipe.plan
+        del pipe
+        freed()
+        return plan, seen
 
     def predicted(self, schedules: Sequence[str], known: "Profile") -> dict[str, Plan]:
         """The plans of schedules of a profiled cut with their predictions, none of which has run."""
@@ -287,8 +321,8 @@ class Case:
             found.append(self._step(pipe))
             speeds.append(reference_s(self.team))
             around.append(statistics.fmean(speeds[-2:]))
-            steady = steady_times([step[0] for step in found], around)
-            if len(found) >= LEAST and self.team.decide(partial(is_close, steady)):
+            close = partial(is_close, steady_times([step[0] for step in found], around))
+            if len(found) >= LEAST and self.team.decide(close):
                 break
         wall, own = zip(*found, strict=True)
         return Times(wall, statistics.median(own), tuple(first), tuple(around))
@@ -320,6 +354,11 @@ class Times:
     references_s: tuple[float, ...]
 
 
+def steady(seen: Sequence[Rehearsal]) -> list[float]:
+    """The times of rehearsed steps, without the noise that the reference workload shows."""
+    return steady_times([one.step_s for one in seen], [one.reference_s for one in seen])
+
+
 def is_close(values: Sequence[float]) -> bool:
     """Whether both bounds of the typical value, each with an error of 5 %, are within ``CLOSE`` of it."""
     found = difference([math.log(value) for value in values], 0.05)
@@ -337,15 +376,16 @@ def run_case(name: str, schedules: Sequence[str], steps: int, folder: str | None
     case = Case(name, team)
     for cut in dict.fromkeys(SCHEDULES[schedule] for schedule in schedules):
         profile = case.profile(cut)
-        freed()
         plans = case.predicted([schedule for schedule in schedules if SCHEDULES[schedule] == cut], profile)
         hashes = {schedule: hashlib.sha256(plan_json(plan).encode()).hexdigest() for schedule, plan in plans.items()}
         if wire is not None:
             wire.send({s: (name, hashes[s], plan.prediction.step_s) for s, plan in plans.items()})
-        rows = [
-            run_plan(case, schedule, plan, hashes[schedule], profile.reference_s, steps, folder)
-            for schedule, plan in plans.items()
-        ]
+        rows, before = list[Row](), profile.steps_s
+        for schedule, plan in plans.items():
+            row = run_plan(case, schedule, plan, hashes[schedule], profile.reference_s, steps, folder)
+            after = tuple(steady(case.rehearsed(profile.plan)[1]))
+            rows.append(evolve(row, rehearsed_drift=profile.drift((*before, *after))))
+            before = after
         if wire is not None:
             wire.send(rows)
 
@@ -353,7 +393,7 @@ def run_case(name: str, schedules: Sequence[str], steps: int, folder: str | None
 def run_plan(
     case: Case, schedule: str, plan: Plan, digest: str, profiled_s: float, steps: int, folder: str | None
 ) -> Row:
-    """Measure a frozen plan.
+    """Measure a frozen plan; the drift of rehearsed steps is still to be measured.
 
     Args:
         case: its model.
@@ -380,7 +420,7 @@ def run_plan(
     return Row(
         name, schedule, digest, plan.prediction.step_s, times.wall, times.first, plan.prediction.peak_saved_bytes,
         tuple(peak["saved"] for peak in peaks), tuple(busy), tuple(processor), foreign,
-        tuple(speed / profiled_s for speed in times.references_s),
+        tuple(speed / profiled_s for speed in times.references_s), 1.0,
     )  # fmt: skip
 
 
@@ -435,7 +475,8 @@ def cells(row: Row) -> tuple[str, ...]:
     low, _, high = statistics.quantiles(row.steps_s, n=4)
     return (
         row.model, row.schedule, f"{row.predicted_s:.3f}", f"{row.measured_s:.3f}", f"{low:.3f}–{high:.3f}",
-        percent(row.error), percent(row.drift), percent(row.corrected), megabytes(row.predicted_saved),
+        percent(row.error), percent(row.drift), percent(row.corrected_by_reference), percent(row.rehearsed_drift - 1),
+        percent(row.corrected), megabytes(row.predicted_saved),
         megabytes(row.measured_saved), percent(row.saved_error),
         percent(row.busy_error), row.frozen[:12],
     )  # fmt: skip
@@ -446,7 +487,8 @@ def facts(row: Row) -> dict[str, Any]:
     return {
         "model": row.model, "schedule": row.schedule, "predicted_s": round(row.predicted_s, 4),
         "measured_s": round(row.measured_s, 4), "error": round(row.error, 4), "drift": round(row.drift, 4),
-        "corrected_error": round(row.corrected, 4),
+        "corrected_by_reference": round(row.corrected_by_reference, 4),
+        "rehearsed_drift": round(row.rehearsed_drift - 1, 4), "corrected_error": round(row.corrected, 4),
         "error_of_the_first_steps": round(row.first_error, 4),
         "predicted_saved_bytes": row.predicted_saved, "measured_saved_bytes": row.measured_saved,
         "saved_error": round(row.saved_error, 4), "busy_error": round(row.busy_error, 4),
@@ -455,9 +497,23 @@ def facts(row: Row) -> dict[str, Any]:
 
 
 HEADER = (
-    "model", "schedule", "predicted s", "measured s", "quartiles", "error", "drift", "corrected",
+    "model", "schedule", "predicted s", "measured s", "quartiles", "error",
+    "drift of the reference workload", "corrected by it", "drift of the profiled step", "corrected by it",
     "saved peak predicted MB", "measured MB", "error", "busy time against processor time", "frozen as",
 )  # fmt: skip
+
+
+def spread(errors: Sequence[float]) -> str:
+    """Typical and worst."""
+    return (
+        f"median error {100 * statistics.median(map(abs, errors)):.1f} %, bias {percent(statistics.median(errors))}, "
+        f"worst {percent(max(errors, key=abs))}"
+    )
+
+
+def extremes(drifts: Sequence[float]) -> str:
+    """From the smallest to the largest."""
+    return f"{percent(min(drifts))} to {percent(max(drifts))}"
 
 
 def summary(rows: Sequence[Row]) -> tuple[list[str], bool]:
@@ -465,14 +521,15 @@ def summary(rows: Sequence[Row]) -> tuple[list[str], bool]:
     raw, corrected = ([of(row) for row in rows] for of in (lambda row: row.error, lambda row: row.corrected))
     median, worst = statistics.median(map(abs, corrected)), max(rows, key=lambda row: abs(row.corrected))
     saved = max(rows, key=lambda row: abs(row.saved_error))
-    drifts = sorted(row.drift for row in rows)
+    reference = [row.corrected_by_reference for row in rows]
     lines = [
-        f"step, corrected for drift: median error {100 * median:.1f} % (bound {100 * MEDIAN:.0f} %), bias "
+        f"step, corrected by the profiled step: median error {100 * median:.1f} % (bound {100 * MEDIAN:.0f} %), bias "
         f"{percent(statistics.median(corrected))}, worst {percent(worst.corrected)} in {worst.model} "
         f"{worst.schedule} (bound {100 * WORST:.0f} %)",
-        f"step as measured: median error {100 * statistics.median(map(abs, raw)):.1f} %, bias "
-        f"{percent(statistics.median(raw))}, worst {percent(max(raw, key=abs))}; the machine's drift from profile to "
-        f"measurement: median {percent(statistics.median(drifts))}, from {percent(drifts[0])} to {percent(drifts[-1])}",
+        f"step, corrected by the reference workload: {spread(reference)}",
+        f"step as measured: {spread(raw)}",
+        f"drift from profile to measurement: of the profiled step {extremes([r.rehearsed_drift - 1 for r in rows])}, "
+        f"of the reference workload {extremes([row.drift for row in rows])}",
         f"saved tensors: worst error of the peak {percent(saved.saved_error)} in {saved.model} {saved.schedule} "
         f"(bound {100 * SAVED:.0f} %)",
         f"the {WARM_UP} steps that warm up: median error "
