@@ -18,8 +18,8 @@ $(VENV)/ready: $(PACKAGE_FILES)
 demo: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 examples/train_gpt2.py --out out/demo
 
-# A process a core, each with a file of tests at a time: what tests of a file share is made once. The largest file comes
-# last, and has processes of its own for all cores. UTF-8 whatever the locale: Inductor is not imported without it.
+# A process a core and one more, each with a file of tests at a time: what tests of a file share is made once. The largest
+# file comes last, and has processes of its own for all cores. UTF-8 whatever the locale: Inductor is not imported without it.
 test: $(VENV)/ready
 	PYTHONUTF8=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not cuda" --durations=10 \
 		-n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests
