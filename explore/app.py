@@ -19,7 +19,7 @@ from . import exports, uniform
 from .access import Access
 from .jobs import Worker
 from .page import explorer_html
-from .question import FileQuestion, PlanQuestion, Question, UniformQuestion, parse_question
+from .question import ASKED, FileQuestion, PlanQuestion, Question, UniformQuestion, asked, parse_question
 from .results import Results
 
 HEADERS = {
@@ -75,13 +75,13 @@ class Explorer:
 
     async def answer(self, request: Request) -> Response:
         """An answer, a line at a time: progress, and then the answer."""
-        data = await request.json()
-        return _stream(self._answered(parse_question(data["question"]), data))
+        data = await _asked(request)
+        return _stream(self._answered(parse_question(data.get("question")), data))
 
     async def idle(self, request: Request) -> Response:
         """Why a schedule of uniform stages is not faster. The page asks when its sliders rest: this takes longer than
         the schedule, and the next answer should not wait for it."""
-        question = parse_question((await request.json())["question"])
+        question = parse_question((await _asked(request)).get("question"))
         if not isinstance(question, UniformQuestion) or question.schedule == "auto":
             raise RequestError("the answer to this question has its idle time already")
         scored, _ = await run_in_threadpool(uniform.scored_of, question)
@@ -89,22 +89,21 @@ class Explorer:
 
     async def points(self, request: Request) -> Response:
         """Time and memory of all schedules, a line for each."""
-        data = await request.json()
-        asked = parse_question(data["question"])
-        self._check_code(asked, data)
+        data = await _asked(request)
+        self._check_code(parse_question(data.get("question")), data)
         return _stream(self._worker.run("points", data["question"]))
 
     async def topology(self, request: Request) -> Response:
         """The picture of a cluster, by name or file."""
-        name = str((await request.json())["cluster"])
+        name = str((await _asked(request)).get("cluster"))
         cluster = await run_in_threadpool(find_cluster, name)
         svg = topology_svg(name, cluster)
         return JSONResponse({"svg": svg, "devices": len(cluster.devices)}, headers=HEADERS)
 
     async def export(self, request: Request) -> Response:
         """A file for the user, about the answer to a question."""
-        data = await request.json()
-        question, what = parse_question(data["question"]), str(data["what"])
+        data = await _asked(request)
+        question, what = parse_question(data.get("question")), str(data.get("what"))
         self._check_code(question, data)
         if isinstance(question, FileQuestion):
             file = await run_in_threadpool(self._results.file, question.number, what)
@@ -146,6 +145,20 @@ class Explorer:
             chosen = question.model in (self._factory, data.get("run_code"))
             if not chosen:
                 raise RequestError(f"'{question.model}' is code of this machine: choose 'run its code' to call it")
+
+
+async def _asked(request: Request) -> dict[str, Any]:
+    """What the page sends; no more than the limit is kept.
+
+    Raises:
+        RequestError: it cannot be read.
+    """
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > ASKED.size:
+            break
+    return asked(body)
 
 
 def _stream(lines: AsyncGenerator[dict[str, Any], None]) -> Response:

@@ -12,9 +12,14 @@ from attrs import asdict, field, fields, frozen
 
 from ..core.documents import converter, reasons
 from ..core.errors import RequestError
+from ..core.files.json_reader import parse_json
+from ..core.files.limits import Limits, short
 
 MOST_DEVICES, MOST_MICROBATCHES, MOST_CHUNKS = 256, 1024, 8
 """Bounds of the sliders' numbers: beyond, a browser draws for seconds."""
+
+ASKED = Limits(size=1 << 20, depth=16, values=10_000)
+"""Limits of what the page sends."""
 
 SCHEDULE_PARAMETERS = ("rounds", "microbatches_per_loop", "run_ahead", "group_size", "evaluations", "seed")
 """Parameters of schedules that the page sets, named as the options of ``panpipe schedule``."""
@@ -127,15 +132,30 @@ Question = UniformQuestion | PlanQuestion | FileQuestion
 KINDS: Mapping[str, type[Question]] = {each.kind: each for each in (UniformQuestion, PlanQuestion, FileQuestion)}
 
 
+def asked(body: bytes) -> dict[str, Any]:
+    """What the page sends, as plain data.
+
+    Raises:
+        RequestError: it is no JSON object, or exceeds a limit.
+    """
+    if len(body) > ASKED.size:
+        raise RequestError(f"the page asks {len(body)} bytes: at most {ASKED.size} are read")
+    data = parse_json(body.decode("utf-8", "replace"), "what the page asks", ASKED)
+    if not isinstance(data, dict):
+        raise RequestError(f"the page asks {short(data)}: a request is a JSON object")
+    return data
+
+
 def parse_question(data: object) -> Question:
     """Read a question of the page.
 
     Raises:
         RequestError: it is not one; the message names the field.
     """
-    if not isinstance(data, dict) or data.get("kind") not in KINDS:
+    named = data.get("kind") if isinstance(data, dict) else None
+    if not isinstance(data, dict) or not isinstance(named, str) or named not in KINDS:
         raise RequestError(f"a question's kind is {', '.join(KINDS)}, not {str(data)[:80]!r}")
-    kind = KINDS[data["kind"]]
+    kind = KINDS[named]
     try:
         return converter.structure({name: value for name, value in data.items() if name != "kind"}, kind)
     except RequestError:

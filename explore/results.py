@@ -8,7 +8,7 @@ from attrs import frozen
 
 from ..answers.idle import idle_of
 from ..answers.plan_files import read_plan_or_schedule
-from ..core.errors import RequestError
+from ..core.errors import RequestError, naming
 from ..core.files.json_reader import parse_json
 from ..core.files.limits import TRACE
 from ..core.files.read import read_text
@@ -83,7 +83,8 @@ class Results:
         result = self.shown[number]
         predicted, facts = result.predicted, ReportFacts(title=result.title)
         if result.plan is not None and result.plan.prediction is not None:
-            run = simulate(result.plan)
+            with naming(result.title):
+                run = simulate(result.plan)
             predicted = predicted or run.trace
             facts = ReportFacts(title=result.title, idle=idle_of(run), kept=run.kept)
         assert predicted is not None  # open_results refuses a plan without costs and trace

@@ -46,8 +46,8 @@ MESHES = {"pp=2": 2, "pp=3": 3, "pp=4": 4, "dp=2,pp=2": 4}
 PHASES = ("join", "build", "resume", "step", "between", "evaluate", "checkpoint", "background", "close")
 STEPS, EVERY = 8, 2
 """Steps of a job, and between two checkpoints: one of the two that follow each other is written in the background."""
-HANGS_S = 300.0
-"""Seconds after which a job that has not ended hangs: a hundred times what it takes."""
+HANGS_S = 900.0
+"""Seconds after which a job that has not ended hangs: on a busy machine a job takes minutes."""
 
 
 class Step:

@@ -120,7 +120,7 @@ class LoneOperator:
         graph.output(tuple(self._copied(graph, values[node], node) for node in self.returned))
         with_fused_attention(graph)
         inputs = StageInputs((), (), (), (), (), bool(draws))
-        return StageGraph(graph, inputs, (), (), draws, step.modules, tuple(fakes))
+        return StageGraph(graph, inputs, (), (), draws, step.modules, tuple(fakes), held=step.held)
 
     def _copied(self, graph: fx.Graph, made: fx.Node, node: fx.Node) -> fx.Node:
         if not self.operators.values[node.name].requires_grad:

@@ -6,17 +6,19 @@ data alone, and refuse whatever else a pickle names.
 
 import io
 import math
+import operator
 import pickle
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, ClassVar
 
 import torch
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_saver
 
 from ...core.errors import PanpipeError, RequestError, in_a_line
+from ...core.files.read import read_bytes
 from ..launch.exchange import OneProcess
 from .durable_files import cannot_write
 from .manifest import DCP_METADATA
@@ -27,6 +29,10 @@ from .writing import Save, begin
 ROOT = "pipe"
 """The name of a pipeline in DCP's checkpoints: ``dcp.save({"pipe": pipe}, …)`` writes the same."""
 
+_MOST_METADATA = 1 << 30
+"""Most bytes of DCP's metadata."""
+_MOST_IN_TUPLE = 4096
+"""Most values of a tuple in it, with those of tuples inside."""
 _MODULE = "torch.distributed.checkpoint"
 _CLASSES = frozenset(
     {
@@ -38,9 +44,21 @@ _CLASSES = frozenset(
     }
 )  # fmt: skip
 """The classes that the pickle of DCP's metadata may name. Their instances become records, which only hold fields."""
+
+
+def _size(values: Any) -> tuple[int, ...]:
+    return tuple(operator.index(value) for value in values)
+
+
+def _layout(name: Any) -> str:
+    if not isinstance(name, str):
+        raise pickle.UnpicklingError("it has a layout that is no text")
+    return name
+
+
 _VALUES: Mapping[tuple[str, str], Any] = {
-    ("torch", "Size"): tuple,
-    ("torch.serialization", "_get_layout"): str,
+    ("torch", "Size"): _size,
+    ("torch.serialization", "_get_layout"): _layout,
     ("collections", "OrderedDict"): dict,
 }
 """What else it may name, and what is used in its place."""
@@ -59,12 +77,33 @@ class _Record:
             self.arguments = state
 
 
-class _MetadataUnpickler(pickle.Unpickler):
-    """Builds records and plain data alone, whatever a pickle says."""
+class _MetadataUnpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]
+    """Builds records and plain data alone, whatever a pickle says.
+
+    It is Python's unpickler in Python: the one in C allocates a table as large as a number in the pickle. Tuples of
+    tuples are bounded, because a few bytes make one whose hash takes forever.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
         self._records: dict[str, type[_Record]] = {}
+        self._tuples: dict[int, tuple[tuple[Any, ...], int]] = {}  # the tuple keeps its id
+
+    def _load_tuple(self, code: int) -> None:
+        pickle._Unpickler.dispatch[code](self)  # type: ignore[attr-defined]
+        made = self.stack[-1]
+        size = 1 + sum(self._tuples[id(each)][1] if id(each) in self._tuples else 1 for each in made)
+        if size > _MOST_IN_TUPLE:
+            raise pickle.UnpicklingError(f"it has a tuple of more than {_MOST_IN_TUPLE} values")
+        self._tuples[id(made)] = made, size
+
+    dispatch: ClassVar[dict[int, Any]] = {
+        **pickle._Unpickler.dispatch,  # type: ignore[attr-defined]
+        **{
+            code[0]: lambda self, code=code[0]: self._load_tuple(code)
+            for code in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)
+        },
+    }
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _CLASSES:  # a class of this file alone: a pickle can set attributes of classes
@@ -107,8 +146,7 @@ def import_checkpoint(source: str | Path, folder: str | Path) -> None:
 
 
 def _parts_in(source: Path) -> Parts:
-    with (source / DCP_METADATA).open("rb") as file:
-        found = _MetadataUnpickler(file).load()
+    found = _MetadataUnpickler(io.BytesIO(read_bytes(source / DCP_METADATA, _MOST_METADATA))).load()
     places = {(index.fqn, vars(index).get("offset")): place for index, place in found.storage_data.items()}
     most_bytes = sum(path.stat().st_size for path in source.iterdir())
     parts = Parts()

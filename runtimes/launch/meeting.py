@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from ...core.errors import PanpipeError, RequestError, WorkerError, message_of
 from ..watch.address import listen_for_store
+from ..watch.lost_ranks import hosts_store, store_ended
 from ..watch.presence import Presence, presence_of
 from ..watch.signals import WHERE
 from ..watch.started import begin_by_hand, uses_agent_store
@@ -81,8 +82,13 @@ class Meeting:
         try:
             with TORCH_LOG.without_warnings():
                 self._meet()
-        except (PanpipeError, RuntimeError) as failure:
+        except PanpipeError as failure:
             self._failure = failure
+        except RuntimeError:  # the store ended since this rank connected to it
+            self._failure = self._lost = WorkerError(store_ended())
+            if hosts_store(0):
+                self._blame(0)
+            self._end_if_lost()
         finally:
             self._connected.set()
 
@@ -95,7 +101,9 @@ class Meeting:
         # A process may build several pipelines. Their keys are apart, and the counter is the same on all ranks.
         number = store.add(f"panpipe/meetings/{self.rank}", 1)
         self._store = dist.distributed_c10d.PrefixStore(f"panpipe/meeting/{number}", store)
-        self.watch = FailureWatch(self.rank, self.size, self._timeout_s, store=self._store, armed=self._armed)
+        self.watch = FailureWatch(
+            self.rank, self.size, self._timeout_s, store=self._store, armed=self._armed, blame=self._blame
+        )
         if self.size > 1:
             self.watch.connect()
         if self._closed:
@@ -123,8 +131,13 @@ class Meeting:
             return
         if self.watch is not None:
             self.watch.report(self._lost)  # its thread ends this process, for the first reason of all
-        elif self._failure is None:
+        elif self._failure in (None, self._lost):
             end_process(message_of(self._lost), self.rank)
+
+    def _blame(self, rank: int) -> None:
+        """Have the ranks of this host know that this one ends because of another one."""
+        if self._presence is not None:
+            self._presence.blame(rank)
 
     def met(self) -> None:
         """Note that all ranks have arrived; from now on their connections show who ends."""

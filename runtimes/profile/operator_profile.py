@@ -17,6 +17,7 @@ from torch import Tensor, fx
 
 from ...core.analytic.alone import LoneOperator
 from ...core.capture.export.operators import Operators
+from ...core.capture.graph.generated_sources import sources_removed
 from ...core.capture.graph.randomness import KeyedRandom, random_key
 from ...core.capture.graph.storages import storage_sizes
 from ...core.capture.programs.stage import with_device
@@ -90,7 +91,8 @@ class _OperatorTimer:
         self._spans: dict[Hashable, tuple[list[Span | None], ...]] = {key: ([], [], []) for key in counts}
         self._device = device
         interpreter = ModalInterpreter if device.type == "cpu" else partial(_Aimed, device)
-        self._interpreter = interpreter(fx.GraphModule(step.modules, step.graph), garbage_collect_values=False)
+        with sources_removed():
+            self._interpreter = interpreter(fx.GraphModule(step.modules, step.graph), garbage_collect_values=False)
         self._key = random_key(0, 0, 0)
         self._seen: set[int] = set()
         self._parameters = {placeholder: parameters[name] for placeholder, name in step.parameters.items()}

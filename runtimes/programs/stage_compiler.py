@@ -13,6 +13,7 @@ import torch
 from attrs import define, field, frozen
 from torch import Tensor, fx
 
+from ...core.capture.graph.generated_sources import sources_removed
 from ...core.capture.graph.storages import storage_of
 from ...core.capture.programs.fusing import Call, Fusion
 from ...core.capture.programs.programs import StagePrograms, stage_programs
@@ -144,7 +145,8 @@ class StageCompiler:
             graph = fusion.graph()
             key = signature(fusion, graph)
             if key not in self.calls:
-                self.calls[key] = self._compiled(fusion, key, fx.GraphModule({}, graph))
+                with sources_removed():
+                    self.calls[key] = self._compiled(fusion, key, fx.GraphModule({}, graph))
             if key in self.failures:
                 failed[key] = fusion
             return self.calls[key]

@@ -2,8 +2,8 @@
 
 Each rank listens on a Unix socket without a file, whose name has the address of the job's store and the rank's number,
 and connects to those of the others as soon as they are there. When a process ends, the kernel closes its sockets, and
-with them the connections. A rank sends its number, and later that of a rank whose end it has seen. It ends for this
-reason itself, and nobody is to take its end for the first one::
+with them the connections. A rank sends its number, and later that of a rank whose end it knows, from here or from the
+job's store. It ends for this reason itself, and nobody is to take its end for the first one::
 
     rank 1  listens as (host:port, 1) ◀── connected, "0" ── rank 0
             ── connected, "1" ──▶ listens as (host:port, 0)
@@ -36,6 +36,8 @@ _AT_ONCE = 64
 """Most absent ranks that are looked for in each poll."""
 _CREDENTIALS = struct.Struct("3i")
 """Linux's ``struct ucred``: process, user, group."""
+_BLAME_S = 1.0
+"""Most seconds to pass on the number of a rank before this one ends because of it."""
 _RANK_BYTES = 4
 _UNKNOWN = -1
 """In place of the number of a rank that has connected and has not sent it yet."""
@@ -61,6 +63,8 @@ class Presence:
         self._gone: dict[int, float] = {}
         self._lock = threading.Lock()
         self._follow: Callable[[int], object] = _nothing
+        self._blamed: int | None = None
+        self._passed_on = threading.Event()
         self._stopped = threading.Event()
         self._own: socket.socket | None = None
         self._selector = selectors.DefaultSelector()
@@ -78,6 +82,13 @@ class Presence:
             self._thread.join()
             self._stopped.clear()
             self._thread = self._begun()
+
+    def blame(self, rank: int) -> None:
+        """Pass on that this rank ends because of another one, whose end it does not know from here."""
+        if self._stopped.is_set() or threading.current_thread() is self._thread:
+            return
+        self._blamed = rank
+        self._passed_on.wait(_BLAME_S)
 
     def stop(self) -> None:
         """Look for the others no more. This rank stays present until its process ends."""
@@ -103,7 +114,9 @@ class Presence:
                 else:
                     self._hear(key)
             over = [rank for rank, until in self._gone.items() if until < time.monotonic()]
-            if over:
+            if self._blamed is not None:
+                self._end(self._blamed)
+            elif over:
                 self._end(over[0])
 
     def _end(self, rank: int) -> None:
@@ -115,6 +128,7 @@ class Presence:
         for key in list(self._selector.get_map().values()):
             if key.data is not None and key.data != _UNKNOWN:
                 self._pass_on(key.fileobj)
+        self._passed_on.set()
         follow(rank)
 
     def _pass_on(self, end: object) -> None:

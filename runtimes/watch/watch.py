@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from datetime import timedelta
 from types import TracebackType
@@ -98,6 +98,7 @@ class FailureWatch:
         activity: of this process.
         store: the job's; None for that of the default process group.
         armed: whether a failure of another rank ends this process; otherwise from `arm` on.
+        blame: called with the rank that hosts the store when the store is gone, before this rank ends because of it.
 
     Attributes:
         reported: whether this rank has reported that it stops.
@@ -111,8 +112,9 @@ class FailureWatch:
         activity: Activity = HERE,
         store: Any = None,
         armed: bool = True,
+        blame: Callable[[int], object] = lambda rank: None,
     ) -> None:
-        self._pid, self._armed = os.getpid(), threading.Event()
+        self._pid, self._armed, self._blame = os.getpid(), threading.Event(), blame
         if armed:
             self._armed.set()
         self._rank, self._timeout_s, self._activity = rank, timeout_s, activity
@@ -170,7 +172,7 @@ class FailureWatch:
                 linger(store, self._others)
         except RuntimeError:
             self.reported = True
-            return self._watchdog.left_by_rank_0() if self._ended_in_order() else store_ended()
+            return self._watchdog.left_by_rank_0() if self._ended_in_order() else self._store_ended()
         finally:
             self._watchdog.reporting = False
         return first
@@ -281,6 +283,12 @@ class FailureWatch:
             pass
         return self._stopped.is_set() or self._store_may_end
 
+    def _store_ended(self) -> str:
+        """The reason if the store is gone before its host left; others may see the end of this rank alone."""
+        if hosts_store(0):
+            self._blame(0)
+        return store_ended()
+
     def _look(self) -> None:
         store, watchdog = self._store, self._watchdog
         while not self._stopped.wait(self._poll_s):
@@ -300,7 +308,7 @@ class FailureWatch:
                 if self._ended_in_order():
                     watchdog.store_has_ended = True
                     return
-                hang, reason = None, self._first or store_ended()
+                hang, reason = None, self._first or self._store_ended()
             while not self._armed.wait(self._poll_s) and not self._stopped.is_set():
                 pass
             if self._stopped.wait(_GRACE_S if self.reported and hang is None else 0):

@@ -13,17 +13,24 @@ from attrs import evolve, field, frozen
 from panpipe.cli import main
 from panpipe.core.cluster.catalog import find_cluster
 from panpipe.core.cluster.cluster import Cluster, Device, Hub, cluster_json
+from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.costs import StageCosts
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json
+from panpipe.core.costs.reductions import TensorReductions
 from panpipe.core.errors import PanpipeError, printed
 from panpipe.core.plan.plan import Plan, plan_json
 from panpipe.core.trace.perfetto import trace_json
+from panpipe.explore import uniform
+from panpipe.explore.question import UniformQuestion, asked, parse_question, plain_question
+from panpipe.explore.results import open_results
 from panpipe.runtimes.planning.plan_cache import PlanCache
 from panpipe.runtimes.watch.failure import decoded
 from panpipe.runtimes.weights.checkpoint import Checkpoint
 from panpipe.simulators.run import simulate
 
 from ..support.plans import hosted, leaves, orders, plan_of
+from .checkpoints import ITEMS, TENSORS, checked, imported, resumed, signed, valid_dcp_files, valid_files
 from .mutations import dumped, mutated_bytes, mutated_tree
 
 Use = Callable[[Path, Path], int]
@@ -76,6 +83,14 @@ def _plan() -> Plan:
     return evolve(plan, prediction=evolve(plan.prediction, step_s=found.step_s))
 
 
+def _tensor_plan() -> Plan:
+    """Two stages over two tensor ranks each, with their all-reduces."""
+    sums = TensorReductions(2, 2, 200, 200, 2.0, 2.0, ranks=2)
+    costs = StageCosts(3.0, 2.0, 1.0, saved_bytes=100, reductions=sums)
+    rows = orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
+    return evolve(plan_of(rows, (0, 1), costs=[costs] * 2, cluster=_cluster(4)), mesh=Mesh(2, 1, tensor=2))
+
+
 def _cluster(devices: int) -> Cluster:
     names = [f"gpu{number}" for number in range(devices)]
     links = tuple(Link(name, "switch", 1e9, 1e-6, both_bytes_per_s=1.5e9) for name in names)
@@ -101,6 +116,8 @@ lab = "measured in our lab"
 
 [devices.mine]
 like = "A100-40GB"
+host_link = "cable"
+host_copy = "cable"
 title = "Ours"
 aliases = ["our-gpu"]
 memory_bytes = { value = 30e9, source = "lab" }
@@ -112,6 +129,8 @@ matmul = { value = 0.5, source = "lab" }
 title = "A cable"
 peak_bytes_per_s = { value = 10e9, source = "lab" }
 effective_bytes_per_s = { value = 9e9, source = "lab" }
+effective_back_bytes_per_s = { value = 8e9, source = "lab" }
+effective_both_bytes_per_s = { value = 15e9, source = "lab" }
 latency_s = { value = 1e-6, source = "lab" }
 
 [nodes.box]
@@ -127,6 +146,7 @@ nic = "cable"
 rails = false
 oversubscription = { value = 1.0, source = "lab" }
 spine_latency_s = { value = 1e-6, source = "lab" }
+host_memory_bytes = { value = 100_000_000_000, source = "lab" }
 
 [clusters.ours]
 title = "Two boxes"
@@ -136,7 +156,12 @@ BLOCK = {
     "format": "panpipe.block/1", "placement": [0, 1, 1, 0], "period": 12, "forward": [0, 1, 2, 3],
     "input": [9, 8, 7, 5], "weight": [],
 }  # fmt: skip
-TENSORS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.int64)}
+QUESTION = {
+    "kind": "uniform", "schedule": "looped", "devices": 2, "microbatches": 4, "chunks": 2, "forward": 1.5,
+    "backward_input": 1.0, "backward_weight": 1.0, "comm": 0.1, "freed_by_input": 0.5, "memory_limit": 9.0,
+    "host_copy": 0.0, "parameters": {"microbatches_per_loop": 2},
+}  # fmt: skip
+WEIGHTS = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.int64)}
 
 
 def toml_bytes(tree: Any) -> bytes:
@@ -162,9 +187,9 @@ def _safetensors_tree(data: bytes) -> Any:
     return [json.loads(data[8 : 8 + length]), len(data) - 8 - length]
 
 
-def _safetensors_bytes(tree: Any) -> bytes:
+def _safetensors_bytes(tree: Any, size: int = 72 - 24 + 8) -> bytes:
     header = dumped(tree[0] if isinstance(tree, list) and tree else tree)
-    return len(header).to_bytes(8, "little") + header + bytes(72 - 24 + 8)
+    return len(header).to_bytes(8, "little") + header + bytes(size)
 
 
 def _weights(file: Path, folder: Path) -> int:
@@ -173,7 +198,7 @@ def _weights(file: Path, folder: Path) -> int:
 
 def _load(path: Path) -> int:
     checkpoint = Checkpoint(path)
-    wanted = {name: torch.zeros_like(tensor) for name, tensor in TENSORS.items()}
+    wanted = {name: torch.zeros_like(tensor) for name, tensor in WEIGHTS.items()}
     missing = [name for name in wanted if checkpoint.find([name]) is None]
     if missing:
         raise checkpoint.lacking(missing, len(wanted))
@@ -196,6 +221,30 @@ def _cached(file: Path, folder: Path) -> int:
     raise PanpipeError(f"{file}: {lines[0] if lines else 'no line'}")
 
 
+def explored(what: str) -> Use:
+    """The use of a file that ``panpipe explore FILE`` opens, and exports as another one."""
+
+    def use(file: Path, folder: Path) -> int:
+        found = open_results([file])
+        for number in range(len(found.shown)):
+            json.dumps(found.answer(number), allow_nan=False)
+            found.file(number, what)
+        return 0
+
+    return use
+
+
+def _asked(file: Path, folder: Path) -> int:
+    """A question of the explorer's page: the answer, except for those that search, and its command line."""
+    data = asked(file.read_bytes())
+    question = parse_question(data.get("question"))
+    plain_question(question)
+    if isinstance(question, UniformQuestion) and question.schedule != "auto":
+        scored, misfit = uniform.scored_of(question)
+        json.dumps(uniform.answer(question, scored, misfit), allow_nan=False)
+    return int(question.command is None)
+
+
 def _failure(file: Path, folder: Path) -> int:
     printed(decoded(file.read_bytes().decode("utf-8", "replace")))
     return 0
@@ -213,7 +262,7 @@ def formats() -> dict[str, Format]:
     traced = trace_json({"": simulate(plan).trace})
     document = {"format": "panpipe.cached-plan/1", "key": KEY, "plan": json.loads(plan_json(plan))}
     few = ("--microbatches", "4", "--budget", "40", "--schedule", "1f1b", "--json")
-    index = {"metadata": {"total_size": 56}, "weight_map": dict.fromkeys(TENSORS, "valid.safetensors")}
+    index = {"metadata": {"total_size": 56}, "weight_map": dict.fromkeys(WEIGHTS, "valid.safetensors")}
     failure = {"family": "WorkerError", "message": "m", "exit_status": 1, "details": {"suspects": [1]}}
     found = (
         Format("plan.json", plan_json(plan).encode(), (
@@ -221,7 +270,11 @@ def formats() -> dict[str, Format]:
             cli("simulate", "FILE", "--trace", "@out.json", "--report", "@out.html"), cli("simulate", "FILE"),
             cli("simulate", "FILE", "--forward-only", "--json"), cli("simulate", "FILE", "--eager", "--json"),
             cli("compare", "@trace.json", "@trace.json", "--plan", "FILE", "--report", "@out.html"),
-            cli("simulate", "FILE", "--cluster", "@small-cluster.json", "--json"),
+            cli("simulate", "FILE", "--cluster", "@small-cluster.json", "--json"), explored("report"),
+        )),
+        Format("tensor-plan.json", plan_json(_tensor_plan()).encode(), (
+            cli("validate", "FILE", "--json"), cli("simulate", "FILE", "--json"), explored("trace"),
+            cli("simulate", "FILE", "--cluster", "@small-cluster.json", "--report", "@out.html"),
         )),
         Format("schedule.csv", b"0F0,0F1,,0B0,,0B1\r\n,1F0,1F1,1I0,1W0,1B1\r\n", (
             cli("validate", "FILE"), cli("validate", "FILE", "--json"), cli("simulate", "FILE", "--json"),
@@ -260,12 +313,19 @@ def formats() -> dict[str, Format]:
         Format("trace.json", traced.encode(), (
             cli("compare", "FILE", "@trace.json", "--json"), cli("compare", "@trace.json", "FILE"),
             cli("compare", "FILE", "@trace.json", "--report", "@out.html", "--svg", "@out.svg"),
-            cli("compare", "FILE", "@trace.json", "--plan", "@plan.json", "--report", "@out.html"),
+            cli("compare", "FILE", "@trace.json", "--plan", "@plan.json", "--report", "@out.html"), explored("svg"),
         )),
-        Format("weights.safetensors", save(TENSORS), (_weights,), _safetensors_tree, _safetensors_bytes),
+        Format("weights.safetensors", save(WEIGHTS), (_weights,), _safetensors_tree, _safetensors_bytes),
         Format("model.safetensors.index.json", json.dumps(index).encode(), (_weights,)),
         Format("cached-plan.json", json.dumps(document).encode(), (_cached,)),
         Format("failure.json", json.dumps(failure).encode(), (_failure,)),
+        Format("question.json", json.dumps({"question": QUESTION}).encode(), (_asked,)),
+        Format("manifest.json", valid_files()["manifest.json"], (resumed("manifest.json"), checked), bytes=signed),
+        Format("items.json", valid_files()[ITEMS], (resumed(ITEMS),)),
+        Format("tensors.safetensors", valid_files()[TENSORS], (resumed(TENSORS),), _safetensors_tree,
+               lambda tree: _safetensors_bytes(tree, len(valid_files()[TENSORS]))),
+        Format("dcp-metadata", valid_dcp_files()[".metadata"], (imported(".metadata"),), None),
+        Format("dcp-values", valid_dcp_files()["__0_0.distcp"], (imported("__0_0.distcp"),), None),
     )  # fmt: skip
     return {each.name: each for each in found}
 

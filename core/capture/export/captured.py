@@ -1,6 +1,6 @@
 """From an exported program to a captured step: the meaning of its placeholders, and rewrites of its graph."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from attrs import define, field, frozen
@@ -46,6 +46,7 @@ class CapturedStep:
         regions: a module's name or the end of the step, which stay Python → the line that needs a value there.
         gradients: whether a backward follows; if not, no tensor requires a gradient.
         causes: as in ``regions`` → the reason why the line cannot be captured.
+        held: objects that its operators name by number.
     """
 
     graph: fx.Graph
@@ -61,6 +62,7 @@ class CapturedStep:
     regions: dict[str, str]
     gradients: bool = True
     causes: dict[str, str] = field(factory=dict)
+    held: Sequence[object] = ()
 
 
 def captured_step(
@@ -72,6 +74,7 @@ def captured_step(
     *,
     gradients: bool = True,
     rows: ResultRows | None = None,
+    held: Sequence[object] = (),
 ) -> CapturedStep:
     """The captured step of an exported program.
 
@@ -104,7 +107,7 @@ def captured_step(
     regions, causes = ({name or TAIL: text for name, text in d.items()} for d in (breaks.lines, breaks.causes))
     step = CapturedStep(
         graph, inputs.batch, inputs.parameters, inputs.buffers, inputs.constants, modules, frozenset(), outputs,
-        model_name, fake_mode, regions, gradients, causes,
+        model_name, fake_mode, regions, gradients, causes, held,
     )  # fmt: skip
     _refuse_written_parameters(step)
     refuse_written_constants(step.graph, step.constants)

@@ -2,13 +2,16 @@
 
 from collections.abc import Mapping
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
+from torch.utils.hooks import RemovableHandle
 
 from ...errors import PanpipeError, RequestError
+from ..graph.generated_sources import sources_removed
 from ..graph.randomness import KeyedRandom, random_key
 from ..regions.modes import CASTS, CastWatch, ModalInterpreter, casts_once
 from ..regions.regions import region_of
@@ -24,6 +27,7 @@ class FakeRun(ModalInterpreter):
     result or its gradient is not contiguous.
     """
 
+    @sources_removed()
     def __init__(self, step: CapturedStep) -> None:
         module = fx.GraphModule(step.modules, step.graph)
         super().__init__(module, garbage_collect_values=False)
@@ -35,6 +39,7 @@ class FakeRun(ModalInterpreter):
         self.strided: set[str] = set()
         self._flowed: set[int] = set()
         self._hooked: dict[int, int] = {}
+        self._hooks: list[RemovableHandle] = []
         self._nodes = list(step.graph.nodes)
         self._parameters = step.parameters
 
@@ -55,7 +60,8 @@ class FakeRun(ModalInterpreter):
             self._note_layout(n.name, tensor)
             if tensor.requires_grad:
                 self._hooked[key] = tensor._version
-                tensor.register_hook(lambda gradient, name=n.name, key=key: self._note_flow(name, key, gradient))
+                hook = partial(self._note_flow, n.name, key)
+                self._hooks.append(tensor.register_hook(hook))
         return value
 
     def _run(self, n: fx.Node) -> Any:
@@ -97,6 +103,10 @@ class FakeRun(ModalInterpreter):
             raise RequestError(
                 f"the step's backward cannot be traced: {reason_of(error)}; use another operator there"
             ) from error
+        finally:
+            # The graph of autograd, which Python's collector cannot see, would hold this run, and this run its tensors.
+            while self._hooks:
+                self._hooks.pop().remove()
 
         def flowing(tensor: Tensor) -> Tensor:
             # After a write in place, the gradient is that of the new value, and the hook of the old one is not called.

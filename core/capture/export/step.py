@@ -20,6 +20,8 @@ from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
 from ..graph.functions import own_functions
+from ..graph.generated_sources import sources_removed
+from ..graph.numbered import holding
 from ..graph.outputs import ResultRows
 from ..graph.plain_tensors import WritesConstant, make_buffer, make_constant_a_buffer
 from ..python.assigned_buffers import assigned_buffers_written
@@ -60,6 +62,7 @@ class _WholeStep(nn.Module):
             return self._breaks.run(self.model, self._nesting.restored(batch))
 
 
+@sources_removed()
 def capture_step(
     model: nn.Module,
     step: StepFunction,
@@ -191,14 +194,16 @@ def _exported(
     functions = nothing_omitted() if strict else own_functions()
     with (
         _reparametrize_module(whole, state), functions, modes_as_calls(), lines_recorded(), warnings.catch_warnings(),
-        _exporting_hidden() if breaks.as_eager else nullcontext(),
+        _exporting_hidden() if breaks.as_eager else nullcontext(), holding() as held,
     ):  # fmt: skip
         # Assignments of a forward are handled: buffers are written, and other attributes are restored.
         warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")
         program = torch.export.export(whole, (fake_batch,), strict=strict)
     if strict:
         refuse_transforms(program.graph)
-    return captured_step(program, names, len(given), type(model).__name__, breaks, gradients=gradients, rows=rows)
+    return captured_step(
+        program, names, len(given), type(model).__name__, breaks, gradients=gradients, rows=rows, held=held
+    )
 
 
 @contextmanager

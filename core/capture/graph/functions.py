@@ -6,7 +6,6 @@ programs are derived, the user's forward and backward are both traced.
 """
 
 import functools
-import itertools
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -25,11 +24,11 @@ from ...errors import RequestError
 from ..values.capture_errors import NeedsValue
 from ..values.late_numbers import LateNumber
 from ..values.nesting import Nesting, taken_apart
+from .numbered import NumberedObjects
 
 _library = torch.library.Library("panpipe_python", "DEF")
 _library.define("call(Tensor[] given, int number) -> Tensor[]")
-_numbers = itertools.count()
-_calls: dict[int, "_Call"] = {}
+_calls: "NumberedObjects[_Call]" = NumberedObjects()
 
 
 @define
@@ -83,8 +82,8 @@ def own_functions() -> Iterator[None]:
             return original(function, *args, **kwargs)
         if any(type(leaf) is LateNumber for leaf in pytree.tree_leaves((args, kwargs))):
             raise NeedsValue(f"{function.__name__} needs the value of a number that it is given")
-        number = next(_numbers)
-        _calls[number] = call = _Call(function, functools.partial(original, function), given)
+        call = _Call(function, functools.partial(original, function), given)
+        number = _calls.add(call)
         inside = True
         try:
             found = torch.ops.panpipe_python.call(tensors, number)
@@ -94,9 +93,8 @@ def own_functions() -> Iterator[None]:
 
     def register_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         if tensor.requires_grad and not inside:
-            number = next(_numbers)
             given, nesting = taken_apart(((tensor, hook), {}))
-            _calls[number] = _Call(_Hooked, functools.partial(original, _Hooked), nesting, hook=True)
+            number = _calls.add(_Call(_Hooked, functools.partial(original, _Hooked), nesting, hook=True))
             torch.ops.panpipe_python.call(given, number)
         return RemovableHandle(OrderedDict())
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, fx
 
+from ..regions.regions import region_needed
 from .bindings import binding_of, same_tensor
 from .fusing import Fusion, Fusions, Piece, fused, running_order
 from .layouts import restrided, strides_to_check
@@ -62,7 +63,8 @@ def compile_program(
         fusions: collects the groups of operators that run as one; None if each operator runs by itself.
     """
     names = {node: f"v{i}" for i, node in enumerate([*inputs, *nodes])}
-    scope: dict[str, Any] = {"restrided": restrided}
+    regions = [region for node in nodes if (region := region_needed(node)) is not None]
+    scope: dict[str, Any] = {"restrided": restrided, "held": regions}
     kept = {*outputs, *handed_over}
     pieces: Sequence[Piece] = list(nodes) if fusions is None else fused(nodes, kept)
     last = _last_uses(pieces, outputs)

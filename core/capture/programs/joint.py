@@ -18,6 +18,7 @@ from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
 from ...errors import PanpipeError, RequestError
+from ..graph.generated_sources import sources_removed
 from ..values.user_lines import line_of, reason_of
 from .effects import forward_checks, is_token, remove_tokens
 from .stage import StageGraph, StageModule
@@ -49,6 +50,7 @@ class JointGraph:
     gradients: dict[int, fx.Node]
 
 
+@sources_removed()
 def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
     """Trace forward and backward of a stage over fake tensors.
 

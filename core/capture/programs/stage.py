@@ -70,6 +70,7 @@ class StageGraph:
         modules: sub-graphs of higher-order operators.
         fakes: fake tensors for the inputs, in order.
         gradients: whether a backward follows; if not, buffers are not written, either.
+        held: as of the captured step.
     """
 
     graph: fx.Graph
@@ -80,6 +81,7 @@ class StageGraph:
     modules: dict[str, Any]
     fakes: tuple[Tensor, ...]
     gradients: bool = True
+    held: Sequence[object] = ()
 
 
 def boundaries(operators: Operators, stages: Sequence[Sequence[str]]) -> dict[tuple[int, int], tuple[Boundary, ...]]:
@@ -170,8 +172,9 @@ def stage_graph(
         tuple(incoming.values()), tuple(parameters), tuple(buffers), tuple(constants), tuple(batch), bool(draws)
     )
     stage = StageGraph(
-        graph, inputs, tuple(outgoing.values()), tuple(results), draws, step.modules, tuple(fakes), step.gradients
-    )
+        graph, inputs, tuple(outgoing.values()), tuple(results), draws, step.modules, tuple(fakes), step.gradients,
+        step.held,
+    )  # fmt: skip
     return stage if device is None or device.type == "cpu" else _on_device(operators, stage, device)
 
 

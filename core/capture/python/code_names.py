@@ -11,7 +11,7 @@ _WRITES = {"append", "appendleft", "extend", "add", "update", "insert", "clear",
 """Methods of containers that write and do not read."""
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1 << 12)
 def names_in(code: types.CodeType, strings: bool) -> frozenset[str]:
     """Names that code and its nested functions use; if ``strings``, strings as well, which ``getattr`` may get."""
     found = {*code.co_names}
@@ -24,7 +24,7 @@ def names_in(code: types.CodeType, strings: bool) -> frozenset[str]:
     return frozenset(found)
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1 << 12)
 def prefixes_in(code: types.CodeType) -> frozenset[str]:
     """Prefixes of names that code builds for ``getattr``, as in ``getattr(self, f"weight_{i}")``."""
     found = set[str]().union(*(prefixes_in(c) for c in code.co_consts if isinstance(c, types.CodeType)))

@@ -13,6 +13,7 @@ import types
 from array import array
 from collections import deque
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy
 import torch
@@ -323,8 +324,16 @@ class _Walk(Reached):
             self.probes.append((probe, probe()))
 
 
-@functools.cache
+_origins: WeakKeyDictionary[type, Origin] = WeakKeyDictionary()
+
+
 def _origin_of_class(kind: type) -> Origin:
+    if kind not in _origins:
+        _origins[kind] = _found_origin(kind)
+    return _origins[kind]
+
+
+def _found_origin(kind: type) -> Origin:
     module = sys.modules.get(kind.__module__)
     if kind.__module__ in ("builtins", "_io"):
         return Origin.INTERNAL

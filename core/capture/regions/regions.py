@@ -6,7 +6,6 @@ microbatch and with autograd enabled. It returns an additional tensor, its *tick
 its backward. Everything else is traced, cut and pipelined.
 """
 
-import itertools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal
@@ -16,6 +15,7 @@ from attrs import define, field, frozen
 from torch import Tensor, fx
 
 from ...errors import RequestError
+from ..graph.numbered import NumberedObjects
 from ..graph.randomness import KeyedRandom, random_key
 from ..graph.sparse_gradients import RULE
 from ..graph.storages import storage_of
@@ -204,24 +204,27 @@ def trained(reads: Sequence[Tensor]) -> dict[int, Made]:
     return {i: Made.like(tensor) for i, tensor in enumerate(reads) if tensor.requires_grad}
 
 
-_numbers = itertools.count()
-_regions: dict[int, Region] = {}
+_regions: NumberedObjects[Region] = NumberedObjects()
 _library = torch.library.Library("panpipe_region", "DEF")
 _library.define("run(Tensor[] given, int number, Tensor? key, int ordinal) -> Tensor[]")
 _library.define("backward(Tensor[] gradients, Tensor ticket, int number) -> Tensor[]")
-_RUN = torch.ops.panpipe_region.run.default
+_RUN, _BACKWARD = torch.ops.panpipe_region.run.default, torch.ops.panpipe_region.backward.default
 
 
 def call_region(region: Region, given: list[Tensor]) -> list[Tensor]:
     """Run a region as an operator, to be captured; return its results."""
-    number = next(_numbers)
-    _regions[number] = region
-    return run_keyed(given, number, None, 0)[:-1]
+    return run_keyed(given, _regions.add(region), None, 0)[:-1]
 
 
 def region_of(node: fx.Node) -> Region | None:
     """The region that a node runs, or None for an ordinary operator."""
     return _regions[node.args[1]] if runs_region(node) else None  # type: ignore[index]
+
+
+def region_needed(node: fx.Node) -> Region | None:
+    """The region that a node runs, or whose backward it runs, or None: a program with the node holds it."""
+    at = {_RUN: 1, _BACKWARD: 2}.get(node.target)
+    return None if at is None else _regions[node.args[at]]  # type: ignore[index]
 
 
 def runs_region(node: fx.Node) -> bool:

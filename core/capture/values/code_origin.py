@@ -35,7 +35,7 @@ class Origin(enum.Enum):
     INTERNAL = "internal"
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1 << 12)
 def origin_of(file: str) -> Origin:
     """The origin of a file.
 
@@ -61,7 +61,7 @@ def is_users_own(file: str) -> bool:
     return origin_of(file) is Origin.USER
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1 << 12)
 def is_user_code(file: str) -> bool:
     """Whether messages name lines of a file: it is part of the user's project, or of a model library.
 

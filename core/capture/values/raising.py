@@ -58,7 +58,7 @@ def value_without_error(started: bool) -> bool | None:
     return found
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1 << 12)
 def _branch(code: CodeType, offset: int) -> bool | None:
     """The condition under which the branch at an instruction does not raise; None unless exactly one side raises."""
     instructions = list(dis.get_instructions(code))
@@ -90,7 +90,7 @@ def _raises(code: CodeType, instructions: list[dis.Instruction], start: int) -> 
     return False
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1 << 12)
 def _handled(code: CodeType, offset: int) -> bool:
     """Whether an instruction is in a ``try`` with ``except`` or ``finally``; ``with`` does not count."""
     instructions = {found.offset: found for found in dis.get_instructions(code)}

@@ -133,6 +133,23 @@ def test_a_pickle_cannot_change_the_classes_of_dcp(tmp_path):
     assert torch.distributed.checkpoint.metadata.Metadata.version is None
 
 
+@pytest.mark.parametrize(
+    "pickled",
+    [
+        b"\x80\x02]r\xff\xff\xff\x7f.",  # a number of 31 bits in the memo
+        b"\x80\x02})" + b"2\x86" * 100 + b"Ns.",  # a tuple of two tuples of two tuples …, as a key
+        b"\x80\x02}ctorch\nSize\n)" + b"2\x86\x85R" * 100 + b"Ns.",
+        b"\x80\x02ctorch.serialization\n_get_layout\n](" + b"]" * 2 + b"e2\x86\x85R.",
+        b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7f.",  # bytes of 63 bits of length
+    ],
+    ids=["memo", "tuples", "sizes", "layout", "bytes"],
+)
+def test_a_small_pickle_that_asks_for_much_is_refused(tmp_path, pickled):
+    folder = saved(tmp_path / "dcp")
+    (folder / ".metadata").write_bytes(pickled)
+    refused(folder, tmp_path / "a", "cannot be read")
+
+
 @pytest.mark.parametrize("path", ["../outside", "/etc/passwd"])
 def test_files_outside_of_the_folder_are_not_read(tmp_path, path):
     def move(kept):

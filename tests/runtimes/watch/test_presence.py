@@ -84,11 +84,12 @@ def test_stopped_rank_and_a_child_of_a_killed_one_do_not_hide_it(here):
     assert here.happened.wait(20)
 
 
-def test_rank_that_ends_for_another_one_names_that_one(here):
-    """Rank 1 has seen the end of rank 2, which rank 0 has not."""
+@pytest.mark.parametrize("learned", ["here", "by the store"])
+def test_rank_that_ends_for_another_one_names_that_one(here, learned):
+    """Rank 1 knows the end of rank 2, which rank 0 has not seen."""
     first = Presence(JOB, 1, 3)
     seen(here, 1)
-    first._end(2)
+    first._end(2) if learned == "here" else first.blame(2)
     first.close()
     assert here.happened.wait(20)
     assert here.seen == [2]
