@@ -236,9 +236,19 @@ def _print_cluster(name: str, known: Catalogue, cluster: Cluster) -> None:
         [_path_row(cluster, path) for path in path_classes(cluster)],
         texts=("through",),
     )
+    for (memory_bytes, rate), count in _host_memory(cluster).items():
+        parts = [] if memory_bytes is None else [bytes_text(memory_bytes)]
+        parts += [] if rate is None else [f"{rate_text(rate)} for reads and writes together"]
+        print(f"{counted(count, 'host')} with memory of {', '.join(parts)}" + (" each" if count > 1 else ""))
     kinds = Counter((device.type or "device", device.memory_bytes) for device in cluster.devices)
     for (kind, memory_bytes), count in kinds.items():
         print(f"{count} × {kind}, {bytes_text(memory_bytes)} each for a plan")
+
+
+def _host_memory(cluster: Cluster) -> Counter[tuple[int | None, float | None]]:
+    """Memory and its rate, by host; without hosts of which neither is known."""
+    hosts = ((hub.memory_bytes, hub.memory_bytes_per_s) for hub in cluster.hubs if hub.kind == "host")
+    return Counter(found for found in hosts if found != (None, None))
 
 
 def _rate_text(kind: LinkClass) -> str:

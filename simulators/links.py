@@ -31,10 +31,13 @@ class LinkUse:
 
 
 def directed_links(cluster: Cluster) -> dict[Direction, float]:
-    """Both directions of every link with the bandwidth in bytes/s, in the cluster's order, from a to b first."""
+    """Both directions of every link with the bandwidth in bytes/s, in the cluster's order, from a to b first.
+
+    Then the memory of the hosts: written, read.
+    """
     return {
         ends: link.rate(from_a)
-        for link in cluster.links
+        for link in (*cluster.links, *cluster.memories.values())
         for from_a, ends in ((True, (link.a, link.b)), (False, (link.b, link.a)))
     }
 

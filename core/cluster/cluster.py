@@ -15,6 +15,7 @@ from ..documents import converter, read_document, to_json
 from ..errors import RequestError
 from ..files.limits import MOST_DEVICES
 from .device_type import DeviceType
+from .host_memory import check_memory_rate, into_memory, memory_links, staged
 from .routing import ArrangedRouter, Hop, Link, Router, path_latency_s, path_rate
 
 FORMAT = "panpipe.cluster/1"
@@ -50,11 +51,14 @@ class Hub:
         kind: ``switch`` (NVSwitch, a switch of the network), ``pcie`` (a PCIe switch or root port), ``host`` (a socket
             and its memory) or ``nic``. Paths between devices may not turn around among the kinds ``pcie`` and ``nic``.
         memory_bytes: of a host, what plans may offload to it; None for no limit.
+        memory_bytes_per_s: of a host, the rate of its memory: of all that is read and written there together; None for
+            no limit.
     """
 
     name: str
     kind: str = "switch"
     memory_bytes: int | None = None
+    memory_bytes_per_s: float | None = None
 
 
 def _hubs(hubs: tuple[Hub | str, ...]) -> tuple[Hub, ...]:
@@ -72,8 +76,9 @@ class Cluster:
         types: device types that the catalogue does not have.
 
     Raises:
-        RequestError: a name is used twice, a hub's kind is unknown, a hub of another kind than host has memory, two
-            links join the same ends, an end of a link is unknown, or a rate, latency or memory is not positive.
+        RequestError: a name is used twice, a hub's kind is unknown, a hub of another kind than host has memory or a
+            rate of it, two links join the same ends, an end of a link is unknown, or a rate, latency or memory is not
+            positive.
     """
 
     devices: tuple[Device, ...]
@@ -87,7 +92,8 @@ class Cluster:
         if len(self.devices) > MOST_DEVICES:
             raise RequestError(f"the cluster has {len(self.devices)} devices: at most {MOST_DEVICES}; give fewer")
         counts = Counter([device.name for device in self.devices] + [hub.name for hub in self.hubs])
-        for what, found in (("", counts), ("device type ", Counter(kind.name for kind in self.types))):
+        memories = Counter(link.b for link in self.memories.values())
+        for what, found in (("", counts + memories), ("device type ", Counter(kind.name for kind in self.types))):
             twice = next((name for name, count in found.items() if count > 1), None)
             if twice is not None:
                 raise RequestError(f"{what}'{twice}' appears twice in the cluster: names are unique; rename one")
@@ -100,6 +106,7 @@ class Cluster:
             if hub.memory_bytes is not None and (hub.kind != "host" or hub.memory_bytes < 0):
                 rule = "it must be at least 0" if hub.kind == "host" else "only hubs of kind host have memory"
                 raise RequestError(f"memory_bytes of '{hub.name}' is {hub.memory_bytes}: {rule}")
+            check_memory_rate(hub.name, hub.kind, hub.memory_bytes_per_s)
         _check_links(self.links, counts)
 
     @cached_property
@@ -117,12 +124,17 @@ class Cluster:
     def _host_paths(self) -> dict[int, tuple[Hop, ...]]:
         return {}
 
+    @cached_property
+    def memories(self) -> dict[str, Link]:
+        """The memory of every host that has a rate, as a link (see :mod:`.host_memory`), by the host's name."""
+        return memory_links((hub.name, hub.memory_bytes_per_s) for hub in self.hubs if hub.kind == "host")
+
     def path(self, src: int, dst: int) -> tuple[Hop, ...]:
         """Links from device ``src`` to device ``dst``, each with its direction (True from a to b).
 
         The path with the least latency; of equal ones, one with the fewest links (see :mod:`.routing`). It never turns
-        around at PCIe switches or NICs: without NVLink a transfer is staged through a host. It crosses no other device
-        but those that forward.
+        around at PCIe switches or NICs: without NVLink a transfer is staged through a host, whose memory it crosses
+        twice. It crosses no other device but those that forward.
 
         Raises:
             RequestError: nothing connects them.
@@ -135,7 +147,7 @@ class Cluster:
                     f"no link connects {ends}: add one; paths cross another device only if the cluster file has "
                     '"forwards": true for it'
                 )
-            self._paths[src, dst] = path
+            self._paths[src, dst] = staged(path, self.memories)
         return self._paths[src, dst]
 
     def arranged(self, order: Sequence[int]) -> "Cluster":
@@ -150,7 +162,8 @@ class Cluster:
         return other
 
     def host_path(self, device: int) -> tuple[Hop, ...]:
-        """Links from a device to the nearest host, each with its direction (True from a to b): the path of an offload.
+        """Links from a device to the nearest host and into its memory, each with its direction (True from a to b): the
+        path of an offload.
 
         Raises:
             RequestError: no host is connected to it.
@@ -160,14 +173,14 @@ class Cluster:
             if path is None:
                 name = self.devices[device].name
                 raise RequestError(f"device {device} ('{name}') reaches no hub of kind host: add one with a link to it")
-            self._host_paths[device] = path
+            self._host_paths[device] = into_memory(path, self.memories)
         return self._host_paths[device]
 
     def host_of(self, device: int) -> Hub:
         """The nearest host of a device. Raises RequestError if none is connected to it."""
-        link, forward = self.host_path(device)[-1]
-        name = link.b if forward else link.a
-        return next(hub for hub in self.hubs if hub.name == name)
+        ends = {end for link, _ in self.host_path(device) for end in (link.a, link.b)}
+        # A path to the nearest host has no other one on it.
+        return next(hub for hub in self.hubs if hub.name in ends and hub.kind == "host")
 
     def transfer_s(self, src: int, dst: int, size_bytes: float) -> float:
         """Seconds of one transfer on idle links: the sum of latencies, plus the bytes at the slowest link's rate."""
@@ -258,7 +271,7 @@ def _write_cluster(cluster: Cluster) -> dict[str, Any]:
 
 # Fields added later are omitted at their default, so that older files keep their bytes.
 _later = override(omit_if_default=True)
-_hub_document = cattrs.gen.make_dict_unstructure_fn(Hub, converter, memory_bytes=_later)
+_hub_document = cattrs.gen.make_dict_unstructure_fn(Hub, converter, memory_bytes=_later, memory_bytes_per_s=_later)
 _hub_object = cattrs.gen.make_dict_structure_fn(Hub, converter)
 converter.register_structure_hook(Hub, _read_hub)
 converter.register_unstructure_hook(Hub, _write_hub)

@@ -103,6 +103,8 @@ def path_rate(path: Sequence[Hop]) -> float:
     """Bytes/s of a path while nothing else uses its links: that of the slowest one; infinite for no link."""
     if isinstance(path, ParallelPath):
         return path.bytes_per_s
+    if len({id(link) for link, _ in path}) < len(path):  # staged: the host's memory is crossed twice
+        return shared_rate(path)
     return min([link.rate(from_a) for link, from_a in path], default=inf)
 
 

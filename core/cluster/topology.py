@@ -174,6 +174,7 @@ def link_classes(links: Iterable[Link], kinds: dict[str, str]) -> tuple[LinkClas
 def path_classes(cluster: Cluster, device: int = 0) -> tuple[PathClass, ...]:
     """Paths from a device to all others and to its host, grouped by the kinds of their hubs and by rate."""
     kinds = {hub.name: hub.kind for hub in cluster.hubs}
+    memories = set(cluster.memories.values())
     found: dict[tuple[object, ...], PathClass] = {}
     for other in (*range(len(cluster.devices)), None):
         if other == device:
@@ -182,7 +183,8 @@ def path_classes(cluster: Cluster, device: int = 0) -> tuple[PathClass, ...]:
             path = cluster.host_path(device) if other is None else cluster.path(device, other)
         except RequestError:
             continue
-        hubs = tuple(link.b if forward else link.a for link, forward in path)[: None if other is None else -1]
+        ends = tuple(link.b if forward else link.a for link, forward in path if link not in memories)
+        hubs = ends[: None if other is None else -1]
         rate, latency_s = path_rate(path), path_latency_s(path)
         key = (other is None, *(kinds.get(hub) for hub in hubs), rate, latency_s)
         known = found.get(key)

@@ -29,10 +29,9 @@ def link_arrays(cluster: Cluster, replicas: Sequence[Sequence[int]]) -> LinkArra
     Links that are crossed by the messages of one pair only are left out: they limit nothing beyond the path's rate.
     """
     devices = len(replicas[0])
-    numbers: dict[tuple[int, bool | None], int] = {}
+    numbers: dict[tuple[str, str, bool | None], int] = {}
     capacity: list[float] = []
     crossed: list[list[int]] = []
-    places = {id(link): number for number, link in enumerate(cluster.links)}
     for a in range(devices):
         for b in range(devices):
             own: list[int] = []
@@ -42,7 +41,7 @@ def link_arrays(cluster: Cluster, replicas: Sequence[Sequence[int]]) -> LinkArra
                     if link.both_bytes_per_s is not None:
                         ways.append((None, link.both_bytes_per_s))
                     for way, rate in ways:
-                        key = places[id(link)], way
+                        key = link.a, link.b, way
                         if key not in numbers:
                             numbers[key] = len(capacity)
                             capacity.append(rate)

@@ -71,14 +71,14 @@ def test_copy_after_a_message_waits_for_the_rest_only():
     assert (result.bubbles[1][COMMUNICATION], result.bubbles[1][HOST_COPY]) == (2.0, 2.0 + 4.0)
 
 
-def two_devices(*uplinks):
+def two_devices(*uplinks, memory_bytes_per_s=None):
     """Two devices on one PCIe switch, or each with its own, under one host; each offloads a microbatch at once."""
     devices = (Device("gpu0", 10**6), Device("gpu1", 10**6))
     switches = sorted(set(uplinks))
     links = [Link(device.name, switch, 100.0, 0.0) for device, switch in zip(devices, uplinks, strict=True)]
     links += [Link(switch, "host", 100.0, 0.0) for switch in switches]
     links.append(Link("gpu0", "gpu1", 1e9, 0.0))
-    hubs = (*(Hub(switch, "pcie") for switch in switches), Hub("host", "host"))
+    hubs = (*(Hub(switch, "pcie") for switch in switches), Hub("host", "host", None, memory_bytes_per_s))
     rows = orders("0F0 0F1 0B0 0B1", "1F0 1F1 1B0 1B1")
     offload = [leaves(0, 200, "0: 0F1 0F1"), leaves(1, 200, "0: 1F1 1F1")]
     return plan_of(
@@ -94,6 +94,50 @@ def test_neighbours_on_one_pcie_switch_share_its_link_to_the_host():
         (0, "from host", 1), (0, "to host", 1), (1, "from host", 1), (1, "to host", 1)
     ]  # fmt: skip
     assert shared.bubbles[0][CONTENTION] == 2.0 + 2.0
+
+
+def test_devices_of_a_host_share_the_rate_of_its_memory():
+    """Both write 200 bytes at once, then both read them: at 60 bytes/s each of 120, or at the 100 of their links."""
+    slow, fast = (simulate(two_devices("pcie0", "pcie1", memory_bytes_per_s=rate)) for rate in (120.0, 400.0))
+    assert [use.bytes_per_s for use in slow.host_copies] == pytest.approx([60.0] * 4)
+    assert [use.bytes_per_s for use in fast.host_copies] == [100.0] * 4
+    (written, read) = [use for use in slow.links if "memory of host" in (use.src, use.dst)]
+    assert (written.src, written.bytes, read.dst, read.bytes) == ("host", 400.0, "host", 400.0)
+    assert written.delay_s + read.delay_s == pytest.approx(4 * (200 / 60 - 2))
+
+
+def test_a_numa_node_has_a_memory_of_its_own():
+    """As above, with the second device's switch on a host of its own: neither waits for the other."""
+    plan = two_devices("pcie0", "pcie1", memory_bytes_per_s=120.0)
+    cluster = plan.prediction.cluster
+    links = [Link("pcie1", "far", 100.0, 0.0) if link.a == "pcie1" else link for link in cluster.links]
+    cluster = evolve(cluster, hubs=(*cluster.hubs, Hub("far", "host", None, 50.0)), links=tuple(links))
+    found = simulate(evolve(plan, prediction=evolve(plan.prediction, cluster=cluster)))
+    assert [use.bytes_per_s for use in found.host_copies] == [100.0, 100.0, 50.0, 50.0]
+
+
+def test_both_directions_share_the_rate_of_a_hosts_memory():
+    """RELOAD1 and OFFLOAD2 start together: 100 bytes/s each over the link, 50 each of the memory's 100."""
+    plan = one_device(100.0, None, queues=2)
+    cluster = evolve(plan.prediction.cluster, hubs=(Hub("host0", "host", None, 100.0),))
+    result = simulate(evolve(plan, prediction=evolve(plan.prediction, cluster=cluster)))
+    assert (spans(result)["0RELOAD1"], spans(result)["0OFFLOAD2"]) == ((5.0, 9.0), (5.0, 9.0))
+
+
+def test_a_message_through_the_host_is_written_and_read_in_its_memory():
+    """200 bytes over links of 100 bytes/s: the memory's 120 are 60 for a message, and 40 next to a copy out of 100."""
+    plan = two_devices("pcie0", "pcie1", memory_bytes_per_s=120.0)
+    cluster = evolve(plan.prediction.cluster, links=plan.prediction.cluster.links[:-1])
+    assert cluster.transfer_s(0, 1, 200) == pytest.approx(200 / 60)
+    edges = (evolve(plan_of(plan.device_actions, (0, 1)).edges[0], bytes=200, gradient_bytes=0),)
+    plan = evolve(
+        plan, edges=edges, prediction=evolve(plan.prediction, cluster=cluster),
+        memory=evolve(plan.memory, offload=plan.memory.offload[:1]),
+    )  # fmt: skip
+    result = simulate(plan)
+    (message,) = [e for e in result.trace.events if str(e.action) == "0SEND_F0>1"]
+    assert spans(result)["0OFFLOAD0"] == (1.0, pytest.approx(6.0))  # max-min fair: each crossing of the memory gets 40
+    assert (message.start_s, message.end_s) == (1.0, pytest.approx(6.0))
 
 
 def test_messages_through_the_host_share_its_links_with_copies():
@@ -153,16 +197,29 @@ def test_why_not_faster_names_host_copies_and_the_links_they_share():
 
 def test_rates_and_host_memory_are_in_the_cluster_file(tmp_path):
     cluster = one_device(100.0, 400.0, 450.0).prediction.cluster
-    cluster = evolve(cluster, hubs=(Hub("host0", "host", 10**9),))
+    cluster = evolve(cluster, hubs=(Hub("host0", "host", 10**9, 2e11),))
     (tmp_path / "cluster.json").write_text(cluster_json(cluster))
     assert read_cluster(tmp_path / "cluster.json") == cluster
     data = json.loads(cluster_json(cluster))
-    assert data["hubs"] == [{"name": "host0", "kind": "host", "memory_bytes": 10**9}]
+    assert data["hubs"] == [{"name": "host0", "kind": "host", "memory_bytes": 10**9, "memory_bytes_per_s": 2e11}]
     assert data["links"][0]["back_bytes_per_s"] == 400.0
     plain = json.loads(cluster_json(one_device(100.0).prediction.cluster))
     assert (plain["hubs"], set(plain["links"][0])) == (
         [{"name": "host0", "kind": "host"}], {"a", "b", "bytes_per_s", "latency_s"}
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "rate"), [("host", 0.0), ("host", -1.0), ("host", float("nan")), ("host", float("inf")), ("pcie", 1e9)]
+)
+def test_a_bad_rate_of_memory_is_refused(kind, rate):
+    with pytest.raises(RequestError, match="memory_bytes_per_s of 'host0' is"):
+        Cluster((Device("gpu0", 10**6),), (Hub("host0", kind, None, rate),), (Link("gpu0", "host0", 1e9, 0.0),))
+
+
+def test_a_place_with_the_name_of_a_hosts_memory_is_refused():
+    with pytest.raises(RequestError, match="'memory of host0' appears twice"):
+        Cluster((Device("gpu0", 10**6),), (Hub("host0", "host", None, 1e9), Hub("memory of host0")), ())
 
 
 @pytest.mark.parametrize("rates", [(100.0, 0.0), (100.0, None, -1.0)])

@@ -33,12 +33,12 @@ def in_nodes(count, rate):
 
 
 def staged(count, rate):
-    """Pairs behind PCIe switches of one host; bridges over every other pair."""
+    """Pairs behind PCIe switches of one host, whose memory is slow for them all; bridges over every other pair."""
     pairs = sorted({i // 2 for i in range(count)})
     links = [Link(f"d{i}", f"pcie{i // 2}", rate, 0.25) for i in range(count)]
     links += [Link(f"pcie{pair}", "host", rate, 0.25) for pair in pairs]
     links += [Link(f"d{2 * pair}", f"d{2 * pair + 1}", 2 * rate, 0.25) for pair in pairs[::2] if 2 * pair + 1 < count]
-    return [*(Hub(f"pcie{pair}", "pcie") for pair in pairs), Hub("host", "host")], links
+    return [*(Hub(f"pcie{pair}", "pcie") for pair in pairs), Hub("host", "host", None, 1.5 * rate)], links
 
 
 @st.composite

@@ -7,8 +7,8 @@
               └──── host0 ──┘                  sockets; two of them are joined by the processors' link
      nic0 ── rail0 ── nic0 of the next node    NICs with one index share a switch; the spine joins these
 
-Rates are the catalogue's effective ones. A host is a socket with its memory; what its devices stage or offload crosses
-the links to it, and no rate of the memory itself is modelled.
+Rates are the catalogue's effective ones. A host is a socket with its memory (a NUMA node); what its devices stage or
+offload crosses the links to it, and shares the rate of its memory.
 """
 
 from collections.abc import Iterator, Sequence
@@ -71,7 +71,8 @@ class Node:
         for switch in range(self.switches):
             yield Hub(f"{self.prefix}pcie{switch}", "pcie")
         for socket in range(self.socket_of(self.switches - 1) + 1):
-            yield Hub(f"{self.prefix}host{socket}", "host", self.kind.host_memory_bytes)
+            memory = self.kind.host_memory_bytes, self.kind.host_memory_bytes_per_s
+            yield Hub(f"{self.prefix}host{socket}", "host", *memory)
         for nic in range(self.nics if network else 0):
             yield Hub(f"{self.prefix}nic{nic}", "nic")
 

@@ -21,6 +21,7 @@ PARAMETERS: Mapping[str, type] = {
     "rails": bool,
     "oversubscription": float,
     "host_memory_bytes": int,
+    "host_memory_bytes_per_s": float,
 }
 """The fields of a node that a cluster may override, with their types."""
 MOST: Mapping[str, int] = {"gpus": 4096, "gpus_per_pcie_switch": 4096, "sockets": 64, "nics": 4096}
@@ -93,6 +94,7 @@ class NodeType:
         oversubscription: of the spine: the rate of a rail's NICs divided by that of its link to the spine.
         spine_latency_s: of the link between a rail's switch and the spine.
         host_memory_bytes: of each socket, for what plans offload; None for no limit.
+        host_memory_bytes_per_s: of each socket, of all that is read and written there together; None for no limit.
         sources: by the name of each number.
 
     Raises:
@@ -114,9 +116,10 @@ class NodeType:
     sources: Mapping[str, Source] = field(hash=False)
     device: str | None = None
     host_memory_bytes: int | None = None
+    host_memory_bytes_per_s: float | None = None
 
     def __attrs_post_init__(self) -> None:
-        memory = () if self.host_memory_bytes is None else ("host_memory_bytes",)
+        memory = [name for name in ("host_memory_bytes", "host_memory_bytes_per_s") if getattr(self, name) is not None]
         positive = ("gpus", "gpus_per_pcie_switch", "sockets", "nics", "oversubscription", *memory)
         _check_numbers(self, "node", positive, zero=("spine_latency_s",))
         for name, most in MOST.items():

@@ -33,6 +33,13 @@ def two_switches(devices, bytes_per_s, between):
     return Cluster(places, hubs, (*links, Link("left", "right", between, 0.05)))
 
 
+def one_host(devices, bytes_per_s, memory_bytes_per_s):
+    """Devices on one host, through whose memory all messages are staged."""
+    places = tuple(Device(f"gpu{i}", 10**9) for i in range(devices))
+    links = tuple(Link(place.name, "host", bytes_per_s, 0.01) for place in places)
+    return Cluster(places, (Hub("host", "host", None, memory_bytes_per_s),), links)
+
+
 def graph_of(seed, operators):
     """A chain with skips; times and bytes are random."""
     draw = random.Random(seed)
@@ -49,6 +56,7 @@ CLUSTERS = {
     "one switch": one_switch(4, 10.0, 0.02),
     "duplex": one_switch(4, 10.0, 0.0, both=12.0),
     "two switches": two_switches(4, 20.0, 8.0),
+    "host memory": one_host(4, 20.0, 25.0),
     "pairs": fully_connected(3, 10**9, 6.0, 0.1),
 }
 

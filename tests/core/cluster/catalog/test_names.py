@@ -5,14 +5,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.cluster.catalog import catalogue, device_type, find_cluster
 from panpipe.core.cluster.catalog.find import host_memory_bytes
-from panpipe.core.cluster.routing import path_rate, reverse
+from panpipe.core.cluster.routing import path_rate, reverse, shared_rate
 from panpipe.core.errors import RequestError
 
 
 def way(cluster, src, dst):
     """Names of the places from one device to another."""
-    here, names = cluster.devices[src].name, []
-    for link, forward in cluster.path(src, dst):
+    here, names, memories = cluster.devices[src].name, [], set(cluster.memories.values())
+    for link, forward in (hop for hop in cluster.path(src, dst) if hop[0] not in memories):
         assert here == (link.a if forward else link.b)
         here = link.b if forward else link.a
         names.append(here)
@@ -66,17 +66,30 @@ def test_gb200_reaches_the_farther_numa_node_at_a_third_of_the_rate():
     assert between.bytes_per_s == 115e9
 
 
-def test_memory_of_hosts_is_a_parameter():
-    assert find_cluster("8xH100").host_of(0).memory_bytes is None
-    assert find_cluster("8xH100:host_memory_bytes=1000000").host_of(0).memory_bytes == 1_000_000
+def test_two_gb300_of_a_grace_share_its_memory():
+    """182 GB/s each with both busy, as measured; both directions of both have no more."""
+    cluster = find_cluster("4xGB300")
+    first, second, farther = (cluster.host_path(gpu) for gpu in (0, 1, 2))
+    assert shared_rate(first + second) == 182e9
+    assert shared_rate(first + reverse(first) + second + reverse(second)) == 91e9
+    assert shared_rate(first + farther) == 182e9
+    assert first[-1][0] is second[-1][0] is not farther[-1][0]
+
+
+def test_memory_of_hosts_and_its_rate_are_parameters():
+    host = find_cluster("8xH100").host_of(0)
+    assert (host.memory_bytes, host.memory_bytes_per_s) == (None, 246e9)
+    host = find_cluster("8xH100:host_memory_bytes=1000000,host_memory_bytes_per_s=5e9").host_of(0)
+    assert (host.memory_bytes, host.memory_bytes_per_s) == (1_000_000, 5e9)
 
 
 def test_l40s_behind_one_pcie_switch_are_staged_as_well():
     cluster = find_cluster("8xL40S")
     assert way(cluster, 0, 1) == "pcie0 host0 pcie0"
-    up, down = cluster.path(0, 1)[1:3]
+    up, written, read, down = cluster.path(0, 1)[1:5]
     assert up[0] is down[0]
-    assert (up[1], down[1]) == (True, False)
+    assert written[0] is read[0] is cluster.memories["host0"]
+    assert [hop[1] for hop in (up, written, read, down)] == [True, True, False, False]
 
 
 def test_nodes_communicate_over_the_nic_of_the_pcie_switch_and_its_rail():
@@ -133,7 +146,7 @@ def test_any_size_of_any_node_is_connected_and_staged_where_it_must_be(kind, nod
     assert sum(hub.kind == "nic" for hub in cluster.hubs) == (nodes * nics if nodes > 1 else 0)
     kinds = {hub.name: hub.kind for hub in cluster.hubs}
     for src in (0, len(cluster.devices) - 1):
-        assert kinds[cluster.host_path(src)[-1][0].b] == "host"
+        assert cluster.host_of(src).kind == "host"
         for dst in range(len(cluster.devices)):
             if src == dst:
                 continue
