@@ -22,7 +22,7 @@ from ..core.capture.regions.breaks import StepFunction
 from ..core.errors import RequestError
 from ..runtimes.pipeline import Pipeline
 from .optimizers import ModelOptimizer
-from .replicas import refuse_replicas
+from .replicas import ReplicaRows
 from .requirements import needs
 
 with needs("accelerate"):
@@ -70,26 +70,32 @@ class AcceleratedPipeline:
         accelerator: decides which batches update.
         pipe: the pipeline.
         leader: the optimizer whose learning rates the stages follow.
+        rows: divides batches over replicas.
 
     Attributes:
         pipe: the pipeline.
     """
 
-    def __init__(self, accelerator: Accelerator, pipe: Pipeline, leader: ModelOptimizer) -> None:
+    def __init__(self, accelerator: Accelerator, pipe: Pipeline, leader: ModelOptimizer, rows: ReplicaRows) -> None:
         self.pipe = pipe
-        self._accelerator, self._leader = accelerator, leader
+        self._accelerator, self._leader, self._rows = accelerator, leader, rows
 
     def step(self, batch: Any) -> Tensor:
-        """Train on a batch; within ``accelerator.accumulate()`` the last one of an accumulation updates.
+        """Train on a batch, the same on all ranks; within ``accelerator.accumulate()`` the last one of an accumulation
+        updates.
 
         Returns:
             The loss of the batch.
         """
         self._leader.lead(self.pipe)
-        return self.pipe.step(batch, update=self._accelerator.sync_gradients)
+        return self.pipe.step(self._rows.trained(batch), update=self._accelerator.sync_gradients)
+
+    def evaluate(self, batch: Any, *, step: StepFunction | None = None) -> Tensor:
+        """The loss of a batch, the same on all ranks, forward only (see ``Pipeline.evaluate``)."""
+        return self.pipe.evaluate(self._rows.evaluated(batch, step), step=step)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the pipeline's: ``evaluate``, ``forward``, ``save``, ``close`` …"""
+        """Everything else is the pipeline's: ``forward``, ``save``, ``close`` …"""
         return getattr(self.pipe, name)
 
     def save_state(self, _models: Any, _weights: Any, folder: str) -> None:
@@ -133,8 +139,9 @@ def prepare(
             "panpipe.integrations.accelerate.pipeline_accelerator()"
         )
     leader = ModelOptimizer(optimizer, model)
-    pipe = refuse_replicas(pipeline(model, step, example_batch, optimizer=leader.factory, **options))
-    prepared = AcceleratedPipeline(accelerator, pipe, leader)
+    rows = ReplicaRows(model, step, example_batch, options)
+    pipe = pipeline(model, step, rows.trained(example_batch), optimizer=leader.factory, **options)
+    prepared = AcceleratedPipeline(accelerator, pipe, leader, rows)
     accelerator.register_save_state_pre_hook(prepared.save_state)
     accelerator.register_load_state_pre_hook(prepared.load_state)
     accelerated = accelerator.prepare(leader)

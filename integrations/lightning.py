@@ -23,7 +23,7 @@ from ..core.errors import RequestError
 from ..runtimes.pipeline import Pipeline
 from .lightning_steps import Logged, detached, loss_of, prediction
 from .optimizers import ModelOptimizer
-from .replicas import refuse_replicas
+from .replicas import ReplicaRows
 from .requirements import needs
 
 with needs("lightning"):
@@ -43,7 +43,8 @@ class PanpipeStrategy(SingleDeviceStrategy):
     """Train a LightningModule as a pipeline: ``Trainer(strategy=PanpipeStrategy(microbatches=8))``.
 
     A batch of the loader is the whole batch of the pipeline. Under ``torchrun`` the ranks are the devices of one
-    pipeline: they read the same batches, and rank 0 logs and writes.
+    pipeline: they read the same batches, and rank 0 logs and writes. With ``mesh="pp=2,dp=2"`` each replica trains on
+    its rows of the batch.
 
     Args:
         options: of ``panpipe.pipeline``, without those that lightning has itself: optimizer, scheduler, clip_norm.
@@ -64,6 +65,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
         super().__init__(torch.device("cpu"))
         self.global_rank = int(os.environ.get("RANK", "0"))
         self.pipe: Pipeline | None = None
+        self._rows: ReplicaRows | None = None
         self._given = options
         self._logged: dict[str, Logged] = {}
         self._steps: dict[str, Any] = {}
@@ -113,8 +115,9 @@ class PanpipeStrategy(SingleDeviceStrategy):
         batch = self._shared(batch)
         with detached(self.lightning_module, self._logged_by("training_step")):
             pipe = self.pipe or self._build(batch, trainer)
+            assert self._rows is not None
             self._leader.lead(pipe)
-            loss = pipe.step(batch, update=not trainer.fit_loop._should_accumulate())
+            loss = pipe.step(self._rows.trained(batch), update=not trainer.fit_loop._should_accumulate())
         self._log("training_step", pipe)
         return loss
 
@@ -136,9 +139,10 @@ class PanpipeStrategy(SingleDeviceStrategy):
     def _evaluate(self, name: str, batch: Any, *arguments: Any) -> Any:
         if self.pipe is None:  # no rank has parted with its parameters yet
             return getattr(super(), name)(batch, *arguments)
+        assert self._rows is not None
         step = self._steps.setdefault(name, loss_of(name, shared=False))  # each function is captured once
         with detached(self.lightning_module, self._logged_by(name)):
-            loss = self.pipe.evaluate(batch, step=step)
+            loss = self.pipe.evaluate(self._rows.evaluated(batch, step), step=step)
         self._log(name, self.pipe)
         return loss
 
@@ -173,15 +177,16 @@ class PanpipeStrategy(SingleDeviceStrategy):
 
     def _build(self, batch: Any, trainer: Any) -> Pipeline:
         """The pipeline of the module, built for the first batch."""
+        step = loss_of("training_step", shared=trainer.accumulate_grad_batches > 1)
+        self._rows = ReplicaRows(self.lightning_module, step, batch, self._given)
         self.pipe = pipeline(
             self.lightning_module,
-            loss_of("training_step", shared=trainer.accumulate_grad_batches > 1),
-            batch,
+            step,
+            self._rows.trained(batch),
             optimizer=self._leader.factory,
             clip_norm=trainer.gradient_clip_val or None,
             **self._given,
         )
-        refuse_replicas(self.pipe)
         if self._resumes is not None:
             self.pipe.resume(self._resumes)
         # Lightning clears gradients that this rank may not hold; the pipeline clears them after its update.

@@ -23,7 +23,7 @@ from ..core.errors import RequestError
 from ..runtimes.pipeline import Pipeline
 from .optimizers import ModelOptimizer
 from .own_loss import step_of_trainer
-from .replicas import refuse_replicas
+from .replicas import ReplicaRows
 from .requirements import needs
 from .trainer_files import save_pretrained
 from .trainer_steps import SHARE, BatchCount, Outputs
@@ -78,7 +78,8 @@ class PanpipeTrainer(Trainer):
 
     ``per_device_train_batch_size`` is the whole batch of a pipeline, which is cut into microbatches. Under ``torchrun``
     the ranks are the devices of one pipeline: they read the same batches, and rank 0 logs and writes. Losses, weights,
-    logs and checkpoints are those of Trainer in one process.
+    logs and checkpoints are those of Trainer in one process. With ``{"mesh": "pp=2,dp=2"}`` each replica trains on its
+    rows of the batch.
 
     Args:
         pipeline: arguments of ``panpipe.pipeline``, such as ``{"microbatches": 8, "schedule": "1f1b"}``; without those
@@ -94,6 +95,7 @@ class PanpipeTrainer(Trainer):
 
     def __init__(self, *args: Any, pipeline: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         self.pipe: Pipeline | None = None
+        self._rows: ReplicaRows | None = None
         self._given = dict(pipeline or {})
         twice = next((name for name in self._given if name in _OWN), None)
         if twice is not None:
@@ -159,9 +161,9 @@ class PanpipeTrainer(Trainer):
         """
         self.model.train()
         inputs = self._batch(self._prepare_inputs(inputs))
-        pipe = self._pipeline(inputs)
+        pipe, rows = self._pipeline(inputs)
         self._model_optimizer.lead(pipe)
-        loss = pipe.step(inputs, update=self.accelerator.sync_gradients).detach()
+        loss = pipe.step(rows.trained(inputs), update=self.accelerator.sync_gradients).detach()
         whole = self.current_gradient_accumulation_steps
         share = 1 / whole if num_items_in_batch is None else self._count(inputs) / num_items_in_batch
         part: Tensor = loss * share
@@ -176,8 +178,9 @@ class PanpipeTrainer(Trainer):
         found = [inputs.get(name) for name in self.label_names]
         labelled = bool(found) and all(value is not None for value in found)
         returns_loss = inputs.get("return_loss", self.can_return_loss)
-        pipe = self._pipeline(self._batch(inputs))
-        loss = pipe.evaluate(self._batch(inputs)) if labelled or (not found and returns_loss) else None
+        pipe, rows = self._pipeline(self._batch(inputs))
+        has_loss = labelled or (not found and returns_loss)
+        loss = pipe.evaluate(rows.evaluated(self._batch(inputs))) if has_loss else None
         if prediction_loss_only:
             return loss, None, None
         if ignore_keys is None:
@@ -187,8 +190,8 @@ class PanpipeTrainer(Trainer):
         key = tuple(sorted({*ignore_keys, "loss"}))
         if key not in self._predictions:  # each function is captured once
             self._predictions[key] = Outputs(key, self._dtype)
-        rows = pipe.forward(inputs, self._predictions[key].of_microbatch)
-        logits = rows[0] if len(rows) == 1 else rows
+        outputs = pipe.forward(inputs, self._predictions[key].of_microbatch)  # of all rows, in every replica
+        logits = outputs[0] if len(outputs) == 1 else outputs
         labels = None if loss is None else (found[0] if len(found) == 1 else tuple(found))
         return loss, logits, labels
 
@@ -213,10 +216,11 @@ class PanpipeTrainer(Trainer):
 
     # The pipeline
 
-    def _pipeline(self, inputs: Any) -> Pipeline:
-        """The pipeline of the model, built for the first batch."""
+    def _pipeline(self, inputs: Any) -> tuple[Pipeline, ReplicaRows]:
+        """The pipeline of the model, built for the first batch, and the rows of its replicas."""
         if self.pipe is not None:
-            return self.pipe
+            assert self._rows is not None
+            return self.pipe, self._rows
         if self.optimizer is None:
             self.create_optimizer()
         given = dict(self._given)
@@ -224,21 +228,22 @@ class PanpipeTrainer(Trainer):
             given.setdefault("devices", "cuda")
         training = self.model.training
         self.model.train()
+        step = step_of_trainer(self, self._count, self._dtype, inputs)
+        self._rows = ReplicaRows(self.model, step, inputs, given)
         self.pipe = pipeline(
             self.model,
-            step_of_trainer(self, self._count, self._dtype, inputs),
-            inputs,
+            step,
+            self._rows.trained(inputs),
             optimizer=self._model_optimizer.factory,
             clip_norm=self.args.max_grad_norm if self.args.max_grad_norm > 0 else math.inf,
             seed=self.args.seed,
             **given,
         )
         self.model.train(training)
-        refuse_replicas(self.pipe)
         if self._resumes is not None:
             self.pipe.resume(self._resumes)
             self._resumes = None
-        return self.pipe
+        return self.pipe, self._rows
 
     def _close(self) -> None:
         if self.pipe is not None:

@@ -34,7 +34,7 @@ MICROBATCHES = 8
 """Number of microbatches of an automatic plan by default."""
 
 
-def _plan(plan: Plan | str | Path) -> Plan | None:
+def given_plan(plan: Plan | str | Path) -> Plan | None:
     """The user's plan; None for an automatic one."""
     if isinstance(plan, Plan):
         return plan
@@ -43,7 +43,7 @@ def _plan(plan: Plan | str | Path) -> Plan | None:
     return None if plan == "auto" else read_plan(plan)
 
 
-def _mesh(mesh: Mesh | DeviceMesh | str | int | None) -> MeshWish:
+def given_mesh(mesh: Mesh | DeviceMesh | str | int | None) -> MeshWish:
     """The user's mesh, of which some dimensions may be unknown until the number of devices is known."""
     if isinstance(mesh, Mesh):
         mesh.check()
@@ -124,8 +124,8 @@ class PipelineOptions:
     devices: DeviceOptions = DeviceOptions()
     target: str = "devices"
     _microbatches: int | None = None
-    plan: Plan | None = field(converter=_plan)
-    mesh: MeshWish = field(default=None, converter=_mesh)
+    plan: Plan | None = field(converter=given_plan)
+    mesh: MeshWish = field(default=None, converter=given_mesh)
     backend: str | BackendKind | None = None
     weights: str | Path | ModuleInit | None = None
     compile: CompilerChoice | None = field(default=None, converter=_compiler)

@@ -20,6 +20,8 @@ from .problem.setting import FixedStages, Setting, one_setting
 from .problem.workload import Workload, counted, settings_of
 from .search_options import SearchOptions, refuse_none
 from .sharded import sharded_search
+from .suggestions.infeasible import NothingFits
+from .without_pipeline import nearly_as_fast, without_pipeline
 
 EFFORT = 400_000_000
 """Compute actions that a search evaluates by default: some seconds on one core, and about as long for its starts."""
@@ -30,6 +32,8 @@ EXACT, JUDGED = 0.9, 0.85
 contention if another oracle times messages that share links."""
 LEAST, MOST = 20_000, 400_000
 """Bounds of the resulting number of evaluations."""
+ALONE = 4_000
+"""Evaluations of a search for replicas of one device each, which have few choices."""
 LARGEST = 8
 """Most efforts that ``LEAST`` evaluations may take: with a hundred thousand actions per evaluation they would take
 minutes, and large orders gain little from single moves."""
@@ -72,7 +76,22 @@ def search_plans(
         settings = [one_setting(work.costs(size)[0], cluster, microbatches, limits, sizes, replicas)]
     settings = [evolve(setting, message=options.message) for setting in settings]
     meter = _meter(options, settings)
-    return _found(settings, options.space(), meter, options)
+    return _plain(settings, meter, options) or _found(settings, options.space(), meter, options)
+
+
+def _plain(settings: Sequence[Setting], meter: Meter, options: SearchOptions) -> SearchResult | None:
+    """Replicas of one device each, if no pipeline can be much faster."""
+    alone = [setting for setting in settings if setting.devices == 1]
+    if not alone or options.alternatives or options.until_fit:
+        return None
+    part = meter.part(ALONE)
+    own = without_pipeline(options)
+    try:
+        found = _found(alone, own.space(), part, own)
+    except NothingFits:
+        found = None
+    meter.spent += part.spent
+    return found if found is not None and nearly_as_fast(found, settings) else None
 
 
 def plan(

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from ...backends import nccl
 from ...backends.kind import BackendKind
 from ...backends.registry import find_backend
-from ...core.cluster.mesh import Mesh, MeshShape, plain
+from ...core.cluster.mesh import TENSOR, Mesh, MeshShape, plain
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
 from .groups import described
@@ -139,6 +139,32 @@ def mesh_for(plan: Plan | None, mesh: MeshWish) -> MeshWish:
             "plan again"
         )
     return mesh if isinstance(mesh, DeviceMesh) else plan.mesh
+
+
+def replica_here(plan: Plan | None, mesh: MeshWish) -> tuple[int, int]:
+    """The replica that this rank belongs to, and the number of replicas; 0 and 1 if this process is no rank.
+
+    Args:
+        plan: the plan of the pipeline; None if it is not known yet.
+        mesh: the user's.
+
+    Raises:
+        RequestError: they contradict each other, or are for another number of ranks.
+    """
+    wanted, job = mesh_for(plan, mesh), rank_of_job()
+    if job is None or wanted is None or _has_tensor_ranks(wanted):
+        return 0, 1
+    found = _over_ranks(wanted, job[1])
+    known = described(found) if isinstance(found, DeviceMesh) else found
+    assert known is not None
+    return next((number for number, ranks in enumerate(known.replicas) if job[0] in ranks), 0), known.data
+
+
+def _has_tensor_ranks(mesh: Mesh | MeshShape | DeviceMesh) -> bool:
+    """Whether a mesh has a dimension of tensor ranks, with which a pipeline has one replica."""
+    if isinstance(mesh, DeviceMesh):
+        return TENSOR in (mesh.mesh_dim_names or ())
+    return (mesh.tensor or 1) > 1
 
 
 def rank_of_job() -> tuple[int, int] | None:
