@@ -37,9 +37,11 @@ HEADINGS = {
     "host copy": "copy",
     "reduction": "reduce",
     "optimizer": "optim",
+    "warm-up": "warm",
+    "cool-down": "cool",
 }
 """Shorter headings of causes, for a table of 80 columns."""
-WITH_COPIES = {**HEADINGS, "compute": "work", "warm-up": "warm", "cool-down": "cool"}
+WITH_COPIES = {**HEADINGS, "compute": "work"}
 """The same for a plan that offloads, with one column more."""
 BUSIEST_LINKS = 16
 """Most links that are printed; ``--json`` has all."""

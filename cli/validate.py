@@ -58,7 +58,7 @@ def validate(
             for number in range(plan.devices)
         ]
         host = ("on the host",) if any(report.host_bytes) else ()
-        print_table("Memory", ("device", "peak saved", "peak of everything", "at", "memory", *host), rows)
+        print_table("Memory", ("device", "peak saved", "peak memory", "at", "limit", *host), rows)
 
 
 def _answer(plan: Plan, actions: int, report: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ accelerator.save_state(folder)                            # and load_state: weig
 """
 
 import shutil
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from .requirements import needs
 
 with needs("accelerate"):
     from accelerate import Accelerator, PartialState
-    from accelerate.utils import DataLoaderConfiguration, DistributedType
+    from accelerate.utils import DataLoaderConfiguration, DistributedType, find_batch_size
 
 STATE = "pipeline"
 """The folder within accelerate's ``save_state`` that has the state of the pipeline."""
@@ -79,6 +80,7 @@ class AcceleratedPipeline:
     def __init__(self, accelerator: Accelerator, pipe: Pipeline, leader: ModelOptimizer, rows: ReplicaRows) -> None:
         self.pipe = pipe
         self._accelerator, self._leader, self._rows = accelerator, leader, rows
+        self._kept: int | None = None
 
     def step(self, batch: Any) -> Tensor:
         """Train on a batch, the same on all ranks; within ``accelerator.accumulate()`` the last one of an accumulation
@@ -88,7 +90,18 @@ class AcceleratedPipeline:
             The loss of the batch.
         """
         self._leader.lead(self.pipe)
+        self._warn_of_other_size(find_batch_size(batch))
         return self.pipe.step(self._rows.trained(batch), update=self._accelerator.sync_gradients)
+
+    def _warn_of_other_size(self, rows: int | None) -> None:
+        """Warn of batches of several sizes in one update, which accelerate itself counts the same."""
+        if self._kept is not None and rows != self._kept:
+            warnings.warn(
+                f"an update has batches of {self._kept} and {rows} rows: the pipeline takes the mean over all rows, "
+                "accelerate alone that over batches; use drop_last=True for equal ones",
+                stacklevel=3,
+            )
+        self._kept = None if self._accelerator.sync_gradients else rows
 
     def evaluate(self, batch: Any, *, step: StepFunction | None = None) -> Tensor:
         """The loss of a batch, the same on all ranks, forward only (see ``Pipeline.evaluate``)."""

@@ -100,6 +100,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Create the module's optimizer, whose groups and options the stages' optimizers follow."""
+        self._close()
         super().setup_optimizers(trainer)
         made: list[Any] = super().optimizers
         _refuse(trainer, self.lightning_module, made)
@@ -237,11 +238,14 @@ class PanpipeStrategy(SingleDeviceStrategy):
             self.pipe.resume(self._resumes)
 
     def teardown(self) -> None:
-        """Close the pipeline."""
+        """Keep the pipeline, which has the weights: ``save_checkpoint`` and ``test`` may follow ``fit``."""
+        self.lightning_module.__dict__.pop("zero_grad", None)
+
+    def _close(self) -> None:
+        """Close the pipeline of an earlier ``fit``; a script that ends closes its last one."""
         if self.pipe is not None:
             self.pipe.close()
-            self.pipe = None
-            self.lightning_module.__dict__.pop("zero_grad", None)
+        self.pipe, self._rows = None, None
 
 
 def _keep(set_to_none: bool = True) -> None:

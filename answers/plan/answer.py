@@ -83,6 +83,7 @@ class PlanAnswer:
         return {
             **plain_plan(self.plan),
             "simulated_step_s": self.run.step_s,
+            "simulated_peak_memory_bytes": list(self.run.peak_memory_bytes),
             "memory_limit_bytes": list(self.limits),
             "memory_at_peak_bytes": list(self.run.memory_at_peak),
             "throughput": as_plain(self.rates),
@@ -176,13 +177,13 @@ class PlanAnswer:
         for number, limit in enumerate(self.limits[: self.plan.devices]):
             own = self.plan.stages_on(number)
             busy = self.plan.microbatches * sum(compute_s(self.prediction.costs[stage.index]) for stage in own)
-            peak = self.prediction.peak_memory_bytes[number]
+            peak = max(self.run.peak_memory_bytes[number :: self.plan.devices])  # of all replicas
             rows.append(
                 (
                     f"{number} {self.prediction.cluster.devices[self.plan.mesh.cluster_devices[number]].name}",
                     " ".join(str(stage.index) for stage in own),
                     share_text(busy, step_s),
-                    bytes_text(self.prediction.peak_saved_bytes[number]),
+                    bytes_text(max(self.run.peak_saved_bytes[number :: self.plan.devices])),
                     bytes_text(peak),
                     bytes_text(limit),
                     share_text(peak, limit),

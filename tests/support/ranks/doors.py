@@ -92,7 +92,7 @@ def accelerate(folder):
     optimizer, scheduler = accelerating.optimizer_of(model)
     if options is None:
         return _alone(folder, model, optimizer, scheduler)
-    accelerator = pipeline_accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator = pipeline_accelerator(cpu=True)
     batches = accelerator.prepare(loader())
     pipe, optimizer, scheduler = prepare(
         accelerator, model, accelerating.step, next(iter(batches)), optimizer, scheduler, **options
@@ -111,7 +111,7 @@ def accelerate(folder):
 
 
 def _alone(folder, model, optimizer, scheduler):
-    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator = Accelerator(cpu=True)
     batches = accelerator.prepare(loader())
     model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
     losses = []
