@@ -2,9 +2,11 @@
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from inspect import Parameter, signature
+from traceback import extract_tb
 from typing import Any
 
 import torch
@@ -20,7 +22,7 @@ from ..core.capture.export.step import capture_step
 from ..core.capture.values.containers import flatten_batch
 from ..core.capture.values.distributed_tensors import distributed_tensors
 from ..core.costs.graph import OpGraph
-from ..core.errors import RequestError
+from ..core.errors import PanpipeError, RequestError, in_a_line
 from ..core.trace.throughput import Work
 from ..runtimes.batch.microbatches import split_batch
 from ..runtimes.devices.empty_weights import empty_weights
@@ -57,7 +59,8 @@ def load_factory(name: str) -> Factory:
     here = os.getcwd()
     sys.path.insert(0, here)
     try:
-        factory = getattr(import_module(module), attribute, None)
+        with _in_one_line(f"importing '{module}' for '{name}'"):
+            factory = getattr(import_module(module), attribute, None)
     except ImportError as error:
         raise RequestError(
             f"cannot import '{module}' for '{name}': {error}; run in the module's folder, or install it"
@@ -84,7 +87,34 @@ def load_model(name: str) -> Made:
     Raises:
         RequestError: the factory cannot be found, or returns something else.
     """
-    return _checked(name, load_factory(name)())
+    factory = load_factory(name)
+    with _in_one_line(f"'{name}'"):
+        made = factory()
+    return _checked(name, made)
+
+
+@contextmanager
+def _in_one_line(what: str) -> Iterator[None]:
+    """Report an exception of the user's code, but for an ImportError, with the place in that code.
+
+    Args:
+        what: runs, for the message.
+
+    Raises:
+        RequestError: it raises, or ends the process.
+    """
+    try:
+        yield
+    except (ImportError, PanpipeError):
+        raise
+    except (Exception, SystemExit) as error:
+        frames = [frame for frame in extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+        where = f"{frames[-1].filename}, line {frames[-1].lineno}"
+        if isinstance(error, SyntaxError):
+            where = f"{error.filename}, line {error.lineno}"
+        raise RequestError(
+            f"{what} raised {in_a_line(error)} in {where}: call the function in Python for the whole traceback"
+        ) from error
 
 
 def _checked(name: str, made: Any) -> Made:
@@ -215,11 +245,12 @@ def _moved(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
 def _constructed_empty(name: str) -> Made:
     """The factory's result, with parameters on meta unless a constructor needs their values."""
     factory = load_factory(name)
-    try:
-        with empty_weights():
+    with _in_one_line(f"'{name}'"):
+        try:
+            with empty_weights():
+                made = factory()
+        except (RuntimeError, NotImplementedError):  # torch raises these if the value of a meta tensor is needed
             made = factory()
-    except (RuntimeError, NotImplementedError):  # torch raises these if the value of a meta tensor is needed
-        made = factory()
     return _checked(name, made)
 
 

@@ -24,6 +24,12 @@ def unknown():
 
 def number():
     return *make(), 1
+
+def fails():
+    raise ValueError("no\\nweights")
+
+def ends():
+    raise SystemExit(7)
 """
 
 
@@ -45,3 +51,15 @@ def test_factory_may_add_batch_dims(module: str) -> None:
 def test_unknown_options_of_a_factory_are_refused(module: str, name: str, option: str) -> None:
     with pytest.raises(RequestError, match=f"returned the option {option}: .* a dict with batch_dims"):
         load_model(f"{module}:{name}")
+
+
+@pytest.mark.parametrize(("name", "what"), [("fails", "ValueError: no weights"), ("ends", "SystemExit: 7")])
+def test_factory_that_raises_is_reported_in_one_line_with_its_place(module: str, name: str, what: str) -> None:
+    with pytest.raises(RequestError, match=rf"'{module}:{name}' raised {what} in .*{module}.py, line \d+:"):
+        load_model(f"{module}:{name}")
+
+
+def test_module_that_cannot_be_read_is_reported_in_one_line(module: str, tmp_path: Any) -> None:
+    (tmp_path / "unfinished.py").write_text("\ndef make(:")
+    with pytest.raises(RequestError, match=r"importing 'unfinished' for 'unfinished:make' raised SyntaxError.*line 2:"):
+        load_model("unfinished:make")
