@@ -14,7 +14,7 @@ from torch import nn
 
 from ..support.launch import torchrun_script
 
-DOORS = Path(__file__).parents[1] / "support" / "ranks" / "doors.py"
+DOORS = Path(__file__).parents[1] / "support" / "doors.py"
 
 
 def rows_of(monkeypatch, rank, mesh, batch):

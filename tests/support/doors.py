@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from accelerate import Accelerator
 from lightning.pytorch import Trainer as Lightning
 from panpipe.integrations.accelerate import pipeline_accelerator, prepare
