@@ -25,7 +25,7 @@ from ...core.capture.graph.storages import StorageMeter
 from ...core.plan.plan import Plan
 from ...core.trace.trace import COMPUTE_QUEUE
 from ..devices.compute import ComputeQueue
-from ..devices.heap import give_back_freed_memory
+from ..devices.heap import GrowingHeap
 from ..offload.device_offload import DeviceOffload
 from ..optimizer.state import StageState
 from ..optimizer.update import Ending, Update
@@ -128,7 +128,7 @@ class Executor:
         options: StepOptions = _DEFAULT,
         before_update: Callable[[StepRecord], None] | None = None,
     ) -> StepRecord:
-        """Run one step. In its first run on the host, free memory is returned to the kernel after each action (`heap`).
+        """Run one step. In its first run on the host, free memory returns to the kernel while more is used (`heap`).
 
         Args:
             bound: what to run. After a failure it cannot be used again: its messages may be half done.
@@ -144,7 +144,8 @@ class Executor:
         if options.ending is Ending.KEEP:  # replicas sum the gradients once, after the last of several batches
             compute = [one for one in compute if not one.action.kind.whole_step]
         if give_back:
-            compute = [_then_give_back(one) for one in compute]
+            heap = GrowingHeap()
+            compute = [_then_give_back(one, heap) for one in compute]
         if bound.first_run and self.backend.occupies_device:
             self._warm_up(bound)
         bound.first_run = False
@@ -284,9 +285,9 @@ def _until(update: Sequence[Instruction], ending: Ending) -> Sequence[Instructio
     return update if ending is Ending.STEP else ()
 
 
-def _then_give_back(instruction: Instruction) -> Instruction:
+def _then_give_back(instruction: Instruction, heap: GrowingHeap) -> Instruction:
     def run() -> None:
         instruction.run()
-        give_back_freed_memory()
+        heap.give_back()
 
     return instruction._replace(run=run) if instruction.action.kind in WORK_KINDS else instruction
