@@ -40,7 +40,7 @@ from .programs.options import ProgramOptions
 from .programs.stage_compiler import StageCompiler
 from .rehearsal import best_rehearsed
 from .replan.replanner import Replanner
-from .tensor_parallel.options import check_tensor_options
+from .tensor_parallel.options import check_tensor_options, with_replicas
 from .tensor_parallel.tensor_ranks import TensorRanks
 from .training.initial_weights import InitialWeights, compare_initial_weights
 from .watch.activity import HERE
@@ -78,6 +78,7 @@ def _build(
     tensor = TensorRanks.of(model, step)
     check_tensor_options(options, tensor)
     if tensor is not None:
+        tensor = with_replicas(tensor, options)
         model, step = tensor.parts, tensor.step
     kind = options.check(model)
     refuse_inference_tensors(model)
@@ -251,8 +252,8 @@ def _automatic(builder: _Builder, batch: Any) -> Pipeline:
         planning.budget.restart()
     pipe = best_rehearsed(planning, builder.ready, batch)
     release_unused(planning.team.where.values())
-    earlier.keep(pipe.plan)
-    cut, step = planning.budget.cut, pipe.plan.prediction
+    earlier.keep(pipe.rank_plan)
+    cut, step = planning.budget.cut, pipe.rank_plan.prediction
     if cut:
         planning.report(f"planned within {planning.budget.seconds:.3g} s (plan_seconds=), without {', '.join(cut)}")
     predicted = "" if step is None else f", predicted step {step.step_s * 1e3:.4g} ms"

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -9,8 +10,10 @@ from attrs import evolve
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ..core.analytic.model import tensor_reductions
 from ..core.capture.programs.programs import StagePrograms
 from ..core.capture.regions.breaks import StepFunction
+from ..core.costs.reductions import TensorReductions
 from ..core.errors import PanpipeError, RequestError
 from ..core.plan.plan import Plan
 from ..core.trace.trace import Trace
@@ -71,6 +74,7 @@ class Pipeline:
         training = training or Training()
         self.model = example.model if team.tensor is None else team.tensor.model
         self.scaler = training.scaler
+        self._operators = example.operators
         self._trainer = trainer = Trainer(
             example, plan, team, training, programs or ProgramOptions(), clock, offload, monitors
         )
@@ -112,11 +116,21 @@ class Pipeline:
     @property
     def plan(self) -> Plan:
         """The plan that runs, with its prediction."""
+        tensor = self._trainer.team.tensor
+        return self.rank_plan if tensor is None else tensor.shown(self.rank_plan, self._reductions)
+
+    @property
+    def rank_plan(self) -> Plan:
+        """The same, with a replica for each tensor rank, as the ranks run it."""
         return self._trainer.plan
 
-    @plan.setter
-    def plan(self, plan: Plan) -> None:
+    @rank_plan.setter
+    def rank_plan(self, plan: Plan) -> None:
         self._trainer.plan = plan
+
+    @cached_property
+    def _reductions(self) -> dict[str, TensorReductions | None]:
+        return tensor_reductions(self._operators)
 
     def step(self, batch: Any, *, update: bool = True) -> Tensor:
         """Train on one batch: forward, backward, reduction and optimizer step.
@@ -319,7 +333,6 @@ class Pipeline:
         Raises:
             RequestError: a file cannot be written there.
         """
-        self._refuse_tensor_ranks("save")
         self._trainer.save(folder, frozen)
 
     @property
@@ -438,7 +451,6 @@ class Pipeline:
             RequestError: there is a checkpoint already; it cannot be written; or the one before, with ``wait=False``,
                 could not be written, and no `step` has raised that. See also `state_dict`.
         """
-        self._refuse_tensor_ranks("checkpoint")
         self._trainer.refuse_closed()
         with self._trainer.team.inside("checkpoint"):
             self.checkpoints.write(folder, wait, keep)
@@ -465,7 +477,6 @@ class Pipeline:
             RequestError: there is no whole checkpoint, a file of it was changed, or it is of another model, optimizer
                 or scheduler; on every rank, with the same message. Nothing is changed then.
         """
-        self._refuse_tensor_ranks("resume")
         self._trainer.refuse_closed()
         with self._trainer.team.inside("resume"):
             self.checkpoints.read(folder)

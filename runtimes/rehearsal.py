@@ -97,7 +97,7 @@ class Candidate:
 
     def plan(self) -> Plan:
         """The plan, with a prediction from its rehearsed steps."""
-        plan = self.pipe.plan
+        plan = self.pipe.rank_plan
         assert plan.prediction is not None
         profile = rehearsed_profile([(plan, plan.prediction.costs, self.seen)], TYPICAL)
         costs = profile.of(plan)
@@ -131,7 +131,7 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
     for candidate in candidates:
         candidate.rehearse(0, warm_up=1)
     best = candidates[0] if len(candidates) == 1 else winner(_in_turns(planning, candidates), PLAIN)
-    planning.report(f"rehearsing {best.pipe.plan.schedule} alone")
+    planning.report(f"rehearsing {best.pipe.rank_plan.schedule} alone")
     wanted_steps = max(ALONE, SEEN - len(best.seen))
     # One step shows how long it takes on this machine now; then the time that is left is divided by it.
     first = 0 if best.seen else 1
@@ -139,7 +139,7 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
     each_s = statistics.median(best.times)
     each_s += passes_around(each_s) * statistics.median(best.readings)
     best.rehearse(planning.budget.repeats("further rehearsals", each_s, wanted_steps - first, least=0))
-    best.pipe.plan = with_interval(best.plan(), noise_of([one.trace for one in best.seen]), best.readings)
+    best.pipe.rank_plan = with_interval(best.plan(), noise_of([one.trace for one in best.seen]), best.readings)
     return best.pipe
 
 
@@ -182,7 +182,7 @@ def undecided(candidates: Sequence[Candidate], plain: str) -> list[Candidate]:
         b for b in candidates
         if not any(a is not b and difference(a.faster_than(b), ERROR).low > 0 for a in candidates)
     ]  # fmt: skip
-    known = next((each for each in left if each.pipe.plan.schedule == plain), left[0])
+    known = next((each for each in left if each.pipe.rank_plan.schedule == plain), left[0])
     place, kept = left.index(known), list[Candidate]()
     for number, each in enumerate(left):
         gain = difference(each.faster_than(known), ERROR)
@@ -202,7 +202,7 @@ def winner(candidates: Sequence[Candidate], plain: str) -> Candidate:
         candidates: in order of preference, all with the same number of turns.
         plain: name of the schedule that others must be faster than.
     """
-    place = next((i for i, each in enumerate(candidates) if each.pipe.plan.schedule == plain), None)
+    place = next((i for i, each in enumerate(candidates) if each.pipe.rank_plan.schedule == plain), None)
     eligible = list(candidates)
     if place is not None:
         known = candidates[place]

@@ -152,6 +152,16 @@ def model_work(operators: Operators) -> ModelWork:
     return ModelWork(operators.graph, tuple(found))
 
 
+def tensor_reductions(operators: Operators) -> dict[str, TensorReductions | None]:
+    """Per operator its all-reduces over tensor ranks, without times; None for one that has none.
+
+    Raises:
+        RequestError: as of `model_work`.
+    """
+    lone, works = _works(operators)
+    return {operator.name: _reductions(work) for operator, work in zip(lone, works, strict=True)}
+
+
 def saved_values(operators: Operators) -> dict[str, tuple[str | None, ...]]:
     """Per operator the values that it is the first to save, by the nodes that allocate them: what its ``saved_bytes``
     counts. None for what it computes inside and returns to no other operator.

@@ -24,6 +24,7 @@ from .fitting import fitted
 from .reading import CheckpointReader
 from .state_parts import Parts, parts_of, state_of
 from .training_state import TrainingState
+from .whole_parts import PartReader, gathered
 from .writing import Save, begin
 
 
@@ -97,9 +98,11 @@ class Checkpoints:
         team, path = self._team, Path(folder).absolute()
         failure, parts = None, Parts()
         try:
-            state = self.state_dict()
+            found = parts_of(self.state_dict())
+            if team.tensor is not None:
+                found = gathered(found, team.tensor)
             if team.replica == 0:
-                parts = parts_of(state) if wait else self._host_copy.of(parts_of(state))
+                parts = found if wait else self._host_copy.of(found)
         except Exception as error:
             failure = error if isinstance(error, PanpipeError) else RequestError(f"no checkpoint: {in_a_line(error)}")
         team.agree(failure)
@@ -131,10 +134,13 @@ class Checkpoints:
         self._averages.refuse_applied("resume")
         self.wait()
         team, training, path = self._team, self._training_state, Path(folder).absolute()
-        failure, reader, parts = None, None, Parts()
+        failure, parts = None, Parts()
+        reader: CheckpointReader | PartReader | None = None
         own = parts_of(self._read())  # replicas that share an optimizer read it together
         try:
             reader = CheckpointReader(path)
+            if team.tensor is not None:
+                reader = PartReader(reader, own.tensors, team.tensor)
             parts = fitted(own, reader, training)
             reader.check(reader.files_of(parts.tensors))
             # Of the other files, each process checks some.

@@ -144,10 +144,11 @@ class BatchResults:
         if replicas is not None and self._prepared.columns:
             where = self._workers.queues[device].device
             columns, differ = self._prepared.columns, self._agreement.differ()
-            self._rows[device], apart = rows_of_all(own, replicas, self._most, columns, where, differ)
+            of_each, apart = rows_of_all(own, replicas, self._most, columns, where, differ)
+            self._rows[device] = [row for rows in of_each for row in rows]
             self._agreement.note_replica(apart)
             if self._team.tensor is not None:
-                self._team.tensor.check_equal(self._rows[device])
+                self._team.tensor.check_equal(of_each)
 
     def _wait_arrivals(self, device: int) -> None:
         for handle in self._handles[device]:

@@ -96,6 +96,35 @@ class RankTeam(Team):
         if self.replicas > 1:
             same = [replica[position] for replica in self.mesh.replicas]
             self._replicas = WatchedBackend(kind.ranks(groups.get_group("dp")), HERE, same)
+        self._same_parts: Backend | None = None
+        self._batch_group, self._batch_peers = self._pipeline, self._pipeline_peers
+        if self.tensor is not None:
+            self._connect_batches(kind, self.tensor)
+
+    def _connect_batches(self, kind: BackendKind, tensor: TensorTeam) -> None:
+        """Connect the ranks that share a batch, and those of several batches that have the same parts."""
+        self._batch_group, self._batch_peers = None, self._others
+        if tensor.data == 1:
+            return
+        replicas = self.mesh.replicas
+        batches = [
+            sorted(rank for replica in replicas[first : first + tensor.size] for rank in replica)
+            for first in range(0, len(replicas), tensor.size)
+        ]
+        equal = [
+            [replica[position] for replica in replicas[part :: tensor.size]]
+            for part in range(tensor.size)
+            for position in range(self.size)
+        ]
+        groups = {tuple(ranks): dist.new_group(ranks, backend="gloo", timeout=gloo.ENDLESS) for ranks in batches}
+        batch = next(ranks for ranks in batches if self._rank in ranks)
+        self._batch_group = groups[tuple(batch)]
+        self._batch_peers = tuple(rank for rank in batch if rank != self._rank)
+        for ranks in equal:
+            group = dist.new_group(ranks, backend="gloo", timeout=gloo.ENDLESS)
+            if self._rank in ranks:
+                assert kind.ranks is not None
+                self._same_parts = WatchedBackend(kind.ranks(group), HERE, ranks)
 
     @property
     def rank_here(self) -> int:
@@ -157,10 +186,9 @@ class RankTeam(Team):
         return decision
 
     def sum_over_processes(self, numbers: Tensor) -> Handle:
-        alone = self.tensor is None
         with self._watched():
-            work: Handle = dist.all_reduce(numbers, group=self._pipeline if alone else None, async_op=True)
-        return watched(work, HERE, self._pipeline_peers if alone else self._others)
+            work: Handle = dist.all_reduce(numbers, group=self._batch_group, async_op=True)
+        return watched(work, HERE, self._batch_peers)
 
     def collectively(self, work: Callable[[], T]) -> T:
         with self._watched(), HERE.waiting(self._others):
@@ -212,6 +240,9 @@ class RankTeam(Team):
     def replicas_of(self, device: int) -> Backend | None:
         return self._replicas
 
+    def same_parts_of(self, device: int) -> Backend | None:
+        return self._same_parts
+
     def _close_at_exit(self) -> None:
         """Close a pipeline that the script left open; after a failure, the watch reports it and ends the process."""
         if failure_at_exit() is None:
@@ -226,6 +257,8 @@ class RankTeam(Team):
         self._backend.close()
         if self._replicas is not None:
             self._replicas.close()
+        if self._same_parts is not None:
+            self._same_parts.close()
         if self._background is not None and dist.is_initialized():
             dist.destroy_process_group(self._background)
         if self._own_group and dist.is_initialized():

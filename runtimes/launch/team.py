@@ -171,6 +171,11 @@ class Team(ABC):
     def replicas_of(self, device: int) -> Backend | None:
         """The transport of a device of this process to the same device of all replicas; None for one replica."""
 
+    def same_parts_of(self, device: int) -> Backend | None:
+        """The transport of a device of this process to the replicas with the same parts of parameters; None for one,
+        and where each has whole parameters."""
+        return None
+
     def total(self, device: int, numbers: Tensor) -> Tensor:
         """Sum a few numbers over all devices of all replicas; the result has the same bits on all of them.
 

@@ -4,9 +4,35 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from torch import nn
+from attrs import frozen
+from torch import Tensor, nn
 
 from ...core.cluster.mesh import Mesh
+
+
+@frozen
+class Split:
+    """How a tensor is divided over tensor ranks: into equal parts along one dimension.
+
+    Args:
+        dim: the dimension.
+        part: the number of this rank's part.
+        parts: how many there are.
+    """
+
+    dim: int
+    part: int
+    parts: int
+
+    def part_shape(self, whole: tuple[int, ...]) -> tuple[int, ...] | None:
+        """The shape of a part of a tensor of this shape; None if it cannot be divided."""
+        if self.dim >= len(whole) or whole[self.dim] % self.parts:
+            return None
+        return (*whole[: self.dim], whole[self.dim] // self.parts, *whole[self.dim + 1 :])
+
+    def part_of(self, whole: Tensor) -> Tensor:
+        """This rank's part, a view."""
+        return whole.chunk(self.parts, self.dim)[self.part]
 
 
 class TensorTeam(Protocol):
@@ -32,6 +58,10 @@ class TensorTeam(Protocol):
     def size(self) -> int:
         """Their number."""
 
+    @property
+    def data(self) -> int:
+        """Number of batches of a step: of replicas, each of which has all tensor ranks."""
+
     def mesh(self, groups: Sequence[Sequence[int]]) -> Mesh:
         """The mesh of the job, from the groups of all its ranks."""
 
@@ -44,7 +74,16 @@ class TensorTeam(Protocol):
     def check(self, compiled: Iterable[Any]) -> None:
         """Refuse programs whose results would differ from those of one process."""
 
-    def check_equal(self, rows: Sequence[Sequence[float]]) -> None:
+    def split_of(self, name: str, shape: tuple[int, ...]) -> Split | None:
+        """How a tensor of this shape that belongs to a parameter is divided; None if every rank has all of it."""
+
+    def gather(self, part: Tensor, split: Split) -> Tensor:
+        """The whole of a tensor of which each rank has a part, on the CPU. All of them call this together."""
+
+    def shown(self, plan: Any, reductions: Any) -> Any:
+        """The plan of the ranks as one with tensor ranks."""
+
+    def check_equal(self, replicas: Sequence[Sequence[Sequence[float]]]) -> None:
         """Refuse results that differ between the ranks."""
 
     def step_of(self, function: Any) -> Any:

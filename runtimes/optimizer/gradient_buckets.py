@@ -102,13 +102,12 @@ class Reduction:
     """The reduction of a stage's gradients, in flight.
 
     Args:
-        buckets: all of the stage.
-        replicas: this device's transport to its replicas.
+        buckets: all of the stage, each with this device's transport to the replicas over which it is summed.
     """
 
-    def __init__(self, buckets: Sequence[Bucket], replicas: Backend) -> None:
-        self._buckets = buckets
-        self._handles = [bucket.reduce(replicas) for bucket in buckets]
+    def __init__(self, buckets: Sequence[tuple[Bucket, Backend]]) -> None:
+        self._buckets = [bucket for bucket, _ in buckets]
+        self._handles = [bucket.reduce(replicas) for bucket, replicas in buckets]
 
     @property
     def bytes(self) -> int:

@@ -21,8 +21,8 @@ Rows = list[list[float]]
 
 def rows_of_all(
     rows: Rows, replicas: Backend, microbatches: int, columns: int, where: torch.device, marked: bool = False
-) -> tuple[Rows, int | None]:
-    """The rows of all replicas, in their order: an all-reduce of a table in which each replica fills its own rows.
+) -> tuple[list[Rows], int | None]:
+    """The rows of each replica, in order: an all-reduce of a table in which each replica fills its own rows.
 
     Args:
         rows: of this replica; one for each microbatch of its batch.
@@ -33,7 +33,7 @@ def rows_of_all(
         marked: whether this replica reports that its ranks have different batches.
 
     Returns:
-        The rows, and the first replica that is marked, if any.
+        The rows by replica, and the first replica that is marked, if any.
     """
     table = torch.zeros(replicas.devices, microbatches, 1 + columns, dtype=torch.float64)
     there = 1.0 + marked
@@ -43,7 +43,7 @@ def rows_of_all(
     replicas.all_reduce(table).wait()
     found = table.tolist()
     first = next((number for number, of_one in enumerate(found) if of_one[0][0] > 1), None)
-    return [values for of_one in found for there, *values in of_one if there], first
+    return [[values for there, *values in of_one if there] for of_one in found], first
 
 
 def totals_of_all(numbers: Sequence[Tensor | float], replicas: Backend, queue: ComputeQueue) -> Tensor:

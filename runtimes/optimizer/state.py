@@ -42,7 +42,9 @@ class StageState:
         device: the stage's device; by default that of its tensors.
         scheduler: creates the scheduler of its optimizer, stepped after it; None for none.
         sharing: how replicas share its optimizer; None if each has a whole one.
-        split: names of parameters of which each replica holds another part: their gradients are not summed.
+        split: names of parameters of which replicas hold other parts: their gradients are summed over those with the
+            same part alone.
+        same_parts: this device's transport to them; None if there are no others.
     """
 
     def __init__(
@@ -55,8 +57,9 @@ class StageState:
         scheduler: SchedulerFactory | None = None,
         sharing: Sharing | None = None,
         split: frozenset[str] = frozenset(),
+        same_parts: Backend | None = None,
     ) -> None:
-        self.split = split
+        self.split, self._same_parts = split, same_parts
         self.parameters = parameters
         self.device = device or compute_device([*parameters.values(), *buffers.values()])
         self._gradients: dict[nn.Parameter, Tensor] = {}
@@ -118,7 +121,7 @@ class StageState:
         self._gradients.clear()
         if "shards" in vars(self):
             self.shards.add(name, self.parameters[name])
-        for cached in ("_buckets", "named"):
+        for cached in ("_buckets", "_split_buckets", "named"):
             vars(self).pop(cached, None)
         if self._make_optimizer is None or "optimizer" not in vars(self):
             return
@@ -135,7 +138,10 @@ class StageState:
         if self.sharing is not None:
             return [bucket.memory for bucket in self.shards.buckets] if "shards" in vars(self) else []
         if self._replicated:
-            buckets = [bucket.memory for bucket in self._buckets] if "_buckets" in vars(self) else []
+            known = [name for name in ("_buckets", "_split_buckets") if name in vars(self)]
+            buckets = [bucket.memory for name in known for bucket in vars(self)[name]]
+            if self._same_parts is not None:
+                return buckets
             parts = [self.parameters[name] for name in self.split if name in self.parameters]
             return [*buckets, *(self._gradients[part] for part in parts if part in self._gradients)]
         return list(self._gradients.values())
@@ -143,6 +149,18 @@ class StageState:
     @cached_property
     def _buckets(self) -> list[Bucket]:
         return buckets_of(parameter for name, parameter in self.parameters.items() if name not in self.split)
+
+    @cached_property
+    def _split_buckets(self) -> list[Bucket]:
+        """Those of split parameters, where other replicas have the same parts."""
+        if self._same_parts is None:
+            return []
+        return buckets_of(parameter for name, parameter in self.parameters.items() if name in self.split)
+
+    @property
+    def copies_of_parts(self) -> int:
+        """How many replicas have the same part of a split parameter."""
+        return 1 if self._same_parts is None else self._same_parts.devices
 
     @cached_property
     def shards(self) -> Shards:
@@ -159,7 +177,7 @@ class StageState:
         if parameter not in self._gradients and self.sharing is not None:
             self._gradients |= self.shards.gradients
         elif parameter not in self._gradients and self._replicated:
-            for bucket in self._buckets:
+            for bucket in (*self._buckets, *self._split_buckets):
                 self._gradients |= bucket.gradients
         if parameter not in self._gradients:
             self._gradients[parameter] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
@@ -181,7 +199,10 @@ class StageState:
         """
         if self.sharing is not None:
             return ShardedReduction(self.shards, replicas)
-        return Reduction(self._buckets, replicas)
+        started = [(bucket, replicas) for bucket in self._buckets]
+        if self._same_parts is not None:
+            started += [(bucket, self._same_parts) for bucket in self._split_buckets]
+        return Reduction(started)
 
     def gather(self, replicas: Backend) -> Gather:
         """Start to gather the parameters of which replicas stepped slices.

@@ -107,7 +107,10 @@ class NormParameters:
         mine = mine if norms else []
         own = [norms[i].double() for i in mine]
         has = [norm != _NO_GRADIENT for norm in own]
-        squares = [torch.where(there, norm, 0.0) ** 2 for there, norm in zip(has, own, strict=True)]
+        copies = [states[self.parameters[i][0]].copies_of_parts for i in mine]
+        squares = [
+            torch.where(there, norm, 0.0) ** 2 / count for there, norm, count in zip(has, own, copies, strict=True)
+        ]
         table = torch.stack([found.double(), *squares, *(there.double() for there in has)])
         replicas.all_reduce(table).wait()
         whole = torch.where(table[1 + len(mine) :] > 0, table[1 : 1 + len(mine)].sqrt(), _NO_GRADIENT)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -36,6 +37,14 @@ class GroupCollectives:
     def reduce_scatter(self, whole: Tensor, part: Tensor) -> None:
         """See `Collectives`."""
         self._wait(lambda: dist.reduce_scatter_tensor(part, whole, group=self._group))
+
+    def gather_parts(self, part: Tensor) -> list[Tensor]:
+        """The ranks' tensors of one shape and dtype, on the CPU, in order."""
+        own = part.detach().cpu().contiguous()
+        data = own.reshape(-1).view(torch.uint8)  # gloo does not know all dtypes
+        of_all = [torch.empty_like(data) for _ in self._ranks]
+        self._wait(lambda: dist.all_gather(of_all, data, group=self._group))
+        return [each.view(own.dtype).reshape(own.shape) for each in of_all]
 
     def _wait(self, work: Callable[[], Any]) -> None:
         with HERE.waiting(self._others, "a collective of tensor ranks"):

@@ -1,12 +1,32 @@
 """Which arguments of ``panpipe.pipeline`` fit a model with DTensor parameters, and the other way round."""
 
+from attrs import evolve
 from torch.distributed.device_mesh import DeviceMesh
 
-from ...core.cluster.mesh import DATA, MeshShape
+from ...core.cluster.mesh import DATA, PIPELINE, TENSOR, MeshShape
 from ...core.errors import RequestError
 from ...core.plan.sharding import NONE
 from ..options import PipelineOptions
 from .tensor_ranks import TensorRanks
+
+
+def with_replicas(tensor: TensorRanks, options: PipelineOptions) -> TensorRanks:
+    """The tensor ranks with the replicas (dp) of the user's mesh or plan.
+
+    Args:
+        tensor: of the model.
+        options: the user's.
+    """
+    mesh, plan = options.mesh, options.plan
+    if isinstance(mesh, MeshShape):
+        return evolve(tensor, data=mesh.data or 1, pipeline_last=mesh.pipeline_last)
+    if isinstance(mesh, DeviceMesh):
+        sizes = dict(zip(mesh.mesh_dim_names or (), mesh.mesh.shape, strict=False))
+        last = [name for name in sizes if name != TENSOR][-1:]
+        return evolve(tensor, data=sizes.get(DATA, 1), pipeline_last=last == [PIPELINE])
+    if plan is not None and plan.mesh.tensor > 1:
+        return evolve(tensor, data=plan.mesh.data)
+    return tensor
 
 
 def check_tensor_options(options: PipelineOptions, tensor: TensorRanks | None) -> None:
@@ -33,13 +53,6 @@ def check_tensor_options(options: PipelineOptions, tensor: TensorRanks | None) -
         tensor.refuse("target is 'simulator'")
     if options.devices.given:
         tensor.refuse("devices is given")
-    several = isinstance(mesh, MeshShape) and (mesh.data or 1) > 1
-    if (
-        several
-        or (isinstance(mesh, DeviceMesh) and DATA in (mesh.mesh_dim_names or ()))
-        or (plan is not None and plan.mesh.data > 1)
-    ):
-        tensor.refuse("the mesh has replicas (dp)")
     if (options.shard or NONE) != NONE or (plan is not None and any(each != NONE for each in plan.shard)):
         tensor.refuse(f"shard is {options.shard!r}")
     for name, value in (

@@ -13,30 +13,37 @@ those of one process (`core/capture/graph/tensor_sums`).
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+import torch
 import torch.distributed as dist
 from attrs import evolve, field, frozen
-from torch import nn
+from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...core.capture.export.operators import Operators
 from ...core.capture.graph.tensor_sums import communicating
 from ...core.capture.values.distributed_tensors import distributed_tensors
 from ...core.cluster.mesh import PIPELINE, TENSOR, Mesh, MeshShape
+from ...core.cluster.tensor_groups import GroupedCluster
+from ...core.costs.costs import StageCosts
+from ...core.costs.reductions import TensorReductions, sum_of
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
 from ...core.wording import module_text
 from ..batch.example import Example
 from ..batch.lru_cache import LruCache
+from ..launch.tensor_team import Split
 from ..programs.compiled import Compiled
 from .group_collectives import GroupCollectives
 from .linked_model import LinkedModel
 from .recording import StepOfRank, program_of_rank
 
 Step = Callable[[nn.Module, Any], Any]
+Reductions = Mapping[str, TensorReductions | None]
+"""Operator → its all-reduces over tensor ranks."""
 
 _NEAR = 1e-3
 """Largest relative difference of equal results: more than the rounding of bfloat16 sums in another order."""
@@ -53,18 +60,23 @@ class TensorRanks:
         parts: a plain model of this rank's parts, which share their memory with the user's.
         step: computes with it.
         linked: keeps both in step.
-        split: names of the parameters of which each rank has a part.
+        dims: names of the parameters of which each rank has a part, with the dimension that is divided and the shape
+            of the part.
         ranks: of this rank's group, in the order of the user's mesh.
         group: torch's process group of them.
+        data: number of batches of a step, each of which has a pipeline of all tensor ranks.
+        pipeline_last: whether ranks next to each other, but for tensor ranks, are along the pipeline.
     """
 
     model: nn.Module
     parts: nn.Module
     step: StepOfRank
     linked: LinkedModel
-    split: frozenset[str]
+    dims: Mapping[str, tuple[int, tuple[int, ...]]]
     ranks: tuple[int, ...]
     group: Any
+    data: int = 1
+    pipeline_last: bool = True
     _steps: LruCache[Step, StepOfRank] = field(factory=lambda: LruCache(_KEPT), init=False)
 
     @classmethod
@@ -86,10 +98,14 @@ class TensorRanks:
         _refuse_fsdp(model)
         _refuse_hooks(model)
         parts, of_rank = program_of_rank(model, step, mesh.size())
-        split = frozenset(name for name, value in found.items() if not value.placements[0].is_replicate())
+        dims = {
+            name: (value.placements[0].dim, tuple(value.to_local().shape))
+            for name, value in found.items()
+            if value.placements[0].is_shard()
+        }
         group = mesh.get_group()
         return cls(
-            model, parts, of_rank, LinkedModel(model, parts), split, tuple(dist.get_process_group_ranks(group)), group
+            model, parts, of_rank, LinkedModel(model, parts), dims, tuple(dist.get_process_group_ranks(group)), group
         )
 
     def step_of(self, function: Step) -> StepOfRank:
@@ -101,6 +117,25 @@ class TensorRanks:
             found = self.step.of(function)
             self._steps.keep(function, found)
         return found
+
+    @property
+    def split(self) -> frozenset[str]:
+        """Names of the parameters of which each rank has a part."""
+        return frozenset(self.dims)
+
+    def split_of(self, name: str, shape: tuple[int, ...]) -> Split | None:
+        """How a tensor of this shape that belongs to a parameter is divided; None if every rank has all of it.
+
+        Args:
+            name: of the parameter.
+            shape: of the tensor on this rank; state of an optimizer is divided if it has the shape of the part.
+        """
+        dim, own = self.dims.get(name, (0, None))
+        return Split(dim, self.ranks.index(dist.get_rank()), self.size) if own == shape else None
+
+    def gather(self, part: Tensor, split: Split) -> Tensor:
+        """The whole of a tensor of which each rank has a part, on the CPU. All of them call this together."""
+        return torch.cat(GroupCollectives(self.ranks, self.group).gather_parts(part), split.dim)
 
     @property
     def size(self) -> int:
@@ -124,7 +159,16 @@ class TensorRanks:
                 'one group, and all are as large; take them from one mesh, such as init_device_mesh("cpu", (2, 2), '
                 'mesh_dim_names=("pp", "tp"))["tp"]'
             )
-        return Mesh(len(rows), self.size, tuple(zip(*rows, strict=True)))
+        if len(rows) % self.data:
+            raise RequestError(
+                f"mesh has {self.data} replicas (dp) and the job has {len(rows)} groups of {self.size} tensor ranks: "
+                "give dimensions whose product is the number of ranks"
+            )
+        positions = len(rows) // self.data
+        along, across = (1, positions) if self.pipeline_last else (self.data, 1)
+        of_batches = [[rows[p * along + d * across] for p in range(positions)] for d in range(self.data)]
+        replicas = tuple(tuple(row[part] for row in pipeline) for pipeline in of_batches for part in range(self.size))
+        return Mesh(positions, self.data * self.size, replicas)
 
     def planned(self, plan: Plan, mesh: Mesh) -> Plan:
         """The plan for the ranks of the job.
@@ -136,15 +180,44 @@ class TensorRanks:
         Raises:
             RequestError: the plan is for other ranks.
         """
-        if plan.mesh.tensor == 1 and plan.mesh.data == self.size and plan.mesh.pipeline == mesh.pipeline:
+        if plan.mesh.tensor == 1 and plan.mesh.data == mesh.data and plan.mesh.pipeline == mesh.pipeline:
             return evolve(plan, mesh=mesh)
-        if (plan.mesh.pipeline, plan.mesh.data, plan.mesh.tensor) != (mesh.pipeline, 1, self.size):
+        if (plan.mesh.pipeline, plan.mesh.data, plan.mesh.tensor) != (mesh.pipeline, self.data, self.size):
             raise RequestError(
                 f"the plan is for pp={plan.mesh.pipeline},dp={plan.mesh.data},tp={plan.mesh.tensor} and the model's "
-                f"DTensors and the ranks of the job are pp={mesh.pipeline},tp={self.size}: plan again with --tp "
-                f"{self.size}"
+                f"DTensors and the ranks of the job are pp={mesh.pipeline},dp={self.data},tp={self.size}: plan again "
+                f"with --tp {self.size}"
             )
         return evolve(plan, mesh=mesh, prediction=None)
+
+    def shown(self, plan: Plan, reductions: Reductions) -> Plan:
+        """The plan of the ranks of the job as one with tensor ranks, as ``panpipe plan --tp`` writes it.
+
+        Args:
+            plan: with a replica for each tensor rank.
+            reductions: by operator its all-reduces over tensor ranks.
+        """
+        replicas = plan.mesh.devices
+        assert replicas is not None
+        rows = tuple(
+            tuple(device for position in zip(*replicas[first : first + self.size], strict=True) for device in position)
+            for first in range(0, len(replicas), self.size)
+        )
+        shown = evolve(plan, mesh=Mesh(plan.mesh.pipeline, self.data, rows, self.size), prediction=None)
+        prediction = plan.prediction
+        if prediction is None:
+            return shown
+        try:
+            cluster = shown.mesh.arrange(prediction.cluster)
+        except RequestError:  # ranks of one stage have unequal memory: a prediction is for equal ones
+            return shown
+        assert isinstance(cluster, GroupedCluster)
+        costs = tuple(
+            _with_reductions(cost, sum_of(reductions[node] for node in stage.nodes), self.size, cluster.slowest_ring)
+            for stage, cost in zip(plan.stages, prediction.costs, strict=True)
+        )
+        known = any(cost.reductions is not None for cost in costs)
+        return evolve(shown, prediction=evolve(prediction, costs=costs)) if known else shown
 
     def check_mesh(self, asked: Mesh | MeshShape | DeviceMesh | None, mesh: Mesh) -> None:
         """Refuse a mesh of the user that is not that of the ranks and of the model's DTensors.
@@ -166,7 +239,7 @@ class TensorRanks:
         if given[0] not in (None, mesh.pipeline) or given[1] not in (None, self.size):
             raise RequestError(
                 f"mesh is {asked} and the model's DTensors and the ranks of the job are pp={mesh.pipeline},"
-                f"tp={self.size}: write that, or leave mesh out"
+                f"dp={self.data},tp={self.size}: write that, or leave mesh out"
             )
 
     @contextmanager
@@ -184,27 +257,28 @@ class TensorRanks:
         for operators in {id(each.operators): each.operators for each in compiled}.values():
             _refuse_draws(operators)
 
-    def check_equal(self, rows: Sequence[Sequence[float]]) -> None:
+    def check_equal(self, replicas: Sequence[Sequence[Sequence[float]]]) -> None:
         """Refuse results that differ between tensor ranks.
 
         Args:
-            rows: loss, weight and metrics of each microbatch, one rank after another.
+            replicas: for each rank of each batch the loss, weight and metrics of each microbatch.
 
         Raises:
             RequestError: they differ by more than rounding.
         """
-        each = len(rows) // self.size
-        for number, row in enumerate(rows):
-            first = rows[number % each]
-            for place, (value, wanted) in enumerate(zip(row, first, strict=True)):
-                near = math.isclose(value, wanted, rel_tol=_NEAR, abs_tol=_NEAR)
-                if not near and not (math.isnan(value) and math.isnan(wanted)):
-                    what = ("the loss", "the weight")[place] if place < 2 else "a metric"
-                    raise RequestError(
-                        f"{what} of microbatch {number % each} is {value:g} on tensor rank {number // each} and "
-                        f"{wanted:g} on tensor rank 0: layouts must give the step the same results on all of them; use "
-                        "output_layouts=Replicate() in the last layer, or loss_parallel; the update was made with them"
-                    )
+        for number, rows in enumerate(replicas):
+            part = number % self.size
+            for microbatch, (row, first) in enumerate(zip(rows, replicas[number - part], strict=True)):
+                for place, (value, wanted) in enumerate(zip(row, first, strict=True)):
+                    near = math.isclose(value, wanted, rel_tol=_NEAR, abs_tol=_NEAR)
+                    if not near and not (math.isnan(value) and math.isnan(wanted)):
+                        what = ("the loss", "the weight")[place] if place < 2 else "a metric"
+                        raise RequestError(
+                            f"{what} of microbatch {microbatch} is {value:g} on tensor rank {part} and {wanted:g} on "
+                            "tensor rank 0: layouts must give the step the same results on all of them; use "
+                            "output_layouts=Replicate() in the last layer, or loss_parallel; the update was made with "
+                            "them"
+                        )
 
     def refuse(self, what: str) -> NoReturn:
         """Refuse what tensor ranks do not support.
@@ -216,6 +290,18 @@ class TensorRanks:
             RequestError: always.
         """
         raise RequestError(f"{what}: not supported for models with DTensor parameters yet; {_SUPPORTED}")
+
+
+def _with_reductions(
+    cost: StageCosts, found: TensorReductions | None, ranks: int, ring: tuple[float, float]
+) -> StageCosts:
+    """Measured costs, whose times contain the all-reduces, with what these take over idle links."""
+    if found is None:
+        return cost
+    timed = found.timed(ranks, *ring)
+    forward_s = min(timed.forward_s, cost.forward_s, cost.second_forward_s)
+    backward_s = min(timed.backward_s, cost.backward_input_s, cost.full_backward_s)
+    return evolve(cost, reductions=evolve(timed, forward_s=forward_s, backward_s=backward_s))
 
 
 _SUPPORTED = "use step() with a given or an automatic plan, an elementwise optimizer, and gloo"

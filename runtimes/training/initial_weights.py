@@ -94,15 +94,18 @@ def compare_initial_weights(team: Team, model: nn.Module, weights: Weights) -> I
     split = frozenset[str]() if team.tensor is None else team.tensor.split
     compared = team.size if team.tensor is None else team.mesh.ranks
     whole, parts = {n: v for n, v in mine.items() if n not in split}, {n: v for n, v in mine.items() if n in split}
+    tensor = 1 if team.tensor is None else team.tensor.size
+    # By number of a device: the first device with the same parts.
+    first_alike = [number // team.size % tensor * team.size for number in range(compared)]
     digest = " ".join(sha256(repr(each).encode()).hexdigest() for each in (whole, parts))
     found = [other.partition(" ") for other in team.everywhere(lambda _: digest)[:compared]]
-    if all(one[0] == found[0][0] and one[2] == found[n - n % team.size][2] for n, one in enumerate(found)):
+    if all(one[0] == found[0][0] and one[2] == found[first_alike[n]][2] for n, one in enumerate(found)):
         return InitialWeights()
     each = team.everywhere(lambda _: mine)[:compared]
     first = each[0]
     differences: dict[str, Difference] = {}
     for name, value in first.items():
-        like = {n: n - n % team.size if name in split else 0 for n in range(compared)}
+        like = {n: first_alike[n] if name in split else 0 for n in range(compared)}
         number = next((n for n, other in enumerate(each) if other.get(name, -1) != each[like[n]].get(name, -2)), None)
         if number is None:
             continue

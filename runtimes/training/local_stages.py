@@ -73,6 +73,7 @@ class LocalStages:
                 training.scheduler,
                 self._sharing(i),
                 frozenset() if team.tensor is None else team.tensor.split,
+                team.same_parts_of(self.plan.placement[i]),
             )
             for i, programs in compiled.programs.items()
         }

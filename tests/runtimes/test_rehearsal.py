@@ -27,11 +27,11 @@ def candidate(schedule, times, speeds=None):
         Rehearsal(Trace("measured", "", 1, (), (), time), MessageTimes({}, {}), None, speed)
         for time, speed in zip(times, speeds or [1.0] * len(times), strict=True)
     ]
-    return Candidate(SimpleNamespace(plan=SimpleNamespace(schedule=schedule)), simulated, None, seen)
+    return Candidate(SimpleNamespace(rank_plan=SimpleNamespace(schedule=schedule)), simulated, None, seen)
 
 
 def chosen(*candidates):
-    return winner(candidates, PLAIN).pipe.plan.schedule
+    return winner(candidates, PLAIN).pipe.rank_plan.schedule
 
 
 def test_plan_with_more_memory_is_chosen_if_every_turn_shows_it_faster():
@@ -69,7 +69,11 @@ def test_rehearsing_continues_while_a_plan_with_less_memory_may_be_as_fast_as_1f
     found = [undecided([candidate("v-min", times), plain], PLAIN) for times in (
         [1.025, 1.0, 0.99, 1.0], [1.3, 0.9, 1.2, 0.9], [1.01, 1.0, 1.01, 0.99]
     )]  # fmt: skip
-    assert [[each.pipe.plan.schedule for each in left] for left in found] == [["v-min", "1f1b"], ["1f1b"], ["v-min"]]
+    assert [[each.pipe.rank_plan.schedule for each in left] for left in found] == [
+        ["v-min", "1f1b"],
+        ["1f1b"],
+        ["v-min"],
+    ]
 
 
 def test_without_1f1b_the_preferred_plan_is_chosen_unless_another_is_faster():

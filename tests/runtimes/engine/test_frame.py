@@ -53,7 +53,8 @@ class Clock:
 )
 def test_frame_records_the_end_of_a_reduction_that_the_transport_reports(handles, watched, end):
     parameters = [nn.Parameter(torch.zeros(4)) for _ in handles]
-    reduction = Reduction(buckets_of(parameters, size=16), Replicas(list(handles)))
+    replicas = Replicas(list(handles))
+    reduction = Reduction([(bucket, replicas) for bucket in buckets_of(parameters, size=16)])
     if watched:
         reduction.watch()
     frame = Frame(None, None, Clock(), None, traced=True, pending={Action(3, Kind.REDUCE_GRAD): reduction})

@@ -20,13 +20,13 @@ def on_each(replicas, work):
 def test_rows_of_all_replicas_are_in_their_order_whatever_their_number():
     rows = [[[1.0, 2.0, 9.0]], [[3.0, 4.0, 9.0], [5.0, 6.0, 9.0]]]
     found = on_each(2, lambda end: rows_of_all(rows[end.device], end, 3, 2, CPU))
-    assert found == [([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], None)] * 2
+    assert found == [([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]], None)] * 2
 
 
 @pytest.mark.parametrize(("marked", "first"), [([], None), ([2], 2), ([1, 2], 1)])
 def test_first_replica_that_is_marked_is_known_to_all(marked, first):
     found = on_each(3, lambda end: rows_of_all([[0.5]], end, 1, 1, CPU, end.device in marked))
-    assert found == [([[0.5]] * 3, first)] * 3
+    assert found == [([[[0.5]]] * 3, first)] * 3
 
 
 def test_totals_are_summed_in_float64():
