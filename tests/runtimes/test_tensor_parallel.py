@@ -43,7 +43,6 @@ def test_other_uses_over_tensor_ranks_equal_one_process(used, use):
     ("what", "said"),
     [
         ("batch", "rank 1 has other values in batch['x'] than rank 0"),
-        ("checkpoint", "checkpoint of a pipeline: not supported for models with DTensor parameters yet"),
         ("state_dict", "state_dict of a pipeline: not supported for models with DTensor parameters yet"),
         ("dropout", "the step draws random numbers in"),
         ("scaler", "scaler is given: not supported for models with DTensor parameters yet"),
@@ -53,6 +52,32 @@ def test_other_uses_over_tensor_ranks_equal_one_process(used, use):
 def test_what_tensor_ranks_do_not_support_is_refused_on_all_of_them(used, what, said):
     for rank in used:
         assert said in rank[what], rank[what]
+
+
+@pytest.mark.slow
+def test_checkpoints_of_tensor_ranks_have_whole_tensors_and_resume_with_the_same_bits(tmp_path):
+    for rank in results("saved_tensor_ranks", tmp_path, 4):
+        assert rank["apart"] < 1e-12
+        assert rank["names"]
+        assert rank["now"]
+        assert rank["later"]
+        assert rank["mesh"] == [2, 1, 2, [[0, 1, 2, 3]]]
+
+
+@pytest.mark.slow
+def test_slices_of_sequences_losses_in_parts_and_llama_equal_one_process(tmp_path):
+    found = results("layouts_of_tensor_ranks", tmp_path, 4)
+    check(found, "slices")
+    check(found, "loss in parts")
+    assert all(rank["llama"]["gradient"] < 1e-6 for rank in found)  # its norms compute in float32
+
+
+@pytest.mark.slow
+def test_replicas_of_tensor_ranks_equal_one_process_with_all_batches(tmp_path):
+    for rank in results("replicas_of_tensor_ranks", tmp_path, 8):
+        for mesh, one in rank.items():
+            assert one["far"] < 1e-12, mesh
+            assert one["mesh"] == [2, 2, 2]
 
 
 @pytest.mark.slow

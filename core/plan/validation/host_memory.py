@@ -51,19 +51,23 @@ def _ranks_by_host(plan: Plan, cluster: Cluster, arenas: Sequence[int]) -> dict[
 
 
 def _what_fits(plan: Plan, ranks: Sequence[int], limit: float) -> str:
-    """The stages of these ranks to be kept on the device, one after another from the one with least bytes, until the
-    rest fits."""
+    """Stages of these ranks to be kept on the device so that the rest fits: of those with least bytes as many as it
+    takes, without those that could leave after all."""
     devices = {rank % plan.devices for rank in ranks}
     here = [each for each in plan.memory.offload if plan.placement[each.stage] in devices]
+
+    def needed(kept: Sequence[int]) -> int:
+        left = tuple(other for other in plan.memory.offload if other.stage not in kept)
+        arenas = _arenas(evolve(plan, memory=evolve(plan.memory, offload=left)))
+        return sum(arenas[rank % plan.devices] for rank in ranks)
+
     kept: list[int] = []
     for each in sorted(here, key=lambda each: (each.bytes * len(each.copies), each.stage)):
         kept.append(each.stage)
-        left = tuple(other for other in plan.memory.offload if other.stage not in kept)
-        arenas = _arenas(evolve(plan, memory=evolve(plan.memory, offload=left)))
-        needed = sum(arenas[rank % plan.devices] for rank in ranks)
-        if needed <= limit:
-            rest = f"the others need {needed}" if needed else "nothing else leaves then"
-            return (
-                f"keep stage{'s' if len(kept) > 1 else ''} {', '.join(map(str, sorted(kept)))} on the device ({rest})"
-            )
-    raise AssertionError("without offload a host holds nothing")
+        if needed(kept) <= limit:
+            break
+    for stage in kept[:-1]:
+        without = [other for other in kept if other != stage]
+        kept = without if needed(without) <= limit else kept
+    rest = f"the others need {needed(kept)}" if needed(kept) else "nothing else leaves then"
+    return f"keep stage{'s' if len(kept) > 1 else ''} {', '.join(map(str, sorted(kept)))} on the device ({rest})"

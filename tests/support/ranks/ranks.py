@@ -920,6 +920,18 @@ def used_tensor_ranks(team):
     return tensor_parallel.used()
 
 
+def saved_tensor_ranks(team):
+    return tensor_parallel.saved()
+
+
+def layouts_of_tensor_ranks(team):
+    return tensor_parallel.with_layouts()
+
+
+def replicas_of_tensor_ranks(team):
+    return {mesh: tensor_parallel.with_replicas(mesh) for mesh in ("pp=2,dp=2,tp=2", "dp=2,pp=2,tp=2")}
+
+
 def more_tensor_ranks(team):
     return tensor_parallel.large()
 

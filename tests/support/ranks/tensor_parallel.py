@@ -1,8 +1,12 @@
 """Models after ``parallelize_module``, trained over pipeline × tensor ranks, compared with one process; see `ranks`."""
 
 import copy
+import shutil
+import tempfile
+from pathlib import Path
 
 import panpipe
+import safetensors.torch
 import torch
 import torch.distributed as dist
 from attrs import evolve
@@ -10,12 +14,19 @@ from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.errors import RequestError
+from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.diagnose.reference import reference_step
 from panpipe.runtimes.tensor_parallel.tensor_ranks import TensorRanks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 
 from ..cuts import even_plan
 
@@ -228,7 +239,6 @@ def used():
         found["rows"] = (pipe.forward(given(5), rows) - rows(alone, given(5))).abs().max().item()
     found["batch"] = refused(lambda: pipe.step(given(6 + dist.get_rank() % 2)))
     found["unchanged"] = far(0.0)
-    found["checkpoint"] = refused(lambda: pipe.checkpoint("never"))
     found["state_dict"] = refused(pipe.state_dict)
     pipe.close()
     layouts = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
@@ -242,6 +252,165 @@ def used():
         parallelize_module(other[0] if isinstance(other, nn.Sequential) else other, tensor_mesh(), layouts)
         said = {"optimizer": sgd, "plan": plan, "batch_dims": 0} | options
         found[name] = refused(lambda other=other, said=said: panpipe.pipeline(other, function, given(), **said))
+    return found
+
+
+def shared_folder():
+    """A new folder of all ranks."""
+    found = [tempfile.mkdtemp() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(found)
+    return Path(found[0])
+
+
+def saved():
+    """Checkpoints and saved weights: those of one process, and the same bits when training resumes."""
+    alone, model, function, given = perceptron()
+    plan, folder, found = planned(model, function, given()), shared_folder(), {}
+
+    def adamw(parameters):
+        return torch.optim.AdamW(parameters, lr=0.05)
+
+    def built(model):
+        return panpipe.pipeline(model, function, given(), optimizer=adamw, plan=plan, batch_dims=0)
+
+    pipe = built(model)
+    found["mesh"] = [pipe.plan.mesh.pipeline, pipe.plan.mesh.data, pipe.plan.mesh.tensor, pipe.plan.mesh.devices]
+    own = adamw(list(alone.named_parameters()))
+    for number in range(2):
+        pipe.step(given(number))
+        reference_step(alone, function, given(number), microbatches=MICROBATCHES)
+        own.step()
+    pipe.checkpoint(folder / "now")
+    pipe.checkpoint(folder / "later", wait=False)
+    pipe.save(folder / "weights")
+    pipe.wait_for_checkpoint()
+    after = [pipe.step(given(number)).item() for number in (2, 3)]
+    pipe.close()
+
+    state = CheckpointReader(folder / "now").whole().tensors
+    weights = {
+        name: tensor
+        for path in (folder / "weights").glob("*.safetensors")
+        for name, tensor in safetensors.torch.load_file(path).items()
+    }
+    wanted = dict(alone.named_parameters())
+    for name, parameter in wanted.items():
+        moment = own.state[parameter]["exp_avg_sq"]
+        for there, value in (
+            (state[f"model.{name}"], parameter), (weights[name], parameter),
+            (state[f"optimizer.state.{name}.exp_avg_sq"], moment),
+        ):  # fmt: skip
+            found["apart"] = max(found.get("apart", 0.0), (there - value.detach()).abs().max().item())
+    found["names"] = sorted(weights) == sorted(wanted)
+    for name in ("now", "later"):
+        pipe = built(perceptron()[1])
+        pipe.resume(folder / name)
+        found[name] = pipe.steps == 2 and [pipe.step(given(number)).item() for number in (2, 3)] == after
+        pipe.close()
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder)
+    return found
+
+
+class InSlices(nn.Module):
+    """A model whose residual stream is in slices of the sequence between its layers."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(WORDS, HIDDEN), nn.Linear(HIDDEN, WORDS)
+        self.norms = nn.ModuleList([nn.LayerNorm(HIDDEN) for _ in range(3)])
+        self.ups = nn.ModuleList([nn.Linear(HIDDEN, 4 * HIDDEN) for _ in range(2)])
+        self.downs = nn.ModuleList([nn.Linear(4 * HIDDEN, HIDDEN) for _ in range(2)])
+
+    def forward(self, tokens):
+        x = self.embedding(tokens)
+        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=False):
+            x = x + down(torch.relu(up(norm(x))))
+        return self.head(self.norms[-1](x))
+
+
+def in_slices(loss_in_parts):
+    """With SequenceParallel, and with the loss of parts of the words or of all of them."""
+    torch.manual_seed(1)
+    alone = InSlices().double()
+    last = (
+        {"output_layouts": Shard(-1), "use_local_output": False} if loss_in_parts else {"output_layouts": Replicate()}
+    )
+    layouts = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)), "norms.*": SequenceParallel(),
+        "ups.*": ColwiseParallel(input_layouts=Shard(1)), "downs.*": RowwiseParallel(output_layouts=Shard(1)),
+        "head": ColwiseParallel(input_layouts=Shard(1), **last),
+    }  # fmt: skip
+
+    def in_parts(model, batch):
+        with loss_parallel():
+            return step(model, batch)
+
+    model = parallelize_module(copy.deepcopy(alone), tensor_mesh(), layouts)
+    return alone, model, in_parts if loss_in_parts else step, batch
+
+
+def llama():
+    """A Llama of transformers with the usual layouts."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(1)
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": WORDS}
+    alone = LlamaForCausalLM(LlamaConfig(hidden_size=16, intermediate_size=32, use_cache=False, **sizes)).double()
+    layers = {"self_attn.o_proj": RowwiseParallel(), "mlp.down_proj": RowwiseParallel()}
+    layers |= {f"self_attn.{name}_proj": ColwiseParallel() for name in "qkv"}
+    layers |= {f"mlp.{name}_proj": ColwiseParallel() for name in ("gate", "up")}
+    model, mesh = copy.deepcopy(alone), tensor_mesh()
+    ends = {"model.embed_tokens": RowwiseParallel(input_layouts=Replicate())}
+    ends["lm_head"] = ColwiseParallel(output_layouts=Replicate())
+    parallelize_module(model, mesh, ends | {f"model.layers.*.{name}": layout for name, layout in layers.items()})
+
+    def loss_of(model, batch):
+        return model(input_ids=batch["tokens"], labels=batch["tokens"], use_cache=False).loss
+
+    return alone, model, loss_of, batch
+
+
+def with_layouts():
+    """Other layouts than columns and rows, and a model of transformers; by an automatic plan."""
+    return {
+        "slices": trained(in_slices(loss_in_parts=False), **AUTOMATIC),
+        "loss in parts": trained(in_slices(loss_in_parts=True), **AUTOMATIC),
+        "llama": trained(llama(), **AUTOMATIC),
+    }
+
+
+def with_replicas(mesh):
+    """The largest distance from one process that trains on the batches of all replicas: pp=2, dp=2, tp=2."""
+    torch.manual_seed(1)
+    alone = Perceptron().double()
+    names = [part.split("=")[0] for part in mesh.split(",")]
+    groups = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=names)
+    layouts = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
+    model = parallelize_module(copy.deepcopy(alone), groups["tp"], layouts)
+
+    def adamw(parameters):
+        return torch.optim.AdamW(parameters, lr=0.05)
+
+    pipe = panpipe.pipeline(
+        model, squared, points(), optimizer=adamw, microbatches=2, batch_dims=0, clip_norm=0.1, mesh=mesh, **AUTOMATIC
+    )
+    own, replica, far = adamw(list(alone.named_parameters())), groups["dp"].get_local_rank(), 0.0
+    for number in range(3):
+        loss = pipe.step(points(10 * number + replica)).item()
+        batches = [points(10 * number + each) for each in range(2)]
+        both = {name: torch.cat([each[name] for each in batches]) for name in batches[0]}
+        expected = reference_step(alone, squared, both, microbatches=4).item()
+        norm = nn.utils.clip_grad_norm_(alone.parameters(), 0.1).item()
+        own.step()
+        wanted = dict(alone.named_parameters())
+        far = max(far, abs(loss - expected), abs(pipe.grad_norm - norm))
+        for name, parameter in held_here(pipe).items():
+            far = max(far, (whole(parameter.grad) - wanted[name].grad).abs().max().item())
+            far = max(far, (whole(parameter.detach()) - wanted[name]).abs().max().item())
+    found = {"far": far, "mesh": [pipe.plan.mesh.pipeline, pipe.plan.mesh.data, pipe.plan.mesh.tensor]}
+    pipe.close()
     return found
 
 
