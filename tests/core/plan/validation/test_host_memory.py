@@ -37,6 +37,8 @@ def test_devices_share_the_memory_of_their_host():
         "host 'host' holds 320 bytes of offloaded tensors of devices 0, 1 and has 319: 1 too many; give it 1 bytes "
         "more, or keep stage 1 on the device (the others need 256)"
     )
+    with pytest.raises(InfeasibleError, match=r"keep stage 0 on the device \(the others need 64\)"):
+        validate(plan_with(100))
     with pytest.raises(InfeasibleError, match=r"keep stages 0, 1 on the device \(nothing else leaves then\)"):
         validate(plan_with(0))
 
