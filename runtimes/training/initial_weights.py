@@ -94,9 +94,9 @@ def compare_initial_weights(team: Team, model: nn.Module, weights: Weights) -> I
     split = frozenset[str]() if team.tensor is None else team.tensor.split
     compared = team.size if team.tensor is None else team.mesh.ranks
     whole, parts = {n: v for n, v in mine.items() if n not in split}, {n: v for n, v in mine.items() if n in split}
-    tensor = 1 if team.tensor is None else team.tensor.size
+    parts_of_each = 1 if team.tensor is None else team.tensor.size
     # By number of a device: the first device with the same parts.
-    first_alike = [number // team.size % tensor * team.size for number in range(compared)]
+    first_alike = [number // team.size % parts_of_each * team.size for number in range(compared)]
     digest = " ".join(sha256(repr(each).encode()).hexdigest() for each in (whole, parts))
     found = [other.partition(" ") for other in team.everywhere(lambda _: digest)[:compared]]
     if all(one[0] == found[0][0] and one[2] == found[first_alike[n]][2] for n, one in enumerate(found)):
