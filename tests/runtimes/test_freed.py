@@ -54,23 +54,23 @@ def step(model, batch):
     return model(batch["x"]).square().mean()
 
 
-def trained():
-    """Train a model by a pipeline, and close that; returns weak references to what it had."""
+def trained(plan):
+    """Train a model by a pipeline, and close that; returns its plan, and weak references to what it had."""
     model, batch = Model(), {"x": torch.randn(4, 4)}
     pipe = panpipe.pipeline(
         model, step, batch, optimizer=torch.optim.SGD, microbatches=2, mesh="pp=2", schedule="1f1b", max_chunks=1,
-        plan_seconds=0.5, progress=False, plan_cache=False,
+        plan=plan, plan_seconds=0.1, progress=False, plan_cache=False,
     )  # fmt: skip
     with pipe:
         pipe.step(batch)
-    return [weakref.ref(each) for each in (pipe, model, model.choosing)]
+    return pipe.plan, [weakref.ref(each) for each in (pipe, model, model.choosing)]
 
 
 def test_closed_pipeline_frees_the_model_with_its_regions_and_the_sources_of_generated_code():
-    held = trained()
+    plan, held = trained("auto")
     gc.collect()
     assert [each() for each in held] == [None] * 3
     assert not FACTORS  # the graphs of autograd had one
     before = len(_loader.eval_cache), len(linecache.cache)
-    trained()
+    trained(plan)
     assert (len(_loader.eval_cache), len(linecache.cache)) == before
