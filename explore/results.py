@@ -13,6 +13,7 @@ from ..core.files.json_reader import parse_json
 from ..core.files.limits import TRACE
 from ..core.files.read import read_text
 from ..core.plan.plan import Plan
+from ..core.plan.validation.validate import check_actions
 from ..core.report.data import report_data
 from ..core.report.facts import ReportFacts
 from ..core.trace.perfetto_reader import read_trace
@@ -109,7 +110,10 @@ def open_results(paths: Sequence[Path]) -> Results:
         elif kind == "graph":
             graph = path
         else:
-            plans.append((path, read_plan_or_schedule(path).plan))
+            plan = read_plan_or_schedule(path).plan
+            with naming(path):
+                check_actions(plan)
+            plans.append((path, plan))
     return Results((*_of_plans(plans, traces), *_of_traces(traces, {plan.hash for _, plan in plans})), graph)
 
 
