@@ -11,6 +11,8 @@ EFFORT = 5_000_000
 """Upper bound of moves × actions of each walk: some hundredths of a second."""
 WORTH = 1_000
 """Smallest number of moves that is worth a walk: fewer find nothing in a large order."""
+TWICE = 2_000
+"""Smallest number of moves for which a second walk is worth its time: with fewer, descent finds nearly as much."""
 TEMPERATURES = (0.0, 0.0005)
 """Initial temperatures of annealing, as shares of the makespan: pure descent, and about the cost of a hop."""
 
@@ -37,7 +39,7 @@ def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
     before = score(problem, schedule).result
     task = evolve(instance(problem, schedule.placement), limits=np.array(before.peak_memory) * (1 + 1e-9))
     best, least, scratch = schedule, before.makespan, task.scratch()
-    for temperature in TEMPERATURES:
+    for temperature in TEMPERATURES if moves >= TWICE else TEMPERATURES[:1]:
         orders, lengths = codes_of(schedule)
         makespan, _ = improve(0, moves, temperature, 0.0, *task.for_orders(), orders, lengths, scratch)
         if makespan < least:
