@@ -116,6 +116,8 @@ class BatchCutter:
         """
         leaves, nesting = flatten_batch(batch)
         self._check_dtypes(leaves, nesting)
+        if function is None:
+            _refuse_gradients(leaves, nesting)
         return split_batch(batch, self._microbatches, self._dims(batch, nesting, function), fewer=True)
 
     def _check_dtypes(self, leaves: list[Any], nesting: BatchNesting) -> None:
@@ -151,6 +153,16 @@ class BatchCutter:
                 found = f"the example has {mine}, and this batch {theirs}"
                 raise RequestError(f"{error}; {found}") from error
         return self._others[key]
+
+
+def _refuse_gradients(leaves: list[Any], nesting: BatchNesting) -> None:
+    """Refuse a batch to train on whose tensors require a gradient: gradients of the batch leave no stage."""
+    for name, leaf in zip(_names(nesting), leaves, strict=True):
+        if isinstance(leaf, Tensor) and leaf.requires_grad:
+            raise RequestError(
+                f"{name} requires a gradient, which a pipeline does not compute for a batch: detach it, or, if it is "
+                "to be trained, make what computes it a part of the model"
+            )
 
 
 def split_batch(batch: Any, microbatches: int, dims: BatchDims | Any = 0, *, fewer: bool = False) -> list[Microbatch]:

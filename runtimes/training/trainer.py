@@ -16,7 +16,7 @@ from attrs import evolve
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...core.capture.python.surroundings import refuse_no_grad
+from ...core.capture.python.surroundings import refuse_no_grad, refuse_saved_tensor_hooks
 from ...core.errors import RequestError
 from ...core.logs import set_process
 from ...core.plan.plan import Plan
@@ -24,6 +24,7 @@ from ...core.trace.trace import Trace
 from ..batch.example import Example
 from ..batch.microbatches import BatchCutter, Microbatch
 from ..batch.modes import ModuleModes
+from ..batch.written_batches import WrittenBatches
 from ..engine.clocked import Clock
 from ..engine.step_data import StepOptions, StepRecord
 from ..engine.tracing import measured_trace, message_times
@@ -96,6 +97,8 @@ class Trainer:
         self.skipped = False
         self.trace: Trace | None = None
         self._cutter = BatchCutter(model, self.step, example.shape, plan.microbatches)
+        places = example.operators.step.batch_writes
+        self._written = WrittenBatches({example.shape.nesting.names[place]: line for place, line in places.items()})
         self._on_devices = partial(
             arranged, team=team, training=training, follow_model=self._follow_model, clock=clock, offload=offload
         )
@@ -152,11 +155,12 @@ class Trainer:
         self._log_position(self.counts.steps + 1)
         self.averages.refuse_applied("train")
         refuse_no_grad()
+        refuse_saved_tensor_hooks()
         self._modes.refuse_others()
         if options.ending is not Ending.REDUCE:
             self.stages.have_equal_values()
             self.stages.tied.follow()
-        ready = self.runner.batch(self._cutter.cut(batch) if pieces is None else pieces)
+        ready = self.runner.batch(self._pieces(batch) if pieces is None else pieces)
         if ready.remark is not None and self.counts.steps and self.team.first:
             warnings.warn(ready.remark, stacklevel=4)
         scale = None if self._scaler is None else float(self._scaler.get_scale())
@@ -178,6 +182,12 @@ class Trainer:
         if options.ending is not Ending.REDUCE:
             self._after_step(ready, done, options.ending, scale, time.perf_counter() - start)
         return done.loss, done
+
+    def _pieces(self, batch: Any) -> list[Microbatch]:
+        """The microbatches of a batch to train on."""
+        pieces = self._cutter.cut(batch)
+        self._written.add(batch)
+        return pieces
 
     def _after_step(
         self, ready: BatchRun, done: BatchResult, ending: Ending, scale: float | None, took_s: float

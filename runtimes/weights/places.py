@@ -52,6 +52,7 @@ def places(model: nn.Module) -> dict[str, tuple[Place, ...]]:
 
 def tensor_at(place: Place) -> Tensor:
     """The tensor of a place."""
-    tensor = place.module._parameters.get(place.leaf, place.module._buffers.get(place.leaf))
+    module, leaf = place.module, place.leaf
+    tensor = module._parameters[leaf] if leaf in module._parameters else module._buffers[leaf]
     assert tensor is not None
     return tensor

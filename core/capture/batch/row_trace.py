@@ -17,6 +17,7 @@ from ..python.assigned_buffers import assigned_buffers_written
 from ..python.dynamo import PlainStep
 from ..python.isolation import isolated
 from ..python.reach import reach
+from ..python.references import references_followed
 from ..python.restored_attributes import attributes_restored
 from ..values.containers import BatchNesting, flatten_batch, one_level
 from ..values.fakes import fake_of, fake_state
@@ -206,6 +207,7 @@ class RowTracer:
             stack.enter_context(isolated(self._model, self._reached))
             stack.enter_context(torch.set_grad_enabled(self._gradients))
             stack.enter_context(_reparametrize_module(self._model, dict(self._state)))
+            stack.enter_context(references_followed(self._model, self._reached))
             if not self._by_dynamo:  # Dynamo would trace these, too
                 stack.enter_context(without_checkpoints())
                 stack.enter_context(attributes_restored(self._model, self._step, self._reached))

@@ -47,6 +47,7 @@ class CapturedStep:
         gradients: whether a backward follows; if not, no tensor requires a gradient.
         causes: as in ``regions`` → the reason why the line cannot be captured.
         held: objects that its operators name by number.
+        batch_writes: position of a leaf of the batch that the step writes in place → the user's line.
     """
 
     graph: fx.Graph
@@ -63,6 +64,7 @@ class CapturedStep:
     gradients: bool = True
     causes: dict[str, str] = field(factory=dict)
     held: Sequence[object] = ()
+    batch_writes: dict[int, str] = field(factory=dict)
 
 
 def captured_step(
@@ -93,7 +95,7 @@ def captured_step(
     """
     inputs = _Inputs.of(program, names, leaves)
     graph = program.graph
-    _rewrite(graph, inputs.batch)
+    batch_writes = _rewrite(graph, inputs.batch)
     keep_read_values(graph, [node for node, name in inputs.buffers.items() if name in breaks.assigned])
     # Export creates its own mode; all later fake tensors must belong to it.
     fake_mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
@@ -105,9 +107,10 @@ def captured_step(
     else:
         outputs = row_outputs(program, breaks.printed, rows)
     regions, causes = ({name or TAIL: text for name, text in d.items()} for d in (breaks.lines, breaks.causes))
+    writes = {inputs.batch[name]: line for name, line in batch_writes.items()}
     step = CapturedStep(
         graph, inputs.batch, inputs.parameters, inputs.buffers, inputs.constants, modules, frozenset(), outputs,
-        model_name, fake_mode, regions, gradients, causes, held,
+        model_name, fake_mode, regions, gradients, causes, held, writes,
     )  # fmt: skip
     _refuse_written_parameters(step)
     refuse_written_constants(step.graph, step.constants)
@@ -142,22 +145,26 @@ class _Inputs:
         return found
 
 
-def _rewrite(graph: fx.Graph, batch: Collection[str]) -> None:
+def _rewrite(graph: fx.Graph, batch: Collection[str]) -> dict[str, str]:
     """Rewrite operators that later traces or cuts would not handle correctly.
 
     Args:
         graph: the exported graph; changed in place.
         batch: names of the batch's placeholders.
+
+    Returns:
+        Name of each placeholder of the batch that the step writes in place → the user's line.
     """
     _remove_generators(graph)
     note_modes(graph)
     place_hooks(graph)
     rewrite_aliases(graph)
-    copy_written(graph, batch)
+    written = copy_written(graph, batch)
     drop_checks(graph)
     _refuse_late_sizes(graph)
     split_layers(graph)
     rewrite_masked_scatters(graph)
+    return written
 
 
 def _remove_generators(graph: fx.Graph) -> None:

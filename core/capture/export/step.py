@@ -29,9 +29,10 @@ from ..python.dynamo import PlainStep, nothing_omitted, refuse_transforms
 from ..python.earlier_state import EarlierState
 from ..python.gradient_hooks import check_gradient_hooks
 from ..python.opened_files import no_files_written
+from ..python.references import references_followed
 from ..python.restored_attributes import WritesTensor, attributes_restored
 from ..python.side_effects import outside_restored, tensors_restored
-from ..python.surroundings import with_gradients
+from ..python.surroundings import saved_tensor_hooks_refused, with_gradients
 from ..regions.breaks import Breaks, StepFunction
 from ..regions.modes import modes_as_calls
 from ..regions.module_regions import CapturedOtherwise
@@ -56,6 +57,8 @@ class _WholeStep(nn.Module):
     def forward(self, batch: Any) -> Any:
         with (
             self._breaks.autocasts.again(),
+            references_followed(self.model, self._breaks.reached),
+            saved_tensor_hooks_refused(),
             attributes_restored(self.model, self._breaks.step, self._breaks.reached, self._breaks.pending),
             assigned_buffers_written(self.model, self._breaks.assigned, self._breaks.pending),
         ):
@@ -100,7 +103,13 @@ def capture_step(
     export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
     own = [module.__dict__ for module in model.modules()]
     modes = with_gradients() if gradients else _without_gradients()
-    with quiet_torch(), modes, breaks.autocasts.left(), no_files_written(breaks.reached, warns=True):
+    with (
+        quiet_torch(),
+        torch.autograd.set_detect_anomaly(False),
+        modes,
+        breaks.autocasts.left(),
+        no_files_written(breaks.reached, warns=True),
+    ):
         with outside_restored(breaks.reached, own, breaks.pending):
             captured = _captured(breaks, export)
         if not repeats:

@@ -15,6 +15,7 @@ from ..graph.functions import without_checkpoints
 from ..python.isolation import isolated
 from ..python.reach import reach
 from ..python.reached import Reached
+from ..python.references import references_followed
 from ..values.containers import BatchNesting, flatten_batch
 from ..values.fakes import fake_state, have_equal_shapes
 from ..values.placeholder_results import PlaceholderResults
@@ -136,6 +137,7 @@ class TrialRuns:
             stack.enter_context(isolated(self.model, self.reached))
             stack.enter_context(torch.set_grad_enabled(self.gradients))
             stack.enter_context(_reparametrize_module(self.model, dict(self._state)))
+            stack.enter_context(references_followed(self.model, self.reached))
             stack.enter_context(without_checkpoints())
             try:
                 yield

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from ..values.user_lines import line_of
 from .nodes import root_of, written_arguments
 
 aten = torch.ops.aten
@@ -13,14 +14,21 @@ aten = torch.ops.aten
 _DROPOUTS = {aten.dropout.default, aten.feature_dropout.default, aten.alpha_dropout.default}
 
 
-def copy_written(graph: fx.Graph, names: Collection[str]) -> None:
+def copy_written(graph: fx.Graph, names: Collection[str]) -> dict[str, str]:
     """Replace tensors of the batch that the step writes in place by copies, one for each microbatch.
 
     Args:
         graph: a captured graph; changed in place.
         names: of the batch's placeholders.
+
+    Returns:
+        Name of each placeholder that is written → the user's first line that writes it.
     """
-    roots = dict.fromkeys(root_of(argument) for node in graph.nodes for argument in written_arguments(node))
+    roots: dict[fx.Node, fx.Node] = {}
+    for node in graph.nodes:
+        for argument in written_arguments(node):
+            roots.setdefault(root_of(argument), node)
+    lines = {root.name: line_of(node) for root, node in roots.items() if root.name in names}
     last = [node for node in graph.nodes if node.op == "placeholder"][-1:]
     for root in roots:
         if root.name in names:
@@ -28,6 +36,7 @@ def copy_written(graph: fx.Graph, names: Collection[str]) -> None:
                 copied = graph.call_function(aten.clone.default, (root,))
             copied.meta = dict(root.meta)
             root.replace_all_uses_with(copied, delete_user_cb=lambda user, copied=copied: user is not copied)  # type: ignore[misc]
+    return lines
 
 
 def rewrite_aliases(graph: fx.Graph) -> None:

@@ -65,6 +65,7 @@ def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
     module = StageModule(stage)
     try:
         with contextlib.ExitStack() as stack:
+            stack.enter_context(torch.autograd.set_detect_anomaly(False))  # its checks need values
             joint = aot_export_joint_with_descriptors(stack, module, stage.fakes)
             remove_tokens(joint.graph_module.graph)
             if as_on_cpu:

@@ -7,7 +7,7 @@ called. A hook that returns a gradient, or that runs on ``p.grad`` after accumul
 import dis
 import functools
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from torch import nn
@@ -51,6 +51,15 @@ def _hooks(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:
             yield f"parameter '{name}'", hook, False
         for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
             yield f"parameter '{name}'", hook, True
+
+
+def number_of_hooks(modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> int:
+    """The number of hooks on the gradients of modules and parameters, which is compared before each step."""
+    of_modules = sum(len(module._backward_hooks) + len(module._backward_pre_hooks) for module in modules)
+    return of_modules + sum(
+        len(parameter._backward_hooks or ()) + len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ())
+        for parameter in parameters
+    )
 
 
 def _code(hook: Any) -> Any:

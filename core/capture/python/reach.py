@@ -7,172 +7,173 @@ the walk is repeated until there is no new name.
 
 import builtins
 import functools
+import operator
 import os
 import sys
 import types
 from array import array
 from collections import deque
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import numpy
-import torch
 from torch import Tensor, nn
 
-from ..values.code_origin import Origin, is_users_own, origin_of
-from .code_names import names_in, prefixes_in, strings_in
+from ..values.code_origin import Origin, is_own, is_users_own, origin_of
+from .code_names import names_in, strings_in
 from .compared_values import digest_of_array, digest_of_items, is_leaf, is_number, items_of, leaf_key
+from .gradient_hooks import number_of_hooks
+from .module_walk import visit_class, visit_module
 from .reached import Reached
 from .standard_objects import ATTRIBUTES, held_by
+from .used_names import UsedNames, names_of_getter, used_names
+from .walk import Walk, origin_of_class
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools._lru_cache_wrapper)
 _MANY, _MOST = 4096, 50_000
 """Numbers of items of a container above which its values are compared by a digest, and above which objects in it are
 compared by identity alone, such as those of a data set."""
 _DEEPEST = 40
-
-_SPECIAL = {"_parameters", "_buffers", "_modules", "training", "_forward_hooks", "_forward_pre_hooks"}
-_NOT_RUN = {"__init__", "__new__", "__repr__", "__str__", "__setattr__", "__delattr__", "__del__", "__reduce__",
-            "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__", "__copy__", "__init_subclass__",
-            "__subclasshook__", "__dir__", "__sizeof__", "__class_getitem__", "__hash__"}  # fmt: skip
+_BUILTIN = (dict, list, tuple, set, frozenset, deque, numpy.ndarray, bytearray, array)
+"""Classes of containers whose own objects have no attributes."""
 
 
 def reach(model: nn.Module, step: Any) -> Reached:
     """What a step reaches on a model."""
-    names, prefixes = frozenset[str](), frozenset[str]()
+    used = UsedNames()
     while True:
-        found = _Walk(names, prefixes)
+        found = _Walk(used)
         found.visit_all(model, step)
-        if found.names == names and found.prefixes == prefixes:
+        if found.used == used:
             return found
-        names, prefixes = frozenset(found.names), frozenset(found.prefixes)
+        used = found.used
 
 
-class _Walk(Reached):
-    """One walk.
-
-    Args:
-        names: of attributes that are visited.
-        prefixes: of names of attributes that are visited.
-
-    Attributes:
-        names, prefixes: these, and those in the code that this walk reached.
-    """
-
-    def __init__(self, names: frozenset[str], prefixes: frozenset[str]) -> None:
-        super().__init__()
-        self._known, self._known_prefixes = names, tuple(prefixes)
-        self._classes: dict[int, type] = {}
-        self.names: set[str] = set(names)
-        self.prefixes: set[str] = set(prefixes)
+class _Walk(Walk):
+    """One walk; see `Walk`."""
 
     def visit_all(self, model: nn.Module, step: Any) -> None:
         """Visit everything from the step and the model."""
         tensors = [*model.named_parameters(), *model.named_buffers()]
-        self._names_of = {id(tensor): name for name, tensor in tensors}
-        self._visit("the step", step, 0)
-        self._visit("model", model, 0)
+        self.names_of = {id(tensor): name for name, tensor in tensors}
+        self.visit("the step", step, 0)
+        self.visit("model", model, 0)
+        visit_class(self, Tensor, 0)
+        self.sizes.append((vars(Tensor), len(vars(Tensor))))
+        for kind in ("_global_forward_pre_hooks", "_global_forward_hooks"):
+            self.visit(f"torch.nn.modules.module.{kind}", getattr(nn.modules.module, kind), 0)
+        count = functools.partial(number_of_hooks, list(model.modules()), list(model.parameters()))
+        self.values["hooks on gradients"] = count()
+        self.probes.append((count, count()))
         self.parameters = list(model.parameters())
 
-    def _named(self, name: Any) -> bool:
-        return name in self._known or (bool(self._known_prefixes) and name.startswith(self._known_prefixes))
-
-    def _visit(  # noqa: PLR0912 - one case for each kind of value
+    def visit(  # noqa: PLR0912 - one case for each kind of value
         self, place: str, value: Any, depth: int, owner: tuple[Any, Any] | None = None
     ) -> None:
         if is_leaf(value):
             self.values[place] = leaf_key(value)
             if owner is not None and is_number(value):
                 self.owners[place] = owner
+            if getattr(value, "__dict__", None) and id(value) not in self._seen:
+                self._seen[id(value)] = value
+                self._instance(place, value, depth)
             return
         if id(value) in self._seen or depth > _DEEPEST:
             return
         self._seen[id(value)] = value  # kept alive, so that no other object gets its identity
         if isinstance(value, Tensor):
             self.values[place] = "a tensor", self._identity(value)
-            self._entries(place, vars(value), [name for name in vars(value) if self._named(name)], depth)
+            self.visit_entries(place, vars(value), [name for name in vars(value) if name in self.known], depth)
         elif isinstance(value, nn.Module):
-            self._module(place, value, depth)
+            visit_module(self, place, value, depth)
         elif isinstance(value, types.FunctionType):
             self._function(place, value, depth)
         elif isinstance(value, functools._lru_cache_wrapper):
             self.caches.append(value)
-            self._visit(place, value.__wrapped__, depth + 1)
+            self.visit(place, value.__wrapped__, depth + 1)
         elif isinstance(value, types.MethodType):
-            self._visit(place, value.__func__, depth + 1)
-            self._visit(place, value.__self__, depth + 1)
+            self.visit(place, value.__func__, depth + 1)
+            self.visit(place, value.__self__, depth + 1)
         elif _is_bound(value):
             self.values[place] = "a method", value.__name__
-            self._visit(place + "'s object", value.__self__, depth + 1)
+            self.visit(place + "'s object", value.__self__, depth + 1)
         elif isinstance(value, functools.partial):
-            self._visit(place, value.func, depth + 1)
-            self._visit(f"{place}'s arguments", value.args, depth + 1)
+            self.visit(place, value.func, depth + 1)
+            self.visit(f"{place}'s arguments", value.args, depth + 1)
             self._container(f"{place}'s arguments", value.keywords, depth)
+            self._instance(place, value, depth)
         elif isinstance(value, type):
             self.values[place] = "a class", value.__qualname__
-            self._class(value.__name__, value, depth)
-            self._class(type(value).__name__, type(value), depth)
+            visit_class(self, value, depth)
+            visit_class(self, type(value), depth)
         elif isinstance(value, types.ModuleType):
             file = getattr(value, "__file__", None)
             if value.__name__ == "__main__" or (is_users_own(file) if file else value.__spec__ is None):
-                self._attributes(value.__name__, value.__dict__, depth)
+                self.visit_attributes(value.__name__, value.__dict__, depth)
             else:
-                self._numbers(value.__name__, value.__dict__, depth)
+                self.visit_others(value.__name__, value.__dict__, depth)
         elif isinstance(value, dict | list | tuple | set | frozenset | deque):
             self._container(place, value, depth)
+            self._instance(place, value, depth)
         elif isinstance(value, numpy.ndarray | bytearray | array):
             self._bytes(place, value, depth)
+            self._instance(place, value, depth)
         else:
             self._object(place, value, depth)
 
     def _object(self, place: str, value: Any, depth: int) -> None:
         kind = type(value)
-        origin = _origin_of_class(kind)  # type: ignore[arg-type]
-        self.values[place] = "an object", f"{kind.__module__}.{kind.__qualname__}"
-        if origin is Origin.INTERNAL and not issubclass(kind, ATTRIBUTES):
-            self.values[place] = f"{kind.__module__}.{kind.__qualname__}", id(value)
-            self._held(place, value, depth)
-            return
+        if issubclass(kind, operator.attrgetter | operator.methodcaller):
+            self.used |= UsedNames(names_of_getter(value))
+        internal = origin_of_class(kind) is Origin.INTERNAL and not issubclass(kind, ATTRIBUTES)
+        name = f"{kind.__module__}.{kind.__qualname__}"
+        self.values[place] = (name, id(value)) if internal else ("an object", name)
         self._held(place, value, depth)
-        self._class(kind.__name__, kind, depth)
+        self._instance(place, value, depth)
+
+    def _instance(self, place: str, value: Any, depth: int) -> None:
+        """Visit the attributes of an object, which may also be a number, a container or a function."""
+        kind = type(value)
+        if kind in _BUILTIN:
+            return
         own = getattr(value, "__dict__", None)
+        if origin_of_class(kind) is Origin.INTERNAL and not issubclass(kind, ATTRIBUTES):
+            if type(own) is dict and not is_own(getattr(sys.modules.get(kind.__module__), "__file__", None) or ""):
+                self.visit_entries(place, own, [name for name in own if name in self.known], depth)
+            self._properties(place, value)
+            return
+        self.probes.append((functools.partial(type, value), kind))
+        visit_class(self, kind, depth)
         if isinstance(own, dict):
-            self._attributes(place, own, depth)
-        for name in [n for base in kind.__mro__ for n in _slots(base) if self._named(n)]:
+            self.visit_attributes(place, own, depth)
+        for name in [n for base in kind.__mro__ for n in _slots(base) if n in self.known or self.known.any_name]:
             descriptor = getattr(kind, name, None)
             if isinstance(descriptor, types.MemberDescriptorType):
                 probe = functools.partial(getattr, value, name, None)
                 self.probes.append((probe, found := probe()))
                 self.variables.append((probe, functools.partial(setattr, value, name), found))
-                self._visit(f"{place}.{name}", found, depth + 1, (value, name))
+                self.visit(f"{place}.{name}", found, depth + 1, (value, name))
+
+    def _properties(self, place: str, value: Any) -> None:
+        """Numbers and texts that properties of an object of another package return."""
+        held = [(name, item) for base in type(value).__mro__ for name, item in vars(base).items()]
+        for name in [name for name, item in held if isinstance(item, property) and name in self.known.names]:
+            probe = functools.partial(_number, value, name)
+            if (found := probe()) is not None:
+                self.values[f"{place}.{name}"] = leaf_key(found)
+                self.probes.append((probe, found))
 
     def _held(self, place: str, value: Any, depth: int) -> None:
         held = held_by(value)
         if held is not None:
             self.probes.append((held.read, found := held.read()))
             owner = None if held.attribute is None else (value, held.attribute)
-            self._visit(f"{place}{held.name}", found, depth + 1, owner)
-
-    def _attributes(self, place: str, own: dict[str, Any], depth: int) -> None:
-        self.sizes.append((own, len(own)))
-        self._entries(place, own, [name for name in own if self._named(name) and name not in _SPECIAL], depth)
-
-    def _entries(self, place: str, own: dict[str, Any], names: list[str], depth: int) -> None:
-        for name in names:
-            self._entry(f"{place}.{name}", own, name)
-            self._visit(f"{place}.{name}", own[name], depth + 1, (own, name))
-
-    def _numbers(self, place: str, own: dict[str, Any], depth: int) -> None:
-        """Numbers and texts that another package holds, or that the user put there."""
-        self._entries(place, own, [name for name, held in own.items() if self._named(name) and is_leaf(held)], depth)
-
-    def _entry(self, place: str, holder: dict[Any, Any], name: Any) -> None:
-        self.entries.append((holder, name, holder[name]))
-        self.places.append(place)
+            self.visit(f"{place}{held.name}", found, depth + 1, owner)
 
     def _container(self, place: str, value: Any, depth: int) -> None:
         self.values[f"len({place})"] = type(value).__name__, len(value)
         many = len(value) > _MANY
+        if isinstance(value, dict | set) and any(isinstance(key, Tensor) or key in self.names_of for key in value):
+            self.keyed.append(value)
         if (
             many
             and not isinstance(value, set | frozenset)
@@ -185,8 +186,8 @@ class _Walk(Reached):
             self.sizes.append((value, len(value)))
             for key, item in value.items():
                 there = f"{place}[{key!r}]" if is_leaf(key) else f"{place}[…]"
-                self._entry(there, value, key)
-                self._visit(there, item, depth + 1, (value, key))
+                self.add_entry(there, value, key)
+                self.visit(there, item, depth + 1, (value, key))
         elif isinstance(value, set | frozenset):
             self.values[place] = type(value).__name__, frozenset(leaf_key(v) if is_leaf(v) else id(v) for v in value)
             self.probes.append((functools.partial(frozenset, value), frozenset(value)))
@@ -195,7 +196,7 @@ class _Walk(Reached):
                 self.sequences.append((value, list(value)))
                 self.sequence_places.append(place)
             for i, item in enumerate(value):
-                self._visit(f"{place}[{i}]", item, depth + 1, None if isinstance(value, tuple) else (value, i))
+                self.visit(f"{place}[{i}]", item, depth + 1, None if isinstance(value, tuple) else (value, i))
 
     def _bytes(self, place: str, value: Any, depth: int) -> None:
         """An array, compared by a digest of its values if these can change."""
@@ -204,73 +205,7 @@ class _Walk(Reached):
             self.probes.append((functools.partial(digest_of_array, value), self.values[place][1]))  # type: ignore[index]
         if isinstance(value, numpy.ndarray) and value.dtype.hasobject and value.size <= _MANY:
             for i, item in enumerate(value.flat):
-                self._visit(f"{place}[{i}]", item, depth + 1)
-
-    def _module(self, place: str, module: nn.Module, depth: int) -> None:
-        self.values[place] = "a module", f"{type(module).__module__}.{type(module).__qualname__}"
-        if isinstance(module, torch.jit.ScriptModule):
-            return  # its attributes are not Python values
-        own: dict[str, Any] = module.__dict__
-        self._class(type(module).__name__, type(module), depth)
-        self._attributes(place, own, depth)
-        if "forward" in own and "forward" not in self._known:
-            self._entries(place, own, ["forward"], depth)
-        for hooks in ("_forward_hooks", "_forward_pre_hooks"):
-            self.sizes.append((own[hooks], len(own[hooks])))
-            for number, hook in own[hooks].items():
-                self._entry(f"{place}.{hooks}", own[hooks], number)
-                self._visit(f"{place}'s hook {len(self.entries)}", hook, depth + 1)
-        for held in (module._parameters, module._buffers):
-            self.sizes.append((held, len(held)))
-            for name, tensor in held.items():
-                self._entry(f"{place}.{name}", held, name)
-                what = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
-                trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
-                self.values[f"{place}.{name}"] = what
-                if isinstance(tensor, nn.Parameter):
-                    self.values[f"{place}.{name}.requires_grad"] = "bool", trained
-        self.sizes.append((module._modules, len(module._modules)))
-        for name, child in module._modules.items():
-            self._entry(f"{place}.{name}", module._modules, name)
-            if child is not None:
-                self._visit(f"{place}.{name}", child, depth + 1)
-
-    def _class(self, place: str, kind: type, depth: int) -> None:
-        for base in kind.__mro__:
-            origin = _origin_of_class(base)
-            if id(base) in self._classes:
-                continue
-            self._classes[id(base)] = base
-            if origin is Origin.INTERNAL:
-                self._class_numbers(base, depth)
-                continue
-            for name, value in list(vars(base).items()):
-                run = name == "forward" or (name.startswith("__") and name.endswith("__") and name not in _NOT_RUN)
-                if not run and not self._named(name):
-                    continue
-                function = _function_in(value)
-                if function is not None:
-                    self._visit(f"{base.__name__}.{name}", function, depth + 1)
-                elif name.startswith("__") or isinstance(
-                    value, types.MemberDescriptorType | types.GetSetDescriptorType
-                ):
-                    continue
-                else:
-                    self._visit(f"{base.__name__}.{name}", value, depth + 1, (base, name))
-                if origin is Origin.USER:
-                    self._class_entry(base, name, value)
-
-    def _class_numbers(self, base: type, depth: int) -> None:
-        """Numbers and texts of a class of another package, or that the user put there."""
-        for name, value in list(vars(base).items()):
-            if is_leaf(value) and self._named(name) and not name.startswith("__"):
-                self._visit(f"{base.__name__}.{name}", value, depth + 1, (base, name))
-                self._class_entry(base, name, value)
-
-    def _class_entry(self, base: type, name: str, value: Any) -> None:
-        read = functools.partial(vars(base).get, name)
-        self.probes.append((read, value))
-        self.variables.append((read, functools.partial(setattr, base, name), value))
+                self.visit(f"{place}[{i}]", item, depth + 1)
 
     def _function(self, place: str, function: types.FunctionType, depth: int) -> None:
         code = function.__code__
@@ -278,8 +213,7 @@ class _Walk(Reached):
         self.values[place] = "a function", code
         if origin is not Origin.INTERNAL:
             self.codes.append(code)
-            self.names |= names_in(code, origin is Origin.USER)
-            self.prefixes |= prefixes_in(code)
+            self.used |= used_names(code, origin is Origin.USER)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             held = _content(cell)
             # A library's decorator around the user's function.
@@ -287,16 +221,17 @@ class _Walk(Reached):
                 self.probes.append((functools.partial(_content, cell), held))
                 assign = functools.partial(setattr, cell, "cell_contents")
                 self.variables.append((functools.partial(_content, cell), assign, held))
-                self._visit(name, held, depth + 1, (cell, name))
+                self.visit(name, held, depth + 1, (cell, name))
         if origin is Origin.INTERNAL:
             return
         for default in (function.__defaults__, function.__kwdefaults__):
-            self._visit(f"a default of {function.__qualname__}", default, depth + 1)
+            self.visit(f"a default of {function.__qualname__}", default, depth + 1)
         if origin is Origin.USER:
-            self.probes.append((functools.partial(getattr, function, "__defaults__"), function.__defaults__))
+            for part in ("__code__", "__defaults__", "__kwdefaults__"):
+                self.probes.append((functools.partial(getattr, function, part), getattr(function, part)))
             self._visit_environment(code)
         if function.__dict__:
-            self._attributes(function.__qualname__, function.__dict__, depth)
+            self.visit_attributes(function.__qualname__, function.__dict__, depth)
         self._globals(code, origin, function.__globals__, depth)
 
     def _globals(self, code: types.CodeType, origin: Origin, variables: dict[str, Any], depth: int) -> None:
@@ -306,14 +241,14 @@ class _Walk(Reached):
         for name in named:
             if name not in variables:
                 if origin is Origin.USER and name in sys.modules:
-                    self._visit(name, sys.modules[name], depth + 1)
+                    self.visit(name, sys.modules[name], depth + 1)
                 elif origin is Origin.USER and is_leaf(vars(builtins).get(name, builtins)):
-                    self._entries("builtins", vars(builtins), [name], depth)
+                    self.visit_entries("builtins", vars(builtins), [name], depth)
                 continue
             held = variables[name]
             if origin is Origin.USER or isinstance(held, _FUNCTIONS):
-                self._entry(name, variables, name)
-                self._visit(name, held, depth + 1, (variables, name))
+                self.add_entry(name, variables, name)
+                self.visit(name, held, depth + 1, (variables, name))
 
     def _visit_environment(self, code: types.CodeType) -> None:
         if {"environ", "getenv"}.isdisjoint(names_in(code, False)):
@@ -322,25 +257,6 @@ class _Walk(Reached):
             probe = functools.partial(os.environ.get, name)
             self.values[f"os.environ[{name!r}]"] = leaf_key(probe())
             self.probes.append((probe, probe()))
-
-
-_origins: WeakKeyDictionary[type, Origin] = WeakKeyDictionary()
-
-
-def _origin_of_class(kind: type) -> Origin:
-    if kind not in _origins:
-        _origins[kind] = _found_origin(kind)
-    return _origins[kind]
-
-
-def _found_origin(kind: type) -> Origin:
-    module = sys.modules.get(kind.__module__)
-    if kind.__module__ in ("builtins", "_io"):
-        return Origin.INTERNAL
-    file = getattr(module, "__file__", None)
-    if file is not None:
-        return origin_of(file)
-    return Origin.USER if module is None or kind.__module__ == "__main__" else Origin.INTERNAL
 
 
 def _is_bound(value: Any) -> bool:
@@ -362,12 +278,10 @@ def _slots(kind: type) -> tuple[str, ...]:
     return (slots,) if isinstance(slots, str) else tuple(slots)
 
 
-def _function_in(value: Any) -> Any:
-    """The function of a method or property in a class; None for other attributes."""
-    if isinstance(value, staticmethod | classmethod):
-        return value.__func__
-    if isinstance(value, property):
-        return value.fget
-    if isinstance(value, functools.cached_property):
-        return value.func
-    return value if isinstance(value, types.FunctionType | functools._lru_cache_wrapper) else None
+def _number(value: Any, name: str) -> Any:
+    """The number or text that a property returns; None for other results."""
+    try:
+        found = getattr(value, name)
+    except Exception:  # the object's own, such as of a property that is not ready yet
+        return None
+    return found if is_leaf(found) else None

@@ -36,6 +36,8 @@ class Reached:
         parameters: all parameters of the model, each once.
         caches: functions with a cache of their results.
         owners: place of a number → the object that holds it, and its key, index or attribute there.
+        names_of: identity of a parameter or buffer of the model → its name.
+        keyed: dicts and sets with tensors, or their identities, among their keys.
     """
 
     def __init__(self) -> None:
@@ -52,7 +54,8 @@ class Reached:
         self.caches: list[Any] = []
         self.owners: dict[str, tuple[Any, Any]] = {}
         self._seen: dict[int, Any] = {}
-        self._names_of: dict[int, str] = {}
+        self.names_of: dict[int, str] = {}
+        self.keyed: list[Any] = []
 
     def line_of(self, place: str) -> str:
         """The user's line, or a library's, that names the last part of a place."""
@@ -120,4 +123,4 @@ class Reached:
         Names, because a parameter that another rank holds is replaced under its name; recurrent layers also keep
         theirs in a list.
         """
-        return self._names_of.get(id(tensor), id(tensor))
+        return self.names_of.get(id(tensor), id(tensor))

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import nn
 
 from .holders import contents_of, has_entries, refill
@@ -17,9 +18,10 @@ def modules_restored(model: nn.Module) -> Iterator[None]:
     All of them together, because a model that registers hooks at its first call also sets a flag, and would register
     them again without it.
     """
-    before = [(module, dict(module.__dict__), contents_of(module.__dict__)) for module in model.modules()]
-    hooks = [held for module in model.modules() for held in module.__dict__.values() if type(held) is OrderedDict]
-    tensors = [held for module in model.modules() for held in (module._buffers, module._parameters)]
+    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
+    before = [(module, dict(module.__dict__), contents_of(module.__dict__)) for module in modules]
+    hooks = [held for module in modules for held in module.__dict__.values() if type(held) is OrderedDict]
+    tensors = [held for module in modules for held in (module._buffers, module._parameters)]
     registered: list[tuple[Any, dict[str, Any]]] = [(held, dict(held)) for held in (*tensors, *hooks)]
     try:
         yield

@@ -8,12 +8,18 @@ default device and the attention kernels are read again before each step; if one
 from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import torch
 from attrs import frozen
 from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ...errors import RequestError
+from ..values.capture_errors import Refused
 
 _KINDS = ("cpu", "cuda")
 """Types of devices that steps compute on."""
@@ -62,7 +68,14 @@ def surroundings() -> dict[str, Hashable]:
         "the kernels of torch.nn.attention": (
             cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
         ),
+        "the modes around the call": ("modes", tuple(map(id, _modes()))),
     }  # fmt: skip
+
+
+def _modes() -> list[Any]:
+    """The modes of torch that the caller entered, other than the default device, which is compared by name."""
+    entered = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]
+    return [mode for mode in entered if not isinstance(mode, DeviceContext)]
 
 
 @contextmanager
@@ -84,6 +97,36 @@ def refuse_inference_tensors(model: nn.Module) -> None:
             f"parameter '{found}' was created under torch.inference_mode(), and autograd saves no such tensor: build "
             "the model outside of it"
         )
+
+
+_SAVED = (
+    "changes or observes saved tensors by torch.autograd.graph.saved_tensors_hooks, which a pipeline does not call: "
+    "leave it out; offload= moves saved tensors to the host, and recompute= computes them again"
+)
+
+
+def refuse_saved_tensor_hooks() -> None:
+    """Refuse to train under hooks on saved tensors.
+
+    Raises:
+        RequestError: there are some around the call.
+    """
+    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
+        raise RequestError(f"the code around step(batch) {_SAVED}")
+
+
+@contextmanager
+def saved_tensor_hooks_refused() -> Iterator[None]:
+    """A context in which a step that enters hooks on saved tensors is refused; ``save_on_cpu`` changes no value."""
+    original = saved_tensors_hooks.__enter__
+
+    def enter(hooks: Any) -> Any:
+        if type(hooks) is saved_tensors_hooks:
+            raise Refused(f"the step {_SAVED}")
+        return original(hooks)
+
+    with mock.patch.object(saved_tensors_hooks, "__enter__", enter):
+        yield
 
 
 def refuse_no_grad() -> None:

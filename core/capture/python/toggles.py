@@ -17,6 +17,7 @@ from ..values.code_origin import is_users_own
 
 _GETS: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 _SETS: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
+_GRADIENT: Any = (Tensor.grad.__get__, Tensor.grad.__set__, Tensor.grad.__delete__)  # type: ignore[attr-defined]
 
 
 class Toggles(TorchFunctionMode):
@@ -36,6 +37,8 @@ class Toggles(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if func in _GRADIENT and id(args[0]) in self._names:
+            self._refuse_gradient(args[0])
         if (func == _SETS or func is Tensor.requires_grad_) and id(args[0]) in self._names:
             wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
             self._set(args[0], bool(wanted))
@@ -56,6 +59,14 @@ class Toggles(TorchFunctionMode):
             self._first[key] = bool(parameter.requires_grad)
         self._now[key] = trained
         self._lines[key] = _users_line()
+
+    def _refuse_gradient(self, parameter: Tensor) -> None:
+        name = self._names[id(parameter)].removeprefix("model.")
+        raise RequestError(
+            f"{_users_line()}: the step reads or sets the gradient of parameter '{name}' here, which earlier "
+            "microbatches have left: a step returns the loss, and its gradients are complete after pipe.step(batch); "
+            "leave zero_grad() and backward() out, clip by clip_norm=, and read gradients between steps"
+        )
 
     def _as_frozen(self, tensor: Tensor) -> Tensor:
         key = id(tensor)

@@ -1,0 +1,108 @@
+"""The base of a walk over what a step can reach: which names are visited, and how attributes are recorded."""
+
+import sys
+import types
+from abc import abstractmethod
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ..values.code_origin import Origin, origin_of
+from .compared_values import is_leaf
+from .reached import Reached
+from .used_names import UsedNames
+
+_SPECIAL = {"_parameters", "_buffers", "_modules", "training", "_forward_hooks", "_forward_pre_hooks"}
+
+
+class Walk(Reached):
+    """One walk.
+
+    Args:
+        used: the names in the code that earlier walks reached; attributes of these names are visited.
+
+    Attributes:
+        known: as given.
+        used: these, and those in the code that this walk reached.
+        classes: identity of each visited class → the class.
+    """
+
+    def __init__(self, used: UsedNames) -> None:
+        super().__init__()
+        self.known = used
+        self.used = used
+        self.classes: dict[int, type] = {}
+
+    @abstractmethod
+    def visit(self, place: str, value: Any, depth: int, owner: tuple[Any, Any] | None = None) -> None:
+        """Record a value, and continue to what it holds.
+
+        Args:
+            place: of the value, as text.
+            value: any.
+            depth: number of objects on the way to it.
+            owner: the object that holds it, and its key, index or attribute there, if it can be assigned.
+        """
+
+    def reads(self, name: Any, value: Any) -> bool:
+        """Whether reached code uses a name, or computes names and the value may be one that is looked up so."""
+        return name in self.known or (self.known.any_name and _is_data(value))
+
+    def visit_attributes(self, place: str, own: dict[str, Any], depth: int) -> None:
+        """Visit the attributes of an object that reached code names."""
+        self.sizes.append((own, len(own)))
+        read = [name for name, held in own.items() if name not in _SPECIAL and self.reads(name, held)]
+        self.visit_entries(place, own, read, depth)
+
+    def visit_entries(self, place: str, own: dict[str, Any], names: list[str], depth: int) -> None:
+        """Visit some attributes."""
+        for name in names:
+            self.add_entry(f"{place}.{name}", own, name)
+            self.visit(f"{place}.{name}", own[name], depth + 1, (own, name))
+
+    def visit_others(self, place: str, own: dict[str, Any], depth: int) -> None:
+        """Visit what another package holds under names that reached code uses: numbers, texts, the user's functions.
+
+        Its own functions are compared by identity, because the user may replace one.
+        """
+        for name in self.known.names.intersection(own):
+            held = own[name]
+            if is_leaf(held) or is_users_function(held):
+                self.visit_entries(place, own, [name], depth)
+            elif isinstance(held, types.FunctionType | types.BuiltinFunctionType):
+                self.add_entry(f"{place}.{name}", own, name)
+                self.values[f"{place}.{name}"] = "a function", held
+
+    def add_entry(self, place: str, holder: dict[Any, Any], name: Any) -> None:
+        """Record an entry of a dict."""
+        self.entries.append((holder, name, holder[name]))
+        self.places.append(place)
+
+
+def _is_data(value: Any) -> bool:
+    """Whether a value is a number or text, a plain container, or an object of a class of the user's."""
+    return is_leaf(value) or type(value) in (dict, list, tuple) or origin_of_class(type(value)) is Origin.USER
+
+
+def is_users_function(value: Any) -> bool:
+    """Whether a value is a function of the user's own code."""
+    return isinstance(value, types.FunctionType) and origin_of(value.__code__.co_filename) is Origin.USER
+
+
+_origins: WeakKeyDictionary[type, Origin] = WeakKeyDictionary()
+
+
+def origin_of_class(kind: type) -> Origin:
+    """The origin of the file that defines a class."""
+    if kind not in _origins:
+        _origins[kind] = _found_origin(kind)
+    return _origins[kind]
+
+
+def _found_origin(kind: type) -> Origin:
+    module = sys.modules.get(kind.__module__)
+    if kind.__module__ in ("builtins", "_io"):
+        return Origin.INTERNAL
+    file = getattr(module, "__file__", None)
+    if file is not None:
+        return origin_of(file)
+    return Origin.USER if module is None or kind.__module__ == "__main__" else Origin.INTERNAL
