@@ -4,8 +4,8 @@ Arguments are compared by shapes, numbers and the origins of tensors.
 """
 
 import sys
-from collections.abc import Hashable, Sequence
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 from zlib import crc32
 
@@ -17,14 +17,14 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import RequestError
-from ..python.opened_files import opened_otherwise
+from ..python.opened_files import looked_for, opened_otherwise
 from ..values.user_lines import calling_line
 from .constant_values import ConstantValues
 from .kept_tensors import KeptTensors
 from .operands import Operands
 
 READS_FILE = "reads a file"
-"""An entry of a run for a file that is read, which is not an operator."""
+"""An entry of a run for a file that is read or looked for, which is not an operator."""
 
 
 @frozen
@@ -96,14 +96,16 @@ def _digest(tensor: Tensor) -> int:
     return 0
 
 
-def files_noted(ran: list[Ran]) -> AbstractContextManager[None]:
-    """A context in which files that the user's code opens for reading are recorded."""
+@contextmanager
+def files_noted(ran: list[Ran]) -> Iterator[None]:
+    """A context in which files that the user's code opens for reading, or looks for, are recorded."""
 
     def opens(mode: str, line: str, _logs: bool) -> None:
         if not set(mode) & set("wax+"):
             ran.append(Ran(READS_FILE, line))
 
-    return opened_otherwise(opens)
+    with opened_otherwise(opens), looked_for(lambda line: ran.append(Ran(READS_FILE, line))):
+        yield
 
 
 def first_difference(one: list[Ran], other: list[Ran]) -> Ran | None:

@@ -150,7 +150,7 @@ class _Repeated:
                 self._refuse_other(second, third, "when it runs again")
                 second = third
             if (read := next((ran for ran in second if ran.what == READS_FILE), None)) is not None:
-                raise refusal_of(read, "it reads a file", "once the file has changed")
+                raise refusal_of(read, "it reads a file, or looks for one", "once the file has changed")
             self._refuse_later(second, once, twice, "after more steps")
             for number in _OTHERS if self._runs.gave_number else ():
                 before = self._runs.now()

@@ -11,6 +11,8 @@ import functools
 import gc
 import io
 import logging
+import mmap
+import multiprocessing.shared_memory
 import queue
 import threading
 import types
@@ -63,6 +65,14 @@ def _referred(value: weakref.ReferenceType[Any]) -> Any:
     return None if isinstance(found, Tensor) else found
 
 
+def _bytes_of(value: Any) -> int | None:
+    """32 bits over the bytes of a view or a mapped file; None if it is closed."""
+    try:
+        return crc32(value.tobytes() if isinstance(value, memoryview) else value)
+    except ValueError:
+        return None
+
+
 def _text(value: io.StringIO | io.BytesIO) -> Any:
     return None if value.closed else value.getvalue()
 
@@ -81,6 +91,9 @@ _READ: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (configparser.SectionProxy, ".parser", lambda value: value.parser),
     (configparser.RawConfigParser, "._sections", lambda value: value._sections),
     ((io.StringIO, io.BytesIO), ".getvalue()", _text),
+    ((memoryview, mmap.mmap), "'s bytes", _bytes_of),
+    (multiprocessing.shared_memory.ShareableList, "'s items", lambda value: repr(list(value))),
+    (type(threading.Lock()), ".locked()", lambda value: value.locked()),
     (logging.Logger, ".getEffectiveLevel()", lambda value: value.getEffectiveLevel()),
 )  # fmt: skip
 """Classes, the name of what their instances hold, and a function that reads it."""

@@ -4,6 +4,7 @@ import collections
 import datetime
 import functools
 import itertools
+import os
 import random
 import time
 import types
@@ -439,12 +440,36 @@ def test_python_state_that_changes_no_operator_is_accepted(make):
     assert captured(*make()).outputs.loss
 
 
-def test_a_file_that_the_step_reads_is_refused_with_its_line(tmp_path):
+FILES = {
+    "text": lambda path: float(path.read_text()),
+    "exists": lambda path: 2.0 if os.path.exists(path) else 1.0,
+    "is_file": lambda path: 2.0 if path.is_file() else 1.0,
+    "listdir": lambda path: len(os.listdir(path.parent)),
+    "glob": lambda path: len(list(path.parent.glob("*"))),
+    "size": lambda path: path.stat().st_size,
+    "access": lambda path: 1.0 + os.access(path, os.R_OK),
+}
+
+
+@pytest.mark.parametrize("read", FILES.values(), ids=list(FILES))
+def test_a_file_that_the_step_reads_or_looks_for_is_refused_with_its_line(tmp_path, read):
     path = tmp_path / "factor"
     path.write_text("1.0")
+
+    def step(m, b):
+        return fit(m, b) * read(path)
+
     with pytest.raises(RequestError, match="it reads a file") as refusal:
-        captured(model(), lambda m, b: fit(m, b) * float(path.read_text()))
+        captured(model(), step)
     assert names_a_line(str(refusal.value), __file__)
+
+
+def test_a_step_that_creates_a_folder_is_accepted(tmp_path):
+    def step(m, b):
+        os.makedirs(tmp_path / "new", exist_ok=True)
+        return fit(m, b)
+
+    assert captured(model(), step).outputs.loss
 
 
 @pytest.mark.parametrize("repeats", [True, False])

@@ -7,6 +7,7 @@ import contextvars
 import ctypes
 import io
 import logging
+import mmap
 import multiprocessing
 import queue
 import threading
@@ -225,6 +226,32 @@ def structure_of_c():
 
     options = Options(1.0)
     return lambda: options.beta, lambda number: setattr(options, "beta", number)
+
+
+@cases
+def view_of_bytes():
+    held = bytearray(b"\x01\x02")
+    view = memoryview(held)
+    return lambda: float(view[0]), lambda number: held.__setitem__(0, int(number))
+
+
+@cases
+def mapped_memory():
+    held = mmap.mmap(-1, 16)
+    held[0] = 1
+    return lambda: float(held[0]), lambda number: held.__setitem__(0, int(number))
+
+
+@cases
+def lock():
+    held = threading.Lock()
+    return lambda: 1.0 + held.locked(), lambda number: held.acquire()
+
+
+@cases
+def semaphore():
+    held = threading.Semaphore(1)
+    return lambda: float(held._value), lambda number: held.release()
 
 
 @pytest.fixture(autouse=True)
