@@ -16,7 +16,7 @@ from ..graph.functions import without_checkpoints
 from ..python.assigned_buffers import assigned_buffers_written
 from ..python.dynamo import PlainStep
 from ..python.isolation import isolated
-from ..python.reach import reach
+from ..python.reachable.reach import reach
 from ..python.references import references_followed
 from ..python.restored_attributes import attributes_restored
 from ..values.containers import BatchNesting, flatten_batch, one_level

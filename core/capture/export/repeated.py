@@ -24,7 +24,7 @@ from torch import nn
 
 from ...errors import RequestError
 from ..python.pending_refusals import PendingRefusal
-from ..python.reach import reach
+from ..python.reachable.reach import reach
 from ..python.reached import Reached
 from .recorded import READS_FILE, Ran, cause_in, first_difference, read_kept_refusal, refusal_of
 from .set_up import refuse_other_set_up

@@ -13,7 +13,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 from ...errors import RequestError
 from ..graph.functions import without_checkpoints
 from ..python.isolation import isolated
-from ..python.reach import reach
+from ..python.reachable.reach import reach
 from ..python.reached import Reached
 from ..python.references import references_followed
 from ..values.containers import BatchNesting, flatten_batch

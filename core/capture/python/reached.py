@@ -16,8 +16,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..values.code_origin import is_users_own
-from .code_names import line_in
-from .compared_values import is_number
+from .reachable.code_names import line_in
+from .reachable.compared_values import is_number
 
 
 class Reached:

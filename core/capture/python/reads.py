@@ -19,8 +19,8 @@ from zlib import crc32
 
 from torch import nn
 
-from .compared_values import is_leaf, leaf_key
-from .reach import reach
+from .reachable.compared_values import is_leaf, leaf_key
+from .reachable.reach import reach
 from .surroundings import surroundings
 
 _MISSING = object()

@@ -16,10 +16,10 @@ from ...errors import RequestError
 from ...wording import module_text
 from ..values.late_numbers import holds_captured, holds_late_numbers
 from ..values.user_lines import warn_at
-from .code_names import read_line, written_line
-from .compared_values import is_number
 from .holders import INTERNAL, STEP, contents_of, refill, step_holders
 from .pending_refusals import PendingRefusal, have_grown
+from .reachable.code_names import read_line, written_line
+from .reachable.compared_values import is_number
 from .reached import Reached
 from .side_effects import FIX
 

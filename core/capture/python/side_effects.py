@@ -17,9 +17,9 @@ from ...errors import RequestError
 from ..values.late_numbers import holds_captured
 from ..values.nesting import tensors_of
 from ..values.user_lines import warn_at
-from .code_names import read_line, written_line
-from .compared_values import is_leaf
 from .pending_refusals import PendingRefusal, have_grown
+from .reachable.code_names import read_line, written_line
+from .reachable.compared_values import is_leaf
 from .reached import Reached
 
 FIX = (

@@ -1,4 +1,5 @@
-"""Assignments of ``requires_grad`` of parameters within a step, as for the two halves of a GAN's step.
+"""Assignments of ``requires_grad`` of parameters within a step, as for the two halves of a GAN's step; and refusals of
+steps that read or set gradients of parameters, which a captured step does not have.
 
 A captured graph has no such assignments, because export runs before autograd. Operators that run while a parameter is
 frozen give it no gradient, so they read a detached parameter. Autograd also drops gradients of parameters that are
@@ -17,7 +18,8 @@ from ..values.code_origin import is_users_own
 
 _GETS: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 _SETS: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
-_GRADIENT: Any = (Tensor.grad.__get__, Tensor.grad.__set__, Tensor.grad.__delete__)  # type: ignore[attr-defined]
+_GRAD: Any = Tensor.grad
+_GRADIENT = (_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__)
 
 
 class Toggles(TorchFunctionMode):

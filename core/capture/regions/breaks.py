@@ -17,7 +17,7 @@ from ...errors import RequestError
 from ..graph.checks import late_checks_dropped
 from ..graph.randomness import KeyedRandom, random_key
 from ..python.pending_refusals import PendingRefusal
-from ..python.reach import reach
+from ..python.reachable.reach import reach
 from ..python.reached import Reached
 from ..python.restored_modules import modules_restored
 from ..python.side_effects import tensors_restored

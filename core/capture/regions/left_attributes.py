@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import RequestError
-from ..python.code_names import line_in
+from ..python.reachable.code_names import line_in
 from ..python.reached import Reached
 from ..values.nesting import tensors_of
 

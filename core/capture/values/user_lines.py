@@ -93,5 +93,10 @@ def reason_of(error: BaseException) -> str:
         text = re.sub(r".*please report a bug to PyTorch\.?\s*", "", text, flags=re.DOTALL).strip()
         reason = next(iter(text.splitlines()), "")
         return f"torch fails internally ({reason[:200]})" if reason else "torch fails internally"
+    if "data pointer of Tensor" in text:
+        return (
+            "Python reads the memory of a tensor, as copy.deepcopy, .numpy() and .data_ptr() do, and a captured tensor "
+            "has none"
+        )
     first = next(iter(text.splitlines()), "")
     return f"{type(error).__name__}: {first[:300]}" if first else type(error).__name__

@@ -11,7 +11,7 @@ import pytest
 import torch
 from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
 from panpipe.core.capture.python.isolation import isolated
-from panpipe.core.capture.python.reach import reach
+from panpipe.core.capture.python.reachable.reach import reach
 from panpipe.core.capture.python.side_effects import outside_restored
 from panpipe.core.errors import RequestError
 from torch import nn

@@ -20,7 +20,7 @@ import torch
 from panpipe.core.capture.python.reads import Reads
 from torch import nn
 
-from ....support.registry import Registry
+from .....support.registry import Registry
 
 cases = Registry()
 """Each returns a function that reads a number, and one that sets it."""

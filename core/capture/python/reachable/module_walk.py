@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..values.code_origin import Origin
+from ...values.code_origin import Origin
 from .compared_values import is_leaf
 from .walk import Walk, is_users_function, origin_of_class
 

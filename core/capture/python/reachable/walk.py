@@ -6,9 +6,9 @@ from abc import abstractmethod
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from ..values.code_origin import Origin, origin_of
+from ...values.code_origin import Origin, origin_of
+from ..reached import Reached
 from .compared_values import is_leaf
-from .reached import Reached
 from .used_names import UsedNames
 
 _SPECIAL = {"_parameters", "_buffers", "_modules", "training", "_forward_hooks", "_forward_pre_hooks"}

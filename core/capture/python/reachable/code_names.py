@@ -5,7 +5,7 @@ import functools
 import types
 from collections.abc import Iterable, Iterator
 
-from ..values.code_origin import is_users_own
+from ...values.code_origin import is_users_own
 
 _WRITES = {"append", "appendleft", "extend", "add", "update", "insert", "clear", "setdefault"}
 """Methods of containers that write and do not read."""

@@ -5,7 +5,7 @@ import math
 import numpy
 import pytest
 import torch
-from panpipe.core.capture.python.compared_values import (
+from panpipe.core.capture.python.reachable.compared_values import (
     digest_of_array,
     digest_of_items,
     is_leaf,

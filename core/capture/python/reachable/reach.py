@@ -18,12 +18,12 @@ from typing import Any
 import numpy
 from torch import Tensor, nn
 
-from ..values.code_origin import Origin, is_own, is_users_own, origin_of
+from ...values.code_origin import Origin, is_own, is_users_own, origin_of
+from ..gradient_hooks import number_of_hooks
+from ..reached import Reached
 from .code_names import names_in, strings_in
 from .compared_values import digest_of_array, digest_of_items, is_leaf, is_number, items_of, leaf_key
-from .gradient_hooks import number_of_hooks
 from .module_walk import visit_class, visit_module
-from .reached import Reached
 from .standard_objects import ATTRIBUTES, held_by
 from .used_names import UsedNames, names_of_getter, used_names
 from .walk import Walk, origin_of_class

@@ -13,13 +13,13 @@ import attrs
 import numpy
 import pytest
 import torch
+from panpipe.core.capture.python.reachable.used_names import used_names
 from panpipe.core.capture.python.reads import Reads
-from panpipe.core.capture.python.used_names import used_names
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, Dataset
 
-from ....support.registry import Registry
+from .....support.registry import Registry
 
 cases = Registry()
 """Each returns a function that reads a number, and one that sets it."""

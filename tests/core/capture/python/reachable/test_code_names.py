@@ -1,6 +1,13 @@
 """Names, strings and lines that are read from bytecode."""
 
-from panpipe.core.capture.python.code_names import line_in, names_in, prefixes_in, read_line, strings_in, written_line
+from panpipe.core.capture.python.reachable.code_names import (
+    line_in,
+    names_in,
+    prefixes_in,
+    read_line,
+    strings_in,
+    written_line,
+)
 
 
 class Model:
