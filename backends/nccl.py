@@ -30,13 +30,11 @@ has a stream that nothing else uses. Sums run on the stream that they are issued
 Not run on a GPU yet. On one GPU ``make cuda`` runs a communicator of one rank; the tests marked ``cuda`` need two GPUs.
 """
 
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
-from attrs import define, field
 from torch import Tensor
 
 from ..core.errors import RequestError, WorkerError
@@ -47,75 +45,11 @@ from .identity import identity
 from .kind import BackendKind
 from .message_slot import MessageSlot, batches, load, unload
 from .nccl_groups import Communicator, check_count, pair_communicator, sum_communicator
-from .streams import Streams, streams_of
+from .nccl_transfers import Channel, Receive, Transfer
+from .streams import streams_of
 
 _FIRST_SUMS = (1, 1 << 14, 1 << 20, 1 << 23)
 """Elements of the warm-up all-reduces: NCCL connects an algorithm's channels when a size first uses it."""
-
-
-@define(eq=False)
-class _Channel:
-    """One end of an ordered pair.
-
-    Args:
-        communicator: of the two ranks: the sender, then the receiver.
-        rank: the peer, in the job.
-        stream: its stream.
-        slot: the memory of its messages.
-        posted: receives that are not issued yet, in order.
-    """
-
-    communicator: Communicator
-    rank: int
-    stream: Any
-    slot: MessageSlot
-    posted: "deque[_Receive]" = field(factory=deque)
-
-
-@define(eq=False)
-class _Transfer:
-    """A transfer that was issued.
-
-    Args:
-        streams: of the GPU.
-        device: the GPU.
-        span: the timed events before and after it.
-        tensors: its tensors; empty after the wait.
-    """
-
-    streams: Streams
-    device: torch.device
-    span: tuple[Any, Any]
-    tensors: Sequence[Tensor]
-
-    def wait(self) -> None:
-        if self.tensors:
-            self.streams.wait(self.streams.current(self.device), self.span[1])
-            self.tensors = ()
-
-
-@define(eq=False)
-class _Receive:
-    """A receive that was posted; `wait` issues it, after the earlier ones of its pair.
-
-    Args:
-        issue: issues a receive of this pair.
-        channel: of the pair.
-        ready: the event of its posting.
-        buffers: as contiguous bytes.
-    """
-
-    issue: "Callable[[_Receive], _Transfer]"
-    channel: _Channel
-    ready: Any
-    buffers: Sequence[Tensor]
-    transfer: _Transfer | None = None
-
-    def wait(self) -> None:
-        while self.transfer is None:
-            first = self.channel.posted.popleft()
-            first.transfer, first.buffers = self.issue(first), ()
-        self.transfer.wait()
 
 
 class NcclBackend(Backend):
@@ -150,7 +84,7 @@ class NcclBackend(Backend):
         streams = streams_of(self._gpu)
         assert streams is not None
         self._streams, self._new_pair = streams, pairs
-        self._channels: dict[Pair, _Channel] = {}
+        self._channels: dict[Pair, Channel] = {}
         self._all: Communicator | None = None
         if self.devices > 1:
             if self._gpu.type == "cuda":
@@ -176,7 +110,7 @@ class NcclBackend(Backend):
             communicator = self._new_pair([self._ranks[place] for place in pair], pair.index(self.device))
             NcclBackend._open += 1
             stream = self._streams.named(stream_name(self._ranks, pair), self._gpu, urgent=True)
-            self._channels[pair] = _Channel(communicator, peer, stream, MessageSlot(self._gpu))
+            self._channels[pair] = Channel(communicator, peer, stream, MessageSlot(self._gpu))
             self._use_once(pair)
 
     def _use_once(self, pair: Pair) -> None:
@@ -185,7 +119,7 @@ class NcclBackend(Backend):
         (self.send(probe, pair[1]) if self.device == pair[0] else self.receive(probe, pair[0])).wait()
         self._streams.synchronize(self._gpu)
 
-    def _channel(self, pair: Pair) -> _Channel:
+    def _channel(self, pair: Pair) -> Channel:
         if pair not in self._channels:
             raise RequestError(
                 f"device {pair[0]} sends to device {pair[1]} over nccl, and connect() did not name this pair: call it "
@@ -199,20 +133,20 @@ class NcclBackend(Backend):
 
     def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
         channel = self._channel((peer, self.device))
-        posted = _Receive(self._issue_receive, channel, self._ready(), buffers)
+        posted = Receive(self._issue_receive, channel, self._ready(), buffers)
         channel.posted.append(posted)
         return posted
 
     def _ready(self) -> Any:
         return self._streams.record(self._streams.current(self._gpu))
 
-    def _issue_receive(self, posted: _Receive) -> _Transfer:
+    def _issue_receive(self, posted: Receive) -> Transfer:
         views = [_bytes_of(buffer) for buffer in posted.buffers]
         return self._issue(posted.channel, posted.ready, posted.buffers, views, sending=False)
 
     def _issue(
-        self, channel: _Channel, ready: Any, tensors: Sequence[Tensor], views: Sequence[Tensor], *, sending: bool
-    ) -> _Transfer:
+        self, channel: Channel, ready: Any, tensors: Sequence[Tensor], views: Sequence[Tensor], *, sending: bool
+    ) -> Transfer:
         """Issue a message, whose tensors have these bytes, after an event."""
         streams, stream = self._streams, channel.stream
         try:
@@ -230,7 +164,7 @@ class NcclBackend(Backend):
                 end = streams.record(stream, timed=True)
         except RuntimeError as error:
             raise WorkerError.stopped_answering([channel.rank], error) from error
-        return _Transfer(streams, self._gpu, (start, end), (*tensors, *views) or (torch.empty(0),))
+        return Transfer(streams, self._gpu, (start, end), (*tensors, *views) or (torch.empty(0),))
 
     def all_reduce(self, tensor: Tensor) -> Handle:
         return self._together([tensor], lambda each: each.all_reduce(tensor))
@@ -264,7 +198,7 @@ class NcclBackend(Backend):
         except RuntimeError as error:
             others = [rank for rank in self._ranks if rank != self._ranks[self.device]]
             raise WorkerError.stopped_answering(others, error) from error
-        return _Transfer(streams, self._gpu, (start, end), tensors or (torch.empty(0),))
+        return Transfer(streams, self._gpu, (start, end), tensors or (torch.empty(0),))
 
     def close(self, failure: BaseException | None = None) -> None:
         if failure is None:

@@ -13,64 +13,20 @@ uses.
 
 import argparse
 import json
-import os
 import re
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-
-from attrs import frozen
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.core.fixed_plans import graph
 from benchmarks.recording import machine, record
+from benchmarks.trees import Tree, trees
 
-ROOT = Path(__file__).resolve().parents[1]
 Figures = dict[str, float]
 """Name of a figure → its value; the less, the better."""
-
-
-@frozen
-class Tree:
-    """A working tree.
-
-    Args:
-        folder: where it is.
-        imports: a folder with a link ``panpipe`` to it.
-    """
-
-    folder: Path
-    imports: Path
-
-    def run(self, *command: str) -> str:
-        """Standard output of a command of Python, which imports this tree as ``panpipe``."""
-        variables = {**os.environ, "PYTHONPATH": str(self.imports), "PANPIPE_CACHE": "", "OMP_NUM_THREADS": "1"}
-        done = subprocess.run(
-            [sys.executable, *command], cwd=self.imports, env=variables, capture_output=True, text=True, check=False,
-            encoding="utf-8",
-        )  # fmt: skip
-        if done.returncode:
-            raise SystemExit(f"{' '.join(command)} in {self.folder} failed:\n{done.stderr[-2000:]}")
-        return done.stdout
-
-    def script(self, name: str, *arguments: str) -> str:
-        """Standard output of a benchmark, whichever folder it is in."""
-        found = sorted((self.folder / "benchmarks").rglob(f"{name}.py"))
-        if not found:
-            raise SystemExit(f"{self.folder} has no benchmark {name}.py")
-        return self.run(str(found[0]), *arguments)
-
-    def command(self, *arguments: str) -> tuple[dict[str, float], float]:
-        """The answer of ``panpipe … --json``, and the seconds that it took of a core."""
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        text = self.run("-m", "panpipe.cli", *arguments, "--json")
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return json.loads(text), after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
 def two_workers(tree: Tree, small: bool) -> Figures:
@@ -125,25 +81,6 @@ BENCHMARKS: dict[str, Callable[[Tree, bool], Figures]] = {
 
 COMPILED = ("planner", "search")
 """Benchmarks whose first run in a tree compiles: it is not counted."""
-
-
-@contextmanager
-def trees(commit: str) -> Iterator[tuple[Tree, Tree]]:
-    """The commit's tree and this one."""
-    with tempfile.TemporaryDirectory() as name:
-        folder, found = Path(name), []
-        git = ["git", "-C", str(ROOT), "worktree"]
-        there = folder / "commit"
-        subprocess.run([*git, "add", "--quiet", "--detach", str(there), commit], check=True)
-        try:
-            for number, tree in enumerate((there, ROOT)):
-                imports = folder / f"imports{number}"
-                imports.mkdir()
-                (imports / "panpipe").symlink_to(tree, target_is_directory=True)
-                found.append(Tree(tree, imports))
-            yield found[0], found[1]
-        finally:
-            subprocess.run([*git, "remove", "--force", str(there)], check=True)
 
 
 def main() -> None:

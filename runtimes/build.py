@@ -72,9 +72,13 @@ def build_pipeline(
 
 
 def _build(
-    model: nn.Module, step: StepFunction, batch: Any, options: PipelineOptions, virtual: VirtualDevices | None,
+    model: nn.Module,
+    step: StepFunction,
+    batch: Any,
+    options: PipelineOptions,
+    virtual: VirtualDevices | None,
     report: Report,
-) -> Pipeline:  # fmt: skip
+) -> Pipeline:
     tensor = TensorRanks.of(model, step)
     check_tensor_options(options, tensor)
     if tensor is not None:
@@ -94,9 +98,16 @@ def _build(
 
 
 def _built(
-    model: nn.Module, step: StepFunction, batch: Any, options: PipelineOptions, virtual: VirtualDevices | None,
-    report: Report, kind: str, meeting: Meeting | None, tensor: TensorRanks | None,
-) -> Pipeline:  # fmt: skip
+    model: nn.Module,
+    step: StepFunction,
+    batch: Any,
+    options: PipelineOptions,
+    virtual: VirtualDevices | None,
+    report: Report,
+    kind: str,
+    meeting: Meeting | None,
+    tensor: TensorRanks | None,
+) -> Pipeline:
     # All checks of the arguments alone are done: what follows takes time.
     report("capturing the step")
     example = Example.capture(model, step, batch, options.microbatches, options.batch_dims, kind)
@@ -128,9 +139,13 @@ def _built(
 
 
 def _team(
-    options: PipelineOptions, plan: Plan | None, kind: str, on: torch.device, meeting: Meeting | None,
+    options: PipelineOptions,
+    plan: Plan | None,
+    kind: str,
+    on: torch.device,
+    meeting: Meeting | None,
     tensor: TensorRanks | None,
-) -> Team:  # fmt: skip
+) -> Team:
     """The devices, before ranks have compared their arguments.
 
     Args:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..core.analytic.model import tensor_reductions
-from ..core.capture.programs.programs import StagePrograms
+from ..core.capture.programs.stage_programs import StagePrograms
 from ..core.capture.regions.breaks import StepFunction
 from ..core.costs.reductions import TensorReductions
 from ..core.errors import PanpipeError, RequestError

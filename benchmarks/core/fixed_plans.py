@@ -1,11 +1,12 @@
-"""Write a fixed set of plans into a folder, so that two commits can be compared byte by byte.
+"""A fixed set of plans, which can be compared with those of another commit byte by byte.
 
+    python benchmarks/core/fixed_plans.py --against COMMIT [--only WORD] [--record FILE]
     python benchmarks/core/fixed_plans.py FOLDER    one file a plan, and their SHA-256 on standard output
-    diff -r BEFORE AFTER                            nothing, where planning stayed the same
 
 All named schedules for uniform stages, and plans of two operator graphs (a file with times, and a captured GPT-2) over
 schedules, meshes, recomputation, clusters and the search. Nothing is measured on the machine: a difference is one of
-the code. Sums may round differently on another processor, so hashes are compared on one machine.
+the code. Sums may round differently on another processor, so plans are compared on one machine. A difference that
+``EXPLAINED`` does not name ends with status 1.
 """
 
 import argparse
@@ -15,13 +16,21 @@ import io
 import itertools
 import json
 import random
+import sys
+import tempfile
+from fnmatch import fnmatch
 from pathlib import Path
-
-import panpipe
-from panpipe.cli import main as command
 
 NODES = 24
 """Operators of the graph in the file."""
+BUDGET = "3000"
+"""Evaluations of each search: it ends by their number, not by a time."""
+SCHEDULES = (
+    "gpipe", "1f1b", "interleaved-1f1b", "looped", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-min", "v-half",
+    "1f1b-v", "gis", "gis-h", "dualpipe-v",
+)  # fmt: skip
+EXPLAINED: dict[str, str] = {}
+"""Pattern of plans' names → the commit that changed them since c2e81bd, and how."""
 
 
 def graph() -> dict:
@@ -45,50 +54,129 @@ def graph() -> dict:
     return {"format": "panpipe.opgraph/1", "nodes": nodes, "edges": edges}
 
 
-def requests(folder: Path) -> dict[str, list[str]]:
-    """File name → command line."""
-    file = folder / "graph.json"
-    file.write_text(json.dumps(graph()), encoding="utf-8")
-    found = {
-        f"schedule-{name}": ["schedule", name, "--devices", "4", "--microbatches", "8", "--forward", "1",
-                             "--backward-input", "1.1", "--backward-weight", "0.9", "--comm", "0.05", "--json"]
-        for name in panpipe.families()
-        if name != "building-block"
-    }  # fmt: skip
-    found["schedule-auto"] = ["schedule", "auto", "--devices", "4", "--microbatches", "8", "--forward", "1",
-                              "--backward-input", "1.1", "--backward-weight", "0.9", "--comm", "0.05",
-                              "--memory-limit", "3", "--json"]  # fmt: skip
+def uniform_requests() -> dict[str, list[str]]:
+    """Schedules of uniform and of unequal stages."""
+    times = ["--forward", "1", "--backward-input", "1.1", "--backward-weight", "0.9", "--json"]
+    found = {}
+    for name in SCHEDULES:
+        sizes = ["--devices", "4", "--microbatches", "8", "--comm", "0.05"]
+        found[f"schedule-{name}"] = ["schedule", name, *sizes, *times]
+    for name in ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "v-half", "dualpipe-v", "gis"):
+        sizes = ["--devices", "2", "--microbatches", "6", "--freed-by-input", "0.3"]
+        stages = 2 if name in ("gpipe", "1f1b", "zb-h1") else 4
+        scale = ["--stage-scale", ",".join(("1", "1.5", "0.8", "1.2")[:stages])]
+        found[f"unequal-{name}"] = ["schedule", name, *sizes, *scale, *times]
+    for limit in ("3", "6"):
+        sizes = ["--devices", "4", "--microbatches", "8", "--comm", "0.05", "--memory-limit", limit]
+        found[f"schedule-auto-{limit}"] = ["schedule", "auto", *sizes, *times]
+    return found
+
+
+def plan_requests(file: Path) -> dict[str, list[str]]:
+    """Plans of a graph file, and of a captured model."""
+    of_file = ["plan", "--graph", str(file), "--cluster", "4xA100-40GB", "--microbatches", "8", "--budget", BUDGET]
+    found = {}
     for schedule, mesh, recompute in itertools.product(
         ("1f1b", "zb-h1", "auto"), ("pp=4", "pp=2,dp=2"), ("none", "all", "auto")
     ):
         name = f"file-{schedule}-{mesh}-{recompute}".replace("=", "").replace(",", "-")
-        found[name] = ["plan", "--graph", str(file), "--cluster", "4xA100-40GB", "--microbatches", "8",
-                       "--schedule", schedule, "--mesh", mesh, "--recompute", recompute]  # fmt: skip
+        found[name] = [*of_file, "--schedule", schedule, "--mesh", mesh, "--recompute", recompute]
     for schedule in ("interleaved-1f1b", "v-half", "zb-v", "dualpipe-v", "gpipe", "gis"):
-        found[f"file-{schedule}"] = ["plan", "--graph", str(file), "--cluster", "4xA100-40GB", "--microbatches", "8",
-                                     "--schedule", schedule]  # fmt: skip
-    for schedule, cluster in itertools.product(("1f1b", "auto"), ("4xA100-40GB", "2x2xA100-40GB")):
-        found[f"captured-{schedule}-{cluster}"] = ["plan", "--model", "gpt2", "--cluster", cluster, "--microbatches",
-                                                   "8", "--schedule", schedule]  # fmt: skip
+        found[f"file-{schedule}"] = [*of_file, "--schedule", schedule]
+    model = ["plan", "--model", "gpt2", "--microbatches", "8", "--budget", BUDGET]
+    for schedule, cluster, mesh in (
+        ("1f1b", "4xA100-40GB", "pp=4"),
+        ("1f1b", "2x2xA100-40GB", "pp=2,dp=2"),
+        ("zb-h1", "2x2xA100-40GB", "pp=4"),
+        ("interleaved-1f1b", "2xA100-40GB", "pp=2"),
+        ("auto", "4xA100-40GB", "pp=4"),
+        ("auto", "2x2xA100-40GB", "pp=2,dp=2"),
+    ):
+        name = f"gpt2-{schedule}-{cluster}-{mesh}".replace("=", "").replace(",", "-")
+        found[name] = [*model, "--cluster", cluster, "--schedule", schedule, "--mesh", mesh]
     return found
 
 
-def main() -> None:
-    """All of them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("folder", type=Path, help="where the plans go")
-    folder = parser.parse_args().folder
+def requests(file: Path) -> dict[str, list[str]]:
+    """Name of a plan → the command line, without the file to write."""
+    return {**uniform_requests(), **plan_requests(file)}
+
+
+def write(folder: Path, only: str) -> None:
+    """Write the plans by the ``panpipe`` that is imported, and print their hashes."""
+    from panpipe.cli import main as command
+
     folder.mkdir(parents=True, exist_ok=True)
-    for name, words in requests(folder).items():
-        out = folder / f"{name}.json"
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(io.StringIO()):
+    file = folder / "graph.json"
+    file.write_text(json.dumps(graph()), encoding="utf-8")
+    for name, words in requests(file).items():
+        if only not in name:
+            continue
+        out, printed, errors = folder / f"{name}.json", io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(printed), contextlib.redirect_stderr(errors):
             status = command([*words, *(["--out", str(out)] if words[0] == "plan" else [])])
-        if words[0] == "schedule":
-            out.write_text(printed.getvalue(), encoding="utf-8")
-        text = out.read_bytes() if out.exists() else b""
-        print(f"{hashlib.sha256(text).hexdigest()[:16]}  {name}  {status or 0}", flush=True)
+        if words[0] == "schedule" or status:
+            out.write_text(printed.getvalue() or errors.getvalue(), encoding="utf-8")
+        print(f"{hashlib.sha256(out.read_bytes()).hexdigest()[:16]}  {name}  {status or 0}", flush=True)
+
+
+def summary(text: str) -> str:
+    """The figures of a plan or a schedule."""
+    try:
+        plan = json.loads(text)
+    except ValueError:
+        return text.strip()[:80]
+    if "makespan" in plan:
+        return f"{plan['makespan']:.6g}, peak {max(plan['peak_memory']):g}"
+    prediction = plan["prediction"]
+    peak = max(prediction["peak_memory_bytes"]) / 1e9
+    evaluations = prediction.get("evaluations")
+    return f"{plan['schedule']} {prediction['step_s'] * 1e3:.6g} ms, peak {peak:.4g} GB, {evaluations} evaluations"
+
+
+def compare(commit: str, only: str) -> tuple[list[tuple[str, ...]], int]:
+    """A row for each plan that differs, with the reason, and the number of plans."""
+    from benchmarks.trees import trees
+
+    with trees(commit) as pair, tempfile.TemporaryDirectory() as name:
+        folders = [Path(name) / side for side in ("before", "now")]
+        for tree, folder in zip(pair, folders, strict=True):
+            print(tree.run(__file__, str(folder), "--only", only), flush=True)
+        names = [one for one in requests(Path(name)) if only in one]
+        rows = []
+        for each in names:
+            before, now = ((folder / f"{each}.json").read_text(encoding="utf-8") for folder in folders)
+            if before != now:
+                reason = next((why for pattern, why in EXPLAINED.items() if fnmatch(each, pattern)), "")
+                rows.append((each, summary(before), summary(now), reason))
+    return rows, len(names)
+
+
+def main() -> int:
+    """Write the plans, or compare them with another commit's."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", help="where the plans go")
+    parser.add_argument("--against", help="a commit to compare with")
+    parser.add_argument("--only", default="", help="plans with this word in their names")
+    parser.add_argument("--record", help="append the result to this Markdown file")
+    given = parser.parse_args()
+    if (given.folder is None) == (given.against is None):
+        parser.error("give one of FOLDER and --against COMMIT")
+    if given.folder is not None:
+        write(given.folder, given.only)
+        return 0
+    rows, number = compare(given.against, given.only)
+    for row in rows:
+        print(" | ".join(row))
+    print(f"{number - len(rows)} of {number} plans have the bytes of {given.against}")
+    if given.record:
+        from benchmarks.recording import machine, record
+
+        title = f"{number - len(rows)} of {number} plans have the bytes of {given.against}; the others"
+        record(given.record, title, machine(), ("plan", "there", "here", "reason"), rows)
+    return 1 if any(not row[-1] for row in rows) else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    sys.exit(main())

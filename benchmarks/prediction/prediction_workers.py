@@ -26,7 +26,6 @@ from panpipe.core.costs.costs import StageCosts, stage_edges
 from panpipe.core.costs.partition import device_limits
 from panpipe.core.paired import robust_geometric_mean
 from panpipe.core.plan.plan import Plan, Prediction, parse_plan, plan_json
-from panpipe.core.schedules.construction.early import early_gradients
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import longest_path
 from panpipe.core.search.problem.assemble import assemble
@@ -51,6 +50,8 @@ from panpipe.runtimes.rehearsal import TYPICAL
 from panpipe.simulators.oracle import simulated
 from panpipe.simulators.run import simulate
 from prediction_models import MICROBATCHES, MODELS
+
+from tests.support.early import early_gradients
 
 PORTS = {"profiling": 29690, "training": 29692}
 SCHEDULES = {"gpipe": "1f1b", "1f1b": "1f1b", "zb-h1": "1f1b", "interleaved-1f1b": "interleaved-1f1b", "zb-v": "v-half"}

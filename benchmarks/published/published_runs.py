@@ -19,8 +19,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from attrs import evolve, field, frozen
+from overlap import overlapped_s
 from panpipe.core.analytic.optimizers import find_optimizer
-from panpipe.core.analytic.overlap import overlapped_s
 from panpipe.core.analytic.roofline import kernels_s
 from panpipe.core.cluster.catalog import find_cluster, find_device
 from panpipe.core.cluster.cluster import Cluster, fully_connected

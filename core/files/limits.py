@@ -60,7 +60,7 @@ TRACE = Limits(size=256 << 20, depth=64, values=8_000_000, text=1 << 20, printab
 def short(value: object) -> str:
     """A value of a file for an error message: at most `MOST_SHOWN` characters, however large it is."""
     if isinstance(value, list | dict):
-        return f"a {'list' if isinstance(value, list) else 'object'} of {len(value)}"
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     if isinstance(value, int) and abs(value) >= 10**MOST_SHOWN:
         return f"an integer of {value.bit_length()} bits"
     if isinstance(value, str):

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ...core.errors import WorkerError, message_of
 from ..launch.exchange import Exchange
-from ..watch.watch import failure_at_exit
+from ..watch.uncaught import failure_at_exit
 from .state_parts import Parts
 from .writing import Save
 

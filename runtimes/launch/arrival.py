@@ -10,8 +10,9 @@ from ...core.errors import WorkerError
 from ..watch.activity import HERE
 from ..watch.lost_ranks import hosts_store, left_early, not_arrived
 from ..watch.published import PublishedPositions
+from ..watch.reason_read import acknowledge, linger
 from ..watch.torch_log import TORCH_LOG
-from ..watch.watch import FAILURE_KEY, acknowledge, linger
+from ..watch.watch import FAILURE_KEY
 from .meeting import Meeting
 
 _POLL_S = 0.1

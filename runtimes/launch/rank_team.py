@@ -20,7 +20,7 @@ from ..watch.activity import HERE
 from ..watch.failure import decoded, encoded, shortened, stopped
 from ..watch.timeout import timeout_of
 from ..watch.torch_log import TORCH_LOG
-from ..watch.watch import failure_at_exit
+from ..watch.uncaught import failure_at_exit
 from ..watch.watched_backend import WatchedBackend, watched
 from .arrival import join
 from .clock_offset import clock_offset_ns

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ...core.capture.export.operators import Operators
 from ...core.capture.graph.randomness import random_key
 from ...core.capture.graph.storages import storage_sizes
-from ...core.capture.programs.programs import StagePrograms
+from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.costs.costs import StageCosts
 from ..devices.compute import Stopwatch, compute_device
 from ..optimizer.optimizers import OptimizerFactory

@@ -6,8 +6,9 @@ import torch
 from attrs import frozen
 
 from ...core.capture.export.operators import Operators
-from ...core.capture.programs.programs import StagePrograms, stage_programs
+from ...core.capture.programs.programs import stage_programs
 from ...core.capture.programs.stage import boundaries, stage_graph
+from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.capture.regions.regions import runs_region
 from ...core.errors import RequestError
 from .linked_stage import Layout

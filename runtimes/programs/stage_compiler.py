@@ -16,8 +16,9 @@ from torch import Tensor, fx
 from ...core.capture.graph.generated_sources import sources_removed
 from ...core.capture.graph.storages import storage_of
 from ...core.capture.programs.fusing import Call, Fusion
-from ...core.capture.programs.programs import StagePrograms, stage_programs
+from ...core.capture.programs.programs import stage_programs
 from ...core.capture.programs.stage import StageGraph
+from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.errors import RequestError
 from ..watch.activity import HERE
 

@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...core.actions import Kind
 from ...core.capture.programs.code import no_sink
-from ...core.capture.programs.programs import StagePrograms
 from ...core.capture.programs.saved_storages import SavedStorage
+from ...core.capture.programs.stage_programs import StagePrograms
 from ..optimizer.state import StageState
 from .bound import BoundBackward, DiscardedGradients, zeros
 from .linked_stage import CapturedStage, Layout

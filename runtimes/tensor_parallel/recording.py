@@ -17,7 +17,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from attrs import frozen
 from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
@@ -26,10 +25,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...core.capture.graph.tensor_sums import ALL_GATHER, ALL_REDUCE, MAX, REDUCE_SCATTER, SUM
 from ...core.capture.python.reads import Reads
 from ...core.capture.values.distributed_tensors import distributed_tensors
 from ...core.errors import RequestError, in_a_line
+from .layouts import Layout, check_layout, parts_of
+from .recorded_graph import drop_views, replace_collectives
 
 Step = Callable[[nn.Module, Any], Any]
 
@@ -48,7 +48,7 @@ def program_of_rank(model: nn.Module, step: Step, tensor: int) -> tuple[nn.Modul
     """
     found = distributed_tensors(model)
     for name, value in found.items():
-        _check_layout(name, value, tensor)
+        check_layout(name, value, tensor)
     buffer = next((name for name, _ in model.named_buffers() if name in found), None)
     if buffer is not None:
         raise RequestError(f"buffer '{buffer}' is a DTensor: plans support DTensor parameters only; keep it whole")
@@ -56,99 +56,8 @@ def program_of_rank(model: nn.Module, step: Step, tensor: int) -> tuple[nn.Modul
         raise RequestError(
             f"the parameters of {type(model).__name__} are DTensors on several meshes: use one tp dimension for all"
         )
-    layouts = {name: _Layout.of(value) for name, value in found.items()}
-    return _parts(model), StepOfRank(model, step, layouts)
-
-
-def _check_layout(name: str, value: Any, tensor: int) -> None:
-    mesh = value.device_mesh
-    if mesh.ndim != 1 or mesh.size() != tensor:
-        raise RequestError(
-            f"'{name}' is a DTensor on {mesh}: --tp {tensor} needs a mesh of one dimension with {tensor} ranks"
-        )
-    (placement,) = value.placements
-    whole = placement.is_replicate() or (placement.is_shard() and value.shape[placement.dim] % tensor == 0)
-    if not whole:
-        raise RequestError(
-            f"'{name}' has shape {tuple(value.shape)} and layout {placement} over {tensor} ranks: parts must be equal; "
-            "use Replicate, or Shard of a dimension that the ranks divide"
-        )
-
-
-def _parts(model: nn.Module) -> nn.Module:
-    """Modules without code that hold one rank's parts of the parameters; tied ones stay one parameter.
-
-    A parameter that is no DTensor is the user's own object.
-    """
-    root = nn.Module()
-    known: dict[int, nn.Parameter] = {}
-
-    def place(name: str) -> tuple[nn.Module, str]:
-        *path, last = name.split(".")
-        module = root
-        for part in path:
-            if part not in module._modules:
-                module.add_module(part, nn.Module())
-            inner = module._modules[part]
-            assert inner is not None
-            module = inner
-        return module, last
-
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) not in known:
-            part = _part(parameter)
-            known[id(parameter)] = (
-                nn.Parameter(part, requires_grad=parameter.requires_grad)
-                if hasattr(parameter, "to_local")
-                else parameter
-            )
-        module, last = place(name)
-        module.register_parameter(last, known[id(parameter)])
-    for name, buffer in model.named_buffers(remove_duplicate=False):
-        module, last = place(name)
-        module.register_buffer(last, buffer)
-    return root
-
-
-def _part(parameter: Any) -> Tensor:
-    """The part of a parameter that this rank holds."""
-    local = parameter.detach()
-    return local.to_local() if hasattr(local, "to_local") else local  # type: ignore[no-any-return]
-
-
-@frozen
-class _Layout:
-    """The layout of a DTensor.
-
-    Args:
-        mesh, placements, shape, stride: of the whole.
-        part_shape, part_stride: of the part of this rank.
-    """
-
-    mesh: Any
-    placements: Any
-    shape: torch.Size
-    stride: tuple[int, ...]
-    part_shape: torch.Size
-    part_stride: tuple[int, ...]
-
-    @classmethod
-    def of(cls, value: Any) -> "_Layout":
-        """That of a DTensor."""
-        part = _part(value)
-        return cls(value.device_mesh, value.placements, value.shape, value.stride(), part.shape, part.stride())
-
-    def part(self, dtype: torch.dtype) -> Tensor:
-        """A part without values."""
-        return torch.empty_strided(self.part_shape, self.part_stride, dtype=dtype, device="cpu")
-
-    def whole(self, part: Tensor) -> Tensor:
-        """The DTensor of a part."""
-        from torch.distributed.tensor import DTensor
-
-        return DTensor.from_local(
-            part, self.mesh, self.placements, run_check=False, shape=self.shape, stride=self.stride
-        )
+    layouts = {name: Layout.of(value) for name, value in found.items()}
+    return parts_of(model), StepOfRank(model, step, layouts)
 
 
 class StepOfRank:
@@ -163,7 +72,7 @@ class StepOfRank:
         recorded_from: the model and the step, whose Python values are read.
     """
 
-    def __init__(self, model: nn.Module, step: Step, layouts: Mapping[str, "_Layout"]) -> None:
+    def __init__(self, model: nn.Module, step: Step, layouts: Mapping[str, Layout]) -> None:
         self.recorded_from = model, step
         self._model, self._step, self._layouts = model, step, layouts
         self._known: dict[Hashable, fx.GraphModule] = {}
@@ -227,8 +136,8 @@ class StepOfRank:
                 f"the step cannot be recorded over DTensors: {in_a_line(error)}; steps of "
                 "models with DTensor parameters run without values of tensors, in Python that torch can trace"
             ) from error
-        _drop_views(program.graph)
-        _replace_collectives(program.graph)
+        drop_views(program.graph)
+        replace_collectives(program.graph)
         program.recompile()
         return program
 
@@ -291,57 +200,3 @@ def _own_backward_refused() -> Iterator[None]:
 def _state(model: nn.Module) -> dict[str, Tensor]:
     """All parameters and buffers, tied ones under each of their names."""
     return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
-
-
-def _drop_views(graph: fx.Graph) -> None:
-    """Remove views of the same shape: DTensor takes one of each parameter at the start, which is no work there."""
-    for node in list(graph.nodes):
-        if node.target is torch.ops.aten.view.default and node.meta["val"].shape == node.args[0].meta["val"].shape:
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-
-
-def _replace_collectives(graph: fx.Graph) -> None:
-    """Replace functional collectives by panpipe's.
-
-    Raises:
-        RequestError: the program communicates in another way.
-    """
-    for node in list(graph.nodes):
-        target = node.target
-        if not (isinstance(target, torch._ops.OpOverload) and target.namespace == "_c10d_functional"):
-            continue
-        name = target._schema.name.split("::")[-1]
-        if name == "wait_tensor":
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
-        elif name == "all_reduce" and (node.args[1] == SUM or (node.args[1] == MAX and _before_softmax(node))):
-            node.target, node.args = ALL_REDUCE, node.args[:2]
-        elif name == "all_gather_into_tensor":
-            node.target, node.args = ALL_GATHER, node.args[:2]
-        elif name == "reduce_scatter_tensor" and node.args[1] == SUM:
-            node.target, node.args = REDUCE_SCATTER, (node.args[0], node.args[2])
-        else:
-            of = f" of '{node.args[1]}'" if len(node.args) > 1 and isinstance(node.args[1], str) else ""
-            raise RequestError(
-                f"the model's layouts need {name}{of} between tensor ranks: sums, all-gathers and reduce-scatters of "
-                "sums are supported; use layouts of ColwiseParallel, RowwiseParallel and SequenceParallel"
-            )
-
-
-def _before_softmax(node: fx.Node) -> bool:
-    """Whether a maximum is only subtracted before a logarithm of a softmax, which does not depend on it."""
-    aten = torch.ops.aten
-    users = [user for wait in node.users for user in wait.users]
-    if [user.target for user in users] != [aten.sub.Tensor] or users[0].args[1] not in node.users:
-        return False
-    shifted = users[0]
-    others = sorted(shifted.users, key=lambda user: user.target is not aten.exp.default)
-    if [user.target for user in others] != [aten.exp.default, aten.sub.Tensor] or others[1].args[0] is not shifted:
-        return False
-    chain: Any = others[1].args[1]
-    for expected in (aten.log.default, None, None, aten.sum.dim_IntList, aten.exp.default):
-        if expected is not None and chain.target is not expected:
-            return False
-        chain = chain.args[0]
-    return chain is shifted

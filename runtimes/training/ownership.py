@@ -7,7 +7,7 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from ...backends.contract import Handle
-from ...core.capture.programs.programs import StagePrograms
+from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.plan.plan import Plan
 from ..batch.remote_tensors import make_remote
 from ..launch.team import Team

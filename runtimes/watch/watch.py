@@ -17,10 +17,9 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
-from types import TracebackType
 from typing import Any
 
 import torch.distributed as dist
@@ -28,64 +27,24 @@ import torch.distributed as dist
 from ...core.errors import WorkerError, message_of
 from .activity import HERE, Activity
 from .job_store import JobStore
-from .lost_ranks import Heartbeats, beat, hosts_store, left_early, reason_of, store_ended
+from .lost_ranks import beat, hosts_store, left_early, reason_of, store_ended
 from .peer_connections import PeerConnections
 from .positions import Position, hangs, reason_of_hang, table
 from .published import PublishedPositions
+from .reason_read import acknowledge, linger
 from .signals import WHERE, Describer
 from .timeout import TIMEOUT_S
 from .torch_log import TORCH_LOG
-from .watchdog import REASON, Watchdog, end_process
+from .uncaught import failure_at_exit, print_uncaught_in_a_line
+from .watchdog import Watchdog, end_process
 
 FAILURE_KEY = "panpipe/failure"
 """The key of the reason in the job's store."""
 _POLL_S = 0.5
-LINGER_S = 5.0
-"""Most seconds that a failed rank that hosts the store waits, so that the others can read the reason."""
 _ANSWER_S = 3.0
 """Most seconds that the store has to answer where the ranks are."""
 _GRACE_S = 3.0
 """Most seconds for a rank that detected a peer's failure to raise it from its main thread."""
-
-
-def failure_at_exit() -> BaseException | None:
-    """The exception that ends this process; the interpreter records it before it runs exit functions."""
-    return getattr(sys, "last_value", None)
-
-
-def print_uncaught_in_a_line(rank: int) -> None:
-    """Print one line, not a traceback, for a process that ends because of another one: all would print the same."""
-    before = sys.excepthook
-    if getattr(before, "panpipe", False):
-        return
-
-    def hook(kind: type[BaseException], failure: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(failure, WorkerError):
-            REASON.print(str(failure), rank)
-        else:
-            before(kind, failure, trace)
-
-    hook.panpipe = True  # type: ignore[attr-defined]
-    sys.excepthook = hook
-
-
-def acknowledge(store: Any, rank: int) -> None:
-    """Record that this rank has read the reason."""
-    store.set(_read_key(rank), "")
-
-
-def linger(store: Any, ranks: Iterable[int]) -> None:
-    """Wait until these ranks have read the reason or are silent, at most `LINGER_S`.
-
-    With a fixed wait of a second, a rank without CPU time in that second found no store, and blamed the store's host.
-    """
-    beats, deadline = Heartbeats(store, ranks), time.monotonic() + LINGER_S
-    while time.monotonic() < deadline and any(not store.check([_read_key(rank)]) for rank in beats.not_silent()):
-        time.sleep(_POLL_S / 5)
-
-
-def _read_key(rank: int) -> str:
-    return f"panpipe/read/{rank}"
 
 
 class FailureWatch:

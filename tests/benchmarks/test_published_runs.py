@@ -71,3 +71,13 @@ def test_errors_of_all_runs_are_within_the_bars(runs):
         own = [each for each in fit if each.run.device == name]
         assert runs.fitted(own) == pytest.approx(device.sustained, abs=0.005)
         assert device.step_error == pytest.approx(bound, abs=0.01)
+
+
+def test_computation_is_slower_while_communication_takes_multiprocessors(runs):
+    overlap, a100 = importlib.import_module("overlap"), runs.find_device("A100-80GB")
+    taken = overlap.share_taken(a100)
+    assert taken == a100.communication_multiprocessors / a100.multiprocessors
+    assert overlap.overlapped_s(a100, 10.0, 2.0) == pytest.approx(10.0 + 2.0 * taken)
+    assert overlap.overlapped_s(a100, 1.0, 2.0) == 2.0
+    assert overlap.overlapped_s(a100, 10.0, 0.0) == 10.0
+    assert overlap.share_taken(runs.find_device("cpu-core")) == 0.0

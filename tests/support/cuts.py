@@ -12,7 +12,6 @@ from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
 from panpipe.core.capture.export.operators import Operators, operators_of, tensor_bytes
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.plan.plan import MemoryPolicy, Plan
-from panpipe.core.schedules.construction.early import early_gradients
 from panpipe.core.schedules.problem import Schedule, ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import even_plan as even
@@ -20,6 +19,7 @@ from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.programs.compiled import Programs
 from torch.utils import _pytree as pytree
 
+from .early import early_gradients
 from .models import Case
 
 

@@ -4,7 +4,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 
 from panpipe.core.actions import WORK_KINDS
-from panpipe.core.capture.programs.programs import StageMemory
+from panpipe.core.capture.programs.stage_programs import StageMemory
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.plan.plan import Plan

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 from attrs import evolve
 from hypothesis import strategies as st
@@ -21,6 +22,12 @@ UNIT = StageCosts(1.0, 1.0, 1.0, saved_bytes=100, workspace_bytes=7)
 def orders(*rows: str) -> tuple[tuple[Action, ...], ...]:
     """Per device its actions, from text: ``"0F0 0B0"``."""
     return tuple(tuple(parse_action(word) for word in row.split()) for row in rows)
+
+
+def table(name: str, devices: int, microbatches: int, chunks: int = 1, **parameters: Any) -> list[str]:
+    """Per device the actions of a schedule for equal stages, as text."""
+    schedule = find_family(name).build(ScheduleProblem(devices, microbatches, chunks), **parameters)
+    return [" ".join(map(str, actions)) for actions in schedule.device_actions]
 
 
 def plan_of(

@@ -21,7 +21,8 @@ from ...errors import PanpipeError, RequestError
 from ..graph.generated_sources import sources_removed
 from ..values.user_lines import line_of, reason_of
 from .effects import forward_checks, is_token, remove_tokens
-from .stage import StageGraph, StageModule
+from .stage import StageGraph
+from .stage_module import StageModule
 
 aten = torch.ops.aten
 

@@ -2,14 +2,11 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
-import torch
-from attrs import evolve, frozen
+from attrs import frozen
 from torch import fx
 
-from ..graph.storages import StorageMeter, WatchEverything, storage_sizes
-from .code import Program, compile_program, no_sink
+from .code import Program, compile_program
 from .fusing import Call, Fusion, Fusions
 from .joint import (
     JointGraph,
@@ -21,105 +18,11 @@ from .joint import (
     split_masked,
     trace_joint,
 )
-from .saved_storages import SavedStorage, python_reads, saved_storages
-from .shared import Shared, shared_nodes, shared_program, shared_values
-from .stage import Boundary, StageGraph, StageInputs
-
-
-@frozen
-class Backward:
-    """A backward program.
-
-    Args:
-        run: takes the saved tensors that it reads, then the inputs of the stage that it reads, then gradients of
-            outputs; gives gradients of parameters to its sink, and returns those of boundary inputs, then the tensors
-            that it creates for W.
-        saved: positions in F's saved tensors of those it reads.
-        created: positions in I's created tensors of those it reads (W alone).
-        inputs: positions of the stage inputs that it reads and that F does not save: parameters, buffers, batch, shared
-            tensors.
-        tangents: positions of the outputs whose gradient it reads.
-        gradients: positions of the boundary inputs whose gradient it returns, in order.
-        parameters: positions of the parameters whose gradient its sink gets, by number.
-    """
-
-    run: Program
-    saved: tuple[int, ...]
-    created: tuple[int, ...]
-    inputs: tuple[int, ...]
-    tangents: tuple[int, ...]
-    gradients: tuple[int, ...]
-    parameters: tuple[int, ...]
-
-
-@frozen
-class Recompute:
-    """The part of F that computes its saved tensors, without what only other stages or the step's result need.
-
-    Args:
-        run: takes F's inputs, None for those that it does not read; returns F's saved tensors. It draws the same random
-            numbers as F.
-        inputs: positions of the inputs that must be kept for it: tensors of other stages, and buffers that F gives new
-            values, because it reads the old ones.
-    """
-
-    run: Program
-    inputs: tuple[int, ...]
-
-
-@frozen
-class StageMemory:
-    """Bytes of one microbatch, over distinct storages, without parameters, buffers and shared tensors.
-
-    Args:
-        saved: that F saves for the backward.
-        freed_by_input: of the saved tensors that only I reads.
-        created_by_input: that I keeps for W.
-        workspace: the largest that a program holds in addition to its inputs and the tensors that it keeps.
-        inputs: that must be kept to recompute the saved tensors.
-        shared: of the shared tensors, once for all microbatches.
-    """
-
-    saved: int
-    freed_by_input: int
-    created_by_input: int
-    workspace: int
-    inputs: int = 0
-    shared: int = 0
-
-
-@frozen
-class StagePrograms:
-    """All programs of one stage.
-
-    Args:
-        inputs: of F, in order; the shared tensors follow.
-        outputs: tensors that later stages read, in the order in which F returns them; ``results`` follow.
-        results: names of the parts of the step's result that F returns.
-        forward: F: takes the inputs; returns outputs, results, new values of the buffers in ``mutated``, saved tensors.
-        forward_alone: F without saved tensors, for a stage that recomputes them.
-        recompute: computes the saved tensors again.
-        mutated: positions among the inputs of the buffers that F gives new values for.
-        backward: B, or None if the stage has no gradients.
-        backward_input, backward_weight: I and W, or None if the backward cannot be split.
-        memory: bytes that they hold.
-        storages: of the saved tensors.
-        shared: computes the shared tensors, once a step; None if there are none.
-    """
-
-    inputs: StageInputs
-    outputs: tuple[Boundary, ...]
-    results: tuple[str, ...]
-    forward: Program
-    forward_alone: Program
-    recompute: Recompute
-    mutated: tuple[int, ...]
-    backward: Backward | None
-    backward_input: Backward | None
-    backward_weight: Backward | None
-    memory: StageMemory
-    storages: tuple[SavedStorage, ...] = ()
-    shared: Shared | None = None
+from .measured_memory import measured
+from .saved_storages import python_reads
+from .shared import shared_nodes, shared_program, shared_values
+from .stage import StageGraph
+from .stage_programs import Backward, Recompute, StageMemory, StagePrograms
 
 
 def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = None) -> StagePrograms:
@@ -169,7 +72,7 @@ def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = No
     )  # fmt: skip
     python = python_reads(ordered(joint.graph, in_forward))
     shown = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved, *python]) if python else forward
-    programs = _measured(stage, joint, programs, saved, shown)
+    programs = measured(stage, joint, programs, saved, shown)
     if fusions is not None and fuse is not None:
         fusions.bind(fuse)  # last, because a compiled function takes no fake tensors
     return programs
@@ -258,75 +161,3 @@ def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, B
     first = cut.program(input_nodes, first_gradients, (), created)
     second = cut.program(weight_nodes, weight_gradients, tuple(created))
     return first, second
-
-
-def _measured(
-    stage: StageGraph, joint: JointGraph, programs: StagePrograms, nodes: list[fx.Node], shown: Program
-) -> StagePrograms:
-    """Run the programs over fake tensors: what they hold. ``shown`` is F of these saved ``nodes``, followed by what
-    regions read."""
-    fake_mode = stage.fakes[0].fake_mode  # type: ignore[attr-defined]
-    kept = len(stage.inputs.boundary)
-    returned = len(joint.outputs) + len(joint.mutations)
-    first, second = programs.backward_input, programs.backward_weight
-    with fake_mode, torch.no_grad():
-        inputs = [t.detach() for t in stage.fakes]
-        own = storage_sizes(inputs[kept:])
-        if programs.shared is not None:
-            fixed = kept + len(stage.inputs.parameters) + len(stage.inputs.buffers) + len(stage.inputs.constants)
-            inputs += programs.shared.run(inputs[kept:fixed], no_sink)
-        persistent = storage_sizes(inputs[kept:])
-        shared = sum(size for key, size in persistent.items() if key not in own)
-        again = sum(storage_sizes(inputs[i] for i in programs.recompute.inputs).values())
-        results, workspace = _run(programs.forward, list(inputs), persistent, returned)
-        saved = results[returned:]
-        every = results if shown is programs.forward else shown(list(inputs), no_sink)
-        end = returned + len(nodes)
-        storages = saved_storages(
-            nodes, every[returned:end], stage.inputs, inputs, every[: len(joint.outputs)], every[end:]
-        )
-        programs = evolve(programs, storages=storages)
-        held = {key: size for key, size in storage_sizes(saved).items() if key not in persistent}
-        tangents = {i: torch.empty_like(joint.outputs[i].meta["val"]) for i in joint.tangents}
-        backward = programs.backward
-        if backward is not None:
-            given = backward_inputs(backward, saved, [], inputs, tangents)
-            workspace = max(workspace, _run(backward.run, list(given), persistent, 0)[1])
-        if first is None or second is None:
-            return evolve(programs, memory=StageMemory(sum(held.values()), 0, 0, workspace, again, shared))
-        made = first.run(backward_inputs(first, saved, [], inputs, tangents), no_sink)[len(first.gradients) :]
-        still = storage_sizes([saved[i] for i in second.saved] + made)
-        freed = sum(size for key, size in held.items() if key not in still)
-        created = sum(size for key, size in still.items() if key not in held and key not in persistent)
-    return evolve(programs, memory=StageMemory(sum(held.values()), freed, created, workspace, again, shared))
-
-
-def _run(program: Program, given: list[Any], ignored: dict[int, int], returned: int) -> tuple[list[Any], int]:
-    """Run a program; return its results, and the most bytes that it held in addition to its inputs and the tensors that
-    it keeps (its results after the first ``returned``)."""
-    ignored = ignored | storage_sizes(given)
-    meter = StorageMeter()
-    with WatchEverything(meter, ignored):
-        results = program(given, no_sink)
-    kept = sum(size for key, size in storage_sizes(results[returned:]).items() if key not in ignored)
-    return results, max(meter.peak - kept, 0)
-
-
-def backward_inputs(
-    program: Backward, saved: list[Any], created: list[Any], inputs: list[Any], tangents: dict[int, Any]
-) -> list[Any]:
-    """The inputs of a backward program, in its order.
-
-    Args:
-        program: the program.
-        saved: F's saved tensors.
-        created: the tensors that I created; empty for B and I.
-        inputs: the stage's inputs; only parameters, buffers, constants and batch are read.
-        tangents: position of an output → its gradient.
-    """
-    return [
-        *(saved[i] for i in program.saved),
-        *(created[i] for i in program.created),
-        *(inputs[i] for i in program.inputs),
-        *(tangents[i] for i in program.tangents),
-    ]

@@ -6,7 +6,6 @@ from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from panpipe.core.analytic.kernels import kernel_of
-from panpipe.core.analytic.overlap import overlapped_s, share_taken
 from panpipe.core.analytic.roofline import kernel_s
 from panpipe.core.analytic.shapes import TILE_START, Product, Scores
 from panpipe.core.cluster.catalog import find_device
@@ -88,12 +87,3 @@ def test_training_sustains_a_share_of_the_rate_of_products():
     isolated = evolve(A100, sustained=None)
     launch = A100.launch_overhead_s
     assert (kernel_s(kernel, isolated) - launch) / (kernel_s(kernel, A100) - launch) == pytest.approx(A100.sustained)
-
-
-def test_computation_is_slower_while_communication_takes_multiprocessors():
-    taken = share_taken(A100)
-    assert taken == A100.communication_multiprocessors / A100.multiprocessors
-    assert overlapped_s(A100, 10.0, 2.0) == pytest.approx(10.0 + 2.0 * taken)
-    assert overlapped_s(A100, 1.0, 2.0) == 2.0
-    assert overlapped_s(A100, 10.0, 0.0) == 10.0
-    assert share_taken(find_device("cpu-core")) == 0.0

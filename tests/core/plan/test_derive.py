@@ -8,10 +8,10 @@ from panpipe.core.costs.costs import StageEdge
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.derive import first_microbatches, with_edges
 from panpipe.core.plan.validation.validate import validate
-from panpipe.core.schedules.construction.early import early_gradients
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import BUILT_IN
 
+from ...support.early import early_gradients
 from ...support.plans import orders, plan_of, plans, scheduled
 
 FAMILIES = tuple(family for family in BUILT_IN if family.name != "building-block")  # that one needs a block

@@ -18,6 +18,8 @@ COST = StageCosts(1.0, 1.0, 1.0)
         ({"costs": [COST] * 3}, "costs of 3 stages: 2 devices with 1 chunks each have 2"),
         ({"hop_s": -0.5}, r"the delay of a hop is -0\.5"),
         ({"hop_s": float("inf")}, "the delay of a hop is inf"),
+        ({"hop_s": float("nan")}, "the delay of a hop is nan"),
+        ({"microbatches": 0}, "microbatches is 0"),
         ({"memory_limit": -1.0}, r"the memory limit is -1\.0: it is at least 0"),
         ({"memory_limit": float("nan")}, "the memory limit is nan"),
     ],

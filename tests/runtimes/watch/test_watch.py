@@ -4,7 +4,6 @@ import contextlib
 import io
 import sys
 import threading
-import time
 from contextlib import contextmanager
 
 import pytest
@@ -12,7 +11,7 @@ import torch.distributed as dist
 from panpipe.core.errors import WorkerError
 from panpipe.runtimes.watch import lost_ranks, watch
 from panpipe.runtimes.watch.lost_ranks import numbered
-from panpipe.runtimes.watch.watch import FailureWatch, acknowledge, linger
+from panpipe.runtimes.watch.watch import FailureWatch
 from panpipe.runtimes.watch.watchdog import ReasonPrinter
 
 
@@ -75,33 +74,6 @@ def test_watch_names_its_own_rank_for_an_error_in_the_users_code(stopped_watch):
     assert not stopped_watch.reported
     assert stopped_watch.report(ValueError("no such file")) == "rank 1 stopped: ValueError: no such file"
     assert stopped_watch.reported
-
-
-def test_host_of_the_store_lingers_until_others_have_read_the_reason_or_are_silent(store, monkeypatch):
-    monkeypatch.setattr(watch, "LINGER_S", 20.0)
-    monkeypatch.setattr(lost_ranks, "_SILENCE_S", 30.0)
-    acknowledge(store, 1)
-    start = time.monotonic()
-    linger(store, [1])
-    at_once = time.monotonic() - start
-    monkeypatch.setattr(lost_ranks, "_SILENCE_S", 0.5)
-    start = time.monotonic()
-    linger(store, [1, 2])
-    silent = time.monotonic() - start
-    assert at_once < 10
-    assert 0.5 <= silent < 15
-
-
-def test_uncaught_worker_error_is_printed_in_one_line_and_others_as_before(store, capsys, monkeypatch):
-    seen = []
-    monkeypatch.setattr(sys, "excepthook", lambda *failure: seen.append(failure[1]))
-    watch.print_uncaught_in_a_line(3)
-    watch.print_uncaught_in_a_line(3)
-    mine, other = WorkerError("rank 2 stopped answering"), ValueError("own")
-    for failure in (mine, other):
-        sys.excepthook(type(failure), failure, None)
-    assert capsys.readouterr().err == "panpipe: rank 2 stopped answering; rank 3 stops too\n"
-    assert seen == [other]
 
 
 @pytest.mark.parametrize(("agent", "rank", "hosts"), [("", 0, True), ("", 1, False), ("True", 0, False)])

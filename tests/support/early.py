@@ -8,7 +8,7 @@ step by one W per hop (the split is that of Zero Bubble, section 2).
 
 from collections.abc import Iterator, Sequence
 
-from ...actions import Action, Kind
+from panpipe.core.actions import Action, Kind
 
 Orders = tuple[tuple[Action, ...], ...]
 

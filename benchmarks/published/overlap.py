@@ -4,7 +4,7 @@ NCCL moves data by kernels whose thread blocks occupy multiprocessors for the wh
 meanwhile has fewer of them: it computes at the share of its rate that is left.
 """
 
-from ..cluster.device_type import DeviceType
+from panpipe.core.cluster.device_type import DeviceType
 
 
 def share_taken(device: DeviceType) -> float:

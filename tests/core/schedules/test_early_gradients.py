@@ -6,9 +6,10 @@ from hypothesis import strategies as st
 from panpipe.core.actions import Kind, parse_action
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.evaluate.reference import evaluate
-from panpipe.core.schedules.construction.early import early_gradients
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
+
+from ...support.early import early_gradients
 
 
 def orders(*rows):

@@ -1,0 +1,126 @@
+"""What the programs of a stage are: F, B, I, W and the recomputation, with their inputs, outputs and memory."""
+
+from typing import Any
+
+from attrs import frozen
+
+from .code import Program
+from .saved_storages import SavedStorage
+from .shared import Shared
+from .stage import Boundary, StageInputs
+
+
+@frozen
+class Backward:
+    """A backward program.
+
+    Args:
+        run: takes the saved tensors that it reads, then the inputs of the stage that it reads, then gradients of
+            outputs; gives gradients of parameters to its sink, and returns those of boundary inputs, then the tensors
+            that it creates for W.
+        saved: positions in F's saved tensors of those it reads.
+        created: positions in I's created tensors of those it reads (W alone).
+        inputs: positions of the stage inputs that it reads and that F does not save: parameters, buffers, batch, shared
+            tensors.
+        tangents: positions of the outputs whose gradient it reads.
+        gradients: positions of the boundary inputs whose gradient it returns, in order.
+        parameters: positions of the parameters whose gradient its sink gets, by number.
+    """
+
+    run: Program
+    saved: tuple[int, ...]
+    created: tuple[int, ...]
+    inputs: tuple[int, ...]
+    tangents: tuple[int, ...]
+    gradients: tuple[int, ...]
+    parameters: tuple[int, ...]
+
+
+@frozen
+class Recompute:
+    """The part of F that computes its saved tensors, without what only other stages or the step's result need.
+
+    Args:
+        run: takes F's inputs, None for those that it does not read; returns F's saved tensors. It draws the same random
+            numbers as F.
+        inputs: positions of the inputs that must be kept for it: tensors of other stages, and buffers that F gives new
+            values, because it reads the old ones.
+    """
+
+    run: Program
+    inputs: tuple[int, ...]
+
+
+@frozen
+class StageMemory:
+    """Bytes of one microbatch, over distinct storages, without parameters, buffers and shared tensors.
+
+    Args:
+        saved: that F saves for the backward.
+        freed_by_input: of the saved tensors that only I reads.
+        created_by_input: that I keeps for W.
+        workspace: the largest that a program holds in addition to its inputs and the tensors that it keeps.
+        inputs: that must be kept to recompute the saved tensors.
+        shared: of the shared tensors, once for all microbatches.
+    """
+
+    saved: int
+    freed_by_input: int
+    created_by_input: int
+    workspace: int
+    inputs: int = 0
+    shared: int = 0
+
+
+@frozen
+class StagePrograms:
+    """All programs of one stage.
+
+    Args:
+        inputs: of F, in order; the shared tensors follow.
+        outputs: tensors that later stages read, in the order in which F returns them; ``results`` follow.
+        results: names of the parts of the step's result that F returns.
+        forward: F: takes the inputs; returns outputs, results, new values of the buffers in ``mutated``, saved tensors.
+        forward_alone: F without saved tensors, for a stage that recomputes them.
+        recompute: computes the saved tensors again.
+        mutated: positions among the inputs of the buffers that F gives new values for.
+        backward: B, or None if the stage has no gradients.
+        backward_input, backward_weight: I and W, or None if the backward cannot be split.
+        memory: bytes that they hold.
+        storages: of the saved tensors.
+        shared: computes the shared tensors, once a step; None if there are none.
+    """
+
+    inputs: StageInputs
+    outputs: tuple[Boundary, ...]
+    results: tuple[str, ...]
+    forward: Program
+    forward_alone: Program
+    recompute: Recompute
+    mutated: tuple[int, ...]
+    backward: Backward | None
+    backward_input: Backward | None
+    backward_weight: Backward | None
+    memory: StageMemory
+    storages: tuple[SavedStorage, ...] = ()
+    shared: Shared | None = None
+
+
+def backward_inputs(
+    program: Backward, saved: list[Any], created: list[Any], inputs: list[Any], tangents: dict[int, Any]
+) -> list[Any]:
+    """The inputs of a backward program, in its order.
+
+    Args:
+        program: the program.
+        saved: F's saved tensors.
+        created: the tensors that I created; empty for B and I.
+        inputs: the stage's inputs; only parameters, buffers, constants and batch are read.
+        tangents: position of an output → its gradient.
+    """
+    return [
+        *(saved[i] for i in program.saved),
+        *(created[i] for i in program.created),
+        *(inputs[i] for i in program.inputs),
+        *(tangents[i] for i in program.tangents),
+    ]

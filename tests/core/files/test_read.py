@@ -1,0 +1,54 @@
+"""Reading a named file: regular files alone, up to a size, in UTF-8."""
+
+import os
+
+import pytest
+from panpipe.core.errors import RequestError
+from panpipe.core.files.limits import Limits
+from panpipe.core.files.read import file_below, read_bytes, read_text
+
+
+def test_text_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "plan.json").write_bytes(b"\xef\xbb\xbf{}")
+    assert read_text(tmp_path / "plan.json") == "{}"
+
+
+def test_text_that_is_no_utf_8_is_refused(tmp_path):
+    (tmp_path / "plan.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(RequestError, match="not UTF-8 text"):
+        read_text(tmp_path / "plan.json")
+
+
+def test_file_of_the_largest_size_is_read_and_a_larger_one_is_refused(tmp_path):
+    (tmp_path / "plan.json").write_bytes(b"1234")
+    assert read_bytes(tmp_path / "plan.json", 4) == b"1234"
+    with pytest.raises(RequestError, match="has more than 3 bytes"):
+        read_text(tmp_path / "plan.json", Limits(size=3))
+
+
+def test_pipe_folder_and_missing_file_are_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for name, reason in (("pipe", "no regular file"), (".", "Is a directory"), ("missing", "No such file")):
+        with pytest.raises(RequestError, match=f"cannot read '.*': .*{reason}"):
+            read_bytes(tmp_path / name)
+    with pytest.raises(RequestError, match="null"):
+        read_bytes("a\0b")
+
+
+def test_file_that_another_names_is_in_its_folder(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "part").write_bytes(b"")
+    assert file_below(tmp_path / "own", "part", "index") == tmp_path / "own" / "part"
+    for name in ("../part", "/etc/passwd", "", "a\nb"):
+        with pytest.raises(RequestError, match="must be in its folder"):
+            file_below(tmp_path / "own", name, "index")
+
+
+def test_link_out_of_the_folder_is_refused_unless_it_leads_to_a_further_folder(tmp_path):
+    (tmp_path / "own").mkdir()
+    (tmp_path / "blobs").mkdir()
+    (tmp_path / "blobs" / "b").write_bytes(b"")
+    (tmp_path / "own" / "link").symlink_to(tmp_path / "blobs" / "b")
+    with pytest.raises(RequestError, match="outside its folder"):
+        file_below(tmp_path / "own", "link", "index")
+    assert file_below(tmp_path / "own", "link", "index", also=tmp_path / "blobs") == tmp_path / "own" / "link"

@@ -1,0 +1,26 @@
+"""Exceptions that end a process, and how they are printed."""
+
+import sys
+
+from panpipe.core.errors import WorkerError
+from panpipe.runtimes.watch.uncaught import failure_at_exit, print_uncaught_in_a_line
+
+
+def test_failure_at_exit_is_the_one_that_the_interpreter_recorded(monkeypatch):
+    monkeypatch.delattr(sys, "last_value", raising=False)
+    assert failure_at_exit() is None
+    failure = ValueError("own")
+    monkeypatch.setattr(sys, "last_value", failure, raising=False)
+    assert failure_at_exit() is failure
+
+
+def test_uncaught_worker_error_is_printed_in_one_line_and_others_as_before(capsys, monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "excepthook", lambda *failure: seen.append(failure[1]))
+    print_uncaught_in_a_line(3)
+    print_uncaught_in_a_line(3)
+    mine, other = WorkerError("rank 2 stopped answering"), ValueError("own")
+    for failure in (mine, other):
+        sys.excepthook(type(failure), failure, None)
+    assert capsys.readouterr().err == "panpipe: rank 2 stopped answering; rank 3 stops too\n"
+    assert seen == [other]
