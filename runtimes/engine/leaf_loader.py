@@ -36,8 +36,10 @@ class LeafLoader:
 
     def of(self, microbatch: int) -> tuple[Any, ...]:
         """The leaves of a microbatch; what the caller issues from now on runs after their load."""
-        while len(self._leaves) <= min(microbatch + AHEAD, len(self.microbatches) - 1):
-            self._load_next()
+        count = len(self._leaves)
+        if count <= microbatch + AHEAD and count < len(self.microbatches):
+            for _ in range(min(microbatch + AHEAD + 1, len(self.microbatches)) - count):
+                self._load_next()
         if self._tickets:
             for m in [m for m in self._tickets if m <= microbatch]:  # shared tensors were loaded with the first
                 self.queue.loaded(self._tickets.pop(m))
@@ -52,5 +54,6 @@ class LeafLoader:
             found, ticket = self.queue.load([leaves[i] for i in missing])
             if ticket is not None:
                 self._tickets[m] = ticket
-            loaded.update({id(leaves[i]): value for i, value in zip(missing, found, strict=True)})
-        self._leaves.append(tuple(loaded.get(id(leaf)) for leaf in leaves))
+            for i, value in zip(missing, found, strict=True):
+                loaded[id(leaves[i])] = value
+        self._leaves.append(tuple([loaded.get(id(leaf)) for leaf in leaves]))

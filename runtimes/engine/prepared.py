@@ -112,12 +112,19 @@ class Prepared:
         return list({id(each): each for each in self.compiled}.values())
 
 
-Key = tuple[Shape, ...]
-"""The shapes of all microbatches."""
+Key = tuple[tuple[Shape, int], ...]
+"""The shapes of all microbatches: runs of equal ones, each with its length. So a step compares few shapes."""
 
 
 def _key(pieces: Sequence[Microbatch]) -> Key:
-    return tuple(piece.shape for piece in pieces)
+    runs: list[tuple[Shape, int]] = []
+    for piece in pieces:
+        shape = piece.shape
+        if runs and (runs[-1][0] is shape or runs[-1][0] == shape):
+            runs[-1] = runs[-1][0], runs[-1][1] + 1
+        else:
+            runs.append((shape, 1))
+    return tuple(runs)
 
 
 _STEPS = 16
@@ -195,7 +202,7 @@ class PreparedSteps:
         for shape in gone:
             del self._runs[shape]
         for key in self._kept if gone else ():
-            if any(shape in gone for shape in key):
+            if any(shape in gone for shape, _ in key):
                 self._kept.drop(key)
         if gone:
             gc.collect()  # captured graphs contain reference cycles, and their tensors are large
