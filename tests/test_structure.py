@@ -95,12 +95,11 @@ def test_no_folder_has_more_modules_than_one_can_read():
         assert count <= FILES, f"{folder.relative_to(ROOT)} has {count} modules: move some to a folder of their own"
 
 
-LINES = 330
+LINES = 350
 """Most lines of a module: what one concept takes, with its documentation."""
 LONG = {
     "runtimes/pipeline.py",  # the public class, whose docstrings are its reference
     "core/capture/python/reach.py",
-    "core/offload/choice.py",
 }
 """Modules that are longer; to be divided, but for the first one."""
 STATEMENTS = 20
