@@ -77,12 +77,14 @@ class _Record:
             self.arguments = state
 
 
-class _MetadataUnpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]
+class _MetadataUnpickler(pickle._Unpickler):
     """Builds records and plain data alone, whatever a pickle says.
 
     It is Python's unpickler in Python: the one in C allocates a table as large as a number in the pickle. Tuples of
     tuples are bounded, because a few bytes make one whose hash takes forever.
     """
+
+    stack: list[Any]
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__(file)
@@ -90,7 +92,8 @@ class _MetadataUnpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]
         self._tuples: dict[int, tuple[tuple[Any, ...], int]] = {}  # the tuple keeps its id
 
     def _load_tuple(self, code: int) -> None:
-        pickle._Unpickler.dispatch[code](self)  # type: ignore[attr-defined]
+        load: Any = pickle._Unpickler.dispatch[code]
+        load(self)
         made = self.stack[-1]
         size = 1 + sum(self._tuples[id(each)][1] if id(each) in self._tuples else 1 for each in made)
         if size > _MOST_IN_TUPLE:
@@ -98,7 +101,7 @@ class _MetadataUnpickler(pickle._Unpickler):  # type: ignore[name-defined,misc]
         self._tuples[id(made)] = made, size
 
     dispatch: ClassVar[dict[int, Any]] = {
-        **pickle._Unpickler.dispatch,  # type: ignore[attr-defined]
+        **pickle._Unpickler.dispatch,
         **{
             code[0]: lambda self, code=code[0]: self._load_tuple(code)
             for code in (pickle.TUPLE, pickle.TUPLE1, pickle.TUPLE2, pickle.TUPLE3)

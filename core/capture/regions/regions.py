@@ -223,8 +223,10 @@ def region_of(node: fx.Node) -> Region | None:
 
 def region_needed(node: fx.Node) -> Region | None:
     """The region that a node runs, or whose backward it runs, or None: a program with the node holds it."""
-    at = {_RUN: 1, _BACKWARD: 2}.get(node.target)
-    return None if at is None else _regions[node.args[at]]  # type: ignore[index]
+    places: dict[Any, int] = {_RUN: 1, _BACKWARD: 2}
+    at = places.get(node.target)
+    number: Any = None if at is None else node.args[at]
+    return None if number is None else _regions[number]
 
 
 def runs_region(node: fx.Node) -> bool:
