@@ -97,7 +97,8 @@ class RankTeam(Team):
             same = [replica[position] for replica in self.mesh.replicas]
             self._replicas = WatchedBackend(kind.ranks(groups.get_group("dp")), HERE, same)
         self._same_parts: Backend | None = None
-        self._batch_group, self._batch_peers = self._pipeline, self._pipeline_peers
+        self._batch_group: dist.ProcessGroup | None = self._pipeline
+        self._batch_peers = self._pipeline_peers
         if self.tensor is not None:
             self._connect_batches(kind, self.tensor)
 

@@ -88,7 +88,7 @@ def _exchange(container: Any, by: Mapping[int, Any]) -> None:
     entries = list(container) if isinstance(container, MutableSet) else list(container.items())
     container.clear()
     if isinstance(container, MutableSet):
-        container.update(map(new, entries))
+        container |= set(map(new, entries))
     else:
         container.update((new(key), value) for key, value in entries)
 
