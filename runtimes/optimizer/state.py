@@ -67,6 +67,7 @@ class StageState:
         self.buffers = buffers
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self._trained = {name for name, p in parameters.items() if p.requires_grad}
+        self._checked = 0
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer | None:
@@ -99,6 +100,19 @@ class StageState:
         if self.sharing is not None:
             return ShardedNamedState(self.optimizer, self._make_optimizer, self.parameters, self.shards)
         return NamedState(self.optimizer, self._make_optimizer, self.parameters)
+
+    def stray(self) -> Tensor | None:
+        """A tensor that was added to its optimizer and is none of those that it steps, or None."""
+        optimizer = vars(self).get("optimizer")
+        groups = [] if optimizer is None else [group["params"] for group in optimizer.param_groups]
+        count = sum(map(len, groups))
+        if count == self._checked:
+            return None
+        own = {id(parameter) for parameter in self.updated.values()}
+        stray = next((p for group in groups for p in group if id(p) not in own), None)
+        if stray is None:
+            self._checked = count
+        return stray
 
     @property
     def updated(self) -> dict[str, nn.Parameter]:

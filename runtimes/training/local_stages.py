@@ -24,7 +24,7 @@ from ..programs.compiled import Compiled
 from ..weights import Weights, weights_from
 from ..weights.allocation import allocate, deallocate
 from .initial_weights import InitialWeights
-from .model_changes import KnownTensors, TiedCopies, follow_trained
+from .model_changes import KnownTensors, TiedCopies, follow_trained, refuse_strays
 from .ownership import equal_replicas, install, own_tensors, release_others
 
 
@@ -133,6 +133,7 @@ class LocalStages:
         self._known.refuse_replaced_parameters(self.model, when)
         if self._known.write_back_buffers(when):
             self.copy_buffers()
+        refuse_strays(self.model, self.states)
         return follow_trained(self.model, self.plan, self.states, self._training.needs_all_stages)
 
     def have_values(self) -> None:

@@ -141,6 +141,29 @@ def _state(parameter: nn.Parameter) -> tuple[int, int]:
     return parameter._version, parameter.data_ptr()
 
 
+def refuse_strays(model: nn.Module, states: Mapping[int, StageState]) -> None:
+    """Refuse optimizers to which tensors of other stages were added: their own stage computes the gradient.
+
+    Args:
+        model: the user's module.
+        states: stage of this process → its parameters and optimizer.
+
+    Raises:
+        RequestError: with the name of the parameter, if it is one of the model's.
+    """
+    for index, state in states.items():
+        stray = state.stray()
+        if stray is None:
+            continue
+        name = next((name for name, p in model.named_parameters() if p is stray), None)
+        what = f"a tensor of shape {tuple(stray.shape)}" if name is None else f"parameter '{name}'"
+        raise RequestError(
+            f"{what} was added to the optimizer of stage {index}, which has {_named(sorted(state.parameters)[:3])}: an "
+            "unfrozen parameter joins the optimizer of its own stage by itself, in the group in which optimizer= puts "
+            f"it; remove it there, or {_ANEW}"
+        )
+
+
 def follow_trained(model: nn.Module, plan: Plan, states: Mapping[int, StageState], whole_update: bool) -> bool:
     """Freeze and unfreeze the parameters of stages like the model's.
 

@@ -38,7 +38,7 @@ def test_simulate_table(plan_file, capsys, monkeypatch):
     assert (
         f"step {result.step_s:.3g} s, stage span {result.stage_span_s:.3g} s, bubble {result.bubble_ratio:.1%}" in out
     )
-    assert all(word in out for word in ("warm-up", "comm", "work", "device0 → device1", "Why not faster"))
+    assert all(word in out for word in ("warm", "comm", "work", "device0 → device1", "Why not faster"))
     assert "Memory at each device's peak, in bytes" in out
     assert "1000000000" in out
 
@@ -210,7 +210,7 @@ def test_a_plan_runs_on_another_cluster(plan_file, capsys):
     assert main(["simulate", plan_file, "--cluster", "2xL40S", "--json"]) == 0
     moved = json.loads(capsys.readouterr().out)
     assert moved["step_s"] == simulate(PLAN, cluster=find_cluster("2xL40S")).step_s < simulate(PLAN).step_s
-    assert {link["src"] for link in moved["links"]} == {"gpu0", "gpu1", "pcie0", "host0"}
+    assert {link["src"] for link in moved["links"]} == {"gpu0", "gpu1", "pcie0", "host0", "memory of host0"}
 
 
 def test_cluster_that_does_not_fit_the_plan_is_refused(plan_file, tmp_path, capsys):

@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
 from ...errors import RequestError
@@ -47,19 +48,24 @@ def _hooks(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:
         for hook in (*module._backward_hooks.values(), *module._backward_pre_hooks.values()):
             yield f"module '{name}'", hook, False
     for name, parameter in model.named_parameters():
-        for hook in (parameter._backward_hooks or {}).values():
+        before, after = _hooks_of(parameter)
+        for hook in before:
             yield f"parameter '{name}'", hook, False
-        for hook in (getattr(parameter, "_post_accumulate_grad_hooks", None) or {}).values():
+        for hook in after:
             yield f"parameter '{name}'", hook, True
 
 
 def number_of_hooks(modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> int:
     """The number of hooks on the gradients of modules and parameters, which is compared before each step."""
     of_modules = sum(len(module._backward_hooks) + len(module._backward_pre_hooks) for module in modules)
-    return of_modules + sum(
-        len(parameter._backward_hooks or ()) + len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ())
-        for parameter in parameters
-    )
+    return of_modules + sum(len(hooks) for parameter in parameters for hooks in _hooks_of(parameter))
+
+
+def _hooks_of(parameter: nn.Parameter) -> tuple[list[Any], list[Any]]:
+    """Those that run before its gradient is accumulated, and after; also of parameters that other ranks hold."""
+    with torch._C.DisableTorchFunctionSubclass():
+        before, after = parameter._backward_hooks, getattr(parameter, "_post_accumulate_grad_hooks", None)
+    return [*(before or {}).values()], [*(after or {}).values()]
 
 
 def _code(hook: Any) -> Any:

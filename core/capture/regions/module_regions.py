@@ -226,11 +226,12 @@ def _refuse_captured_attributes(who: str, module: nn.Module, left: Collection[tu
     Raises:
         RequestError: it has such an attribute.
     """
+    own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}  # a recurrent layer lists its weights
     for path, one in module.named_modules():
         for key, value in vars(one).items():
             if key in ("_parameters", "_buffers", "_modules") or (path, key) in left:
                 continue
-            if holds_captured(value):
+            if holds_captured([leaf for leaf in pytree.tree_leaves(value) if id(leaf) not in own]):
                 raise RequestError(
                     f"{who} stays Python, and its attribute '{key}' is set to a tensor that the step computed: "
                     "pass it as an argument"

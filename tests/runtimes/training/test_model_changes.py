@@ -5,7 +5,8 @@ import torch
 from attrs import evolve
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import Stage, TiedWeight
-from panpipe.runtimes.training.model_changes import KnownTensors, TiedCopies, follow_trained
+from panpipe.runtimes.optimizer.state import StageState
+from panpipe.runtimes.training.model_changes import KnownTensors, TiedCopies, follow_trained, refuse_strays
 from torch import nn
 
 from ...support.plans import orders, plan_of
@@ -168,3 +169,30 @@ def test_unfrozen_tied_weight_joins():
     plan = stages(("0.weight",), ("0.weight",), tied=(TiedWeight("0.weight", (0, 1), 16),))
     assert follow_trained(model(), plan, {0: state}, whole_update=False)
     assert state.trained == {"0.weight"}
+
+
+def unnamed_sgd(named):
+    return torch.optim.SGD([parameter for _, parameter in named])
+
+
+def test_parameter_of_another_stage_in_an_optimizer_is_refused():
+    module = model()
+    first = StageState({"0.weight": module[0].weight, "0.bias": module[0].bias}, {}, unnamed_sgd)
+    second = StageState({"1.weight": module[1].weight}, {}, unnamed_sgd)
+    states = {0: first, 1: second}
+    assert first.optimizer is not None
+    assert second.optimizer is not None
+    refuse_strays(module, states)
+    second.optimizer.add_param_group({"params": [module[0].bias]})
+    for _ in range(2):
+        with pytest.raises(RequestError, match=r"parameter '0\.bias' was added to the optimizer of stage 1, which has"):
+            refuse_strays(module, states)
+
+
+def test_tensor_of_no_stage_in_an_optimizer_is_refused():
+    module = model()
+    state = StageState({"0.weight": module[0].weight}, {}, unnamed_sgd)
+    assert state.optimizer is not None
+    state.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    with pytest.raises(RequestError, match=r"a tensor of shape \(3,\) was added to the optimizer of stage 0"):
+        refuse_strays(module, {0: state})
