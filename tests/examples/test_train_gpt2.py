@@ -14,7 +14,9 @@ def test_demo_only_warns_of_a_missed_prediction(tmp_path, capfd):
     assert (tmp_path / "report.html").exists()
 
 
-@pytest.mark.parametrize(("fault", "what"), [("nan", "gradients"), ("loss", "loss of two steps")])
+@pytest.mark.parametrize(
+    ("fault", "what"), [("nan", "gradients"), pytest.param("loss", "loss of two steps", marks=pytest.mark.slow)]
+)
 def test_demo_fails_where_a_result_is_wrong(tmp_path, capfd, fault, what):
     with pytest.raises(SystemExit) as ended:
         demo.run(tmp_path, fault)

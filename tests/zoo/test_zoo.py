@@ -1,9 +1,9 @@
-"""A tenth of the zoo, over threads and gloo; `make zoo` runs all of it."""
+"""A sample of the zoo, over threads and gloo; `make zoo` runs all of it."""
 
 import pytest
 
 from .run import run_zoo
-from .tenth import REFUSED, TRAINED
+from .sample import REFUSED, TRAINED
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +32,6 @@ def test_the_zoo_is_as_large_as_it_says():
     from .models import ZOO  # with all of transformers and diffusers that it reads
 
     assert len(ZOO) >= 137
-    assert len(TRAINED) + len(REFUSED) >= len(ZOO) / 10
+    assert len(TRAINED) + len(REFUSED) >= len(ZOO) / 16
     assert {bool(ZOO[name].refusal) for name in TRAINED} == {False}
     assert {bool(ZOO[name].refusal) for name in REFUSED} == {True}

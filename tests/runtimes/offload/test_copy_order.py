@@ -55,9 +55,9 @@ def train(recorded, schedule="1f1b", queues=1):
 @pytest.mark.parametrize(
     ("schedule", "queues"),
     [
-        *(("1f1b", 1), ("split backward", 2), ("interleaved", 1), ("zb-v", 2), ("gpipe", 1), ("gis-h", 2)),
-        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("1f1b", "interleaved", "gpipe")),
-        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("split backward", "zb-v", "gis-h")),
+        *(("1f1b", 1), ("split backward", 2), ("interleaved", 1), ("zb-v", 2)),
+        *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ("1f1b", "interleaved", "gpipe", "gis-h")),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in ("split backward", "zb-v", "gpipe", "gis-h")),
     ],
 )
 def test_every_copy_is_ordered_with_what_reads_and_writes_its_memory(recorded, schedule, queues):

@@ -97,7 +97,7 @@ def test_empty_weights_applies_to_its_own_thread_only():
 # Initialisation
 
 
-@pytest.mark.parametrize("name", [GPT, CONV])
+@pytest.mark.parametrize("name", [pytest.param(GPT, marks=pytest.mark.slow), CONV])
 def test_initial_values_do_not_depend_on_the_plan(name):
     operators = captured_once(CASES[name], F32, 8, 4)
     found = []
@@ -267,7 +267,7 @@ def test_optimizer_state_share_of_known_optimizers(optimizer, share):
 # Checkpoints
 
 
-@pytest.mark.parametrize("name", [GPT, CONV])
+@pytest.mark.parametrize("name", [pytest.param(GPT, marks=pytest.mark.slow), CONV])
 def test_saved_weights_are_read_under_another_plan(name, tmp_path):
     case = CASES[name]
     pipe = pipeline(empty(name), name, optimizer=torch.optim.SGD)

@@ -62,7 +62,7 @@ MODELS = {
 }
 
 
-SLOW = ("lstm", "lstm without biases, times first")
+SLOW = ("lstm", "lstm without biases, times first", "lstm with projections")
 """Variations of others, left out of the fast suite."""
 
 

@@ -53,7 +53,9 @@ def test_operator_without_a_program_is_refused_with_its_line(monkeypatch):
         stage_programs(stage)
 
 
-@pytest.mark.parametrize("keeps", ["feats['h'] = h", "feats.update(n=feats.get('n', 0))"])
+@pytest.mark.parametrize(
+    "keeps", ["feats['h'] = h", pytest.param("feats.update(n=feats.get('n', 0))", marks=pytest.mark.slow)]
+)
 def test_a_file_whose_name_the_locale_cannot_decode_is_captured_with_its_lines(tmp_path, keeps):
     folder = tmp_path / "with ü and space"
     folder.mkdir()

@@ -57,7 +57,7 @@ def problems(draw):
     return evolve(problem, memory_limit=least * draw(st.floats(1, 4)))
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(problems())
 def test_found_schedule_is_complete_within_its_limit_and_not_below_the_bound(problem):
     found = search([problem], evaluations=2000)
