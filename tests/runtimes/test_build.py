@@ -187,3 +187,18 @@ def test_wrong_arguments_are_refused_before_the_step_is_traced(wrong):
 
     with pytest.raises(panpipe.RequestError):
         panpipe.pipeline(nn.Linear(4, 4), step, torch.randn(4, 4), mesh=2, progress=False, **wrong)
+
+
+def test_pipeline_trains_under_the_anomaly_mode_with_a_warning():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 4))
+    batch = {"x": torch.randn(4, 4), "y": torch.randn(4, 4)}
+    options = {"optimizer": None, "schedule": "1f1b", "microbatches": 2, "progress": False}
+
+    def step(model, batch):
+        return nn.functional.mse_loss(model(batch["x"]), batch["y"])
+
+    with torch.autograd.set_detect_anomaly(True):
+        with pytest.warns(UserWarning, match="anomaly mode sees nothing"):
+            pipe = panpipe.pipeline(model, step, batch, **options)
+        assert torch.isfinite(pipe.step(batch))
+    pipe.close()

@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 from ...errors import PanpipeError, RequestError
 from ..graph.generated_sources import sources_removed
 from ..graph.randomness import KeyedRandom, random_key
+from ..python.surroundings import without_anomaly_mode
 from ..regions.modes import CASTS, CastWatch, ModalInterpreter, casts_once
 from ..regions.regions import region_of
 from ..values.nesting import tensors_of
@@ -98,7 +99,8 @@ class FakeRun(ModalInterpreter):
         leaves = [t for t in self.values.values() if isinstance(t, Tensor) and t.requires_grad and t.is_leaf]
         self._flowed.add(id(self.values[loss]))
         try:
-            torch.autograd.grad(self.values[loss], leaves, allow_unused=True)
+            with without_anomaly_mode():
+                torch.autograd.grad(self.values[loss], leaves, allow_unused=True)
         except RuntimeError as error:
             raise RequestError(
                 f"the step's backward cannot be traced: {reason_of(error)}; use another operator there"

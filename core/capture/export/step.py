@@ -32,7 +32,7 @@ from ..python.opened_files import no_files_written
 from ..python.references import references_followed
 from ..python.restored_attributes import WritesTensor, attributes_restored
 from ..python.side_effects import outside_restored, tensors_restored
-from ..python.surroundings import saved_tensor_hooks_refused, with_gradients
+from ..python.surroundings import saved_tensor_hooks_refused, with_gradients, without_anomaly_mode
 from ..regions.breaks import Breaks, StepFunction
 from ..regions.modes import modes_as_calls
 from ..regions.module_regions import CapturedOtherwise
@@ -105,7 +105,7 @@ def capture_step(
     modes = with_gradients() if gradients else _without_gradients()
     with (
         quiet_torch(),
-        torch.autograd.set_detect_anomaly(False),
+        without_anomaly_mode(warns=True),
         modes,
         breaks.autocasts.left(),
         no_files_written(breaks.reached, warns=True),

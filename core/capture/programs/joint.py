@@ -19,6 +19,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
 from ...errors import PanpipeError, RequestError
 from ..graph.generated_sources import sources_removed
+from ..python.surroundings import without_anomaly_mode
 from ..values.user_lines import line_of, reason_of
 from .effects import forward_checks, is_token, remove_tokens
 from .stage import StageGraph
@@ -66,7 +67,7 @@ def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
     module = StageModule(stage)
     try:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(torch.autograd.set_detect_anomaly(False))  # its checks need values
+            stack.enter_context(without_anomaly_mode())
             joint = aot_export_joint_with_descriptors(stack, module, stage.fakes)
             remove_tokens(joint.graph_module.graph)
             if as_on_cpu:

@@ -5,6 +5,7 @@ within a step; so it is left before the capture, and entered again in the captur
 default device and the attention kernels are read again before each step; if one changes, the step is captured again.
 """
 
+import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -68,6 +69,13 @@ def surroundings() -> dict[str, Hashable]:
         "the kernels of torch.nn.attention": (
             cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
         ),
+        "torch's deterministic algorithms": (
+            torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
+        ),
+        "the flags of torch.backends": (
+            torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic,
+            torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision(),
+        ),
         "the modes around the call": ("modes", tuple(map(id, _modes()))),
     }  # fmt: skip
 
@@ -82,6 +90,23 @@ def _modes() -> list[Any]:
 def with_gradients() -> Iterator[None]:
     """A context with gradients enabled, because a pipeline may be built under ``torch.no_grad()``."""
     with torch.inference_mode(False), torch.enable_grad():
+        yield
+
+
+@contextmanager
+def without_anomaly_mode(warns: bool = False) -> Iterator[None]:
+    """A context without ``torch.autograd.detect_anomaly``: its checks need values, which fake tensors do not have.
+
+    Args:
+        warns: whether to warn if the mode is on.
+    """
+    if warns and torch.is_anomaly_enabled():
+        warnings.warn(
+            "torch.autograd's anomaly mode sees nothing of a captured step: on_nonfinite='raise' gives the microbatch "
+            "and the stage of a loss that is not finite",
+            stacklevel=3,
+        )
+    with torch.autograd.set_detect_anomaly(False):
         yield
 
 

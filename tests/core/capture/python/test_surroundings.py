@@ -18,6 +18,8 @@ SETTINGS = {
     "torch.get_default_device()": lambda: torch.set_default_device("meta"),
     "torch.autocast": lambda: torch.set_autocast_enabled("cpu", True),
     "the kernels of torch.nn.attention": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "torch's deterministic algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "the flags of torch.backends": lambda: torch.set_float32_matmul_precision("high"),
 }
 
 
@@ -29,6 +31,8 @@ def settings_put_back():
     torch.set_default_device(None)
     torch.set_autocast_enabled("cpu", False)
     torch.backends.cuda.enable_flash_sdp(flash)
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("highest")
 
 
 @pytest.mark.parametrize("name", SETTINGS)
