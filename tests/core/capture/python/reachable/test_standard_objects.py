@@ -17,9 +17,9 @@ import weakref
 import numpy
 import pytest
 import torch
-from panpipe.core.capture.python.reads import Reads
 from torch import nn
 
+from .....support.programs.noticed import assert_noticed
 from .....support.registry import Registry
 
 cases = Registry()
@@ -267,16 +267,4 @@ def as_before():
 
 @pytest.mark.parametrize("make", cases.values(), ids=list(cases))
 def test_changed_value_is_noticed(make):
-    read, assign = make()
-    model = nn.Linear(2, 2)
-
-    def step(m, b):
-        return m(b).sum() * read()
-
-    before = Reads(model, step)
-    assert before.unchanged()
-    assert Reads(model, step).first_other(before) is None
-    assign(2.0)
-    assert read() == 2.0
-    assert not before.unchanged()
-    assert Reads(model, step).first_other(before) is not None
+    assert_noticed(*make())

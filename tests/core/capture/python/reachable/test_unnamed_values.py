@@ -19,6 +19,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils.data import DataLoader, Dataset
 
+from .....support.programs.noticed import assert_noticed
 from .....support.registry import Registry
 
 cases = Registry()
@@ -193,19 +194,7 @@ def backward_of_an_autograd_function():
 
 @pytest.mark.parametrize("make", cases.values(), ids=list(cases))
 def test_changed_value_is_noticed(make):
-    read, assign = make()
-    model = nn.Linear(2, 2)
-
-    def step(m, b):
-        return m(b).sum() * read()
-
-    before = Reads(model, step)
-    assert before.unchanged()
-    assert Reads(model, step).first_other(before) is None
-    assign(2.0)
-    assert read() == 2.0
-    assert not before.unchanged()
-    assert Reads(model, step).first_other(before) is not None
+    assert_noticed(*make())
 
 
 def plain_step(model, batch):
