@@ -33,7 +33,7 @@ def in_nodes(count, rate):
 
 
 def staged(count, rate):
-    """Pairs behind PCIe switches of one host, whose memory is slow for them all; bridges over every other pair."""
+    """Pairs behind PCIe switches of one host, whose slow memory they share; bridges over every other pair."""
     pairs = sorted({i // 2 for i in range(count)})
     links = [Link(f"d{i}", f"pcie{i // 2}", rate, 0.25) for i in range(count)]
     links += [Link(f"pcie{pair}", "host", rate, 0.25) for pair in pairs]

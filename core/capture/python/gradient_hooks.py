@@ -58,7 +58,11 @@ def _hooks(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:
 def number_of_hooks(modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> int:
     """The number of hooks on the gradients of modules and parameters, which is compared before each step."""
     of_modules = sum(len(module._backward_hooks) + len(module._backward_pre_hooks) for module in modules)
-    return of_modules + sum(len(hooks) for parameter in parameters for hooks in _hooks_of(parameter))
+    with torch._C.DisableTorchFunctionSubclass():  # of parameters that other ranks hold, too
+        return of_modules + sum(
+            len(parameter._backward_hooks or ()) + len(getattr(parameter, "_post_accumulate_grad_hooks", None) or ())
+            for parameter in parameters
+        )
 
 
 def _hooks_of(parameter: nn.Parameter) -> tuple[list[Any], list[Any]]:

@@ -62,8 +62,8 @@ class _Walk(Walk):
         for kind in ("_global_forward_pre_hooks", "_global_forward_hooks"):
             self.visit(f"torch.nn.modules.module.{kind}", getattr(nn.modules.module, kind), 0)
         count = functools.partial(number_of_hooks, list(model.modules()), list(model.parameters()))
-        self.values["hooks on gradients"] = count()
-        self.probes.append((count, count()))
+        self.values["hooks on gradients"] = hooks = count()
+        self.probes.append((count, hooks))
         self.parameters = list(model.parameters())
 
     def visit(  # noqa: PLR0912 - one case for each kind of value
