@@ -52,3 +52,43 @@ def test_link_out_of_the_folder_is_refused_unless_it_leads_to_a_further_folder(t
     with pytest.raises(RequestError, match="outside its folder"):
         file_below(tmp_path / "own", "link", "index")
     assert file_below(tmp_path / "own", "link", "index", also=tmp_path / "blobs") == tmp_path / "own" / "link"
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path / "pipe", "/dev/zero", "/dev/null"):
+        with pytest.raises(RequestError, match="no regular file"):
+            read_bytes(path)
+    for path, message in (
+        (tmp_path, "Is a directory"),
+        (tmp_path / "a\0b", "null"),
+        ("a" * 5000, "File name too long"),
+    ):
+        with pytest.raises(RequestError, match=message):
+            read_text(path)
+
+
+def test_file_named_by_another_stays_in_its_folder(tmp_path):
+    folder, other = tmp_path / "folder", tmp_path / "other"
+    for each in (folder / "below", other):
+        each.mkdir(parents=True)
+        (each / "file").write_text("", encoding="utf-8")
+    (folder / "out").symlink_to(other / "file")
+    (folder / "away").symlink_to(other)
+    (folder / "in").symlink_to(folder / "below" / "file")
+    (folder / "loop").symlink_to(folder / "loop")
+    for name in ("below/file", "in", "missing"):
+        assert file_below(folder, name, "index") == folder / name
+    for name in (
+        "../other/file",
+        str(other / "file"),
+        "below/../../other/file",
+        "",
+        "out",
+        "away/file",
+        "loop",
+        "a\0b",
+    ):
+        with pytest.raises(RequestError, match="index"):
+            file_below(folder, name, "index")
+    assert file_below(folder, "out", "index", also=other) == folder / "out"

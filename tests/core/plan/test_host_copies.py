@@ -116,38 +116,6 @@ def test_storages_and_copies_are_in_the_plan_file():
     assert '"freed_at": "0B0",' in plan_json(PLAN)
 
 
-BAD_PLANS = {
-    "memory.offload names stages [4]": with_offload(leaves(4, 200, "1: 0F2 0F2")),
-    "memory.offload names stages [0, 0]": with_offload(*PLAN.memory.offload * 2),
-    "the stage is in memory.recompute, too": evolve(PLAN, memory=evolve(PLAN.memory, recompute=(0,))),
-    "memory.host_copy_queues is 3": evolve(PLAN, memory=evolve(PLAN.memory, host_copy_queues=3)),
-    "stage 0 names no storages": with_offload(evolve(PLAN.memory.offload[0], storages=())),
-    "names storage 'operator0' twice": with_offload(
-        evolve(PLAN.memory.offload[0], storages=PLAN.memory.offload[0].storages * 2)
-    ),
-    "storage 'operator0' has 0 bytes": with_offload(leaves(0, 0, "1: 0F2 0F2")),
-    "its storages have 301 bytes, and the stage saves 300": with_offload(leaves(0, 301, "1: 0F2 0F2")),
-    "stage 0 has no copies": with_offload(leaves(0, 200)),
-    "has copies of microbatches [3]: they go from 0 to 2": with_offload(leaves(0, 200, "3: 0F2 0F2")),
-    "has copies of microbatches [1, 1]": with_offload(leaves(0, 200, "1: 0F2 0F2", "1: 0F2 0F2")),
-    "has copies of microbatches [2, 1]": with_offload(leaves(0, 200, "2: 0B0 0B0", "1: 0F2 0F2")),
-    "freed_at is 0I0, which is not in the order of device 0": with_offload(leaves(0, 200, "1: 0I0 0B0")),
-    "reload_after is 0STEP, which is not compute": with_offload(leaves(0, 200, "1: 0F2 0STEP")),
-    "freed_at is 0F1, which is not after 0F1": with_offload(leaves(0, 200, "1: 0F1 0F2")),
-    "reload_after is 0F2, which is before freed_at, 0B0": with_offload(leaves(0, 200, "1: 0B0 0F2")),
-    "reload_after is 0B1, and 0B1 reads the saved tensors": with_offload(leaves(0, 200, "1: 0F2 0B1")),
-    "reload_after is 0B2, and 0B1 reads the saved tensors": with_offload(leaves(0, 200, "1: 0F2 0B2")),
-    "forward only and has memory.offload: 0": evolve(forward_only(PLAN), memory=PLAN.memory),
-}
-
-
-@pytest.mark.parametrize("said", BAD_PLANS)
-def test_bad_offload_is_refused(said):
-    with pytest.raises(RequestError, match=re.escape(said)) as refusal:
-        validate(BAD_PLANS[said])
-    assert "\n" not in str(refusal.value)
-
-
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
