@@ -30,8 +30,8 @@ def read_template(package: str | None, name: str) -> str:
     """The text of a template, style or script of a package.
 
     Args:
-        package: the package, as in ``__package__``.
+        package: the package, as in ``__package__``; its folder ``assets`` has the file.
         name: of the file.
     """
     assert package is not None
-    return files(package).joinpath(name).read_text(encoding="utf-8")
+    return files(package).joinpath("assets", name).read_text(encoding="utf-8")
