@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch.distributed as dist
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes.launch import arrival, meeting
+from panpipe.runtimes.launch import arrival
 from panpipe.runtimes.watch import timeout
 from panpipe.runtimes.watch.watch import FailureWatch
 
@@ -79,11 +79,3 @@ def test_limit_is_the_arguments_then_the_environments_then_300_s(monkeypatch):
     assert timeout.timeout_of(None) == 300
     monkeypatch.setenv(timeout.VARIABLE, "20")
     assert (timeout.timeout_of(None), timeout.timeout_of(5)) == (20, 5)
-
-
-@pytest.mark.parametrize(("address", "port"), [("", "29500"), ("127.0.0.1", ""), ("127.0.0.1", "high")])
-def test_rank_without_a_rendezvous_address_is_refused(monkeypatch, address, port):
-    monkeypatch.setenv("MASTER_ADDR", address)
-    monkeypatch.setenv("MASTER_PORT", port)
-    with pytest.raises(RequestError, match="start the script with torchrun"):
-        meeting.store_address(1, 2)

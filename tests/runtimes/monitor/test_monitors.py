@@ -2,7 +2,6 @@
 
 import json
 import math
-from types import SimpleNamespace
 
 import panpipe
 import pytest
@@ -10,9 +9,7 @@ import torch
 from panpipe.core.actions import SEND_KINDS
 from panpipe.core.trace.figures import bubble_per_device
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.monitor.measure import tokens_of
 from panpipe.runtimes.monitor.monitors import monitors_of
-from panpipe.runtimes.monitor.tensorboard import scalars
 from panpipe.runtimes.optimizer.training import Training
 
 from ...support.models import CASES
@@ -92,15 +89,6 @@ def test_numbers_of_simulated_devices_are_those_of_the_simulator():
     assert report.messages == 8
 
 
-def test_tokens_are_the_elements_of_input_ids():
-    pieces = [
-        SimpleNamespace(names=("batch['input_ids']", "batch['y']"), leaves=(torch.zeros(rows, 5), torch.zeros(rows)))
-        for rows in (2, 1)
-    ]
-    assert tokens_of(pieces) == 15
-    assert math.isnan(tokens_of([SimpleNamespace(names=("batch['x']",), leaves=(torch.zeros(2, 5),))]))
-
-
 def test_report_has_loss_scale_and_skipped_updates():
     pipe, reports = monitored(TAPPED, scaler=Scaler(init_scale=2.0**10))
     pipe.step(tapped_batch(8, torch.float32, 1))
@@ -155,21 +143,6 @@ def test_json_lines_have_strict_json(tmp_path):
     assert math.isnan(float(lines[1]["loss"]))
     pipe.close()
     assert monitor._file is None
-
-
-def test_tensorboard_files_have_the_numbers(tmp_path):
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    pipe, reports = monitored(POISONED, panpipe.TensorBoard(tmp_path), clip_norm=1.0)
-    for _ in range(2):
-        pipe.step(batch_with())
-    pipe.close()
-    read = EventAccumulator(str(tmp_path)).Reload()
-    for number, report in enumerate(reports):
-        for tag, value in scalars(report).items():
-            assert read.Scalars(tag)[number].step == report.step
-            assert read.Scalars(tag)[number].value == pytest.approx(value, rel=1e-6)
 
 
 @pytest.mark.parametrize("given", [3, "log.jsonl", [print, None]])

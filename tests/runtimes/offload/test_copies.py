@@ -1,6 +1,5 @@
 """Arenas and the copies of a device: what they move, in which order, and how they fail."""
 
-import gc
 import os
 import resource
 import threading
@@ -8,15 +7,10 @@ import time
 
 import pytest
 import torch
-from panpipe.backends import streams
 from panpipe.core.errors import OffloadError, RequestError
-from panpipe.runtimes.offload import host_memory
 from panpipe.runtimes.offload.arena import FileArena, MemoryArena
 from panpipe.runtimes.offload.copies import Part, ThreadCopies
-from panpipe.runtimes.offload.host_memory import HostMemory
 from panpipe.runtimes.offload.tier import OffloadTier
-
-from ...support.backends.recorded_streams import RecordedStreams
 
 ARENAS = {"memory": lambda folder, size: MemoryArena(size), "file": FileArena}
 
@@ -98,39 +92,6 @@ def test_closing_ends_the_threads():
     assert threading.active_count() == before + 2
     copies.close()
     assert threading.active_count() == before
-
-
-def test_threads_and_files_end_with_what_refers_to_them(tmp_path):
-    before = threading.active_count()
-    memory = HostMemory(OffloadTier(tmp_path), torch.device("cpu"), 0)
-    memory.reserve(1 << 16)
-    file = memory._arena._file
-    (thread,) = memory.copies._threads
-    memory.copies.out([Part(data(1 << 16), 0)]).wait()
-    assert threading.active_count() == before + 1
-    del memory
-    thread.join(10)
-    assert not thread.is_alive()
-    gc.collect()
-    with pytest.raises(OSError, match="Bad file descriptor"):
-        os.fstat(file)
-
-
-@pytest.mark.parametrize(
-    ("left", "named"), [(None, ""), (1 << 40, ""), (32, r" \(ulimit -l leaves 32 bytes\)")]
-)  # fmt: skip
-def test_memory_that_is_not_pinned_is_used_pageable_with_one_warning(monkeypatch, left, named):
-    gpu, recorded = torch.device("cuda", 0), RecordedStreams()
-    monkeypatch.setitem(streams._KINDS, "cuda", recorded)
-    monkeypatch.setattr(host_memory, "pin", lambda memory: False)
-    monkeypatch.setattr(host_memory, "lockable_bytes", lambda: left)
-    monkeypatch.setattr(host_memory, "pageable_rate", lambda memory, device: 4e9)
-    memory = HostMemory(OffloadTier(), gpu, 0)
-    said = f"the host pins no 64 bytes for the saved tensors of device 0{named}: .*about 0.25 s for each GB"
-    with pytest.warns(UserWarning, match=said) as warned:
-        memory.reserve(64)
-    assert len(warned) == 1
-    memory.close()
 
 
 def test_file_has_no_name_from_the_start_and_its_blocks_are_reserved(tmp_path):

@@ -1,7 +1,5 @@
 """The failure watch on one process's store: reasons, silent ranks, absent ranks. Its thread is stopped or short."""
 
-import contextlib
-import io
 import sys
 import threading
 from contextlib import contextmanager
@@ -12,7 +10,6 @@ from panpipe.core.errors import WorkerError
 from panpipe.runtimes.watch import lost_ranks, watch
 from panpipe.runtimes.watch.lost_ranks import numbered
 from panpipe.runtimes.watch.watch import FailureWatch
-from panpipe.runtimes.watch.watchdog import ReasonPrinter
 
 
 @pytest.fixture
@@ -80,11 +77,3 @@ def test_watch_names_its_own_rank_for_an_error_in_the_users_code(stopped_watch):
 def test_store_ends_with_rank_0_unless_torchrun_hosts_it(monkeypatch, agent, rank, hosts):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
     assert lost_ranks.hosts_store(rank) is hosts
-
-
-def test_reason_is_printed_at_once_while_output_is_collected_in_a_buffer(capfd):
-    """As torch's hook for uncaught exceptions collects it: another thread may end the process before it is shown."""
-    with contextlib.redirect_stderr(io.StringIO()) as buffer:
-        ReasonPrinter().print("rank 2 stopped", 0)
-    assert buffer.getvalue() == ""
-    assert capfd.readouterr().err == "panpipe: rank 2 stopped; rank 0 stops too\n"

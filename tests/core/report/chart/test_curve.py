@@ -1,7 +1,12 @@
 """Memory curves and phases of one device, by hand."""
 
+import pytest
+from panpipe.core.actions import parse_action
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.report.chart.curve import Phases, memory_curve, phases
+from panpipe.core.report.chart.curve import Phases, curves_of, memory_curve, phases
+from panpipe.core.schedules.problem import Schedule, ScheduleProblem
+from panpipe.core.schedules.registry import families, find_family
+from panpipe.core.schedules.scored import score
 
 from ....support.plans import orders
 
@@ -32,3 +37,50 @@ def test_phases_end_warm_up_with_the_first_backward_and_begin_cool_down_with_the
 
 def test_phases_without_a_steady_state_have_none():
     assert phases(row("0F0 0F1 0I0 0I1 0W0 0W1"), [0, 1, 5, 6, 7, 8], [1, 2, 6, 7, 8, 9]) == Phases(0, 5, 5, 9)
+
+
+NAMES = sorted(name for name, family in families().items() if name != "building-block")
+
+
+def scored(name="v-half", devices=4, microbatches=6, limit=None):
+    family = find_family(name)
+    chunks = family.usual_chunks
+    costs = (StageCosts(5.0, 6.0, 4.0, saved_bytes=1, freed_by_input_bytes=0.25),) * (devices * chunks)
+    limit = 3.0 if limit is None and name.startswith("zb-") and name[-1] == "p" else limit
+    limit = None if limit is None else limit * chunks
+    problem = ScheduleProblem(devices, microbatches, chunks, costs, 1.0, limit)
+    return score(problem, family.build(problem))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_curve_has_the_evaluation_s_peak_and_ends_at_zero(name):
+    given = scored(name)
+    for curve, peak in zip(curves_of(given), given.result.peak_memory, strict=True):
+        assert max(held for _, held in curve) == pytest.approx(peak / given.problem.chunks)
+        assert curve[-1][1] == pytest.approx(0)
+        times = [time for time, _ in curve]
+        assert times == sorted(set(times))
+
+
+def test_memory_curve_equals_one_computed_by_hand():
+    # One device: F takes 2 of 2, I frees half of it, W the rest; each takes one unit of time.
+    costs = (StageCosts(1.0, 1.0, 1.0, saved_bytes=2, freed_by_input_bytes=1),)
+    order = tuple(parse_action(text) for text in ("0F0", "0I0", "0F1", "0W0", "0B1"))
+    given = score(ScheduleProblem(1, 2, 1, costs), Schedule("by-hand", (0,), 2, (order,)))
+    assert curves_of(given) == [[(0.0, 2.0), (2.0, 3.0), (4.0, 2.0), (6.0, 0.0)]]
+
+
+def test_phases_equal_those_computed_by_hand():
+    given = scored("1f1b", devices=2, microbatches=3)
+    moments = [
+        phases(actions, starts, ends)
+        for actions, starts, ends in zip(
+            given.schedule.device_actions, given.result.starts, given.result.ends, strict=True
+        )
+    ]
+    first, last = moments
+    backward = given.schedule.device_actions[0].index(parse_action("0B0"))
+    assert first.steady == given.result.starts[0][backward]
+    assert first.cooling == given.result.ends[0][given.schedule.device_actions[0].index(parse_action("0F2"))]
+    assert (last.start, last.steady) == (6.0, 11.0)
+    assert last.end == given.result.ends[1][-1]

@@ -3,11 +3,9 @@
 import pytest
 from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.registry import find_family
-from panpipe.core.search.annealing.every_placement import few_placements, on_every_placement
 from panpipe.core.search.annealing.free_placement import joined, refined
 from panpipe.core.search.annealing.initial_walks import InitialWalks
 from panpipe.core.search.annealing.moves import MoveShares
-from panpipe.core.search.annealing.packing import packed
 from panpipe.core.search.finalize import draft
 from panpipe.core.search.problem.meter import Meter
 from panpipe.core.search.problem.search_space import SearchSpace
@@ -45,32 +43,3 @@ def test_moves_of_stages_keep_orders_sound():
     plan, _ = draft(walk)
     validate(plan)
     assert sum(len(plan.stages_on(device)) for device in range(3)) == 7
-
-
-def test_packing_fits_whatever_fits_one_microbatch_at_a_time():
-    # 70 bytes of saved tensors on two devices: 40 each are needed, 35 are not enough for seven operators of 10.
-    assert not list(packed(setting_of([1.0] * 7, backward=True, saved=10, memory=35.0)))
-    for walk in packed(setting_of([1.0] * 7, backward=True, saved=10, memory=40.0)):
-        walk.evaluate()
-        assert walk.excess == 0
-        assert walk.step_s > 0
-
-
-@pytest.mark.parametrize("memory", [1000.0, 40.0])
-def test_starts_on_every_placement_are_sound_and_use_every_device(memory):
-    setting = setting_of([3.0, 1.0, 1.0, 2.0, 2.0, 5.0, 1.0], backward=True, saved=10, memory=memory, devices=2)
-    (first, *_) = (refined(walk) for walk in packed(setting))
-    first.evaluate()
-    walks = list(on_every_placement(first))
-    assert walks
-    assert len({walk.best.placement.tobytes() for walk in walks}) == len(walks)
-    for walk in walks:
-        walk.evaluate()
-        assert walk.excess == 0
-        assert set(walk.best.placement.tolist()) == {0, 1}
-        validate(draft(walk)[0])
-
-
-def test_placements_are_enumerated_for_small_graphs_alone():
-    assert few_placements(setting_of([1.0] * 9, backward=True, devices=3))
-    assert not few_placements(setting_of([1.0] * 16, backward=True, devices=2))

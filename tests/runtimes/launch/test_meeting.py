@@ -1,0 +1,84 @@
+"""The meeting of a rank: its address, the store that it joins, what it reports, and how it leaves."""
+
+import pytest
+import torch.distributed as dist
+from panpipe.core.errors import RequestError, WorkerError
+from panpipe.runtimes.launch import meeting
+from panpipe.runtimes.launch.meeting import Meeting, begin, begin_at_import, store_address
+
+
+@pytest.fixture
+def alone(monkeypatch):
+    """This process as the only rank of an initialized job."""
+    store = dist.HashStore()
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", lambda: store)
+    return store
+
+
+@pytest.mark.parametrize(("address", "port"), [("", "29500"), ("127.0.0.1", ""), ("127.0.0.1", "high")])
+def test_rank_without_a_rendezvous_address_is_refused(monkeypatch, address, port):
+    monkeypatch.setenv("MASTER_ADDR", address)
+    monkeypatch.setenv("MASTER_PORT", port)
+    with pytest.raises(RequestError, match="start the script with torchrun"):
+        store_address(1, 2)
+
+
+def test_address_is_that_of_the_environment(monkeypatch):
+    monkeypatch.setenv("MASTER_ADDR", "node0")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert store_address(1, 2) == ("node0", 29500)
+
+
+def test_meetings_of_a_process_have_keys_of_their_own(alone):
+    first, second = Meeting(5.0), Meeting(5.0)
+    try:
+        first.store().set("key", "first")
+        second.store().set("key", "second")
+        assert first.store().get("key") == b"first"
+        assert alone.get("panpipe/meeting/2/key") == b"second"
+    finally:
+        first.leave()
+        second.leave()
+
+
+def test_failure_is_reported_once(alone):
+    here = Meeting(5.0)
+    try:
+        here.store()
+        assert not here.watch.reported
+        here.fail(ValueError("no such file"))
+        assert here.watch.reported
+        here.fail(ValueError("another"))
+        assert here.watch.report(ValueError("third")) == "rank 0 stopped: ValueError: no such file"
+    finally:
+        here.leave()
+
+
+def test_meeting_that_was_begun_at_import_is_used_and_armed(alone, monkeypatch):
+    early = Meeting(300.0, armed=False)
+    monkeypatch.setattr(meeting, "_early", [early])
+    try:
+        assert begin(7.0) is early
+        assert (early._armed, early._timeout_s, meeting._early) == (True, 7.0, [])
+    finally:
+        early.leave()
+
+
+def test_rank_that_has_lost_its_store_raises_the_reason(alone, monkeypatch):
+    def ended():
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", ended)
+    lost = Meeting(5.0, armed=False)
+    with pytest.raises(WorkerError):
+        lost.store()
+    lost.leave()
+
+
+def test_import_begins_no_meeting_in_a_process_that_is_no_rank(alone, monkeypatch):
+    monkeypatch.setattr(meeting, "_early", [])
+    begin_at_import()
+    assert meeting._early == []

@@ -1,0 +1,82 @@
+"""The memory on the host of one device: it grows, stays, ends with what refers to it, and is pinned if possible."""
+
+import gc
+import os
+import threading
+
+import pytest
+import torch
+from panpipe.backends import streams
+from panpipe.runtimes.offload import host_memory
+from panpipe.runtimes.offload.copies import Part
+from panpipe.runtimes.offload.host_memory import HostMemory, pin
+from panpipe.runtimes.offload.tier import OffloadTier
+
+from ...support.backends.recorded_streams import RecordedStreams
+
+CPU = torch.device("cpu")
+
+
+def data(size):
+    return torch.arange(size).to(torch.uint8)
+
+
+def test_threads_and_files_end_with_what_refers_to_them(tmp_path):
+    before = threading.active_count()
+    memory = HostMemory(OffloadTier(tmp_path), torch.device("cpu"), 0)
+    memory.reserve(1 << 16)
+    file = memory._arena._file
+    (thread,) = memory.copies._threads
+    memory.copies.out([Part(data(1 << 16), 0)]).wait()
+    assert threading.active_count() == before + 1
+    del memory
+    thread.join(10)
+    assert not thread.is_alive()
+    gc.collect()
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        os.fstat(file)
+
+
+@pytest.mark.parametrize(
+    ("left", "named"), [(None, ""), (1 << 40, ""), (32, r" \(ulimit -l leaves 32 bytes\)")]
+)  # fmt: skip
+def test_memory_that_is_not_pinned_is_used_pageable_with_one_warning(monkeypatch, left, named):
+    gpu, recorded = torch.device("cuda", 0), RecordedStreams()
+    monkeypatch.setitem(streams._KINDS, "cuda", recorded)
+    monkeypatch.setattr(host_memory, "pin", lambda memory: False)
+    monkeypatch.setattr(host_memory, "lockable_bytes", lambda: left)
+    monkeypatch.setattr(host_memory, "pageable_rate", lambda memory, device: 4e9)
+    memory = HostMemory(OffloadTier(), gpu, 0)
+    said = f"the host pins no 64 bytes for the saved tensors of device 0{named}: .*about 0.25 s for each GB"
+    with pytest.warns(UserWarning, match=said) as warned:
+        memory.reserve(64)
+    assert len(warned) == 1
+    memory.close()
+
+
+def test_arena_grows_and_is_kept_while_it_is_large_enough():
+    memory = HostMemory(OffloadTier(), CPU, 0)
+    memory.reserve(64)
+    first = memory.copies
+    memory.reserve(32)
+    memory.reserve(64)
+    assert (memory.copies is first, memory.bytes) == (True, 64)
+    memory.reserve(65)
+    assert (memory.copies is first, memory.bytes) == (False, 65)
+    memory.close()
+    assert memory.bytes == 0
+
+
+def test_copies_bring_back_what_went_out(tmp_path):
+    for tier in (OffloadTier(), OffloadTier(tmp_path)):
+        memory = HostMemory(tier, CPU, 0)
+        memory.reserve(1 << 12)
+        found = torch.zeros(1 << 10, dtype=torch.uint8)
+        out = memory.copies.out([Part(data(1 << 10), 64)])
+        memory.copies.back([Part(found, 64)], out).wait()
+        assert torch.equal(found, data(1 << 10))
+        memory.close()
+
+
+def test_nothing_is_pinned_of_an_empty_arena():
+    assert not pin(torch.empty(0, dtype=torch.uint8))
