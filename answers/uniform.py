@@ -1,6 +1,6 @@
 """Uniform stages, for schedules without a model.
 
-Times are in any one unit; memory is in one device's saved tensors for one microbatch, held until W or B ends.
+Times may be in any unit. Memory is in one device's saved tensors for one microbatch, held until W or B ends.
 """
 
 from collections import Counter

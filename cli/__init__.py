@@ -22,7 +22,7 @@ COMMANDS = {
     "validate": "Check a plan or a schedule file.",
     "profile": "Measure operators, or links between ranks, and fit a device or a cluster to them.",
     "catalog": "Show devices, links and clusters, and where each number comes from.",
-    "backends": "Show transports: which work here, and whether one keeps the contract.",
+    "backends": "Show transports: which work here, and whether one passes the conformance tests.",
     "checkpoint": "Check a checkpoint of training, or convert one of torch.distributed.checkpoint.",
     "compare": "Compare a predicted trace with a measured one.",
     "explore": "Explore schedules, plans and results in a browser.",
@@ -95,4 +95,4 @@ def _about(
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None:
-    """Pipeline parallelism for PyTorch: one plan, predicted and then run."""
+    """Plan pipeline-parallel training of PyTorch models, and predict its time and memory."""

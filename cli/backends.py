@@ -104,7 +104,7 @@ def _check(kind: BackendKind, devices: int, on: str | None, json: bool) -> int:
     for one in findings:
         if one.problem is not None:
             print(f"{one.rule.name}, over {one.workers}: {one.problem}")
-    print(f"It breaks {broken} of {len(findings)} rules." if broken else "It keeps the contract.")
+    print(f"It breaks {broken} of {len(findings)} rules." if broken else "It passes all rules.")
     return int(broken > 0)
 
 

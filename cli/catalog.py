@@ -31,12 +31,12 @@ ASSUMED = "~"
 
 def catalog(
     action: Annotated[
-        str | None, typer.Argument(metavar="[show", help="Show one entry, or a file.", show_default=False)
+        str | None, typer.Argument(metavar="show", help="Show one entry, or a file.", show_default=False)
     ] = None,
     name: Annotated[
         str | None,
         typer.Argument(
-            metavar="NAME]",
+            metavar="NAME",
             help="A device, a link, a cluster such as 8xA100-40GB or 4x8xA100-80GB:nics=8, or a cluster file.",
             show_default=False,
         ),

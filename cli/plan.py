@@ -47,7 +47,7 @@ def plan(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Number type of training: fp32, tf32, bf16 or fp16; the model's own if not given.",
+            help="Data type of training: fp32, tf32, bf16 or fp16; the model's own if not given.",
             show_default=False,
         ),
     ] = None,
@@ -105,14 +105,14 @@ def plan(
             metavar="none|all|auto|STAGE:SHARE,…",
             help="Saved tensors that are copied to the host until the backward reads them: all that the links carry; "
             "auto, where memory is short, what makes the step fastest; or shares of stages. If not given: none, or "
-            "what a schedule such as po-f says.",
+            "as the schedule does, such as po-f.",
             show_default=False,
         ),
     ] = None,
     host_memory: Annotated[
         float | None,
         typer.Option(
-            help="Bytes of saved tensors that each host may hold; by default as the cluster file says.",
+            help="Bytes of saved tensors that each host may hold; by default the hosts' memory in the cluster file.",
             show_default=False,
         ),
     ] = None,

@@ -18,7 +18,7 @@ from ..core.errors import RequestError
 def profile(
     what: Annotated[
         str | None,
-        typer.Argument(metavar="[links]", help="Measure links between ranks instead of operators.", show_default=False),
+        typer.Argument(metavar="links", help="Measure links between ranks instead of operators.", show_default=False),
     ] = None,
     *,
     model: Annotated[

@@ -87,7 +87,7 @@ def schedule(
 ) -> None:
     """Build a schedule for uniform stages and evaluate it.
 
-    Times are in any one unit; memory is in one device's saved tensors for one microbatch, held until W or B ends. What
+    Times may be in any unit. Memory is in one device's saved tensors for one microbatch, held until W or B ends. What
     po-h and po-f copy to the host is not on the device in between.
     """
     times = uniform_times(forward, backward_input, backward_weight, freed_by_input)

@@ -10,12 +10,12 @@ Forward = Annotated[float, typer.Option(help="One device's time of F for one mic
 BackwardInput = Annotated[
     float | None,
     typer.Option(
-        help="The same for I, the input-gradient half of a backward; that of F if not given.", show_default=False
+        help="The same for I, the input-gradient half of a backward; as long as F if not given.", show_default=False
     ),
 ]
 BackwardWeight = Annotated[
     float | None,
-    typer.Option(help="The same for W, the weight-gradient half; that of F if not given.", show_default=False),
+    typer.Option(help="The same for W, the weight-gradient half; as long as F if not given.", show_default=False),
 ]
 Hop = Annotated[float, typer.Option(help="Delay of a message on every hop between two devices.")]
 StageScale = Annotated[

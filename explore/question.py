@@ -161,7 +161,7 @@ def parse_question(data: object) -> Question:
     except RequestError:
         raise
     except Exception as error:
-        raise RequestError(f"the page asks what cannot be answered: {reasons(error, 'question')}") from None
+        raise RequestError(f"the page's question is not valid: {reasons(error, 'question')}") from None
 
 
 def plain_question(question: Question) -> dict[str, Any]:

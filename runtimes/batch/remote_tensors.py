@@ -77,8 +77,8 @@ class RemoteTensor(Tensor):
             owner = getattr(func, "__self__", None)
             what = getattr(owner, "__name__", what)
         raise RequestError(
-            f"'{self.held_as}' is held by {self.holder}, and here is its shape alone: '{what}' would be lost or wrong; "
-            "pipe.on_parameters(function) runs where parameters are, pipe.ema() averages them, clip_norm= clips "
+            f"'{self.held_as}' is held by {self.holder}, and this rank has only its shape: '{what}' would be lost or "
+            "wrong; pipe.on_parameters(function) runs where parameters are, pipe.ema() averages them, clip_norm= clips "
             "gradients, pipe.save() and pipe.checkpoint() write files"
         )
 

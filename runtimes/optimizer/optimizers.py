@@ -184,9 +184,9 @@ def check_separable(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.Par
         for name, change in found.changes.items() if found is not None else ():
             if (change - together.changes[name]).norm() > _SAME * together.changes[name].norm():
                 raise RequestError(
-                    f"{together.kind} changes '{name}' otherwise with the parameters of all stages than with those of "
-                    "its stage alone: a pipeline has an optimizer for each stage; use one that updates each parameter "
-                    "independently, such as torch.optim.AdamW, or a plan of one stage"
+                    f"{together.kind} changes '{name}' differently with the parameters of all stages than with "
+                    "those of its stage alone: a pipeline has an optimizer for each stage; use one that updates each "
+                    "parameter independently, such as torch.optim.AdamW, or a plan of one stage"
                 )
 
 

@@ -108,7 +108,7 @@ def _read(path: Path, key: Mapping[str, str]) -> Plan:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RequestError(f"it is no {FORMAT}")
     if document.get("key") != dict(key):
-        raise RequestError("it was made for something else")
+        raise RequestError("it is for another request")
     plan = plain_plan(document.get("plan"), str(path))
     if plan.prediction is None:
         raise RequestError("its plan has no prediction")

@@ -58,9 +58,10 @@ class KnownTensors:
                 f"{_ANEW}"
             )
         if gone and new:
+            replaced = "was replaced" if len(gone) == 1 else "were replaced"
             raise RequestError(
-                f"{when} {_named(gone)} made way for {_named(new)}: stages and their optimizers hold the parameters of "
-                f"the beginning; exchange modules and register parametrizations before that, or {_ANEW}"
+                f"{when} {_named(gone)} {replaced} by {_named(new)}: stages and their optimizers hold the parameters "
+                f"of the beginning; exchange modules and register parametrizations before that, or {_ANEW}"
             )
         for name, parameter in known.items():
             if parameter.dtype != self._dtypes[name]:

@@ -1056,7 +1056,7 @@ def test_unsupported_changes_between_steps_are_refused(make):
 
 @pytest.mark.parametrize(("name", "words"), [
     ("layer_that_is_replaced", "parameter '2.weight' and 1 more were replaced"),
-    ("parametrization_that_is_registered_later", "parameter '2.weight' made way for"),
+    ("parametrization_that_is_registered_later", "parameter '2.weight' was replaced by"),
     ("model_that_is_converted", "parameter '0.weight' became torch.float32 and was torch.float64"),
 ])  # fmt: skip
 def test_a_parameter_that_is_replaced_is_refused_by_name_and_time(name, words):

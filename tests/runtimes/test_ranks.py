@@ -160,7 +160,7 @@ def test_a_parameter_of_another_rank_is_refused_by_name_between_steps(two):
     for rank, found in enumerate(two["holding"]):
         for use in ("average", "again"):
             assert found[use].startswith(
-                f"'{found['name']}' is held by rank {1 - rank}, and here is its shape alone: 'add_'"
+                f"'{found['name']}' is held by rank {1 - rank}, and this rank has only its shape: 'add_'"
             )
         assert found["text"].endswith(f"held by rank {1 - rank}>")
 

@@ -197,7 +197,7 @@ def pairs_in_groups(named):
 @pytest.mark.parametrize(
     ("optimizer", "said"),
     [
-        (Joint, "Joint changes '.*' otherwise with the parameters of all stages than"),
+        (Joint, "Joint changes '.*' differently with the parameters of all stages than"),
         (torch.optim.LBFGS, r"LBFGS computes the loss again within its step\(closure\)"),
         (lambda named: torch.optim.SGD([dict(named)["head.weight"]]), "fails for the stage of '.*': KeyError: 'head.w"),
         (lambda named: torch.optim.SGD([p for n, p in named if n == "stem.bias"], lr=1), "return None if it takes"),

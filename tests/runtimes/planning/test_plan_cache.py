@@ -130,7 +130,7 @@ def test_cached_plan_with_another_key_is_not_used(tmp_path):
     document = json.loads(path.read_text())
     path.write_text(json.dumps(document | {"key": {"graph": "c"}}))
     assert cache.find(KEY) is None
-    assert "made for something else" in said[-1]
+    assert "for another request" in said[-1]
 
 
 def test_unwritable_cache_folder_is_reported_without_an_error(tmp_path):

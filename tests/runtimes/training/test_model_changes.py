@@ -29,7 +29,7 @@ def both_replaced(module):
     module[0].bias = nn.Parameter(torch.zeros(2))
 
 
-def made_way(module):
+def replaced_by_another_name(module):
     module.append(module[0])
     module[0] = nn.Identity()
 
@@ -39,7 +39,10 @@ def made_way(module):
     [
         (replaced, r"between steps 2 and 3 parameter '0\.weight' was replaced by another one"),
         (both_replaced, r"parameter '0\.weight' and 1 more were replaced by other ones"),
-        (made_way, r"parameter '0\.weight' and 1 more made way for parameter '2\.weight' and 1 more"),
+        (
+            replaced_by_another_name,
+            r"parameter '0\.weight' and 1 more were replaced by parameter '2\.weight' and 1 more",
+        ),
         (lambda module: module.double(), r"parameter '0\.weight' became torch\.float64 and was torch\.float32"),
     ],
 )
