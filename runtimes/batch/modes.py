@@ -3,7 +3,6 @@
 from torch import nn
 
 from ...core.errors import RequestError
-from ...core.wording import module_text
 
 Modes = tuple[bool, ...]
 """For every module whether it is in training mode."""
@@ -30,15 +29,18 @@ class ModuleModes:
         return next((name for name, here, there in found if here is not there), None)
 
     def refuse_others(self) -> None:
-        """Refuse to train in other modes: otherwise, for example, dropout would silently stay active.
+        """Refuse to train a model that is in the other mode as a whole, as after an evaluation without ``train()``.
+
+        Modes of single modules may change, as where BatchNorm is frozen later: the step is captured again for them.
 
         Raises:
-            RequestError: a module's mode has changed.
+            RequestError: the model's mode has changed.
         """
-        name = self.first_other(self._then, self.now())
-        if name is not None:
-            now, then = ("training", "evaluation")[:: 1 if self._modules[name].training else -1]
+        then, now = self._then[0], self.now()[0]
+        if then is not now:
+            words = {True: "training", False: "evaluation"}
             raise RequestError(
-                f"{module_text(name)} is in {now} mode and was captured in {then} mode: a pipeline trains in the mode "
-                "that its model had; restore it, as model.train() does after an evaluation, or build another pipeline"
+                f"the model is in {words[now]} mode and was captured in {words[then]} mode: a pipeline trains in the "
+                "mode that its model had; restore it, as model.train() does after an evaluation, or build another "
+                "pipeline"
             )

@@ -73,6 +73,45 @@ def attribute_of_a_module_in_the_forward():
 
 
 @right
+def mode_of_a_batch_norm_that_is_frozen_later():
+    model = chain(nn.BatchNorm1d(WIDTH))
+
+    def between(number):
+        model[1].train(number < 2)
+        model[1].requires_grad_(number < 2)
+
+    return Program(model, fit, between)
+
+
+@right
+def mode_of_a_network_around_the_step():
+    torch.manual_seed(1)
+    teacher = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH)).double().requires_grad_(False).eval()
+
+    def step(model, batch):
+        with torch.no_grad():
+            wanted = teacher(batch["x"]) if not teacher.training else batch["y"]
+        return F.mse_loss(model(batch["x"]), wanted)
+
+    return Program(chain(), step, lambda number: teacher.train(number == 2))
+
+
+@right
+def network_around_the_step_that_is_replaced():
+    torch.manual_seed(1)
+    held = {"target": nn.Linear(WIDTH, WIDTH).double().requires_grad_(False)}
+
+    def step(model, batch):
+        return F.mse_loss(model(batch["x"]), held["target"](batch["x"]))
+
+    def between(number):
+        if number == 2:
+            held["target"] = nn.Linear(WIDTH, WIDTH).double().requires_grad_(False)
+
+    return Program(chain(), step, between)
+
+
+@right
 def attribute_of_the_model_in_the_step():
     model = chain()
     model.beta = 1.0

@@ -217,6 +217,8 @@ class _Search:
             raise RequestError(
                 f"{self._traces[best].reason} (with {best} of another size than {best.rows}); {_ask(best)}"
             )
+        if whole.refusal is not None:
+            raise RequestError(whole.refusal)
         captured = self._tracer.by_dynamo()
         if captured.trace_with({}, frozenset(), None).runs:
             self._tracer, self._traces, self._count = captured, {}, 0

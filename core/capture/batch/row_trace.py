@@ -18,7 +18,9 @@ from ..python.dynamo import PlainStep
 from ..python.isolation import isolated
 from ..python.reachable.reach import reach
 from ..python.references import references_followed
+from ..python.refused_calls import calls_refused
 from ..python.restored_attributes import attributes_restored
+from ..values.capture_errors import Refused, error_of_type
 from ..values.containers import BatchNesting, flatten_batch, one_level
 from ..values.fakes import fake_of, fake_state
 from ..values.placeholder_values import PlaceholderValues
@@ -68,6 +70,12 @@ class RowTrace:
     def has(self, kind: str) -> bool:
         """Whether there is a finding of a kind."""
         return any(finding.kind == kind for finding in self.findings)
+
+    @property
+    def refusal(self) -> str | None:
+        """The reason why the step cannot be captured at all, with the user's line; None if it may be."""
+        found = None if isinstance(self.error, Dependent) else error_of_type(Refused, self.error)
+        return None if found is None else f"{user_line(self.error)}: {found}"
 
     @property
     def reason(self) -> str:
@@ -208,6 +216,7 @@ class RowTracer:
             stack.enter_context(torch.set_grad_enabled(self._gradients))
             stack.enter_context(_reparametrize_module(self._model, dict(self._state)))
             stack.enter_context(references_followed(self._model, self._reached))
+            stack.enter_context(calls_refused())
             if not self._by_dynamo:  # Dynamo would trace these, too
                 stack.enter_context(without_checkpoints())
                 stack.enter_context(attributes_restored(self._model, self._step, self._reached))

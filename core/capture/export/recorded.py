@@ -1,4 +1,4 @@
-"""The record of a run of a step: operators with their arguments, and files that it reads.
+"""The record of a run of a step: operators with their arguments, files that it reads, other states that it asks for.
 
 Arguments are compared by shapes, numbers and the origins of tensors.
 """
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import RequestError
+from ..python.foreign_state import foreign_state_noted
 from ..python.opened_files import looked_for, opened_otherwise
 from ..values.user_lines import calling_line
 from .constant_values import ConstantValues
@@ -25,6 +26,8 @@ from .operands import Operands
 
 READS_FILE = "reads a file"
 """An entry of a run for a file that is read or looked for, which is not an operator."""
+ASKS = "asks for a state"
+"""The first part of an entry of a run for a state that cannot be compared; the second one says whose."""
 
 
 @frozen
@@ -97,15 +100,38 @@ def _digest(tensor: Tensor) -> int:
 
 
 @contextmanager
-def files_noted(ran: list[Ran]) -> Iterator[None]:
-    """A context in which files that the user's code opens for reading, or looks for, are recorded."""
+def outside_noted(ran: list[Ran], objects: Sequence[Any]) -> Iterator[None]:
+    """A context in which files that the user's code opens for reading, or looks for, are recorded, and questions for a
+    state that cannot be compared.
+
+    Args:
+        ran: the record.
+        objects: that have such a state.
+    """
 
     def opens(mode: str, line: str, _logs: bool) -> None:
         if not set(mode) & set("wax+"):
             ran.append(Ran(READS_FILE, line))
 
-    with opened_otherwise(opens), looked_for(lambda line: ran.append(Ran(READS_FILE, line))):
+    def asks(line: str, what: str) -> None:
+        ran.append(Ran((ASKS, what), line))
+
+    looks = looked_for(lambda line: ran.append(Ran(READS_FILE, line)))
+    with opened_otherwise(opens), looks, foreign_state_noted(objects, asks):
         yield
+
+
+def refuse_outside(ran: Sequence[Ran]) -> None:
+    """Refuse a run that reads a file, or asks for a state that cannot be compared.
+
+    Raises:
+        RequestError: it does; the message has the line.
+    """
+    for one in ran:
+        if one.what == READS_FILE:
+            raise refusal_of(one, "it reads a file, or looks for one", "once the file has changed")
+        if isinstance(one.what, tuple) and one.what[0] == ASKS:
+            raise refusal_of(one, f"it calls {one.what[1]}, whose state cannot be compared", "once that has changed")
 
 
 def first_difference(one: list[Ran], other: list[Ran]) -> Ran | None:

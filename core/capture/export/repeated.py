@@ -23,10 +23,11 @@ from attrs import define, field
 from torch import nn
 
 from ...errors import RequestError
+from ..python.foreign_gradients import check_foreign_gradients
 from ..python.pending_refusals import PendingRefusal
 from ..python.reachable.reach import reach
 from ..python.reached import Reached
-from .recorded import READS_FILE, Ran, cause_in, first_difference, read_kept_refusal, refusal_of
+from .recorded import Ran, cause_in, first_difference, read_kept_refusal, refusal_of, refuse_outside
 from .set_up import refuse_other_set_up
 from .trial_runs import NUMBER, Leaves, TrialRuns, leaves_of
 
@@ -149,8 +150,7 @@ class _Repeated:
                 third = self._run()
                 self._refuse_other(second, third, "when it runs again")
                 second = third
-            if (read := next((ran for ran in second if ran.what == READS_FILE), None)) is not None:
-                raise refusal_of(read, "it reads a file, or looks for one", "once the file has changed")
+            refuse_outside(second)
             self._refuse_later(second, once, twice, "after more steps")
             for number in _OTHERS if self._runs.gave_number else ():
                 before = self._runs.now()
@@ -159,6 +159,7 @@ class _Repeated:
                 after = self._runs.now()
                 self._run(number)
                 self._refuse_later(second, before, after, _OTHER_NUMBERS)
+        check_foreign_gradients(start, self._runs.given)  # outside, where its warnings are shown
         return sets_up
 
     def _refuse_later(self, known: list[Ran], before: Reached, after: Reached, when: str) -> None:

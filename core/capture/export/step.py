@@ -30,6 +30,7 @@ from ..python.earlier_state import EarlierState
 from ..python.gradient_hooks import check_gradient_hooks
 from ..python.opened_files import no_files_written
 from ..python.references import references_followed
+from ..python.refused_calls import calls_refused
 from ..python.restored_attributes import WritesTensor, attributes_restored
 from ..python.side_effects import outside_restored, tensors_restored
 from ..python.surroundings import saved_tensor_hooks_refused, with_gradients, without_anomaly_mode
@@ -109,6 +110,7 @@ def capture_step(
         modes,
         breaks.autocasts.left(),
         no_files_written(breaks.reached, warns=True),
+        calls_refused(),
     ):
         with outside_restored(breaks.reached, own, breaks.pending):
             captured = _captured(breaks, export)

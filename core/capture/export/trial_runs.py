@@ -12,6 +12,7 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from ...errors import RequestError
 from ..graph.functions import without_checkpoints
+from ..python.foreign_gradients import with_gradients_from
 from ..python.isolation import isolated
 from ..python.reachable.reach import reach
 from ..python.reached import Reached
@@ -20,10 +21,11 @@ from ..values.containers import BatchNesting, flatten_batch
 from ..values.fakes import fake_state, have_equal_shapes
 from ..values.placeholder_results import PlaceholderResults
 from ..values.placeholder_values import PlaceholderValues
+from ..values.results import plain_result
 from .constant_values import ConstantValues
 from .kept_tensors import KeptTensors
 from .operands import Operands
-from .recorded import Ran, Recording, files_noted
+from .recorded import Ran, Recording, outside_noted
 
 NUMBER = 1.0
 """Result of ``item()`` in runs that are compared."""
@@ -61,6 +63,7 @@ class TrialRuns:
 
     Attributes:
         gave_number: whether a run needed a number.
+        given: leaf tensors that would get a gradient; found if there are such tensors outside of the model.
         read_kept: the user's line that reads a tensor of an earlier run, or "".
         ended: whether every run reached the step's end.
     """
@@ -72,6 +75,7 @@ class TrialRuns:
     gradients: bool
     reached: Reached
     gave_number: bool = field(default=False, init=False)
+    given: list[Tensor] = field(factory=list, init=False)
     read_kept: str = field(default="", init=False)
     ended: bool = field(default=True, init=False)
     _mode: FakeTensorMode = field(init=False)
@@ -105,8 +109,11 @@ class TrialRuns:
         placeholders = PlaceholderValues(number)
         self._kept.begin(tensors.values(), self._buffers())
         try:
-            with files_noted(recording.ran), self._mode, watch, placeholders, recording:
-                self.step(self.model, self.nesting.batch(fakes))
+            with outside_noted(recording.ran, self.reached.foreign), self._mode, watch, placeholders, recording:
+                result = self.step(self.model, self.nesting.batch(fakes))
+            if self.reached.trained and self.gradients:
+                found = plain_result(result)
+                self.given.extend(with_gradients_from(found[0] if isinstance(found, tuple | list) else found))
         except Exception:  # capture itself refuses operations that are not allowed
             self.ended = False
         self.gave_number |= watch.gave_number or placeholders.gave_number

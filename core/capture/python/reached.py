@@ -37,6 +37,8 @@ class Reached:
         caches: functions with a cache of their results.
         owners: place of a number → the object that holds it, and its key, index or attribute there.
         names_of: identity of a parameter or buffer of the model → its name.
+        trained: (place, tensor) of tensors outside of the model that require a gradient.
+        foreign: objects whose state cannot be compared.
         keyed: dicts and sets with tensors, or their identities, among their keys.
     """
 
@@ -56,10 +58,12 @@ class Reached:
         self._seen: dict[int, Any] = {}
         self.names_of: dict[int, str] = {}
         self.keyed: list[Any] = []
+        self.foreign: list[Any] = []
+        self.trained: list[tuple[str, Tensor]] = []
 
     def line_of(self, place: str) -> str:
         """The user's line, or a library's, that names the last part of a place."""
-        name = place.replace("]", "").replace("[", ".").rpartition(".")[2].split(" ")[0].strip("'\"")
+        name = place.replace("]", "").replace("[", ".").rpartition(".")[2].split(" ")[0].strip("'\"()")
         wanted = [name, *reversed(place.replace("[", ".").split(".")[:-1])]
         for word in wanted:
             for code in sorted(self.codes, key=lambda code: not is_users_own(code.co_filename)):
@@ -69,11 +73,16 @@ class Reached:
         first = next(iter(self.codes), None)
         return "the step" if first is None else f"{first.co_filename}:{first.co_firstlineno}"
 
+    def note_trained(self, place: str, tensor: Tensor) -> None:
+        """Record a tensor, if it is outside of the model and requires a gradient."""
+        if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self.names_of:
+            self.trained.append((place, tensor))
+
     def place_of(self, tensor: Tensor) -> str:
         """The place of a tensor, or of one that shares its memory; "" if there is none."""
         where = tensor.untyped_storage().data_ptr()
         alike = {
-            self._identity(value) for value in self._seen.values()
+            self.identity(value) for value in self._seen.values()
             if isinstance(value, Tensor) and not value.is_meta and value.untyped_storage().data_ptr() == where
         }  # fmt: skip
         return next((p for p, v in self.values.items() if isinstance(v, tuple) and v[1] in alike), "")
@@ -117,7 +126,7 @@ class Reached:
         else:
             setattr(holder, key, number)
 
-    def _identity(self, tensor: Tensor) -> Hashable:
+    def identity(self, tensor: Tensor) -> Hashable:
         """The key of a tensor: its name for those of the model, and otherwise its identity.
 
         Names, because a parameter that another rank holds is replaced under its name; recurrent layers also keep

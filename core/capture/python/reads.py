@@ -99,6 +99,6 @@ def _plain(value: Hashable) -> Any:
 
 def _still(probe: Callable[[], Any], value: Any) -> bool:
     now = probe()
-    if now is value or (isinstance(now, frozenset) and now == value):
+    if now is value or (isinstance(now, frozenset | tuple) and now == value):
         return True
     return is_leaf(now) and is_leaf(value) and leaf_key(now) == leaf_key(value)

@@ -34,7 +34,8 @@ def attributes_restored(
 
     These are fake tensors, late numbers, and counts, as attributes or in lists, dicts and sets that are attributes. A
     warning is given about values that a module reads before it changes them, because they would be passed on from one
-    microbatch to the next. Other values are kept, such as a flag that something is set up for all later calls.
+    microbatch to the next, and about those that the user's code assigns and the step does not read. Other values are
+    kept, such as a flag that something is set up for all later calls.
 
     Args:
         model: the user's module.
@@ -52,17 +53,18 @@ def attributes_restored(
     before = [(label, holder, dict(holder), contents_of(holder)) for label, holder in own]
     kept = {id(module): values for (_, module), (_, _, values, _) in zip(modules, before, strict=False)}
     read: set[tuple[int, str]] = set()
+    used: set[tuple[int, str]] = set()
     hooks = _hooks(model)
 
     def get(module: nn.Module, name: str) -> Any:
         values = kept.get(id(module))
         if values is not None and not name.startswith("__"):
             now = object.__getattribute__(module, "__dict__")
-            if now.get(name, _MISSING) is values.get(name, _MISSING):
-                read.add((id(now), name))
+            as_before = now.get(name, _MISSING) is values.get(name, _MISSING)
+            (read if as_before else used).add((id(now), name))
         return object.__getattribute__(module, name)
 
-    restored = _Restored(reached, read, lambda: hooks == _hooks(model), pending)
+    restored = _Restored(reached, read, used, lambda: hooks == _hooks(model), pending)
     finished = False
     try:
         with mock.patch.object(nn.Module, "__getattribute__", get, create=True):
@@ -89,12 +91,14 @@ class _Restored:
     Args:
         reached: what the step reaches.
         read: (identity of a module's attributes, name) of values that were read before they were changed.
+        used: the same of values that were read after they were changed.
         no_hooks: whether no hook was registered.
         pending: gets the refusals of values that the step may only set up; without it they count as failures.
     """
 
     reached: Reached
     read: set[tuple[int, str]]
+    used: set[tuple[int, str]]
     no_hooks: Callable[[], bool]
     pending: list[PendingRefusal] | None
     remarks: list[tuple[str, str]] = field(factory=list)
@@ -132,9 +136,13 @@ class _Restored:
                 self._add_pending(refusal)
         elif counts and early and line is not None:
             self._add_pending(_refusal(label, key, line), key)
-        elif early or counts:
+        elif early or counts or (own and self._is_for_later(holder, key)):
             now = "none" if old is _MISSING else repr(old)[:40].partition("\n")[0]
             self._note(label, key, now)
+
+    def _is_for_later(self, holder: Any, key: str) -> bool:
+        """Whether the user's code assigns an attribute that the step does not read: code after the step may."""
+        return (id(holder), key) not in self.used and written_line(self.reached.codes, key, only=True) is not None
 
     def report(self) -> None:
         """Raise the first refusal, or give the warnings."""

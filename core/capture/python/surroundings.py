@@ -5,6 +5,7 @@ within a step; so it is left before the capture, and entered again in the captur
 default device and the attention kernels are read again before each step; if one changes, the step is captured again.
 """
 
+import sys
 import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,6 +22,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ...errors import RequestError
 from ..values.capture_errors import Refused
+from ..values.code_origin import is_users_own
 
 _KINDS = ("cpu", "cuda")
 """Types of devices that steps compute on."""
@@ -106,7 +108,13 @@ def without_anomaly_mode(warns: bool = False) -> Iterator[None]:
             "and the stage of a loss that is not finite",
             stacklevel=3,
         )
-    with torch.autograd.set_detect_anomaly(False):
+    asked, enabled = torch.is_anomaly_enabled, torch.is_anomaly_enabled()
+
+    def is_enabled() -> bool:
+        """What the user's code gets is the caller's setting, as without a capture."""
+        return enabled if is_users_own(sys._getframe(1).f_code.co_filename) else asked()
+
+    with torch.autograd.set_detect_anomaly(False), mock.patch.object(torch, "is_anomaly_enabled", is_enabled):
         yield
 
 

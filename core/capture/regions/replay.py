@@ -103,7 +103,8 @@ class Replay(Calls):
             return
         raise RequestError(
             f"{self._line}: after this line the step reads a tensor in {name_of(func)} that it did not read for the "
-            "example: give an example batch for which it reads all tensors that it may read"
+            "example: read it before this line, too, or give an example batch for which it reads all tensors that it "
+            "may read"
         )
 
 

@@ -22,21 +22,22 @@ def test_modes_are_those_of_every_module_and_their_difference_is_named():
 
 
 @pytest.mark.parametrize(
-    ("start", "change", "said"),
-    [
-        (lambda m: m.train(), lambda m: m[1][0].eval(), r"'1\.0'.* is in evaluation mode and was captured in training"),
-        (lambda m: m.eval(), lambda m: m[0].train(), r"'0'.* is in training mode and was captured in evaluation"),
-        (lambda m: m.train(), lambda m: m.eval(), "the model.* is in evaluation mode and was captured in training"),
-    ],
+    ("start", "then", "now"), [(True, "training", "evaluation"), (False, "evaluation", "training")]
 )
-def test_other_modes_are_refused_with_the_module_until_they_are_restored(start, change, said):
-    module = model()
-    start(module)
+def test_other_mode_of_the_model_is_refused_until_it_is_restored(start, then, now):
+    module = model().train(start)
     modes = ModuleModes(module)
     modes.refuse_others()
-    change(module)
-    with pytest.raises(RequestError, match=said) as error:
+    module.train(not start)
+    with pytest.raises(RequestError, match=f"the model is in {now} mode and was captured in {then} mode") as error:
         modes.refuse_others()
     assert "\n" not in str(error.value)
-    start(module)
+    module.train(start)
+    modes.refuse_others()
+
+
+def test_other_mode_of_a_single_module_is_not_refused():
+    module = model()
+    modes = ModuleModes(module)
+    module[1][0].eval()
     modes.refuse_others()

@@ -68,15 +68,16 @@ def read_line(codes: Iterable[types.CodeType], name: str) -> str | None:
     return None
 
 
-def written_line(codes: Iterable[types.CodeType], name: str) -> str | None:
+def written_line(codes: Iterable[types.CodeType], name: str, only: bool = False) -> str | None:
     """The user's first line that writes an attribute or variable, or that names it if none writes it; None without one.
 
     Args:
         codes: of functions.
         name: of the attribute or variable.
+        only: whether lines that do not write it are left out.
     """
     users = [code for code in codes if is_users_own(code.co_filename)]
-    for writes in (True, False):
+    for writes in (True,) if only else (True, False):
         for code in users:
             for instruction in _instructions(code):
                 stores = instruction.opname.startswith("STORE_") or not writes

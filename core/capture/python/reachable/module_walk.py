@@ -25,6 +25,8 @@ def visit_module(walk: Walk, place: str, module: nn.Module, depth: int) -> None:
         return  # its attributes are not Python values
     own: dict[str, Any] = module.__dict__
     walk.probes.append((functools.partial(type, module), type(module)))
+    walk.values[f"{place}.training"] = "bool", module.training
+    walk.probes.append((functools.partial(own.get, "training"), module.training))
     visit_class(walk, type(module), depth)
     walk.visit_attributes(place, own, depth)
     if "forward" in own and "forward" not in walk.known:
@@ -38,9 +40,11 @@ def visit_module(walk: Walk, place: str, module: nn.Module, depth: int) -> None:
         walk.sizes.append((held, len(held)))
         for name, tensor in held.items():
             walk.add_entry(f"{place}.{name}", held, name)
-            what = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
+            what = None if tensor is None else (tuple(tensor.shape), tensor.dtype, walk.identity(tensor))
             trained = isinstance(tensor, nn.Parameter) and tensor.requires_grad
             walk.values[f"{place}.{name}"] = what
+            if tensor is not None:
+                walk.note_trained(f"{place}.{name}", tensor)
             if isinstance(tensor, nn.Parameter):
                 walk.values[f"{place}.{name}.requires_grad"] = "bool", trained
     walk.sizes.append((module._modules, len(module._modules)))

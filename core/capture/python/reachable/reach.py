@@ -19,14 +19,16 @@ import numpy
 from torch import Tensor, nn
 
 from ...values.code_origin import Origin, is_own, is_users_own, origin_of
+from ..foreign_state import has_foreign_state
 from ..gradient_hooks import number_of_hooks
 from ..reached import Reached
 from .code_names import names_in, strings_in
 from .compared_values import digest_of_array, digest_of_items, is_leaf, is_number, items_of, leaf_key
+from .getters import getter_of, getters_called, result_of
 from .module_walk import visit_class, visit_module
 from .standard_objects import ATTRIBUTES, held_by
 from .used_names import UsedNames, names_of_getter, used_names
-from .walk import Walk, origin_of_class
+from .walk import Walk, is_users_function, origin_of_class
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools._lru_cache_wrapper)
 _MANY, _MOST = 4096, 50_000
@@ -81,7 +83,8 @@ class _Walk(Walk):
             return
         self._seen[id(value)] = value  # kept alive, so that no other object gets its identity
         if isinstance(value, Tensor):
-            self.values[place] = "a tensor", self._identity(value)
+            self.values[place] = "a tensor", self.identity(value)
+            self.note_trained(place, value)
             self.visit_entries(place, vars(value), [name for name in vars(value) if name in self.known], depth)
         elif isinstance(value, nn.Module):
             visit_module(self, place, value, depth)
@@ -127,6 +130,10 @@ class _Walk(Walk):
         internal = origin_of_class(kind) is Origin.INTERNAL and not issubclass(kind, ATTRIBUTES)
         name = f"{kind.__module__}.{kind.__qualname__}"
         self.values[place] = (name, id(value)) if internal else ("an object", name)
+        if internal:
+            self._length(place, value)
+            if has_foreign_state(value):
+                self.foreign.append(value)
         self._held(place, value, depth)
         self._instance(place, value, depth)
 
@@ -152,6 +159,13 @@ class _Walk(Walk):
                 self.probes.append((probe, found := probe()))
                 self.variables.append((probe, functools.partial(setattr, value, name), found))
                 self.visit(f"{place}.{name}", found, depth + 1, (value, name))
+
+    def _length(self, place: str, value: Any) -> None:
+        """The length of an object of another package, such as a data set."""
+        probe = functools.partial(_length_of, value)
+        if (found := probe()) is not None:
+            self.values[f"len({place})"] = leaf_key(found)
+            self.probes.append((probe, found))
 
     def _properties(self, place: str, value: Any) -> None:
         """Numbers and texts that properties of an object of another package return."""
@@ -216,8 +230,8 @@ class _Walk(Walk):
             self.used |= used_names(code, origin is Origin.USER)
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             held = _content(cell)
-            # A library's decorator around the user's function.
-            if origin is not Origin.INTERNAL or isinstance(held, _FUNCTIONS):
+            # A library's decorator around the user's function, or around several, as in functools.singledispatch.
+            if origin is not Origin.INTERNAL or isinstance(held, _FUNCTIONS) or _has_functions(held):
                 self.probes.append((functools.partial(_content, cell), held))
                 assign = functools.partial(setattr, cell, "cell_contents")
                 self.variables.append((functools.partial(_content, cell), assign, held))
@@ -230,6 +244,7 @@ class _Walk(Walk):
             for part in ("__code__", "__defaults__", "__kwdefaults__"):
                 self.probes.append((functools.partial(getattr, function, part), getattr(function, part)))
             self._visit_environment(code)
+            self._visit_getters(function)
         if function.__dict__:
             self.visit_attributes(function.__qualname__, function.__dict__, depth)
         self._globals(code, origin, function.__globals__, depth)
@@ -258,6 +273,18 @@ class _Walk(Walk):
             self.values[f"os.environ[{name!r}]"] = leaf_key(probe())
             self.probes.append((probe, probe()))
 
+    def _visit_getters(self, function: types.FunctionType) -> None:
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        variables = {**function.__globals__, **{name: _content(cell) for name, cell in cells}}
+        for names in getters_called(function.__code__):
+            place, getter = f"{'.'.join(names)}()", getter_of(names, variables)
+            if getter is None or place in self.values or is_users_function(getter):
+                continue
+            probe = functools.partial(result_of, getter)
+            if (found := probe()) is not None:
+                self.values[place] = found
+                self.probes.append((probe, found))
+
 
 def _is_bound(value: Any) -> bool:
     """Whether a value is a method of an object, written in C; a function's own object is its module or None."""
@@ -270,6 +297,19 @@ def _content(cell: Any) -> Any:
     try:
         return cell.cell_contents
     except ValueError:  # not assigned yet
+        return None
+
+
+def _has_functions(value: Any) -> bool:
+    """Whether a value is a dict of functions, some of them the user's."""
+    return type(value) is dict and any(map(is_users_function, value.values()))
+
+
+def _length_of(value: Any) -> int | None:
+    """The length of an object; None for those without one."""
+    try:
+        return len(value)
+    except Exception:  # the object's own
         return None
 
 

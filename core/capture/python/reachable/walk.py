@@ -8,7 +8,7 @@ from weakref import WeakKeyDictionary
 
 from ...values.code_origin import Origin, origin_of
 from ..reached import Reached
-from .compared_values import is_leaf
+from .compared_values import is_leaf, items_of
 from .used_names import UsedNames
 
 _SPECIAL = {"_parameters", "_buffers", "_modules", "training", "_forward_hooks", "_forward_pre_hooks"}
@@ -60,13 +60,14 @@ class Walk(Reached):
             self.visit(f"{place}.{name}", own[name], depth + 1, (own, name))
 
     def visit_others(self, place: str, own: dict[str, Any], depth: int) -> None:
-        """Visit what another package holds under names that reached code uses: numbers, texts, the user's functions.
+        """Visit what another package holds under names that reached code uses: numbers, texts, containers of these,
+        such as ``sys.path``, the user's functions.
 
         Its own functions are compared by identity, because the user may replace one.
         """
         for name in self.known.names.intersection(own):
             held = own[name]
-            if is_leaf(held) or is_users_function(held):
+            if is_leaf(held) or is_users_function(held) or _is_plain_container(held):
                 self.visit_entries(place, own, [name], depth)
             elif isinstance(held, types.FunctionType | types.BuiltinFunctionType):
                 self.add_entry(f"{place}.{name}", own, name)
@@ -86,6 +87,15 @@ def _is_data(value: Any) -> bool:
 def is_users_function(value: Any) -> bool:
     """Whether a value is a function of the user's own code."""
     return isinstance(value, types.FunctionType) and origin_of(value.__code__.co_filename) is Origin.USER
+
+
+_SMALL = 256
+"""Number of items of a container of another package up to which these are compared."""
+
+
+def _is_plain_container(value: Any) -> bool:
+    """Whether a value is a container of numbers and texts alone."""
+    return type(value) in (dict, list, set) and len(value) <= _SMALL and all(map(is_leaf, items_of(value)))
 
 
 _origins: WeakKeyDictionary[type, Origin] = WeakKeyDictionary()

@@ -1,0 +1,40 @@
+"""Calls that a captured step cannot have and that would end in an internal error of torch: refused with the reason."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+
+from ..values.capture_errors import Refused
+from ..values.code_origin import is_users_own
+
+_COND = (
+    "torch.cond chooses by the value of a tensor, and is not captured: write `if` within the forward of a submodule, "
+    "which then stays Python on one stage, or compute both ways and choose with torch.where"
+)
+_LOAD = (
+    "the step loads a file by torch.load: captured, it would be loaded once; load it before training, and register "
+    "what it holds as a buffer of the model"
+)
+_CALLS = ((torch, "cond", _COND), (torch, "load", _LOAD))
+
+
+@contextmanager
+def calls_refused() -> Iterator[None]:
+    """A context in which these calls of the user's code raise `Refused`."""
+
+    def refusing(original: Callable[..., Any], reason: str) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            if is_users_own(sys._getframe(1).f_code.co_filename):
+                raise Refused(reason)
+            return original(*args, **kwargs)
+
+        return call
+
+    with ExitStack() as stack:
+        for module, name, reason in _CALLS:
+            stack.enter_context(mock.patch.object(module, name, refusing(getattr(module, name), reason)))
+        yield
