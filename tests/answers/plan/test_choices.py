@@ -1,0 +1,73 @@
+"""The choices that are left to the search: meshes, recomputation, replicas, and the work of one replica."""
+
+from types import SimpleNamespace
+
+import pytest
+from panpipe.answers.plan.choices import (
+    judge_of,
+    of_one_replica,
+    oracle_of,
+    replicas_allowed,
+    wanted_meshes,
+    wanted_recompute,
+)
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.errors import RequestError
+from panpipe.core.search import longest_path
+from panpipe.core.trace.throughput import Work
+
+from ...support.plans import orders, plan_of
+
+FOUR = fully_connected(4, 10**9, 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("mesh", "free", "meshes"),
+    [
+        (None, False, {(4, 1)}), (None, True, {(4, 1), (2, 2), (1, 4)}), ("auto", False, {(4, 1), (2, 2), (1, 4)}),
+        ("pp=2,dp=2", False, {(2, 2)}), ("pp=4", True, {(4, 1)}), ("dp=4", True, {(1, 4)}),
+    ],
+)  # fmt: skip
+def test_meshes_use_all_devices(mesh, free, meshes):
+    assert set(wanted_meshes(mesh, FOUR, free=free)) == meshes
+
+
+@pytest.mark.parametrize("mesh", ["pp=3", "pp=2,dp=4", "rings=2"])
+def test_mesh_of_another_number_of_devices_is_refused(mesh):
+    with pytest.raises(RequestError):
+        wanted_meshes(mesh, FOUR, free=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "free", "wanted"),
+    [(None, False, "none"), (None, True, None), ("auto", False, None), ("all", True, "all"), ("none", True, "none")],
+)
+def test_recomputation_is_searched_if_it_is_free(given, free, wanted):
+    assert wanted_recompute(given, free=free) == wanted
+
+
+def test_other_recomputation_is_refused():
+    with pytest.raises(RequestError, match="--recompute is 'some': give none, all or auto"):
+        wanted_recompute("some", free=True)
+
+
+@pytest.mark.parametrize(
+    ("graph", "cluster", "allowed"),
+    [(False, "8xA100-40GB", True), (True, "8xA100-40GB", False), (False, "cpu:2", False)],
+)
+def test_replicas_are_for_models_on_described_devices(graph, cluster, allowed):
+    assert replicas_allowed(graph, cluster) is allowed
+
+
+def test_work_of_one_replica_is_its_share():
+    plan = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1), data=2)
+    costs = SimpleNamespace(work=Work(9, 100, 8.0), peak_flops_per_s=[1.0, 2.0, 3.0, 4.0])
+    assert of_one_replica(costs, plan) == (Work(4, 50, 4.0), [1.0, 2.0])
+    costs = SimpleNamespace(work=Work(9, None, None), peak_flops_per_s=None)
+    assert of_one_replica(costs, plan) == (Work(4, None, None), None)
+
+
+def test_files_are_predicted_by_their_contract_and_models_by_the_simulator():
+    assert oracle_of(True) is longest_path
+    assert oracle_of(False) is judge_of(True) is not longest_path
+    assert judge_of(False) is None

@@ -1,0 +1,80 @@
+"""Questions of the page: their command lines, keys, defaults, and what is refused."""
+
+import pytest
+from panpipe.core.errors import RequestError
+from panpipe.explore.question import (
+    ASKED,
+    FileQuestion,
+    PlanQuestion,
+    UniformQuestion,
+    asked,
+    key_of,
+    parse_question,
+    plain_question,
+)
+
+
+def test_question_of_uniform_stages_is_a_command_line():
+    asked_for = UniformQuestion(
+        schedule="looped", devices=2, chunks=2, forward=1.5, memory_limit=3.0, parameters={"run_ahead": [4, 3]}
+    )
+    assert asked_for.command == (
+        "panpipe schedule looped --devices 2 --microbatches 8 --chunks 2 --forward 1.5 --memory-limit 3 --run-ahead 4,3"
+    )
+    assert UniformQuestion().command == "panpipe schedule 1f1b --devices 4 --microbatches 8"
+
+
+def test_question_of_a_plan_is_a_command_line():
+    assert PlanQuestion(model="my model:factory", rank=3).command == (
+        "panpipe plan --cluster 4xA100-40GB --model 'my model:factory' --microbatches 8 --top 3"
+    )
+    assert PlanQuestion(graph="g.json", microbatches=None, batch=16).command == (
+        "panpipe plan --cluster 4xA100-40GB --graph g.json --batch 16"
+    )
+    assert FileQuestion(number=2).command == ""
+
+
+@pytest.mark.parametrize(("model", "runs"), [(None, False), ("llama-7b", False), ("package.module:factory", True)])
+def test_factory_of_the_user_runs_code(model, runs):
+    assert PlanQuestion(model=model).runs_code is runs
+
+
+def test_plain_question_has_what_is_not_at_its_default_and_is_read_again():
+    for question in (UniformQuestion(devices=8, parameters={"seed": 3}), PlanQuestion(offload="auto"), FileQuestion()):
+        assert parse_question(plain_question(question)) == question
+    assert plain_question(UniformQuestion(devices=8)) == {"kind": "uniform", "devices": 8}
+    assert key_of(UniformQuestion(devices=8)) != key_of(UniformQuestion(devices=9))
+    assert key_of(UniformQuestion(comm=0.0)) == key_of(UniformQuestion())
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        ({"kind": "riddle"}, "a question's kind is uniform, plan, file"),
+        ([], "a question's kind is"),
+        ({"kind": ["plan"]}, "a question's kind is"),
+        ({"kind": "uniform", "devices": 257}, "devices is 257: the explorer takes 1 to 256"),
+        ({"kind": "uniform", "microbatches": 0}, "microbatches is 0: the explorer takes 1 to 1024"),
+        ({"kind": "uniform", "chunks": 9}, "chunks is 9: the explorer takes 1 to 8"),
+        ({"kind": "uniform", "parameters": {"csv": "/etc"}}, "'csv' is no parameter of a schedule"),
+        ({"kind": "uniform", "devices": "many"}, "the page asks what cannot be answered"),
+        ({"kind": "plan", "sudo": True}, "the page asks what cannot be answered"),
+    ],
+)
+def test_other_questions_are_refused(data, said):
+    with pytest.raises(RequestError, match=said):
+        parse_question(data)
+
+
+def test_largest_questions_are_accepted():
+    assert parse_question({"kind": "uniform", "devices": 256, "microbatches": 1024, "chunks": 8}).devices == 256
+
+
+def test_page_sends_an_object_of_limited_size():
+    assert asked(b'{"question": {"kind": "file"}}') == {"question": {"kind": "file"}}
+    with pytest.raises(RequestError, match="a request is a JSON object"):
+        asked(b"[1]")
+    with pytest.raises(RequestError, match=f"at most {ASKED.size} are read"):
+        asked(b" " * (ASKED.size + 1))
+    with pytest.raises(RequestError, match="not a whole JSON file"):
+        asked(b"{")
