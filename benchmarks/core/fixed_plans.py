@@ -39,6 +39,7 @@ SCHEDULES = (
 EXPLAINED = {
     "schedule-zb-1p": "b7c6a3c, 98fb389: never worse than the handcrafted schedule",
     "schedule-zb-2p": "780ded8: of equal times the schedule with less memory comes first",
+    "schedule-auto-3": "a1688b9: a higher lower bound, so the gap is smaller; the orders are the same",
     "file-auto-*": "5921e2c: operators placed freely; 19322bb, c91e8f6: less memory for the same step, in the budget",
     "gpt2-*": "8c6da9b: rates of products and attention by shape, as sustained in training, so that stages cost more",
 }
