@@ -1,0 +1,43 @@
+"""Placeholder results of operators that depend on values: numbers, selections, masks, and traces that never end."""
+
+import pytest
+import torch
+from panpipe.core.capture.values import placeholder_results
+from panpipe.core.capture.values.placeholder_results import PlaceholderResults, TooLong
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+
+@pytest.mark.parametrize("truth", [True, False])
+def test_numbers_are_one_and_bools_are_the_given_truth(truth):
+    with PlaceholderResults(truth) as mode:
+        assert not mode.asked
+        assert torch.tensor(5).item() == 1
+        assert torch.tensor(5.5).item() == 1.0
+        assert bool(torch.tensor(not truth)) is truth
+        assert torch.equal(torch.ones(1), torch.zeros(1)) is truth
+    assert mode.asked
+
+
+@pytest.mark.parametrize(("truth", "rows"), [(True, 6), (False, 7)])
+def test_selections_have_all_rows_or_some(truth, rows):
+    given = FakeTensorMode().from_tensor(torch.zeros(2, 3))
+    with PlaceholderResults(truth):
+        assert given.nonzero().shape == (rows, 2)
+        assert given.masked_select(given > 0).shape == (rows,)
+        assert given[given > 0].shape == (rows,)
+
+
+def test_operators_on_known_values_run_and_ask_for_nothing():
+    with PlaceholderResults(False) as mode:
+        found = torch.ones(2) + 1
+    assert (found.tolist(), mode.asked) == ([2, 2], False)
+
+
+def test_trace_of_too_many_operators_ends(monkeypatch):
+    monkeypatch.setattr(placeholder_results, "MAX_OPERATORS", 3)
+    given = torch.ones(1)
+    with PlaceholderResults(True):
+        for _ in range(3):
+            given + 1
+        with pytest.raises(TooLong, match="the step runs more than 3 operators"):
+            given + 1
