@@ -19,6 +19,12 @@ settings.register_profile(
 settings.load_profile("any speed")
 
 
+if os.environ.get("PANPIPE_TEST_OFFLOAD"):  # only then: it imports the whole runtime
+    from .support.forced_offload import force_offload
+
+    force_offload()
+
+
 @pytest.fixture(autouse=True, scope="session")
 def one_thread() -> None:
     torch.set_num_threads(1)

@@ -5,8 +5,6 @@
 ==========  ========================================================================================================
 free        PO-F and PO-H on links with k from 0.2 to 2: the step with copies against the same orders without
 depth       PO-F and PO-H from 4 to 64 devices: passes that are held, against the papers' table
-best        plans within half, a third and a quarter of 1F1B's memory: without offload, with recomputation, named
-            schedules, PO-H, PO-F, and ``offload="auto"``
 scaling     a model that grows with the devices: saved tensors of a device under 1F1B and with offload (``--svg``)
 neighbours  two devices on one PCIe switch: copies planned in turns, and by each device on its own
 catalogue   ``free`` on clusters of the catalogue, with and without NVLink, over PCIe and over NVLink-C2C
@@ -14,7 +12,8 @@ catalogue   ``free`` on clusters of the catalogue, with and without NVLink, over
 
 k is the round trip of saved tensors to the host ÷ the forward and backward that they are saved for. The graphs have
 equal layers of four operators. Every device has an NVLink port and a link to its host, alone or with a neighbour;
-``catalogue`` and ``best --cluster`` take a cluster of the catalogue, whose k is for the rates while all devices copy.
+``catalogue`` takes clusters of the catalogue, whose k is for the rates while all devices copy. ``offload_best.py``
+compares ``offload="auto"`` with plans of other kinds.
 """
 
 import argparse
@@ -22,7 +21,6 @@ import itertools
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -33,18 +31,15 @@ from panpipe.core.cluster.cluster import Cluster, Device, Hub
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, stage_costs, stage_edges
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.errors import InfeasibleError, RequestError
 from panpipe.core.offload.choice import Picks, Sharing, everything, of_stages
 from panpipe.core.offload.host_links import HostLink, host_links
 from panpipe.core.offload.plan_offload import offloadable, with_offload
 from panpipe.core.offload.storages import graph_storages
 from panpipe.core.plan.plan import Plan
-from panpipe.core.schedules.problem import ScheduleFamily, ScheduleProblem
-from panpipe.core.schedules.registry import families, find_family, resident_families
+from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import find_family
 from panpipe.core.schedules.scored import score
-from panpipe.core.search.choose import plan as search_plan
 from panpipe.core.search.problem.assemble import assemble
-from panpipe.core.search.search_options import SearchOptions
 from panpipe.simulators.oracle import simulated
 from panpipe.simulators.result import SimulationResult
 
@@ -59,12 +54,8 @@ PARTS = 4
 STATE = 4 << 20
 """Bytes of parameters, gradients and optimizer state of a layer."""
 WORKSPACE = 1 << 20
-BUDGET = 4000
-"""Evaluations of each search."""
 LONGER = 0.02
 """By how much copies may lengthen a step where the link carries them."""
-LESS_IDLE = 0.4
-"""By how much, in the median, idle time has to be lower than without offload where memory is short."""
 
 Row = list[str]
 Part = tuple[str, tuple[str, ...], list[Row], bool]
@@ -217,86 +208,6 @@ def depth() -> Part:
     return "Passes held with two stages on each device, and the step", header, rows, kept
 
 
-def step_s(case: "Limited", families_: Sequence[ScheduleFamily], recompute: str | None, offload: str = "none") -> float:
-    """The step of the best plan that fits; infinite if none does. One named schedule is not annealed."""
-    anneal = len(families_) > 2
-    options = SearchOptions(
-        families=families_, oracle=simulated, recompute=recompute, offload=offload, anneal=anneal,
-        memory_limit=case.limit, budget=case.budget if anneal else case.budget // 4, alternatives=False,
-    )  # fmt: skip
-    try:
-        return search_plan(case.graph, case.cluster, case.microbatches, options).predicted.step_s
-    except (InfeasibleError, RequestError):  # or the family builds no schedule within the limit
-        return float("inf")
-
-
-@attrs.frozen
-class Limited:
-    """Equal layers within a share of the memory that 1F1B needs for their saved tensors."""
-
-    devices: int
-    microbatches: int
-    k: float
-    share: float
-    budget: int = BUDGET
-    named: str = ""
-
-    @property
-    def cluster(self) -> Cluster:
-        return find_cluster(self.named) if self.named else cluster_of(self.devices)
-
-    @property
-    def round_trip_s(self) -> float:
-        return round_trip_s(self.named) if self.named else 2 * SAVED / RATE
-
-    @property
-    def graph(self) -> OpGraph:
-        return graph_of(2 * self.devices, self.k, self.round_trip_s)
-
-    @property
-    def limit(self) -> float:
-        return 2 * STATE + WORKSPACE + self.share * min(self.devices, self.microbatches) * 2 * SAVED
-
-    @property
-    def ideal_s(self) -> float:
-        """The work of a device."""
-        return self.microbatches * 2 * self.round_trip_s / self.k
-
-
-def best(ks: Sequence[float], shares: Sequence[float], devices: int, microbatches: int, budget: int,
-         named: str = "") -> Part:  # fmt: skip
-    if named:
-        devices = len(find_cluster(named).devices)
-    rows, kept, gains = [], True, []
-    resident = resident_families()
-    for case in (Limited(devices, microbatches, k, share, budget, named) for k in ks for share in shares):
-        found = [
-            step_s(case, resident, "none"),
-            step_s(case, resident, None),
-            min(step_s(case, [family], "none") for family in resident if family.name != "building-block"),
-            step_s(case, [find_family("po-h")], "none"),
-            step_s(case, [find_family("po-f")], "none"),
-        ]
-        automatic = step_s(case, list(families().values()), None, "auto")
-        without = min(found[:3])
-        gain = 1 - (automatic - case.ideal_s) / (without - case.ideal_s)
-        if case.k <= 1 and case.share <= 0.5:
-            gains.append(gain)
-        right = automatic <= min(found) * (1 + 1e-9)
-        kept &= right
-        steps = (f"{each / case.ideal_s:.3f}" for each in (*found, automatic))
-        rows.append([f"{case.k:g}", f"{case.share:.2f}", *steps, f"{gain:.0%}", "yes" if right else "no"])
-        print(" · ".join(rows[-1]), file=sys.stderr, flush=True)
-    if gains:
-        kept &= median(gains) >= LESS_IDLE
-        rows.append(["≤ 1", "median", *[""] * 6, f"{median(gains):.0%}", ""])
-    header = (
-        "k", "memory of 1F1B's", "none", "recompute", "named", "po-h", "po-f", "auto", "less idle than without offload",
-        "auto not slower",
-    )  # fmt: skip
-    return f"Step ÷ work of a device: {named or f'{devices} devices'}, {microbatches} microbatches", header, rows, kept
-
-
 def scaling(svg: Path | None) -> Part:
     """Two layers for each device, twice as many microbatches as devices.
 
@@ -344,22 +255,13 @@ def neighbours() -> Part:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("free", "depth", "best", "scaling", "neighbours", "catalogue"))
-    parser.add_argument("--k", default="0.2,0.5,1,2,4", help="best: values of k, with commas between")
-    parser.add_argument("--shares", default="0.5,0.33,0.25", help="best: shares of 1F1B's memory")
-    parser.add_argument("--devices", type=int, default=4, help="best: devices")
-    parser.add_argument("--microbatches", type=int, default=16, help="best: microbatches")
-    parser.add_argument("--budget", type=int, default=BUDGET, help="best: evaluations of each search")
-    parser.add_argument("--cluster", default="", help="best: a cluster of the catalogue, and all of its devices")
+    parser.add_argument("part", choices=("free", "depth", "scaling", "neighbours", "catalogue"))
     parser.add_argument("--clusters", default=",".join(CATALOGUE), help="catalogue: names, with commas between")
     parser.add_argument("--svg", type=Path, help="scaling: write the plot here")
     parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
-    ks, shares = (tuple(map(float, text.split(","))) for text in (arguments.k, arguments.shares))
     parts: dict[str, Callable[[], Part]] = {
         "free": free, "depth": depth, "neighbours": neighbours, "scaling": lambda: scaling(arguments.svg),
-        "best": lambda: best(ks, shares, arguments.devices, arguments.microbatches, arguments.budget,
-                             arguments.cluster),
         "catalogue": lambda: free([(len(find_cluster(n).devices), 2, n) for n in arguments.clusters.split(",")]),
     }  # fmt: skip
     title, header, rows, kept = parts[arguments.part]()

@@ -93,8 +93,12 @@ class OffloadSearch:
         return result_of(self._wanted_of(found), self.meter.spent, stopped)
 
     def _automatic(self) -> SearchResult:
-        """Without offload, and where memory is short also with it; offload only where it gains something."""
-        space = evolve(self.space, families=resident(self.space.families))
+        """Without offload, and where memory is short also with it; offload only where it gains something.
+
+        Of schedules that offload by themselves only the orders are used, and without copies only if no others are
+        given.
+        """
+        space = evolve(self.space, families=resident(self.space.families) or self.space.families)
         plain: SearchResult | None = None
         nothing: NothingFits | None = None
         try:
@@ -105,18 +109,8 @@ class OffloadSearch:
             return plain
         if nothing is not None and all(_load(setting) == INFINITY for setting in self.settings):
             raise nothing
-        candidates: list[Candidate] = []
-        stopped, enough_s = False, INFINITY if plain is None else (1 - GAIN) * plain.best.predicted.step_s
-        for leaving in LEAVING:
-            walks, stopped = self._searched(self.space, leaving, SHARE)
-            for walk in sorted(_chosen(walks), key=lambda walk: walk.step_s):
-                if walk.step_s >= enough_s:
-                    break
-                candidates += self._within_limits(walk)
-                if candidates and candidates[-1].rank[0] <= 0:
-                    enough_s = min(enough_s, candidates[-1].score.step_s)
-            if stopped or self.meter.exhausted:
-                break
+        enough_s = INFINITY if plain is None else (1 - GAIN) * plain.best.predicted.step_s
+        candidates, stopped = self._faster_than(enough_s)
         best = next((each for each in best_first(candidates) if each.rank[0] <= 0), None)
         if best is None:
             if nothing is not None:
@@ -126,6 +120,27 @@ class OffloadSearch:
         if plain is not None and best.score.step_s > (1 - GAIN) * plain.best.predicted.step_s:
             return evolve(plain, evaluations=self.meter.spent)
         return result_of(self._wanted_of(candidates), self.meter.spent, stopped)
+
+    def _faster_than(self, enough_s: float) -> tuple[list[Candidate], bool]:
+        """Plans with copies whose orders alone take less than ``enough_s``, and whether the search was ended."""
+        candidates: list[Candidate] = []
+
+        def add(walks: Sequence[Walk]) -> None:
+            nonlocal enough_s
+            for walk in sorted(_chosen(walks), key=lambda walk: walk.step_s):
+                if walk.step_s >= enough_s:
+                    break
+                found = list(self._within_limits(walk))
+                candidates.extend(found)
+                enough_s = min([enough_s, *(each.score.step_s for each in found if each.rank[0] <= 0)])
+
+        add(self._offloading())
+        for leaving in LEAVING:
+            walks, stopped = self._searched(self.space, leaving, SHARE)
+            add(walks)
+            if stopped or self.meter.exhausted:
+                break
+        return candidates, stopped
 
     def _wanted_of(self, found: Sequence[Candidate]) -> Sequence[Candidate]:
         """All candidates, or without alternatives the best one."""
@@ -141,6 +156,13 @@ class OffloadSearch:
         settings = [_with_more_memory(setting, INFINITY) for setting in self.settings]
         walks = InitialWalks(settings, evolve(self.space, anneal=False)).published()
         return any(walk.step_s < (1 - GAIN) * best.predicted.step_s for walk in walks)
+
+    def _offloading(self) -> list[Walk]:
+        """The schedules that offload by themselves, as published: their copies were planned for just these orders."""
+        families = tuple(family for family in self.space.families if family.offloads)
+        settings = [_with_more_memory(setting, INFINITY) for setting in self.settings]
+        space = evolve(self.space, families=families, anneal=False, recompute="none")
+        return list(InitialWalks(settings, space).published()) if families else []
 
     def _searched(self, space: SearchSpace, leaving: float, share: float) -> tuple[list[Walk], bool]:
         """Walks of a search in which saved tensors may take more memory.
@@ -160,12 +182,10 @@ class OffloadSearch:
                 f"none of the schedules supports {settings[0].devices} devices and {settings[0].microbatches} "
                 "microbatches: give other families or another number of microbatches"
             )
-        for walk in walks[:1]:
-            walk.join_backwards()
         return walks, stopped
 
     def _within_limits(self, walk: Walk) -> Iterator[Candidate]:
-        """A walk with the copies with which it fits; nothing if it fits without."""
+        """A walk with the least copies with which it fits, and with those of its schedule if these wait for copies."""
         base = _Base.of(walk, self.storages)
         held = replica_costs(base.plan, base.costs)
         limits = [
@@ -177,10 +197,16 @@ class OffloadSearch:
             if not base.fits_hosts(found.plan):
                 return
             yield found
-            if found.rank[0] <= 0:
+            if found.rank[0] <= 0 and found.score.step_s <= (1 + GAIN) * walk.step_s:
                 return
+            if found.rank[0] <= 0:
+                break
             peaks = zip(found.score.peak_memory_bytes, base.limits, strict=True)
             limits = [limit - 1.02 * max(peak - most, 0.0) for limit, (peak, most) in zip(limits, peaks, strict=True)]
+        if walk.offload:
+            found = base.scored(of_stages(dict(walk.offload)), self.oracle)
+            if base.fits_hosts(found.plan):
+                yield found
 
 
 @frozen
@@ -195,6 +221,7 @@ class _Base:
 
     @classmethod
     def of(cls, walk: Walk, known: Mapping[tuple[tuple[str, ...], ...], Sequence[Sequence[Storage]]]) -> "_Base":
+        walk.join_backwards()  # it holds less, and the step is not longer
         plan, costs = draft(walk)
         setting, stages = walk.setting, tuple(tuple(stage.nodes) for stage in plan.stages)
         plan = evolve(plan, memory=evolve(plan.memory, host_copy_queues=copy_queues(plan, setting.cluster)))

@@ -89,3 +89,19 @@ def test_infeasible_suggests_offload_and_the_suggestion_fits(request_of):
     status, text, _ = request_of(*words, "--offload", "auto", "--json")
     assert status == 0
     assert json.loads(text)["predicted_step_s"] <= change["step_s"] * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("schedule", ["po-h", "po-f"])
+def test_auto_takes_the_orders_of_a_schedule_that_offloads_and_copies_only_what_does_not_fit(request_of, schedule):
+    words = ("--schedule", schedule, "--offload", "auto", "--json")
+    status, text, _ = request_of(*words)
+    assert status == 0
+    fits = json.loads(text)
+    assert "offload" not in fits
+    limit = int(max(fits["peak_memory_bytes"]) * 0.8)
+    status, text, _ = request_of(*words, "--memory-limit", limit)
+    found = json.loads(text)
+    assert status == 0
+    assert found["offload"]
+    assert found["schedule"].startswith(schedule)
+    assert max(found["peak_memory_bytes"]) <= limit

@@ -44,6 +44,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from tests.support.backends.fake_nccl import OVER_GLOO
 from tests.support.cuts import captured_once, even_plan, irregular_plan
 from tests.support.failures import FAILURES, described, throw
+from tests.support.forced_offload import force_offload
 from tests.support.models import CASES, PYTHON
 from tests.support.offloading import all_away
 from tests.support.parity import EVERYWHERE, OPTIMIZER, PLANS, SOME, build, distance
@@ -951,6 +952,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    force_offload()
     work = serve(main, capture) if sys.argv[1:] == ["serve"] else main
     if work is not None:
         work()
