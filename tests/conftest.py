@@ -20,7 +20,7 @@ settings.load_profile("any speed")
 
 
 if os.environ.get("PANPIPE_TEST_OFFLOAD"):  # only then: it imports the whole runtime
-    from .support.forced_offload import force_offload
+    from .support.backends.forced_offload import force_offload
 
     force_offload()
 

@@ -55,11 +55,11 @@ def leaving(plan: Plan, stage: int, compiled: Compiled, *, known: bool = False) 
         plan: the plan.
         stage: the stage.
         compiled: the programs, for one shape of microbatch.
-        known: whether every name must be one of this stage. For other shapes than the example's, a storage that is not
-            there stays on the device.
+        known: whether every name must be a storage of this stage that can leave. For other shapes than the example's,
+            one that is not there, or that the stage sends on there, stays on the device.
 
     Raises:
-        RequestError: a storage cannot leave; or, with ``known``, there is none of that name.
+        RequestError: with ``known``: a storage cannot leave, or there is none of that name.
     """
     wanted = next((each for each in plan.memory.offload if each.stage == stage), None)
     if wanted is None:
@@ -73,12 +73,14 @@ def leaving(plan: Plan, stage: int, compiled: Compiled, *, known: bool = False) 
     found = []
     for storage in storages:
         why = refusal(storage, stage, compiled, plan.placement)
-        if storage.name in named and why:
+        if storage.name in named and why and known:
             raise RequestError(
                 f"the plan offloads '{storage.name}' of stage {stage}, which stays on its device: {why}; remove it "
                 "from memory.offload, or plan again"
             )
-        if storage.name in named or (storage.name in saved_by and not why and storage.bytes >= SMALLEST_BYTES):
+        if why:
+            continue
+        if storage.name in named or (storage.name in saved_by and storage.bytes >= SMALLEST_BYTES):
             found.append(storage)
     return tuple(found)
 

@@ -6,7 +6,7 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.offload.arena import MemoryArena
 from panpipe.runtimes.training import trainer
 
-from ...support.forced_offload import VARIABLE, force_offload
+from ...support.backends.forced_offload import VARIABLE, force_offload
 from ...support.models import CASES
 from ...support.parity import PLANS, build
 

@@ -17,7 +17,7 @@ from panpipe.runtimes.offload.arena import MemoryArena
 from panpipe.runtimes.training import trainer
 from panpipe.runtimes.training.arrangement import Arrangement
 
-from .offloading import all_away
+from ..offloading import all_away
 
 VARIABLE = "PANPIPE_TEST_OFFLOAD"
 LONGEST_S = 0.001
