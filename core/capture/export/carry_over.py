@@ -156,7 +156,7 @@ def _allowed(cut: Cut, operators: Operators, node: OpNode) -> list[int]:
         used = " and ".join(f"'{name}' of stage {', '.join(map(str, stages))}" for name, stages in homes.items())
         raise RequestError(
             f"'{node.name}' uses {used} at once for microbatches of this shape: one stage must hold both; "
-            "give batches of the example's shape, or plan for this one"
+            "give batches of the example's shape and the values of the beginning, or build another pipeline for these"
         )
     return found
 
@@ -175,7 +175,8 @@ def _latest(graph: OpGraph, allowed: Mapping[str, list[int]]) -> dict[str, int]:
             raise RequestError(
                 f"for microbatches of this shape '{node.name}' runs in stage {allowed[node.name][0]}, where its "
                 f"parameters are, and '{reader}', which reads it, in stage {limit} at the latest: tensors are only "
-                "sent to later stages; give batches of the example's shape, or plan for this one"
+                "sent to later stages; give batches of the example's shape and the values of the beginning, or build "
+                "another pipeline for these"
             )
         latest[node.name] = possible[-1]
     return latest
