@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     __version__: str
     from .api import pipeline as pipeline
     from .core.costs.costs import StageCosts as StageCosts
+    from .core.drift import paired_times as paired_times
     from .core.drift import steady_times as steady_times
     from .core.errors import InfeasibleError as InfeasibleError
     from .core.errors import NonFiniteError as NonFiniteError
@@ -92,6 +93,7 @@ _HOME = {
     "find_schedule": "core.search.orders.auto",
     "find_schedule_within": "core.search.orders.time_limit",
     "latest_checkpoint": "runtimes.checkpoint.folders",
+    "paired_times": "core.drift",
     "pipeline": "api",
     "plan_json": "core.plan.plan",
     "read_plan": "core.plan.plan",

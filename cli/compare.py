@@ -82,7 +82,7 @@ def _print(comparison: Comparison) -> None:
     )
     if comparison.corrected is not None:
         print(
-            f"Drift: the machine's reference workload took {_percent(comparison.drift)} when the step was measured; "
+            f"Drift: the same work took {_percent(comparison.drift)} when the step was measured; "
             f"error corrected for it {_percent(comparison.corrected.error)}"
         )
 

@@ -185,7 +185,10 @@ class Pipeline:
         self._automatic = AutomaticReplanning(self._trainer, self.replan)
 
     def trace_step(self, batch: Any) -> tuple[Tensor, Trace]:
-        """Train on one batch and record every action; then measure the machine's speed (`reference_s`).
+        """Train on one batch and record every action; then measure the machine's speed.
+
+        That is by the reference workload (`reference_s`) and, if the plan was rehearsed, by a further step that changes
+        nothing (`rehearsed_s`).
 
         Returns:
             The loss, and the trace of all devices, on every rank.
@@ -194,7 +197,10 @@ class Pipeline:
         loss, done = self._trainer.train(batch, StepOptions(Ending.STEP, trace=True, watch=True))
         trace = self._trainer.gathered_trace(done)
         if done.trace is None:  # a clock's times do not depend on this machine
-            trace = self._trainer.trace = evolve(trace, reference_s=self.reference_s())
+            prediction, rehearsed_s = self.rank_plan.prediction, None
+            if prediction is not None and prediction.rehearsed_s is not None and self.rehearses(batch):
+                rehearsed_s = self.rehearsed_s(batch)
+            trace = self._trainer.trace = evolve(trace, reference_s=self.reference_s(), rehearsed_s=rehearsed_s)
         return loss, trace
 
     def _refuse_tensor_ranks(self, method: str) -> None:
@@ -215,6 +221,30 @@ class Pipeline:
         how much slower the machine is now than when its plan was measured.
         """
         return reference_s(self._trainer.team)
+
+    def rehearsed_s(self, batch: Any) -> float:
+        """Seconds that a step of the plan takes now without an update: forward, backward and reductions.
+
+        It changes nothing: parameters, gradients, buffers, optimizers, counts and random numbers are as before.
+        Divided by ``plan.prediction.rehearsed_s`` it is how much slower the machine is now than when the plan was
+        measured, for this model's own arithmetic and memory traffic. `panpipe.paired_times` corrects measured steps
+        by such readings, taken in turns with them.
+
+        It is the same on every rank, and all ranks call this together. Copies of gradients and buffers are held
+        meanwhile.
+
+        Args:
+            batch: a batch of the example's shapes, whose microbatches are of equal size.
+
+        Raises:
+            RequestError: the batch has other shapes, a part of the step stays Python, gradients wait for an update, or
+                parameters are DTensors.
+        """
+        return self._trainer.rehearsed_s(batch)
+
+    def rehearses(self, batch: Any) -> bool:
+        """Whether `rehearsed_s` accepts a batch. All ranks call this together."""
+        return self._trainer.rehearses(batch)
 
     def evaluate(self, batch: Any, *, step: StepFunction | None = None) -> Tensor:
         """The step's loss for a batch, forward only.

@@ -18,8 +18,9 @@ on two cores). So candidates are measured. To choose the same one in another run
    (`core/paired.robust_geometric_mean`), at the typical speed of the machine meanwhile (`core/drift`), and an interval
    for it (`planning/interval`).
 
-If the budget has no time for 2 to 4, 1F1B is rehearsed alone, and a line reports which comparison needs more time. If a
-limit of the user's has no time for 5, the prediction is that of the profiled stages, without an interval.
+If the budget has no time for 2 to 4, 1F1B is rehearsed alone, and a line reports which comparison needs more time. If
+there is no time for 5 either, as on a loaded machine, the prediction is that of the profiled stages, without an
+interval.
 """
 
 import math
@@ -30,14 +31,14 @@ from typing import Any
 from attrs import define, field
 
 from ..core.drift import steady_times
-from ..core.paired import difference
+from ..core.paired import difference, robust_geometric_mean
 from ..core.plan.plan import Plan
 from ..core.search import Oracle
 from ..core.search.problem.score import with_costs
 from ..core.search.suggestions.preference import preference, worth_rehearsing
 from .pipeline import Pipeline
 from .planning.automatic import LEAST_TURNS, PLAIN, Planning, step_s
-from .planning.interval import noise_of, with_interval
+from .planning.interval import with_interval
 from .planning.rehearsed import Rehearsal, length_ratio, rehearsed_profile, times_scaled
 from .profile.reference_workload import passes_around
 
@@ -96,13 +97,15 @@ class Candidate:
         return [math.log(b / a) for a, b in zip(self.times, other.times, strict=False)]
 
     def plan(self) -> Plan:
-        """The plan, with a prediction from its rehearsed steps."""
+        """The plan, with a prediction from its rehearsed steps. All ranks call this together."""
         plan = self.pipe.rank_plan
         assert plan.prediction is not None
         profile = rehearsed_profile([(plan, plan.prediction.costs, self.seen)], TYPICAL)
-        costs = profile.of(plan)
-        ratio = length_ratio(plan, costs, self.steady, self.oracle)
-        return with_costs(plan, times_scaled(costs, ratio), self.oracle)
+        costs, steady = profile.of(plan), self.steady
+        ratio = length_ratio(plan, costs, steady, self.oracle)
+        plan = with_costs(plan, times_scaled(costs, ratio), self.oracle)
+        again = self.pipe.rehearses(self.batch)
+        return with_interval(plan, self.times, self.readings, robust_geometric_mean(steady) if again else None)
 
 
 def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch: Any) -> Pipeline:
@@ -121,10 +124,9 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
         turns_s = (1 + LEAST_TURNS) * sum(map(step_s, wanted))
         if not planning.budget.allows(_comparison(wanted, plain[0], turns_s), turns_s):
             wanted = plain
-    if planning.budget.given:
-        least_s = 2 * max(map(step_s, wanted))  # one to warm up
-        if not planning.budget.allows(f"rehearsing, about {least_s:.2g} s", least_s):
-            return ready((plain or wanted)[0])
+    least_s = 2 * max(map(step_s, wanted))  # one to warm up
+    if not planning.budget.allows_least(f"rehearsing, about {least_s:.2g} s", least_s):
+        return ready((plain or wanted)[0])
     candidates = [Candidate(ready(plan), planning.options.oracle, batch) for plan in wanted]
     names = " and ".join(f"{plan.schedule} ({len(plan.stages)} stages)" for plan in wanted)
     planning.report(f"rehearsing {names}")
@@ -139,7 +141,7 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
     each_s = statistics.median(best.times)
     each_s += passes_around(each_s) * statistics.median(best.readings)
     best.rehearse(planning.budget.repeats("further rehearsals", each_s, wanted_steps - first, least=0))
-    best.pipe.rank_plan = with_interval(best.plan(), noise_of([one.trace for one in best.seen]), best.readings)
+    best.pipe.rank_plan = best.plan()
     return best.pipe
 
 

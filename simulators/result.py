@@ -213,5 +213,5 @@ class SimulationResult:
         """Action by action. Trace.source is ``simulated``."""
         times = StepTimes(self.queues, self.operation_times, self.transfer_times, self.tasks, self.step_s)
         known = self.plan.prediction
-        reference_s = known.reference_s if known is not None and tuple(self.costs) == known.costs else None
-        return build_trace(self.plan, times, self.timelines, self.link_rates, reference_s)
+        same = known is not None and tuple(self.costs) == known.costs
+        return build_trace(self.plan, times, self.timelines, self.link_rates, known if same else None)

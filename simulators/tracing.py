@@ -6,7 +6,7 @@ import numpy
 from numpy.typing import NDArray
 
 from ..core.actions import Kind
-from ..core.plan.plan import Plan
+from ..core.plan.plan import Plan, Prediction
 from ..core.plan.residency import MOVING_KINDS, STATE_KINDS, Timeline
 from ..core.trace.trace import (
     COMPUTE_QUEUE,
@@ -29,12 +29,12 @@ def build_trace(
     times: StepTimes,
     timelines: Sequence[Timeline],
     links: tuple[LinkTrack, ...],
-    reference_s: float | None = None,
+    known: Prediction | None = None,
 ) -> Trace:
     """The trace: events of all queues in order of start, a memory sample for every change, and the use of the links.
 
-    ``reference_s`` is the time of the reference workload when the costs were measured. Events of one queue that start
-    at the same time stay in the order issued: the reductions are before the optimizer steps.
+    ``known`` is the prediction whose costs were used: the trace has its readings of the machine's speed. Events of one
+    queue that start at the same time stay in the order issued: the reductions are before the optimizer steps.
     """
     operations = list(_operations(times))
     steps = [event for event in operations if event.action.kind is Kind.STEP]
@@ -44,8 +44,9 @@ def build_trace(
     samples = [sample for device, timeline in enumerate(timelines) for sample in _memory_samples(device, timeline)]
     samples.sort(key=lambda sample: sample.time_s)
     return Trace(
-        "simulated", plan.hash, plan.mesh.ranks, tuple(events), tuple(samples), times.step_s, links, reference_s
-    )
+        "simulated", plan.hash, plan.mesh.ranks, tuple(events), tuple(samples), times.step_s, links,
+        None if known is None else known.reference_s, None if known is None else known.rehearsed_s,
+    )  # fmt: skip
 
 
 def _operations(times: StepTimes) -> Iterator[TraceEvent]:

@@ -87,6 +87,8 @@ class Prediction:
             it was then; None if too little was measured.
         reference_s: seconds of the reference workload while profiling (``runtimes/profile/reference_workload``); a
             later time ÷ this is the slowdown of the machine. None if not measured.
+        rehearsed_s: seconds that the rehearsed step of this plan took while profiling, without an update; a later time
+            (``Pipeline.rehearsed_s``) ÷ this is the slowdown of the machine for this model. None if not rehearsed.
     """
 
     costs: tuple[StageCosts, ...]
@@ -98,6 +100,7 @@ class Prediction:
     evaluations: int = 1
     interval_s: tuple[float, float] | None = None
     reference_s: float | None = None
+    rehearsed_s: float | None = None
 
 
 @frozen(slots=False, repr=False)
@@ -212,7 +215,8 @@ converter.register_unstructure_hook(
     MemoryPolicy, make_dict_unstructure_fn(MemoryPolicy, converter, host_copy_queues=_later)
 )
 converter.register_unstructure_hook(
-    Prediction, make_dict_unstructure_fn(Prediction, converter, interval_s=_later, reference_s=_later)
+    Prediction,
+    make_dict_unstructure_fn(Prediction, converter, interval_s=_later, reference_s=_later, rehearsed_s=_later),
 )
 converter.register_unstructure_hook(Mesh, make_dict_unstructure_fn(Mesh, converter, tensor=_later))
 converter.register_unstructure_hook(

@@ -93,13 +93,14 @@ def _link(link: LinkTrack) -> dict[str, Any]:
 
 def _step(plan: Plan | None, predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
     """Step times; the measured one is the median of the timed steps, if there are any. The interval and the prediction
-    of the corrected error are scaled by the machine's drift since the prediction. A trace has the drift of its own step
-    alone, which does not correct the median of others."""
+    of the corrected error are scaled by the machine's drift since the prediction: that of the facts, or that of the
+    trace, which has the drift of its own step alone and does not correct the median of others."""
     times = facts.step_times_s
     found = statistics.median(times) if times else None if measured is None else measured.step_s
     one = facts.one_process_step_s
-    alone = None if measured is None or len(times) > 1 else measured.reference_s
-    drift = drift_of(predicted.reference_s, alone)
+    drift = facts.drift
+    if drift is None and measured is not None and len(times) <= 1:
+        drift = drift_of(predicted, measured)
     interval = None if plan is None or plan.prediction is None else plan.prediction.interval_s
     return {
         "predicted": predicted.step_s,

@@ -76,7 +76,7 @@ class Comparison:
         actions: every action in both traces, in the prediction's order.
         devices: compute time per device.
         drift: how much slower the machine was when the step was measured than when the prediction's costs were, as a
-            share, by the reference workload; None if a trace has no time of it.
+            share (see `drift_of`); None if it was not measured.
         corrected: the step time with the prediction corrected for that drift.
         transfers: the messages, per kind.
     """
@@ -100,7 +100,7 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     """Compare a prediction with a measurement. Actions match by device and action; repeated ones by their order."""
     ours, theirs = _keyed(predicted.events), _keyed(measured.events)
     actions = tuple(_action_error(event, theirs[key]) for key, event in ours.items() if key in theirs)
-    drift = drift_of(predicted.reference_s, measured.reference_s)
+    drift = drift_of(predicted, measured)
     return Comparison(
         same_plan=predicted.plan_hash == measured.plan_hash,
         step=pair(predicted.step_s, measured.step_s),
@@ -118,9 +118,13 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     )
 
 
-def drift_of(then_s: float | None, now_s: float | None) -> float | None:
-    """How much slower a machine has become, as a share, from the times of its reference workload then and now."""
-    return None if then_s is None or now_s is None else now_s / then_s - 1
+def drift_of(predicted: Trace, measured: Trace) -> float | None:
+    """How much slower the machine has become, as a share: by the rehearsed step, or else by the reference workload.
+
+    None if no reading is in both traces.
+    """
+    readings = (predicted.rehearsed_s, measured.rehearsed_s), (predicted.reference_s, measured.reference_s)
+    return next((now / then - 1 for then, now in readings if then is not None and now is not None), None)
 
 
 def worst_actions(comparison: Comparison, count: int) -> tuple[ActionError, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..actions import RECV_KINDS, SEND_KINDS
 from ..files.write import write_text
-from .trace import Trace, TraceEvent, queue_order, receive_queue, send_queue
+from .trace import READINGS, Trace, TraceEvent, queue_order, receive_queue, send_queue
 
 FORMAT = "panpipe.trace/1"
 MEMORY_COUNTER = "memory"
@@ -49,7 +49,7 @@ def trace_json(traces: Mapping[str, Trace]) -> str:
             "devices": trace.devices,
             "step_s": float(trace.step_s),
             "links": [[link.src, link.dst, _rate(link.bytes_per_s)] for link in trace.links],
-            **({} if trace.reference_s is None else {"reference_s": float(trace.reference_s)}),
+            **{name: float(value) for name in READINGS if (value := getattr(trace, name)) is not None},
         }
         for label, trace in traces.items()
     ]

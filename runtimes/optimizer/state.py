@@ -197,13 +197,16 @@ class StageState:
             self._gradients[parameter] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
         return self._gradients[parameter]
 
+    @property
+    def with_gradients(self) -> list[Tensor]:
+        """The tensors whose ``grad`` a step sets: the parameters, and this replica's slices."""
+        slices = self.shards.values.values() if "shards" in vars(self) else ()
+        return [*self.parameters.values(), *slices]
+
     def clear_gradients(self) -> None:
         """Set all gradients to None, until the next one is added."""
-        for parameter in self.parameters.values():
-            parameter.grad = None
-        if "shards" in vars(self):
-            for value in self.shards.values.values():
-                value.grad = None
+        for tensor in self.with_gradients:
+            tensor.grad = None
 
     def reduce_gradients(self, replicas: Backend) -> Reduction | ShardedReduction:
         """Start to sum the gradients over all replicas.

@@ -17,6 +17,8 @@ CUT_ACTIONS, ORDER_ACTIONS = 2_000_000, 10_000_000
 """Compute actions that one search for cuts, and one for orders, evaluates: some tenths of a second on one core."""
 LEAST_EVALUATIONS = 2_000
 """Smallest number of evaluations of a search, for any number of actions."""
+LATEST = 0.5
+"""Share of the default limit by which the first rehearsed step may exceed it."""
 DEFAULT_S, DEFAULT_STEPS = 10.0, 4
 """The default limit: this many seconds, or the time of this many training steps if that is longer: with fewer, a long
 step would not be rehearsed."""
@@ -95,6 +97,16 @@ class Budget:
         """
         return self.repeats(what, seconds, 1, least=0) == 1
 
+    def allows_least(self, what: str, seconds: float) -> bool:
+        """The same for work without which a prediction has no interval: it may exceed the default limit by ``LATEST``.
+
+        A limit of the user's is kept.
+        """
+        if self.seconds is None:
+            return True
+        late_s = 0.0 if self.given else LATEST * self.seconds
+        return self.team.decide(lambda: self._affordable(what, seconds, 1, 0, late_s)) == 1
+
     def repeats(self, what: str, each_s: float, wanted: int, least: int = 1) -> int:
         """The number of repeats of work that takes about ``each_s`` seconds, the same on every rank.
 
@@ -110,9 +122,9 @@ class Budget:
             return wanted
         return self.team.decide(lambda: self._affordable(what, each_s, wanted, least))
 
-    def _affordable(self, what: str, each_s: float, wanted: int, least: int) -> int:
+    def _affordable(self, what: str, each_s: float, wanted: int, least: int, late_s: float = 0.0) -> int:
         assert self.seconds is not None
-        left = self.seconds - (self.clock() - self._start)
+        left = self.seconds + late_s - (self.clock() - self._start)
         affordable = 0 if left <= 0 else wanted if each_s <= 0 else int(left / each_s)
         if affordable < wanted:
             self._shorten(what)

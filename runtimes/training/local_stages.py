@@ -156,24 +156,29 @@ class LocalStages:
 
     @contextmanager
     def rehearsing(self) -> Iterator[None]:
-        """A context for steps that change nothing: afterwards buffers have their old values, and gradients are cleared.
+        """A context for steps that change nothing: afterwards buffers and gradients are as before, also after an error.
 
-        Tensors without values have random ones within, and no memory afterwards.
+        Copies of both are held meanwhile. Tensors without values have random ones within, and no memory afterwards.
         """
         if not self._loaded:
             allocate(self._without_memory())
             for tensor in self._without_memory():
                 stand_in(tensor.detach())
-        buffers = [(b, b.clone()) for state in self.states.values() for b in state.buffers.values()]
-        yield
-        for buffer, value in buffers:
-            buffer.copy_(value)
-        for state in self.states.values():
-            state.clear_gradients()
-        if self.team.tensor is not None:
-            self.team.tensor.linked.publish_gradients()
-        if not self._loaded:  # another plan may be rehearsed next
-            deallocate(self._without_memory())
+        states = list(self.states.values())
+        buffers = [(buffer, buffer.clone()) for state in states for buffer in state.buffers.values()]
+        trained = [(tensor, tensor.grad) for state in states for tensor in state.with_gradients]
+        gradients = [(gradient, gradient.clone()) for _, gradient in trained if gradient is not None]
+        try:
+            yield
+        finally:
+            for tensor, value in (*buffers, *gradients):  # a step accumulates gradients in the same memory
+                tensor.copy_(value)
+            for tensor, gradient in trained:
+                tensor.grad = gradient
+            if self.team.tensor is not None:
+                self.team.tensor.linked.publish_gradients()
+            if not self._loaded:  # another plan may be rehearsed next
+                deallocate(self._without_memory())
 
     def _holders(self) -> dict[str, str]:
         """Name of each parameter → the rank that holds it, in words; for a tied weight the rank of its first stage."""

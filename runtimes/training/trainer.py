@@ -7,7 +7,8 @@ batch ──▶ microbatches ──▶ StepRunner or Evaluator ◀────�
 
 import time
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ...core.capture.python.surroundings import refuse_no_grad, refuse_saved_tensor_hooks
+from ...core.capture.regions.regions import runs_region
 from ...core.errors import RequestError
 from ...core.logs import set_process
 from ...core.plan.plan import Plan
@@ -96,6 +98,7 @@ class Trainer:
         self.norm: Tensor | None = None
         self.skipped = False
         self.trace: Trace | None = None
+        self._shape = example.shape
         self._cutter = BatchCutter(model, self.step, example.shape, plan.microbatches)
         places = example.operators.step.batch_writes
         self._written = WrittenBatches({example.shape.nesting.names[place]: line for place, line in places.items()})
@@ -235,25 +238,60 @@ class Trainer:
 
     def rehearse(self, batch: Any, steps: int, warm_up: int, pieces: list[Microbatch] | None = None) -> list[Rehearsal]:
         """Run and record steps that change nothing; see `Pipeline.rehearse`, and `train` for ``pieces``."""
-        before_them = self.counts.steps, self.counts.visits, self.metrics, self.trace
         seen, prediction = list[Rehearsal](), self.plan.prediction
         passes = PASSES if prediction is None else passes_around(prediction.step_s)
-        options = StepOptions(Ending.REDUCE, trace=True)
-        with self.stages.rehearsing():
+        with self._rehearsing():
             for _ in range(warm_up):
-                self.train(batch, options, pieces)
+                self._rehearsed(batch, pieces)
             before = reference_s(self.team, passes) if steps else 0.0
             for _ in range(steps):
-                start = time.perf_counter()
-                _, done = self.train(batch, options, pieces)
-                whole_s = self.team.decide(partial(float, time.perf_counter() - start))
+                whole_s, done = self._rehearsed(batch, pieces)
                 records = self._gather(done.records)
                 after = reference_s(self.team, passes)
                 around = (before + after) / 2
                 seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records), whole_s, around))
                 before = after
-        self.counts.steps, self.counts.visits, self.metrics, self.trace = before_them
         return seen
+
+    def rehearsed_s(self, batch: Any) -> float:
+        """Seconds of a step that changes nothing; see `Pipeline.rehearsed_s`."""
+        self.team.agree(self.no_rehearsal(batch))
+        with self._rehearsing():
+            return self._rehearsed(batch, None)[0]
+
+    def no_rehearsal(self, batch: Any) -> RequestError | None:
+        """The reason why a step of a batch cannot be rehearsed between steps of training; None if it can."""
+        reason = None
+        if any(piece.shape != self._shape for piece in self._cutter.cut(batch)):
+            reason = "its microbatches have other shapes than the largest of the example's: give the example batch"
+        elif any(map(runs_region, self.variants.shapes.latest.operators.nodes.values())):
+            reason = "a part of the step stays Python, and what a further run of it changes is unknown"
+        elif self.runner.accumulating:
+            reason = "gradients wait for an update since step(batch, update=False): call it after a step that updates"
+        elif self.team.tensor is not None:
+            reason = "parameters are DTensors"
+        return None if reason is None else RequestError(f"the step of this batch cannot be rehearsed: {reason}")
+
+    def rehearses(self, batch: Any) -> bool:
+        """Whether `rehearsed_s` accepts a batch on every rank; all ranks call this together."""
+        return all(self.team.everywhere(lambda _: self.no_rehearsal(batch) is None))
+
+    @contextmanager
+    def _rehearsing(self) -> Iterator[None]:
+        """A context for steps that change nothing of this trainer."""
+        before_them = self.counts.steps, self.counts.visits, self.metrics, self.trace
+        try:
+            with self.stages.rehearsing():
+                yield
+        finally:
+            self.counts.steps, self.counts.visits, self.metrics, self.trace = before_them
+
+    def _rehearsed(self, batch: Any, pieces: list[Microbatch] | None) -> tuple[float, BatchResult]:
+        """Run and record one step without an update. Returns its seconds on the first rank, and its result."""
+        start = time.perf_counter()
+        cut = self._cutter.cut(batch) if pieces is None else pieces
+        _, done = self.train(batch, StepOptions(Ending.REDUCE, trace=True), cut)
+        return self.team.decide(partial(float, time.perf_counter() - start)), done
 
     def gathered_trace(self, done: BatchResult) -> Trace:
         """The trace of all devices for a traced batch; all ranks call this together."""

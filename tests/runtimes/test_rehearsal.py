@@ -128,7 +128,9 @@ class StopRehearsing(Exception):
 def test_only_1f1b_is_rehearsed_without_time_to_compare():
     plain, other = evolve(taking(3600.0), schedule="1f1b"), evolve(taking(1800.0), schedule="zb-h1")
     left_out = "comparing 1f1b with zb-h1 (predicted +100.0%), about 27000 s"
-    assert budgeted([other], [plain], Budget.of(ThreadTeam(2), None)) == (["1f1b"], [left_out])
+    budget = Budget.of(ThreadTeam(2), None)
+    budget.expect_step(3600.0)
+    assert budgeted([other], [plain], budget) == (["1f1b"], [left_out])
     assert budgeted([other], [plain], Budget(ThreadTeam(2))) == ([preferred_of(plain, other)], [])
 
 

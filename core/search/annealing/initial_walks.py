@@ -55,6 +55,7 @@ class InitialWalks:
     def _published(self, setting: Setting) -> Iterator[Walk]:
         space = self._space
         seen: set[tuple[tuple[Action, ...], ...]] = set()
+        problems: dict[tuple[int, ...], tuple[Cuts, ScheduleProblem]] = {}  # options share placements
         built = fitting = 0
         large, most = False, BUILT / len(self._settings)
         for count, option in enumerate(_options(setting, space)):
@@ -63,8 +64,11 @@ class InitialWalks:
             if large:
                 break
             placement = option.placement(setting.devices)
-            cuts = even_cuts(setting, placement)
-            schedule = option.build(problem_of(setting, placement, cuts))
+            if placement not in problems:
+                even = even_cuts(setting, placement)
+                problems[placement] = even, problem_of(setting, placement, even)
+            cuts, problem = problems[placement]
+            schedule = option.build(problem)
             if schedule is not None and schedule.device_actions not in seen:
                 seen.add(schedule.device_actions)
                 walk = start_walk(setting, schedule, cuts, split=space.anneal and not setting.mixes)

@@ -53,5 +53,6 @@ def with_costs(plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Pla
             bubble_ratio=score.bubble_ratio,
             interval_s=None,
             reference_s=None,
+            rehearsed_s=None,
         ),
     )

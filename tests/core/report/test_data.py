@@ -64,6 +64,8 @@ def test_drift_of_the_machine_scales_interval_and_prediction():
     assert found["corrected"] == pytest.approx(9 / 12 - 1)
     assert found["interval"] == pytest.approx([7.5, 10.5])
     assert data(plan)["step"]["interval"] == [5.0, 7.0]
+    timed = data(plan, trace("measured", 2.0), step_times_s=[8.0, 8.0], drift=0.25)["step"]
+    assert (timed["drift"], timed["interval"]) == (0.25, [6.25, 8.75])
 
 
 def test_both_charts_have_the_queues_of_all_traces():

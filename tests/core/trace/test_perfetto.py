@@ -11,7 +11,7 @@ from panpipe.core.actions import Action, Kind
 from panpipe.core.errors import RequestError
 from panpipe.core.trace.perfetto import trace_json, write_trace, write_traces
 from panpipe.core.trace.perfetto_reader import read_trace
-from panpipe.core.trace.trace import LinkTrack, MemorySample, Trace, TraceEvent
+from panpipe.core.trace.trace import READINGS, LinkTrack, MemorySample, Trace, TraceEvent
 from panpipe.simulators.run import simulate
 
 from ...support.chrome import check_chrome
@@ -28,10 +28,12 @@ def test_read_trace_returns_the_written_trace(tmp_path):
     assert read_trace(tmp_path / "trace.json") == two_devices()
 
 
-def test_time_of_the_reference_workload_is_written_if_known(tmp_path):
-    assert "reference_s" not in trace_json({"": two_devices()})
-    write_trace(evolve(two_devices(), reference_s=0.0125), tmp_path / "trace.json")
-    assert read_trace(tmp_path / "trace.json").reference_s == 0.0125
+@pytest.mark.parametrize("reading", READINGS)
+def test_readings_of_the_machines_speed_are_written_if_known(tmp_path, reading):
+    assert reading not in trace_json({"": two_devices()})
+    known = evolve(two_devices(), **{reading: 0.0125})
+    write_trace(known, tmp_path / "trace.json")
+    assert read_trace(tmp_path / "trace.json") == known
 
 
 times = st.floats(0, 1e4, allow_nan=False).filter(lambda t: t == 0 or t > 1e-12)

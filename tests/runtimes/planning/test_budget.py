@@ -39,6 +39,18 @@ def test_budget_limits_repeats_by_the_time_left_and_records_it():
     assert 0 < budget.left_s < 0.1
 
 
+def test_least_rehearsal_may_exceed_the_default_limit_by_half_and_not_a_given_one():
+    for seconds, allowed in ((None, True), (10.0, False)):
+        clock, budget = Clock(), Budget.of(ThreadTeam(2), seconds)
+        budget.clock = clock
+        budget.restart()
+        clock.now += 9
+        assert budget.allows_least("rehearsing", 5.0) is allowed
+        assert not budget.allows_least("rehearsing", 7.0)
+        assert budget.cut == ["rehearsing"]
+    assert Budget(ThreadTeam(2)).allows_least("rehearsing", 1e9)
+
+
 def test_budget_records_a_search_that_ran_out_of_time_once():
     clock = Clock()
     budget = Budget(ThreadTeam(1), 1.0, clock)
