@@ -89,7 +89,7 @@ def test_step_that_keeps_python_is_not_rehearsed_between_steps():
     batch = {"x": torch.randn(8, 4)}
     pipe = panpipe.pipeline(
         Branching(), lambda model, batch: model(batch["x"]).square().mean(), batch, optimizer=torch.optim.SGD,
-        microbatches=2, schedule="1f1b", plan_cache=False, progress=False,
+        microbatches=2, schedule="1f1b", plan_cache=False, plan_seconds=600, progress=False,
     )  # fmt: skip
     assert pipe.plan.prediction.rehearsed_s is None
     with pytest.raises(RequestError, match="stays Python"):
@@ -101,7 +101,7 @@ def test_automatic_plan_has_the_time_of_its_rehearsed_step_and_a_traced_step_its
     batch = case.batch(8, F32)
     pipe = panpipe.pipeline(
         case.model(F32), case.step, batch, optimizer=torch.optim.SGD, microbatches=4, schedule="1f1b",
-        plan_cache=False, progress=False,
+        plan_cache=False, plan_seconds=600, progress=False,
     )  # fmt: skip
     prediction = pipe.plan.prediction
     assert prediction.rehearsed_s > 0
