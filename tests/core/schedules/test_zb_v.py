@@ -25,11 +25,9 @@ def test_zb_v_has_no_bubble_where_all_passes_take_equally_long():
         assert score(problem, zb_v(problem)).result.stage_span_bubble_ratio == 0
 
 
-def test_zb_v_lets_a_weight_gradient_overlap_on_the_first_device_where_that_is_faster():
-    """The shorter of two variants is returned: with W longer than each gap, one of them is shorter."""
+def test_zb_v_holds_at_most_as_many_microbatches_as_devices():
     problem = ScheduleProblem(4, 8, 2, [StageCosts(1.0, 1.2, 1.3, saved_bytes=1)] * 8, 0.1)
-    found = score(problem, zb_v(problem))
-    assert max(found.result.peak_memory) <= 8
+    assert max(score(problem, zb_v(problem)).result.peak_memory) <= 2 * 4  # in those of one of two stages
 
 
 def test_zb_v_refuses_other_than_two_chunks():
