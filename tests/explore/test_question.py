@@ -57,8 +57,8 @@ def test_plain_question_has_what_is_not_at_its_default_and_is_read_again():
         ({"kind": "uniform", "microbatches": 0}, "microbatches is 0: the explorer takes 1 to 1024"),
         ({"kind": "uniform", "chunks": 9}, "chunks is 9: the explorer takes 1 to 8"),
         ({"kind": "uniform", "parameters": {"csv": "/etc"}}, "'csv' is no parameter of a schedule"),
-        ({"kind": "uniform", "devices": "many"}, "the page asks what cannot be answered"),
-        ({"kind": "plan", "sudo": True}, "the page asks what cannot be answered"),
+        ({"kind": "uniform", "devices": "many"}, "the page's question is not valid"),
+        ({"kind": "plan", "sudo": True}, "the page's question is not valid"),
     ],
 )
 def test_other_questions_are_refused(data, said):
