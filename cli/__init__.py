@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from importlib.metadata import version
+from inspect import getdoc
 from io import TextIOWrapper
 from typing import Annotated, Any
 
@@ -58,7 +59,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"panpipe: {printed(error)}", file=sys.stderr)
         return error.exit_status
     except _FlagError as error:
-        print(f"panpipe: {error.format_message().rstrip('.')}; see panpipe --help", file=sys.stderr)  # type: ignore[attr-defined]
+        context = getattr(error, "ctx", None)
+        command = "panpipe" if context is None else context.command_path
+        message = error.format_message().rstrip(".")  # type: ignore[attr-defined]
+        message = message.replace("Value error, ", "")  # which pydantic adds, with which Typer reads options
+        print(f"panpipe: {message}; see {command} --help", file=sys.stderr)
         return 2
     return status if isinstance(status, int) else 0
 
@@ -69,7 +74,8 @@ def _application(chosen: str | None) -> typer.Typer:
     app.callback()(_about)
     for name, line in COMMANDS.items():
         if name == chosen:
-            app.command(name)(_load(name))
+            function = _load(name)
+            app.command(name, help=_paragraphs(function))(function)
         else:
             app.command(name, help=line)(_unloaded)
     return app
@@ -78,6 +84,11 @@ def _application(chosen: str | None) -> typer.Typer:
 def _load(name: str) -> Callable[..., Any]:
     function: Callable[..., Any] = getattr(import_module(f".{name}", __name__), name)
     return function
+
+
+def _paragraphs(function: Callable[..., Any]) -> str:
+    """The docstring with each paragraph on one line, which the help wraps at the width of the terminal."""
+    return "\n\n".join(" ".join(part.split()) for part in (getdoc(function) or "").split("\n\n"))
 
 
 def _unloaded() -> None:

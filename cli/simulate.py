@@ -95,13 +95,14 @@ def simulate(
     """Run one step of a plan in the simulator: time, bubbles by cause, memory by kind, and links.
 
     Transfers that share a link share its bandwidth. A device that runs out of memory is reported; the simulation
-    continues.
+    continues. A host that cannot hold what is offloaded to it is refused: training would not start.
 
     A schedule file has no costs: its stages are equal, each F, I and W takes 1 second per device, and messages take no
     time, unless options set other times; a stage's saved tensors for one microbatch count as 1 byte.
 
     With --forward-only nothing is saved, reduced or stepped; a stage's F takes the same time as in training.
     """
+    from ..core.plan.validation.host_memory import check_host_memory
     from ..core.plan.validation.structure import check_structure
     from ..core.plan.validation.validate import check_actions, check_resources
     from ..simulators.run import simulate as run
@@ -124,6 +125,8 @@ def simulate(
         plan, lowered = _forwards(plan, optimizer), None
     with naming(path, *([] if cluster is None else [cluster])):
         checked = check_actions(plan, lowered)
+        if plan.prediction is not None:
+            check_host_memory(plan, plan.mesh.arrange(plan.prediction.cluster))
         try:
             for warning in check_resources(checked).warnings:
                 note(f"warning: {warning}")

@@ -53,7 +53,12 @@ class InitialWeights:
     @property
     def warning(self) -> str | None:
         """The warning for the user; None if the ranks have the same model."""
-        return None if not self._differences else f"{self._found}: resume from a checkpoint before the first step"
+        if not self._differences:
+            return None
+        return (
+            f"{self._found}: call torch.manual_seed with the same number on all ranks before the model is built, or "
+            "resume from a checkpoint before the first step"
+        )
 
     def refuse_different(self) -> None:
         """Refuse to compute with models that differ.

@@ -189,6 +189,22 @@ def test_unknown_commands_and_flags_are_status_2(capsys, words):
     assert err.count("\n") == 1
 
 
+def test_wrong_option_names_the_help_of_its_command(capsys):
+    assert cli.main(["schedule", "1f1b", "--stages", "4"]) == 2
+    assert capsys.readouterr().err.endswith("; see panpipe schedule --help\n")
+    assert cli.main(["checkpoint", "verify", "folder"]) == 2
+    assert "'verify' is not one of 'check', 'import', 'export'; see" in capsys.readouterr().err
+    assert cli.main(["--nope"]) == 2
+    assert capsys.readouterr().err.endswith("; see panpipe --help\n")
+
+
+def test_paragraphs_of_the_help_wrap_at_the_width_of_the_terminal(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "90")
+    assert cli.main(["simulate", "--help"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.partition("Transfers")[2].splitlines()]
+    assert all(len(line) > 60 for line in lines[: lines.index("") - 1])
+
+
 @pytest.mark.parametrize("words", [["catalog"], ["schedule", "1f1b", "--devices", "2", "--microbatches", "2"]])
 def test_locale_without_a_character_gets_a_question_mark(words):
     ascii_alone = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}

@@ -8,7 +8,7 @@ from attrs import evolve
 from panpipe.cli import main
 from panpipe.core.actions import Kind
 from panpipe.core.cluster.catalog import find_cluster
-from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.cluster.cluster import cluster_json, fully_connected
 from panpipe.core.plan.derive import forward_only
 from panpipe.core.plan.plan import MemoryPolicy, plan_json
 from panpipe.core.trace.perfetto_reader import read_trace
@@ -280,3 +280,18 @@ def test_plan_that_offloads(tmp_path, capsys, monkeypatch):
         ("from host", pytest.approx(0.8)), ("to host", pytest.approx(0.8))
     ]  # fmt: skip
     assert [use["cause"] for use in answer["idle"]["causes"] if use["cause"] == "host copies"] == ["host copies"]
+
+
+def test_host_that_is_too_small_is_refused_without_an_answer(tmp_path, capsys):
+    cluster = hosted(fully_connected(2, 10**9, 100.0, 0.0), 100.0)
+    plan = scheduled("1f1b", 2, 4, cluster=cluster, offload=[leaves(0, 80, "1: 0B0 0B0")])
+    path, other, trace = tmp_path / "plan.json", tmp_path / "cluster.json", tmp_path / "trace.json"
+    path.write_text(plan_json(plan), encoding="utf-8")
+    small = evolve(cluster, hubs=tuple(evolve(hub, memory_bytes=127) for hub in cluster.hubs if hub.kind == "host"))
+    other.write_text(cluster_json(small), encoding="utf-8")
+    assert main(["simulate", str(path), "--cluster", str(other), "--trace", str(trace)]) == 3
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert "host 'host' holds 128 bytes of offloaded tensors of device 0 and has 127: 1 too many" in captured.err
+    assert captured.err.count("\n") == 1
+    assert not trace.exists()

@@ -16,6 +16,8 @@ import pytest
 from attrs import frozen
 from panpipe.cli import main
 
+from ..support.launch import torchrun_script
+
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PART = re.compile(
@@ -73,6 +75,16 @@ def test_python_and_commands_of_a_page_run(page, tmp_path, monkeypatch, capsys):
 def test_everything_of_a_page_runs(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run(page, [block for block in blocks(page) if not block.how.startswith("not run")])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("page", ["README.md", "docs/tutorial.md"])
+def test_script_of_a_page_runs_on_two_ranks(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text("".join(b.code for b in blocks(ROOT / page) if b.language == "python"), encoding="utf-8")
+    done = torchrun_script(script, ranks=2)
+    assert done.returncode == 0, done.stderr[-3000:]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
