@@ -81,8 +81,8 @@ def numbered(model: nn.Module, names: Sequence[str], calls: Calls) -> Iterator[N
     for name in names:
         module: Any = model.get_submodule(name)
         forward = module.forward
-        module.forward = lambda *a, _m=module, _f=forward, **k: calls.whole(_m, _f, *a, **k)
         patched.append((module, forward if "forward" in module.__dict__ else None))
+        module.forward = lambda *a, _m=module, _f=forward, **k: calls.whole(_m, _f, *a, **k)
     try:
         with calls:
             yield

@@ -3,6 +3,8 @@
 import pytest
 from panpipe.core.errors import RequestError
 from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.registry import find_family
+from panpipe.core.schedules.scored import score
 from panpipe.core.schedules.v_shaped import (
     PERIOD,
     one_f_one_b_v_slots,
@@ -45,3 +47,24 @@ def test_v_min_of_one_device_runs_one_microbatch_at_a_time():
 def test_folded_schedules_refuse_other_than_two_chunks(build, name):
     with pytest.raises(RequestError, match=f"{name} with 3 chunks: it folds the model once; give 2 chunks"):
         build(ScheduleProblem(2, 4, 3))
+
+
+PEAKS = {
+    # microbatches · 2 stages: (p + 4) // 3, where the first device may hold one stage less
+    "v-min": {1: [2], 2: [3, 4], 3: [4] * 3, 4: [4] * 4, 5: [5, 6, 6, 6, 6], 8: [7, 8, 8, 7, 8, 8, 7, 8]},
+    # (p + 2) // 2
+    "v-half": {1: [2], 2: [4] * 2, 3: [4] * 3, 4: [6] * 4, 5: [6] * 5, 6: [8] * 6, 8: [10] * 8},
+    # at most 2p / 3, rounded up
+    "1f1b-v": {1: [2], 2: [4] * 2, 3: [4] * 3, 4: [6] * 4, 5: [7] * 5, 6: [8] * 6, 8: [10] * 8},
+}
+SPANS = {"v-min": {2: 61, 4: 107, 5: 127}, "v-half": {2: 61, 4: 101, 5: 125}, "1f1b-v": {2: 72, 4: 139, 5: 171}}
+"""The step of 3p + 4 microbatches in passes: it grows with a limit that is too low, or a delay that is too long."""
+
+
+@pytest.mark.parametrize("name", PEAKS)
+def test_memory_and_time_of_each_number_of_devices(name):
+    for devices, peaks in PEAKS[name].items():
+        problem = ScheduleProblem(devices, 3 * devices + 4, 2)
+        found = score(problem, find_family(name).build(problem)).result
+        assert list(found.peak_memory) == peaks, devices
+        assert found.makespan == SPANS[name].get(devices, found.makespan), devices

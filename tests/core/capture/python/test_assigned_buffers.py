@@ -5,6 +5,7 @@ import torch
 from panpipe.core.capture.python.assigned_buffers import assigned_buffers_written
 from panpipe.core.errors import RequestError
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 
 @pytest.fixture
@@ -62,3 +63,22 @@ def test_table_that_grows_is_restored_and_its_refusal_waits(model):
 def test_persistent_buffer_of_another_shape_is_refused_at_once_all_the_same(model):
     with pytest.raises(RequestError, match=r"inner\.mean"), assigned_buffers_written(model, set(), []):
         model.inner.mean = torch.zeros(3)
+
+
+def test_captured_buffer_that_is_new_is_removed_and_its_refusal_waits(model):
+    pending = []
+    with FakeTensorMode():
+        captured = torch.ones(2)
+    with assigned_buffers_written(model, set(), pending):
+        model.inner.register_buffer("new", captured, persistent=False)
+        model.inner.none = captured
+    assert "new" not in dict(model.inner.named_buffers())
+    assert "new" not in model.inner._non_persistent_buffers_set
+    assert model.inner.none is None
+    assert ["inner.none" in str(each.refusal) or "inner.new" in str(each.refusal) for each in pending] == [True, True]
+
+
+def test_new_buffer_of_the_users_own_stays(model):
+    with assigned_buffers_written(model, set()):
+        model.inner.register_buffer("own", torch.ones(2))
+    assert model.inner.own.tolist() == [1, 1]

@@ -69,3 +69,21 @@ def test_other_tensors_are_left_alone(model):
         other.requires_grad_(True)
         assert other.requires_grad
         assert other.grad is None
+
+
+def test_settings_are_given_by_keyword_or_by_default(model):
+    with Toggles(model) as toggles:
+        model.weight.requires_grad_(requires_grad=False)
+        assert not model.weight.requires_grad
+        model.weight.requires_grad_()
+        assert model.weight.requires_grad
+        toggles.refuse_unequal_ends()
+
+
+def test_operators_on_a_frozen_parameter_compute(model):
+    with Toggles(model):
+        model.weight.requires_grad_(False)
+        doubled = model.weight * 2
+        model.weight.requires_grad_(True)
+    assert torch.equal(doubled, 2 * model.weight.detach())
+    assert not doubled.requires_grad

@@ -8,9 +8,9 @@ from panpipe.backends import conformance, gloo, memcpy
 from panpipe.backends.kind import BackendKind
 from panpipe.core.errors import RequestError
 
-from ..support.launch import HANGS_S
+from ...support.launch import HANGS_S
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture
