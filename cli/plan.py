@@ -135,8 +135,9 @@ def plan(
     seconds: Annotated[
         float | None,
         typer.Option(
-            help="End the search after this time, with the best plan so far; capture and compilation are not part "
-            "of it.",
+            help="End the search after this time, with the best plan so far. It ends earlier when --budget, or its "
+            "default, is spent: a longer search needs a larger --budget, too. Capture and compilation are not part of "
+            "it.",
             show_default=False,
         ),
     ] = None,

@@ -40,6 +40,11 @@ async function run(side, question) {
     return;
   }
   pointsRunning?.abort();
+  if (pointsOf && pointsOf.question.kind !== question.kind) {  // in other units: not of this question
+    [points, pointsOf] = [[], null];
+    byName("frontier-hint").textContent = "";
+    drawPoints();
+  }
   side.running?.abort();
   const running = side.running = new AbortController();
   side.quick = quick;
@@ -83,6 +88,7 @@ function received(side, question, line) {
   }
   if (line.answer) {
     showProgress(null);
+    side.shown = question;
     showCount(side.draw(line.answer, state.find));
     if (side === current()) showCommand(line.answer.command);
     if (state.span) [state.span] = [null, view.look(...state.span)];
@@ -235,10 +241,14 @@ function pin() {
     state.b = state[state.side];
     state.side = "b";
     if (sides.a.answer) showCount(sides.b.draw(structuredClone(sides.a.answer), state.find));
+    sides.b.shown = sides.a.shown;
     sides.b.question = state.b;
   } else {
     state.a = state[state.side];
-    if (current() !== sides.a && current().answer) sides.a.draw(current().answer, state.find);
+    if (current() !== sides.a && current().answer) {
+      sides.a.draw(current().answer, state.find);
+      sides.a.shown = current().shown;
+    }
     sides.b.close();
     state.b = null;
     state.side = "a";
@@ -275,7 +285,7 @@ byName("copy").addEventListener("click", async () => {
 });
 for (const button of document.querySelectorAll("[data-file]")) {
   button.addEventListener("click", async () => {
-    const question = state[state.side];
+    const question = current().shown ?? state[state.side];  // the answer on the page, whose command line it shows
     try {
       await save({ what: button.dataset.file, question, run_code: allowed.has(question.model) ? question.model : null });
     } catch (error) {

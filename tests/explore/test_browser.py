@@ -74,6 +74,20 @@ def test_two_sides_share_the_span_and_the_cursor(page, address):
 
 
 @in_a_browser
+def test_other_kind_of_question_takes_the_frontier_away_and_saves_what_is_shown(page, address):
+    page.goto(address)
+    shows(page, "^1f1b$")
+    page.locator("circle[data-family]").first.wait_for()
+    page.get_by_text("a model", exact=True).click()
+    page.locator("#cancel").click()
+    assert page.locator("circle[data-family]").count() == 0
+    shows(page, "^1f1b$")
+    with page.expect_download() as saved:
+        page.locator("[data-file=plan]").click()
+    assert saved.value.suggested_filename == "schedule.csv"
+
+
+@in_a_browser
 def test_page_fits_a_narrow_window_and_prints_every_chart(page, address):
     page.set_viewport_size({"width": 390, "height": 800})
     page.goto(address)
