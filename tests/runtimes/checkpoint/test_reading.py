@@ -1,0 +1,105 @@
+"""Reading a checkpoint: parts by name, hashes that are compared before, and files that do not fit."""
+
+import pytest
+import torch
+from panpipe.core.errors import RequestError
+from panpipe.runtimes.checkpoint.manifest import NAME, manifest_bytes
+from panpipe.runtimes.checkpoint.reading import CheckpointReader
+from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts, write_parts
+from panpipe.runtimes.checkpoint.writing import Save, begin
+from panpipe.runtimes.launch.exchange import OneProcess
+
+TENSORS = {
+    "model.a": torch.arange(6.0).reshape(2, 3),
+    "model.z": torch.tensor([1 + 2j, 3 - 1j], dtype=torch.complex128),
+    "model.scalar": torch.tensor(4, dtype=torch.int64),
+}
+NAMES = PartNames(1, 1)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "step-3"
+    Save(path, begin(path), Parts(dict(TENSORS), {"progress.steps": 3}), 3, None, 1).run(OneProcess())
+    return path
+
+
+def test_parts_are_known_by_name_before_anything_is_read(folder):
+    reader = CheckpointReader(folder)
+    assert {name: (kept.shape, kept.dtype) for name, kept in reader.tensors.items()} == {
+        name: (tuple(t.shape), t.dtype) for name, t in TENSORS.items()
+    }
+    assert reader.items == {"progress.steps": 3}
+    assert reader.files_of(TENSORS) == [NAMES.tensors]
+    assert reader.files_of([]) == []
+
+
+def test_tensors_are_read_into_those_of_a_pipeline(folder):
+    reader = CheckpointReader(folder)
+    own = {name: torch.empty_like(t) for name, t in TENSORS.items()}
+    own["model.a"] = torch.empty(3, 2).t().requires_grad_()
+    reader.check(reader.manifest.files)
+    reader.read_into(own)
+    assert all(torch.equal(own[name], t) for name, t in TENSORS.items())
+    whole = reader.whole()
+    assert all(torch.equal(whole.tensors[name], t) for name, t in TENSORS.items())
+
+
+def test_changed_byte_is_refused_with_the_file(folder):
+    reader, path = CheckpointReader(folder), folder / NAMES.tensors
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(RequestError, match=NAMES.tensors):
+        reader.check([NAMES.tensors])
+
+
+def test_file_that_is_written_after_it_was_checked_is_refused(folder):
+    reader, path = CheckpointReader(folder), folder / NAMES.tensors
+    reader.check([NAMES.tensors])
+    reader.refuse_changed()
+    data = path.read_bytes()
+    path.unlink()
+    path.write_bytes(data)  # the same bytes in another file
+    with pytest.raises(RequestError, match=f"{NAMES.tensors}' was written while it was read"):
+        reader.refuse_changed()
+
+
+def test_items_that_were_changed_are_not_parsed(folder):
+    path = folder / NAMES.items
+    path.write_bytes(path.read_bytes().replace(b"3", b"4"))
+    with pytest.raises(RequestError, match=NAMES.items):
+        CheckpointReader(folder)
+
+
+def test_missing_file_is_refused(folder):
+    (folder / NAMES.tensors).unlink()
+    with pytest.raises(RequestError, match=NAMES.tensors):
+        CheckpointReader(folder)
+
+
+def written(folder, *parts):
+    files = {}
+    for number, part in enumerate(parts, start=1):
+        files |= write_parts(folder, PartNames(number, len(parts)), part)
+    (folder / NAME).write_bytes(manifest_bytes(1, files))
+    return folder
+
+
+def test_part_in_two_files_is_refused(tmp_path):
+    twice = written(tmp_path, Parts({"model.a": torch.ones(1)}), Parts({"model.a": torch.ones(1)}))
+    with pytest.raises(RequestError, match=r"has 'model\.a', which another file has"):
+        CheckpointReader(twice)
+
+
+def test_bytes_that_do_not_fit_their_dtype_are_refused(tmp_path):
+    records = []
+    for dtype in (torch.complex128, torch.complex64):
+        (tmp_path / str(dtype)).mkdir()
+        records.append(write_parts(tmp_path / str(dtype), NAMES, Parts({"model.z": torch.ones(2, dtype=dtype)})))
+    wide, narrow = (tmp_path / str(dtype) for dtype in (torch.complex128, torch.complex64))
+    (wide / NAMES.tensors).write_bytes((narrow / NAMES.tensors).read_bytes())
+    files = {NAMES.items: records[0][NAMES.items], NAMES.tensors: records[1][NAMES.tensors]}
+    (wide / NAME).write_bytes(manifest_bytes(1, files))
+    with pytest.raises(RequestError, match=r"'model\.z' does not have the bytes of torch\.complex128"):
+        CheckpointReader(wide)

@@ -1,0 +1,147 @@
+"""Writing a checkpoint by several processes: who writes what, and what a failure leaves."""
+
+import threading
+
+import pytest
+import torch
+from panpipe.core.errors import RequestError
+from panpipe.runtimes.checkpoint.manifest import NAME, read_manifest
+from panpipe.runtimes.checkpoint.reading import CheckpointReader
+from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts
+from panpipe.runtimes.checkpoint.writing import Save, begin
+from panpipe.runtimes.launch.exchange import OneProcess, RankExchange
+
+
+class Threads:
+    """Exchanges between threads, each in the place of a process."""
+
+    def __init__(self, count):
+        self.count, self._values, self._barrier = count, [None] * count, threading.Barrier(count, timeout=20)
+
+    def exchange(self, number):
+        def gather(value):
+            self._values[number] = value
+            self._barrier.wait()
+            found = list(self._values)
+            self._barrier.wait()
+            return found
+
+        return RankExchange(number, self.count, gather)
+
+    def run(self, work):
+        """The error of each process, or None."""
+        errors = [None] * self.count
+
+        def body(number):
+            try:
+                work(number, self.exchange(number))
+            except RequestError as error:
+                errors[number] = str(error)
+
+        threads = [threading.Thread(target=body, args=(number,)) for number in range(self.count)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return errors
+
+
+def parts(**tensors):
+    held = {f"model.{name}": torch.full((2,), value) for name, value in tensors.items()}
+    return Parts(held, {"progress.steps": 7})
+
+
+def save(path, own, keep=None, writers=2):
+    hidden = begin(path)
+    return Threads(len(own)).run(
+        lambda number, exchange: Save(path, hidden, own[number], 7, keep, writers).run(exchange)
+    )
+
+
+def test_each_part_is_written_by_the_first_process_that_has_it(tmp_path):
+    path = tmp_path / "step-7"
+    assert save(path, [parts(a=1.0, tied=2.0), parts(tied=9.0, b=3.0)]) == [None, None]
+    reader = CheckpointReader(path)
+    found = reader.whole()
+    assert {name: t.tolist() for name, t in found.tensors.items()} == {
+        "model.a": [1.0, 1.0], "model.tied": [2.0, 2.0], "model.b": [3.0, 3.0],
+    }  # fmt: skip
+    assert found.items == {"progress.steps": 7}
+    assert reader.files_of(["model.b"]) == [PartNames(2, 2).tensors]
+    assert (read_manifest(path).steps, [p.name for p in tmp_path.iterdir()]) == (7, ["step-7"])
+
+
+def test_processes_of_other_replicas_write_nothing(tmp_path):
+    path = tmp_path / "step-7"
+    assert save(path, [parts(a=1.0), parts(a=9.0), parts(b=9.0)], writers=1) == [None] * 3
+    assert set(CheckpointReader(path).whole().tensors) == {"model.a"}
+
+
+def test_process_that_cannot_write_fails_all_with_its_message_and_leaves_nothing(tmp_path):
+    path = tmp_path / "step-7"
+    bad = Parts({}, {"progress.x": object()})
+    first, second = save(path, [parts(a=1.0), bad])
+    assert first == second
+    assert "a checkpoint has plain data alone" in first
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_files_that_are_not_in_one_folder_are_noticed(tmp_path):
+    path = tmp_path / "step-7"
+    hidden = begin(path)
+
+    def work(number, exchange):
+        own = path if number == 0 else tmp_path / "elsewhere" / "step-7"
+        if number == 1:
+            (own.parent / hidden).mkdir(parents=True)
+        Save(own, hidden, parts(**{f"p{number}": 1.0}), 7, None, 2).run(exchange)
+
+    first, second = Threads(2).run(work)
+    assert first == second
+    assert "it is not one folder on all ranks" in first
+    assert not path.exists()
+
+
+@pytest.mark.parametrize("keep", [1, 2])
+def test_older_checkpoints_are_removed(tmp_path, keep):
+    for number in (1, 2, 3):
+        path = tmp_path / f"step-{number}"
+        Save(path, begin(path), parts(a=1.0), number, keep, 1).run(OneProcess())
+    assert sorted(p.name for p in tmp_path.iterdir()) == [f"step-{n}" for n in (1, 2, 3)][-keep:]
+
+
+def with_manifest(path):
+    path.mkdir()
+    (path / NAME).write_bytes(b"{}")
+
+
+def with_files(path):
+    path.mkdir()
+    (path / "notes").write_bytes(b"")
+
+
+def a_file(path):
+    path.write_bytes(b"")
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (with_manifest, "holds a checkpoint: a job that dies while it is overwritten would leave none"),
+        (with_files, "has other files: a checkpoint has a folder of its own"),
+        (a_file, "is a file: a checkpoint is a folder"),
+    ],
+)
+def test_folder_that_is_in_use_is_refused(tmp_path, make, said):
+    make(tmp_path / "step-1")
+    with pytest.raises(RequestError, match=said):
+        begin(tmp_path / "step-1")
+
+
+def test_empty_folder_and_missing_parents_are_accepted(tmp_path):
+    (tmp_path / "step-1").mkdir()
+    first = begin(tmp_path / "step-1")
+    assert (tmp_path / first).is_dir()
+    second = begin(tmp_path / "step-1")  # the hidden folder of a save that died is removed
+    assert not (tmp_path / first).exists() or first == second
+    assert (tmp_path / "new" / begin(tmp_path / "new" / "step-1")).is_dir()

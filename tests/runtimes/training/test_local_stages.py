@@ -1,0 +1,83 @@
+"""The stages of a process: values, optimizers, changes of the model, and rehearsals that change nothing."""
+
+import pytest
+import torch
+from panpipe.core.errors import RequestError
+from panpipe.runtimes.engine.step_data import StepOptions
+from panpipe.runtimes.optimizer.update import Ending
+from torch import nn
+
+from ...support.arranged import Arranged
+
+
+@pytest.fixture
+def made():
+    found = Arranged()
+    yield found
+    found.team.close()
+
+
+@pytest.fixture
+def stages(made):
+    return made.parts.stages
+
+
+def test_states_hold_the_users_own_parameters_and_buffers(made, stages):
+    held = {name: p for state in stages.states.values() for name, p in state.parameters.items()}
+    assert all(held[name] is p for name, p in made.model.named_parameters())
+    buffers = {name for state in stages.states.values() for name in state.buffers}
+    assert {"1.running_mean", "1.running_var"} <= buffers
+
+
+def test_optimizers_are_made_when_values_are_loaded(made, stages):
+    assert not stages.follow_model("now")  # nothing to follow yet
+    stages.have_values()
+    named = [state.optimizer for state in stages.states.values() if state.parameters]
+    assert [type(each) for each in named] == [torch.optim.SGD] * len(named)
+    before = stages._known
+    stages.have_equal_values()
+    assert stages._known is before  # loaded once
+
+
+def test_replaced_parameter_is_refused_and_an_assigned_buffer_is_followed(made, stages):
+    stages.have_values()
+    held = made.model[1].running_mean
+    made.model[1].running_mean = torch.full_like(held, 3.0)
+    assert not stages.follow_model("between steps 1 and 2")
+    assert held.tolist() == [3.0] * held.numel()
+    made.model[0].weight = nn.Parameter(torch.ones_like(made.model[0].weight))
+    with pytest.raises(RequestError, match=r"0\.weight"):
+        stages.follow_model("between steps 1 and 2")
+
+
+def rehearse(made):
+    runner = made.parts.runner
+    runner.run(runner.batch(made.pieces()), 0, StepOptions(Ending.REDUCE))
+
+
+def state_of(model):
+    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
+
+
+def test_rehearsed_step_leaves_buffers_and_gradients_as_they_were(made, stages):
+    stages.have_values()
+    runner = made.parts.runner
+    runner.run(runner.batch(made.pieces(5)), 0, StepOptions())
+    before, gradient = state_of(made.model), made.model[0].weight.grad
+    values = gradient.clone()
+    with stages.rehearsing():
+        rehearse(made)
+        assert not torch.equal(made.model[1].running_mean, before["1.running_mean"])
+    assert all(torch.equal(before[name], value) for name, value in state_of(made.model).items())
+    assert made.model[0].weight.grad is gradient
+    assert torch.equal(gradient, values)
+
+
+def test_rehearsal_that_fails_leaves_everything_as_it_was(made, stages):
+    stages.have_values()
+    before = state_of(made.model)
+    with pytest.raises(KeyError), stages.rehearsing():
+        rehearse(made)
+        raise KeyError
+    assert all(torch.equal(before[name], value) for name, value in state_of(made.model).items())
+    assert made.model[0].weight.grad is None
