@@ -5,6 +5,7 @@ the program at each end 1 to 2 ms longer (two workers on two cores). The calls t
 it. So the same work is timed with and without messages, in turns.
 """
 
+import math
 import statistics
 from collections.abc import Mapping
 
@@ -17,10 +18,13 @@ from ..launch.team import Team
 
 SIZES = (1 << 16, 1 << 21)
 """Bytes of the messages that the line is fitted to."""
-ROUNDS = 3
+ROUNDS = 5
 """Number of times that each is sent while the work runs, in turns with the work alone; the median difference counts."""
-PRODUCTS = 4
-"""Products of 512 × 512 that run while messages are sent: 10 ms on one core."""
+WORK_S = 0.01
+"""Seconds of work while messages are sent: several times what the larger message takes, and little enough that the
+noise of the work, a share of it, stays below what a message costs."""
+WIDTH = 256
+"""Of the matrices that are multiplied as work."""
 
 
 def measured_message_line(team: Team, where: Mapping[int, torch.device]) -> MessageLine:
@@ -57,15 +61,16 @@ def _seconds(backend: Backend, peer: int, size: int) -> float:
     """Seconds that work takes longer while one message is sent and one received, for each of the two."""
     here = torch.device("cpu")
     message, answer = [torch.zeros(size // 4)], [torch.empty(size // 4)]
-    matrix = torch.randn(512, 512)
+    matrix = torch.randn(WIDTH, WIDTH)
+    products = _products(matrix)
     longer = []
     for _ in range(1 + ROUNDS):
         start = finished_s(here)
-        _work(matrix)
+        _work(matrix, products)
         alone = finished_s(here) - start
         start = finished_s(here)
         handles = [backend.receive(answer, peer), backend.send(message, peer)]
-        _work(matrix)
+        _work(matrix, products)
         with_messages = finished_s(here) - start
         for handle in handles:
             handle.wait()
@@ -73,6 +78,16 @@ def _seconds(backend: Backend, peer: int, size: int) -> float:
     return statistics.median(longer[1:]) / 2
 
 
-def _work(matrix: torch.Tensor) -> None:
-    for _ in range(PRODUCTS):
+def _products(matrix: torch.Tensor) -> int:
+    """Number of products that take about ``WORK_S`` on this machine."""
+    times = []
+    for _ in range(5):
+        start = finished_s(matrix.device)
+        _work(matrix, 1)
+        times.append(finished_s(matrix.device) - start)
+    return math.ceil(WORK_S / max(statistics.median(times), 1e-6))
+
+
+def _work(matrix: torch.Tensor, products: int) -> None:
+    for _ in range(products):
         torch.mm(matrix, matrix)

@@ -52,7 +52,7 @@ def team_of(size):
 
 def test_message_cost_is_half_of_a_message_sent_and_one_received(monkeypatch):
     monkeypatch.setattr(message_profile, "ROUNDS", 3)
-    monkeypatch.setattr(message_profile, "_work", lambda _: None)
+    monkeypatch.setattr(message_profile, "_work", lambda *_: None)
     monkeypatch.setattr(message_profile, "finished_s", lambda _: CLOCK.now_s)
     line = measured_message_line(team_of(3), dict.fromkeys(range(3), torch.device("cpu")))  # the third has no partner
     assert line.least_s == pytest.approx(LEAST_S / 2, rel=1e-6)
@@ -68,3 +68,12 @@ def test_threads_measure_one_message_line():
     line = measured_message_line(ThreadTeam(2), dict.fromkeys(range(2), torch.device("cpu")))
     assert line.least_s >= 0
     assert line.s_per_byte >= 0
+
+
+def test_work_during_messages_takes_about_ten_milliseconds_on_any_machine(monkeypatch):
+    def work(_, products):
+        CLOCK.now_s += 1e-3 * products
+
+    monkeypatch.setattr(message_profile, "_work", work)
+    monkeypatch.setattr(message_profile, "finished_s", lambda _: CLOCK.now_s)
+    assert message_profile._products(torch.ones(2, 2)) in (10, 11)
