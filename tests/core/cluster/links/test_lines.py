@@ -1,10 +1,12 @@
 """Lines of latency and rate."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.cluster.links.lines import fit_line
 from panpipe.core.errors import RequestError
+from scipy.optimize import nnls
 
 SIZES = [64, 4096, 1 << 16, 1 << 20, 1 << 22]
 
@@ -23,6 +25,17 @@ def test_residuals_are_distances_from_the_line():
     assert fit.latency_s == pytest.approx(1.0, rel=1e-2)
     assert 2.2 < fit.seconds(1001) < 2.6
     assert [point.error for point in fit.points] == pytest.approx([0, 0, 0.2, 0.2], abs=0.06)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.floats(1e-6, 1e-1), min_size=len(SIZES), max_size=len(SIZES)))
+def test_fit_has_the_least_relative_error_of_all_lines_without_negative_parts(seconds):
+    fit = fit_line(SIZES, seconds)
+    times = np.array(seconds)
+    rows = np.stack([1 / times, np.array(SIZES) / SIZES[-1] / times], axis=1)
+    _, least = nnls(rows, np.ones(len(SIZES)))
+    found = [fit.latency_s, 0.0 if fit.points[0].fitted_s == fit.points[-1].fitted_s else SIZES[-1] / fit.bytes_per_s]
+    assert np.linalg.norm(rows @ np.array(found) - 1) <= least * (1 + 1e-6) + 1e-9
 
 
 def test_neither_latency_nor_time_per_byte_is_below_0():
