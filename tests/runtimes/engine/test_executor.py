@@ -15,7 +15,7 @@ from panpipe.runtimes.engine.step_data import StepOptions
 from panpipe.runtimes.optimizer.update import Ending
 
 from ...support.plans import orders, plan_of
-from ...support.two_stages import RATE, TwoStages, assert_same_gradients
+from ...support.stages.two_stages import RATE, TwoStages, assert_same_gradients
 
 ONE_DEVICE = plan_of(orders("0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1"), (0, 0))
 TWO_DEVICES = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))

@@ -4,7 +4,7 @@ import pytest
 from panpipe.runtimes.engine.prepared import PreparedSteps
 
 from ...support.plans import orders, plan_of
-from ...support.two_stages import TwoStages
+from ...support.stages.two_stages import TwoStages
 
 PLAN = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
 

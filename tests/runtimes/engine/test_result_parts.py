@@ -3,7 +3,7 @@
 import pytest
 from panpipe.runtimes.engine.result_parts import Computed, parts_of
 
-from ...support.two_stages import TwoStages
+from ...support.stages.two_stages import TwoStages
 
 
 @pytest.mark.parametrize("place", [(0, 1), (1, 0)])

@@ -6,8 +6,8 @@ from panpipe.core.errors import WorkerError
 from panpipe.runtimes.engine.step_data import StepInputs, StepOptions
 from panpipe.runtimes.optimizer.update import Ending
 
-from ...support.arranged import Arranged
-from ...support.two_stages import KEY
+from ...support.stages.arranged import Arranged
+from ...support.stages.two_stages import KEY
 
 
 @pytest.fixture

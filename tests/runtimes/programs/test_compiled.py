@@ -5,7 +5,7 @@ import torch
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.programs.compiled import compile_any, compile_stages
 
-from ...support.two_stages import TwoStages
+from ...support.stages.two_stages import TwoStages
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import weakref
 import pytest
 import torch
 
-from ...support.two_stages import KEY, WIDTH, TwoStages, assert_same_gradients
+from ...support.stages.two_stages import KEY, WIDTH, TwoStages, assert_same_gradients
 
 SEED = torch.tensor(0.5)
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ...support.arranged import Arranged
+from ...support.stages.arranged import Arranged
 
 
 @pytest.mark.parametrize("devices", [1, 2])

@@ -6,8 +6,8 @@ from panpipe.core.errors import WorkerError
 from panpipe.runtimes.engine.step_data import StepInputs, StepOptions
 from panpipe.runtimes.training.batch_run import BatchRun
 
-from ...support.arranged import MICROBATCHES, Arranged
-from ...support.two_stages import KEY
+from ...support.stages.arranged import MICROBATCHES, Arranged
+from ...support.stages.two_stages import KEY
 
 
 @pytest.fixture

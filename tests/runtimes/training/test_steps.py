@@ -7,7 +7,7 @@ from panpipe.runtimes.engine.step_data import StepOptions
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.optimizer.update import Ending
 
-from ...support.arranged import RATE, Arranged
+from ...support.stages.arranged import RATE, Arranged
 
 
 @pytest.fixture

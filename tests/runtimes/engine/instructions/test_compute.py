@@ -15,7 +15,7 @@ from panpipe.runtimes.engine.tied import TiedReduction
 from panpipe.runtimes.optimizer.update import NormParameters, Update
 
 from ....support.plans import orders, plan_of, split_backward
-from ....support.two_stages import KEY, WIDTH, TwoStages
+from ....support.stages.two_stages import KEY, WIDTH, TwoStages
 
 LOCAL = plan_of(orders("0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1"), (0, 0))
 APART = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))

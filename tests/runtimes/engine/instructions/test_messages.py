@@ -13,7 +13,7 @@ from panpipe.runtimes.engine.tied import TiedReduction
 from panpipe.runtimes.optimizer.update import NormParameters, Update
 
 from ....support.plans import orders, plan_of
-from ....support.two_stages import WIDTH, TwoStages
+from ....support.stages.two_stages import WIDTH, TwoStages
 
 PLAN = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
 BYTES = 2 * WIDTH * 4

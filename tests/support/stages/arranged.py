@@ -17,8 +17,8 @@ from panpipe.runtimes.programs.options import ProgramOptions
 from panpipe.runtimes.training.arrangement import Arrangement, arranged
 from torch import Tensor, nn
 
-from .cuts import captured_once, even_plan
-from .models import Case
+from ..cuts import captured_once, even_plan
+from ..models import Case
 
 WIDTH, ROWS, MICROBATCHES = 8, 4, 2
 RATE = 0.5
