@@ -15,6 +15,9 @@ from rich.text import Text
 
 from ..core.errors import RequestError
 
+LONGEST_NAME = 24
+"""Characters of a cell of a table's first column that is not wrapped."""
+
 
 def print_json(value: object) -> None:
     """Print plain data as JSON on standard output. Infinity (a link without a limit), which JSON lacks, is null."""
@@ -50,11 +53,14 @@ def print_table(
         texts: columns of text, in addition to the first; the other columns are right-aligned.
     """
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    cells = [[cell if isinstance(cell, str) else readable(cell) for cell in row] for row in rows]
+    names = all(len(row[0]) <= LONGEST_NAME for row in cells)
     for position, column in enumerate(columns):
         left = position == 0 or column in texts
-        table.add_column(column, justify="left" if left else "right", overflow="fold")
-    for row in rows:
-        table.add_row(*[Text(cell if isinstance(cell, str) else readable(cell)) for cell in row])
+        whole = position == 0 and names  # other columns wrap before the names of the rows do
+        table.add_column(column, justify="left" if left else "right", overflow="fold", no_wrap=whole)
+    for row in cells:
+        table.add_row(*map(Text, row))
     console = Console(highlight=False)
     print(f"\n{textwrap.fill(title, console.width)}" if title else "")
     with console.capture() as captured:

@@ -185,3 +185,9 @@ def test_a_wrong_request_is_one_line_and_status_2(capsys, arguments, message):
     assert (status, out) == (2, "")
     assert message in err
     assert err.count("\n") == 1
+
+
+def test_names_of_devices_are_whole_in_80_columns(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["catalog"]) == 0
+    assert sum(line.startswith("A100-PCIe-40GB ") for line in capsys.readouterr().out.splitlines()) == 2
