@@ -50,8 +50,8 @@ def test_checkpoint_of_one_process_has_every_tensor_once(tmp_path, team):
     found = written(tmp_path)
     assert set(found) == {"one.weight", "frozen", "mean"}
     assert torch.equal(found["one.weight"], model.one.weight)
-    for index in tmp_path.glob("*.index.json"):
-        assert set(json.loads(index.read_text())["weight_map"]) == set(found)
+    (index,) = tmp_path.glob("*.index.json")
+    assert set(json.loads(index.read_text())["weight_map"]) == set(found)
 
 
 def test_frozen_tensors_may_be_left_out(tmp_path, team):
