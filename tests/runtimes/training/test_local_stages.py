@@ -86,3 +86,30 @@ def test_rehearsal_that_fails_leaves_everything_as_it_was(made, stages):
         fail()
     assert all(torch.equal(before[name], value) for name, value in state_of(made.model).items())
     assert made.model[0].weight.grad is None
+
+
+def test_tensors_on_meta_have_random_values_within_a_rehearsal_alone():
+    made = Arranged(on_meta=True)
+    stages = made.parts.stages
+    with stages.rehearsing():
+        first = stages._own.unallocated["0.weight"]
+        assert first.untyped_storage().nbytes() == first.numel() * 4
+        assert bool(torch.isfinite(first).all())
+    assert first.untyped_storage().nbytes() == 0
+    made.team.close()
+
+
+def test_threads_hold_all_parameters(made, stages):
+    stages.have_values()
+    assert not any(p.is_meta for p in made.model.parameters())
+
+
+def test_model_on_meta_gets_values_once_they_are_needed():
+    made = Arranged(on_meta=True)
+    made.parts.stages.have_equal_values()
+    assert not any(tensor.is_meta for tensor in made.model.state_dict().values())
+    assert made.model[1].running_var.tolist() == [1.0] * 8
+    assert made.model[0].weight is made.parts.stages._own.unallocated["0.weight"]
+    rehearse(made)
+    assert made.model[0].weight.grad is not None
+    made.team.close()

@@ -50,6 +50,7 @@ class Arranged:
     Args:
         training: in addition to SGD.
         devices: number of threads.
+        on_meta: whether the model has no values yet.
 
     Attributes:
         model: the user's.
@@ -58,6 +59,7 @@ class Arranged:
 
     training: Training = field(factory=Training)
     devices: int = 2
+    on_meta: bool = False
     model: nn.Module = field(init=False)
     plan: Plan = field(init=False)
     team: ThreadTeam = field(init=False)
@@ -65,6 +67,8 @@ class Arranged:
 
     def __attrs_post_init__(self) -> None:
         self.model, self.team = CASE.model(torch.float32), ThreadTeam(self.devices)
+        if self.on_meta:
+            self.model = self.model.to("meta")
         operators = captured_once(CASE, torch.float32, ROWS, MICROBATCHES)
         self.plan = even_plan(operators, self.devices, MICROBATCHES)
         training = evolve(self.training, optimizer=SGD)
