@@ -21,6 +21,8 @@ _COMPUTE = {
     "types", "weakref", "zlib", "zoneinfo",
 }  # fmt: skip
 """Modules of classes written in C that only compute, or whose state is compared elsewhere."""
+_ONLY_WRITE = {"put", "put_nowait", "writerow", "writerows", "acquire", "release"}
+"""Methods of queues, of writers of tables and of locks that return nothing of the state."""
 _OPENS = (("sqlite3", "connect"), ("dbm", "open"), ("subprocess", "run"), ("subprocess", "check_output"),
           ("socket", "create_connection"))  # fmt: skip
 """Functions that open something whose state cannot be compared: module and name."""
@@ -47,7 +49,9 @@ def foreign_state_noted(objects: Iterable[Any], asks: Callable[[str, str], None]
 
     def profile(frame: Any, event: str, function: Any) -> None:
         owner = getattr(function, "__self__", None)
-        if event == "c_call" and id(owner) in known and is_users_own(frame.f_code.co_filename):
+        if event != "c_call" or id(owner) not in known or function.__name__ in _ONLY_WRITE:
+            return
+        if is_users_own(frame.f_code.co_filename):
             kind = type(owner)
             asks(calling_line(frame), f"{kind.__module__}.{kind.__qualname__}.{function.__name__}")
 

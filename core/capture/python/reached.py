@@ -28,7 +28,8 @@ class Reached:
         entries: (dict, key, value) of every value that is looked up.
         places: of the entries, in the same order.
         sequence_places: of the sequences, in the same order.
-        sizes: (container, length).
+        sizes: (dict of attributes, length).
+        orders: (dict, its keys) of other dicts.
         sequences: (list, its items).
         codes: of the functions.
         probes: (function, its result) of values that are not in a dict.
@@ -47,7 +48,8 @@ class Reached:
         self.entries: list[tuple[dict[Any, Any], Any, Any]] = []
         self.places: list[str] = []
         self.sequence_places: list[str] = []
-        self.sizes: list[tuple[Any, int]] = []
+        self.sizes: list[tuple[dict[Any, Any], int]] = []
+        self.orders: list[tuple[dict[Any, Any], list[Any]]] = []
         self.sequences: list[tuple[Any, list[Any]]] = []
         self.probes: list[tuple[Callable[[], Any], Any]] = []
         self.variables: list[tuple[Callable[[], Any], Callable[[Any], Any], Any]] = []

@@ -12,14 +12,14 @@ costs a capture of the same program. Values in libraries' globals are ignored.
 """
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from itertools import starmap
+from itertools import chain, starmap
 from operator import eq, is_
 from typing import Any
 from zlib import crc32
 
 from torch import nn
 
-from .reachable.compared_values import is_leaf, leaf_key
+from .reachable.compared_values import has_plain_items, is_leaf, leaf_key, plain_items
 from .reachable.reach import reach
 from .surroundings import surroundings
 
@@ -50,7 +50,11 @@ class Reads:
         self._held = [value for _, _, value in found]
         self._sized = [holder for holder, _ in reached.sizes]
         self._sizes = [size for _, size in reached.sizes]
-        self._sequences = reached.sequences
+        ordered: list[tuple[Any, list[Any]]] = [*reached.sequences, *reached.orders]
+        self._sequences = [held for held, _ in ordered if has_plain_items(held)]
+        kept = [items for held, items in ordered if has_plain_items(held)]
+        self._lengths, self._items = list(map(len, kept)), list(chain.from_iterable(kept))
+        self._others = [(held, items) for held, items in ordered if not has_plain_items(held)]
         self._probes = reached.probes
         self._parameters = reached.parameters
         self._trained = [(parameter.requires_grad, parameter.dtype) for parameter in self._parameters]
@@ -61,8 +65,10 @@ class Reads:
             all(map(is_, map(dict.get, self._holders, self._names), self._held))
             and all(map(eq, map(len, self._sized), self._sizes))
             and [(parameter.requires_grad, parameter.dtype) for parameter in self._parameters] == self._trained
-            and all(len(now) == len(then) and all(map(is_, now, then)) for now, then in self._sequences)
-            and all(starmap(_still, self._probes))
+            and all(map(eq, map(len, self._sequences), self._lengths))
+            and all(map(is_, chain.from_iterable(self._sequences), self._items))
+            and all(_same(plain_items(held), items) for held, items in self._others)
+            and all(starmap(_probed_again, self._probes))
             and surroundings() == self._surroundings
         )
 
@@ -97,8 +103,20 @@ def _plain(value: Hashable) -> Any:
     return type(value).__name__
 
 
-def _still(probe: Callable[[], Any], value: Any) -> bool:
+def _same(now: list[Any], then: list[Any]) -> bool:
+    return len(now) == len(then) and all(map(is_, now, then))
+
+
+def _probed_again(probe: Callable[[], Any], value: Any) -> bool:
     now = probe()
-    if now is value or (isinstance(now, frozenset | tuple) and now == value):
+    return now is value or _still(now, value)
+
+
+def _still(now: Any, value: Any) -> bool:
+    if now is value:
         return True
+    if isinstance(now, frozenset) and isinstance(value, frozenset):
+        return now == value
+    if isinstance(now, tuple) and isinstance(value, tuple):  # its own comparison would compare tensors by their values
+        return len(now) == len(value) and all(map(_still, now, value))
     return is_leaf(now) and is_leaf(value) and leaf_key(now) == leaf_key(value)

@@ -19,7 +19,7 @@ from ..values.nesting import tensors_of
 from ..values.user_lines import warn_at
 from .pending_refusals import PendingRefusal, have_grown
 from .reachable.code_names import read_line, written_line
-from .reachable.compared_values import is_leaf
+from .reachable.compared_values import is_leaf, plain_items
 from .reached import Reached
 
 FIX = (
@@ -65,7 +65,7 @@ def outside_restored(
     others = {id(own) for own in modules}
     finished = False
     caches = [(cache, cache.cache_info().misses) for cache in reached.caches]
-    keys = [(held, set(held)) for held, _ in reached.sizes if isinstance(held, dict) and id(held) not in others]
+    keys = [(held, set(held)) for held, _ in (*reached.sizes, *reached.orders) if id(held) not in others]
     written: list[_Written] = []
     try:
         yield
@@ -80,9 +80,9 @@ def outside_restored(
                 sets_up = have_grown([(before, now)]) or (_is_plain(before) and _is_plain(now))
                 written.append(_Written(place, name, True, sets_up, name if _is_plain(now) else None))
         for place, (held, items) in reached.named_sequences():
-            if len(held) == len(items) and all(map(is_, held, items)):
+            now = plain_items(held)
+            if len(now) == len(items) and all(map(is_, now, items)):
                 continue
-            now = list(held)
             held.clear()
             held.extend(items)
             written.append(_Written(place, place.rpartition(".")[2], any(map(_carries, items, now))))
@@ -117,7 +117,7 @@ def tensors_restored(reached: Reached, after_failure: bool = False) -> Iterator[
         reached: what the step reaches, before it runs.
         after_failure: whether to do so only after an exception.
     """
-    keys = [(held, set(held)) for held, _ in reached.sizes if isinstance(held, dict)]
+    keys = [(held, set(held)) for held, _ in (*reached.sizes, *reached.orders)]
     finished = False
     try:
         yield
@@ -138,8 +138,9 @@ def _put_back(reached: Reached, keys: Iterable[tuple[dict[Any, Any], set[Any]]])
         if holder.get(name) is not before and belongs(holder.get(name)):
             holder[name] = before
     for held, items in reached.sequences:
-        other = len(held) != len(items) or not all(map(is_, held, items))
-        if other and any(belongs(item) for item in held):
+        now = plain_items(held)
+        other = len(now) != len(items) or not all(map(is_, now, items))
+        if other and any(belongs(item) for item in now):
             held.clear()
             held.extend(items)
 

@@ -2,6 +2,7 @@
 
 import enum
 import math
+from collections import OrderedDict, deque
 from collections.abc import Hashable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -27,9 +28,35 @@ def leaf_key(value: Any) -> Hashable:
     return type(value).__name__, repr(value) if isinstance(value, float) and math.isnan(value) else value
 
 
+_CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+
+
+def plain_class(container: Any) -> Any:
+    """The built-in class of a container; its methods run no code of a class that is derived from it.
+
+    An ``OrderedDict`` is one of its own, because it has its own order.
+    """
+    if isinstance(container, OrderedDict):
+        return OrderedDict
+    return next(kind for kind in _CONTAINERS if isinstance(container, kind))
+
+
+def has_plain_items(container: Any) -> bool:
+    """Whether ``len(container)`` and ``iter(container)`` run no code of a derived class."""
+    plain, kind = plain_class(container), type(container)
+    return kind.__len__ is plain.__len__ and kind.__iter__ is plain.__iter__
+
+
+def plain_items(container: Any) -> list[Any]:
+    """The items of a container, or the keys of a dict."""
+    return list(container) if has_plain_items(container) else list(plain_class(container).__iter__(container))
+
+
 def items_of(container: Any) -> Iterator[Any]:
     """The items of a container; keys and values of a dict."""
-    return chain(container.keys(), container.values()) if isinstance(container, dict) else iter(container)
+    if isinstance(container, dict):
+        return chain(plain_items(container), (dict.__getitem__(container, key) for key in plain_items(container)))
+    return iter(plain_items(container))
 
 
 def digest_of_items(container: Any) -> int:

@@ -1,14 +1,14 @@
 """Calls without arguments of functions that return a setting or a state, such as ``sys.getrecursionlimit()``.
 
-The state is in C or in another package, so no attribute that a step reads has it. A function of a module or class that
-code calls without arguments, and whose name says that it only returns something, is called again before each step.
+The state is in C, so no attribute that a step reads has it. A function of Python itself, torch or numpy that code calls
+without arguments, and whose name says that it only returns something, is called again before each step.
 """
 
 import dis
 import functools
 import re
 import types
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator
 from typing import Any
 from zlib import crc32
 
@@ -21,6 +21,8 @@ from .compared_values import digest_of_array, is_leaf, leaf_key
 
 _GETTER = re.compile(r"(get|is|has|initial|current|default|num|__subclasses__)(?![a-z])|get(?!pass|ch)\w*$|is[a-z]+$")
 """Names of functions that return something and change nothing."""
+_MANY = 4096
+"""Number of items above which a container is not compared, such as all objects that ``gc.get_objects`` returns."""
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
 _BETWEEN = ("PUSH_NULL", "PRECALL", "CACHE", "EXTENDED_ARG", "RESUME")
@@ -50,21 +52,6 @@ def _called(code: types.CodeType) -> Iterator[tuple[str, ...]]:
             yield from _called(constant)
 
 
-def getter_of(names: tuple[str, ...], variables: Mapping[str, Any]) -> Any:
-    """The function of a dotted name, if it is in a module or class; None for others, and for names that have no value.
-
-    Args:
-        names: of a variable, and of attributes.
-        variables: name → value.
-    """
-    value = variables.get(names[0])
-    for name in names[1:]:
-        if not isinstance(value, types.ModuleType | type):
-            return None
-        value = getattr(value, name, None)
-    return value if callable(value) and not isinstance(value, type) else None
-
-
 def result_of(getter: Any) -> Hashable:
     """A key of what a getter returns now; None if it fails, or has another result each time."""
     with torch.utils._python_dispatch._disable_current_modes():
@@ -73,12 +60,14 @@ def result_of(getter: Any) -> Hashable:
         except Exception:  # the getter's own, such as that there is no process group
             return None
         key = _key(found)
-        return key if key == _key(again) else None
+        return key if key is not None and key == _key(again) else None
 
 
 def _key(value: Any) -> Hashable:
     if is_leaf(value):
         return leaf_key(value)
+    if isinstance(value, dict | list | tuple | set | frozenset) and len(value) > _MANY:
+        return None
     return type(value).__name__, crc32(repr(_state(value)).encode())
 
 

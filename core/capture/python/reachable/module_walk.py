@@ -47,7 +47,8 @@ def visit_module(walk: Walk, place: str, module: nn.Module, depth: int) -> None:
                 walk.note_trained(f"{place}.{name}", tensor)
             if isinstance(tensor, nn.Parameter):
                 walk.values[f"{place}.{name}.requires_grad"] = "bool", trained
-    walk.sizes.append((module._modules, len(module._modules)))
+    walk.orders.append((module._modules, list(module._modules)))
+    walk.values[f"the order of {place}'s modules"] = tuple(module._modules)
     for name, child in module._modules.items():
         walk.add_entry(f"{place}.{name}", module._modules, name)
         if child is not None:

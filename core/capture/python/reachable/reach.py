@@ -23,12 +23,22 @@ from ..foreign_state import has_foreign_state
 from ..gradient_hooks import number_of_hooks
 from ..reached import Reached
 from .code_names import names_in, strings_in
-from .compared_values import digest_of_array, digest_of_items, is_leaf, is_number, items_of, leaf_key
-from .getters import getter_of, getters_called, result_of
+from .compared_values import (
+    digest_of_array,
+    digest_of_items,
+    is_leaf,
+    is_number,
+    items_of,
+    leaf_key,
+    plain_class,
+    plain_items,
+)
+from .getters import getters_called, result_of
+from .known_functions import known_function, library_function, without_users_code
 from .module_walk import visit_class, visit_module
 from .standard_objects import ATTRIBUTES, held_by
 from .used_names import UsedNames, names_of_getter, used_names
-from .walk import Walk, is_users_function, origin_of_class
+from .walk import Walk, is_plain, is_users_function, origin_of_class
 
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools._lru_cache_wrapper)
 _MANY, _MOST = 4096, 50_000
@@ -60,7 +70,8 @@ class _Walk(Walk):
         self.visit("the step", step, 0)
         self.visit("model", model, 0)
         visit_class(self, Tensor, 0)
-        self.sizes.append((vars(Tensor), len(vars(Tensor))))
+        size = functools.partial(len, vars(Tensor))
+        self.probes.append((size, size()))
         for kind in ("_global_forward_pre_hooks", "_global_forward_hooks"):
             self.visit(f"torch.nn.modules.module.{kind}", getattr(nn.modules.module, kind), 0)
         count = functools.partial(number_of_hooks, list(model.modules()), list(model.parameters()))
@@ -109,8 +120,8 @@ class _Walk(Walk):
             visit_class(self, value, depth)
             visit_class(self, type(value), depth)
         elif isinstance(value, types.ModuleType):
-            file = getattr(value, "__file__", None)
-            if value.__name__ == "__main__" or (is_users_own(file) if file else value.__spec__ is None):
+            file, spec = value.__dict__.get("__file__"), value.__dict__.get("__spec__")
+            if value.__name__ == "__main__" or (is_users_own(file) if file else spec is None):
                 self.visit_attributes(value.__name__, value.__dict__, depth)
             else:
                 self.visit_others(value.__name__, value.__dict__, depth)
@@ -163,7 +174,7 @@ class _Walk(Walk):
     def _length(self, place: str, value: Any) -> None:
         """The length of an object of another package, such as a data set."""
         probe = functools.partial(_length_of, value)
-        if (found := probe()) is not None:
+        if (found := without_users_code(probe)) is not None:
             self.values[f"len({place})"] = leaf_key(found)
             self.probes.append((probe, found))
 
@@ -172,7 +183,7 @@ class _Walk(Walk):
         held = [(name, item) for base in type(value).__mro__ for name, item in vars(base).items()]
         for name in [name for name, item in held if isinstance(item, property) and name in self.known.names]:
             probe = functools.partial(_number, value, name)
-            if (found := probe()) is not None:
+            if (found := without_users_code(probe)) is not None:
                 self.values[f"{place}.{name}"] = leaf_key(found)
                 self.probes.append((probe, found))
 
@@ -184,32 +195,33 @@ class _Walk(Walk):
             self.visit(f"{place}{held.name}", found, depth + 1, owner)
 
     def _container(self, place: str, value: Any, depth: int) -> None:
-        self.values[f"len({place})"] = type(value).__name__, len(value)
-        many = len(value) > _MANY
-        if isinstance(value, dict | set) and any(isinstance(key, Tensor) or key in self.names_of for key in value):
+        items, plain = plain_items(value), plain_class(value)
+        self.values[f"len({place})"] = type(value).__name__, len(items)
+        if isinstance(value, dict | set) and any(isinstance(key, Tensor) or key in self.names_of for key in items):
             self.keyed.append(value)
         if (
-            many
+            len(items) > _MANY
             and not isinstance(value, set | frozenset)
-            and (len(value) > _MOST or all(map(is_leaf, items_of(value))))
+            and (len(items) > _MOST or all(map(is_leaf, items_of(value))))
         ):
             self.values[place] = type(value).__name__, digest_of_items(value)
             if not isinstance(value, tuple):
                 self.probes.append((functools.partial(digest_of_items, value), self.values[place][1]))  # type: ignore[index]
         elif isinstance(value, dict):
-            self.sizes.append((value, len(value)))
-            for key, item in value.items():
+            self.orders.append((value, items))
+            self.values[f"the order of {place}"] = tuple(leaf_key(key) if is_leaf(key) else id(key) for key in items)
+            for key in items:
                 there = f"{place}[{key!r}]" if is_leaf(key) else f"{place}[…]"
                 self.add_entry(there, value, key)
-                self.visit(there, item, depth + 1, (value, key))
+                self.visit(there, dict.__getitem__(value, key), depth + 1, (value, key))
         elif isinstance(value, set | frozenset):
-            self.values[place] = type(value).__name__, frozenset(leaf_key(v) if is_leaf(v) else id(v) for v in value)
-            self.probes.append((functools.partial(frozenset, value), frozenset(value)))
+            self.values[place] = type(value).__name__, frozenset(leaf_key(v) if is_leaf(v) else id(v) for v in items)
+            self.probes.append((lambda: frozenset(plain.__iter__(value)), frozenset(items)))
         else:
             if not isinstance(value, tuple):
-                self.sequences.append((value, list(value)))
+                self.sequences.append((value, items))
                 self.sequence_places.append(place)
-            for i, item in enumerate(value):
+            for i, item in enumerate(items):
                 self.visit(f"{place}[{i}]", item, depth + 1, None if isinstance(value, tuple) else (value, i))
 
     def _bytes(self, place: str, value: Any, depth: int) -> None:
@@ -277,13 +289,22 @@ class _Walk(Walk):
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
         variables = {**function.__globals__, **{name: _content(cell) for name, cell in cells}}
         for names in getters_called(function.__code__):
-            place, getter = f"{'.'.join(names)}()", getter_of(names, variables)
-            if getter is None or place in self.values or is_users_function(getter):
-                continue
-            probe = functools.partial(result_of, getter)
-            if (found := probe()) is not None:
-                self.values[place] = found
-                self.probes.append((probe, found))
+            place, getter = f"{'.'.join(names)}()", known_function(names, variables)
+            if getter is None:
+                self._visit_state_of(library_function(names, variables))
+            elif place not in self.values:
+                probe = functools.partial(result_of, getter)
+                if (found := without_users_code(probe)) is not None:
+                    self.values[place] = found
+                    self.probes.append((probe, found))
+
+    def _visit_state_of(self, function: types.FunctionType | None) -> None:
+        """The global variables from which another package's function may return a state; it is not called."""
+        if function is None:
+            return
+        variables = function.__globals__
+        named = [name for name in names_in(function.__code__, False) if name in variables]
+        self.visit_entries(function.__module__, variables, [name for name in named if is_plain(variables[name])], 0)
 
 
 def _is_bound(value: Any) -> bool:

@@ -9,6 +9,7 @@ import contextvars
 import ctypes
 import functools
 import gc
+import hashlib
 import io
 import logging
 import mmap
@@ -86,14 +87,16 @@ _READ: tuple[tuple[Any, str, Callable[[Any], Any]], ...] = (
     (weakref.ReferenceType, "()", _referred),
     ((weakref.ProxyType, weakref.CallableProxyType), "'s object", lambda value: value.__repr__.__self__),
     (SynchronizedBase, ".get_obj()", lambda value: value.get_obj()),
-    (threading.Event, ".is_set()", lambda value: value.is_set()),
+    (threading.Event, ".is_set()", threading.Event.is_set),
     (queue.Queue, ".queue", lambda value: value.queue),
     (configparser.SectionProxy, ".parser", lambda value: value.parser),
     (configparser.RawConfigParser, "._sections", lambda value: value._sections),
     ((io.StringIO, io.BytesIO), ".getvalue()", _text),
     ((memoryview, mmap.mmap), "'s bytes", _bytes_of),
+    ((type(hashlib.sha256()), type(hashlib.blake2b()), type(hashlib.blake2s())), ".digest()",
+     lambda value: value.digest()),
     (multiprocessing.shared_memory.ShareableList, "'s items", lambda value: repr(list(value))),
     (type(threading.Lock()), ".locked()", lambda value: value.locked()),
-    (logging.Logger, ".getEffectiveLevel()", lambda value: value.getEffectiveLevel()),
+    (logging.Logger, ".getEffectiveLevel()", logging.Logger.getEffectiveLevel),
 )  # fmt: skip
 """Classes, the name of what their instances hold, and a function that reads it."""

@@ -67,7 +67,7 @@ class Walk(Reached):
         """
         for name in self.known.names.intersection(own):
             held = own[name]
-            if is_leaf(held) or is_users_function(held) or _is_plain_container(held):
+            if is_users_function(held) or is_plain(held):
                 self.visit_entries(place, own, [name], depth)
             elif isinstance(held, types.FunctionType | types.BuiltinFunctionType):
                 self.add_entry(f"{place}.{name}", own, name)
@@ -75,7 +75,7 @@ class Walk(Reached):
 
     def add_entry(self, place: str, holder: dict[Any, Any], name: Any) -> None:
         """Record an entry of a dict."""
-        self.entries.append((holder, name, holder[name]))
+        self.entries.append((holder, name, dict.__getitem__(holder, name)))
         self.places.append(place)
 
 
@@ -93,9 +93,11 @@ _SMALL = 256
 """Number of items of a container of another package up to which these are compared."""
 
 
-def _is_plain_container(value: Any) -> bool:
-    """Whether a value is a container of numbers and texts alone."""
-    return type(value) in (dict, list, set) and len(value) <= _SMALL and all(map(is_leaf, items_of(value)))
+def is_plain(value: Any) -> bool:
+    """Whether a value is a number or text, or a container of these alone."""
+    return is_leaf(value) or (
+        type(value) in (dict, list, set) and len(value) <= _SMALL and all(map(is_leaf, items_of(value)))
+    )
 
 
 _origins: WeakKeyDictionary[type, Origin] = WeakKeyDictionary()

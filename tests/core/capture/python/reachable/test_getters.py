@@ -1,9 +1,11 @@
 """States of other packages, and in C: read by calls without arguments, in their containers, by their lengths."""
 
 import functools
+import hashlib
 import os
 import sys
 import warnings
+from collections import OrderedDict
 
 import numpy
 import pytest
@@ -96,6 +98,36 @@ def function_that_dispatches():
         return 1.0
 
     return lambda: weight("text"), lambda number: weight.register(str)(lambda _: number)
+
+
+@cases
+def order_of_a_dict():
+    held = {"first": 1.0, "last": 2.0}
+    return lambda: next(iter(held.values())), lambda _: held.__setitem__("first", held.pop("first"))
+
+
+@cases
+def order_of_an_ordered_dict():
+    held = OrderedDict(first=1.0, last=2.0)
+    return lambda: next(iter(held.values())), lambda _: held.move_to_end("first")
+
+
+@cases
+def tuple_of_tensors_around_the_step():
+    held = torch.ones(2), torch.ones(2)
+
+    def assign(number):
+        nonlocal held
+        held = torch.full((2,), number), torch.ones(2)
+
+    return lambda: 1.0 * held[0][0].item(), assign
+
+
+@cases
+def digest_of_a_hash():
+    held = hashlib.blake2b(b"1")
+    first = held.digest()
+    return lambda: 1.0 + (held.digest() != first), lambda _: held.update(b"2")
 
 
 @pytest.mark.parametrize("make", cases.values(), ids=list(cases))
