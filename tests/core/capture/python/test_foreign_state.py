@@ -1,10 +1,6 @@
 """Databases and other states that nothing can compare: a step that asks for one is refused with the line."""
 
-import csv
 import datetime
-import io
-import multiprocessing
-import queue
 import re
 import sqlite3
 import threading
