@@ -14,7 +14,7 @@ from typing import Any
 
 from ...values.code_origin import Origin, is_users_own, origin_of
 
-_COMPILED = type(len)
+_COMPILED = types.BuiltinFunctionType
 """The class of functions and methods written in C."""
 
 
@@ -69,7 +69,7 @@ def _may_be_called(value: Any) -> bool:
         return _is_known(value.__module__) and "<locals>" not in value.__qualname__  # both are those of what it wraps
     if not isinstance(value, types.MethodType | _COMPILED):
         return False
-    owner = value.__self__
+    owner: Any = value.__self__
     if isinstance(value, _COMPILED) and (owner is None or isinstance(owner, types.ModuleType)):
         return _is_known(value.__module__ or getattr(owner, "__name__", None))
     # A method of the one object of a module, such as random.getstate; not of an object of the user's.

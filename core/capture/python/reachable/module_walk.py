@@ -48,7 +48,7 @@ def visit_module(walk: Walk, place: str, module: nn.Module, depth: int) -> None:
             if isinstance(tensor, nn.Parameter):
                 walk.values[f"{place}.{name}.requires_grad"] = "bool", trained
     walk.orders.append((module._modules, list(module._modules)))
-    walk.values[f"the order of {place}'s modules"] = tuple(module._modules)
+    walk.values[f"the order of {place}'s modules"] = "names", tuple(module._modules)
     for name, child in module._modules.items():
         walk.add_entry(f"{place}.{name}", module._modules, name)
         if child is not None:

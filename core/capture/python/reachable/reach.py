@@ -209,7 +209,8 @@ class _Walk(Walk):
                 self.probes.append((functools.partial(digest_of_items, value), self.values[place][1]))  # type: ignore[index]
         elif isinstance(value, dict):
             self.orders.append((value, items))
-            self.values[f"the order of {place}"] = tuple(leaf_key(key) if is_leaf(key) else id(key) for key in items)
+            keys = tuple(leaf_key(key) if is_leaf(key) else id(key) for key in items)
+            self.values[f"the order of {place}"] = "keys", keys
             for key in items:
                 there = f"{place}[{key!r}]" if is_leaf(key) else f"{place}[…]"
                 self.add_entry(there, value, key)

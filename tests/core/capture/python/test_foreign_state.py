@@ -1,6 +1,9 @@
 """Databases and other states that nothing can compare: a step that asks for one is refused with the line."""
 
+import csv
 import datetime
+import io
+import queue
 import re
 import sqlite3
 import threading
@@ -47,6 +50,22 @@ def test_database_that_the_step_opens_is_refused_with_the_line(tmp_path):
     with pytest.raises(RequestError, match=r"it calls sqlite3.connect, whose state cannot be compared") as refusal:
         captured(model(), step)
     assert names_a_line(str(refusal.value), __file__)
+
+
+def test_queues_tables_and_locks_may_be_written_and_not_read():
+    table, waiting = csv.writer(io.StringIO()), queue.SimpleQueue()
+
+    def logs(m, b):
+        table.writerow(["loss"])
+        waiting.put("loss")
+        return fit(m, b)
+
+    def asks(m, b):
+        return fit(m, b) * (1 + waiting.qsize())
+
+    captured(model(), logs)
+    with pytest.raises(RequestError, match=r"it calls _queue.SimpleQueue.qsize, whose state cannot be"):
+        captured(model(), asks)
 
 
 def test_objects_in_c_that_only_compute_are_no_foreign_state():

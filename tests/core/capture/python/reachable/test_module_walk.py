@@ -50,6 +50,13 @@ def step(model, batch):
     return model(batch).sum()
 
 
+def unchanged(found):
+    """Whether dicts have the same sizes and orders, and probes the same results."""
+    sizes = all(len(held) == size for held, size in found.sizes)
+    orders = all(list(held) == keys for held, keys in found.orders)
+    return sizes and orders and all(probe() == result for probe, result in found.probes)
+
+
 @pytest.fixture
 def model():
     return Scaled()
@@ -101,9 +108,9 @@ def test_attributes_of_a_class_that_code_names_are_compared_and_restored(reached
     ],
 )
 def test_numbers_of_hooks_parameters_and_modules_are_compared(model, reached, change):
-    assert all(len(held) == size for held, size in reached.sizes)
+    assert unchanged(reached)
     change(model)
-    assert not all(len(held) == size for held, size in reached.sizes)
+    assert not unchanged(reached)
 
 
 def test_hook_of_a_module_is_reached(model):
@@ -134,6 +141,6 @@ def test_method_of_tensors_that_was_exchanged_is_seen(monkeypatch):
         return batch.relu().sum()
 
     before = reach(nn.Linear(1, 1), uses_relu)
-    assert all(len(held) == size for held, size in before.sizes)
+    assert unchanged(before)
     monkeypatch.setattr(torch.Tensor, "relu", lambda x: x)
-    assert not all(len(held) == size for held, size in before.sizes)
+    assert not unchanged(before)
