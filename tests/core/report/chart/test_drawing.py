@@ -15,18 +15,9 @@ from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.schedules.scored import score
 
 from ....support.browser import Page, in_a_browser, probed
+from .test_curve import scored
 
 SVG = "{http://www.w3.org/2000/svg}"
-
-
-def scored(name="v-half", devices=4, microbatches=6, limit=None):
-    family = find_family(name)
-    chunks = family.usual_chunks
-    costs = (StageCosts(5.0, 6.0, 4.0, saved_bytes=1, freed_by_input_bytes=0.25),) * (devices * chunks)
-    limit = 3.0 if limit is None and name.startswith("zb-") and name[-1] == "p" else limit
-    limit = None if limit is None else limit * chunks
-    problem = ScheduleProblem(devices, microbatches, chunks, costs, 1.0, limit)
-    return score(problem, family.build(problem))
 
 
 def drawn(picture):
