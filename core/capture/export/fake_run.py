@@ -101,7 +101,9 @@ class FakeRun(ModalInterpreter):
         try:
             with without_anomaly_mode():
                 torch.autograd.grad(self.values[loss], leaves, allow_unused=True)
-        except RuntimeError as error:
+        except PanpipeError:
+            raise
+        except Exception as error:  # an operator's own backward may raise any
             raise RequestError(
                 f"the step's backward cannot be traced: {reason_of(error)}; use another operator there"
             ) from error
