@@ -1,0 +1,190 @@
+"""Cutting a stage out of the captured graph: what it reads, sends and returns, and its device."""
+
+import pytest
+import torch
+from panpipe.core.capture.programs.stage import (
+    KEY,
+    Boundary,
+    boundaries,
+    is_computed,
+    set_device,
+    stage_graph,
+    with_device,
+)
+from panpipe.core.capture.programs.stage_module import StageModule
+from torch import fx, nn
+
+from ....support.stages.graphs import cut, operators, stages
+
+F32 = torch.float32
+
+
+class Net(nn.Module):
+    """Has a tied weight, a buffer, a constant and a skip connection over a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.middle, self.last = nn.Linear(3, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+        self.last.weight = self.middle.weight
+        self.register_buffer("scale", torch.full((4,), 2.0))
+        self.table = torch.arange(4.0)
+
+    def forward(self, x):
+        skip = self.first(x)
+        return self.last(self.middle(skip).tanh()) + skip * self.scale + self.table
+
+
+def step(model, batch):
+    return model(batch["x"]).mean(), 1.0, {"top": batch["x"].amax()}
+
+
+@pytest.fixture(scope="module")
+def found():
+    torch.manual_seed(0)
+    return operators(Net(), step, {"y": torch.ones(1), "x": torch.ones(2, 3)})
+
+
+@pytest.fixture(scope="module")
+def three(found):
+    return stages(found, 1, 2)
+
+
+def test_messages_between_stages(found):
+    pairs = boundaries(found, cut(found, 1, 2))
+    assert {pair: [(b.shape, b.dtype, b.differentiable) for b in each] for pair, each in pairs.items()} == {
+        (0, 1): [((2, 4), F32, True)],
+        (0, 2): [((2, 4), F32, True)],
+        (1, 2): [((2, 4), F32, True)],
+    }
+    assert pairs[0, 1] == pairs[0, 2]
+    assert list(pairs) == sorted(pairs)
+
+
+def test_no_messages_within_one_stage(found):
+    assert boundaries(found, cut(found)) == {}
+
+
+def test_inputs_of_each_stage(three):
+    first, second, third = (stage.inputs for stage in three)
+    assert [len(inputs.boundary) for inputs in (first, second, third)] == [0, 1, 2]
+    assert [set(inputs.parameters) for inputs in (first, second, third)] == [
+        {"first.weight", "first.bias"}, {"middle.weight", "middle.bias"}, {"middle.weight", "last.bias"}
+    ]  # fmt: skip
+    assert [inputs.buffers for inputs in (first, second, third)] == [(), (), ("scale",)]
+    assert [len(inputs.constants) for inputs in (first, second, third)] == [0, 0, 1]
+    assert [inputs.batch for inputs in (first, second, third)] == [(1,), (), (1,)]  # the metric is computed at the end
+    assert not any(inputs.random for inputs in (first, second, third))
+
+
+def test_outputs_and_results(three):
+    first, second, third = three
+    assert first.outputs == second.inputs.boundary
+    assert set(third.inputs.boundary) == {*first.outputs, *second.outputs}
+    assert [stage.results for stage in (first, second)] == [(), ()]
+    assert len(third.results) == 2  # loss and metric
+    assert third.outputs == ()
+
+
+def test_fakes_are_in_the_order_of_the_placeholders(three):
+    for stage in three:
+        placeholders = [node for node in stage.graph.nodes if node.op == "placeholder"]
+        assert len(placeholders) == len(stage.fakes)
+    (fake,) = three[1].fakes[:1]
+    assert (tuple(fake.shape), fake.requires_grad) == ((2, 4), True)
+
+
+def test_stages_compute_what_the_step_computes(three):
+    torch.manual_seed(0)
+    model, x = Net(), torch.randn(2, 3)
+    state = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+    def run(stage, received):
+        inputs = stage.inputs
+        given = [
+            *(received[b.name] for b in inputs.boundary),
+            *(state[n] for n in (*inputs.parameters, *inputs.buffers)),
+        ]
+        given += [*[model.table] * len(inputs.constants), *[x] * len(inputs.batch)]
+        made = StageModule(stage)(*given)
+        received.update({b.name: value for b, value in zip(stage.outputs, made, strict=False)})
+        return made
+
+    received = {}
+    loss, top = [run(stage, received) for stage in three][-1]
+    wanted, _, metrics = step(model, {"x": x})
+    assert torch.equal(loss, wanted)
+    assert torch.equal(top, metrics["top"])
+    assert loss.requires_grad
+    assert not top.requires_grad
+
+
+def test_random_key_is_the_last_input_of_stages_that_draw():
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 3), nn.Dropout(0.5))
+    parts = stages(operators(model, lambda model, batch: model(batch).mean(), torch.ones(2, 3)), 1, 2)
+    assert [stage.inputs.random for stage in parts] == [True, False, True]
+    assert [list(stage.first_draw.values()) for stage in parts] == [[0], [], [1]]
+    last = [node.name for node in parts[0].graph.nodes if node.op == "placeholder"][-1]
+    assert last == KEY
+    assert (tuple(parts[0].fakes[-1].shape), parts[0].fakes[-1].dtype) == ((3,), torch.int64)
+
+
+def test_tensor_without_a_gradient_is_sent_detached():
+    def step(model, batch):
+        hidden = model(batch)
+        return (hidden.detach().exp() + hidden).mean()
+
+    found = operators(nn.Linear(4, 4), step, torch.ones(4, 4))
+    names = [node.name for node in found.graph.nodes]
+    where = next(i for i, name in enumerate(names) if "add" in name)
+    stage = stages(found, where)[0]
+    by_gradient = {b.differentiable: node.target for b, node in zip(
+        stage.outputs, stage.graph.output_node().args[0], strict=True)}  # fmt: skip
+    assert by_gradient[False] is torch.ops.aten.detach.default
+    assert set(by_gradient) == {True, False}
+
+
+def test_view_of_another_output_is_sent_as_a_copy():
+    def step(model, batch):
+        hidden = model(batch)
+        shown = hidden.view(2, 8)
+        return hidden.exp().mean() + shown.sin().mean()
+
+    found = operators(nn.Linear(4, 4), step, torch.ones(4, 4))
+    stage = stages(found, 1)[0]
+    assert {b.shape for b in stage.outputs} == {(4, 4), (2, 8)}
+    returned = [node.target for node in stage.graph.output_node().args[0]]
+    assert returned.count(torch.ops.aten.clone.default) == 1
+
+
+def test_devices_in_arguments_are_replaced_by_one_of_their_type():
+    cuda, one = torch.device("cuda"), torch.device("cuda", 1)
+    assert with_device((cuda, [torch.device("cpu"), {"d": cuda}, 3]), one) == (
+        one,
+        [torch.device("cpu"), {"d": one}, 3],
+    )
+    graph = fx.Graph()
+    node = graph.call_function(torch.zeros, (2,), {"device": cuda})
+    set_device(graph, one)
+    assert node.kwargs == {"device": one}
+    assert node.args == (2,)
+
+
+def test_node_that_is_an_input_is_not_computed():
+    graph = fx.Graph()
+    given = graph.placeholder("a")
+    made = graph.call_function(abs, (given,))
+    assert is_computed({made: made, given: given}, made)
+    assert not is_computed({made: given}, made)
+    assert not is_computed({}, made)
+
+
+def test_stage_on_another_device_has_its_fakes_there(found):
+    meta = stage_graph(found, cut(found), 0, torch.device("cpu"))
+    assert all(fake.device.type == "cpu" for fake in meta.fakes)
+    other = stage_graph(found, cut(found), 0, torch.device("cuda", 1))
+    assert all(fake.device.type == "cpu" for fake in other.fakes)  # tensors of another type stay
+    assert other.graph is not meta.graph
+
+
+def test_boundary_is_compared_by_value():
+    assert Boundary("a", (1,), F32, True) == Boundary("a", (1,), F32, True) != Boundary("a", (1,), F32, False)
