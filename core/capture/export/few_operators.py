@@ -2,10 +2,13 @@
 
 from ...errors import RequestError
 from ..graph.nodes import written_arguments
+from ..regions.regions import runs_region
 from ..values.user_lines import line_of
 from .captured import TAIL
 from .operators import Operators, computes
 
+_LENGTHS = "needs the values of its lengths"
+"""The cause of a region whose first call is given lengths (`..values.value_watch`)."""
 _LARGE = 0.5
 """Share of all operations from which an operator is the reason."""
 
@@ -33,8 +36,17 @@ def refuse_too_few(operators: Operators, stages: int, devices: int | None = None
     )
 
 
-def _reason(operators: Operators) -> str:
+def _reason(operators: Operators) -> str:  # noqa: PLR0911 - one return for each reason
     step = operators.step
+    if any(_is_joined(operators, name) for name in operators.members):
+        return _large(operators)
+    if TAIL in step.regions and _LENGTHS in _cause(operators, TAIL):
+        return (
+            f"{step.regions[TAIL]}: {_cause(operators, TAIL)}, which a captured step does not have, so that all from "
+            "this line on is one operator: put this call, the recurrent layers that read what it returns, and "
+            "pad_packed_sequence into a module of their own; the layers before and after it are then other stages; "
+            "without such layers nothing can be divided"
+        )
     if TAIL in step.regions:
         what = f"{step.regions[TAIL]}: {_cause(operators, TAIL)}, and all from there on stays Python on one stage"
         if "transform" in _cause(operators, TAIL):
@@ -52,6 +64,12 @@ def _reason(operators: Operators) -> str:
             "value out of it, or choose with torch.where"
         )
     return _large(operators)
+
+
+def _is_joined(operators: Operators, name: str) -> bool:
+    """Whether an operator contains a part that stays Python, and others that cannot be cut from it."""
+    nodes = [operators.nodes[member] for member in operators.members[name]]
+    return any(map(runs_region, nodes)) and sum(map(computes, nodes)) > 1
 
 
 def _cause(operators: Operators, region: str) -> str:

@@ -64,7 +64,9 @@ class Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func.namespace == "prim":  # reads a device or layout, which a fake tensor caches
+        # The first reads a device or layout, which a fake tensor caches; the second a number, which a step may print in
+        # some steps, and which has no effect alone.
+        if func.namespace == "prim" or func is torch.ops.aten._local_scalar_dense.default:
             return func(*args, **kwargs)
         depends = self._kept.depends(func, (args, kwargs))
         if depends or self._values is None:

@@ -6,6 +6,7 @@ would compute something else the next time. No list of such sources is complete,
     run 1 ──▶ run 2                    the same operators with the same numbers?
                 └─ no ──▶ run 3        equal to run 2: the first run only set something up
     counts of the step increased ──▶ run    a branch such as ``if self.calls > 100``
+    its counts followed          ──▶ runs   both sides of ``if self.calls % 50 == 0``       (kept.py)
     a run whose ``item()`` returns another number ──▶ run    a branch such as ``if loss > 3 * mean(self.losses)``
 
 Runs are compared by their operators, with shapes and numbers. A difference is refused with the user's line. Values that
@@ -27,6 +28,7 @@ from ..python.foreign_gradients import check_foreign_gradients
 from ..python.pending_refusals import PendingRefusal
 from ..python.reachable.reach import reach
 from ..python.reached import Reached
+from .kept import follow_kept
 from .recorded import Ran, cause_in, first_difference, read_kept_refusal, refusal_of, refuse_outside
 from .set_up import refuse_other_set_up
 from .trial_runs import NUMBER, Leaves, TrialRuns, leaves_of
@@ -37,9 +39,10 @@ _LONGER = 1000
 """Number of entries added to a list to which the step appends."""
 _OTHERS = (1e-6, 1e6)
 """Results of ``item()`` in the run before a compared run, because a step may keep the number and compare with it."""
-MAX_RUNS = 19
+MAX_RUNS = 34
 """Largest number of trial runs of a first capture: 3 at first, one for each of `_FAR`, 3 and one for each of `_FAR` for
-each of `_OTHERS`, and 4 for values that it sets up; a later shape has at most 17 more. `MAX_OPERATORS` limits each."""
+each of `_OTHERS`, 4 for values that it sets up, 3 and 2 for each of `MAX_SIDES` for numbers that it keeps; a later
+shape has at most 17 more. `MAX_OPERATORS` limits each."""
 _OTHER_NUMBERS = "after steps with other losses or other numbers of tensors"
 
 
@@ -75,7 +78,10 @@ def refuse_unrepeatable(
         return
     runs = TrialRuns(model, step, nesting, device, gradients, reached)
     try:
-        sets_up = _Repeated(runs, leaves).compare() if judged is None else True
+        repeated = _Repeated(runs, leaves)
+        sets_up = repeated.compare() if judged is None else True
+        if repeated.kept and not pending:
+            repeated.refuse_kept()
     except RequestError as error:
         if pending:  # these messages name the kept value
             raise pending[0].refusal from error
@@ -127,11 +133,15 @@ class _Repeated:
     Args:
         runs: of the step.
         leaves: of the batch.
+
+    Attributes:
+        kept: the names of numbers that differ in each run.
     """
 
     def __init__(self, runs: TrialRuns, leaves: Leaves) -> None:
         self._runs, self._leaves = runs, leaves
         self._changed: list[str] = []
+        self.kept: set[Any] = set()
 
     def compare(self) -> bool:
         """Refuse runs that differ.
@@ -144,6 +154,7 @@ class _Repeated:
             second, twice = self._run(), self._runs.now()
             later, early = list(_others(once, twice)), list(_others(start, once))
             self._changed = [*later, *early]
+            self.kept = {twice.owners[place][1] for place in later if place in twice.owners}
             self._refuse_read_kept()
             sets_up = first_difference(first, second) is not None or not set(early) <= set(later)
             if first_difference(first, second) is not None:
@@ -161,6 +172,11 @@ class _Repeated:
                 self._refuse_later(second, before, after, _OTHER_NUMBERS)
         check_foreign_gradients(start, self._runs.given)  # outside, where its warnings are shown
         return sets_up
+
+    def refuse_kept(self) -> None:
+        """Refuse a step that differs with other values of the numbers that it keeps."""
+        if (found := follow_kept(self._runs, self._leaves, self.kept).differs) is not None:
+            raise refusal_of(found, cause_in(self._changed), "after more steps")
 
     def _refuse_later(self, known: list[Ran], before: Reached, after: Reached, when: str) -> None:
         """Refuse a step that differs after its counts and lists, which changed between two moments, have grown more."""

@@ -12,9 +12,12 @@ the constants that these read.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ..python.pending_refusals import PendingRefusal
 from ..python.reached import Reached
+from ..values.user_lines import warn_at
+from .kept import Found, follow_kept
 from .recorded import Ran, first_difference, read_kept_refusal, refusal_of
 from .trial_runs import Leaves, TrialRuns
 
@@ -55,12 +58,18 @@ def refuse_other_set_up(
         runs.run(leaves)
         before = runs.now()
         runs.run(leaves)
-        _refuse_counts(before, runs.now(), pending)
+        after = runs.now()
         values = runs.values()
+    kept = _kept(before, after, pending)
     if not runs.ended:
         if pending:
             raise pending[0].refusal
         return
+    if kept and follow_kept(runs, leaves, kept) != Found(None, complete=True):
+        raise next(each.refusal for each in pending if each.number in kept)
+    for each in pending:
+        if each.number in kept and each.remark is not None:
+            warn_at(*each.remark)
     with runs.apart():
         first = runs.run(leaves, values=values)
         compare(first, runs.run(leaves, values=values), "when it runs again")
@@ -78,13 +87,18 @@ def refuse_other_set_up(
             compare(found, runs.run(batch, values=values), "after batches of other shapes")
 
 
-def _refuse_counts(before: Reached, after: Reached, pending: Sequence[PendingRefusal]) -> None:
-    """Refuse numbers that change in each run, or that are not found again."""
-    changed, known = set(), set()
+def _kept(before: Reached, after: Reached, pending: Sequence[PendingRefusal]) -> set[Any]:
+    """The names of numbers that differ in each run; empty if no pending one does.
+
+    Raises:
+        RequestError: a pending number is not found again.
+    """
+    changed, known = {each.number for each in pending if each.kept}, set[Any]()
     for place, (_, name) in after.owners.items():
         known.add(name)
         if before.values.get(place) != after.values[place]:
             changed.add(name)
     for each in pending:
-        if each.number is not None and (each.number in changed or each.number not in known):
+        if each.number is not None and each.number not in known:
             raise each.refusal
+    return changed if any(each.number in changed for each in pending if each.number is not None) else set()

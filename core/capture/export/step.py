@@ -40,10 +40,10 @@ from ..regions.module_regions import CapturedOtherwise
 from ..values.capture_errors import Refused, depends_on_value, error_of_type
 from ..values.containers import BatchNesting, flatten_batch
 from ..values.fakes import fake_of, fake_state
-from ..values.quiet import quiet_torch
 from ..values.sparse_tensors import refuse_sparse_tensors
 from ..values.user_lines import first_line, lines_recorded, reason_of, user_line
 from .captured import CapturedStep, captured_step
+from .quiet import quiet_torch
 from .repeated import refuse_unrepeatable
 
 

@@ -1,7 +1,8 @@
 """Refusals that are decided later: a step assigns a value that it also reads, and may only set something up.
 
 Examples are a table of positions that is None at first, its size, and a table that grows with longer sequences. Trial
-runs of the step show whether later runs compute the same with them (`..export.set_up`).
+runs of the step show whether later runs compute the same with them (`..export.set_up`), or whether a number that
+changes in each run only reaches texts and Python objects (`..export.kept`).
 """
 
 from collections.abc import Iterable
@@ -20,11 +21,15 @@ class PendingRefusal:
     Args:
         refusal: of the step, if it does not only set the value up.
         number: the name of the attribute or variable, or the key, if the value is a number: a number that changes in
-            each run is a count.
+            each run is kept, such as a count.
+        kept: whether the number is computed from a tensor, so that it changes in each step.
+        remark: the user's line and a warning, if the number is kept and allowed.
     """
 
     refusal: RequestError
     number: Any = None
+    kept: bool = False
+    remark: tuple[str, str] | None = None
 
 
 def have_grown(replaced: Iterable[tuple[Any, Any]]) -> bool:

@@ -75,6 +75,10 @@ class Reached:
         first = next(iter(self.codes), None)
         return "the step" if first is None else f"{first.co_filename}:{first.co_firstlineno}"
 
+    def holds(self, value: Any) -> bool:
+        """Whether the step reaches an object, so that it exists before the step runs."""
+        return id(value) in self._seen
+
     def note_trained(self, place: str, tensor: Tensor) -> None:
         """Record a tensor, if it is outside of the model and requires a gradient."""
         if tensor.requires_grad and tensor.is_leaf and id(tensor) not in self.names_of:

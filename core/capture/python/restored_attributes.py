@@ -130,12 +130,14 @@ class _Restored:
             refusal = _refusal(label, key, line or self.reached.line_of(key))
             if isinstance(old, Tensor) and not have_grown([(old, value)]):
                 self.failures.append(WritesTensor(old))
+            elif holds_late_numbers(value) and is_number(old):
+                self._add_pending(refusal, key, True, self._remark(label, key, repr(old)))
             elif holds_late_numbers(value):
                 self.failures.append(refusal)
             else:
                 self._add_pending(refusal)
         elif counts and early and line is not None:
-            self._add_pending(_refusal(label, key, line), key)
+            self._add_pending(_refusal(label, key, line), key, remark=self._remark(label, key, repr(old)))
         elif early or counts or (own and self._is_for_later(holder, key)):
             now = "none" if old is _MISSING else repr(old)[:40].partition("\n")[0]
             self._note(label, key, now)
@@ -151,15 +153,24 @@ class _Restored:
         for line, remark in self.remarks:
             warn_at(line, remark)
 
-    def _add_pending(self, refusal: RequestError, number: str | None = None) -> None:
+    def _add_pending(
+        self,
+        refusal: RequestError,
+        number: str | None = None,
+        kept: bool = False,
+        remark: tuple[str, str] | None = None,
+    ) -> None:
         if self.pending is None:
             self.failures.append(refusal)
         else:
-            self.pending.append(PendingRefusal(refusal, number))
+            self.pending.append(PendingRefusal(refusal, number, kept, remark))
 
     def _note(self, label: str, key: str, now: str) -> None:
+        self.remarks.append(self._remark(label, key, now))
+
+    def _remark(self, label: str, key: str, now: str) -> tuple[str, str]:
         line = written_line(self.reached.codes, key) or self.reached.line_of(key)
-        self.remarks.append((line, _remark(label, key, now)))
+        return line, _remark(label, key, now)
 
 
 class WritesTensor(Exception):

@@ -37,7 +37,8 @@ class _Written:
         name: of the attribute or variable, or the key.
         carries: whether it may carry a state from one microbatch to the next.
         sets_up: whether the first run may only set it up.
-        number: its name, if it is a known number.
+        number: its name, if it is a number.
+        kept: whether the number was computed from a tensor.
     """
 
     place: str
@@ -45,6 +46,7 @@ class _Written:
     carries: bool
     sets_up: bool = False
     number: Any = None
+    kept: bool = False
 
 
 @contextmanager
@@ -77,15 +79,20 @@ def outside_restored(
                 continue
             holder[name] = before
             if _carries(before, now):
-                sets_up = have_grown([(before, now)]) or (_is_plain(before) and _is_plain(now))
-                written.append(_Written(place, name, True, sets_up, name if _is_plain(now) else None))
+                number = _is_plain(before) and isinstance(now, int | float)  # known or late
+                sets_up = number or have_grown([(before, now)])
+                written.append(_Written(place, name, True, sets_up, name if number else None, not _is_plain(now)))
         for place, (held, items) in reached.named_sequences():
             now = plain_items(held)
             if len(now) == len(items) and all(map(is_, now, items)):
                 continue
             held.clear()
             held.extend(items)
-            written.append(_Written(place, place.rpartition(".")[2], any(map(_carries, items, now))))
+            changed = [i for i, (old, new) in enumerate(zip(items, now, strict=False)) if _carries(old, new)]
+            changed = [i for i in changed if now[i] is not items[i]]
+            plain = len(changed) == 1 and _is_plain(items[changed[0]])
+            number, late = (changed[0], not _is_plain(now[changed[0]])) if plain else (None, False)
+            written.append(_Written(place, place.rpartition(".")[2], bool(changed), plain, number, late))
         for place, (holder, name) in reached.owners.items():  # of classes, slots, and functions around
             then: Any = reached.values[place]
             if id(holder) not in others and not isinstance(then[1], str) and reached.number(place) != then[1]:  # no NaN
@@ -169,7 +176,7 @@ def _report(reached: Reached, written: Iterable[_Written], pending: list[Pending
             continue
         if pending is None or not one.sets_up:
             raise refusal
-        pending.append(PendingRefusal(refusal, one.number))
+        pending.append(PendingRefusal(refusal, one.number, one.kept))
     for one in written:
         line = written_line(reached.codes, one.name) if isinstance(one.name, str) else None
         warn_at(line or reached.line_of(one.place), _remark(one.place))

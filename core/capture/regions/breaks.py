@@ -107,7 +107,7 @@ class Breaks:
         locator = Locator([there for _, there in tail.places] if tail is not None else ())
         result = None
         with (
-            noted() as printed, late_checks_dropped(), Toggles(model) as toggles, watch,
+            noted(self.reached.holds) as printed, late_checks_dropped(), Toggles(model) as toggles, watch,
             watch.seeds.observed(), self._modules.called(model, self._meta),
             numbered(model, regions, locator),
         ):  # fmt: skip
@@ -241,8 +241,8 @@ class Breaks:
         try:
             with (
                 modules_restored(self.model), tensors_restored(self.reached),
-                _reparametrize_module(self.model, stand_ins), noted(), random, self._modules.watched(random),
-                numbered(self.model, regions, observer), self.autocasts.again(),
+                _reparametrize_module(self.model, stand_ins), noted(self.reached.holds), random,
+                self._modules.watched(random), numbered(self.model, regions, observer), self.autocasts.again(),
             ):  # fmt: skip
                 result = self._called(self.model, self.batch)
             if tail_line is not None:

@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from .capture_errors import NeedsValue
+from .kept_numbers import KeptNumber
 from .raising import value_without_error
 from .texts import number_mark
 
@@ -142,8 +143,10 @@ _OF_NUMBERS = {name for kind in (int, float) for name in dir(kind) if not name.s
 
 
 def holds_captured(value: Any) -> bool:
-    """Whether a nesting contains a fake tensor or a late number."""
-    return any(isinstance(leaf, FakeTensor) or type(leaf) is LateNumber for leaf in pytree.tree_leaves(value))
+    """Whether a nesting contains a fake tensor, or a late or kept number."""
+    return any(
+        isinstance(leaf, FakeTensor) or type(leaf) in (LateNumber, KeptNumber) for leaf in pytree.tree_leaves(value)
+    )
 
 
 def holds_late_numbers(value: Any) -> bool:

@@ -1,8 +1,10 @@
 """The output of a step: recorded while it is captured, and printed for each microbatch when its values are known."""
 
 import builtins
+import io
 import logging
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -31,9 +33,30 @@ class Printed:
             line(values)
 
 
+def printing_to_own(is_outside: Callable[[Any], bool], otherwise: Callable[..., None]) -> Callable[..., None]:
+    """A ``print`` that writes to text in memory which the step itself created, because the step may read it.
+
+    Args:
+        is_outside: whether an object exists before the step runs.
+        otherwise: called for other prints.
+    """
+    show, begun = builtins.print, (sys.stdout, sys.stderr)
+
+    def printed(*values: Any, **options: Any) -> None:
+        stream = options.get("file") or sys.stdout
+        own = isinstance(stream, io.StringIO) and stream not in begun and not is_outside(stream)
+        (show if own else otherwise)(*values, **options)
+
+    return printed
+
+
 @contextmanager
-def noted() -> Iterator[Printed]:
-    """Within this context, what Python prints and logs is recorded instead."""
+def noted(is_outside: Callable[[Any], bool]) -> Iterator[Printed]:
+    """Within this context, what Python prints and logs is recorded instead.
+
+    Args:
+        is_outside: whether an object exists before the step runs.
+    """
     printed = Printed()
     show, handle = builtins.print, logging.Logger.handle
 
@@ -45,6 +68,8 @@ def noted() -> Iterator[Printed]:
                 show(*(filled_in(text, known) for text in texts), **options)
 
         printed.lines.append(emit)
+
+    note = printing_to_own(is_outside, note_print)
 
     def note_log(logger: logging.Logger, record: logging.LogRecord) -> None:
         text = _message(record)
@@ -59,7 +84,7 @@ def noted() -> Iterator[Printed]:
 
         printed.lines.append(emit)
 
-    with mock.patch.object(builtins, "print", note_print), mock.patch.object(logging.Logger, "handle", note_log):
+    with mock.patch.object(builtins, "print", note), mock.patch.object(logging.Logger, "handle", note_log):
         yield printed
 
 

@@ -74,7 +74,7 @@ class ValueWatch(TorchFunctionMode):
         if func in _READS and any(is_unknown(leaf) or _is_outside(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
             return self._read(func, args)
         if func in _NEED_VALUES or getattr(func, "__name__", "") == "_pack_padded_sequence":
-            raise NeedsValue(f"{func.__name__} needs the values of its lengths")
+            raise NeedsValue(f"{func.__name__.lstrip('_')} needs the values of its lengths")
         if func in _DIFFERENTIATES:
             raise NeedsAutograd(f"{func.__name__} differentiates in the middle of the step")
         if getattr(func, "__module__", "") == "torch._functorch.predispatch":

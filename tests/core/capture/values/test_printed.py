@@ -1,5 +1,7 @@
 """Steps that print, log and return numbers: the same is said as one process says, once for each microbatch."""
 
+import contextlib
+import io
 import logging
 
 import panpipe
@@ -7,6 +9,7 @@ import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.values.printed import noted
 from panpipe.core.errors import RequestError
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
@@ -113,3 +116,23 @@ def test_numbers_among_the_metrics_are_means():
 def test_number_instead_of_a_loss_is_refused():
     with pytest.raises(RequestError, match=r"returns a number and not a scalar loss.*without \.item\(\)"):
         capture_step(model(), lambda m, x: m(x).mean().item(), torch.ones(2, 4))
+
+
+def test_step_reads_what_it_prints_into_its_own_text(capsys):
+    kept = io.StringIO()
+
+    def is_outside(value):
+        return value is kept
+
+    with noted(is_outside) as printed:
+        own = io.StringIO()
+        print("shape", (2, 3), file=own)
+        assert own.getvalue() == "shape (2, 3)\n"
+        with contextlib.redirect_stdout(io.StringIO()) as redirected:
+            print("hidden")
+        assert redirected.getvalue() == "hidden\n"
+        print("kept", file=kept)
+        print("shown")
+        assert kept.getvalue() == ""
+    printed.emit([])
+    assert (capsys.readouterr().out, kept.getvalue()) == ("shown\n", "kept\n")

@@ -86,7 +86,7 @@ def test_data_is_detached_and_not_assigned(fake):
         (
             lambda x: nn.utils.rnn.pack_padded_sequence(x[None], torch.tensor([2]), batch_first=True),
             NeedsValue,
-            "_pack_padded_sequence needs the values of its lengths",
+            "pack_padded_sequence needs the values of its lengths",
         ),
     ],
 )

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Iterator
 
 import pytest
-from panpipe.core.capture.values.quiet import quiet_torch
+from panpipe.core.capture.export.quiet import quiet_torch
 
 
 @pytest.fixture
