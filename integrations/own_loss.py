@@ -7,7 +7,7 @@ batch must be the mean of those of its parts, each with its weight.
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -44,10 +44,14 @@ def step_of_trainer(trainer: Any, count: BatchCount, dtype: torch.dtype | None, 
             "set trainer.model_accepts_loss_kwargs = False"
         )
     known = (count, evolve(count, shifts=not count.shifts), evolve(count, used=False))
-    errors = [_weight_error(loss_step(trainer, each, None), trainer.model, inputs) for each in known]
-    least = min(errors)
-    if least <= _tolerance(trainer.model):
-        return loss_step(trainer, known[errors.index(least)], dtype)
+    errors = [_weight_error(loss_step(trainer, each, None), trainer.model, inputs) for each in known[:-1]]
+    with suppress(Exception):  # a loss that divides by the number of items needs one
+        errors.append(_weight_error(loss_step(trainer, known[-1], None), trainer.model, inputs))
+    # The first that is right: a loss that divides by the given number of items is a weighted mean with any count, and
+    # right with Trainer's own alone, which comes first.
+    found = next((each for each, error in zip(known, errors, strict=False) if error <= _tolerance(trainer.model)), None)
+    if found is not None:
+        return loss_step(trainer, found, dtype)
     raise RequestError(
         "the loss of a batch is not the mean of those of its parts by rows or by labels, so microbatches would train "
         "otherwise than the batch: let compute_loss divide a sum by num_items_in_batch, or return a mean over rows"

@@ -1,0 +1,121 @@
+"""A Trainer's own loss: the weights of microbatches are found by trying, or the loss is refused."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from panpipe.core.errors import RequestError
+from panpipe.integrations.own_loss import step_of_trainer
+from panpipe.integrations.trainer_steps import BatchCount
+from torch import nn
+from transformers import Trainer
+
+LABELS = torch.tensor([[1, 2, 3, 4, 5], [2, 3, 4, 5, 6], [3, 4, 5, 6, 7], [1, 3, 5, 7, 9]])
+INPUTS = {"x": torch.tensor([[1.0], [2.0], [4.0], [9.0]]), "labels": LABELS}
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.dropout = nn.Linear(1, 1), nn.Dropout(0.5)
+        nn.init.ones_(self.layer.weight)
+
+    def forward(self, x):
+        return self.dropout(self.layer(x))
+
+
+def losses(model, inputs):
+    """One loss for each label; 0 where it is ignored."""
+    return model(inputs["x"]) * inputs["labels"] * (inputs["labels"] != -100)
+
+
+def counted(model, inputs):
+    return (inputs["labels"] != -100).sum()
+
+
+def of_items(model, inputs, items):
+    return losses(model, inputs).sum() / items
+
+
+def of_labels(model, inputs, items):
+    return losses(model, inputs).sum() / counted(model, inputs)
+
+
+def of_later_labels(model, inputs, items):
+    later = {**inputs, "labels": inputs["labels"][:, 1:]}
+    return losses(model, later).sum() / counted(model, later)
+
+
+def of_rows(model, inputs, items):
+    return model(inputs["x"]).mean()
+
+
+def squared(model, inputs, items):
+    return model(inputs["x"]).sum() ** 2
+
+
+def trainer(loss, accumulation=1):
+    class Own(Trainer):
+        def __init__(self):
+            self.compute_loss_func, self.model = None, Model()
+            self.args = SimpleNamespace(gradient_accumulation_steps=accumulation)
+
+        def compute_loss(self, model, inputs, num_items_in_batch=None):
+            return loss(model, inputs, num_items_in_batch)
+
+    return Own()
+
+
+def step_of(loss, shifts=False, **options):
+    found = trainer(loss, **options)
+    return found.model, step_of_trainer(found, BatchCount(True, shifts), None, INPUTS)
+
+
+WEIGHTS = {of_items: 20, of_labels: 20, of_later_labels: 16, of_rows: None}
+
+
+@pytest.mark.parametrize("loss", WEIGHTS, ids=lambda loss: loss.__name__)
+def test_weight_that_is_right_is_found(loss):
+    model, step = step_of(loss)
+    result = step(model.eval(), INPUTS)
+    weight = result[1].item() if isinstance(result, tuple) else None
+    assert weight == WEIGHTS[loss]
+
+
+def test_count_without_the_first_label_is_tried_from_either_side():
+    model, step = step_of(of_labels, shifts=True)
+    assert step(model.eval(), INPUTS)[1] == 20
+
+
+def test_loss_that_divides_by_the_items_gets_trainers_own_count():
+    model, step = step_of(of_items, shifts=True)
+    assert step(model.eval(), INPUTS)[1] == 16
+
+
+def test_loss_that_is_no_mean_is_refused():
+    with pytest.raises(RequestError, match="the loss of a batch is not the mean of those of its parts by rows or by"):
+        step_of(squared)
+
+
+def test_mean_of_each_batch_is_refused_with_accumulation():
+    with pytest.raises(RequestError, match="compute_loss ignores num_items_in_batch, and Trainer then adds up the means"
+                                           " of the 2 batches"):  # fmt: skip
+        step_of(of_labels, accumulation=2)
+    step_of(of_items, accumulation=2)
+
+
+def test_trial_changes_neither_the_model_nor_random_numbers():
+    found = trainer(of_rows)
+    found.model.train()
+    found.model.dropout.eval()
+    before = torch.random.get_rng_state()
+    step_of_trainer(found, BatchCount(True, False), None, INPUTS)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert (found.model.training, found.model.layer.training, found.model.dropout.training) == (True, True, False)
+    assert found.model.layer.weight.grad is None
+
+
+def test_trainers_own_loss_is_not_tried():
+    found = object.__new__(Trainer)
+    vars(found).update(model=Model(), compute_loss_func=None, model_accepts_loss_kwargs=True, label_smoother=None)
+    assert callable(step_of_trainer(found, BatchCount(True, False), None, {}))
