@@ -1,0 +1,91 @@
+"""The arguments of a pipeline: values that are wrong, and arguments that contradict each other."""
+
+import pytest
+import torch
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.errors import RequestError
+from panpipe.core.plan.plan import plan_json
+from panpipe.runtimes.optimizer.training import Training
+from panpipe.runtimes.options import DeviceOptions, PipelineOptions, given_mesh, given_plan
+from panpipe.runtimes.planning.options import PlanningOptions
+from torch import nn
+
+from ..support.plans import scheduled
+
+PLAN = scheduled("1f1b", 2, 4)
+
+
+def planning(**given):
+    return PlanningOptions(oracle=None, cut_oracle=None, **given)
+
+
+def options(**given):
+    given.setdefault("training", Training(optimizer=torch.optim.SGD))
+    return PipelineOptions(planning=planning(), **{"plan": "auto", **given})
+
+
+def test_plans_by_value_and_by_file(tmp_path):
+    assert given_plan("auto") is None
+    assert given_plan(PLAN) is PLAN
+    (tmp_path / "plan.json").write_text(plan_json(PLAN))
+    assert given_plan(tmp_path / "plan.json") == PLAN
+    with pytest.raises(RequestError, match="plan is 3: give 'auto', a Plan, or the path of a plan file"):
+        given_plan(3)
+
+
+def test_meshes():
+    assert given_mesh(None) is None
+    assert given_mesh(2) == given_mesh("pp=2")
+    assert given_mesh(Mesh(2, 2)) == Mesh(2, 2)
+    with pytest.raises(RequestError):
+        given_mesh("pp=x")
+
+
+def test_number_of_microbatches():
+    assert options().microbatches == 8
+    assert options(microbatches=3).microbatches == 3
+    assert options(plan=PLAN).microbatches == 4
+    assert options(plan=PLAN, microbatches=4).plan is PLAN
+
+
+REFUSED = {
+    "target": ({"target": "moon"}, "there is no target 'moon': known are devices, simulator"),
+    "microbatches": ({"microbatches": 0}, "0 microbatches: a step needs at least 1"),
+    "other microbatches": ({"plan": PLAN, "microbatches": 5}, "5"),
+    "replan in the simulator": (
+        {"target": "simulator", "replan": "auto"}, "replan is 'auto' and target 'simulator' has no drift"),
+    "shard without an optimizer": (
+        {"shard": "optimizer", "training": Training()}, "shard shares the optimizer over replicas and there is"),
+    "shard": ({"shard": "everything"}, "everything"),
+    "mesh of the plan": ({"plan": PLAN, "mesh": "pp=3"}, "3"),
+    "compile in the simulator": (
+        {"target": "simulator", "compile": "inductor"}, "takes its times from a cost model and compile is 'inductor'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("given", "reason"), REFUSED.values(), ids=REFUSED)
+def test_wrong_arguments_are_refused(given, reason):
+    with pytest.raises(RequestError, match=reason):
+        options(**given)
+
+
+def test_boundaries_of_a_given_plan_are_refused():
+    with pytest.raises(RequestError, match="boundaries is 'layers' and the plan has its stages"):
+        PipelineOptions(training=Training(), planning=planning(boundaries="layers"), plan=PLAN)
+
+
+def test_simulated_pipelines_are_on_the_host():
+    found = options(target="simulator")
+    assert found.simulated
+    assert not options().simulated
+    assert found.check(nn.Linear(2, 2)) == "cpu"
+
+
+def test_types_of_devices():
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    assert not DeviceOptions().given
+    assert (DeviceOptions().type_with(cpu), DeviceOptions().type_with(cuda)) == ("cpu", "cuda")
+    named = DeviceOptions(["cpu", "cpu"])
+    assert named.given
+    assert named.named == (cpu, cpu)
+    assert named.type_with(cuda) == "cpu"
