@@ -31,8 +31,10 @@ def weak_scaling_svg(series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
         f'role="img"><title>Weak scaling: saved tensors of a device</title><style>{STYLE}</style>',
-        f'<text class="t" x="{LEFT}" y="22">Saved tensors of a device, ÷ those of the model for one microbatch</text>',
-        f'<text class="s" x="{LEFT}" y="40">two layers for each device; both axes in powers of two</text>',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
+        f'<text class="t" x="{LEFT}" y="22">Saved tensors of a device ÷ those of the model</text>',
+        f'<text class="s" x="{LEFT}" y="40">the model: for one microbatch, two layers for each device; '
+        "both axes in powers of two</text>",
     ]
     size = low
     while size <= high:

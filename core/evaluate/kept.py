@@ -1,8 +1,8 @@
 """Why saved tensors stay on the device in a plan that offloads.
 
 A microbatch's tensors wait from the end of F to the start of B or I. Where that is shorter than their copies there and
-back take on free links, they cannot leave; all others stay because the plan keeps them: they are not needed elsewhere,
-or the link carries no more.
+back take on free links, they cannot leave. All others stay because the plan does not offload them: there is memory for
+them, or the link carries no more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,9 +16,9 @@ from ..costs.costs import StageCosts
 from ..plan.plan import Plan
 
 RECOMPUTES = "the stage recomputes them"
-TOO_SHORT = "they wait for a shorter time than the copies there and back take"
-NOT_CHOSEN = "the plan keeps them"
-REST = "they are not among the storages that leave"
+TOO_SHORT = "their backward follows sooner than the copies to the host and back take"
+NOT_CHOSEN = "the plan does not offload these microbatches"
+REST = "the plan does not offload these storages"
 
 
 @frozen

@@ -10,6 +10,8 @@ import os
 import tempfile
 import weakref
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -107,20 +109,31 @@ class FileArena(Arena):
 
     def write(self, offset: int, source: Tensor) -> None:
         left = memoryview(source.numpy().data)
-        while left:
-            done = os.pwritev(self._file, [left], offset)
-            left, offset = left[done:], offset + done
+        with self._naming_folder():
+            while left:
+                done = os.pwritev(self._file, [left], offset)
+                left, offset = left[done:], offset + done
 
     def read(self, offset: int, target: Tensor) -> None:
         left = memoryview(target.numpy().data)
-        while left:
-            done = os.preadv(self._file, [left], offset)
-            if not done:
-                raise OSError(errno.EIO, f"the file ends before byte {offset}")
-            left, offset = left[done:], offset + done
+        with self._naming_folder():
+            while left:
+                done = os.preadv(self._file, [left], offset)
+                if not done:
+                    raise OSError(errno.EIO, f"the file ends before byte {offset}")
+                left, offset = left[done:], offset + done
 
     def close(self) -> None:
         self._end()
+
+    @contextmanager
+    def _naming_folder(self) -> Iterator[None]:
+        """Add the folder to an error of the system, because the file has no name."""
+        try:
+            yield
+        except OSError as error:
+            error.filename = f"file of saved tensors in {self._folder}"
+            raise
 
 
 def _unnamed_file(folder: Path) -> int:

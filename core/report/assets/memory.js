@@ -33,7 +33,8 @@ function memoryCharts() {
   if (rows.length > MOST_ROWS) memoryRest(rows.slice(MOST_ROWS).sort((a, b) => a - b), drawn);
   const offloading = DATA.traces.filter((trace) => trace.host.kinds.length > 0);
   DATA.hosts.forEach((_, host) => memoryRow(HOSTS, host, offloading));
-  for (const kept of DATA.kept) byId("memory-kept").append(element("li", {}, keptLine(kept)));
+  if (DATA.kept.length > 0) show("memory-kept");
+  for (const kept of DATA.kept) byId("memory-kept-list").append(element("li", {}, keptLine(kept)));
 }
 
 // Devices, those with the highest peak first.
@@ -76,8 +77,10 @@ function listed(names) {
 }
 
 function keptLine({ stage, microbatches, bytes: size, reason, waits_s: waits, copies_s: copies }) {
-  const times = waits === null ? "" : ` (${seconds(waits[0], 3)} to ${seconds(waits[1], 3)}; ${seconds(copies, 3)})`;
-  return `Stage ${stage} keeps ${bytes(size)} of ${microbatches} microbatches on the device: ${reason}${times}.`;
+  const [shortest, longest] = (waits ?? [0, 0]).map((time) => seconds(time, 3));
+  const range = shortest === longest ? shortest : `${shortest} to ${longest}`;
+  const times = waits === null ? "" : ` (${range}; the copies ${seconds(copies, 3)})`;
+  return `Stage ${stage}, ${bytes(size)} of each of ${microbatches} microbatch${microbatches === 1 ? "" : "es"}: ${reason}${times}.`;
 }
 
 function memoryRow(owners, row, drawn) {

@@ -78,6 +78,20 @@ def test_po_h_holds_what_the_papers_table_says(devices, chunks, k, more):
     assert max(found.result.peak_memory) <= (chunks + 2) / 8 * devices + more
 
 
+@pytest.mark.parametrize(
+    ("devices", "gis", "gis_h", "po_h", "po_h_k2", "po_f"),
+    [(4, 8, 6, 4, 6, 3), (8, 16, 12, 6, 8, 4), (16, 32, 24, 10, 11, 4), (32, 64, 48, 18, 19, 4)],
+)
+def test_peaks_of_the_papers_table(devices, gis, gis_h, po_h, po_h_k2, po_f):
+    """With two stages on each device, in passes of one stage. The table has M = 2d for GIS, 3/4 M for GIS-H, about M/4
+    for PO-H and about 4 for PO-F; what PO-H holds in addition is being copied."""
+    found = []
+    for name, k in (("gis", 0), ("gis-h", 0), ("po-h", 1.0), ("po-h", 2.0), ("po-f", 1.0)):
+        given = problem(devices, 2 * devices, 2, k)
+        found.append(max(score(given, find_family(name).build(given)).result.peak_memory))
+    assert found == [gis, gis_h, po_h, po_h_k2, po_f]
+
+
 @pytest.mark.parametrize(("devices", "chunks"), [(4, 2), (8, 2), (8, 4)])
 def test_bubbles_are_below_those_of_1f1b(devices, chunks):
     given = problem(devices, 3 * devices, chunks, 1.0)
