@@ -134,13 +134,34 @@ class OffloadSearch:
                 candidates.extend(found)
                 enough_s = min([enough_s, *(each.score.step_s for each in found if each.rank[0] <= 0)])
 
-        add(self._offloading())
+        families = tuple(family for family in self.space.families if family.offloads)
+        space = evolve(self.space, families=families, anneal=False, recompute="none")
+        add(self._published(space) if families else [])
+        for family in families:
+            try:
+                walks, stopped = self._searched(evolve(space, families=(family,)), INFINITY, SHARE)
+            except RequestError:  # it supports none of the settings
+                continue
+            for walk in _chosen(walks):
+                if walk.step_s < enough_s:
+                    candidates.extend(self._as_published(walk))
+            if stopped:
+                return candidates, True
+        enough_s = min([enough_s, *(each.score.step_s for each in candidates if each.rank[0] <= 0)])
+        stopped = False
         for leaving in LEAVING:
             walks, stopped = self._searched(self.space, leaving, SHARE)
             add(walks)
             if stopped or self.meter.exhausted:
                 break
         return candidates, stopped
+
+    def _as_published(self, walk: Walk) -> Iterator[Candidate]:
+        """A walk with the copies of its schedule, if they fit the hosts."""
+        base = _Base.of(walk, self.storages)
+        found = base.scored(of_stages(dict(walk.offload)), self.oracle)
+        if base.fits_hosts(found.plan):
+            yield found
 
     def _wanted_of(self, found: Sequence[Candidate]) -> Sequence[Candidate]:
         """All candidates, or without alternatives the best one."""
@@ -157,12 +178,10 @@ class OffloadSearch:
         walks = InitialWalks(settings, evolve(self.space, anneal=False)).published()
         return any(walk.step_s < (1 - GAIN) * best.predicted.step_s for walk in walks)
 
-    def _offloading(self) -> list[Walk]:
-        """The schedules that offload by themselves, as published: their copies were planned for just these orders."""
-        families = tuple(family for family in self.space.families if family.offloads)
+    def _published(self, space: SearchSpace) -> list[Walk]:
+        """Schedules on even cuts: those that offload have copies that were planned for just these orders."""
         settings = [_with_more_memory(setting, INFINITY) for setting in self.settings]
-        space = evolve(self.space, families=families, anneal=False, recompute="none")
-        return list(InitialWalks(settings, space).published()) if families else []
+        return list(InitialWalks(settings, space).published())
 
     def _searched(self, space: SearchSpace, leaving: float, share: float) -> tuple[list[Walk], bool]:
         """Walks of a search in which saved tensors may take more memory.
@@ -204,9 +223,7 @@ class OffloadSearch:
             peaks = zip(found.score.peak_memory_bytes, base.limits, strict=True)
             limits = [limit - 1.02 * max(peak - most, 0.0) for limit, (peak, most) in zip(limits, peaks, strict=True)]
         if walk.offload:
-            found = base.scored(of_stages(dict(walk.offload)), self.oracle)
-            if base.fits_hosts(found.plan):
-                yield found
+            yield from self._as_published(walk)
 
 
 @frozen
