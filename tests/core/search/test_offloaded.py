@@ -51,6 +51,26 @@ def test_auto_fits_and_is_never_slower_than_without_offload(k):
         assert found.predicted.step_s < 0.95 * resident.predicted.step_s
 
 
+def test_auto_is_not_slower_than_a_schedule_that_offloads_on_cuts_of_uneven_layers():
+    layers = uniform_graph(12, 1.0)
+    slower = [1 + i * 7 % 5 / 2 for i in range(len(layers.nodes))]
+    nodes = [
+        evolve(
+            node, forward_s=by * node.forward_s, backward_input_s=by * node.backward_input_s,
+            backward_weight_s=by * node.backward_weight_s,
+        )
+        for by, node in zip(slower, layers.nodes, strict=True)
+    ]  # fmt: skip
+    graph, families = evolve(layers, nodes=tuple(nodes)), tuple(map(find_family, ("1f1b", "po-h", "po-f")))
+    options = SearchOptions(
+        families=families[2:], recompute="none", anneal=False, memory_limit=(20 << 20) + 8 * SAVED, budget=80
+    )
+    named = plan(graph, cluster_with_hosts(DEVICES), MICROBATCHES, options)
+    automatic = evolve(options, families=families, offload="auto", budget=320)
+    found = plan(graph, cluster_with_hosts(DEVICES), MICROBATCHES, automatic)
+    assert found.predicted.step_s <= named.predicted.step_s * (1 + 1e-9)
+
+
 def test_simulator_confirms_the_step_and_the_peaks():
     found = planned(0.5, "auto", STATE + ONE_F_ONE_B / 2)
     score = simulated(found, found.predicted.costs, found.predicted.cluster)
