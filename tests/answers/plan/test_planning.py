@@ -1,0 +1,92 @@
+"""The request that the options of ``panpipe plan`` make, files that are written, and options that are refused."""
+
+import pytest
+from panpipe.answers.plan import planning as module
+from panpipe.answers.plan.planning import plan_request
+from panpipe.core.cluster.cluster import cluster_json, fully_connected
+from panpipe.core.costs.graph import OpGraph, OpNode, graph_json
+from panpipe.core.errors import RequestError
+
+from ...support.plans import hosted, predicted, scheduled
+
+
+@pytest.fixture
+def files(tmp_path):
+    (tmp_path / "graph.json").write_text(
+        graph_json(OpGraph((OpNode("a", 1, 1, 1, 0, 0, 0, 0, 0), OpNode("b", 2, 1, 1, 0, 0, 0, 0, 0)), ()))
+    )
+    cluster = hosted(fully_connected(2, 10**9, 1e9, 0.0), 1e9)
+    (tmp_path / "cluster.json").write_text(cluster_json(cluster))
+    return str(tmp_path / "cluster.json"), tmp_path / "graph.json"
+
+
+def request(files, microbatches=4, **options):
+    return plan_request(files[0], microbatches, graph=files[1], **options)
+
+
+def test_request_of_a_graph(files):
+    found, known = request(files, samples=5, seed=3, budget=50)
+    assert (found.microbatches, found.seed, found.budget, found.anneal, found.boundaries) == (
+        4,
+        3,
+        50,
+        True,
+        "operators",
+    )
+    assert len(found.machine.devices) == 2
+    assert found.costs_of(4) is found.costs_of(4)
+    assert found.costs_of(4).work.samples == 5
+    assert list(found.families) == list(known)
+
+
+def test_named_schedule_is_the_only_one(files):
+    found, known = request(files, schedule="1f1b", layers=True)
+    assert [family.name for family in found.families] == ["1f1b"]
+    assert len(known) > 1
+    assert (found.anneal, found.boundaries) == (False, "layers")
+
+
+def test_offload_allows_schedules_that_offload(files):
+    resident, offloads = (request(files, offload=wanted)[1] for wanted in ("none", "auto"))
+    assert len(offloads) > len(resident)
+    assert not any(family.offloads for family in resident)
+
+
+def test_host_memory_limits_hosts_alone(files):
+    machine = request(files, host_memory=1000.0)[0].machine
+    assert [hub.memory_bytes for hub in machine.hubs if hub.kind == "host"] == [1000]
+
+
+REFUSED = {
+    "microbatches": ({"microbatches": 0}, "--microbatches is 0: give a whole number of at least 1"),
+    "budget": ({"budget": 0}, "--budget is 0: give a whole number"),
+    "no microbatches": ({"microbatches": None}, "--microbatches is missing: give a step's number"),
+    "host memory": ({"host_memory": -1.0}, "--host-memory is -1: give a finite number of bytes, at least 0"),
+    "infinite": ({"host_memory": float("inf")}, "--host-memory is inf"),
+    "layers": ({"layers": True, "offload": "auto"}, "--layers does not plan offload"),
+    "tensor": ({"tensor": 2, "offload": "auto"}, "--offload with --tp: copies of tensor ranks"),
+    "shard": ({"shard": "x"}, "x"),
+    "schedule": ({"schedule": "nothing"}, "nothing"),
+}
+
+
+@pytest.mark.parametrize(("options", "reason"), REFUSED.values(), ids=REFUSED)
+def test_wrong_options_are_refused(files, options, reason):
+    with pytest.raises(RequestError, match=reason):
+        request(files, **options)
+
+
+def test_one_of_graph_and_model_is_needed(files):
+    found, _ = plan_request(files[0], 4)
+    with pytest.raises(RequestError, match="give one of --graph FILE and --model module:factory"):
+        found.costs_of(4)
+    both, _ = request(files, model="mlp")
+    with pytest.raises(RequestError, match="give one of --graph FILE"):
+        both.costs_of(4)
+
+
+def test_plans_are_written_with_numbers(tmp_path):
+    plans = [predicted(scheduled(name, 2, 4)) for name in ("1f1b", "gpipe")]
+    paths = module._write(tmp_path / "plan.json", plans)
+    assert [path.name for path in paths] == ["plan.json", "plan.2.json"]
+    assert "1f1b" not in paths[1].read_text() or paths[0].read_text() != paths[1].read_text()
