@@ -1,4 +1,4 @@
-"""``panpipe profile links``: what messages between ranks take, alone and together, and the cluster that this makes."""
+"""``panpipe profile links``: the measured time of messages between ranks, alone and together, as a cluster."""
 
 import datetime
 import os
@@ -88,11 +88,14 @@ def _start(ranks: int | None, backend: str | None) -> int:
     """Run this command on ranks of this machine; what they would all refuse is refused here, once."""
     if ranks is None or ranks < 2:
         raise RequestError(
-            f"links are between ranks, and {'this is none' if ranks is None else f'--ranks is {ranks}'}: "
+            "links are measured between ranks, and "
+            f"{'this process is not one' if ranks is None else f'--ranks is {ranks}'}: "
             "give --ranks 2 or more, or start panpipe with torchrun --module panpipe.cli"
         )
     if backend is not None and find_backend(backend).ranks is None:
-        raise RequestError(f"links are between ranks, and backend '{backend}' connects threads: use --backend gloo")
+        raise RequestError(
+            f"links are measured between ranks, and backend '{backend}' connects threads: use --backend gloo"
+        )
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
     given = sys.argv[1:] if sys.argv[1:2] == ["profile"] else []
     environment = {"OMP_NUM_THREADS": "1", **os.environ}

@@ -14,9 +14,8 @@ If it then still waits for a copy to or from the host, the rest is the copy's::
 Of communication, contention is what the message and those before it in its queue lost on full links that others
 shared; so it is of a reduction and of a host copy. Contention is given link by link, too.
 
-These are seconds that each device waited in this run, and what for. What the step would gain without a cause is another
-question, answered in ``core/evaluate/idle.py`` by other runs, with words of its own: to take a wait away may only make
-the next one longer.
+These are the seconds that each device waited in this run, by cause. They are not what the step would gain without a
+cause: removing a wait may only make the next one longer. ``core/evaluate/idle.py`` computes the gains, by further runs.
 """
 
 from collections.abc import Mapping, Sequence

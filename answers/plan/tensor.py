@@ -33,7 +33,9 @@ def wanted_tensor(tp: str | None, machine: Cluster, cluster: str, model: str | N
     if tp != AUTO and not (tp.isdecimal() and int(tp) >= 1):
         raise RequestError(f"--tp is '{tp}': give a whole number of at least 1, or auto")
     if model is None:
-        raise RequestError("--tp splits models, and an operator-graph file is none: leave --tp out")
+        raise RequestError(
+            "--tp splits a model's layers, and --graph gives operators with their costs alone: leave --tp out"
+        )
     if model not in BUNDLED and tp == AUTO:
         raise RequestError(f"--tp auto is for bundled models: give the number of tensor ranks of '{model}'")
     if CPU.fullmatch(cluster):

@@ -1,6 +1,6 @@
-"""The memory of a host as a link, which all that is read and written there shares.
+"""The bandwidth of a host's memory as a link, which all transfers that read or write it share.
 
-It leads from the host to a place of its own, with one rate for both directions together::
+The link leads from the host to a node of its own, and has one rate for both directions together::
 
     gpu0 ─ pcie0 ─ host0 ══ memory of host0        an offload ends there: it writes; a reload starts there: it reads
                      │

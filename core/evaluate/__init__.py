@@ -1,1 +1,1 @@
-"""Time and memory of an order of actions where nothing contends: a reference and its compiled twin."""
+"""Time and memory of an order of actions without contention: a readable reference, and the same rules compiled."""

@@ -1,4 +1,5 @@
-"""The host-copy queues of one device while its compute order runs: when copies end, and what is away meanwhile.
+"""The host-copy queues of one device while its compute order runs: when copies end, and what is on the host
+meanwhile.
 
 The rules are those of ``plan/host_copies``: a copy out is issued by the end of F, and ``freed_at`` waits for it; a
 reload is issued by the end of ``reload_after``, and the backward waits for it. The copies of a queue run one after
@@ -10,7 +11,7 @@ from typing import NamedTuple
 
 
 class TimedCopy(NamedTuple):
-    """The way of one microbatch's storages to the host and back, by positions in the device's compute order.
+    """The copies of one microbatch's storages to the host and back, by positions in the device's compute order.
 
     Args:
         forward: of the F, whose end issues the copy out.
@@ -18,7 +19,7 @@ class TimedCopy(NamedTuple):
         reload_after: of the action whose end issues the copy back.
         reader: of the B or I that waits for that.
         out_s, back_s: seconds of the two copies on idle links.
-        bytes: that leave.
+        bytes: of the storages.
     """
 
     forward: int
@@ -53,7 +54,7 @@ class HostQueue:
 
     @property
     def ends(self) -> Sequence[Sequence[float]]:
-        """Per copy the ends of its way out and of its way back."""
+        """Per copy when it ends on the host, and when it ends back on the device."""
         return self._ends
 
     def ready_s(self, position: int) -> float:

@@ -1,1 +1,1 @@
-"""Offload: which saved tensors leave the device, and between which compute actions they are copied."""
+"""Offload: which saved tensors are copied to the host and freed, and at which compute actions."""

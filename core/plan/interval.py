@@ -14,7 +14,8 @@ def with_step_error(plan: Plan, error: float | None) -> Plan:
 
     Args:
         plan: with its prediction.
-        error: bound of \\|predicted ÷ measured − 1\\|; None if nobody knows it, and the plan stays as it is.
+        error: bound of \\|predicted ÷ measured − 1\\|; None if it is not known; then the plan is returned
+            unchanged.
     """
     if error is None or plan.prediction is None:
         return plan

@@ -1,4 +1,4 @@
-"""Lowering: from each device's compute order to all actions that it issues.
+"""Lowering: from each device's compute order to all actions that it issues, with the order of sends and receives.
 
 A plan orders compute only. Lowering adds sends, receives, reductions and optimizer steps, the same for the simulator
 and every runtime::

@@ -1,4 +1,4 @@
-"""Messages: matching each send of the lowered lists with its receive, and locating both in the compute queues.
+"""Messages: matches each send of the lowered lists with its receive, and finds both positions in the compute queues.
 
 Each send has the last compute item issued before it, each receive the next compute item after it::
 

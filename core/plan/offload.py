@@ -52,7 +52,7 @@ class StageOffload:
 
     Args:
         stage: the stage.
-        storages: those that leave.
+        storages: those that are offloaded.
         copies: per microbatch that offloads, ascending.
     """
 
@@ -62,5 +62,5 @@ class StageOffload:
 
     @property
     def bytes(self) -> int:
-        """Bytes of one microbatch that leave."""
+        """Bytes of one microbatch that are offloaded."""
         return sum(storage.bytes for storage in self.storages)

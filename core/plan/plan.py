@@ -61,7 +61,7 @@ class MemoryPolicy:
 
     Args:
         recompute: the stages that recompute their forward, in order.
-        offload: the saved tensors that leave, by stage, in order; a stage recomputes or offloads.
+        offload: the saved tensors that are offloaded, by stage, in order; a stage recomputes or offloads.
         host_copy_queues: in-order queues of each device for copies to and from its host: 1 for both directions, or 2,
             one for each.
     """
@@ -184,7 +184,7 @@ class Plan:
 
     @cached_property
     def offloaded_bytes(self) -> dict[int, int]:
-        """Bytes of one microbatch that leave, of every stage that offloads."""
+        """Bytes of one microbatch that are offloaded, of every stage that offloads."""
         return {each.stage: each.bytes for each in self.memory.offload}
 
     def save(self, path: str | Path) -> None:

@@ -29,7 +29,7 @@ class Host:
 def hosts_of(plan: Plan | None, traces: Sequence[Trace]) -> tuple[Host, ...]:
     """The hosts of all devices that offload, in the order of their first device.
 
-    Without a plan that has a cluster nobody knows which devices share a host: each device has one of its own here.
+    Which devices share a host is only known from a plan with a cluster; otherwise each device has a host of its own.
     """
     devices = sorted({sample.device for trace in traces for sample in trace.memory if sample.kind == HOST_MEMORY})
     if not devices or plan is None or plan.prediction is None:

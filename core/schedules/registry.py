@@ -1,6 +1,7 @@
 """Schedules by name: panpipe's own, and those of other packages.
 
-A package adds one through the entry-point group ``panpipe.schedules``: the entry point names a ``ScheduleFamily``.
+To add a schedule here, write a module with a ``ScheduleFamily`` and list it in ``BUILT_IN``. A package adds one through
+the entry-point group ``panpipe.schedules``: the entry point names a ``ScheduleFamily``.
 """
 
 import warnings

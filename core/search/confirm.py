@@ -80,7 +80,7 @@ def confirmed(
         settings = [evolve(setting, messages=MESSAGES) for setting in settings]
     found = task.searched_with_reserve(settings)
     if not (found.fits or found.stopped or meter.until_fit or task.exact or meter.exhausted):
-        # The search was led by its own memory model; the shorter search for any plan that fits may find one.
+        # The search optimised by its own memory model; the shorter search for any plan that fits may find one.
         scout = meter.part(meter.budget, until_fit=True)
         more = evolve(task, meter=scout).searched_with_reserve(settings)
         meter.spent += scout.spent

@@ -1,7 +1,7 @@
 """Plans without a pipeline: every replica is one device.
 
 Where such a plan takes hardly longer than the work alone on all devices, no pipeline can be much faster, and none is
-looked for: the difference would be less than the error of a prediction.
+searched: the difference would be less than the error of a prediction.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from .problem.setting import Setting
 from .search_options import SearchOptions
 
 NEAR = 0.03
-"""Share of the step by which pipelines may be faster and are still not looked for."""
+"""Share of the step by which pipelines may be faster and are still not searched."""
 ORDERS = ("gpipe", "1f1b", "interleaved-1f1b")
 """The schedules of one device: each order takes as long, and with several stages reductions begin earlier."""
 

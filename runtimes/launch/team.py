@@ -128,7 +128,7 @@ class Team(ABC):
     def waiting(self, what: str) -> AbstractContextManager[None]:
         """A context in which this process waits for all others, for what does not use the team's own operations.
 
-        Every wait between ranks is inside such a context, so that a rank that waits in vain ends with its reason.
+        Every wait between ranks is inside such a context, so that a rank that hangs ends with its reason.
 
         Args:
             what: the phase, for the reason.

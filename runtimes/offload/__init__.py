@@ -1,1 +1,1 @@
-"""Saved tensors that leave their device: to host memory, or from the host's memory to a file."""
+"""Offload of saved tensors: from the device to host memory, or further to a file."""

@@ -1,4 +1,4 @@
-"""Which storages of a stage's saved tensors can leave the device, and which of them a plan has leave."""
+"""Which storages of a stage's saved tensors can be offloaded, and which of them a plan offloads."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""The storages of one microbatch on their way: taken from the saved tensors, freed, and put back as views of new ones.
+"""The offloaded storages of one microbatch: taken from the saved tensors, freed, and put back as views of new ones.
 
     saved tensors   [ a , a.t() , b ]        [ None , None , b ]        [ a' , a'.t() , b ]
                       └── take ──▶ out ──free──▶   allocate ──▶ back ──restore──┘

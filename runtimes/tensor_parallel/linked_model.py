@@ -1,4 +1,4 @@
-"""The user's model with DTensors, and the plain model of this rank's parts that is trained: one memory, two faces.
+"""The user's model with DTensors, and the plain model of this rank's parts that is trained: they share their memory.
 
 user's model     DTensor "up.weight" ──────▶ local tensor ◀── memory ──▶ "up.weight" of the parts
                  plain "norm.weight"  ═══════════════════════════════▶ the same object in the parts

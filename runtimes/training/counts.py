@@ -1,4 +1,4 @@
-"""How far the training of a pipeline is."""
+"""Counters of the steps, updates and microbatches of a pipeline."""
 
 from attrs import define
 

@@ -1,1 +1,1 @@
-"""The detection and report of failures: ranks that die, and ranks that wait in vain."""
+"""The detection and report of failures: ranks that die, and ranks that hang."""

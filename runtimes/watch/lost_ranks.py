@@ -1,4 +1,4 @@
-"""Which ranks are lost, and the words for it. This is the one place that decides; `watch` collects and reports.
+"""Decides which ranks are lost, and writes the error's text. No other module decides it: `watch` collects and reports.
 
     what is seen                                        what it shows
     a failure that a rank raised itself                 it stops, for this reason

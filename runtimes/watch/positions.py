@@ -1,11 +1,11 @@
-"""Where every rank is, as the ranks publish it, and who waits for whom in vain.
+"""Detects hangs from the positions (the current action, and the ranks it waits for) that all ranks publish.
 
     rank 2 waits for rank 1, which waits for rank 0, which computes      rank 0 decides: no progress there is a hang
     rank 0 waits for rank 1, which waits for rank 0                      they run different methods: a hang
     rank 1 waits for rank 0, which has left                              a hang
 
 A rank hangs if it has waited for the limit, and no rank that it waits for, directly or through others, has made
-progress for that time. A long action, a long compilation with progress and a pause of all ranks are none.
+progress for that time. A long action, a long compilation with progress and a pause of all ranks are no hangs.
 """
 
 import json
@@ -86,7 +86,7 @@ def _numbers(given: Sequence[Any]) -> tuple[int, ...]:
 
 
 def hangs(rank: int, positions: Mapping[int, Position], timeout_s: float) -> bool:
-    """Whether a rank waits in vain.
+    """Whether a rank hangs: see the module's rule.
 
     Args:
         rank: the rank.
@@ -123,7 +123,7 @@ def reason_of_hang(rank: int, positions: Mapping[int, Position], timeout_s: floa
     """Who waits for whom in which action, and what the late ranks did last, in a line.
 
     Args:
-        rank: one that waits in vain.
+        rank: one that hangs.
         positions: of all ranks.
         timeout_s: the limit.
         unit: what has the numbers: ranks, or devices of one process.

@@ -33,7 +33,7 @@ _POLL_S = 0.1
 _GRACE_S = 2.0
 """Seconds in which another process may take the place of one that ended: it was a rank of the job before."""
 _AT_ONCE = 64
-"""Most absent ranks that are looked for in each poll."""
+"""Most absent ranks that each poll searches."""
 _CREDENTIALS = struct.Struct("3i")
 """Linux's ``struct ucred``: process, user, group."""
 _BLAME_S = 1.0

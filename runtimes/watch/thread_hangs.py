@@ -46,7 +46,7 @@ class ThreadHangs:
             running: device → its work, which raises nothing.
 
         Returns:
-            The error if a device waits in vain; the thread of another device then still runs.
+            The error if a device hangs; the thread of another device then still runs.
         """
         _, undone = wait(running.values(), self._poll_s)
         quiet = self._quiet

@@ -1,11 +1,11 @@
-"""When one rank stops, all ranks stop within seconds, with that rank's number and reason.
+"""Detects the failure or death of any rank, and stops all ranks within seconds, with its number and the reason.
 
 1. A rank that fails writes its reason to the job's store before it exits, also for an error in the user's code. The
    first reason is kept.
 2. The death of a killed rank is detected by ranks that communicate with it or are connected to it, and they write the
-   reason. Who is lost, and what is written, `lost_ranks` decides, from all that is seen.
-3. A rank that waits reads where the others are, which every rank publishes. If it has waited for the limit in vain
-   (`positions`), it writes the reason.
+   reason. `lost_ranks` decides which rank is lost and what is written.
+3. A rank that waits reads the positions that every rank publishes. If it hangs by the rule in `positions`, it writes
+   the reason.
 4. A thread of every rank does this and checks for a reason twice a second: its main thread may wait in a transfer that
    cannot be interrupted. A rank that has read the reason records that, and the rank that hosts the store waits until
    all have. Another thread, the `watchdog`, ends the rank if the store gives no answer.
@@ -275,7 +275,7 @@ class FailureWatch:
             self._end(reason)
 
     def _hang(self, beat_now: int) -> str | None:
-        """Publish where this rank is, and read where the others are; the reason if this rank waits in vain."""
+        """Publish where this rank is, and read where the others are; the reason if this rank hangs."""
         own, published = self._watchdog.position(), self._published
         published.write(self._store, own, beat_now)
         self._watchdog.host = published.host(self._store)

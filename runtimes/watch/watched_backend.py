@@ -1,4 +1,4 @@
-"""A backend whose waits are noted in the device's `Activity`, with the rank that is waited for."""
+"""A backend that records each of its waits in the device's `Activity`, with the rank that it waits for."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any

@@ -1,4 +1,4 @@
-"""If no plan fits: the closest plan, and the memory of the device that exceeds its limit most."""
+"""Why no plan fits: the closest plan, and the memory of the device that exceeds its limit most."""
 
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite

@@ -115,7 +115,9 @@ class Binder:
     def _bind(self, action: Action) -> Instruction:
         """The instruction of an action; it also waits for the actions that it is the fence of."""
         if action.kind not in INSTRUCTIONS:
-            raise RequestError(f"the plan issues {action}, and no runtime knows how to do a {action.kind}: remove it")
+            raise RequestError(
+                f"the plan issues {action}, and no instruction is registered for {action.kind}: remove it"
+            )
         bound, awaited = INSTRUCTIONS[action.kind](self, action), self._fences.get(action)
         return bound._replace(wait=_both(partial(self.frame.wait_pending, *awaited), bound.wait)) if awaited else bound
 

@@ -54,7 +54,7 @@ def test_automatic_numbers_stay_within_equal_and_near_devices(sizes):
         ("0", "eight", "net", "--tp is '0': give a whole number of at least 1, or auto"),
         ("many", "eight", "net", "--tp is 'many'"),
         ("-2", "eight", "net", "--tp is '-2'"),
-        ("2", "eight", None, "an operator-graph file is none: leave --tp out"),
+        ("2", "eight", None, "--graph gives operators with their costs alone: leave --tp out"),
         ("auto", "eight", "module:factory", "--tp auto is for bundled models"),
         ("2", "cpu:8", "net", "'cpu:8' is this host: name a cluster"),
         ("3", "eight", "net", "3"),

@@ -70,7 +70,9 @@ def test_binder_finds_the_stage_of_a_microbatch_and_of_a_whole_step():
 
 def test_binder_refuses_a_kind_without_a_registered_function(monkeypatch):
     monkeypatch.delitem(INSTRUCTIONS, Kind.STEP)
-    with pytest.raises(RequestError, match="the plan issues 0STEP, and no runtime knows how to do a STEP: remove it"):
+    with pytest.raises(
+        RequestError, match="the plan issues 0STEP, and no instruction is registered for STEP: remove it"
+    ):
         binder_of(PLAN, 0)
 
 
