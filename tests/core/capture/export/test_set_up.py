@@ -68,6 +68,15 @@ def test_table_that_depends_on_the_longest_batch_is_refused():
         refuse(Positions(scaled, cut), sizes=(5,), pending=[PendingRefusal(PENDING)])
 
 
+def test_other_batch_that_differs_after_a_longer_one_is_refused():
+    def wrong_for_three(table, size):
+        return table[:size] + (size == 3 and len(table) == 5)
+
+    refuse(Positions(arange, wrong_for_three), sizes=(3, 4))
+    with pytest.raises(RequestError, match="after batches of other shapes"):
+        refuse(Positions(arange, wrong_for_three), sizes=(3, 5))
+
+
 def test_only_the_last_other_batches_are_tried():
     def wrong_for_nine(table, size):
         return table[:size] + (len(table) == 9)
