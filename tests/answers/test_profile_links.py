@@ -41,11 +41,12 @@ def profiled(ranks=None, backend=None, out=None, json=True):
 
 
 @pytest.mark.parametrize(
-    ("ranks", "reason"), [(None, "and this is none: give --ranks 2"), (1, "and --ranks is 1: give --ranks 2 or more")]
+    ("ranks", "reason"),
+    [(None, "and this process is not one: give --ranks 2"), (1, "and --ranks is 1: give --ranks 2 or more")],
 )
 def test_less_than_two_ranks_are_refused(monkeypatch, ranks, reason):
     monkeypatch.delenv("RANK", raising=False)
-    with pytest.raises(RequestError, match=f"links are between ranks, {reason}"):
+    with pytest.raises(RequestError, match=f"links are measured between ranks, {reason}"):
         profiled(ranks)
 
 
