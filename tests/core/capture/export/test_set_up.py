@@ -95,17 +95,21 @@ def test_step_that_differs_when_it_runs_again_is_refused():
         refuse(Positions(arange, cut), of=counting)
 
 
-def test_number_that_changes_in_each_run_is_a_count():
+def test_number_that_changes_in_each_run_may_not_reach_the_loss():
     def counting(model, batch):
         model.size = model.size + 1
         return model.layer(batch).mean() * model.fixed
 
-    refuse(Positions(arange, cut), of=counting)
-    refuse(Positions(arange, cut), of=counting, pending=[PendingRefusal(PENDING, "fixed")])
-    with pytest.raises(RequestError, match="the pending refusal"):
-        refuse(Positions(arange, cut), of=counting, pending=[PendingRefusal(PENDING, "size")])
+    def scaling(model, batch):
+        model.size = model.size + 1
+        return model.layer(batch).mean() * float(model.size)
+
+    for name in ("fixed", "size"):
+        refuse(Positions(arange, cut), of=counting, pending=[PendingRefusal(PENDING, name)])
     with pytest.raises(RequestError, match="the pending refusal"):
         refuse(Positions(arange, cut), of=counting, pending=[PendingRefusal(PENDING, "not found")])
+    with pytest.raises(RequestError, match="the pending refusal"):
+        refuse(Positions(arange, cut), of=scaling, pending=[PendingRefusal(PENDING, "size")])
 
 
 def test_tensor_of_an_earlier_run_is_refused():
