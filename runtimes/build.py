@@ -30,6 +30,7 @@ from .launch.agreement import check_same, model_in_words
 from .launch.launch import make_team, mesh_for, rank_of_job, virtual_team, world_size
 from .launch.meeting import Meeting, begin
 from .launch.progress import Report, silent
+from .launch.random_states import random_states_kept
 from .launch.team import Team
 from .options import PipelineOptions
 from .pipeline import Pipeline
@@ -67,7 +68,7 @@ def build_pipeline(
         RequestError: an argument is wrong.
         InfeasibleError: no plan fits in memory.
     """
-    with HERE.inside("pipeline()"):
+    with HERE.inside("pipeline()"), random_states_kept():
         return _build(model, step, batch, options, virtual, report)
 
 

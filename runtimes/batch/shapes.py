@@ -123,7 +123,7 @@ class Shapes:
             other = None if self._example is None else self._example.difference(piece.shape)
             if other is None:
                 raise
-            raise RequestError(f"{other}: {error}") from error
+            raise RequestError(f"{other}: {error}") from None  # the cause has hundreds of lines of torch's own code
 
     def _agreed(self, make: Callable[[], Compiled]) -> Compiled:
         if len(self._team.local) == self._team.size:
