@@ -37,6 +37,8 @@ from .suggestions.unlimited_memory import holds_all
 INFINITY = float("inf")
 SHARE = 0.3
 """Share of the budget for each further search."""
+NAMED_SHARE = 0.1
+"""The same for the cuts of each schedule that offloads by itself."""
 LEAVING = (0.8, 0.4)
 """Shares of what the links carry that are assumed to leave in the further searches: they get as much more memory."""
 FASTEST = 6
@@ -139,7 +141,7 @@ class OffloadSearch:
         add(self._published(space) if families else [])
         for family in families:
             try:
-                walks, stopped = self._searched(evolve(space, families=(family,)), INFINITY, SHARE)
+                walks, stopped = self._searched(evolve(space, families=(family,)), INFINITY, NAMED_SHARE)
             except RequestError:  # it supports none of the settings
                 continue
             for walk in _chosen(walks):
