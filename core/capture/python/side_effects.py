@@ -90,9 +90,9 @@ def outside_restored(
             held.extend(items)
             changed = [i for i, (old, new) in enumerate(zip(items, now, strict=False)) if _carries(old, new)]
             changed = [i for i in changed if now[i] is not items[i]]
-            plain = len(changed) == 1 and _is_plain(items[changed[0]])
-            number, late = (changed[0], not _is_plain(now[changed[0]])) if plain else (None, False)
-            written.append(_Written(place, place.rpartition(".")[2], bool(changed), plain, number, late))
+            single = len(changed) == 1 and _is_plain(items[changed[0]])
+            index, late = (changed[0], not _is_plain(now[changed[0]])) if single else (None, False)
+            written.append(_Written(place, place.rpartition(".")[2], bool(changed), single, index, late))
         for place, (holder, name) in reached.owners.items():  # of classes, slots, and functions around
             then: Any = reached.values[place]
             if id(holder) not in others and not isinstance(then[1], str) and reached.number(place) != then[1]:  # no NaN
