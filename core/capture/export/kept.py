@@ -6,11 +6,17 @@ The numbers are replaced by kept numbers (`..values.kept_numbers`), and every co
                          └─ for each condition ──▶ a run with the other side, and one after it
                                                           the same operators?
 
-The run after it shows a value that the other side set, such as another factor of the loss.
+The run after it shows a value that the other side set, such as another factor of the loss. A text of a kept number must
+be printed, logged or stored: one that is not may have been compared.
 """
 
-from collections.abc import Collection
+import builtins
+import logging
+import sys
+from collections.abc import Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 from attrs import frozen
 
@@ -73,9 +79,41 @@ def _run(runs: TrialRuns, leaves: Leaves, names: Collection[Any], followed: Foll
     for place, number in numbers.items():
         now.assign(place, KeptNumber(number, followed))
     try:
-        return runs.run(leaves)
+        with _texts_noted(followed):
+            ran = runs.run(leaves)
+        followed.arrive(_stored(runs.now()))
+        followed.escaped |= not followed.all_arrived()
+        return ran
     finally:
         _restore(now, numbers)
+
+
+@contextmanager
+def _texts_noted(followed: Followed) -> Iterator[None]:
+    """Within this context, texts that are printed or logged are recorded."""
+
+    def noting(function: Any, first: int = 0) -> Any:
+        def noted(*values: Any, **options: Any) -> Any:
+            followed.arrive(values[first:])
+            return function(*values, **options)
+
+        return noted
+
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.object(builtins, "print", noting(builtins.print)))
+        for name in ("debug", "info", "warning", "error", "critical", "log"):  # the level may be disabled now
+            stack.enter_context(mock.patch.object(logging.Logger, name, noting(getattr(logging.Logger, name), 1)))
+        for stream in (sys.stdout, sys.stderr):
+            stack.enter_context(mock.patch.object(stream, "write", noting(stream.write)))
+        yield
+
+
+def _stored(now: Reached) -> Iterator[Any]:
+    """What attributes, variables and sequences hold that the step reaches."""
+    for place in now.owners:
+        yield now.values[place][1]
+    for _, (held, _) in now.named_sequences():
+        yield from held
 
 
 def _restore(now: Reached, numbers: dict[str, Any]) -> None:

@@ -33,6 +33,7 @@ class LateSize(RuntimeError):
 _SAYS_SO = (
     "data-dependent", "unbacked", "got FakeTensor", "data is not allocated", "LateNumber",
     "type float is not JSON serializable", "type int is not JSON serializable",
+    "could not convert string to float: '\\x00", "base 10: '\\x00",  # of a text of a late number
 )  # fmt: skip
 """Parts of messages of errors that mean that a value is needed."""
 

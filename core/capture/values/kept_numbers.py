@@ -4,20 +4,26 @@ In a captured step such a number stays as it is. This changes nothing that the s
 texts and other Python objects: a count that selects which steps print, the sum of a meter. In a trial run a
 `KeptNumber` replaces the number. It computes as Python does, and its results are kept numbers, too. Any other use of
 its value, such as by an operator of torch, is recorded, and so is each condition on it, so that another run takes the
-other side.
+other side. A text of a kept number is followed, too: it has a mark, and must arrive where texts are shown or stored.
 """
 
 import dis
 import math
 import operator
+import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 from attrs import define, field
 
+from .texts import UnknownText, plain
+
+_STAND_IN = 8 * 10**14
+"""Added to the number of a text where Python converts a number for ``text % number``: its digits are the mark."""
+_MARKED = re.compile("\x01([0-9]+)\x01|800([0-9]{12})")
 _NUMBERS = (int, float, complex, Decimal, Fraction)
 
 
@@ -27,16 +33,45 @@ class Followed:
 
     Attributes:
         taken: the truth of each condition, in order.
-        escaped: whether more than texts, Python objects and conditions needed a value.
+        escaped: whether more than texts, Python objects and conditions needed a value, or a text was read.
     """
 
     taken: list[bool] = field(factory=list)
     escaped: bool = False
     _forced: Sequence[bool] = ()
+    _texts: int = 0
+    _arrived: set[int] = field(factory=set)
 
     def begin(self, forced: Sequence[bool] = ()) -> None:
         """Begin a run in which the first conditions are as given."""
         self.taken, self._forced = [], forced
+        self._texts, self._arrived = 0, set()
+
+    def text(self, text: str) -> "KeptText":
+        """The text of a number, with a mark.
+
+        Args:
+            text: as Python writes the number.
+        """
+        return KeptText(f"\x01{self._next()}\x01{text}", self)
+
+    def stand_in(self) -> int:
+        """A number whose digits are a mark."""
+        return _STAND_IN + self._next()
+
+    def arrive(self, texts: Iterable[Any]) -> None:
+        """Record that texts are shown or stored; other values are ignored."""
+        for text in texts:
+            if isinstance(text, str):
+                self._arrived.update(int(a or b) for a, b in _MARKED.findall(plain(text)))
+
+    def all_arrived(self) -> bool:
+        """Whether each text of a number in this run was shown or stored: one that was not may have been compared."""
+        return len(self._arrived) == self._texts
+
+    def _next(self) -> int:
+        self._texts += 1
+        return self._texts - 1
 
     def decide(self, truth: bool) -> bool:
         """The truth of a condition in this run.
@@ -82,7 +117,7 @@ def _equality(function: Callable[..., Any], otherwise: bool) -> Callable[..., An
 
 def _converted(kind: Callable[..., Any]) -> Callable[..., Any]:
     def method(self: "KeptNumber") -> Any:
-        return kind(self.value) if _formats() else self.escapes()
+        return kind(self.followed.stand_in()) if _formats() else self.escapes()
 
     return method
 
@@ -92,6 +127,29 @@ def _formats() -> bool:
     frame: Any = sys._getframe(2)
     at = next(each for each in dis.get_instructions(frame.f_code) if each.offset == frame.f_lasti)
     return at.opname == "BINARY_OP" and at.argrepr in ("%", "%=")
+
+
+class KeptText(UnknownText):
+    """A text with the mark of a kept number.
+
+    Args:
+        text: as it is written.
+        followed: records uses that need the characters.
+    """
+
+    followed: Followed
+
+    def __new__(cls, text: str, followed: Followed) -> "KeptText":
+        made = super().__new__(cls, text)
+        made.followed = followed
+        return made
+
+    def stops(self, use: str) -> Any:
+        self.followed.escaped = True
+        raise TypeError(f"{use} of a text of a number that the step keeps")
+
+    def joined(self, text: str) -> str:
+        return KeptText(text, self.followed)
 
 
 class KeptNumber:
@@ -119,13 +177,13 @@ class KeptNumber:
         return self.followed.decide(bool(self.value))
 
     def __format__(self, spec: str) -> str:
-        return format(self.value, spec)
+        return self.followed.text(format(self.value, spec))
 
     def __repr__(self) -> str:
-        return repr(self.value)
+        return self.followed.text(repr(self.value))
 
     def __str__(self) -> str:
-        return str(self.value)
+        return self.followed.text(str(self.value))
 
     def __hash__(self) -> int:
         return int(self.escapes())

@@ -14,7 +14,7 @@ from attrs import define, field
 
 from .code_origin import is_users_own
 from .late_numbers import LateNumber
-from .texts import MARK, filled_in
+from .texts import MARK, filled_in, plain
 
 
 @define(eq=False)
@@ -61,7 +61,7 @@ def noted(is_outside: Callable[[Any], bool]) -> Iterator[Printed]:
     show, handle = builtins.print, logging.Logger.handle
 
     def note_print(*values: Any, **options: Any) -> None:
-        texts = [str(value) for value in values]
+        texts = [plain(value) for value in values]
 
         def emit(known: Sequence[float]) -> None:
             if not getattr(options.get("file"), "closed", False):  # one that the step itself opened
@@ -94,7 +94,7 @@ _SPEC = re.compile(r"%([-+ #0]*)(\d*)(\.\d+)?([a-zA-Z%])")
 def _message(record: logging.LogRecord) -> str:
     """A record's text, without ``%`` formatting of late numbers, which would need their values."""
     if not isinstance(record.args, tuple) or not any(isinstance(value, LateNumber) for value in record.args):
-        return record.getMessage()
+        return plain(record.getMessage())
     values = iter(record.args)
 
     def text(found: re.Match[str]) -> str:

@@ -160,6 +160,58 @@ def factor_by_text():
     return nn.Linear(3, 1), step
 
 
+def factor_by_an_equal_text():
+    s = Kept(n=0)
+
+    def step(m, b):
+        s.n += 1
+        return fit(m, b) * (2.0 if f"{s.n}" == "17" else 1.0)
+
+    return nn.Linear(3, 1), step
+
+
+def factor_by_a_joined_text():
+    s, factors = Kept(n=0), {f"factor {i}": 1.0 + i for i in range(2000)}
+
+    def step(m, b):
+        s.n += 1
+        return fit(m, b) * factors.get(f"factor {s.n}", 1.0)
+
+    return nn.Linear(3, 1), step
+
+
+def module_by_a_joined_name():
+    s = Kept(n=0)
+
+    def step(m, b):
+        s.n += 1
+        return fit(getattr(m, f"layer{s.n % 2}"), b)
+
+    return nn.ModuleDict({"layer0": nn.Linear(3, 1), "layer1": nn.Linear(3, 1)}), step
+
+
+def factor_by_a_text_that_is_printed():
+    s = Kept(n=0)
+
+    def step(m, b):
+        s.n += 1
+        text = str(s.n)
+        print(text)
+        return fit(m, b) * (2.0 if text.endswith("7") else 1.0)
+
+    return nn.Linear(3, 1), step
+
+
+def factor_by_a_formatted_text():
+    s = Kept(n=0)
+
+    def step(m, b):
+        s.n += 1
+        return fit(m, b) * (2.0 if "%d" % s.n == "17" else 1.0)  # noqa: UP031 - the conversion is the subject
+
+    return nn.Linear(3, 1), step
+
+
 def factor_by_a_float():
     s = Kept(n=0)
 
@@ -219,6 +271,8 @@ def many_conditions():
 @pytest.mark.parametrize(
     "case",
     [multiplied_every_50_steps, factor_set_after_100_steps, factor_by_text, factor_by_a_float,
+     factor_by_an_equal_text, factor_by_a_joined_text, module_by_a_joined_name, factor_by_a_text_that_is_printed,
+     factor_by_a_formatted_text,
      weight_by_the_losses_before, loss_of_the_step_before, index_by_a_count, many_conditions],
 )  # fmt: skip
 def test_number_that_may_reach_a_tensor_is_refused_with_its_line(case):

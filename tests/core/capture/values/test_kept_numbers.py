@@ -1,11 +1,14 @@
 """Numbers that a step keeps in Python, followed through a trial run."""
 
 import math
+import operator
+import re
 
 import numpy
 import pytest
 import torch
 from panpipe.core.capture.values.kept_numbers import Followed, KeptNumber
+from panpipe.core.capture.values.texts import plain
 
 
 @pytest.fixture
@@ -24,12 +27,44 @@ def test_arithmetic_gives_kept_numbers_with_the_values_of_python(followed):
     assert (followed.taken, followed.escaped) == ([], False)
 
 
-def test_texts_have_the_value(followed):
+def unmarked(text):
+    return re.sub("\x01[0-9]+\x01", "", plain(text))
+
+
+def test_texts_have_the_value_and_a_mark_each(followed):
     n = KeptNumber(7, followed)
-    assert f"{n:03d} {n} {n / 2:.2f}" == "007 7 3.50"
-    assert "%d of %.1f" % (n, n) == "7 of 7.0"  # noqa: UP031 - the conversion is the subject
-    assert (str(n), repr(n)) == ("7", "7")
+    text = f"{n:03d} {n} {n / 2:.2f}"
+    assert unmarked(text) == "007 7 3.50"
+    assert text.count("\x01") == 6
+    assert [unmarked(each) for each in (str(n), repr(n), "at " + str(n))] == ["7", "7", "at 7"]
     assert not followed.escaped
+
+
+def test_texts_arrive_where_they_are_shown(followed):
+    n = KeptNumber(7, followed)
+    texts = [f"{n} and {n}", "%d of %.1f" % (n, n), str(n)]  # noqa: UP031 - the conversion is the subject
+    assert not followed.all_arrived()
+    followed.arrive([*texts[:2], 3])
+    assert not followed.all_arrived()
+    followed.arrive(texts[2:])
+    assert followed.all_arrived()
+    followed.begin()
+    assert followed.all_arrived()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda t: t == "7", lambda t: t != "7", lambda t: operator.eq("7", t), lambda t: t < "8", len, hash, list,
+        {"7": 1}.get, lambda t: "7" in t, lambda t: t in ("6", "7"), lambda t: t.startswith("7"),
+        lambda t: t[0], lambda t: t.split(), lambda t: f"{t:>9}", lambda t: ("at " + t) == "at 7", lambda t: t * 2,
+    ],
+)  # fmt: skip
+def test_uses_of_a_texts_characters_are_recorded(followed, use):
+    text = str(KeptNumber(7, followed))
+    with pytest.raises(TypeError, match="of a text of a number that the step keeps"):
+        use(text)
+    assert followed.escaped
 
 
 def test_conditions_are_recorded_and_forced(followed):

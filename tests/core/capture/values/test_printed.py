@@ -136,3 +136,22 @@ def test_step_reads_what_it_prints_into_its_own_text(capsys):
         assert kept.getvalue() == ""
     printed.emit([])
     assert (capsys.readouterr().out, kept.getvalue()) == ("shown\n", "kept\n")
+
+
+@pytest.mark.parametrize(
+    "factor",
+    [
+        lambda loss: 0.0 if str(loss.item()) == "nan" else 1.0, lambda loss: 2.0 if f"{loss:.1f}" == "0.5" else 1.0,
+        lambda loss: len(f"{loss.item():.2f}"), lambda loss: float(f"{loss.item():.2f}"),
+        lambda loss: {"0": 2.0}.get(f"{loss.item():.0f}", 3.0),
+    ],
+)  # fmt: skip
+def test_a_text_of_a_value_that_the_loss_depends_on_is_that_of_one_process(factor):
+    def step(model, batch):
+        loss = model(batch).pow(2).mean()
+        return loss * factor(loss)
+
+    batch = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
+    found = pipeline(step, batch).step(batch)
+    expected = panpipe.reference_step(model(), step, batch, microbatches=2)
+    torch.testing.assert_close(found, expected)

@@ -1,8 +1,11 @@
 """Marks of late values in texts, and what is written in their place."""
 
+import operator
+
 import pytest
 import torch
-from panpipe.core.capture.values.texts import filled_in, number_mark, tensor_mark
+from panpipe.core.capture.values.capture_errors import NeedsValue
+from panpipe.core.capture.values.texts import UnknownText, filled_in, number_mark, plain, tensor_mark
 from torch import nn
 
 
@@ -56,3 +59,26 @@ def made(build):
 )
 def test_tensors_are_shown_as_one_process_shows_them(tensor):
     assert filled_in(f"loss {tensor_mark(0, tensor)}!", [tensor.item()]) == f"loss {tensor!r}!"
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda t: t == "1.5", lambda t: operator.eq("nan", t), lambda t: t != "nan", lambda t: t > "1", len, hash, list,
+        {"1.5": 1}.get, lambda t: "nan" in t, lambda t: t in ("1", "2"), lambda t: t.startswith("1"),
+        lambda t: t[:2], lambda t: t.lower(), lambda t: f"{t:>9}", lambda t: ("loss " + t) == "loss 1.5",
+        lambda t: (t + " now").endswith("w"), lambda t: ("%s" % t) == "1.5",  # noqa: UP031 - the join is the subject
+    ],
+)  # fmt: skip
+def test_an_unknown_text_stops_what_needs_its_characters(use):
+    with pytest.raises(NeedsValue, match="of a text needs the value of a tensor"):
+        use(number_mark(0, torch.float32, ".1f"))
+
+
+def test_an_unknown_text_is_joined_and_written():
+    text = number_mark(0, torch.float32, ".1f")
+    joined = [f"{text}", str(text), "a " + text, text + " b", f"<{text}>", ", ".join([text, text])]
+    assert [filled_in(plain(each), [1.5]) for each in joined] == ["1.5", "1.5", "a 1.5", "1.5 b", "<1.5>", "1.5, 1.5"]
+    assert [type(each) for each in joined] == [UnknownText] * 4 + [str] * 2
+    assert type(plain(text)) is str
+    assert text
