@@ -111,7 +111,8 @@ def _texts_noted(followed: Followed) -> Iterator[None]:
 def _stored(now: Reached) -> Iterator[Any]:
     """What attributes, variables and sequences hold that the step reaches."""
     for place in now.owners:
-        yield now.values[place][1]
+        key: Any = now.values[place]  # with the value last
+        yield key[1]
     for _, (held, _) in now.named_sequences():
         yield from held
 

@@ -84,7 +84,7 @@ class UnknownText(str):
         return f"{str.__str__(self)!r}"
 
     def __format__(self, spec: str) -> str:
-        return self if spec in ("", "s") else self.stops("the width")  # type: ignore[no-any-return]
+        return self if spec in ("", "s") else self.stops("the width")
 
     def __bool__(self) -> bool:
         return True
