@@ -134,20 +134,23 @@ class Checkpoints:
         self._averages.refuse_applied("resume")
         self.wait()
         team, training, path = self._team, self._training_state, Path(folder).absolute()
-        failure, parts = None, Parts()
+        damage, misfit, parts = None, None, Parts()
         reader: CheckpointReader | PartReader | None = None
         own = parts_of(self._read())  # replicas that share an optimizer read it together
         try:
             reader = CheckpointReader(path)
             if team.tensor is not None:
                 reader = PartReader(reader, own.tensors, team.tensor)
-            parts = fitted(own, reader, training)
+            try:
+                parts = fitted(own, reader, training)
+            except PanpipeError as error:  # a changed name of a tensor looks like another model's
+                misfit = message_of(error)
             reader.check(reader.files_of(parts.tensors))
             # Of the other files, each process checks some.
             reader.check(sorted(reader.manifest.files)[team.exchange().number :: team.exchange().count])
         except Exception as error:
-            failure = _reason(path, error)
-        self._agree([failure, None if reader is None else reader.manifest.xxh3_128], path)
+            damage = _reason(path, error)
+        self._agree([damage, misfit, None if reader is None else reader.manifest.xxh3_128], path)
         assert reader is not None
         try:
             reader.read_into(parts.tensors)
@@ -159,12 +162,17 @@ class Checkpoints:
             ) from error
 
     def _agree(self, mine: list[str | None], path: Path) -> None:
-        """Refuse a checkpoint on all ranks, with the same line, if one rank refuses it or has another one."""
-        found = self._team.exchange().gather(mine)
-        failure = next((each for each, _ in found if each is not None), None)
+        """Refuse a checkpoint on all ranks, with the same line, if one rank refuses it or has another one.
+
+        Args:
+            mine: for this process, how the checkpoint is damaged, why it does not fit, and its manifest's hash.
+            path: of the checkpoint.
+        """
+        damages, misfits, digests = zip(*self._team.exchange().gather(mine), strict=True)
+        failure = next((each for each in (*damages, *misfits) if each is not None), None)
         if failure is not None:
             raise RequestError(failure)
-        other = next((number for number, (_, digest) in enumerate(found) if digest != found[0][1]), None)
+        other = next((number for number, digest in enumerate(digests) if digest != digests[0]), None)
         if other is not None:
             raise RequestError(
                 f"rank {self._team.rank(other)} has another checkpoint in '{path.name}' than rank {self._team.rank(0)}:"

@@ -139,6 +139,11 @@ def cannot_write(path: Path, error: OSError) -> RequestError:
             f"no space left on the disk of '{path.parent}' for the checkpoint '{path.name}': nothing of it is kept "
             "and earlier checkpoints are unchanged; free some space, or give another folder"
         )
+    if error.errno == errno.EFBIG:
+        return RequestError(
+            f"the checkpoint '{path}' cannot be written: one of its files is larger than this process or the disk "
+            "allows; earlier checkpoints are unchanged; raise the limit (ulimit -f), or give another folder"
+        )
     return RequestError(
         f"the checkpoint '{path}' cannot be written: {error.strerror or error}; give a folder that every rank reads "
         "and writes"

@@ -1,4 +1,7 @@
-"""The rendezvous of all ranks before they begin; ranks that do not arrive in time are named."""
+"""The rendezvous of all ranks before they begin; ranks that do not arrive in time are named.
+
+    join: all have arrived, or the missing ones are named ──▶ create_group: the job's process group, if there is none
+"""
 
 import time
 from typing import Any
@@ -19,7 +22,7 @@ _POLL_S = 0.1
 
 
 def join(meeting: Meeting, timeout_s: float) -> None:
-    """Wait for every rank of the job, and create the default process group if there is none.
+    """Wait for every rank of the job.
 
     Args:
         meeting: of these ranks.
@@ -33,11 +36,19 @@ def join(meeting: Meeting, timeout_s: float) -> None:
     with HERE.waiting(others, "the arrival of all ranks"), TORCH_LOG.without_warnings():
         store = meeting.store()
         _meet(store, rank, size, timeout_s)
-        if not dist.is_initialized():
-            # Without a prefix, a later group in the same store would read an earlier one's addresses.
-            own = dist.distributed_c10d.PrefixStore("group", store)
-            dist.init_process_group("gloo", store=own, rank=rank, world_size=size, timeout=ENDLESS)
-        meeting.met()
+
+
+def create_group(meeting: Meeting) -> None:
+    """Create the default process group if there is none; all ranks call this together, after `join`.
+
+    Raises:
+        RuntimeError: a rank ended meanwhile; torch does not report which.
+    """
+    if not dist.is_initialized():
+        # Without a prefix, a later group in the same store would read an earlier one's addresses.
+        own = dist.distributed_c10d.PrefixStore("group", meeting.store())
+        dist.init_process_group("gloo", store=own, rank=meeting.rank, world_size=meeting.size, timeout=ENDLESS)
+    meeting.met()
 
 
 def _meet(store: Any, rank: int, size: int, timeout_s: float) -> None:

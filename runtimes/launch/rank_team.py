@@ -22,7 +22,7 @@ from ..watch.timeout import timeout_of
 from ..watch.torch_log import TORCH_LOG
 from ..watch.uncaught import failure_at_exit
 from ..watch.watched_backend import WatchedBackend, watched
-from .arrival import join
+from .arrival import create_group, join
 from .clock_offset import clock_offset_ns
 from .exchange import Exchange, RankExchange
 from .groups import device_mesh
@@ -69,11 +69,13 @@ class RankTeam(Team):
             meeting = meeting or begin(limit)
             join(meeting, limit)
             self.kind, self.tensor = kind, tensor
-            self._rank = dist.get_rank()
-            self._others = tuple(other for other in range(dist.get_world_size()) if other != self._rank)
+            self._rank = meeting.rank
+            self._others = tuple(other for other in range(meeting.size) if other != self._rank)
             assert meeting.watch is not None
             self._watch = meeting.watch
-            with HERE.waiting(self._others, "the connection of the ranks"), TORCH_LOG.without_warnings():
+            waiting = HERE.waiting(self._others, "the connection of the ranks")
+            with self._watched(), waiting, TORCH_LOG.without_warnings():
+                create_group(meeting)
                 self._connect(kind, mesh)
         self._closed = False
         atexit.register(self._close_at_exit)  # runs before the threads' functions: the last one registered runs first

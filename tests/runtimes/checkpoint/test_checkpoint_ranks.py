@@ -33,7 +33,7 @@ def test_a_file_that_one_rank_refuses_is_refused_by_all_with_the_same_line(savin
 def test_a_checkpoint_that_one_rank_cannot_write_fails_on_all(saving):
     first, second = saving
     for case in ("written on rank 0 alone", "later"):
-        assert "step-3' cannot be written: File too large" in first[case]
+        assert "step-3' cannot be written: one of its files is larger" in first[case]
         assert first[case] == second[case]
     assert "other1/a' cannot be written: No such file or directory; give a folder" in first["folder of rank 1"]
     assert first["folder of rank 1"] == second["folder of rank 1"]

@@ -71,6 +71,7 @@ def test_removed_folder_leaves_nothing(tmp_path):
     [
         (errno.ENOSPC, "no space left on the disk of '/c' for the checkpoint 's'"),
         (errno.EACCES, "the checkpoint '/c/s' cannot be written: Permission denied"),
+        (errno.EFBIG, "one of its files is larger than this process or the disk allows"),
     ],
 )
 def test_error_of_a_checkpoint_that_cannot_be_written_names_it(code, text):

@@ -109,6 +109,13 @@ def test_a_changed_file_is_named_and_the_pipeline_is_as_it_was(pipe, copied, nam
     refused(pipe, copied, f"step-1/{name}' (was changed since it was written|is damaged): its hash differs")
 
 
+def test_a_changed_name_of_a_tensor_is_damage_and_not_another_model(pipe, copied):
+    data = (copied / TENSORS).read_bytes()
+    assert data.count(b"head.bias")
+    (copied / TENSORS).write_bytes(data.replace(b"head.bias", b"head.bhas"))
+    refused(pipe, copied, f"step-1/{TENSORS}' was changed since it was written: its hash differs")
+
+
 @pytest.mark.parametrize("name", [TENSORS, ITEMS])
 def test_a_truncated_missing_or_extra_file_is_named(pipe, copied, name):
     data = (copied / name).read_bytes()

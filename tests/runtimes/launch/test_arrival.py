@@ -1,11 +1,14 @@
 """Ranks meet, and one that is missing is named; the first reason to stop is everybody's. On one process's store."""
 
 import threading
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from panpipe.backends import gloo
 from panpipe.core.errors import RequestError, WorkerError
 from panpipe.runtimes.launch import arrival
+from panpipe.runtimes.launch.rank_team import RankTeam
 from panpipe.runtimes.watch import timeout
 from panpipe.runtimes.watch.watch import FailureWatch
 
@@ -79,3 +82,16 @@ def test_limit_is_the_arguments_then_the_environments_then_300_s(monkeypatch):
     assert timeout.timeout_of(None) == 300
     monkeypatch.setenv(timeout.VARIABLE, "20")
     assert (timeout.timeout_of(None), timeout.timeout_of(5)) == (20, 5)
+
+
+def test_rank_that_ends_while_the_group_is_created_is_named(store, monkeypatch):
+    def lose(*_, **__):
+        raise RuntimeError("Connection reset by peer")
+
+    monkeypatch.setattr(dist, "is_initialized", lambda: False)
+    monkeypatch.setattr(dist, "init_process_group", lose)
+    store.set("arrived/0", "")
+    watch = SimpleNamespace(report=lambda failure: "rank 0 stopped answering: its process ended")
+    meeting = SimpleNamespace(rank=1, size=2, store=lambda: store, watch=watch, met=None)
+    with pytest.raises(WorkerError, match=r"\Arank 0 stopped answering: its process ended\Z"):
+        RankTeam(gloo.KIND, 5, meeting=meeting)

@@ -40,13 +40,14 @@ def start(how, victim, folder, ranks=2):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("when", ["import", "capture"])
+@pytest.mark.parametrize("when", ["import", "capture", "group"])
 @pytest.mark.parametrize("how", ["exception", "exit", "killed"])
 def test_rank_that_ends_before_all_have_arrived_is_named_by_the_others(tmp_path, when, how, victim):
     found = start(f"{when} {how}", victim, tmp_path)
     status, errors, after_s = found[1 - victim]
     assert status == 1, errors
     assert f"rank {victim} stopped" in errors or f"rank {victim} has closed its pipeline before" in errors
+    assert "Traceback" not in errors
     if how == "exception":
         assert "No module named 'another'" in errors
     assert after_s < 60  # within 10 s of the victim's end and of its own call of `panpipe.pipeline` on a quiet machine

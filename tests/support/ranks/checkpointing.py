@@ -27,7 +27,8 @@ def main() -> None:
     if last is not None:
         pipe.resume(last)
     print("begins", pipe.steps, flush=True)
-    folder.joinpath("pid").write_text(str(os.getpid()), encoding="utf-8")
+    folder.joinpath("pid.new").write_text(str(os.getpid()), encoding="utf-8")
+    folder.joinpath("pid.new").rename(folder / "pid")  # whoever reads it finds all of it
     while pipe.steps < steps:
         print(pipe.steps, *(loss.hex() for loss in train(pipe, CASE, 1)), flush=True)
         pipe.checkpoint(folder / f"step-{pipe.steps}", wait=how != ["ASYNC"], keep=None if how == ["ALL"] else 2)

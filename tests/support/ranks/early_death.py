@@ -33,6 +33,10 @@ if victim and how.startswith("import"):
     end()
 
 
+if victim and how.startswith("group"):
+    torch.distributed.init_process_group = lambda *_, **__: end()
+
+
 def step(model, batch):
     if victim and how.startswith("capture"):
         time.sleep(1)
