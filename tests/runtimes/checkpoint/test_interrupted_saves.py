@@ -152,7 +152,7 @@ def test_a_file_size_limit_and_a_read_only_folder_are_reported_in_a_line(tmp_pat
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))
     try:
-        with pytest.raises(panpipe.RequestError, match=r"\Athe checkpoint '[^\n]*' cannot be written: one of its files"):
+        with pytest.raises(panpipe.RequestError, match=r"\Athe checkpoint '[^\n]*' cannot be written: one of its"):
             save(tmp_path, 2)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
