@@ -1,6 +1,6 @@
 """The rendezvous of all ranks before they begin; ranks that do not arrive in time are named.
 
-    join: all have arrived, or the missing ones are named ──▶ create_group: the job's process group, if there is none
+join: all have arrived, or the missing ones are named ──▶ create_group: the job's process group, if there is none
 """
 
 import time
