@@ -3,6 +3,7 @@
 join: all have arrived, or the missing ones are named ──▶ create_group: the job's process group, if there is none
 """
 
+import sys
 import time
 from typing import Any
 
@@ -15,6 +16,7 @@ from ..watch.lost_ranks import hosts_store, left_early, not_arrived
 from ..watch.published import PublishedPositions
 from ..watch.reason_read import acknowledge, linger
 from ..watch.torch_log import TORCH_LOG
+from ..watch.uncaught import keep_one_prefix
 from ..watch.watch import FAILURE_KEY
 from .meeting import Meeting
 
@@ -47,7 +49,9 @@ def create_group(meeting: Meeting) -> None:
     if not dist.is_initialized():
         # Without a prefix, a later group in the same store would read an earlier one's addresses.
         own = dist.distributed_c10d.PrefixStore("group", meeting.store())
+        before = sys.excepthook
         dist.init_process_group("gloo", store=own, rank=meeting.rank, world_size=meeting.size, timeout=ENDLESS)
+        keep_one_prefix(before)
     meeting.met()
 
 

@@ -156,7 +156,7 @@ class FailureWatch:
         thread.join(_ANSWER_S)
         if not found:
             return f"the job's store gives no answer; here\n{table({self._rank: own}, [self._rank])}"
-        return f"as rank {self._rank} knows\n{table(found, ranks)}"
+        return f"as rank {self._rank} knows, of others {self._poll_s:g} s ago or less\n{table(found, ranks)}"
 
     def _leave(self) -> None:
         """At exit after a failure: report it, and end the process at once. The interpreter would take seconds to free

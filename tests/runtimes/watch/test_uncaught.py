@@ -3,7 +3,7 @@
 import sys
 
 from panpipe.core.errors import WorkerError
-from panpipe.runtimes.watch.uncaught import failure_at_exit, print_uncaught_in_a_line
+from panpipe.runtimes.watch.uncaught import failure_at_exit, keep_one_prefix, print_uncaught_in_a_line
 
 
 def test_failure_at_exit_is_the_one_that_the_interpreter_recorded(monkeypatch):
@@ -24,3 +24,20 @@ def test_uncaught_worker_error_is_printed_in_one_line_and_others_as_before(capsy
         sys.excepthook(type(failure), failure, None)
     assert capsys.readouterr().err == "panpipe: rank 2 stopped answering; rank 3 stops too\n"
     assert seen == [other]
+
+
+def test_only_the_first_process_group_adds_a_hook(monkeypatch):
+    """As torch does, each group wraps the hook of before."""
+    lines = []
+    monkeypatch.setattr(sys, "excepthook", lambda *failure: lines.append("own"))
+
+    def create_group():
+        before = sys.excepthook
+        sys.excepthook = lambda *failure: (lines.append("[rank0]: "), before(*failure))
+        keep_one_prefix(before)
+
+    for _ in range(3):
+        print_uncaught_in_a_line(0)
+        create_group()
+    sys.excepthook(ValueError, ValueError("own"), None)
+    assert lines == ["[rank0]: ", "own"]
