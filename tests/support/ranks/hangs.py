@@ -109,9 +109,10 @@ def ends(pipe: Pipeline, batch: Any) -> None:
 
 
 def ends_and_sleeps(pipe: Pipeline, batch: Any) -> None:
-    """Has fewer batches, and does something else."""
+    """Has fewer batches, and does something else, until the others have ended."""
     pipe.close()
-    time.sleep(LONG_S)
+    time.sleep(20.0)
+    raise StopIteration
 
 
 def raises_and_catches(pipe: Pipeline, batch: Any) -> None:
