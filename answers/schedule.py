@@ -2,13 +2,16 @@
 
 import inspect
 from collections.abc import Container, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.registry import find_family
 from ..core.schedules.scored import Scored, exceeds, score
 from .searching import PARAMETERS, check_search, run_search
 from .uniform import CHUNKS_TO_TRY, UniformStages
+
+_SINGLE = {bool, int, float, str, type(None)}
+"""Types of parameters that have one value."""
 
 
 def build_schedule(
@@ -33,7 +36,12 @@ def build_schedule(
         check_search(given, memory_limit)
         return run_search(problems, given)
     family = find_family(name)
-    _check_parameters(name, inspect.signature(family.build).parameters, given)
+    known = inspect.signature(family.build).parameters
+    _check_parameters(name, known, given)
+    for parameter, value in given.items():
+        kind = known[parameter].annotation
+        if isinstance(value, list | dict) and {*(get_args(kind) or (kind,))} <= _SINGLE:
+            raise RequestError(f"{parameter} of '{name}' is {str(value)[:100]}: give one value, not several")
     scored = score(problems[0], family.build(problems[0], **given))
     _check_limit(scored)
     return scored

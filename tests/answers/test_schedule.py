@@ -53,3 +53,9 @@ def test_limit_is_refused_with_the_device_the_action_and_the_excess():
 def test_limit_is_in_saved_tensors_of_a_whole_device():
     found = build_schedule("interleaved-1f1b", stages(), 2, {}, 3)
     assert max(found.result.peak_memory) <= 6
+
+
+@pytest.mark.parametrize("value", [[0], {"a": 1}])
+def test_several_values_for_a_parameter_of_one_are_refused(value):
+    with pytest.raises(RequestError, match=r"microbatches_per_loop of .* is .*: give one value"):
+        build_schedule("looped", stages(), None, {"microbatches_per_loop": value}, None)
