@@ -44,7 +44,7 @@ def test_profile_links_starts_ranks_and_its_cluster_is_planned_for(tmp_path):
     [
         (["rings"], "'profile rings' is not a measurement"),
         (["links", "--model", "gpt2"], "'profile links --model' is not a measurement"),
-        (["links"], "this is none: give --ranks 2 or more"),
+        (["links"], "this process is not one: give --ranks 2 or more"),
         (["links", "--ranks", "1"], "--ranks is 1: give --ranks 2 or more"),
         (["--ranks", "2"], "--ranks is for links: write panpipe profile links --ranks"),
         (["--backend", "gloo"], "--backend is for links"),
