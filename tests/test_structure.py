@@ -105,7 +105,7 @@ LONG = {
 """Modules that are longer."""
 STATEMENTS = 20
 """Statements in functions from which on a module has logic."""
-WITHOUT_A_TEST = 17
+WITHOUT_A_TEST = 16
 """Most modules with logic that only the tests of other modules run: lower it with each test, and never raise it."""
 NOT_TESTED_DIRECTLY = {
     "backends/conformance/rules.py": "a suite: test_examination.py runs it on backends that break one rule each",

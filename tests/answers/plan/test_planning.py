@@ -6,6 +6,7 @@ from panpipe.answers.plan.planning import plan_request
 from panpipe.core.cluster.cluster import cluster_json, fully_connected
 from panpipe.core.costs.graph import OpGraph, OpNode, graph_json
 from panpipe.core.errors import RequestError
+from panpipe.core.plan.plan import plan_json, read_plan
 
 from ...support.plans import hosted, predicted, scheduled
 
@@ -89,4 +90,6 @@ def test_plans_are_written_with_numbers(tmp_path):
     plans = [predicted(scheduled(name, 2, 4)) for name in ("1f1b", "gpipe")]
     paths = module._write(tmp_path / "plan.json", plans)
     assert [path.name for path in paths] == ["plan.json", "plan.2.json"]
-    assert "1f1b" not in paths[1].read_text() or paths[0].read_text() != paths[1].read_text()
+    assert [path.read_text() for path in paths] == [plan_json(plan) for plan in plans]
+    second = [" ".join(map(str, read_plan(path).device_actions[1])) for path in paths]
+    assert second == ["1F0 1B0 1F1 1B1 1F2 1B2 1F3 1B3", "1F0 1F1 1F2 1F3 1B0 1B1 1B2 1B3"]

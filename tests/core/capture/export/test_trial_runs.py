@@ -7,6 +7,7 @@ from panpipe.core.capture.export.trial_runs import Leaf, TrialRuns, leaves_of
 from panpipe.core.capture.python.reachable.reach import reach
 from panpipe.core.errors import RequestError
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 BATCH = {"x": torch.ones(2, 3), "n": 4}
 
@@ -129,6 +130,48 @@ def test_values_of_buffers_that_no_run_writes():
         runs.run(leaves)
         found = runs.values().known
     assert [value.tolist() for value in found.values()] == [[1.0, 2.0, 3.0]]
+
+
+def test_buffers_that_a_run_has_written_are_no_constants_in_later_runs():
+    model = nn.Linear(3, 3)
+    for name in ("table", "replaced", "written"):
+        model.register_buffer(name, torch.ones(3))
+
+    def step(model, batch):
+        model.table.sin(), model.replaced.cos(), model.written.tan()
+        model.replaced = model.table * 2
+        model.written.add_(1)
+        return model(batch["x"]).mean()
+
+    runs, leaves = runs_of(step, model)
+    with runs.apart():
+        before, values = runs.run(leaves), runs.values()
+    with runs.apart():
+        after = runs.run(leaves, values=values)
+    names = ["aten.sin.default", "aten.cos.default", "aten.tan.default"]
+    assert [ran.what[0] for ran in before if ran.what[0] in names] == names
+    # `table` is a constant; `replaced` and `written` have other values in each run
+    assert [ran.what[0] for ran in after if ran.what[0] in names] == names[1:]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_functions_are_called_directly(reentrant):
+    """Otherwise they run without gradients, or with hooks on what they save."""
+    seen = []
+
+    def inner(x):
+        hooks = torch._C._autograd._top_saved_tensors_default_hooks(False)
+        seen.append((torch.is_grad_enabled(), hooks))
+        return x.sin()
+
+    def step(model, batch):
+        return checkpoint(inner, model(batch["x"]), use_reentrant=reentrant).mean()
+
+    runs, leaves = runs_of(step)
+    with runs.apart():
+        runs.run(leaves)
+        assert seen == [(True, None)]
+    assert runs.ended
 
 
 def test_refusal_inside_the_context_gets_out():
