@@ -1,6 +1,7 @@
 """panpipe: automatic pipeline parallelism for PyTorch. One plan, predicted and then run."""
 
 import os
+import random
 import sys
 import warnings
 from importlib import import_module
@@ -117,7 +118,11 @@ def __getattr__(name: str) -> Any:
         return version("panpipe")
     if name not in _HOME:
         raise AttributeError(f"module 'panpipe' has no attribute '{name}'; it has {', '.join(_HOME)}")
-    return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    state = random.getstate()  # some of the packages that are imported draw random numbers
+    try:
+        return getattr(import_module(f".{_HOME[name]}", __name__), name)
+    finally:
+        random.setstate(state)
 
 
 def __dir__() -> list[str]:

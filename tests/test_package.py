@@ -1,5 +1,6 @@
 """The package: every folder with code is listed, and the public face is what it says."""
 
+import random
 import subprocess
 import sys
 import tomllib
@@ -31,3 +32,10 @@ def test_an_unknown_name_lists_the_known():
 def test_importing_panpipe_imports_no_torch():
     code = "import panpipe, sys; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_first_use_leaves_the_random_numbers_of_python_as_they_were():
+    """In a new process, because the packages that draw them are imported once."""
+    script = "import random, panpipe; random.seed(5); panpipe.pipeline; print(random.random())"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert float(done.stdout) == random.Random(5).random()

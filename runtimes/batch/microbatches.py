@@ -49,7 +49,10 @@ class Shape:
         both = sorted(name for name in mine if name in theirs and not self.dims.in_list(name))
         for name in both:
             if self._beyond_rows(name, mine[name]) != self._beyond_rows(name, theirs[name]):
-                return f"{name} is {_leaf_text(theirs[name])}, and {_leaf_text(mine[name])} in the example"
+                found, example = _leaf_text(theirs[name]), _leaf_text(mine[name])
+                if isinstance(theirs[name], tuple) and isinstance(mine[name], tuple):
+                    return f"{name} is {found} in a microbatch, and {example} in the example's"
+                return f"{name} is {found}, and {example} in the example"
         for names, others, text in ((mine, theirs, "is missing"), (theirs, mine, "is new")):
             missing = next((n for n in names if n not in others and not self.dims.in_list(n)), None)
             if missing is not None:

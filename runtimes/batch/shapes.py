@@ -17,6 +17,8 @@ from ...core.capture.export.captured import CapturedStep
 from ...core.capture.export.carry_over import Cut, carry_over
 from ...core.capture.export.operators import operators_of
 from ...core.capture.graph.outputs import parts_in_words
+from ...core.capture.values.capture_errors import Refused, error_of_type
+from ...core.capture.values.user_lines import reason_of, user_line
 from ...core.errors import RequestError, in_a_line
 from ..launch.team import Team
 from ..programs.compiled import Compiled, compile_any
@@ -123,7 +125,11 @@ class Shapes:
             other = None if self._example is None else self._example.difference(piece.shape)
             if other is None:
                 raise
-            raise RequestError(f"{other}: {error}") from None  # the cause has hundreds of lines of torch's own code
+            cause = error.__cause__
+            if cause is None or error_of_type(Refused, cause) is not None:
+                raise RequestError(f"{other}: {error}") from None
+            # The advice to change the step's line would be wrong: it is the batch. The cause has hundreds of lines.
+            raise RequestError(f"{other}; with it the step fails: {user_line(cause)}: {reason_of(cause)}") from None
 
     def _agreed(self, make: Callable[[], Compiled]) -> Compiled:
         if len(self._team.local) == self._team.size:

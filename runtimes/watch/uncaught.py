@@ -1,11 +1,13 @@
 """An exception that ends this process: what it is, and how it is printed."""
 
+import os
 import sys
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from ...core.errors import WorkerError
+from ...core.capture.values.code_origin import is_user_code
+from ...core.errors import PanpipeError, WorkerError
 from .watchdog import REASON
 
 
@@ -15,7 +17,11 @@ def failure_at_exit() -> BaseException | None:
 
 
 def print_uncaught_in_a_line(rank: int) -> None:
-    """Print one line, not a traceback, for a process that ends because of another one: all would print the same."""
+    """Print one line, not a traceback, for an error of panpipe that ends this process.
+
+    It names the line of the user's that called panpipe. The environment variable ``PANPIPE_TRACEBACK`` has the traceback
+    printed instead.
+    """
     before = sys.excepthook
     if getattr(before, "panpipe", False):
         return
@@ -23,11 +29,22 @@ def print_uncaught_in_a_line(rank: int) -> None:
     def hook(kind: type[BaseException], failure: BaseException, trace: TracebackType | None) -> None:
         if isinstance(failure, WorkerError):
             REASON.print(str(failure), rank)
+        elif isinstance(failure, PanpipeError) and not os.environ.get("PANPIPE_TRACEBACK"):
+            REASON.write(f"panpipe: rank {rank}: {users_call(trace)}{failure}")
         else:
             before(kind, failure, trace)
 
     hook.panpipe = True  # type: ignore[attr-defined]
     sys.excepthook = hook
+
+
+def users_call(trace: TracebackType | None) -> str:
+    """The last line of the user's before the first of panpipe in a traceback, as ``file:line: ``; "" without any."""
+    found = ""
+    while trace is not None and is_user_code(file := trace.tb_frame.f_code.co_filename):
+        found = f"{file}:{trace.tb_lineno}: "
+        trace = trace.tb_next
+    return found
 
 
 def keep_one_prefix(before: Callable[..., object]) -> None:

@@ -32,12 +32,16 @@ class ReasonPrinter:
 
     def print(self, reason: str, rank: int) -> None:
         """Print the first reason in a line; later ones are dropped."""
+        self.write(f"panpipe: {reason}; rank {rank} stops too")
+
+    def write(self, line: str) -> None:
+        """Print a line, if it is the first."""
         with self._lock:
             if not self._printed:
                 # torch's hook for uncaught exceptions collects what is printed in a buffer, which is lost if another
                 # thread ends the process meanwhile.
                 stream = sys.__stderr__ if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ else sys.stderr
-                stream.write(f"panpipe: {reason}; rank {rank} stops too\n")
+                stream.write(line + "\n")
                 stream.flush()
             self._printed = True
 

@@ -63,8 +63,14 @@ def shape_of(given):
     ("other", "said"),
     [
         (batch(3), None),  # numbers of rows do not count
-        ({**batch(4), "x": torch.zeros(4, 3)}, r"batch['x'] is 4×3 float32, and 4×2 float32 in the example"),
-        ({**batch(4), "x": torch.zeros(4, 2).double()}, r"batch['x'] is 4×2 float64, and 4×2 float32 in the example"),
+        (
+            {**batch(4), "x": torch.zeros(4, 3)},
+            r"batch['x'] is 4×3 float32 in a microbatch, and 4×2 float32 in the example's",
+        ),
+        (
+            {**batch(4), "x": torch.zeros(4, 2).double()},
+            r"batch['x'] is 4×2 float64 in a microbatch, and 4×2 float32 in the example's",
+        ),
         ({**batch(4), "name": "other"}, r"batch['name'] is 'other', and 'words' in the example"),
         ({key: value for key, value in batch(4).items() if key != "y"}, "batch['y'] is missing: the example has "),
         ({**batch(4), "z": rows(4)}, "batch['z'] is new: the example has "),
