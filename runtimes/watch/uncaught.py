@@ -19,8 +19,8 @@ def failure_at_exit() -> BaseException | None:
 def print_uncaught_in_a_line(rank: int) -> None:
     """Print one line, not a traceback, for an error of panpipe that ends this process.
 
-    It names the line of the user's that called panpipe. The environment variable ``PANPIPE_TRACEBACK`` has the traceback
-    printed instead.
+    It names the line of the user's that called panpipe. With the environment variable ``PANPIPE_TRACEBACK`` the
+    traceback is printed.
     """
     before = sys.excepthook
     if getattr(before, "panpipe", False):

@@ -230,7 +230,10 @@ BAD: dict[str, tuple[Any, str]] = {
         {"x": rows(N, 4), "y": labels(N)},
         r"batch\['x'\] is 2×4 float64 in a microbatch, and 2×6 float64 in the example's",
     ),
-    "other rank": ({"x": rows(N, 1, D), "y": labels(N)}, r"batch\['x'\] is 2×1×6 float64 in a microbatch, and 2×6 float64"),
+    "other rank": (
+        {"x": rows(N, 1, D), "y": labels(N)},
+        r"batch\['x'\] is 2×1×6 float64 in a microbatch, and 2×6 float64",
+    ),
     "other dtype": ({"x": rows(N, D).float(), "y": labels(N)}, r"batch\['x'\] is 6×6 float32, and 2×6 float64"),
     "labels of another kind": ({"x": rows(N, D), "y": rows(N)}, r"batch\['y'\] is 6 float64, and 2 int64"),
     "missing key": ({"x": rows(N, D)}, r"batch\['y'\] is missing: the example has batch\['x'\], batch\['y'\]"),
