@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 
 from ...core.cluster.cluster import Cluster
-from ...core.costs.costs import StageCosts
+from ...core.costs.costs import StageCosts, stage_costs
 from ...core.costs.graph import OpGraph
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
@@ -119,7 +119,21 @@ class CutSearch:
             return self.search(corrected, chunks, known=stages) or stages
         other = regular_cut(times, len(stages))
         gain = 0.0 if other is None else longest_stage_s(times, measured) / longest_stage_s(times, other) - 1
-        return blocks.expanded_stages(other) if other is not None and gain > RECUT else stages
+        if other is None or gain <= RECUT or not self._can_measure(times, other):
+            return stages
+        return blocks.expanded_stages(other)
+
+    def _can_measure(self, graph: OpGraph, stages: Stages) -> bool:
+        """Whether every device has the memory of its stages for one microbatch: to measure them takes as much."""
+        devices = self.measured.team.size
+        limits = [self.cluster.devices[device].memory_bytes for device in self.measured.team.mesh.cluster_devices]
+        costs = stage_costs(graph, stages)
+        return all(
+            sum(cost.state_bytes + cost.reserved_bytes for cost in costs[device::devices])
+            + max(cost.workspace_bytes for cost in costs[device::devices])
+            <= limit
+            for device, limit in zip(range(devices), limits, strict=False)
+        )
 
     def _as_good(self, found: Plan, graph: OpGraph, stages: Stages, worth: float) -> bool:
         """Whether the orders of a plan fit in memory with another cut, and are at most ``worth`` (a share) slower."""

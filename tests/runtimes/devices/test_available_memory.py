@@ -58,10 +58,16 @@ def test_locked_memory_has_the_limit_of_the_process(monkeypatch):
         assert lockable_bytes() == left
 
 
-@pytest.mark.parametrize(("limit", "left"), [(None, None), (1000, 570), (300, 0)])
-def test_most_of_what_a_limit_on_data_leaves_is_used(monkeypatch, limit, left):
+MIB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("limit", "left"),
+    [(None, None), (2400 * MIB, 1900 * MIB), (720 * MIB, 288 * MIB), (430 * MIB, 0), (300 * MIB, 0)],
+)
+def test_most_of_what_a_limit_on_data_leaves_is_used_and_32_mib_never(monkeypatch, limit, left):
     monkeypatch.setattr(available_memory, "data_limit", lambda: limit)
-    monkeypatch.setattr(available_memory, "data_bytes", lambda: 400)
+    monkeypatch.setattr(available_memory, "data_bytes", lambda: 400 * MIB)
     assert bytes_left() == left
 
 

@@ -4,6 +4,7 @@ from itertools import pairwise
 from types import SimpleNamespace
 
 import pytest
+from attrs import evolve
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
@@ -73,3 +74,12 @@ def test_corrected_moves_operators_out_of_a_stage_that_takes_longer_than_their_s
     stages = regular_cut(graph, 2)
     assert sizes(stages) == [4, 4]
     assert sizes(cuts.corrected(graph, stages, costs_of(graph, stages, 2.0, 1.0))) == [3, 5]
+
+
+@pytest.mark.parametrize(("memory", "wanted"), [(50, [3, 5]), (49, [4, 4])])
+def test_corrected_moves_no_operators_to_a_device_without_memory_for_them(cuts, memory, wanted):
+    graph = chain(*[1.0] * 8)
+    graph = evolve(graph, nodes=tuple(evolve(node, parameter_bytes=5, state_bytes=10) for node in graph.nodes))
+    stages = regular_cut(graph, 2)
+    cuts = evolve(cuts, cluster=fully_connected(2, memory, 1e12, 0.0))
+    assert sizes(cuts.corrected(graph, stages, costs_of(graph, stages, 2.0, 1.0))) == wanted
