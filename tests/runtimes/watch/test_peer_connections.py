@@ -80,6 +80,9 @@ def test_rank_0_detects_a_process_that_dies_and_not_one_that_leaves(how, message
 def test_ranks_that_leave_wake_each_others_threads():
     store, deaths = HashStore(), Deaths()
     ends = [PeerConnections(store, rank, 3, deaths) for rank in range(3)]
+    deadline = time.monotonic() + HANGS_S
+    while len(ends[0].watched) < 2 and time.monotonic() < deadline:  # rank 0 has to accept them first
+        time.sleep(0.01)
     for end in ends:
         end.leave()  # waits for the thread for some seconds
     assert not any(end._thread.is_alive() for end in ends)
