@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _USABLE, _RESERVE_BYTES = 0.95, 32 << 20
-"""Planning uses at most this share of the remaining limit, and leaves at least so many bytes of it. The limit also
-counts the heap's holes, the interpreter's memory and what is imported and compiled later: stages of layers of 4 to 9 MB
-took 8 to 21 MB more than planned."""
+"""Largest share of the remaining limit that planning uses, and smallest number of bytes that it does not use: the limit
+also counts the heap's holes, the interpreter's memory, and what is imported and compiled later. Stages of layers of 4 to
+9 MB took 8 to 21 MB more than planned."""
 _GROUPS, _VERSION_1 = Path("/sys/fs/cgroup"), "memory.limit_in_bytes"
 
 
@@ -66,11 +66,9 @@ def lockable_bytes() -> int | None:
 def bytes_left() -> int | None:
     """Bytes that this process can still allocate under its limit on data (``ulimit -d``); None without a limit."""
     limit = data_limit()
-    return None if limit is None else usable_of(limit - data_bytes())
-
-
-def usable_of(left: int) -> int:
-    """Bytes that planning may use of those that a limit leaves."""
+    if limit is None:
+        return None
+    left = limit - data_bytes()
     return max(int(min(_USABLE * left, left - _RESERVE_BYTES)), 0)
 
 
