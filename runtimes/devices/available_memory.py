@@ -7,8 +7,8 @@ from pathlib import Path
 
 _USABLE, _RESERVE_BYTES = 0.95, 32 << 20
 """Largest share of the remaining limit that planning uses, and smallest number of bytes that it does not use: the limit
-also counts the heap's holes, the interpreter's memory, and what is imported and compiled later. Stages of layers of 4 to
-9 MB took 8 to 21 MB more than planned."""
+also counts the heap's holes, the interpreter's memory, and what is imported and compiled later. Stages of layers of 4
+to 9 MB took 8 to 21 MB more than planned."""
 _GROUPS, _VERSION_1 = Path("/sys/fs/cgroup"), "memory.limit_in_bytes"
 
 
