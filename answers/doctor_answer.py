@@ -7,6 +7,7 @@ from .output import print_table
 
 
 def plain_findings(found: Findings) -> dict[str, Any]:
+    """The data that ``panpipe doctor --json`` prints."""
     return {
         "model": found.model,
         "dtype": str(found.dtype).removeprefix("torch."),
@@ -37,6 +38,7 @@ def plain_findings(found: Findings) -> dict[str, Any]:
 
 
 def print_findings(found: Findings) -> None:
+    """Print what cannot be cut, the distance of each plan's results to one process, and the verdict."""
     dtype = str(found.dtype).removeprefix("torch.")
     print(f"{found.model}: captured in {found.capture_s:.1f} s, {found.operators} operators to cut between")
     for where, line in found.regions.items():

@@ -48,7 +48,7 @@ DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, 
 
 
 def load_factory(name: str) -> Factory:
-    """The function ``factory`` of ``module``, written ``module:factory``; modules are also found in this directory.
+    """Import the function that ``module:factory`` names; modules are also found in the current directory.
 
     Raises:
         RequestError: the name has another form, the module cannot be imported, or it has no such function.
@@ -95,13 +95,13 @@ def load_model(name: str) -> Made:
 
 @contextmanager
 def _in_one_line(what: str) -> Iterator[None]:
-    """Report an exception of the user's code, but for an ImportError, with the place in that code.
+    """Replace an exception of the user's code, except ImportError, by one line with the place in that code.
 
     Args:
-        what: runs, for the message.
+        what: the beginning of the message: the code that runs.
 
     Raises:
-        RequestError: it raises, or ends the process.
+        RequestError: the code raises an exception, or exits.
     """
     try:
         yield
@@ -138,11 +138,11 @@ class PlannedModel:
     """A model to plan for, captured with one microbatch.
 
     Args:
-        model: on meta, if it could be constructed there.
+        model: the module; on the meta device, if it could be constructed there.
         leaves: the microbatch, flattened.
-        operators: of the captured step.
-        samples, tokens: of a whole batch; tokens only of bundled language models.
-        microbatches: into how many the batch is cut.
+        operators: the operators of the captured step.
+        samples, tokens: size of a whole batch; tokens are known only for bundled language models.
+        microbatches: the number of microbatches that the batch is split into.
     """
 
     model: nn.Module
@@ -158,7 +158,7 @@ class PlannedModel:
         return {name: tensor_bytes(parameter) for name, parameter in self.model.named_parameters()}
 
     def measured(self, optimizer: Optimizer | None = None) -> OpGraph:
-        """Its operators, each timed on this host, with the state of an optimizer; of Adam if None."""
+        """The operators with times measured on this host, and with the size of an optimizer's state; Adam's if None."""
         parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
         graph = profile_operators(self.operators, parameters, buffers, self.leaves)
         return graph if optimizer is None else with_state(graph, self.operators, optimizer)
@@ -182,9 +182,10 @@ def planned_model(
     """Construct and capture a model.
 
     Args:
-        name: ``module:factory``, or of a bundled model.
-        microbatches: how many the example batch is cut into.
-        batch, sequence: of a bundled model; a sample for each microbatch, and the published length, if None.
+        name: ``module:factory``, or the name of a bundled model.
+        microbatches: the number of microbatches that the example batch is split into.
+        batch, sequence: samples, and tokens of a sample, of a bundled model; if None one sample for each microbatch,
+            and the published length.
         dtype: one of `DTYPES`, for parameters and activations; the model's own if None.
         empty: whether parameters need no values: those of a factory's model are created on meta.
         device: a GPU to which model and batch are moved; they are not moved if None.
@@ -207,7 +208,7 @@ def planned_model(
     if device is not None and device.type != "cpu":
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         model = model.to_empty(device=device) if on_meta else model.to(device)
-        example = _moved(example, lambda tensor: tensor.to(device))
+        example = _map_tensors(example, lambda tensor: tensor.to(device))
     repeats = name in BUNDLED
     if not repeats and tensor > 1:
         model, step = _program_of_rank(name, model, step, tensor)
@@ -236,14 +237,14 @@ def _program_of_rank(name: str, model: nn.Module, step: Step, tensor: int) -> tu
     return program_of_rank(model, step, tensor)
 
 
-def _moved(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """A batch with other tensors."""
+def _map_tensors(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The batch with ``change`` applied to each of its tensors."""
     leaves, nesting = flatten_batch(batch)
     return nesting.batch([change(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves])
 
 
 def _constructed_empty(name: str) -> Made:
-    """The factory's result, with parameters on meta unless a constructor needs their values."""
+    """The factory's result, with parameters on the meta device unless a constructor needs their values."""
     factory = load_factory(name)
     with _in_one_line(f"'{name}'"):
         try:
@@ -257,4 +258,4 @@ def _constructed_empty(name: str) -> Made:
 def _cast(made: Made, dtype: torch.dtype) -> Made:
     """The model and the batch in another dtype, by ``model.to(dtype)``."""
     model, step, batch, options = made
-    return model.to(dtype), step, _moved(batch, lambda t: t.to(dtype) if t.is_floating_point() else t), options
+    return model.to(dtype), step, _map_tensors(batch, lambda t: t.to(dtype) if t.is_floating_point() else t), options

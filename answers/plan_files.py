@@ -15,7 +15,7 @@ from .output import note
 
 @frozen
 class PlanFile:
-    """The contents of such a file.
+    """The contents of a plan file or a schedule file.
 
     Args:
         plan: the plan; for a schedule file, one without costs.

@@ -31,13 +31,13 @@ from .topology import rate_text
 
 @frozen
 class LinkProfile:
-    """What was found.
+    """The measured links, and the cluster that is fitted to them.
 
     Args:
         cluster: the devices and their links.
-        alone: (sender, receiver) → its line.
-        tree: the shared links, with what was measured together.
-        copies: between the first device and its host.
+        alone: (sender, receiver) → latency and rate of the pair, fitted to messages without other traffic.
+        tree: the shared links, with the measurements of several pairs at the same time.
+        copies: measured copies between the first device and its host.
         what: the machine and transport, in one line.
     """
 
@@ -51,14 +51,14 @@ class LinkProfile:
 def profile_links(
     where: torch.device, kind: str, ranks: int | None, backend: str | None, repeats: int, out: Path | None, json: bool
 ) -> int:
-    """Measure and tell; in a process that is no rank, start ranks that do.
+    """Measure the links between ranks and print them. A process that is not a rank starts ranks that do this.
 
     Args:
-        where: the type of device that messages are on.
+        where: the type of device that the messages' tensors are on.
         kind: the type of the devices in the file, from the catalogue.
         ranks: how many to start; None under torchrun.
         backend: the transport; that of training by default.
-        repeats: of each message.
+        repeats: how often each message is sent.
         out: the cluster file to write.
         json: whether to print JSON.
 
@@ -85,7 +85,7 @@ def profile_links(
 
 
 def _start(ranks: int | None, backend: str | None) -> int:
-    """Run this command on ranks of this machine; what they would all refuse is refused here, once."""
+    """Run this command on ranks of this machine. Options that every rank would refuse are refused here, once."""
     if ranks is None or ranks < 2:
         raise RequestError(
             "links are measured between ranks, and "
@@ -106,7 +106,7 @@ def _measure(where: torch.device, kind: str, backend: str | None, repeats: int) 
     here = where
     if where.type == "cuda":
         here = of_rank(None, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
-        torch.cuda.set_device(here)  # the one that NCCL connects
+        torch.cuda.set_device(here)  # NCCL connects the current device
     team = make_team(None, backend, where.type)
     try:
         hosts = team.everywhere(lambda _: platform.node())

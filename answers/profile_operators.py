@@ -19,7 +19,7 @@ from ..runtimes.devices.machine import machine
 from .output import note, print_json, print_table, seconds_text
 
 GPU_SCALE = 64
-"""Factor of the size of a GPU's operators over a core's."""
+"""How many times larger the measured operators are on a GPU than on a CPU core."""
 
 
 def profile_operators(
@@ -37,13 +37,13 @@ def profile_operators(
     """Measure operators and the link between two workers, and fit a device type to them.
 
     Args:
-        model: whose operators are measured; panpipe's own operators of every kind if None.
+        model: the model whose operators are measured; panpipe's own operators of every kind if None.
         where: the device that runs them.
         base: the catalogue's device with the peak rates.
         dtype: number type.
-        threads: of an operator on a CPU.
+        threads: number of threads of an operator on a CPU.
         repeats: runs of each operator.
-        title: of the device in the file.
+        title: name of the device in the file.
         out: a catalogue file to write.
         json: whether to print only JSON.
     """
@@ -70,7 +70,7 @@ def chosen_device(name: str | None) -> torch.device:
     """The device to measure: the given one, by default cuda if there is a GPU.
 
     Raises:
-        RequestError: it is neither cpu nor cuda, or there is none.
+        RequestError: the name is neither cpu nor cuda, or this machine has no CUDA device.
     """
     chosen = name or ("cuda" if torch.cuda.is_available() else "cpu")
     if chosen not in ("cpu", "cuda"):
@@ -84,7 +84,7 @@ def described_device(like: str | None, device: str | None) -> DeviceType:
     """The catalogue's device with the peak rates: the given one, by default that of this GPU's name, or a CPU core.
 
     Raises:
-        RequestError: the catalogue has none.
+        RequestError: the catalogue has no such device.
     """
     if like is not None:
         return find_device(like)

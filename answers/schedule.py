@@ -1,4 +1,4 @@
-"""The schedule of a name, for uniform stages."""
+"""Build a schedule by its name, for uniform stages."""
 
 import inspect
 from collections.abc import Container, Mapping
@@ -20,15 +20,15 @@ def build_schedule(
     """The named schedule; for ``auto`` the fastest one found, over every number of chunks.
 
     Args:
-        name: of a family, or ``auto``.
+        name: name of a schedule family, or ``auto``.
         stages: the pipeline.
-        chunks: stages of a device; the usual number if None, or for ``auto`` several.
+        chunks: number of stages of a device; if None the family's usual number, and for ``auto`` several are tried.
         given: parameters of the schedule, or of the search.
-        memory_limit: of a device, in its saved tensors for one microbatch.
+        memory_limit: of a device; the unit is its saved tensors for one microbatch.
 
     Raises:
         RequestError: there is no such schedule, or it has no such parameter.
-        InfeasibleError: it exceeds the limit.
+        InfeasibleError: the schedule exceeds the memory limit.
     """
     problems = [stages.problem(count, memory_limit) for count in _chunks_to_try(name, chunks, stages)]
     if name == "auto":
@@ -55,7 +55,7 @@ def _check_parameters(name: str, known: Container[str], given: Mapping[str, Any]
 
 
 def _chunks_to_try(name: str, chunks: int | None, stages: UniformStages) -> tuple[int, ...]:
-    """The given number; otherwise that of the stages' factors; otherwise the usual ones."""
+    """The given number; otherwise the one that follows from ``--stage-scale``; otherwise the usual ones."""
     if chunks is not None:
         return (chunks,)
     scaled = stages.chunks_by_scales

@@ -13,7 +13,12 @@ PARAMETERS = ("evaluations", "seconds", "seed")
 
 
 def check_search(given: Mapping[str, Any], limit: float | None) -> None:
-    """Check the parameters of a search, and that its limit allows one microbatch."""
+    """Check the parameters of a search, and that its memory limit allows one microbatch.
+
+    Raises:
+        RequestError: a parameter is out of range, or both budgets are given.
+        InfeasibleError: the limit is below one device's saved tensors for one microbatch.
+    """
     if given.get("evaluations", 1) < 1:
         raise RequestError(f"--evaluations is {given['evaluations']}: give at least 1")
     if not 0 < given.get("seconds", 1) < float("inf"):
@@ -33,7 +38,12 @@ def check_search(given: Mapping[str, Any], limit: float | None) -> None:
 
 
 def run_search(problems: Sequence[ScheduleProblem], given: Mapping[str, Any]) -> Scored:
-    """Search with checked parameters."""
+    """Search schedules; `check_search` has checked the parameters.
+
+    Args:
+        problems: one for each number of chunks to try.
+        given: ``evaluations`` or ``seconds``, and ``seed``.
+    """
     from ..core.search.orders.auto import find_schedule  # imported here: compiled code takes a second to load
     from ..core.search.orders.time_limit import find_schedule_within
 

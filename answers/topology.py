@@ -32,16 +32,17 @@ class Canvas:
         line[column : column + len(text)] = text
 
     def centred(self, row: int, column: int, text: str) -> None:
+        """Write text with its middle at a column."""
         self.put(row, max(column - len(text) // 2, 0), text)
 
     def bar(self, row: int, columns: Sequence[int], label: str, corners: str) -> int:
         """Draw a line over columns, with its label in the middle; returns the column of the middle.
 
         Args:
-            row: of the line.
-            columns: that it joins; for a single one only the label is written.
-            label: in the middle; may be empty.
-            corners: at the first column, at those between, and at the last one.
+            row: the row of the line.
+            columns: the columns that it joins; for a single one only the label is written.
+            label: text in the middle; may be empty.
+            corners: three characters: for the first column, for those between, and for the last one.
         """
         first, last = columns[0], columns[-1]
         middle = (first + last) // 2
@@ -76,6 +77,7 @@ def draw(cluster: Cluster, topology: Topology, width: int) -> list[str]:
 
 
 def _contents(cluster: Cluster, node: NodeView) -> str:
+    """A node's devices by type: ``4 × H100-SXM``."""
     types = [cluster.devices[number].type or "device" for number in node.numbers]
     return " + ".join(f"{types.count(kind)} × {kind}" for kind in dict.fromkeys(types))
 
@@ -159,7 +161,7 @@ def draw_network(topology: Topology, width: int) -> list[str]:
 
 
 def _upward(number: int, rails: Sequence[Rail]) -> str:
-    """The end of a rail's line: a brace to the switch that all rails are linked to, or the names of its own ones."""
+    """The end of a rail's line: a brace to the switches that all rails have in common, or the names of its own."""
     up = rails[number].up
     if not up or len(rails) == 1 or any(rail.up != up for rail in rails):
         return f"── {' '.join(up)}" if up else ""
@@ -169,11 +171,11 @@ def _upward(number: int, rails: Sequence[Rail]) -> str:
     return f"─{'┬' if number == 0 else '┼'}── {' '.join(up)}"
 
 
-def _shown(count: int, room: int) -> list[int | None]:
-    """The columns that are shown: all, or the first ones and the last, with None for those between."""
-    if count <= max(room, 3):
+def _shown(count: int, fitting: int) -> list[int | None]:
+    """The columns that are shown if ``fitting`` fit: all, or the first ones and the last, with None for the others."""
+    if count <= max(fitting, 3):
         return list(range(count))
-    return [*range(max(room, 3) - 2), None, count - 1]
+    return [*range(max(fitting, 3) - 2), None, count - 1]
 
 
 def rate_text(bytes_per_s: float) -> str:

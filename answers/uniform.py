@@ -1,6 +1,6 @@
 """Uniform stages, for schedules without a model.
 
-Times may be in any unit. Memory is in one device's saved tensors for one microbatch, held until W or B ends.
+Times may be in any unit. The unit of memory is one device's saved tensors for one microbatch, held until W or B ends.
 """
 
 from collections import Counter
@@ -34,7 +34,15 @@ def equal_stages(placement: Sequence[int], times: StageCosts) -> tuple[StageCost
 def uniform_times(
     forward: float, backward_input: float | None, backward_weight: float | None, freed: float
 ) -> StageCosts:
-    """The costs of one device for one microbatch; I and W take as long as F where they are not given."""
+    """The costs of one device for one microbatch; I and W take as long as F where they are not given.
+
+    Args:
+        forward, backward_input, backward_weight: times of F, I and W, in any unit.
+        freed: share of the saved tensors that I frees.
+
+    Raises:
+        RequestError: a time is negative or not finite, or the share is not from 0 to 1.
+    """
     backward_input = forward if backward_input is None else backward_input
     backward_weight = forward if backward_weight is None else backward_weight
     named = {"--forward": forward, "--backward-input": backward_input, "--backward-weight": backward_weight}
@@ -67,7 +75,17 @@ class UniformStages:
     host_copy: float = 0.0
 
     def problem(self, chunks: int, limit: float | None) -> ScheduleProblem:
-        """One device's costs split evenly over its chunks. Memory is in units of one stage: integers add exactly."""
+        """The pipeline with ``chunks`` stages on each device, each with an equal part of the device's costs.
+
+        The unit of memory is the saved tensors of one stage: each F adds 1, and sums of integers are exact.
+
+        Args:
+            chunks: number of stages of each device.
+            limit: memory limit of a device in its saved tensors for one microbatch, or None.
+
+        Raises:
+            RequestError: there are no chunks, or the number of stage factors is not the number of stages.
+        """
         if chunks < 1:
             raise RequestError(f"--chunks is {chunks}: a device has at least 1 stage")
         stages = max(self.devices, 0) * chunks
@@ -105,7 +123,16 @@ class UniformStages:
 
 
 def numbers(option: str, text: str, kind: type) -> tuple[Any, ...]:
-    """The numbers of a comma-separated option; none is negative."""
+    """The numbers of a comma-separated option.
+
+    Args:
+        option: its name, for errors.
+        text: its value.
+        kind: ``int`` or ``float``.
+
+    Raises:
+        RequestError: a part is not a number, is negative, or is not finite.
+    """
     try:
         numbers = tuple(kind(word) for word in text.split(","))
     except ValueError:

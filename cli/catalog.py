@@ -54,8 +54,8 @@ def catalog(
 ) -> None:
     """Devices, links and clusters, and where each number comes from.
 
-    Peak rates are the vendors'; effective rates are those that programs reach. A matrix product reaches a share of what
-    large ones do, by its shape. Assumed numbers have a ~.
+    Peak rates are the vendors'; effective rates are those that programs reach. A small matrix product reaches a share
+    of the rate of large ones, which depends on its shape. Assumed numbers are marked with ~.
     """
     known = catalogue() if file is None else catalogue().with_file(read_text(file, CATALOGUE), str(file))
     if action not in (None, "show") or (action is None) != (name is None):
@@ -139,7 +139,7 @@ def _print_all(known: Catalogue, sources: bool) -> None:
 
 
 def _rates(device: DeviceType, kind: str) -> tuple[str, str]:
-    """The peak, and that times the one efficiency of matrix products, whose source both have."""
+    """The peak rate in TFLOP/s, and what large matrix products reach: the peak times their efficiency."""
     if kind not in device.peak_flops_per_s:
         return "–", "–"
     reached = device.large_product_flops_per_s(kind) / 1e12
@@ -170,11 +170,13 @@ def _link_row(link: LinkType) -> tuple[str, ...]:
 
 
 def _mark(entry: Any, path: str) -> str:
+    """``~`` if the number at ``path`` of an entry is assumed, otherwise nothing."""
     source = entry.sources.get(path)
     return ASSUMED if source is not None and source.assumed else ""
 
 
 def _number(entry: Any, path: str, unit: float) -> str:
+    """The number at ``path``, ``field`` or ``field.key``, divided by ``unit``; a dash if the entry has none."""
     field, _, key = path.partition(".")
     value = getattr(entry, field)
     if key and key not in value:
@@ -190,11 +192,11 @@ def _sources(known: Catalogue) -> list[tuple[str, str]]:
             own = f"{name} nodes" if section == "nodes" else name
             for path, source in entry.sources.items():
                 found.setdefault(str(source), {}).setdefault(own, []).append(path)
-    rows = [(text, _given(entries)) for text, entries in found.items()]
+    rows = [(text, _numbers_text(entries)) for text, entries in found.items()]
     return sorted(rows, key=lambda row: row[0].startswith("assumed"))
 
 
-def _given(entries: Mapping[str, list[str]]) -> str:
+def _numbers_text(entries: Mapping[str, list[str]]) -> str:
     """The numbers of one source, by entry; entries with the same numbers are listed together."""
     together: dict[str, list[str]] = {}
     for name, paths in entries.items():
@@ -246,7 +248,7 @@ def _print_cluster(name: str, known: Catalogue, cluster: Cluster) -> None:
 
 
 def _host_memory(cluster: Cluster) -> Counter[tuple[int | None, float | None]]:
-    """Memory and its rate, by host; without hosts of which neither is known."""
+    """The number of hosts with each memory (bytes) and rate (bytes/s); hosts without either are not counted."""
     hosts = ((hub.memory_bytes, hub.memory_bytes_per_s) for hub in cluster.hubs if hub.kind == "host")
     return Counter(found for found in hosts if found != (None, None))
 
@@ -267,7 +269,7 @@ def _summary(cluster: Cluster, topology: Topology) -> str:
 
 
 def _coloured(line: str) -> Text:
-    """Lines dim, names of devices bold, other names plain."""
+    """A line of the drawing, with colours: lines are dim, names of devices are bold."""
     text = Text(line)
     text.highlight_regex(r"[─│┌┬┐├┤└┴┘┼╭╮]+", "dim")
     text.highlight_regex(r"\b(gpu|device)\d+", "bold bright_blue")

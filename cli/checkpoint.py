@@ -13,8 +13,8 @@ from ..runtimes.checkpoint.dcp_files import export_checkpoint, import_checkpoint
 from ..runtimes.checkpoint.reading import CheckpointReader
 
 
-class Work(StrEnum):
-    """What is done with the checkpoint."""
+class CheckpointAction(StrEnum):
+    """What ``panpipe checkpoint`` does with a checkpoint."""
 
     CHECK = "check"
     IMPORT = "import"
@@ -22,7 +22,7 @@ class Work(StrEnum):
 
 
 def checkpoint(
-    work: Annotated[Work, typer.Argument(help="check, import or export.")],
+    action: Annotated[CheckpointAction, typer.Argument(help="check, import or export.")],
     folder: Annotated[Path, typer.Argument(help="The folder of the checkpoint.")],
     target: Annotated[Path | None, typer.Argument(help="With import and export: the new folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
@@ -30,18 +30,18 @@ def checkpoint(
     """Check all files of a checkpoint, or convert it.
 
     check compares every file with its hash. import converts a checkpoint of torch.distributed.checkpoint (DCP), and
-    export writes one. Importing reads tensors and plain data alone, and runs no code of the checkpoint.
+    export writes one. Import reads only tensors and plain data, and runs no code of the checkpoint.
     """
-    if (target is None) != (work is Work.CHECK):
-        taken = "FOLDER alone" if work is Work.CHECK else "FOLDER and TARGET, a new folder"
-        raise RequestError(f"panpipe checkpoint {work} takes {taken}")
-    if work is Work.CHECK:
+    if (target is None) != (action is CheckpointAction.CHECK):
+        taken = "FOLDER alone" if action is CheckpointAction.CHECK else "FOLDER and TARGET, a new folder"
+        raise RequestError(f"panpipe checkpoint {action} takes {taken}")
+    if action is CheckpointAction.CHECK:
         reader = CheckpointReader(folder)
         reader.check(reader.manifest.files)
         _print(reader, json)
         return
     assert target is not None
-    (import_checkpoint if work is Work.IMPORT else export_checkpoint)(folder, target)
+    (import_checkpoint if action is CheckpointAction.IMPORT else export_checkpoint)(folder, target)
     note(f"wrote {target}")
 
 

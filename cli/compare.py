@@ -45,7 +45,7 @@ def compare(
     check_writable(report)
     check_writable(svg)
     if plan is not None and report is None:
-        raise RequestError(f"--plan {plan} is for the report: give --report FILE.html, too")
+        raise RequestError(f"--plan {plan} is for the report: also give --report FILE.html")
     traces = read_trace(predicted), read_trace(measured)
     ran = None
     if plan is not None:
@@ -128,7 +128,7 @@ def _print_transfers(transfers: Sequence[TransferSummary]) -> None:
     print_table("Messages: median, and worst, of predicted − measured times", columns, rows)
     if any(each.moved is None for each in transfers):
         print(
-            "This transport does not report when a transfer ran: a measured message ends when its reader has waited\n"
+            "This transport does not report when a transfer ran: a measured message ends when its receiver has waited\n"
             "for it, so its duration is not compared with the time on the link."
         )
 
@@ -162,7 +162,7 @@ def _print_devices(comparison: Comparison) -> None:
         for time, bubble in zip(comparison.devices, comparison.bubbles, strict=True)
     ]
     columns = ("device", "predicted", "measured", "error", "bubble", "measured", "points")
-    print_table("Computing of each device, and its bubble", columns, rows)
+    print_table("Compute time of each device, and its bubble", columns, rows)
 
 
 def _print_worst(comparison: Comparison) -> None:
@@ -176,7 +176,7 @@ def _print_worst(comparison: Comparison) -> None:
         )
         for each in worst_actions(comparison, SHOWN)
     ]
-    print_table("Furthest off", ("action", "predicted", "measured", "error", "off by"), rows)
+    print_table("Largest errors", ("action", "predicted", "measured", "error", "off by"), rows)
 
 
 def _print_memory(comparison: Comparison) -> None:
@@ -221,4 +221,5 @@ def _percent(error: float | None) -> str:
 
 
 def _size(error: float | None) -> str:
+    """An error without its sign."""
     return "–" if error is None else f"{error:.1%}"

@@ -103,9 +103,9 @@ def plan(
         str | None,
         typer.Option(
             metavar="none|all|auto|STAGE:SHARE,…",
-            help="Saved tensors that are copied to the host until the backward reads them: all that the links carry; "
-            "auto, where memory is short, what makes the step fastest; or shares of stages. If not given: none, or "
-            "as the schedule does, such as po-f.",
+            help="Saved tensors that are copied to the host until the backward reads them. all: as much as the links "
+            "carry. auto: where memory is short, what makes the step fastest. STAGE:SHARE: shares of stages. If not "
+            "given: none, or as the schedule does, such as po-f.",
             show_default=False,
         ),
     ] = None,

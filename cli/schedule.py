@@ -87,8 +87,8 @@ def schedule(
 ) -> None:
     """Build a schedule for uniform stages and evaluate it.
 
-    Times may be in any unit. Memory is in one device's saved tensors for one microbatch, held until W or B ends. What
-    po-h and po-f copy to the host is not on the device in between.
+    Times may be in any unit. The unit of memory is one device's saved tensors for one microbatch, which are held until
+    W or B ends. Tensors that po-h and po-f copy to the host do not count while they are there.
     """
     times = uniform_times(forward, backward_input, backward_weight, freed_by_input)
     scales = None if stage_scale is None else numbers("--stage-scale", stage_scale, float)

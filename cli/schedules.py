@@ -66,7 +66,7 @@ def schedules(
     budget = {"evaluations": evaluations, "seconds": seconds, "seed": seed}
     given = {key: value for key, value in budget.items() if value is not None}
     if given and not auto:
-        raise RequestError(f"--{next(iter(given))} is for the search: give --auto, too")
+        raise RequestError(f"--{next(iter(given))} is for the search: also give --auto")
     check_search(given, memory_limit)
     known = list(families().values()) if host_copy is not None else resident_families()
     found = _named([stages.problem(count, memory_limit) for count in counts], known)
@@ -81,7 +81,7 @@ def schedules(
 
 
 def _named(problems: Sequence[ScheduleProblem], known: Sequence[ScheduleFamily]) -> list[Scored]:
-    """For each family the frontier over its chunks and parameters, within the memory limit."""
+    """For each schedule family, the Pareto frontier over its chunks and parameters, within the memory limit."""
     found: list[Scored] = []
     for family in known:
         own = [scored for problem in problems for scored in named_schedules(problem, [family])]

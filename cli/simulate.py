@@ -42,13 +42,13 @@ HEADINGS = {
 }
 """Shorter headings of causes, for a table of 80 columns."""
 WITH_COPIES = {**HEADINGS, "compute": "work"}
-"""The same for a plan that offloads, with one column more."""
+"""The headings for a plan that offloads; ``compute`` is shortened, because its table has one more column."""
 BUSIEST_LINKS = 16
 """Most links that are printed; ``--json`` has all."""
 
 
 def _of_file(text: str) -> Any:
-    """An option that describes the equal stages of a schedule file."""
+    """An option with the cost of the equal stages of a schedule file."""
     return typer.Option(help=f"Schedule files: {text}", show_default=False, min=0)
 
 
@@ -153,7 +153,7 @@ def simulate(
 
 
 def _moved(file: PlanFile, cluster: Cluster) -> Plan:
-    """The plan on another cluster, with that one's memory and links."""
+    """The plan on another cluster, with the memory and the links of that cluster."""
     prediction = file.plan.prediction
     if file.is_schedule or prediction is None:
         raise RequestError("--cluster is for plans with a prediction, which has the costs: leave it out")

@@ -28,7 +28,7 @@ def validate(
     """Check placement, every action, message order, deadlocks and memory, before anything runs.
 
     Exit status 0: it completes and fits. 2: it does not complete; the message has the reason, for a deadlock its cycle.
-    3: a device runs out of memory, or a host.
+    3: a device or a host runs out of memory.
     """
     from ..core.plan.validation.validate import validate as check
 

@@ -28,7 +28,7 @@ class Allowance:
         """Evaluations of the next search, at least one.
 
         Args:
-            searches: that are still to come, with the next one.
+            searches: how many are left, including the next one.
             reserve: whether searches with fewer devices follow them.
         """
         if self.evaluations is None:
@@ -49,7 +49,7 @@ class Allowance:
 
     @contextmanager
     def timed(self, searches: int = 1) -> Iterator[float | None]:
-        """Run one of this many searches that are still to come; yields its seconds."""
+        """Run one search, of the ``searches`` that are left; yields its limit in seconds, or None."""
         start = self.clock()
         yield None if self.seconds is None else self.seconds / searches
         if self.seconds is not None:

@@ -21,15 +21,16 @@ from ...core.wording import counted
 from ..idle import idle_answer, idle_of, print_idle
 from ..memory import print_memory
 from ..output import bytes_text, print_table, seconds_text, share_text, wide
-from .simpler import simpler_than
+from .data_parallel_advice import data_parallel_advice
 
 if TYPE_CHECKING:
     from ...simulators.result import SimulationResult
 
 
 LONG_LIST = re.compile(r"(\d+,\d+,)\d+(?:,\d+)+")
+"""A list of at least four numbers in a schedule's name; the first two are kept."""
 NOTICEABLE = 1e-3
-"""Relative difference from which on the simulator's step is printed next to the predicted one: transfers contend."""
+"""The simulator's step is also printed if it differs by more than this share from the predicted one."""
 
 
 @frozen(slots=False)
@@ -41,7 +42,7 @@ class PlanAnswer:
         limits: bytes that each device may use.
         work: samples, tokens and FLOPs of a step.
         unlimited_s: the step with the best schedule without a memory limit, if known.
-        peak_flop_per_s: of every device; None if one is unknown.
+        peak_flop_per_s: peak rate of every device; None if one is unknown.
         others: slower plans with a lower peak of their fullest device, the fastest first.
         fewer: a faster plan for fewer of the devices, if one is known.
     """
@@ -102,8 +103,8 @@ class PlanAnswer:
         print(f"Step {step}, efficiency {efficiency(plan):.1%}{tried}")
         if (meaning := meaning_of(plan.schedule)) is not None:
             print(f"{short(plan.schedule)}: {meaning}")
-        if (simpler := simpler_than(plan, self.limits)) is not None:
-            print(simpler)
+        if (advice := data_parallel_advice(plan, self.limits)) is not None:
+            print(advice)
         if self.fewer is not None:
             fewer, step = self.fewer.devices, seconds_text(_prediction(self.fewer).step_s)
             print(
@@ -235,7 +236,7 @@ def _plain_tensor(plan: Plan) -> dict[str, Any]:
 
 
 def reduction_share(plan: Plan) -> float:
-    """The all-reduces over tensor ranks in shares of the time of F and B of all stages, without contention."""
+    """Time of the all-reduces over tensor ranks ÷ time of F and B, over all stages, without contention."""
     costs = _prediction(plan).costs
     reduced_s = sum(cost.reductions.forward_s + cost.reductions.backward_s for cost in costs if cost.reductions)
     return reduced_s / max(sum(map(compute_s, costs)), 1e-300)
@@ -263,7 +264,7 @@ def efficiency(plan: Plan) -> float:
 
 
 def compute_s(cost: StageCosts) -> float:
-    """F and B of one microbatch."""
+    """Seconds of F and B of one microbatch."""
     return cost.forward_s + cost.full_backward_s
 
 

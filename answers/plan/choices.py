@@ -21,7 +21,7 @@ SIZES = (1, 2, 4, 8)
 
 
 def counted_workload(costs: PlanningCosts, cluster: Cluster, microbatches: int) -> "Workload":
-    """This many microbatches, each with these costs, over all replicas."""
+    """A workload of a given number of microbatches over all replicas, each with these costs."""
     from ...core.search.problem.workload import Workload, kinds_of
 
     kinds = kinds_of(tuple(costs.by_type), cluster)
@@ -29,7 +29,13 @@ def counted_workload(costs: PlanningCosts, cluster: Cluster, microbatches: int) 
 
 
 def sized_workload(costs_of: Callable[[int], PlanningCosts], cluster: Cluster, batch: int) -> "Workload":
-    """A batch of samples whose microbatch size the search chooses; ``costs_of`` has costs by number of microbatches."""
+    """A workload of ``batch`` samples whose microbatch size the search chooses.
+
+    Args:
+        costs_of: number of microbatches → costs of one microbatch.
+        cluster: the cluster to plan for.
+        batch: samples of a step, over all replicas.
+    """
     from ...core.search.problem.workload import Workload, kinds_of
 
     sizes = tuple(size for size in SIZES if batch % size == 0 and size <= batch)
@@ -40,7 +46,7 @@ def sized_workload(costs_of: Callable[[int], PlanningCosts], cluster: Cluster, b
 
 
 def wanted_meshes(mesh: str | None, cluster: Cluster, *, free: bool) -> Sequence[tuple[int, int]]:
-    """Pipeline and data dimensions to choose among.
+    """The pairs of pipeline and data dimensions to choose among.
 
     Args:
         mesh: ``auto``, or for example ``pp=8`` or ``pp=8,dp=4``; None is auto if ``free``, otherwise one pipeline. The
@@ -95,7 +101,7 @@ def oracle_of(graph_given: bool) -> Oracle:
 
 
 def judge_of(graph_given: bool) -> Oracle | None:
-    """What decides between plans where messages share links: the simulator, if the oracle is not the simulator."""
+    """The oracle whose score decides where messages share links: the simulator; None if it is the oracle already."""
     return _simulated() if graph_given else None
 
 

@@ -66,7 +66,7 @@ class PlanningCosts:
         return tuple(self.by_type.values()) or (self.graph,)
 
     def joined(self, blocks: "Blocks") -> "PlanningCosts":
-        """The costs of blocks of operators."""
+        """The same costs, summed over blocks of operators that are not cut."""
         by_type = {name: blocks.joined(graph) for name, graph in self.by_type.items()}
         sizes = self.parameter_sizes if self.parameter_sizes is not None else blocks.sizes or None
         return evolve(self, graph=blocks.joined(self.graph), by_type=by_type, parameter_sizes=sizes)
@@ -82,10 +82,10 @@ def model_costs(request: ModelRequest, cluster: Cluster, name: str, microbatches
 
     Args:
         request: the model.
-        cluster: to plan for.
+        cluster: the cluster to plan for.
         name: the cluster's name on the command line.
-        microbatches: into how many the batch is cut.
-        work: the user's numbers of a step; they have precedence.
+        microbatches: the number of microbatches that the batch is split into.
+        work: samples and tokens of a step as given by the user; they have precedence over those of the model.
 
     Raises:
         RequestError: an unknown number type or optimizer, a device without a type, or a model that cannot be captured.

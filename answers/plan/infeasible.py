@@ -22,7 +22,7 @@ from .request import PlanRequest
 
 
 def refuse(nothing: NothingFits, request: PlanRequest, *, json: bool) -> NoReturn:
-    """Report what does not fit, and which changes would.
+    """Report what does not fit, and the changes with which a plan fits.
 
     Raises:
         InfeasibleError: always.
@@ -80,7 +80,7 @@ class InfeasibleAnswer:
         name = self.plan.predicted.cluster.devices[held.device].name
         kinds = ", ".join(f"{kind} {bytes_text(size)}" for kind, size in held.kinds.items() if size)
         width = max((len(change.what) for change in self.changes), default=0)
-        smallest = self._words(self.changes[0]) if self.changes else "none was found"
+        smallest = self._change_text(self.changes[0]) if self.changes else "none was found"
         return "\n".join(
             (
                 f"nothing found fits: device {held.device} ('{name}') needs {bytes_text(held.bytes)} at {held.action} "
@@ -89,7 +89,7 @@ class InfeasibleAnswer:
                 f"  comes closest: {self.plan.schedule} of {len(self.plan.stages)} stages",
                 f"  device {held.device} holds at {held.action}: {kinds}",
                 "  with each of these alone a plan was found that fits:",
-                *(f"    {change.what:<{width}}  {self._words(change)}" for change in self.changes),
+                *(f"    {change.what:<{width}}  {self._change_text(change)}" for change in self.changes),
             )
         )
 
@@ -99,7 +99,7 @@ class InfeasibleAnswer:
             needs = bytes_text(operator_bytes(self.large, saves=self.saves))
             yield f"  no device can hold operator '{self.large.name}': it alone needs {needs} while it runs"
 
-    def _words(self, change: Change) -> str:
+    def _change_text(self, change: Change) -> str:
         value = change.value
         step = f", step at most {seconds_text(change.found.predicted.step_s)}"
         if change.what == MORE_DEVICES:

@@ -78,10 +78,10 @@ def run(
     found: list[tuple[PlanRequest, SearchResult]] = []
     failed: list[tuple[PlanRequest, NothingFits]] = []
     _check_counts(budget=budget)
-    halves, allowance = graph is not None and mesh is None, Allowance(budget, seconds)
+    try_fewer, allowance = graph is not None and mesh is None, Allowance(budget, seconds)
     wanted = wanted_tensor(tp, find_cluster(cluster), cluster, model)
     for searches, tensor in zip(range(len(wanted), 0, -1), wanted, strict=True):
-        share = allowance.share(searches, reserve=halves)
+        share = allowance.share(searches, reserve=try_fewer)
         request, known = plan_request(
             cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
             optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
@@ -108,7 +108,7 @@ def run(
     plans = result.plans[: top or 1]
     written = [] if out is None else _write(out, [with_tensor_ranks(plan, request.machine) for plan in plans])
     fewer = None
-    if halves and not result.stopped:
+    if try_fewer and not result.stopped:
         fewer = faster_alone(plans[0], lambda devices: request.alone(devices, allowance))
     answer = plan_answer(request, known, plans, fewer)
     if json:
@@ -145,7 +145,10 @@ def plan_request(
     tensor: int = 1,
     shard: str = "none",
 ) -> tuple[PlanRequest, Sequence[ScheduleFamily]]:
-    """The request that the options of ``panpipe plan`` make, and the schedules that may be used. Costs come later.
+    """The request for the options of ``panpipe plan``.
+
+    Returns:
+        The request, whose costs are computed when they are first read, and the schedule families that may be used.
 
     Raises:
         RequestError: an option is wrong.
@@ -216,9 +219,8 @@ def plan_answer(
     request: PlanRequest, known: Sequence[ScheduleFamily], plans: Sequence[Plan], fewer: Plan | None
 ) -> PlanAnswer:
     """The answer for the plans that were found."""
-    from ...core.search.suggestions.unlimited_memory import (
-        unlimited_step_s,
-    )  # here: compiled code takes a second to load
+    # Imported here: compiled code takes a second to load.
+    from ...core.search.suggestions.unlimited_memory import unlimited_step_s
 
     limits = least_by_position(request.limits, plans[0].mesh.replicas)
     work, peaks = of_one_replica(request.costs, plans[0])

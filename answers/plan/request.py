@@ -39,11 +39,11 @@ class PlanRequest:
 
     Args:
         costs_of: number of microbatches of a step → the operators with their costs.
-        machine: the devices.
+        machine: the cluster to plan for.
         microbatches: of a step, over all replicas; None if the search chooses their size.
         batch: samples of a step, if the search chooses the size of microbatches.
         families: the schedules to choose from.
-        anneal: whether other orders than theirs are searched.
+        anneal: whether orders other than those of the families are searched, too.
         oracle: its score decides between plans.
         mesh: the option of the command line (see ``wanted_meshes``).
         free: whether costs are derived from the devices' descriptions (see ``replicas_allowed``): ``costs_of`` then
@@ -88,7 +88,7 @@ class PlanRequest:
 
     @property
     def problem(self) -> Problem:
-        """The request's facts for the answer if nothing fits."""
+        """The facts that the answer needs if no plan fits."""
         rows = self.costs.work.samples
         saves, grouped = self.recompute == "none", isinstance(self.machine, GroupedCluster)
         stays = self.offload == "none" and not grouped and self.boundaries == "operators"
@@ -99,7 +99,7 @@ class PlanRequest:
 
     @property
     def _meshes(self) -> Sequence[tuple[int, int]]:
-        """Pipeline and data dimensions to choose among."""
+        """The pairs of pipeline and data dimensions to choose among."""
         return wanted_meshes(self.mesh, self.machine, free=self.free)
 
     def search(self, meshes: Sequence[tuple[int, int]] | None = None, **changes: Any) -> "SearchResult":
@@ -146,17 +146,17 @@ class PlanRequest:
         return counted_workload(self.costs.joined(blocks), self.machine, self.microbatches)
 
     def prepare(self) -> None:
-        """Compute the costs, and compile the search, which its time limit does not count."""
+        """Compute the costs and compile the search; neither counts towards the time limit of the search."""
         from ...core.search.compiling import compile_ahead
 
         compile_ahead(note)
         _ = self.costs
 
     def alone(self, devices: int, allowance: Allowance) -> Plan:
-        """The best plan for the first devices, this many, alone.
+        """The best plan that uses only the first ``devices`` devices.
 
         Raises:
-            RequestError: nothing is left of the allowance.
+            RequestError: no evaluations or no time are left.
         """
         if allowance.exhausted:
             raise RequestError("no evaluations or no time are left: give a larger --budget or --seconds")
@@ -167,7 +167,7 @@ class PlanRequest:
         return one.best
 
     def fitting(self, change: Relaxation) -> Plan | None:
-        """A plan that fits the changed request; None if the start of that search finds none."""
+        """A plan that fits the changed request; None if the initial plans of its search do not fit."""
         try:
             return self.relaxed(change).search(until_fit=True, alternatives=False).best
         except (InfeasibleError, RequestError):

@@ -25,8 +25,8 @@ def wanted_tensor(tp: str | None, machine: Cluster, cluster: str, model: str | N
         model: ``module:factory`` or a bundled model's name; None for an operator-graph file.
 
     Raises:
-        RequestError: it is none of these, the model or the cluster cannot be split, or the number does not divide the
-            devices.
+        RequestError: the option is none of these, the model or the cluster cannot be split, or the number of devices is
+            no multiple of the number of ranks.
     """
     if tp is None or tp == "1":
         return [1]
@@ -51,7 +51,7 @@ def wanted_tensor(tp: str | None, machine: Cluster, cluster: str, model: str | N
 
 
 def _near(machine: Cluster, count: int) -> bool:
-    """Whether the first ``count`` devices are equal, and as near to each other as the first two are."""
+    """Whether all devices are equal, and messages between the first ``count`` as fast as between the first two."""
     first = machine.devices[0]
     if any((other.type, other.memory_bytes) != (first.type, first.memory_bytes) for other in machine.devices):
         return count == 1

@@ -66,9 +66,9 @@ def test_compare_json(files, capsys):
 def test_compare_lists_devices_and_the_largest_errors(files, capsys):
     assert main(["compare", *files]) == 0
     out = capsys.readouterr().out
-    table = out[out.index("Computing of each device") :].splitlines()
+    table = out[out.index("Compute time of each device") :].splitlines()
     assert table[3].split() == ["0", "2", "ms", "3", "ms", "-33.3%", "0.0%", "0.0%", "+0.0"]
-    worst = out[out.index("Furthest off") :].splitlines()
+    worst = out[out.index("Largest errors") :].splitlines()
     assert worst[3].split() == ["0B0,", "device", "0", "1", "ms", "2", "ms", "-50.0%", "-1", "ms"]
     assert "Messages" not in out
 
@@ -95,7 +95,7 @@ def test_compare_report_has_the_predicted_plan(tmp_path, capsys):
     assert main([*both, "--plan", str(tmp_path / "other.json"), "--report", str(report)]) == 2
     assert "trace.json is of another plan than" in capsys.readouterr().err
     assert main([*both, "--plan", str(tmp_path / "plan.json")]) == 2
-    assert "give --report FILE.html, too" in capsys.readouterr().err
+    assert "also give --report FILE.html" in capsys.readouterr().err
 
 
 BAD = {

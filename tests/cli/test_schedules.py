@@ -72,7 +72,7 @@ def test_schedules_table(capsys, monkeypatch):
     ("words", "status", "said"),
     [
         (("--devices", "0", "--microbatches", "8"), 2, "devices is 0"),
-        ((*SMALL, "--seed", "1"), 2, "--seed is for the search: give --auto, too"),
+        ((*SMALL, "--seed", "1"), 2, "--seed is for the search: also give --auto"),
         ((*SMALL, "--auto", "--evaluations", "0"), 2, "--evaluations is 0"),
         ((*SMALL, "--auto", "--seconds", "0"), 2, "--seconds is 0"),
         ((*SMALL, "--auto", "--seconds", "1", "--evaluations", "9"), 2, "--evaluations is 9 and --seconds 1"),

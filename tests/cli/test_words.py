@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from attrs import evolve
-from panpipe.answers.plan.simpler import simpler_than
+from panpipe.answers.plan.data_parallel_advice import data_parallel_advice
 from panpipe.cli import main
 from panpipe.core.plan.plan import read_plan
 from panpipe.core.schedules.meaning import meaning_of
@@ -40,15 +40,15 @@ def plan(tmp_path_factory):
 
 def test_a_plan_of_what_fits_one_device_says_so(plan):
     need = 4 * 400 + 4 * 50 + 10
-    assert simpler_than(plan, (need, need)) == (
+    assert data_parallel_advice(plan, (need, need)) == (
         "this fits on one device, one microbatch at a time: use DDP over 2 devices if the batch allows it"
     )
-    assert simpler_than(plan, (need - 1, need)) is None
+    assert data_parallel_advice(plan, (need - 1, need)) is None
 
 
 def test_a_plan_that_recomputes_is_not_said_to_fit_one_device(plan):
     saving = evolve(plan, memory=evolve(plan.memory, recompute=(0,)))
-    assert simpler_than(saving, (1e9, 1e9)) is None
+    assert data_parallel_advice(saving, (1e9, 1e9)) is None
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""A line for plans whose model needs no pipeline."""
+"""Advice to use data parallelism, printed if the model fits on one device."""
 
 from collections.abc import Sequence
 
 from ...core.plan.plan import Plan
 
 
-def simpler_than(plan: Plan, limits: Sequence[float]) -> str | None:
+def data_parallel_advice(plan: Plan, limits: Sequence[float]) -> str | None:
     """The advice to use data parallelism; None where a device cannot hold the whole model.
 
     Args:
