@@ -162,8 +162,9 @@ class Cluster:
         return other
 
     def host_path(self, device: int) -> tuple[Hop, ...]:
-        """Links from a device to the nearest host and into its memory, each with its direction (True from a to b): the
-        path of an offload.
+        """Links from a device to the nearest host and into its memory: the path of an offload.
+
+        Each link has its direction (True from a to b).
 
         Raises:
             RequestError: no host is connected to it.

@@ -198,10 +198,10 @@ def _doubling(cluster: Cluster, order: tuple[int, ...], size: float) -> tuple[Ph
 def _hierarchical(
     cluster: Cluster, order: tuple[int, ...], size: float, operation: Operation
 ) -> tuple[Phase, ...] | None:
-    """Rings within groups of near members, then rings of the members with one index in all groups; None where no
-    distance divides the members into equal groups.
+    """Rings within groups of near members, then rings over the members with the same index in all groups.
 
-    Of the distances that do, the one whose phases are fastest alone.
+    The groups are those of the distance whose phases are fastest without other traffic; None if no distance divides the
+    members into equal groups.
     """
     distances = sorted({cluster.transfer_s(a, b, size / len(order)) for a in order for b in order if a != b})
     choices = []

@@ -41,7 +41,7 @@ class DeviceType:
         sources: by the name of each number; for a rate or efficiency ``field.key``, as in ``efficiency.matmul``.
         gpu_link: the catalogue's link to other devices of this type; None if only the host connects them.
         host_copy_queues: in-order queues for copies to and from the host: 1 for both directions, or 2, one for each;
-            None, if nobody measured which is better, means 1 (see ``Plan.memory``).
+            None if it was not measured which is faster; plans then use 1 (see ``Plan.memory``).
         aliases: other names.
         multiprocessors: number of thread blocks with large tiles that run at once; None for a device without tiles,
             such as a processor core, on which no product loses time by its shape.

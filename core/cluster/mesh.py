@@ -131,7 +131,7 @@ class Mesh:
     def arrange(self, cluster: Cluster) -> Cluster:
         """The same cluster with its devices in the order of ranks; devices outside the mesh come last.
 
-        With tensor ranks every device of the result is a group of them, and the others are left out.
+        With tensor ranks every device of the result is a group of them, and devices outside the mesh are omitted.
 
         Raises:
             RequestError: as in ``check``.

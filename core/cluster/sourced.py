@@ -1,6 +1,6 @@
 """Numbers with their sources, as files have them: ``{ value = 312e12, source = "…" }``.
 
-``assumed`` in place of ``source`` marks a number that nobody stated or measured for exactly this part.
+``assumed`` in place of ``source`` marks a number that is neither published nor measured for exactly this part.
 """
 
 from collections.abc import Callable, Hashable, Mapping
@@ -22,7 +22,7 @@ class Source:
 
     Args:
         text: the page, paper, code or measurement; for an assumption, its reason.
-        assumed: nobody stated or measured the number for exactly this part.
+        assumed: whether the number is neither published nor measured for exactly this part.
     """
 
     text: str

@@ -51,8 +51,10 @@ def _fill_where(orders: Any, lengths: Any, where: Any) -> None:
 
 @njit()
 def _fair_rates(flows: Any, number: int, links: Any, rate: Any, devices: int, result: Any) -> None:
-    """Fill ``result`` with the max-min fair rates of the active pairs, by progressive filling (see the simulator's
-    `sharing`)."""
+    """Fill ``result`` with the max-min fair rates of the active pairs, by progressive filling.
+
+    The simulator computes the same in `sharing`.
+    """
     growing, share = flows.active[:number].copy(), links.capacity.copy()
     left, crossing = links.capacity.copy(), np.empty(share.shape[0], dtype=np.int64)
     while number > 0:

@@ -1,9 +1,9 @@
-"""The host-copy queues of one device while its compute order runs: when copies end, and what is on the host
-meanwhile.
+"""The host-copy queues of one device while its compute order runs: when copies end, and which bytes are on the host.
 
 The rules are those of ``plan/host_copies``: a copy out is issued by the end of F, and ``freed_at`` waits for it; a
 reload is issued by the end of ``reload_after``, and the backward waits for it. The copies of a queue run one after
-another in the order of issue; at one position reloads come first, those that are read sooner before the others.
+another in the order of issue. Of those issued at the same position, reloads are first, in the order in which they are
+read.
 """
 
 from collections.abc import Sequence
@@ -14,12 +14,12 @@ class TimedCopy(NamedTuple):
     """The copies of one microbatch's storages to the host and back, by positions in the device's compute order.
 
     Args:
-        forward: of the F, whose end issues the copy out.
-        freed_at: of the action that waits for it.
-        reload_after: of the action whose end issues the copy back.
-        reader: of the B or I that waits for that.
+        forward: position of the F, whose end issues the copy to the host.
+        freed_at: position of the action that waits for that copy.
+        reload_after: position of the action whose end issues the copy back.
+        reader: position of the B or I that waits for the copy back.
         out_s, back_s: seconds of the two copies on idle links.
-        bytes: of the storages.
+        bytes: size of the storages.
     """
 
     forward: int
@@ -32,7 +32,7 @@ class TimedCopy(NamedTuple):
 
 
 class HostQueue:
-    """Runs the copies of a device next to its compute order.
+    """Runs the copies of a device concurrently with its compute order.
 
     Args:
         copies: in any order.

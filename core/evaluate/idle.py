@@ -87,7 +87,7 @@ class IdleTime:
 
 @frozen
 class KnownStep:
-    """What a run of a step shows without another run.
+    """What an earlier run of the step has shown, so that it need not be run again.
 
     Args:
         step_s: the step.
@@ -164,8 +164,11 @@ def evaluated(plan: Plan, costs: Sequence[StageCosts]) -> Evaluation:
 
 
 def own_paths(plan: Plan, cluster: Cluster) -> Cluster:
-    """A cluster with a separate path for every two devices that communicate, and from every device that offloads to a
-    host, as fast as the uncontended one."""
+    """A cluster in which no path shares a link.
+
+    Every two devices that communicate, and every device that offloads and its host, have a path of their own, which is
+    as fast as their path in ``cluster`` without contention.
+    """
     place = plan.placement
     ends = {tuple(sorted((place[edge.src], place[edge.dst]))) for edge in plan.edges}
     pairs = [(first + a, first + b) for first in range(0, plan.mesh.ranks, plan.devices) for a, b in sorted(ends)]

@@ -26,7 +26,7 @@ class LinkArrays(NamedTuple):
 def link_arrays(cluster: Cluster, replicas: Sequence[Sequence[int]]) -> LinkArrays:
     """The links of all messages of some replicas; per replica the cluster's device at each position.
 
-    Links that are crossed by the messages of one pair only are left out: they limit nothing beyond the path's rate.
+    Links that only one pair's messages cross are omitted: the path's rate includes their limit.
     """
     devices = len(replicas[0])
     numbers: dict[tuple[str, str, bool | None], int] = {}

@@ -13,7 +13,7 @@ from .coding import FORWARD, INPUT, KINDS, WEIGHT, Floats, Integers
 from .compiled import UNKNOWN
 
 PREFETCH = 2
-"""As ``lower`` has by default."""
+"""The default of ``lower``."""
 
 
 class Messages(NamedTuple):

@@ -39,7 +39,7 @@ def reduction_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) ->
 
 
 def unshard_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> ReductionTime:
-    """The time in which the parameters of a sharded stage are gathered after its step; arguments as above."""
+    """The time in which the parameters of a sharded stage are gathered; arguments as in `reduction_time`."""
 
     def seconds(stage: int) -> float:
         ranks = range(plan.placement[stage], plan.mesh.ranks, plan.devices)
@@ -61,8 +61,10 @@ def sync_bytes(plan: Plan) -> int:
 
 
 def sync_time(plan: Plan, cluster: Cluster, ranks: Sequence[int]) -> float:
-    """Duration of a SYNC in seconds: to one rank and back, each way as long as the slowest transfer between two
-    ranks."""
+    """Duration of a SYNC in seconds: messages to one rank and back.
+
+    Each way takes as long as the slowest transfer between two ranks.
+    """
     size = sync_bytes(plan)
     ways = (cluster.transfer_s(a, b, size) for a in ranks for b in ranks if a != b)
     return 2 * max(ways, default=0.0)

@@ -38,7 +38,7 @@ COARSE = 1 / 32
 """Largest error of a stage's share for which its storages are divided, and not its microbatches."""
 
 Shares = Mapping[int, float]
-"""Share of each stage's bytes that leaves; stages that are not named keep theirs."""
+"""Stage → share of its bytes that is offloaded; stages that are not listed offload nothing."""
 
 
 @frozen

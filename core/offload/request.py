@@ -6,7 +6,7 @@ from ..errors import RequestError
 
 OffloadRequest = str | Mapping[int, float]
 """``"none"``; ``"all"`` that the links carry; ``"auto"``, what makes the step within the memory limits fastest; or by
-stage the share of its saved tensors that leaves."""
+stage the share of its saved tensors that is offloaded."""
 
 CHOICES = ("none", "all", "auto")
 

@@ -29,7 +29,7 @@ def schedule_copies(
 
     Args:
         orders, placement, costs, hop_s: of the schedule.
-        offload: stages with the share that leaves.
+        offload: stages with the share of their saved tensors that is offloaded.
         copy_s_per_byte: time of a copy in either direction, per byte.
     """
     edges = [StageEdge(stage, stage + 1, 1, 1) for stage in range(len(placement) - 1)]

@@ -42,10 +42,11 @@ def first_microbatches(plan: Plan, count: int) -> Plan:
 
 
 def _first_copies(plan: Plan, count: int) -> tuple[StageOffload, ...]:
-    """What still leaves of the first microbatches.
+    """The offload of the first ``count`` microbatches.
 
-    Where an action that a copy names is gone, ``freed_at`` becomes the next one that is left and ``reload_after`` the
-    previous one. A copy with none left between the two is dropped: nothing would run while its bytes are on the host.
+    If an action that a copy names is removed, ``freed_at`` becomes the next remaining action and ``reload_after`` the
+    previous one. A copy with no remaining action between the two is removed: nothing would run while its bytes are on
+    the host.
     """
     result = []
     for each in plan.memory.offload:
@@ -88,7 +89,7 @@ def check_agrees(
         microbatches: the number per step; None if not requested.
         schedule: a family's name, or ``auto`` for any.
         recompute: the stages that recompute; None if not requested.
-        offload: whether saved tensors leave; None if not requested.
+        offload: whether saved tensors are offloaded; None if not requested.
         shard: the level of sharding of all stages; None, or ``auto``, for any.
 
     Raises:
@@ -122,8 +123,9 @@ def synchronised(plan: Plan) -> Plan:
 
 
 def forward_only(plan: Plan) -> Plan:
-    """The plan of the forwards only, for evaluation: the same stages on the same devices, no saved tensors, no
-    reductions, no optimizer steps, no prediction.
+    """The plan of the forwards only, for evaluation.
+
+    It has the same stages on the same devices, and no saved tensors, reductions, optimizer steps or prediction.
 
     Args:
         plan: a sound plan. The order of each device is derived from its stages, edges and, where it has a prediction,

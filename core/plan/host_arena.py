@@ -7,10 +7,14 @@ compute order, so the slots follow from the plan alone, and two slots whose time
           │  │ 0F1 ▐███████████████▌ 0F4 ▐█████████
           └──┴─────────────────────────────────────▶ position in the compute order
 
-Several layouts are tried, and the smallest is taken: slots in the order of their times at the lowest offset where they
-fit; likewise in the smallest gap; a region for each stage, in which all slots have one size, so that none of it is
-lost; and, where these waste more than a hundredth, the longest times first, and the largest product of time and bytes
-first.
+Several layouts are computed, and the smallest is used:
+
+1. slots in the order of their start, each at the lowest offset where it fits;
+2. the same, each in the smallest gap where it fits;
+3. a region for each stage, in which all slots have one size, so that no gaps remain;
+4. if these waste more than ``WASTE``: the slots that are occupied longest first, and those with the largest product of
+   time and bytes first.
+
 So the arena is at most the sum of the stages' peaks, and for one stage exactly the peak.
 """
 
@@ -36,8 +40,8 @@ class HostSlots:
 
     Args:
         bytes: its size.
-        peak_bytes: the most that is occupied at once, which no arena is below.
-        offsets: by stage and microbatch, where each of the stage's storages starts, in the order of the plan.
+        peak_bytes: the most that is occupied at once: a lower bound of the arena's size.
+        offsets: (stage, microbatch) → the offset in bytes of each of the stage's storages, in the order of the plan.
     """
 
     bytes: int

@@ -12,8 +12,8 @@
    for its own OFFLOAD.
 4. B, or I, waits for the copy. From its start on the bytes are not on the host.
 
-The copies of a device run one after another in the order issued; at one position those back are issued first, the one
-that is read first before the others. Both directions share one queue, or each has its own
+The copies of a device run one after another in the order issued. Of those issued at the same position, RELOADs are
+first, in the order in which they are read. Both directions share one queue, or each has its own
 (``MemoryPolicy.host_copy_queues``).
 """
 
@@ -112,7 +112,7 @@ def _tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequence[
 
 
 def _places(actions: Sequence[Action]) -> dict[Action, tuple[int, int]]:
-    """Per action of a compute order the positions of its first and last item: RECOMPUTE belongs to its backward."""
+    """Per action of a compute order the positions of its first and last item: a backward begins with its RECOMPUTE."""
     again: dict[tuple[int, int | None], int] = {}
     found = {}
     for position, action in enumerate(actions):

@@ -1,7 +1,7 @@
-"""The interval of a prediction from the errors of earlier ones: how far steps of known runs were from their prediction.
+"""The interval of a predicted step, from the errors of earlier predictions compared with published runs.
 
-Costs of a catalogue device carry such an error (``DeviceType.step_error``). A prediction from measured costs has an
-interval from the noise of the measurements instead.
+A catalogue device has such an error (``DeviceType.step_error``). For a prediction from measured costs, the interval
+follows from the noise of the measurements instead.
 """
 
 from attrs import evolve
@@ -10,7 +10,7 @@ from .plan import Plan, Prediction
 
 
 def with_step_error(plan: Plan, error: float | None) -> Plan:
-    """The plan with the interval in which 9 of 10 steps are.
+    """The plan with the interval that contains 9 of 10 steps.
 
     Args:
         plan: with its prediction.

@@ -104,14 +104,14 @@ def task_seconds_alone(task: Task, plan: Plan, costs: Sequence[StageCosts], clus
 
 
 def declare(found: TaskKind) -> TaskKind:
-    """Add kinds, or replace those with the same letters."""
+    """Register a declaration. It replaces earlier declarations of the same kinds."""
     _DECLARED.update(dict.fromkeys(found.kinds, found))
     return found
 
 
 @contextmanager
 def declared(found: TaskKind) -> Iterator[TaskKind]:
-    """A context in which kinds are declared."""
+    """Declare kinds within a context; the earlier declarations are restored when it exits."""
     before = dict(_DECLARED)
     declare(found)
     try:

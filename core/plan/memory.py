@@ -154,8 +154,8 @@ def changes(kind: Kind, *, recomputes: bool = False, forward_only: bool = False)
     """The memory changes of an action.
 
     Args:
-        kind: of the action.
-        recomputes: whether its stage does.
+        kind: kind of the action.
+        recomputes: whether its stage recomputes.
         forward_only: whether its plan has no backwards.
     """
     if kind is Kind.F and forward_only:
@@ -178,8 +178,8 @@ def saved_bytes(cost: StageCosts, *, recomputes: bool = False) -> Mapping[Kind, 
     """Per kind of a compute order the changes of the saved tensors at an action's start and end, in bytes.
 
     Args:
-        cost: of the actions' stage.
-        recomputes: whether the stage does.
+        cost: costs of the actions' stage.
+        recomputes: whether the stage recomputes.
     """
     return {
         kind: (
@@ -196,7 +196,7 @@ def reserving_bytes(cost: StageCosts) -> dict[Kind, float]:
     After I a microbatch may hold more than after F.
 
     Args:
-        cost: of the actions' stage, which does not recompute.
+        cost: costs of the actions' stage, which does not recompute.
 
     Returns:
         Per kind the change, of F at its start and of the others at their end.

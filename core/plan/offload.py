@@ -1,7 +1,7 @@
-"""Offload in the memory policy: which saved tensors of which microbatches leave the device, and when.
+"""Offload in the memory policy: which saved tensors of which microbatches are copied to the host, and when.
 
-Copies run on the host-copy queues, next to compute. The plan names the compute actions of the same device that frame
-them, so that the memory of an order does not depend on how long a copy takes::
+Copies run on the host-copy queues, concurrently with compute. The plan names the compute actions between which each
+copy runs, so that the memory of an order does not depend on how long a copy takes::
 
     compute queue     ─ 0F3 ─┬─ 0F4 ─┬─ 0F5 ─ 1B0 ─┬─ 1B1 ─┬─ 0B3 ─
                              │       │ freed_at    │       │ reads them
@@ -19,7 +19,7 @@ from ..actions import Action
 
 @frozen
 class Storage:
-    """A storage of saved tensors that leaves the device; all tensors that are views of it leave together.
+    """A storage of saved tensors that is offloaded, with all tensors that are views of it.
 
     Args:
         name: the captured value (or, for an operator graph without a capture, the operator) that allocates it.
@@ -32,10 +32,10 @@ class Storage:
 
 @frozen
 class HostCopy:
-    """The way of one microbatch to the host and back.
+    """The copies of one microbatch's storages to the host and back.
 
     Args:
-        microbatch: whose storages move.
+        microbatch: the microbatch.
         freed_at: compute action of the same device, after the F, that waits for the end of the copy out.
         reload_after: compute action of the same device, ``freed_at`` or later and before the backward, whose end starts
             the copy back.
@@ -48,12 +48,12 @@ class HostCopy:
 
 @frozen
 class StageOffload:
-    """What leaves of one stage.
+    """The offloaded tensors of one stage.
 
     Args:
         stage: the stage.
-        storages: those that are offloaded.
-        copies: per microbatch that offloads, ascending.
+        storages: the offloaded storages, the same for each microbatch.
+        copies: one for each microbatch that is offloaded, ascending.
     """
 
     stage: int

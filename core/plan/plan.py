@@ -77,7 +77,7 @@ class Prediction:
 
     Args:
         costs: per stage, from the profile.
-        cluster: the machine.
+        cluster: the devices, with their memory and links.
         step_s: time of one training step.
         peak_memory_bytes, peak_saved_bytes: per device along the pipeline: all memory, and saved tensors only.
         bubble_ratio: 1 − the busiest device's compute time ÷ step time.
@@ -122,7 +122,7 @@ class Plan:
             overflow check.
         prediction: of this plan; not part of its hash.
         forward_only: whether its orders hold F only: no saved tensors, reductions or optimizer steps.
-        shard: per stage what its replicas share among them (see ``sharding.py``); empty for nothing.
+        shard: per stage what its replicas share (see ``sharding.py``); empty if they share nothing.
     """
 
     model: str

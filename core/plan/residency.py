@@ -1,15 +1,17 @@
-"""The memory of each device over a step, from the times of its operations and messages, by these rules:
+"""The memory of each device over a step, from the times of its operations and messages.
+
+The rules, per kind of memory:
 
 ==================  ===========================================================================================
 parameters,         from the start to the end; of what replicas share, one replica's part;
-                    with the parameters, what is computed from them alone once a step
+                    with the parameters, values computed from parameters alone, once a step
 gradients,
 optimizer
 saved               ``saved_bytes`` from the start of F to the end of B; I frees ``freed_by_input_bytes`` and creates
                     ``created_by_input_bytes`` at its end, W frees the rest at its end. A stage that recomputes holds
                     ``input_bytes`` from the start of F to the start of RECOMPUTE, and ``saved_bytes`` after that.
-                    What a microbatch offloads is not on the device from the start of the action that waits for OFFLOAD
-                    to the issue of RELOAD; it is on the host from the issue of OFFLOAD to the start of the backward
+                    Offloaded tensors are not on the device from the start of the action that waits for OFFLOAD to the
+                    issue of RELOAD; they are on the host from the issue of OFFLOAD to the start of the backward
 communication       a received tensor from the posting of its receive to the start of F (then it is one of the saved
                     tensors; without a backward, to the end of F) or to the end of B or I; a sent tensor from its send
                     to its arrival; a tensor between two stages of this device from the end of the action that computes
@@ -173,8 +175,11 @@ def _add_tasks(plan: Plan, queues: Queues, costs: Sequence[StageCosts], rows: Se
 
 
 def _communication(plan: Plan, queues: Queues, arrivals: Arrivals) -> tuple[list[list[float]], list[list[Release]]]:
-    """Per device: communication bytes at each change (receives posted before the first operation, then start and end of
-    every operation, the end with what is issued after it), and when sent tensors are freed."""
+    """Per device the communication bytes at each change, and when sent tensors are freed.
+
+    The changes of a device: the receives posted before its first operation, then the start and the end of every
+    operation; what is issued after an operation is added to its end.
+    """
     read = 2 if plan.forward_only else 1
     rows = [[0.0] * (2 * len(actions) + 1) for actions in queues.compute]
     releases: list[list[Release]] = [[] for _ in queues.compute]
@@ -213,7 +218,7 @@ def _timeline(
     releases: list[Release],
     actions: tuple[Action, ...],
 ) -> Timeline:
-    """Merge the releases by arrivals into the operations' changes, and sum up."""
+    """Insert the releases of sent tensors among the operations' changes, by time, and sum the changes."""
     operations = numpy.maximum(numpy.arange(len(times)) - 1, 0) // 2
     if releases:
         at, sent_by, sizes = (numpy.array(column) for column in zip(*sorted(releases), strict=True))

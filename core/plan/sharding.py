@@ -32,7 +32,7 @@ NOT_YET = {
     "gradients": "gradients are released before the step ends",
     "parameters": "parameters are gathered for each run of microbatches",
 }
-"""Levels of ZeRO that plans do not have, and what they would do."""
+"""Levels of ZeRO that plans do not support, and what they would do."""
 
 
 def level_of(plan: Plan, stage: int) -> str:
@@ -65,13 +65,13 @@ def replica_costs(plan: Plan, costs: Sequence[StageCosts]) -> Sequence[StageCost
 
 
 def part_of(cost: StageCosts, replicas: int) -> StageCosts:
-    """What one of some replicas holds and computes of a stage whose optimizer is sharded."""
+    """The costs of one of ``replicas`` replicas of a stage whose optimizer is sharded."""
     held = ceil(cost.optimizer_bytes / replicas)
     return evolve(cost, optimizer_bytes=held, optimizer_s=cost.optimizer_s / replicas)
 
 
 def part_of_graph(graph: OpGraph, replicas: int) -> OpGraph:
-    """The same for all operators of a graph; ``state_bytes`` beyond a parameter and its gradient is optimizer state."""
+    """As `part_of`, for all operators of a graph: ``state_bytes`` without parameter and gradient is optimizer state."""
     nodes = []
     for node in graph.nodes:
         whole = min(2 * node.parameter_bytes, node.state_bytes)
@@ -81,14 +81,14 @@ def part_of_graph(graph: OpGraph, replicas: int) -> OpGraph:
 
 
 def check_level(level: object, *more: str) -> None:
-    """Refuse a word that is no level.
+    """Refuse a value that is not a level of sharding.
 
     Args:
-        level: the word.
-        more: other words that are accepted.
+        level: the value.
+        more: other values that are accepted.
 
     Raises:
-        RequestError: it is none.
+        RequestError: it is not one of these.
     """
     accepted = (*LEVELS, *more)
     if level in accepted:

@@ -1,5 +1,4 @@
-"""The kinds at the end of a step: gradient reductions over replicas and of tied weights, SYNC of all stages, STEP,
-UNSHARD of what replicas share.
+"""The kinds at the end of a step: gradient reductions, SYNC of all stages, and UNSHARD of parameters after STEP.
 
 ::
 
@@ -155,7 +154,7 @@ def _sync_tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequ
 
 
 def sync_task(compute: Compute, items: Sequence[Item], known: Sequence[Task]) -> Iterator[Task]:
-    """The SYNC task of these devices.
+    """The SYNC task of the devices that ``items`` names.
 
     Args:
         compute: their compute queues.

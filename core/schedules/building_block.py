@@ -69,7 +69,7 @@ class Block:
     def __attrs_post_init__(self) -> None:
         stages = len(self.placement)
         counts = Counter(self.placement)
-        # As many numbers as the highest one says, none negative: they are 0, 1, 2, …
+        # The numbers of the devices are 0, 1, 2, … without a gap.
         if not counts or min(counts) < 0 or max(counts) + 1 != len(counts):
             raise RequestError(
                 f"the placement {_listed(self.placement)} is not one device for every stage: number devices from 0, "
@@ -133,7 +133,7 @@ class Block:
         return tuple(round(most) for most in self.weighed([1.0] * len(self.placement)))
 
     def weighed(self, weights: Sequence[float]) -> tuple[float, ...]:
-        """The same, with each pair counted by its stage's weight."""
+        """As `held`, with each pair counted by the weight of its stage."""
         ends = self.weight or self.input
         found = []
         for device in range(self.devices):
@@ -167,10 +167,10 @@ def write_block(path: Path | str, block: Block) -> None:
 
 
 def building_block(problem: ScheduleProblem, *, block: Block | None = None) -> Schedule:
-    """A schedule of a block that a user wrote.
+    """The schedule of a block that a user wrote.
 
     Args:
-        problem: for as many devices and chunks as the block.
+        problem: costs and delays, for the block's number of devices and chunks.
         block: the block.
 
     Raises:
@@ -189,11 +189,11 @@ def building_block(problem: ScheduleProblem, *, block: Block | None = None) -> S
 
 
 def repeat(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: Sequence[int]) -> Schedule:
-    """The fastest schedule that the blocks give, by repeating, squeezing, re-ordering and polishing.
+    """The fastest schedule that follows from the blocks by repeating, squeezing, re-ordering and polishing.
 
     Args:
         problem: costs and delays.
-        name: of the schedule.
+        name: name of the schedule.
         blocks: variants of one block, on one placement; the first is the block itself.
         held: per device, the (stage, microbatch) pairs that it may hold.
     """
@@ -221,7 +221,7 @@ def _row(block: Block, device: int, count: int) -> list[Action]:
 
 def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], held: Sequence[int]) -> Schedule:
     """The fastest list schedule with slots as priorities."""
-    import numpy as np  # late, with what is compiled: they take longer to load than most schedules to build
+    import numpy as np  # here: numpy and compiled code take longer to load than most schedules to build
 
     from ..evaluate.coding import INFINITY
     from .construction.decode import TAIL, decode

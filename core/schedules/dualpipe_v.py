@@ -1,5 +1,6 @@
-"""DualPipe-V: DualPipe cut in half, on a folded model (DeepSeek-V3, arXiv 2412.19437, section 3.2; the halving is by
-Qi et al. 2025).
+"""DualPipe-V: DualPipe cut in half, on a model folded over the devices.
+
+DualPipe is from DeepSeek-V3 (arXiv 2412.19437, section 3.2), and the cut in half from Qi et al. 2025.
 
 Device d of p holds stages d and 2p − 1 − d, here a and b. It pairs a forward with a backward, so that the communication
 of one can overlap with the compute of the other. It splits backwards only where it would idle in warm-up and

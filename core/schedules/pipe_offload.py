@@ -25,13 +25,13 @@ PASSES = 3
 
 
 def po_f(problem: ScheduleProblem) -> Schedule:
-    """Uniformly repeated GIS-H; all saved tensors leave, where the link and the gaps allow it."""
+    """Uniformly repeated GIS-H; all saved tensors are offloaded, as far as the link and the times between allow it."""
     stages = range(problem.stages)
     return _build(problem, f"po-f(chunks={problem.chunks})", tuple((stage, 1.0) for stage in stages))
 
 
 def po_h(problem: ScheduleProblem) -> Schedule:
-    """Uniformly repeated GIS-H; the half of the saved tensors that stays longest leaves."""
+    """Uniformly repeated GIS-H; the half of the saved tensors that is held longest is offloaded."""
     share = [min(max(problem.chunks / 2 - chunk, 0.0), 1.0) for chunk in range(problem.chunks)]
     offload = ((stage, share[stage // problem.devices]) for stage in range(problem.stages))
     return _build(problem, f"po-h(chunks={problem.chunks})", tuple(each for each in offload if each[1] > 0))

@@ -71,7 +71,7 @@ class Schedule:
         placement: device of every stage.
         microbatches: microbatches in one step.
         device_actions: per device F, I, W and B in order.
-        offload: stages whose saved tensors leave the device, each with the share of its bytes; when they are copied
+        offload: stages whose saved tensors are offloaded, each with the share of its bytes; when they are copied
             follows from the times of the stages and the links (``core/offload``).
     """
 
@@ -111,7 +111,7 @@ class ScheduleFamily:
         usual_chunks: the default number of chunks per device.
         placement: (devices, chunks) → device of every stage; partitioning needs it before building.
         candidates: parameter sets that a search should try for a problem; ``build`` accepts each of them.
-        offloads: whether its schedules offload; a search that may not offload leaves it out.
+        offloads: whether its schedules offload; a search that may not offload skips the family.
     """
 
     name: str

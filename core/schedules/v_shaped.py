@@ -1,5 +1,6 @@
-"""V-Min, V-Half and 1F1B-V: building blocks for the model folded over the devices (Controllable Memory, arXiv
-2405.15362).
+"""V-Min, V-Half and 1F1B-V: building blocks for a model folded over the devices.
+
+They are from Controllable Memory (arXiv 2405.15362).
 
 Device d holds stages d and 2p − 1 − d. The sooner the backward of a stage follows its forward, the less memory it
 holds: V-Min takes one slot per stage everywhere, V-Half two in the first half of the forward. 1F1B-V does not split the

@@ -1,5 +1,6 @@
-"""ZB-V: the model folded over the devices, without idle time after a device's first action, at 1F1B's memory (Zero
-Bubble Pipeline Parallelism, arXiv 2401.10241, section 6, and its V-shaped successor in arXiv 2405.15362).
+"""ZB-V: a model folded over the devices, without idle time after a device's first action, at 1F1B's memory.
+
+It is from Zero Bubble Pipeline Parallelism (arXiv 2401.10241, section 6; see also arXiv 2405.15362).
 
 Device d of p holds stages d and 2p − 1 − d, here a and b. In microbatches of each stage, in order::
 

@@ -1,5 +1,6 @@
-"""ZB-H1, ZB-H2, ZB-1p and ZB-2p: 1F1B with its backward split, so that W fills what I leaves idle (Zero Bubble
-Pipeline Parallelism, arXiv 2401.10241).
+"""ZB-H1, ZB-H2, ZB-1p and ZB-2p: 1F1B with split backwards, so that W fills idle time.
+
+They are from Zero Bubble Pipeline Parallelism (arXiv 2401.10241).
 
 The handcrafted ZB-H1 and ZB-H2 are defined by counts. Device d of p runs some forwards ahead, then I and F in turn, and
 each W some microbatches after its I::
@@ -10,7 +11,7 @@ each W some microbatches after its I::
 
 The automatic ZB-1p and ZB-2p take the costs and a memory limit (by default p or 2p microbatches) and keep the best of
 several greedy list schedules: the shortest stage span, as in the paper, then the shortest makespan. Those with a longer
-span or makespan than ZB-H1 (for ZB-2p: ZB-H2) are left out, if that fits in the limit: it is one of them.
+span or makespan than ZB-H1 (for ZB-2p: ZB-H2) are discarded if that one, which is also a candidate, fits in the limit.
 """
 
 import itertools
@@ -26,7 +27,7 @@ from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem
 from .scored import costs_of, score
 
 _ROUNDING = 1e-9
-"""Relative: equal times of two orders differ in their last bits, because the terms are summed in another order."""
+"""Relative tolerance of times: equal times of two orders may differ in their last bits, by the order of the sum."""
 _OVERRUNS = (0.0, 0.5, 0.8, 1.1)
 _SQUEEZES = (0.0, 0.02, 1.0)
 """The values tried; see `greedy`."""
@@ -100,7 +101,7 @@ def _delay_weights(row: tuple[Action, ...], delay: int) -> Iterator[Action]:
 
 
 def _automatic(problem: ScheduleProblem, name: str, usual: int, by_hand: Builder) -> Schedule:
-    # Late, with what is compiled: it takes longer to load than most schedules to build.
+    # Imported here: compiled code takes longer to load than most schedules to build.
     from .construction.greedy import Greedy
 
     _one_stage(problem, name)

@@ -104,4 +104,4 @@ def test_host_that_is_too_small_exits_3_with_what_would_fit(write, capsys):
     assert main(["validate", write("plan.json", text)]) == 3
     said = capsys.readouterr().err
     assert "host 'host' holds 128 bytes of offloaded tensors of device 0 and has 100: 28 too many" in said
-    assert "keep stage 0 on the device (nothing else leaves then)" in said
+    assert "keep stage 0 on the device (nothing else is offloaded then)" in said

@@ -5,7 +5,7 @@ the two sides: on a tree of links with max-min fair sharing, exactly their minim
 a group whose throughput is below the minimum cut of the links known so far. The group with the greatest relative
 deficit is cut by that link alone, because the deficit of a cut of several links is at most the greatest of theirs.
 Adding links in the order of their deficit gives a tree that predicts every set of flows. Links that never limit a flow
-are left out, unless latencies show them.
+are omitted, unless latencies show them.
 
 Latencies show a link between two groups by the four-point condition: every path that crosses it is longer, by the same
 amount, than two that do not. (Buneman, "The recovery of trees from measures of dissimilarity", 1971.)

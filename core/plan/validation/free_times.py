@@ -1,4 +1,4 @@
-"""The times of a step in which no two queues share a link, in one pass; it also shows whether the plan deadlocks.
+"""The times of a step without contention, in which no two queues share a link; they also show whether it deadlocks.
 
 Each device runs its compute items until an input is missing; the device that it waits for resumes it::
 
@@ -30,12 +30,12 @@ _IN_USE = -1.0
 
 @frozen
 class FreeQueue:
-    """The messages from one device to another, in order. Seconds.
+    """Times of the messages from one device to another, in order, in seconds.
 
     Args:
-        ready: when each was sent and its receive was posted.
-        starts: when each started: later than that if the one before it had not drained.
-        arrivals: when each had arrived.
+        ready: when each message was sent and its receive was posted.
+        starts: when its transfer started: later than ``ready`` if the previous message was still being sent.
+        arrivals: when it arrived.
     """
 
     ready: list[float]
@@ -45,7 +45,7 @@ class FreeQueue:
 
 @frozen
 class FreeTimes:
-    """Times of a step in which no link is shared. Seconds.
+    """Times of a step in which no link is shared, in seconds.
 
     Args:
         operations: per device the starts and the ends of its operations.
@@ -141,7 +141,7 @@ class _Channel:
 
 
 class _Step:
-    """One step. Devices, messages and tasks know their times as far as they are computed."""
+    """One step: the times of compute items, messages and tasks, as far as they are computed."""
 
     def __init__(
         self,
@@ -237,8 +237,10 @@ class _Step:
             ends.append(now)
 
     def _missing(self, number: int) -> Progress | None:
-        """Compute a task's end; if that is not possible yet, the progress that it waits for (of device −1: of none,
-        the task waits for itself)."""
+        """Compute a task's end; if that is not possible yet, return the progress that it waits for.
+
+        Device −1 means that the task waits for itself.
+        """
         for each in self._before(number):
             if self.task_ends[each] == _IN_USE:
                 return -1, 0

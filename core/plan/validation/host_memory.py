@@ -42,7 +42,7 @@ def _arenas(plan: Plan) -> tuple[int, ...]:
 
 
 def _ranks_by_host(plan: Plan, cluster: Cluster, arenas: Sequence[int]) -> dict[Hub, list[int]]:
-    """By host the ranks that offload to it."""
+    """Host → the ranks that offload to it."""
     found: dict[Hub, list[int]] = {}
     for rank in range(plan.mesh.ranks):
         if arenas[rank % plan.devices]:
@@ -51,8 +51,10 @@ def _ranks_by_host(plan: Plan, cluster: Cluster, arenas: Sequence[int]) -> dict[
 
 
 def _what_fits(plan: Plan, ranks: Sequence[int], limit: float) -> str:
-    """Stages of these ranks to be kept on the device so that the rest fits: of those with least bytes as many as it
-    takes, without those that could leave after all."""
+    """Stages of these ranks that should not be offloaded, so that the arenas of the others fit.
+
+    Stages with few bytes are added until the rest fits; then those are removed again that are not needed.
+    """
     devices = {rank % plan.devices for rank in ranks}
     here = [each for each in plan.memory.offload if plan.placement[each.stage] in devices]
 
@@ -69,5 +71,5 @@ def _what_fits(plan: Plan, ranks: Sequence[int], limit: float) -> str:
     for stage in kept[:-1]:
         without = [other for other in kept if other != stage]
         kept = without if needed(without) <= limit else kept
-    rest = f"the others need {needed(kept)}" if needed(kept) else "nothing else leaves then"
+    rest = f"the others need {needed(kept)}" if needed(kept) else "nothing else is offloaded then"
     return f"keep stage{'s' if len(kept) > 1 else ''} {', '.join(map(str, sorted(kept)))} on the device ({rest})"

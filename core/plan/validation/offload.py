@@ -1,4 +1,4 @@
-"""Offload in a plan: no action reads saved tensors that are on the host, and no more leaves than a stage saves."""
+"""Checks of a plan's offload: no action reads tensors that are on the host; a stage offloads at most what it saves."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -38,15 +38,15 @@ def _check_storages(plan: Plan, offload: StageOffload) -> None:
     where = f"memory.offload of stage {offload.stage}"
     if offload.stage in plan.memory.recompute:
         raise RequestError(
-            f"{where}: the stage is in memory.recompute, too, and keeps no saved tensors that could leave; remove it "
-            "from one of them"
+            f"{where}: the stage is also in memory.recompute and keeps no saved tensors to offload; remove it from one "
+            "of the two"
         )
     if not offload.storages:
         raise RequestError(f"{where} names no storages: name some, or remove the stage")
     counts = Counter(storage.name for storage in offload.storages)
     twice = next((name for name, count in counts.items() if count > 1), None)
     if twice is not None:
-        raise RequestError(f"{where} names storage '{twice}' twice: a storage leaves once; remove one")
+        raise RequestError(f"{where} names storage '{twice}' twice: a storage is offloaded once; remove one")
     empty = next((storage for storage in offload.storages if storage.bytes <= 0), None)
     if empty is not None:
         raise RequestError(f"{where}: storage '{empty.name}' has {empty.bytes} bytes: it must be above 0")
@@ -62,7 +62,7 @@ def _check_storages(plan: Plan, offload: StageOffload) -> None:
 def _check_microbatches(plan: Plan, offload: StageOffload) -> None:
     where = f"memory.offload of stage {offload.stage}"
     if not offload.copies:
-        raise RequestError(f"{where} has no copies: give one for each microbatch that leaves, or remove the stage")
+        raise RequestError(f"{where} has no copies: give one for each offloaded microbatch, or remove the stage")
     microbatches = [copy.microbatch for copy in offload.copies]
     if microbatches != sorted(set(microbatches) & set(range(plan.microbatches))):
         raise RequestError(

@@ -32,8 +32,8 @@ Node = int
 AheadLimit = Callable[[int, int], int]
 """(stage, reader) → how many microbatches the stage may run ahead of the transfers to that reader."""
 
-_MAKERS = (Kind.F, Kind.B, Kind.I)
-"""Operations whose outputs others read."""
+_PRODUCERS = (Kind.F, Kind.B, Kind.I)
+"""Kinds of compute items whose outputs other items read."""
 
 _ORDER, _READS, _SENDS, _POSTS, _QUEUE, _AHEAD = (
     "runs after it",
@@ -82,7 +82,7 @@ def waits_of(plan: Plan, queues: Queues, limit: AheadLimit | None = None) -> Wai
         waits.first_operation.append(len(waits.names))
         for position, action in enumerate(actions):
             node = waits.add(str(action), [(len(waits.names) - 1, _ORDER)] if position else [])
-            if action.kind in _MAKERS:
+            if action.kind in _PRODUCERS:
                 made[action.stage, action.kind is Kind.F, action.microbatch] = node
     _add_local_reads(plan, waits, made)
     for (src, dst), messages in queues.messages.items():

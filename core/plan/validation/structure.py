@@ -21,10 +21,10 @@ def check_structure(plan: Plan) -> list[str]:
     """Check placement, numbering, edges, tied weights, compute order and memory policy.
 
     Returns:
-        Warnings: what is accepted at a cost.
+        Warnings: properties that are valid, but make training slower or change the last bits of its results.
 
     Raises:
-        RequestError: see the messages.
+        RequestError: a part is inconsistent; the message names it, the rule and the fix.
     """
     _check_shape(plan)
     _check_memory_policy(plan)

@@ -29,7 +29,7 @@ class ValidationReport:
     """The result of validating a plan.
 
     Args:
-        warnings: one line each: what is accepted at a cost.
+        warnings: lines about what is valid, but slower, less exact or close to a memory limit.
         peak_memory_bytes, peak_saved_bytes: per device along the pipeline: all memory with communication buffers, and
             saved tensors only. Empty if the plan has no costs.
         peak_actions: per device the action that reaches the peak of all memory.
@@ -56,7 +56,7 @@ def validate(
 
     Raises:
         RequestError: the plan is inconsistent, or it deadlocks (the message shows the cycle).
-        InfeasibleError: a device runs out of memory, or a host.
+        InfeasibleError: a device or a host runs out of memory.
     """
     return check_resources(check_actions(plan, lowered), memory_limits)
 
@@ -67,7 +67,7 @@ class CheckedActions:
 
     Args:
         plan: the plan.
-        warnings: one line each: what is accepted at a cost.
+        warnings: as in `ValidationReport`.
         queues: of its lowered actions.
         times: of its step without shared links; of compute that takes no time if the plan has no costs.
     """
@@ -78,7 +78,7 @@ class CheckedActions:
     times: FreeTimes
 
     def times_of(self, costs: Sequence[StageCosts], cluster: Cluster) -> FreeTimes | None:
-        """``times``, if they are of a step with these costs on this cluster, its devices by rank."""
+        """``times``, if they are for these costs and this cluster (its devices ordered by rank); otherwise None."""
         known, mesh = self.plan.prediction, self.plan.mesh
         if known is None or mesh.data > 1 or costs is not known.costs or cluster != mesh.arrange(known.cluster):
             return None
@@ -122,9 +122,9 @@ def check_resources(checked: CheckedActions, memory_limits: Sequence[float] | No
 
 
 def _check_same_compute(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None:
-    """Check that lowered lists hold the plan's compute in its order, then, unless forward only, every stage's STEP.
+    """Check that lowered lists have the plan's compute actions in its order, followed by the STEP of every stage.
 
-    A stage that recomputes does so once per microbatch, between F and the backward.
+    A forward-only plan has no STEP. A stage that recomputes does so once per microbatch, between F and the backward.
     """
     if len(lowered) != plan.devices:
         raise RequestError(f"{len(lowered)} lowered lists for {plan.devices} devices: give one for each")

@@ -81,8 +81,11 @@ def _look(
     caps: Any,
     fused: Any,
 ) -> float:
-    """Fill ``ready`` with the earliest start of each kind's next action on each stage of device ``d``; return the
-    earliest of all."""
+    """Fill ``ready`` with the earliest start of the next action of each kind and stage of device ``d``.
+
+    Returns:
+        The earliest of all.
+    """
     last = begun.shape[0] - 1
     earliest = INFINITY
     for c in range(stages_on.shape[1]):
@@ -242,7 +245,7 @@ def decode(
     free, held = np.zeros(devices), np.zeros(devices)
     start, kind, stage = np.zeros(devices), np.zeros(devices, dtype=np.int64), np.zeros(devices, dtype=np.int64)
     stale = np.ones(devices, dtype=np.bool_)
-    ends = _work(count, placement, times, fused, devices)  # of a device that idles no more
+    ends = _work(count, placement, times, fused, devices)  # of each device, if it did not idle any more
     tail = TAIL * ends.mean()
     ready = np.empty((3, stages_on.shape[1]))
     lengths[:] = 0

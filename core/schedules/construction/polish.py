@@ -9,10 +9,10 @@ MOVES = 20_000
 """Moves tried of each kind of walk."""
 EFFORT = 5_000_000
 """Upper bound of moves × actions of each walk: some hundredths of a second."""
-WORTH = 1_000
-"""Smallest number of moves that is worth a walk: fewer find nothing in a large order."""
-TWICE = 2_000
-"""Smallest number of moves for which a second walk is worth its time: with fewer, descent finds nearly as much."""
+LEAST_MOVES = 1_000
+"""Smallest number of moves for which a walk is run: fewer find nothing in a large order."""
+MOVES_FOR_ANNEALING = 2_000
+"""Smallest number of moves for which annealing is run after descent: with fewer, descent finds nearly as much."""
 TEMPERATURES = (0.0, 0.0005)
 """Initial temperatures of annealing, as shares of the makespan: pure descent, and about the cost of a hop."""
 
@@ -29,9 +29,9 @@ def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
     costs = costs_of(problem)
     times = {t for cost in costs for t in (cost.forward_s, cost.backward_input_s, cost.backward_weight_s)}
     moves = min(MOVES, EFFORT // max(sum(map(len, schedule.device_actions)), 1))
-    if (len(times) == 1 and not problem.hop_s) or moves < WORTH:
+    if (len(times) == 1 and not problem.hop_s) or moves < LEAST_MOVES:
         return schedule
-    import numpy as np  # late, with what is compiled: they take longer to load than most schedules to build
+    import numpy as np  # here: numpy and compiled code take longer to load than most schedules to build
 
     from .instance import codes_of, instance
     from .local import improve
@@ -39,7 +39,7 @@ def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
     before = score(problem, schedule).result
     task = evolve(instance(problem, schedule.placement), limits=np.array(before.peak_memory) * (1 + 1e-9))
     best, least, scratch = schedule, before.makespan, task.scratch()
-    for temperature in TEMPERATURES if moves >= TWICE else TEMPERATURES[:1]:
+    for temperature in TEMPERATURES if moves >= MOVES_FOR_ANNEALING else TEMPERATURES[:1]:
         orders, lengths = codes_of(schedule)
         makespan, _ = improve(0, moves, temperature, 0.0, *task.for_orders(), orders, lengths, scratch)
         if makespan < least:

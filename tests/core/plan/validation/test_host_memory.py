@@ -39,7 +39,7 @@ def test_devices_share_the_memory_of_their_host():
     )
     with pytest.raises(InfeasibleError, match=r"keep stage 0 on the device \(the others need 64\)"):
         validate(plan_with(100))
-    with pytest.raises(InfeasibleError, match=r"keep stages 0, 1 on the device \(nothing else leaves then\)"):
+    with pytest.raises(InfeasibleError, match=r"keep stages 0, 1 on the device \(nothing else is offloaded then\)"):
         validate(plan_with(0))
 
 
