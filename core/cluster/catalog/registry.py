@@ -25,8 +25,8 @@ FILES = ("links.toml", "devices.toml", "nodes.toml", "clusters.toml")
 def catalogue() -> Catalogue:
     """All entries by name: panpipe's own, then those of plug-ins.
 
-    A plug-in is skipped, with a warning that names it and its package, if it cannot be loaded, is no device type, or has
-    a name that is taken.
+    A plug-in is skipped, with a warning that names it and its package, if it cannot be loaded, is no device type, or
+    has a name that is taken.
     """
     found = Catalogue()
     for name in FILES:

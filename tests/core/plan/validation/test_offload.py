@@ -27,7 +27,7 @@ def with_offload(*found):
 BAD_PLANS = {
     "memory.offload names stages [4]": with_offload(leaves(4, 200, "1: 0F2 0F2")),
     "memory.offload names stages [0, 0]": with_offload(*PLAN.memory.offload * 2),
-    "the stage is in memory.recompute, too": evolve(PLAN, memory=evolve(PLAN.memory, recompute=(0,))),
+    "the stage is also in memory.recompute": evolve(PLAN, memory=evolve(PLAN.memory, recompute=(0,))),
     "memory.host_copy_queues is 3": evolve(PLAN, memory=evolve(PLAN.memory, host_copy_queues=3)),
     "stage 0 names no storages": with_offload(evolve(PLAN.memory.offload[0], storages=())),
     "names storage 'operator0' twice": with_offload(
