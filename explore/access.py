@@ -1,4 +1,4 @@
-"""Who may talk to the explorer: the browser that was opened with its address.
+"""Access to the explorer: only the browser that was opened with the server's address may use it.
 
 The server listens on the loopback interface only. Every request needs the token of its address, which other users of
 the machine do not have, and a Host header that names the loopback interface: a page of another site that resolves to
@@ -21,12 +21,12 @@ def new_token() -> str:
 
 
 class Access:
-    """Middleware that refuses everybody else.
+    """Middleware that refuses requests without the token, or with another Host header.
 
     Args:
         app: the application.
-        token: of the address.
-        port: of the server.
+        token: the token in the server's address.
+        port: the server's port.
     """
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:

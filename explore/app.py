@@ -1,4 +1,4 @@
-"""The explorer's server: the page, and what it asks."""
+"""The explorer's server: the page, and the answers to its requests."""
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator, Mapping
@@ -74,13 +74,16 @@ class Explorer:
         return HTMLResponse(explorer_html(self._start, self._results, self._factory), headers=HEADERS)
 
     async def answer(self, request: Request) -> Response:
-        """An answer, a line at a time: progress, and then the answer."""
+        """Answer a question, as a stream of JSON lines: progress, and then the answer."""
         data = await _asked(request)
         return _stream(self._answered(parse_question(data.get("question")), data))
 
     async def idle(self, request: Request) -> Response:
-        """Why a schedule of uniform stages is not faster. The page asks when its sliders rest: this takes longer than
-        the schedule, and the next answer should not wait for it."""
+        """The idle time by cause of a schedule of uniform stages.
+
+        The page requests it when its sliders have stopped: it takes longer than the schedule itself, and the answer to
+        the next question should not wait for it.
+        """
         question = parse_question((await _asked(request)).get("question"))
         if not isinstance(question, UniformQuestion) or question.schedule == "auto":
             raise RequestError("the answer to this question has its idle time already")
@@ -136,10 +139,10 @@ class Explorer:
                 yield line
 
     def _check_code(self, question: Question, data: Mapping[str, Any]) -> None:
-        """Refuse to call a function of the user's that nobody chose to call.
+        """Refuse to call a user's function without consent.
 
         Raises:
-            PanpipeError: neither the command line nor the user in the page chose it.
+            PanpipeError: neither the command line nor the user in the page has chosen to run it.
         """
         if isinstance(question, PlanQuestion) and question.runs_code:
             chosen = question.model in (self._factory, data.get("run_code"))
@@ -148,7 +151,7 @@ class Explorer:
 
 
 async def _asked(request: Request) -> dict[str, Any]:
-    """What the page sends; no more than the limit is kept.
+    """The body of a request as plain data; no more than the limit is read.
 
     Raises:
         RequestError: it cannot be read.
@@ -164,7 +167,7 @@ async def _asked(request: Request) -> dict[str, Any]:
 def _stream(lines: AsyncGenerator[dict[str, Any], None]) -> Response:
     async def texts() -> AsyncIterator[str]:
         try:
-            async with aclosing(lines):  # a page that goes away cancels the job
+            async with aclosing(lines):  # a page that is closed cancels the job
                 async for line in lines:
                     yield json.dumps(line, separators=(",", ":"), allow_nan=False) + "\n"
         except PanpipeError as error:

@@ -19,8 +19,8 @@ class File:
     """A file for the user.
 
     Args:
-        name: of the file.
-        media_type: of its text.
+        name: name of the file.
+        media_type: its media type (MIME), for the Content-Type header.
         text: its contents.
     """
 

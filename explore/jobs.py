@@ -1,4 +1,4 @@
-"""The server's side of the worker process: one job at a time, its lines as they come, and its end on demand."""
+"""The server's side of the worker process: it runs one job at a time, streams its lines, and can cancel it."""
 
 import asyncio
 import json
@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator
 from typing import Any
 
 GRACE_S = 1.5
-"""Time that a cancelled job has to end by itself; then the process is killed, and the next job starts another, which
-loads PyTorch and captures the model again: that takes longer."""
+"""Seconds that a cancelled job has to end by itself. Then the process is killed; the next job starts another one, which
+takes longer, because it loads PyTorch and captures the model again."""
 LONGEST_LINE = 1 << 30
 
 
@@ -31,7 +31,7 @@ class Worker:
         """
         async with self._free:
             if self._stopping is not None:
-                await asyncio.wait([self._stopping])  # this may be cancelled; stopping goes on
+                await asyncio.wait([self._stopping])  # if this wait is cancelled, stopping continues
             process = await self._started()
             self._count += 1
             number, ended = self._count, False

@@ -15,7 +15,7 @@ from .results import Results
 
 SCRIPTS = ("ask.js", "address.js", "form.js", "frontier.js", "side.js", "explore.js")
 LARGEST = (64, 256)
-"""Devices and microbatches at the right ends of their sliders; the fields next to them take more."""
+"""Devices and microbatches at the right ends of their sliders; the fields next to them accept more."""
 
 
 def explorer_html(start: Question, results: Results, factory: str | None) -> str:

@@ -1,6 +1,6 @@
 """Answers to questions on plans: the plan that ``panpipe plan`` finds, and time against memory of all schedules.
 
-What took long is kept for the life of this process: the costs of a model, and plans by question.
+Results that took long are cached for the life of this process: the costs of a model, and plans by question.
 """
 
 from collections.abc import Callable, Sequence
@@ -27,7 +27,7 @@ from .question import PlanQuestion, key_of, plain_question
 from .report_data import with_names
 
 EACH = 2_000
-"""Evaluations of the search for one family's plan on the frontier."""
+"""Evaluations of the search for the plan of one schedule family on the frontier."""
 
 
 @frozen
@@ -35,7 +35,7 @@ class Found:
     """The result of a search.
 
     Args:
-        request: with its costs.
+        request: the request, with its costs.
         known: the schedules that it could choose from.
         plans: the fastest first, then those with less memory.
     """

@@ -1,4 +1,4 @@
-"""What the page asks: the state of its form, as the options of ``panpipe schedule`` or ``panpipe plan``.
+"""Questions of the page: the state of its form, as the options of ``panpipe schedule`` or ``panpipe plan``.
 
 A question is all that an answer depends on: the same question gives the same answer, here and on the command line.
 """
@@ -16,10 +16,10 @@ from ..core.files.json_reader import parse_json
 from ..core.files.limits import Limits, short
 
 MOST_DEVICES, MOST_MICROBATCHES, MOST_CHUNKS = 256, 1024, 8
-"""Bounds of the sliders' numbers: beyond, a browser draws for seconds."""
+"""Bounds of the sliders' numbers: beyond them a browser takes seconds to draw."""
 
 ASKED = Limits(size=1 << 20, depth=16, values=10_000)
-"""Limits of what the page sends."""
+"""Limits of a request's body."""
 
 SCHEDULE_PARAMETERS = ("rounds", "microbatches_per_loop", "run_ahead", "group_size", "evaluations", "seed")
 """Parameters of schedules that the page sets, named as the options of ``panpipe schedule``."""

@@ -19,5 +19,5 @@ def with_names(data: dict[str, Any], plan: Plan) -> dict[str, Any]:
 
 
 def plain_idle(idle: IdleTime | None) -> dict[str, Any] | None:
-    """Why a step is not faster, as the page has it."""
+    """The idle time by cause, as plain data for the page."""
     return None if idle is None else idle_data(idle)

@@ -56,7 +56,7 @@ class Results:
 
     @property
     def titles(self) -> list[str]:
-        """For the page's list."""
+        """The titles of the results, for the page's list."""
         return [result.title for result in self.shown]
 
     def answer(self, number: int) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def _of_plans(plans: Sequence[tuple[Path, Plan]], traces: Sequence[tuple[Path, T
         predicted = next((trace for _, trace in own if trace.source == "simulated"), None)
         measured = [(where, trace) for where, trace in own if trace.source != "simulated"]
         if plan.prediction is None and predicted is None:
-            raise RequestError(f"{path} has no costs to simulate it: plan it, or give a trace of it, too")
+            raise RequestError(f"{path} has no costs to simulate it: plan it, or also give a trace of it")
         names = " + ".join(each.name for each in (path, *(where for where, _ in own)))
         shown.append(Result(names, plan, predicted, measured[0][1] if measured else None))
         shown += [Result(f"{path.name} + {where.name}", plan, predicted, trace) for where, trace in measured[1:]]

@@ -82,7 +82,7 @@ def answer(question: UniformQuestion, scored: Scored, misfit: str = "") -> dict[
 
 
 def idle_of(scored: Scored) -> IdleTime | None:
-    """Why the schedule is not faster; None for one that offloads, whose copies this model of messages does not have."""
+    """The idle time by cause; None for a schedule that offloads: the step here is evaluated without copies."""
     if scored.copies:
         return None
     problem, schedule = scored.problem, scored.schedule
@@ -151,7 +151,7 @@ def report_answer(question: UniformQuestion, report: Report) -> None:
 
 
 def why_not_faster(scored: Scored) -> dict[str, Any] | None:
-    """The idle time of a schedule by cause, as the page has it."""
+    """The idle time of a schedule by cause, as plain data for the page."""
     return plain_idle(idle_of(scored))
 
 

@@ -1,7 +1,7 @@
-"""The process that does what takes long: searches, captures of models, simulations. The server may kill it at any time.
+"""The worker process for slow jobs: searches, captures of models, simulations. The server may kill it at any time.
 
-It reads jobs from standard input and writes what it finds to standard output, a JSON object a line. Model code that
-prints cannot disturb that: its standard output is standard error. Only one job runs at a time; a cancelled one ends at
+It reads jobs from standard input and writes results to standard output, one JSON object a line. Model code that prints
+cannot disturb that: its standard output is redirected to standard error. Only one job runs; a cancelled one ends at
 its next report of progress, or with the process.
 """
 
@@ -27,7 +27,7 @@ class Output:
     """Writes the lines of a job.
 
     Args:
-        file: to the server.
+        file: the pipe to the server.
     """
 
     def __init__(self, file: IO[str]) -> None:
@@ -73,7 +73,7 @@ class Notes(TextIOBase):
 
 
 def run(report: Report, job: str, question: dict[str, Any], what: str) -> None:
-    """Do a job; it reports its lines."""
+    """Run a job, which reports its lines."""
     if "torch" not in sys.modules and question.get("kind") == "plan":
         report(**progress("loading PyTorch"))
     from . import planned, uniform  # here: the process reports that it runs before it imports torch
@@ -90,7 +90,7 @@ def run(report: Report, job: str, question: dict[str, Any], what: str) -> None:
 
 def main() -> None:
     """Read jobs until standard input ends."""
-    # 1. What models print goes to standard error; the server's pipe is ours alone.
+    # 1. Output that models print is redirected to standard error; only jobs write to the server's pipe.
     file = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     output, jobs, ready = Output(file), [], threading.Semaphore(0)

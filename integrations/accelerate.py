@@ -1,4 +1,4 @@
-"""accelerate: an Accelerator for a pipeline, and a loop of accelerate's kind around ``pipe.step``.
+"""accelerate: an Accelerator for a pipeline, and a training loop as in accelerate's examples, around ``pipe.step``.
 
 accelerator = pipeline_accelerator(cpu=True, gradient_accumulation_steps=2)
 loader = accelerator.prepare(loader)                      # every rank reads the same batches
@@ -70,7 +70,7 @@ class AcceleratedPipeline:
     Args:
         accelerator: decides which batches update.
         pipe: the pipeline.
-        leader: the optimizer whose learning rates the stages follow.
+        leader: the optimizer whose learning rates the stages' optimizers use.
         rows: divides batches over replicas.
 
     Attributes:
@@ -83,8 +83,9 @@ class AcceleratedPipeline:
         self._kept: int | None = None
 
     def step(self, batch: Any) -> Tensor:
-        """Train on a batch, the same on all ranks; within ``accelerator.accumulate()`` the last one of an accumulation
-        updates.
+        """Train on a batch, which is the same on all ranks.
+
+        Within ``accelerator.accumulate()`` the last batch of an accumulation updates the parameters.
 
         Returns:
             The loss of the batch.

@@ -138,7 +138,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
             return self.pipe.forward(batch, prediction)
 
     def _evaluate(self, name: str, batch: Any, *arguments: Any) -> Any:
-        if self.pipe is None:  # no rank has parted with its parameters yet
+        if self.pipe is None:  # the module still has all its parameters on every rank
             return getattr(super(), name)(batch, *arguments)
         assert self._rows is not None
         step = self._steps.setdefault(name, loss_of(name, shared=False))  # each function is captured once
@@ -148,7 +148,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
         return loss
 
     def backward(self, closure_loss: Tensor, *_: Any, **__: Any) -> Tensor:
-        """Compute nothing: the pipeline's step did."""
+        """Do nothing: the pipeline's step has already run the backward."""
         return closure_loss
 
     def optimizer_step(self, optimizer: Any, closure: Any, model: Any = None, **_: Any) -> Any:
@@ -156,7 +156,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
         return optimizer.step(closure)
 
     def _shared(self, batch: Any) -> Any:
-        """A batch with shares of its rows, where other batches belong to the same update: each counts the same."""
+        """The batch, with the share of each row if several batches belong to one update; each counts the same."""
         if self.lightning_module.trainer.accumulate_grad_batches == 1:
             return batch
         rows = extract_batch_size(batch)
@@ -249,7 +249,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
 
 
 def _keep(set_to_none: bool = True) -> None:
-    """In place of ``Module.zero_grad``."""
+    """Clear nothing; replaces ``Module.zero_grad``, because the pipeline clears gradients after its update."""
 
 
 def _read(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Tensor]:

@@ -1,8 +1,8 @@
 """A LightningModule's steps as functions of a module and a microbatch, with what they log as metrics.
 
-A step of a pipeline is captured once, so ``self.log`` within it must not reach lightning: the logged tensors are
-metrics of the step, and the strategy logs their means over the batch. What changes between steps, such as
-``self.global_step``, is refused: a captured step would keep its first value.
+A step of a pipeline is captured once, so ``self.log`` within it must not call lightning: the logged tensors are
+metrics of the step, and the strategy logs their means over the batch. Values that change between steps, such as
+``self.global_step``, are refused: a captured step would keep the first value.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,10 +23,10 @@ _values: ContextVar[dict[str, Tensor] | None] = ContextVar("what a step logs", d
 
 
 class Unavailable:
-    """What a captured step cannot read; any use of it raises.
+    """A value that a captured step cannot read; any use of it raises.
 
     Args:
-        name: of it.
+        name: the value's name.
         fix: what to use instead.
     """
 
@@ -50,7 +50,7 @@ INDEX = Unavailable("batch_idx", "put the number into the batch")
 
 
 def _log(name: str, value: Any, **options: Any) -> None:
-    """In place of ``LightningModule.log`` while a step is captured."""
+    """Replaces ``LightningModule.log`` while a step is captured."""
     values, known = _values.get(), _options.get()
     if values is None or known is None:
         raise RequestError(

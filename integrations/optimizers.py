@@ -1,8 +1,8 @@
-"""An optimizer over the whole model, as frameworks create it, and the optimizers of the stages that follow it.
+"""An optimizer over the whole model, as frameworks create it, whose options the stages' optimizers use.
 
 A framework creates one optimizer with all parameters, and its schedulers write learning rates into its groups. A
 pipeline has one optimizer for each stage. So the framework's optimizer keeps the groups and their options, and its
-``step`` does nothing: the pipeline has updated by then.
+``step`` does nothing, because the pipeline's step has already updated the parameters.
 
 framework ──▶ groups and options of ModelOptimizer ── before each step ──▶ the stages' optimizers
 """
@@ -45,7 +45,7 @@ class ModelOptimizer(Optimizer):
         self._group_of = {names[id(p)]: i for i, group in enumerate(self.param_groups) for p in group["params"]}
 
     def _share(self) -> None:
-        """Have the groups and the state of the given optimizer, to which the user's schedulers write."""
+        """Use the same groups and state objects as the given optimizer, because the user's schedulers write to them."""
         self.param_groups, self.state = self._given.param_groups, self._given.state
 
     def load_state_dict(self, state_dict: Any) -> None:
@@ -54,8 +54,8 @@ class ModelOptimizer(Optimizer):
         self._share()
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Update nothing: the pipeline's step did. A closure is called, which runs that step."""
-        self._given._opt_called = True  # type: ignore[attr-defined] # schedulers of the given one ask for it
+        """Update nothing: the pipeline's step does. A closure is called; it runs that step."""
+        self._given._opt_called = True  # type: ignore[attr-defined] # the given optimizer's schedulers read it
         return None if closure is None else closure()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -73,7 +73,7 @@ class ModelOptimizer(Optimizer):
         groups = self._options()
         for group in groups:
             group["params"] = []
-        for name, parameter in taken:  # a name that the model does not have is of a trial with other tensors
+        for name, parameter in taken:  # a name that the model does not have is from a trial build with other tensors
             groups[self._group_of.get(name, 0)]["params"].append(parameter)
         accepted = inspect.signature(self._kind).parameters
         made = self._kind(groups, **{key: value for key, value in self.defaults.items() if key in accepted})

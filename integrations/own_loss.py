@@ -1,8 +1,8 @@
-"""A Trainer's own loss: how much each microbatch's loss counts in that of the batch.
+"""A Trainer's own loss: the weight of each microbatch's loss in the loss of the batch.
 
 A ``compute_loss`` or ``compute_loss_func`` of the user may divide a sum by ``num_items_in_batch``, or return a mean
-over rows, over labels, or over labels without the first of each row. Which it is, is found by trying: the loss of a
-batch must be the mean of those of its parts, each with its weight.
+over rows, over labels, or over labels without the first of each row. A trial shows which one it is: the loss of a
+batch must be the weighted mean of the losses of its parts.
 """
 
 import math
@@ -19,7 +19,7 @@ from .trainer_steps import IGNORED, BatchCount, loss_step
 
 Step = Callable[[Any, Any], Any]
 _LEAST_LABELS = 4
-"""Labels of a row from which on some are ignored in the trial."""
+"""The trial ignores some labels of rows with at least this many."""
 
 
 def step_of_trainer(trainer: Any, count: BatchCount, dtype: torch.dtype | None, inputs: Any) -> Step:
@@ -54,7 +54,7 @@ def step_of_trainer(trainer: Any, count: BatchCount, dtype: torch.dtype | None, 
         return loss_step(trainer, found, dtype)
     raise RequestError(
         "the loss of a batch is not the mean of those of its parts by rows or by labels, so microbatches would train "
-        "otherwise than the batch: let compute_loss divide a sum by num_items_in_batch, or return a mean over rows"
+        "differently from the batch: let compute_loss divide a sum by num_items_in_batch, or return a mean over rows"
     )
 
 

@@ -59,12 +59,13 @@ class ReplicaRows:
         return found
 
     def evaluated(self, batch: Any, step: StepFunction | None = None) -> Any:
-        """The same for ``evaluate``; where there are fewer rows than replicas, each evaluates all rows, for the same
-        mean.
+        """The rows of this rank's replica, for ``evaluate``.
+
+        If there are fewer rows than replicas, each replica evaluates all rows, which gives the same mean.
 
         Args:
-            batch: of the framework.
-            step: what reads it, if not the step of training.
+            batch: a batch of the framework.
+            step: the function that reads it; None for the training step.
         """
         found = self._rows(batch, step)
         return batch if found is None else found
@@ -79,7 +80,7 @@ class ReplicaRows:
 
     def _refuse_others(self, batch: Any) -> None:
         """Refuse batches that differ between ranks: the pipeline compares those of one replica only."""
-        if not dist.is_initialized():  # the example, which is trained on, too
+        if not dist.is_initialized():  # the example batch, which is also a training batch
             return
         leaves, _ = flatten_batch(batch)
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]

@@ -9,7 +9,7 @@ def needs(extra: str) -> Iterator[None]:
     """A context for the imports of a framework.
 
     Args:
-        extra: of panpipe, which installs it.
+        extra: the extra of panpipe that installs it.
 
     Raises:
         ImportError: the framework, or a part of it, is not installed; the message names the extra.

@@ -12,9 +12,9 @@ def save_pretrained(trainer: Any, pipe: Pipeline, folder: Path) -> None:
     """Write weights, configuration and tokenizer. Every rank calls this.
 
     Args:
-        trainer: of transformers.
+        trainer: a ``Trainer`` of transformers.
         pipe: its pipeline.
-        folder: one that all ranks can access.
+        folder: a folder that all ranks can access.
     """
     model = trainer.model
     adapted = hasattr(model, "peft_config") and hasattr(model, "base_model")

@@ -1,8 +1,8 @@
 """The loss and the outputs of a microbatch, as transformers' Trainer computes those of a batch.
 
-Trainer divides a sum of losses by the number of items of the whole batch, over all batches of an update. A microbatch's
-loss divided by that number would be too small by the microbatches, and its mean, added up, too large. So a microbatch
-returns its mean and its number of items as the weight.
+Trainer divides a sum of losses by the number of items in all batches of an update. If a microbatch did so too, the mean
+over microbatches would be too small; if it returned its own mean, Trainer's sum over batches would be too large. So a
+microbatch returns its mean, with its number of items as the weight.
 """
 
 from collections.abc import Callable
@@ -14,7 +14,7 @@ from attrs import frozen
 from torch import Tensor
 
 IGNORED = -100
-"""The label of what has no loss."""
+"""The label of tokens and rows without a loss."""
 
 SHARE = "panpipe_share_of_batch"
 """The name of an input with each row's share of its batch."""
@@ -26,7 +26,7 @@ class BatchCount:
 
     Args:
         used: whether the model's loss is divided by the count.
-        shifts: whether the loss leaves out the first label of each row.
+        shifts: whether the loss omits the first label of each row.
     """
 
     used: bool

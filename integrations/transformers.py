@@ -48,7 +48,7 @@ _OWN = {
 
 
 class PipelinedModel(nn.Module):
-    """What Trainer has as its wrapped model, as it has DistributedDataParallel elsewhere.
+    """The wrapped model of a Trainer (``model_wrapped``), which is otherwise a DistributedDataParallel.
 
     Args:
         module: the user's model.
@@ -105,7 +105,7 @@ class PanpipeTrainer(Trainer):
         self._predictions: dict[tuple[str, ...], Outputs] = {}
         super().__init__(*args, **kwargs)
 
-    # What Trainer sees of the machine
+    # Devices and processes, as Trainer sees them
 
     def create_accelerator_and_postprocess(self) -> None:
         """Create accelerate's state of one process: the ranks of a pipeline read the same batches."""
@@ -196,7 +196,7 @@ class PanpipeTrainer(Trainer):
         return loss, logits, labels
 
     def _batch(self, inputs: Any) -> Any:
-        """A batch for the loss: with shares of its rows where batches of other sizes belong to the same update."""
+        """The batch for the loss, with the share of each row if batches of other sizes belong to the same update."""
         if self.args.gradient_accumulation_steps == 1 or self._count.counts(inputs):
             return inputs
         rows = next((len(value) for value in inputs.values() if isinstance(value, Tensor) and value.ndim), 1)
@@ -270,7 +270,7 @@ class PanpipeTrainer(Trainer):
             state = Path(output_dir) / STATE
             if (
                 self.args.should_save and state.exists()
-            ):  # of a run that was stopped or resumed; Trainer replaces files, too
+            ):  # from an earlier run that was stopped or resumed; Trainer also replaces its files
                 shutil.rmtree(state)
             self.pipe.checkpoint(state)
 

@@ -87,7 +87,7 @@ def with_fused_attention(graph: fx.Graph) -> None:
 def _fused(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> Tensor:
     if query.ndim != 4:  # torch has no fused kernel for it, on any device
         return aten.scaled_dot_product_attention.default(query, key, value, mask, 0.0, causal)  # type: ignore[no-any-return]
-    if mask is not None and mask.dtype == torch.bool:  # torch converts it before each call, too
+    if mask is not None and mask.dtype == torch.bool:  # torch also converts it before each call
         mask = torch.where(mask, 0.0, float("-inf")).to(query.dtype)
     result: Tensor = FORWARD(query, key, value, mask, causal)[0]
     return result

@@ -163,8 +163,9 @@ def tensor_reductions(operators: Operators) -> dict[str, TensorReductions | None
 
 
 def saved_values(operators: Operators) -> dict[str, tuple[str | None, ...]]:
-    """Per operator the values that it is the first to save, by the nodes that allocate them: what its ``saved_bytes``
-    counts. None for what it computes inside and returns to no other operator.
+    """Per operator the values that it is the first to save, which its ``saved_bytes`` counts.
+
+    Values are named by the nodes that allocate them; None for a value that no other operator receives.
 
     Raises:
         RequestError: as of `model_work`.
@@ -187,8 +188,10 @@ def _works(operators: Operators) -> tuple[list[LoneOperator], list[Work]]:
 
 
 def _first_saved(lone: list[LoneOperator], works: list[Work]) -> list[list[tuple[str | None, int, bool]]]:
-    """Per operator what it saves and no earlier operator does: the node that allocates it, its bytes, and whether all
-    microbatches share it."""
+    """Per operator the storages that it saves and no earlier operator does.
+
+    Of each storage the node that allocates it, its bytes, and whether all microbatches share it.
+    """
     kept: set[str] = set()
     found = []
     for operator, work in zip(lone, works, strict=True):
@@ -209,8 +212,10 @@ def _first_saved(lone: list[LoneOperator], works: list[Work]) -> list[list[tuple
 
 
 def _saved(lone: list[LoneOperator], works: list[Work]) -> tuple[list[int], list[int], set[str]]:
-    """Per operator the bytes that it is the first to save for each microbatch, and for all together; and the nodes
-    whose storages are saved."""
+    """Per operator the bytes that it is the first to save, and the nodes whose storages are saved.
+
+    Bytes are counted separately for each microbatch, and for all microbatches together.
+    """
     found = _first_saved(lone, works)
     names = {name for own in found for name, _, _ in own if name is not None}
     each, once = ([sum(n for _, n, shared in own if shared is wanted) for own in found] for wanted in (False, True))

@@ -1,4 +1,4 @@
-"""The kernels of a region (Python code that needs values): it is run on stand-ins, and its operators are counted."""
+"""The kernels of a region (Python code that needs values): it runs once on made-up inputs, which records them."""
 
 from typing import Any
 

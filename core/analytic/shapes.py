@@ -17,7 +17,7 @@ from attrs import frozen
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (64, 64, 0.7))
 """Rows, columns and relative rate of the tiles for 16-bit numbers. The sizes are those of NVIDIA's guide, which shows
-that a smaller tile is slower as it reads more bytes for each FLOP; assumed is by how much."""
+that a smaller tile is slower, because it reads more bytes for each FLOP; the relative rates are assumed."""
 HALF = 2
 """Bytes of the numbers for which `TILES` are given. The tiles of larger numbers have as many bytes."""
 TILE_START = 64
@@ -98,7 +98,7 @@ def _scores_share(scores: Scores, multiprocessors: int) -> float:
     side = ATTENTION_ROWS
     rows, columns = -(-scores.rows // side), -(-scores.columns // side)
     blocks = scores.batch * (columns if scores.backward else rows)
-    # A causal kernel starts with the longest blocks, so the last wave is short: only what is too few blocks counts.
+    # A causal kernel starts with the longest blocks, so the last wave is short: only a lack of blocks costs time.
     occupied = (
         min(1.0, blocks / multiprocessors)
         if scores.causal

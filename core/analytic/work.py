@@ -232,8 +232,11 @@ def _storage(node: fx.Node) -> int:
 
 
 def _without_memory(joint: JointGraph, backward: set[fx.Node], activations: int) -> set[fx.Node]:
-    """Nodes of the backward that allocate no memory: those that overwrite the incoming gradient, if nothing else reads
-    it, and parameter gradients that a product accumulates."""
+    """Nodes of the backward that allocate no memory.
+
+    They overwrite the incoming gradient, if nothing else reads it, or are parameter gradients that a product adds to an
+    existing one.
+    """
     tangents = set(joint.tangents.values())
     found = set()
     for node in backward:

@@ -21,9 +21,9 @@ class StageCosts:
         parameter_bytes, gradient_bytes, optimizer_bytes: memory held during the whole training.
         saved_bytes: memory that F allocates and the backward frees, over distinct storages. If the stage recomputes,
             RECOMPUTE allocates it.
-        freed_by_input_bytes, created_by_input_bytes: the part of it that I frees, and the memory that I allocates for W
-            alone; W frees the rest.
-        workspace_bytes: memory that an action needs only while it runs, in addition to all that.
+        freed_by_input_bytes, created_by_input_bytes: the part of ``saved_bytes`` that I frees, and the memory that I
+            allocates for W; W frees the rest.
+        workspace_bytes: additional memory that an action needs only while it runs.
         recompute_s: time of RECOMPUTE; None means that of F. It omits outputs that only other stages read.
         shared_bytes: memory of what depends on parameters alone, such as their casts under autocast: computed once a
             step, and held while the stage's device computes.
@@ -69,12 +69,12 @@ class StageCosts:
 
     @property
     def reserved_bytes(self) -> float:
-        """Bytes that must be free before F: I may keep more than F saved."""
+        """Bytes that must be free before F starts: after I a microbatch may hold more than after F."""
         return max(self.saved_bytes, self.kept_bytes)
 
     @property
     def state_bytes(self) -> int:
-        """Parameters, what depends on them alone, gradients and optimizer state."""
+        """Bytes of parameters, of values computed from them alone, of gradients and of optimizer state."""
         return self.parameter_bytes + self.shared_bytes + self.gradient_bytes + self.optimizer_bytes
 
 

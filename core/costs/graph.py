@@ -54,7 +54,7 @@ class OpNode:
 
     @property
     def resident_bytes(self) -> int:
-        """Held whatever the number of microbatches in flight: state and shared tensors."""
+        """Bytes held for any number of microbatches in flight: state and shared tensors."""
         return self.state_bytes + self.shared_bytes
 
 
@@ -166,7 +166,7 @@ def read_graph(path: str | Path) -> OpGraph:
 
 
 def _check_states(path: str | Path, graph: OpGraph) -> None:
-    """State includes the parameters, but for those that an earlier node also lists: their state is counted there."""
+    """Check that a node's state includes its parameters, except those of an earlier node, which has their state."""
     seen: set[str] = set()
     for node in graph.nodes:
         if node.state_bytes < node.parameter_bytes and not seen.intersection(node.parameters):

@@ -95,8 +95,8 @@ def _layers(names: Sequence[str], lists: Lists) -> list[Layer]:
 def _repeat(layers: dict[Layer, set[str]]) -> bool:
     """Whether most operators of a list are in children that are like one of the next two, or of the two before.
 
-    The second one counts for a Sequential of two modules in turns, and most of them so that the list of an embedding,
-    the layers, and a head is none.
+    The second neighbour is compared for a Sequential of two alternating modules. Only most operators have to match, so
+    that a list of an embedding, the layers and a head is not taken for a list of layers.
     """
     children = [layers[layer] for layer in sorted(layers, key=lambda layer: int(layer[-1]))]
     alike: set[int] = set()

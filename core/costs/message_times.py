@@ -1,4 +1,4 @@
-"""Time that a message takes its sender and its receiver: the overhead *o* of LogP, by size.
+"""Time that a device spends on sending or receiving a message: the overhead *o* of LogP, by size.
 
 A device does nothing else while it sends a message or prepares to receive one: Culler et al., "LogP: towards a
 realistic model of parallel computation" (PPoPP 1993), section 3. It is time of the device, not of the link.

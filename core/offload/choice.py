@@ -1,13 +1,13 @@
-"""Which storages of which microbatches leave a device, for given orders.
+"""Which storages of which microbatches a device offloads, for given orders.
 
-A device offloads a share of the bytes that its stages save: all of the stages whose saved tensors stay longest, part of
-the next one, and nothing of the others. Of a stage's part the largest storages leave; where storages are too coarse for
-it, all storages of evenly spread microbatches. Microbatches that do not stay long enough are never copied (see
-:mod:`.copy_times`). The share is
+A device offloads a share of the bytes that its stages save: all of the stages whose saved tensors are held longest,
+part of the next one, and nothing of the others. Of that part, the largest storages are offloaded. If the storages are
+too coarse for the part, all storages of evenly spread microbatches are. Microbatches whose tensors are not held long
+enough are never copied (see :mod:`.copy_times`). The share is
 
-- as large as the link carries, if everything should leave;
+- as large as the link carries, if everything should be offloaded;
 - the smallest one with which the device is within its limit, if there is one;
-- per stage what was asked for.
+- the requested one of each stage.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,7 +29,7 @@ from .host_links import HostLinks
 
 INFINITY = float("inf")
 WAIT_SHARE = 0.015
-"""Share of a step by which copies may delay a device, if all that the link carries should leave."""
+"""Share of a step by which copies may delay a device, if as much is offloaded as the link carries."""
 STEPS = 64
 """Steps of a device's share between nothing and everything."""
 TRIED = 16
@@ -43,15 +43,15 @@ Shares = Mapping[int, float]
 
 @frozen
 class Offloadable:
-    """Orders whose saved tensors may leave.
+    """Orders whose saved tensors may be offloaded.
 
     Args:
         orders: per device its compute order.
         times: at which their actions may run without a longer step; the latest ones leave most time for copies.
         costs: per stage.
-        storages: per stage those that may leave.
+        storages: per stage those that may be offloaded.
         links: between devices and hosts.
-        recompute: the stages that recompute; nothing of them leaves.
+        recompute: the stages that recompute; they offload nothing.
         queues: host-copy queues of each device: 1 for both directions, or 2.
         host_limits: per device the bytes of the host's memory that a choice within limits may use.
     """
@@ -68,11 +68,11 @@ class Offloadable:
 
 @frozen
 class Chosen:
-    """What leaves a device.
+    """What a device offloads.
 
     Args:
-        storages: per stage, those that leave.
-        stays: of the microbatches that leave.
+        storages: per stage, the storages that are offloaded.
+        stays: how long the tensors of each offloaded microbatch are held.
         labels: stage and microbatch of each stay.
     """
 
@@ -107,14 +107,14 @@ class DeviceChoice:
         self._after = [after for _, after in held]
 
     def _longest_first(self) -> list[int]:
-        """The stages, those whose saved tensors stay longest first."""
+        """The stages, in descending order of the time for which their saved tensors are held."""
         lengths: dict[int, list[float]] = {}
         for (stage, _), (forward, reader) in self._where.items():
             lengths.setdefault(stage, []).append(self.clock.starts[reader] - self.clock.ends[forward])
         return sorted(lengths, key=lambda stage: (-median(lengths[stage]), stage))
 
     def shares(self, step: int) -> Shares:
-        """Share of each stage if this many of ``STEPS`` parts of the device's bytes leave."""
+        """Share of each stage if ``step`` of ``STEPS`` parts of the device's bytes are offloaded."""
         left = step / STEPS * sum(self._sizes.values())
         found = {}
         for stage, size in self._sizes.items():
@@ -125,7 +125,7 @@ class DeviceChoice:
         return found
 
     def chosen(self, shares: Shares) -> Chosen:
-        """What leaves if these shares do."""
+        """The storages and microbatches that are offloaded for these shares."""
         storages: dict[int, tuple[Storage, ...]] = {}
         each: dict[int, tuple[int, float]] = {}  # stage → bytes of a microbatch, share of the microbatches
         for stage, own in self._storages.items():
@@ -143,7 +143,7 @@ class DeviceChoice:
         return Chosen(storages, tuple(stays), tuple(labels))
 
     def copies(self, chosen: Chosen) -> list[TimedCopy | None]:
-        """The copies of what leaves, if nothing else uses the device's link."""
+        """The copies of the offloaded tensors, if nothing else uses the device's link."""
         return plan_copies(CopyGroup((self.clock,), self._queues), chosen.stays)
 
     def peak_bytes(self, copies: Sequence[TimedCopy]) -> float:
@@ -162,7 +162,7 @@ class DeviceChoice:
         return max(accumulate(changes), default=0.0)
 
     def most_that_the_link_carries(self) -> int:
-        """Steps that leave if all should: all, or as many as leave the lowest peak."""
+        """The number of steps to offload if everything should be: all, or the number with the lowest peak."""
         chosen = self.chosen(self.shares(STEPS))
         kept = _kept(self.copies(chosen))
         if len(kept) == sum(long_enough(self.clock, stay) for stay in chosen.stays) and self._in_time(kept):
@@ -175,9 +175,9 @@ class DeviceChoice:
         return -best[1]
 
     def fewest_within(self, limit: float) -> int:
-        """The fewest steps with which the device holds at most ``limit``; else those with the lowest peak found.
+        """The fewest steps with which the device holds at most ``limit``; else the number with the lowest peak found.
 
-        Steps that take more of the host's memory than there is are left out.
+        Numbers of steps that exceed the host's memory are skipped.
         """
         found: dict[int, float] = {}
 
@@ -190,7 +190,7 @@ class DeviceChoice:
 
         if peak(0) <= limit:
             return 0
-        # More than the link carries may leave a higher peak.
+        # To offload more than the link carries may result in a higher peak.
         tried = (STEPS, *range(STEPS // TRIED, STEPS, STEPS // TRIED))
         high: int | None = next((step for step in tried if peak(step) <= limit), None)
         if high is None:
@@ -218,7 +218,7 @@ def _kept(copies: Sequence[TimedCopy | None]) -> list[TimedCopy]:
 
 
 def _divided(storages: Sequence[Storage], share: float) -> tuple[tuple[Storage, ...], float]:
-    """The storages of a stage that leave for a share of its bytes, and of which share of the microbatches.
+    """The storages that a stage offloads for a share of its bytes, and the share of microbatches that offload them.
 
     Args:
         storages: the largest first.
@@ -261,16 +261,16 @@ def _stays(order: Sequence[Action]) -> dict[tuple[int, int], tuple[int, int]]:
 
 
 Picks = Callable[[int, DeviceChoice], Shares]
-"""(device, its choices) → what leaves it."""
+"""(device, its choices) → the shares of its stages that are offloaded."""
 
 
 def everything(_: int, choice: DeviceChoice) -> Shares:
-    """All that the link carries."""
+    """As much as the link carries."""
     return choice.shares(choice.most_that_the_link_carries())
 
 
 def within(limits: Sequence[float]) -> Picks:
-    """The least with which every device holds at most its limit of saved tensors and workspace.
+    """The least offload with which every device holds at most its limit of saved tensors and workspace.
 
     Args:
         limits: bytes per device.
@@ -295,15 +295,15 @@ class Sharing(StrEnum):
 
 
 def choose_offload(task: Offloadable, pick: Picks, sharing: Sharing = Sharing.TURNS) -> tuple[StageOffload, ...]:
-    """What leaves of every stage, and when.
+    """The offload of every stage, with the positions of its copies.
 
     Args:
         task: the orders.
-        pick: what leaves each device.
+        pick: chooses what each device offloads.
         sharing: how devices that share a link plan their copies.
 
     Returns:
-        In order of stages; none without copies.
+        The offloading stages, in order.
     """
     storages: dict[int, tuple[Storage, ...]] = {}
     copies: dict[int, list[HostCopy]] = {}

@@ -1,4 +1,4 @@
-"""When copies to the host and back run next to a compute order whose times are known, and what they wait for.
+"""When copies to the host and back run, for a compute order whose times are known, and what they wait for.
 
 1. Order: each host-copy queue is simulated in time. A reload may start at the latest so that it, and all reloads after
    it, end before their backwards start. An offload whose F has ended runs first if it ends by then; otherwise the
@@ -8,8 +8,8 @@
 3. Fences: the queues run again, as the devices run them, in the order of issue. The device memory is free from the
    first compute action on that starts after the end of the copy out.
 
-A microbatch that this leaves no time off the device is not copied. Devices whose copies cross one link share its rate;
-their copies in the same direction are then planned one after another: the devices take turns.
+A microbatch whose tensors would then be on the host for no time is not copied. Devices whose copies cross one link
+share its rate; their copies in the same direction are then planned one after another: the devices take turns.
 """
 
 from bisect import bisect_left, bisect_right
@@ -32,7 +32,7 @@ class Stay(NamedTuple):
         device: position of its device in the group.
         forward, reader: positions of F, and of B or I, in the device's compute order.
         out_s, back_s: seconds of the copies to the host and back on idle links.
-        bytes: that leave.
+        bytes: size of the offloaded storages.
     """
 
     device: int
@@ -92,7 +92,7 @@ def plan_copies(group: CopyGroup, stays: Sequence[Stay]) -> list[TimedCopy | Non
             for number in left:
                 found[number] = timed[number]
             break
-        # Every second one of them: without these the queue may have time for the others.
+        # Every second one is dropped: without these the queue may have time for the others.
         late.sort(key=lambda number: (stays[number].forward, number))
         dropped = set(late[::2])
         left = [number for number in left if number not in dropped]

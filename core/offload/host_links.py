@@ -12,7 +12,7 @@ from ..plan.plan import Plan
 
 @frozen
 class HostLink:
-    """The way from one device to its host.
+    """The path between one device and its host.
 
     Args:
         out_bytes_per_s, back_bytes_per_s: rates to the host and back, when nothing else uses the links.
@@ -38,7 +38,7 @@ class HostLink:
 
 @frozen
 class HostLinks:
-    """The ways of all devices of a pipeline.
+    """The paths between all devices of a pipeline and their hosts.
 
     Args:
         links: per device along the pipeline; None where it reaches no host.
@@ -58,11 +58,11 @@ class HostLinks:
 
 
 def host_links(plan: Plan, cluster: Cluster) -> HostLinks:
-    """The ways of a plan's devices to their hosts; with replicas the slowest of each position.
+    """The paths between a plan's devices and their hosts; with replicas the slowest of each position.
 
     Args:
-        plan: its mesh.
-        cluster: the machine, its devices in the order of ranks.
+        plan: the plan, for its mesh.
+        cluster: its devices in the order of ranks.
     """
     paths = [_path(cluster, rank) for rank in range(plan.mesh.ranks)]
     links = tuple(_slowest([_link(path) for path in paths[device :: plan.devices]]) for device in range(plan.devices))
@@ -70,7 +70,7 @@ def host_links(plan: Plan, cluster: Cluster) -> HostLinks:
 
 
 def same_links(devices: int, link: HostLink) -> HostLinks:
-    """Equal ways for all devices, of which no two share a link."""
+    """Equal paths for all devices, of which no two share a link."""
     return HostLinks((link,) * devices, tuple(((device,), float("inf")) for device in range(devices)))
 
 

@@ -1,4 +1,4 @@
-"""A plan with offload: what its memory policy gets for a request."""
+"""Add offload to a plan's memory policy, for a request of the user."""
 
 from collections.abc import Sequence
 
@@ -24,13 +24,13 @@ def offloadable(
     storages: Sequence[Sequence[Storage]],
     links: HostLinks | None = None,
 ) -> Offloadable:
-    """The times of a plan's orders without copies, for the choice of what leaves.
+    """A plan's orders with their times without copies, for the choice of what is offloaded.
 
     Args:
         plan: its orders, and its stages that recompute.
         costs: per stage.
-        cluster: the machine, in its own order.
-        storages: per stage those that may leave (``core/offload/storages``).
+        cluster: the cluster, with its devices in their own order.
+        storages: per stage those that may be offloaded (``core/offload/storages``).
         links: between devices and hosts, if known.
     """
     machine = plan.mesh.arrange(cluster)
@@ -49,12 +49,12 @@ def offloadable(
 
 
 def with_offload(plan: Plan, task: Offloadable, pick: Picks, sharing: Sharing = Sharing.TURNS) -> Plan:
-    """The plan with offload, without its prediction; the same plan if nothing leaves.
+    """The plan with offload, without its prediction; the same plan if nothing is offloaded.
 
     Args:
         plan: a plan.
         task: see :func:`offloadable`.
-        pick: what leaves each device.
+        pick: chooses what each device offloads.
         sharing: how devices that share a link to a host plan their copies.
     """
     offload = choose_offload(task, pick, sharing)
@@ -64,7 +64,7 @@ def with_offload(plan: Plan, task: Offloadable, pick: Picks, sharing: Sharing = 
 
 
 def picks_of(wanted: OffloadRequest, stages: int) -> Picks:
-    """What leaves by a request other than ``auto``, which needs limits.
+    """What each device offloads for a request other than ``auto``, which needs memory limits.
 
     Raises:
         RequestError: see :func:`check_offload_request`.

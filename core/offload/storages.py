@@ -1,4 +1,4 @@
-"""The storages of saved tensors that may leave a device."""
+"""The storages of saved tensors that may be offloaded."""
 
 from collections.abc import Sequence
 from math import floor
@@ -14,7 +14,7 @@ SMALLEST_BYTES = 1_000_000
 def graph_storages(
     graph: OpGraph, stages: Sequence[Sequence[str]], costs: Sequence[StageCosts]
 ) -> tuple[tuple[Storage, ...], ...]:
-    """Per stage its storages that may leave, in the order of the graph: one for each operator that saves enough.
+    """Per stage its storages that may be offloaded, in the graph's order: one for each operator that saves enough.
 
     Args:
         graph: operators with their saved bytes for one microbatch.

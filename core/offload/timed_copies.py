@@ -19,7 +19,7 @@ def timed_copies(
     Args:
         orders: per device its compute order.
         placement: device of every stage.
-        offload: what leaves of the stages.
+        offload: the offload of the plan's memory policy.
         links: between the devices and their hosts; a device that offloads has one.
     """
     found: list[list[TimedCopy]] = [[] for _ in orders]

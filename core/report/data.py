@@ -70,7 +70,7 @@ def _summary(plan: Plan) -> str:
 
 
 def idle_data(idle: IdleTime) -> dict[str, Any]:
-    """Why a step is not faster, as the page has it."""
+    """The idle time by cause, as plain data for the page."""
     return {
         "step": idle.step_s,
         "compute": idle.compute_s,
@@ -92,9 +92,12 @@ def _link(link: LinkTrack) -> dict[str, Any]:
 
 
 def _step(plan: Plan | None, predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
-    """Step times; the measured one is the median of the timed steps, if there are any. The interval and the prediction
-    of the corrected error are scaled by the machine's drift since the prediction: that of the facts, or that of the
-    trace, which has the drift of its own step alone and does not correct the median of others."""
+    """Step times; the measured one is the median of the timed steps, if there are any.
+
+    The interval, and the prediction of the corrected error, are scaled by the machine's drift since the prediction. The
+    drift is that of the facts. That of the trace is used only if no other steps were timed, because it was measured
+    with the step of the trace alone.
+    """
     times = facts.step_times_s
     found = statistics.median(times) if times else None if measured is None else measured.step_s
     one = facts.one_process_step_s
@@ -193,8 +196,10 @@ def _host_memory(trace: Trace, hosts: Sequence[Host]) -> dict[str, Any]:
 
 
 def _memory(trace: Trace, kinds: Sequence[str]) -> dict[str, Any]:
-    """Per device one row of held bytes, by kind, for every time at which one of them changes. Rows of times less than
-    a nanosecond apart have the same time: a peak may be between them."""
+    """Per device one row of held bytes, by kind, for every time at which one of them changes.
+
+    Rows of times less than a nanosecond apart are kept, with the same time: a peak may be between them.
+    """
     times: list[list[float]] = [[] for _ in range(trace.devices)]
     held: list[list[list[int]]] = [[] for _ in range(trace.devices)]
     now = [[0] * len(kinds) for _ in range(trace.devices)]

@@ -51,7 +51,7 @@ def schedule_data(scored: Scored, idle: IdleTime | None = None) -> dict[str, obj
         notes=("Times are in the unit of the costs. Memory is in one device's saved tensors for one microbatch.",),
     )
     data = report_data(None, _steps(scored), None, facts)
-    # Memory comes from the curves directly: a slider's answer should not wait for samples of a trace.
+    # Memory is taken from the curves: the answer to a slider's move should not wait for samples of a trace.
     curves = curves_of(scored)
     data["traces"][0]["memory"] = {
         "kinds": [SAVED],

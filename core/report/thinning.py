@@ -13,15 +13,15 @@ SAMPLES = 2000
 
 Data = dict[str, Any]
 Thinning = Callable[[Data], str | None]
-"""Makes data smaller in place, and returns the note; None if there was nothing to leave out."""
+"""Makes data smaller in place, and returns a note about it; None if nothing was removed."""
 
 
 def thinned(data: Data, most_bytes: int) -> Data:
-    """The data itself if it fits, otherwise a smaller copy whose notes say what it left out.
+    """The data itself if it is small enough, otherwise a smaller copy with notes about what was removed.
 
     Args:
-        data: of ``report_data``.
-        most_bytes: size as JSON, of which it gets below unless a single device's actions are more.
+        data: the result of ``report_data``.
+        most_bytes: largest size as JSON; exceeded only if the actions of a single device are larger.
     """
     size = _size(data)
     if size <= most_bytes:

@@ -67,10 +67,10 @@ class Comparison:
     Args:
         same_plan: whether both traces are of the same plan.
         step: time of the step, in seconds.
-        kinds: durations per kind but messages, in the order of ``Kind``.
+        kinds: durations per kind, without messages, in the order of ``Kind``.
         bubbles: per device.
-        memory: per device and kind that both traces have, then the device's total over these kinds, then what it has on
-            its host.
+        memory: per device each kind that both traces have, then the total over these kinds, then the memory of its host
+            that it uses.
         order: queues that ran in another order.
         only_predicted, only_measured: actions that only one trace has.
         actions: every action in both traces, in the prediction's order.

@@ -7,7 +7,7 @@ from attrs import frozen
 
 @frozen
 class Work:
-    """The work of one step of one pipeline; None for what is not known.
+    """The work of one step of one pipeline; fields that are not known are None.
 
     Args:
         samples: rows of the batch.

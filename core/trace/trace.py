@@ -106,9 +106,9 @@ READINGS = ("reference_s", "rehearsed_s")
 COMPUTE_QUEUE = "compute"
 COLLECTIVE_QUEUE = "collectives"
 HOST_COPY_QUEUE = "host copies"
-"""Copies to and from the host, where one queue has both directions."""
+"""The queue of copies to and from the host, if one queue has both directions."""
 TO_HOST_QUEUE, FROM_HOST_QUEUE = "copies to host", "copies from host"
-"""Where each direction has a queue."""
+"""The queues of copies, if each direction has its own."""
 
 
 def send_queue(peer: int) -> str:

@@ -1,7 +1,7 @@
 """Messages, predicted and measured.
 
-Most transports do not report when a transfer ran. Then a measured message ends when its reader has waited for it, and
-its duration has that wait in it: it is not compared with the time on the link. Start and end are compared always.
+Most transports do not report when a transfer ran. A measured message then ends when its reader has waited for it, and
+its duration includes that wait, so it is not compared with the time on the link. Start and end are always compared.
 """
 
 import statistics

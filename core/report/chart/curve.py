@@ -31,7 +31,7 @@ def memory_curve(
     curve = [(0.0, 0.0)]
     held_away = zip(held_bytes(actions, costs), away_bytes(copies, len(actions)), strict=True)
     for start, end, ((running, after), (away, left)) in zip(starts, ends, held_away, strict=True):
-        # A reload allocates before the next action frees what has left.
+        # A reload allocates before the next action frees offloaded tensors.
         before = curve[-1][1] if copies and curve[-1][0] == start else 0.0
         for moment, held in ((start, max(running - away, before)), (end, after - left)):
             if curve[-1][0] == moment:

@@ -125,7 +125,7 @@ def _n(value: float) -> str:
 
 
 def _box(kind: str, label: str, x: float, y: float, width: float, height: float, below: str = "") -> Iterator[str]:
-    """A box whose upper edge is centred at x, y, with an optional second line."""
+    """A box whose upper edge is centred at x, y, with an optional second line of text."""
     yield (
         f'<rect x="{_n(x - width / 2)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" rx="5" '
         f'fill="{COLOURS[kind]}"/>'
