@@ -23,7 +23,7 @@ from ..core.capture.values.containers import flatten_batch
 from ..core.capture.values.distributed_tensors import distributed_tensors
 from ..core.costs.graph import OpGraph
 from ..core.errors import PanpipeError, RequestError, in_a_line
-from ..core.trace.throughput import Work
+from ..core.trace.throughput import StepTotals
 from ..runtimes.batch.microbatches import split_batch
 from ..runtimes.devices.empty_weights import empty_weights
 from ..runtimes.profile.operator_profile import profile_operators
@@ -163,9 +163,9 @@ class PlannedModel:
         graph = profile_operators(self.operators, parameters, buffers, self.leaves)
         return graph if optimizer is None else with_state(graph, self.operators, optimizer)
 
-    def work(self, flops: int | None = None) -> Work:
+    def work(self, flops: int | None = None) -> StepTotals:
         """Samples and tokens of a step, and its FLOPs if those of a microbatch are given."""
-        return Work(self.samples, self.tokens, None if flops is None else flops * self.microbatches)
+        return StepTotals(self.samples, self.tokens, None if flops is None else flops * self.microbatches)
 
 
 def planned_model(

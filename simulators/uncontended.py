@@ -3,8 +3,8 @@
 A step of compute and messages follows from the dependencies alone if no two messages are on a link at one time, and no
 message waits for the one before it. Then every time is the same sum as in `device`, `channels` and `network`: an
 operation ends its duration after its start, and a message arrives its time on free links after both ends are ready. So
-the pass of `free_times` is run first, its transfers are compared link by link, and where two of them overlap nothing of
-it is used: the step is run in SimPy.
+the pass of `uncontended_times` is run first, its transfers are compared link by link, and where two of them overlap
+nothing of it is used: the step is run in SimPy.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ from ..core.cluster.routing import path_latency_s, path_rate
 from ..core.costs.costs import StageCosts
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues
-from ..core.plan.validation.free_times import FreeQueue, FreeTimes, free_times
+from ..core.plan.validation.uncontended_times import UncontendedQueue, UncontendedTimes, uncontended_times
 from .network.flow_times import FlowTimes
 from .network.flows import DirectedLink, Route
 from .network.network import Network
@@ -36,7 +36,7 @@ def uncontended(
     *,
     eager: bool,
     sharing: bool,
-    known: FreeTimes | None = None,
+    known: UncontendedTimes | None = None,
 ) -> Uncontended | None:
     """The times of a step in which nothing contends.
 
@@ -58,7 +58,7 @@ def uncontended(
         route = routes[src, dst]
         return route.latency_s, route.bytes_per_s
 
-    free = free_times(plan, queues, costs, hop, lambda _: 0.0, eager=eager) if known is None else known
+    free = uncontended_times(plan, queues, costs, hop, lambda _: 0.0, eager=eager) if known is None else known
     if free is None or free.in_turn or _overlap(queues, routes, free.queues):
         return None
     return free.operations, {pair: _queue_times(queues, pair, routes[pair], own) for pair, own in free.queues.items()}
@@ -76,7 +76,7 @@ def _routes(queues: Queues, cluster: Cluster, sharing: bool) -> dict[Pair, Route
     return routes
 
 
-def _overlap(queues: Queues, routes: Mapping[Pair, Route], transfers: Mapping[Pair, FreeQueue]) -> bool:
+def _overlap(queues: Queues, routes: Mapping[Pair, Route], transfers: Mapping[Pair, UncontendedQueue]) -> bool:
     """Whether two transfers are on a link at one time that may slow them."""
     crossing: dict[DirectedLink, list[Pair]] = {}
     for pair, route in routes.items():
@@ -97,7 +97,7 @@ def _overlap(queues: Queues, routes: Mapping[Pair, Route], transfers: Mapping[Pa
     return False
 
 
-def _queue_times(queues: Queues, pair: Pair, route: Route, own: FreeQueue) -> QueueTimes:
+def _queue_times(queues: Queues, pair: Pair, route: Route, own: UncontendedQueue) -> QueueTimes:
     links, rate = route.directions, route.bytes_per_s
     flows = [
         FlowTimes(links, message.bytes, rate, start, start + message.bytes / rate)

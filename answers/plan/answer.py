@@ -16,7 +16,7 @@ from ...core.plan.interval import interval_text
 from ...core.plan.plan import Plan, Prediction
 from ...core.plan.wording import plan_size
 from ...core.schedules.meaning import meaning_of
-from ...core.trace.throughput import Throughput, Work, throughput
+from ...core.trace.throughput import StepTotals, Throughput, throughput
 from ...core.wording import counted
 from ..idle import idle_answer, idle_of, print_idle
 from ..memory import print_memory
@@ -49,7 +49,7 @@ class PlanAnswer:
 
     plan: Plan
     limits: Sequence[float]
-    work: Work
+    work: StepTotals
     unlimited_s: float | None = None
     peak_flop_per_s: Sequence[float] | None = None
     others: Sequence[Plan] = ()

@@ -10,7 +10,7 @@ from ...core.errors import RequestError
 from ...core.plan.derive import Recompute
 from ...core.plan.plan import Plan
 from ...core.search import Oracle, longest_path
-from ...core.trace.throughput import Work
+from ...core.trace.throughput import StepTotals
 from .costs import PlanningCosts
 
 if TYPE_CHECKING:
@@ -86,13 +86,13 @@ def replicas_allowed(graph_given: bool, cluster: str) -> bool:
     return not graph_given and CPU.fullmatch(cluster) is None
 
 
-def of_one_replica(costs: PlanningCosts, plan: Plan) -> tuple[Work, Sequence[float] | None]:
+def of_one_replica(costs: PlanningCosts, plan: Plan) -> tuple[StepTotals, Sequence[float] | None]:
     """Samples, tokens and FLOPs of one replica, and the peak FLOP/s of its devices if known."""
     work, data, peaks = costs.work, plan.mesh.data, costs.peak_flops_per_s
     flops = None if work.flops is None else work.flops / data
     samples, tokens = (None if total is None else total // data for total in (work.samples, work.tokens))
     devices = plan.mesh.cluster_devices[: plan.devices]
-    return Work(samples, tokens, flops), None if peaks is None else [peaks[device] for device in devices]
+    return StepTotals(samples, tokens, flops), None if peaks is None else [peaks[device] for device in devices]
 
 
 def oracle_of(graph_given: bool) -> Oracle:

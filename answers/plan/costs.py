@@ -13,7 +13,7 @@ from ...core.cluster.device_type import NUMBER_TYPES, DeviceType
 from ...core.cluster.tensor_groups import GroupedCluster
 from ...core.costs.graph import OpGraph, read_graph, with_reduction_times
 from ...core.errors import RequestError
-from ...core.trace.throughput import Work
+from ...core.trace.throughput import StepTotals
 from ..output import note
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ class PlanningCosts:
     graph: OpGraph
     by_type: Mapping[str, OpGraph]
     parameter_sizes: Mapping[str, int] | None
-    work: Work
+    work: StepTotals
     peak_flops_per_s: Sequence[float] | None = None
     step_error: float | None = None
 
@@ -72,12 +72,14 @@ class PlanningCosts:
         return evolve(self, graph=blocks.joined(self.graph), by_type=by_type, parameter_sizes=sizes)
 
 
-def graph_costs(path: Path, work: Work) -> PlanningCosts:
+def graph_costs(path: Path, work: StepTotals) -> PlanningCosts:
     """Costs of an operator-graph file."""
     return PlanningCosts(read_graph(path), {}, None, work)
 
 
-def model_costs(request: ModelRequest, cluster: Cluster, name: str, microbatches: int, work: Work) -> PlanningCosts:
+def model_costs(
+    request: ModelRequest, cluster: Cluster, name: str, microbatches: int, work: StepTotals
+) -> PlanningCosts:
     """Costs of a model on a cluster: from the description of its devices, or measured if it is this host.
 
     Args:
@@ -104,7 +106,7 @@ def model_costs(request: ModelRequest, cluster: Cluster, name: str, microbatches
     return evolve(found, graph=with_reduction_times(found.graph, *ring), by_type=by_type)
 
 
-def _measured(request: ModelRequest, microbatches: int, work: Work) -> PlanningCosts:
+def _measured(request: ModelRequest, microbatches: int, work: StepTotals) -> PlanningCosts:
     from ..models import planned_model
 
     planned = planned_model(
@@ -116,7 +118,9 @@ def _measured(request: ModelRequest, microbatches: int, work: Work) -> PlanningC
     return PlanningCosts(graph, {}, planned.sizes, _known(work, planned.work()))
 
 
-def _analytic(request: ModelRequest, devices: Sequence[DeviceType], microbatches: int, work: Work) -> PlanningCosts:
+def _analytic(
+    request: ModelRequest, devices: Sequence[DeviceType], microbatches: int, work: StepTotals
+) -> PlanningCosts:
     from ...core.analytic.model import costs_by_type, model_work
     from ...core.analytic.roofline import rate_of
     from ..models import planned_model
@@ -146,9 +150,9 @@ def _step_error(devices: Sequence[DeviceType]) -> float | None:
     return max(known) if len(known) == len(errors) else None
 
 
-def _known(given: Work, found: Work) -> Work:
+def _known(given: StepTotals, found: StepTotals) -> StepTotals:
     """The user's numbers, and those found where the user gave none."""
-    return Work(
+    return StepTotals(
         given.samples if given.samples is not None else found.samples,
         given.tokens if given.tokens is not None else found.tokens,
         found.flops,

@@ -21,7 +21,7 @@ from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families, find_family, resident_families
 from ...core.search.suggestions.fewer_devices import faster_alone
 from ...core.search.suggestions.infeasible import NothingFits
-from ...core.trace.throughput import Work
+from ...core.trace.throughput import StepTotals
 from ...core.tradeoff import by_time
 from ..clusters import find_cluster
 from ..output import check_writable, note, print_json
@@ -177,7 +177,7 @@ def plan_request(
 
     @cache
     def costs_of(microbatches: int) -> PlanningCosts:
-        return _costs(graph, source, machine, cluster, microbatches, Work(samples, tokens))
+        return _costs(graph, source, machine, cluster, microbatches, StepTotals(samples, tokens))
 
     request = PlanRequest(
         costs_of, machine, microbatches, batch=batch or 1, families=wanted, anneal=schedule == "auto",
@@ -230,7 +230,7 @@ def plan_answer(
 
 
 def _costs(
-    graph: Path | None, model: ModelRequest | None, machine: Cluster, cluster: str, microbatches: int, work: Work
+    graph: Path | None, model: ModelRequest | None, machine: Cluster, cluster: str, microbatches: int, work: StepTotals
 ) -> PlanningCosts:
     """The operators to plan for, with costs on the cluster's devices."""
     if (graph is None) == (model is None):

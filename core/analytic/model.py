@@ -18,7 +18,7 @@ from .alone import LoneOperator
 from .kernels import Kernel
 from .optimizers import DEFAULT, Optimizer, find_optimizer
 from .roofline import kernels_s
-from .work import Work, work_of
+from .work import TracedOperator, work_of
 
 
 @frozen
@@ -36,7 +36,7 @@ class OperatorWork:
         frozen_bytes: of the frozen parameters that it is the first to read.
     """
 
-    work: Work
+    work: TracedOperator
     backward_input: tuple[Kernel, ...]
     backward_weight: tuple[Kernel, ...]
     saved_bytes: int
@@ -85,7 +85,7 @@ class ModelWork:
         """
         found: dict[int, tuple[float, float, float]] = {}
 
-        def times(work: Work) -> tuple[float, float, float]:
+        def times(work: TracedOperator) -> tuple[float, float, float]:
             if id(work) not in found:
                 parts = (work.forward, work.backward_input, work.backward_weight)
                 forward, inputs, weights = (kernels_s(part, device, tf32=tf32) for part in parts)
@@ -114,7 +114,7 @@ class ModelWork:
         return evolve(self.graph, nodes=tuple(nodes))
 
 
-def _reductions(work: Work) -> TensorReductions | None:
+def _reductions(work: TracedOperator) -> TensorReductions | None:
     forward, backward = work.forward_reduced, work.backward_reduced
     if not forward and not backward:
         return None
@@ -177,17 +177,17 @@ def saved_values(operators: Operators) -> dict[str, tuple[str | None, ...]]:
     }
 
 
-def _works(operators: Operators) -> tuple[list[LoneOperator], list[Work]]:
+def _works(operators: Operators) -> tuple[list[LoneOperator], list[TracedOperator]]:
     """Every operator by itself, and its work; equal operators are traced once."""
     lone = [LoneOperator(operators, node.name) for node in operators.graph.nodes]
-    known: dict[Hashable, Work] = {}
+    known: dict[Hashable, TracedOperator] = {}
     for operator in lone:
         if operator.key not in known:
             known[operator.key] = work_of(operator)
     return lone, [known[operator.key] for operator in lone]
 
 
-def _first_saved(lone: list[LoneOperator], works: list[Work]) -> list[list[tuple[str | None, int, bool]]]:
+def _first_saved(lone: list[LoneOperator], works: list[TracedOperator]) -> list[list[tuple[str | None, int, bool]]]:
     """Per operator the storages that it saves and no earlier operator does.
 
     Of each storage the node that allocates it, its bytes, and whether all microbatches share it.
@@ -211,7 +211,7 @@ def _first_saved(lone: list[LoneOperator], works: list[Work]) -> list[list[tuple
     return found
 
 
-def _saved(lone: list[LoneOperator], works: list[Work]) -> tuple[list[int], list[int], set[str]]:
+def _saved(lone: list[LoneOperator], works: list[TracedOperator]) -> tuple[list[int], list[int], set[str]]:
     """Per operator the bytes that it is the first to save, and the nodes whose storages are saved.
 
     Bytes are counted separately for each microbatch, and for all microbatches together.
@@ -222,7 +222,9 @@ def _saved(lone: list[LoneOperator], works: list[Work]) -> tuple[list[int], list
     return each, once, names
 
 
-def _workspace(operators: Operators, lone: list[LoneOperator], works: list[Work], kept: set[str]) -> list[int]:
+def _workspace(
+    operators: Operators, lone: list[LoneOperator], works: list[TracedOperator], kept: set[str]
+) -> list[int]:
     """The peak bytes in F or in the backward at each operator, without saved tensors.
 
     A result that is not saved lives from its operator to its last reader; its gradient from there back to the operator.

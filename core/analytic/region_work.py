@@ -1,4 +1,4 @@
-"""The kernels of a region (Python code that needs values): it runs once on made-up inputs, which records them."""
+"""The kernels of a region (Python code that needs values), recorded while it runs once on stand-ins of its inputs."""
 
 from typing import Any
 

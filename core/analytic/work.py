@@ -29,7 +29,7 @@ from .region_work import REGION_OPERATORS, RegionWork, region_work
 
 
 @frozen
-class Kept:
+class KeptStorage:
     """A storage that an operator keeps for its backward.
 
     Args:
@@ -46,7 +46,7 @@ class Kept:
 
 
 @frozen
-class Work:
+class TracedOperator:
     """An operator's kernels and memory for one microbatch.
 
     Args:
@@ -60,7 +60,7 @@ class Work:
     forward: tuple[Kernel, ...] = ()
     backward_input: tuple[Kernel, ...] = ()
     backward_weight: tuple[Kernel, ...] = ()
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[KeptStorage, ...] = ()
     forward_bytes: int = 0
     backward_bytes: int = 0
     forward_reduced: tuple[int, ...] = ()
@@ -77,14 +77,14 @@ class Work:
         return sum(k.counted_flops for k in (*self.forward, *self.backward_input, *self.backward_weight))
 
 
-def work_of(operator: LoneOperator) -> Work:
+def work_of(operator: LoneOperator) -> TracedOperator:
     """Trace an operator's forward and backward over fake tensors and collect their kernels.
 
     Raises:
         RequestError: it cannot be differentiated, or it is a region that does not run on stand-ins.
     """
     if _is_view(operator):
-        return Work()
+        return TracedOperator()
     joint = trace_joint(operator.graph(), as_on_cpu=False)
     regions = {number: region_work(operator, number) for number in _region_numbers(joint)}
     nodes = _divided(joint, len(operator.activations))
@@ -95,7 +95,7 @@ def work_of(operator: LoneOperator) -> Work:
 
     kept = _kept(joint, operator, nodes, regions)
     backward = nodes.backward_input | nodes.backward_weight
-    return Work(
+    return TracedOperator(
         kernels(nodes.forward), kernels(nodes.backward_input), kernels(nodes.backward_weight), kept.tensors,
         _peak(joint, nodes.forward - copies, kept.storages | kept.given),
         _peak(
@@ -182,7 +182,7 @@ def _kernels(node: fx.Node, regions: dict[int, RegionWork]) -> Sequence[Kernel]:
 class _KeptStorages:
     """The kept tensors, and the identities of their storages and of the inputs' storages."""
 
-    tensors: tuple[Kept, ...]
+    tensors: tuple[KeptStorage, ...]
     storages: frozenset[int]
     given: frozenset[int]
 
@@ -201,7 +201,7 @@ def _kept(joint: JointGraph, operator: LoneOperator, nodes: _Nodes, regions: dic
         returned.setdefault(_storage(shown), position)
     fixed = {joint.primals[i] for i, yes in enumerate(operator.fixed) if yes}
     shared = fixed.union(fixed_nodes(joint.graph, dict.fromkeys(fixed), ()))
-    found: dict[int, Kept] = {}
+    found: dict[int, KeptStorage] = {}
     for node in reads:
         for key, size in storage_sizes(_tensors(node)).items():
             if key in tangents or key in found:
@@ -209,12 +209,12 @@ def _kept(joint: JointGraph, operator: LoneOperator, nodes: _Nodes, regions: dic
             place = given.get(key)
             if place is not None and place < len(operator.activations):
                 whole = operator.operators.values[operator.given[place].name].untyped_storage().nbytes()
-                found[key] = Kept(place, None, whole, node in shared)
+                found[key] = KeptStorage(place, None, whole, node in shared)
             elif place is not None and not _is_local(operator, place):
                 continue
             else:
-                found[key] = Kept(place, None if place is not None else returned.get(key), size, node in shared)
-    tensors = [*found.values(), *(Kept(None, None, work.kept_bytes) for work in regions.values())]
+                found[key] = KeptStorage(place, None if place is not None else returned.get(key), size, node in shared)
+    tensors = [*found.values(), *(KeptStorage(None, None, work.kept_bytes) for work in regions.values())]
     return _KeptStorages(tuple(tensors), frozenset(found) | frozenset(tangents), frozenset(given))
 
 

@@ -72,7 +72,7 @@ class HostQueue:
                 ends[1] = self._free[queue] = max(self._free[queue], end_s, ends[0]) + copy.back_s
 
 
-def away_bytes(copies: Sequence[TimedCopy], actions: int) -> list[tuple[float, float]]:
+def bytes_off_device(copies: Sequence[TimedCopy], actions: int) -> list[tuple[float, float]]:
     """Bytes that are not on the device while each action of an order runs, and directly after it.
 
     Args:
@@ -85,9 +85,9 @@ def away_bytes(copies: Sequence[TimedCopy], actions: int) -> list[tuple[float, f
         running[copy.reload_after + 1] -= copy.bytes
         after[copy.freed_at] += copy.bytes
         after[copy.reload_after] -= copy.bytes
-    result, away, left = [], 0.0, 0.0
+    result, off_device, left = [], 0.0, 0.0
     for change, later in zip(running[:actions], after[:actions], strict=True):
-        away += change
+        off_device += change
         left += later
-        result.append((away, left))
+        result.append((off_device, left))
     return result

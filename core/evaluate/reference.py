@@ -22,7 +22,7 @@ from ..errors import RequestError
 from ..plan.memory import saved_bytes
 from ..ratios import bubble_ratio
 from .coding import BOTH, CODE, FORWARD, INPUT, KIND, KINDS
-from .host_queue import HostQueue, TimedCopy, away_bytes
+from .host_queue import HostQueue, TimedCopy, bytes_off_device
 
 HopDelay = float | Callable[[int, int, float], float]
 """Delay of a message between two devices: one number for all, or a function of sending device, receiving device and
@@ -248,10 +248,10 @@ class Evaluator:
     def _peak(self, order: list[tuple[int, int, int]], copies: Sequence[TimedCopy]) -> tuple[float, int]:
         """The most saved tensors that an order holds, and the position of the action that reaches it."""
         at_start, at_end = self._at_start, self._at_end
-        away = away_bytes(copies, len(order)) if copies else itertools.repeat((0.0, 0.0))
+        off_device = bytes_off_device(copies, len(order)) if copies else itertools.repeat((0.0, 0.0))
         held = peak = 0.0
         where = 0
-        for position, ((kind, stage, _), (meanwhile, after)) in enumerate(zip(order, away, strict=False)):
+        for position, ((kind, stage, _), (meanwhile, after)) in enumerate(zip(order, off_device, strict=False)):
             held += at_start[kind][stage]
             if held - meanwhile > peak:
                 peak, where = held - meanwhile, position

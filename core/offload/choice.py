@@ -20,7 +20,7 @@ from attrs import evolve, frozen
 
 from ..actions import Action, Kind
 from ..costs.costs import StageCosts
-from ..evaluate.host_queue import TimedCopy, away_bytes
+from ..evaluate.host_queue import TimedCopy, bytes_off_device
 from ..evaluate.latest import Times
 from ..plan.memory import held_bytes
 from ..plan.offload import HostCopy, StageOffload, Storage
@@ -148,9 +148,9 @@ class DeviceChoice:
 
     def peak_bytes(self, copies: Sequence[TimedCopy]) -> float:
         """The most that the device holds of saved tensors and workspace together."""
-        away = away_bytes(copies, len(self.order))
-        running = (held - gone for held, (gone, _) in zip(self._running, away, strict=True))
-        after = (held - gone for held, (_, gone) in zip(self._after, away, strict=True))
+        off_device = bytes_off_device(copies, len(self.order))
+        running = (held - gone for held, (gone, _) in zip(self._running, off_device, strict=True))
+        after = (held - gone for held, (_, gone) in zip(self._after, off_device, strict=True))
         return max(max(running, default=0.0), max(after, default=0.0))
 
     def host_bytes(self, copies: Sequence[TimedCopy]) -> float:

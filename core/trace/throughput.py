@@ -6,13 +6,13 @@ from attrs import frozen
 
 
 @frozen
-class Work:
-    """The work of one step of one pipeline; fields that are not known are None.
+class StepTotals:
+    """Samples, tokens and FLOPs of one step of one pipeline; fields that are not known are None.
 
     Args:
         samples: rows of the batch.
-        tokens: of a language model.
-        flops: of the model's forward and backward, all microbatches; without recomputation.
+        tokens: tokens of the batch, for a language model.
+        flops: FLOPs of the model's forward and backward over all microbatches, without recomputation.
     """
 
     samples: int | None = None
@@ -36,7 +36,7 @@ class Throughput:
 
 
 def throughput(
-    step_s: float, work: Work, *, peak_flop_per_s: Sequence[float] | None = None, replicas: int = 1
+    step_s: float, work: StepTotals, *, peak_flop_per_s: Sequence[float] | None = None, replicas: int = 1
 ) -> Throughput:
     """The rates of a step.
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from attrs import evolve
 from torch import Tensor
 
-from ...core.trace.throughput import Work, throughput
+from ...core.trace.throughput import StepTotals, throughput
 from ..batch.microbatches import Microbatch
 from ..devices.compute import ComputeQueue
 from ..engine.step_data import StepOptions
@@ -87,7 +87,7 @@ class Monitoring:
         first = table[:: team.size]  # the first device of each replica
         rows, tokens = sum(each.rows for each in first), sum(each.tokens for each in first)
         known = None if math.isnan(tokens) else round(tokens)
-        rates = throughput(time_s, Work(round(rows), known))
+        rates = throughput(time_s, StepTotals(round(rows), known))
         devices = tuple(
             DeviceReport(
                 rank=team.rank(number),

@@ -11,8 +11,8 @@ The dependencies between compute items, messages and tasks (``core/plan/items.py
    the stage's output that many microbatches before, to each of its readers.
 
 All replicas run the same orders, so one of them is checked. Whether a plan without such limits runs to the end is found
-without the graph, by `free_times`, in a fraction of the memory and the time. The graph is for limits, and for the cycle
-of a plan that deadlocks.
+without the graph, by `uncontended_times`, in a fraction of the memory and the time. The graph is for limits, and for
+the cycle of a plan that deadlocks.
 """
 
 from collections.abc import Callable, Mapping
@@ -143,7 +143,7 @@ def _add_tasks(queues: Queues, waits: Waits) -> None:
 
 
 def report_deadlock(plan: Plan, queues: Queues) -> NoReturn:
-    """Report the cycle of a plan that `free_times` does not run to the end.
+    """Report the cycle of a plan that `uncontended_times` does not run to the end.
 
     Raises:
         RequestError: always; the message shows the cycle.

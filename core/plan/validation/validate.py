@@ -17,11 +17,11 @@ from ..plan import Plan
 from ..queues import Queues, queues_of
 from ..residency import device_timelines
 from ..sharding import replica_costs
-from .free_times import FreeTimes, free_times
 from .host_memory import check_host_memory
 from .memory import check_memory
 from .progress import report_deadlock
 from .structure import check_structure
+from .uncontended_times import UncontendedTimes, uncontended_times
 
 
 @frozen
@@ -75,9 +75,9 @@ class CheckedActions:
     plan: Plan
     warnings: tuple[str, ...]
     queues: Queues
-    times: FreeTimes
+    times: UncontendedTimes
 
-    def times_of(self, costs: Sequence[StageCosts], cluster: Cluster) -> FreeTimes | None:
+    def times_of(self, costs: Sequence[StageCosts], cluster: Cluster) -> UncontendedTimes | None:
         """``times``, if they are for these costs and this cluster (its devices ordered by rank); otherwise None."""
         known, mesh = self.plan.prediction, self.plan.mesh
         if known is None or mesh.data > 1 or costs is not known.costs or cluster != mesh.arrange(known.cluster):
@@ -91,7 +91,7 @@ def check_actions(plan: Plan, lowered: Sequence[Sequence[Action]] | None = None)
     lowered = lower(plan) if lowered is None else lowered
     _check_same_compute(plan, lowered)
     queues = queues_of(plan, lowered)
-    times = _free_times(plan, queues)
+    times = _uncontended_times(plan, queues)
     if times is None:
         report_deadlock(plan, queues)
     return CheckedActions(plan, tuple(warnings), queues, times)
@@ -166,11 +166,11 @@ def _check_recompute(plan: Plan, device: int, actions: Sequence[Action]) -> None
             )
 
 
-def _free_times(plan: Plan, queues: Queues) -> FreeTimes | None:
+def _uncontended_times(plan: Plan, queues: Queues) -> UncontendedTimes | None:
     """The times of a step without shared links; None if the plan deadlocks."""
     if plan.prediction is None:
         nothing = StageCosts(0.0, 0.0, 0.0)
-        return free_times(plan, queues, [nothing] * len(plan.stages), lambda *_: (0.0, math.inf), lambda _: 0.0)
+        return uncontended_times(plan, queues, [nothing] * len(plan.stages), lambda *_: (0.0, math.inf), lambda _: 0.0)
     costs, cluster = plan.prediction.costs, plan.mesh.arrange(plan.prediction.cluster)
 
     def hop(src: int, dst: int) -> tuple[float, float]:
@@ -180,4 +180,4 @@ def _free_times(plan: Plan, queues: Queues) -> FreeTimes | None:
     def task_s(task: Task) -> float:
         return task_seconds_alone(task, plan, costs, cluster)
 
-    return free_times(plan, queues, replica_costs(plan, costs), hop, task_s)
+    return uncontended_times(plan, queues, replica_costs(plan, costs), hop, task_s)

@@ -6,7 +6,7 @@ from attrs import frozen
 
 from ...actions import Action, Kind
 from ...costs.costs import StageCosts
-from ...evaluate.host_queue import TimedCopy, away_bytes
+from ...evaluate.host_queue import TimedCopy, bytes_off_device
 from ...plan.memory import held_bytes
 from ...schedules.scored import Scored, costs_of
 
@@ -29,11 +29,11 @@ def memory_curve(
         copies: of the device to the host.
     """
     curve = [(0.0, 0.0)]
-    held_away = zip(held_bytes(actions, costs), away_bytes(copies, len(actions)), strict=True)
-    for start, end, ((running, after), (away, left)) in zip(starts, ends, held_away, strict=True):
+    held_away = zip(held_bytes(actions, costs), bytes_off_device(copies, len(actions)), strict=True)
+    for start, end, ((running, after), (off_device, left)) in zip(starts, ends, held_away, strict=True):
         # A reload allocates before the next action frees offloaded tensors.
         before = curve[-1][1] if copies and curve[-1][0] == start else 0.0
-        for moment, held in ((start, max(running - away, before)), (end, after - left)):
+        for moment, held in ((start, max(running - off_device, before)), (end, after - left)):
             if curve[-1][0] == moment:
                 curve[-1] = (moment, held)
             elif curve[-1][1] != held:

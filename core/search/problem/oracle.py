@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts
-from ...evaluate.host_queue import TimedCopy, away_bytes
+from ...evaluate.host_queue import TimedCopy, bytes_off_device
 from ...evaluate.reduction import reduction_time, step_ends, sync_time, unshard_time
 from ...evaluate.reference import Evaluation, evaluate
 from ...offload.host_links import host_links
@@ -80,7 +80,7 @@ def _working_peak(plan: Plan, costs: tuple[StageCosts, ...], device: int, copies
     """The peak of saved tensors plus the running action's workspace."""
     actions = plan.device_actions[device]
     held = held_bytes(actions, costs, plan.memory.recompute)
-    away = away_bytes(copies, len(actions))
+    away = bytes_off_device(copies, len(actions))
     needs = (
         now - gone + costs[a.stage].workspace_bytes for a, (now, _), (gone, _) in zip(actions, held, away, strict=True)
     )

@@ -6,7 +6,7 @@ from panpipe.answers.plan.answer import PlanAnswer, compute_s, efficiency, plain
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.reductions import TensorReductions
-from panpipe.core.trace.throughput import Work
+from panpipe.core.trace.throughput import StepTotals
 
 from ...support.plans import hosted, leaves, orders, plan_of
 
@@ -22,7 +22,7 @@ def planned(step_s=9.0, costs=COSTS, **changes):
 
 
 def answer(plan=None, **options):
-    return PlanAnswer(plan or planned(), (200.0, 200.0), options.pop("work", Work()), **options)
+    return PlanAnswer(plan or planned(), (200.0, 200.0), options.pop("work", StepTotals()), **options)
 
 
 def test_efficiency_is_compute_over_devices_and_step():
@@ -59,7 +59,7 @@ def test_offload_and_tensor_ranks_are_named_only_if_there_are_some():
 
 
 def test_answer_as_data():
-    found = answer(work=Work(samples=18), fewer=planned(8.0), others=[planned(10.0)]).plain()
+    found = answer(work=StepTotals(samples=18), fewer=planned(8.0), others=[planned(10.0)]).plain()
     assert found["simulated_step_s"] == 9
     assert found["simulated_peak_memory_bytes"] == pytest.approx([110, 105], abs=3)  # and messages of 1 byte
     assert found["memory_limit_bytes"] == [200, 200]
@@ -75,7 +75,7 @@ def shown(capsys, found):
 
 
 def test_text_has_the_figures(capsys):
-    text = shown(capsys, answer(work=Work(samples=18, tokens=1800), fewer=planned(8.0)))
+    text = shown(capsys, answer(work=StepTotals(samples=18, tokens=1800), fewer=planned(8.0)))
     assert "efficiency 66.7%, 7 plans evaluated" in text
     assert "Throughput 2 samples/s, 200 tokens/s" in text
     assert "2 of the 2 devices alone are faster: 8 s a step" in text

@@ -14,7 +14,7 @@ from panpipe.answers.plan.choices import (
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.errors import RequestError
 from panpipe.core.search import longest_path
-from panpipe.core.trace.throughput import Work
+from panpipe.core.trace.throughput import StepTotals
 
 from ...support.plans import orders, plan_of
 
@@ -61,10 +61,10 @@ def test_replicas_are_for_models_on_described_devices(graph, cluster, allowed):
 
 def test_work_of_one_replica_is_its_share():
     plan = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1), data=2)
-    costs = SimpleNamespace(work=Work(9, 100, 8.0), peak_flops_per_s=[1.0, 2.0, 3.0, 4.0])
-    assert of_one_replica(costs, plan) == (Work(4, 50, 4.0), [1.0, 2.0])
-    costs = SimpleNamespace(work=Work(9, None, None), peak_flops_per_s=None)
-    assert of_one_replica(costs, plan) == (Work(4, None, None), None)
+    costs = SimpleNamespace(work=StepTotals(9, 100, 8.0), peak_flops_per_s=[1.0, 2.0, 3.0, 4.0])
+    assert of_one_replica(costs, plan) == (StepTotals(4, 50, 4.0), [1.0, 2.0])
+    costs = SimpleNamespace(work=StepTotals(9, None, None), peak_flops_per_s=None)
+    assert of_one_replica(costs, plan) == (StepTotals(4, None, None), None)
 
 
 def test_files_are_predicted_by_their_contract_and_models_by_the_simulator():

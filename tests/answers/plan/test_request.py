@@ -13,7 +13,7 @@ from panpipe.core.schedules.registry import families
 from panpipe.core.search import longest_path
 from panpipe.core.search.suggestions.changes import MORE_MEMORY, OFFLOAD, Relaxation
 from panpipe.core.search.suggestions.infeasible import NothingFits
-from panpipe.core.trace.throughput import Work
+from panpipe.core.trace.throughput import StepTotals
 
 BUDGET = 600
 FAMILIES = [families()[name] for name in ("1f1b", "interleaved-1f1b", "zb-h1", "gis")]
@@ -35,7 +35,8 @@ def layers(count):
 def request(devices, memory, microbatches, mesh=None):
     graph = layers(8)
     return plan_request.PlanRequest(
-        lambda _: PlanningCosts(graph, {}, None, Work()), fully_connected(devices, memory, 100.0, 0.01), microbatches,
+        lambda _: PlanningCosts(graph, {}, None, StepTotals()), fully_connected(devices, memory, 100.0, 0.01),
+        microbatches,
         batch=1, families=FAMILIES, anneal=True, oracle=longest_path, mesh=mesh, free=False, recompute="none",
         memory_limit=None, budget=BUDGET, seed=0,
     )  # fmt: skip

@@ -4,7 +4,7 @@ import pytest
 import torch
 from panpipe.core.analytic.alone import LoneOperator
 from panpipe.core.analytic.model import ModelWork, model_work
-from panpipe.core.analytic.work import Work, work_of
+from panpipe.core.analytic.work import TracedOperator, work_of
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.programs.programs import stage_programs
@@ -56,7 +56,7 @@ def flops(work: ModelWork, counted=False):
     ]
 
 
-def work_alone(operators, index) -> Work:
+def work_alone(operators, index) -> TracedOperator:
     return work_of(LoneOperator(operators, operators.graph.nodes[index].name))
 
 

@@ -2,7 +2,7 @@
 
 from panpipe.core.actions import parse_action
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.evaluate.host_queue import TimedCopy, away_bytes
+from panpipe.core.evaluate.host_queue import TimedCopy, bytes_off_device
 from panpipe.core.evaluate.reference import evaluate
 
 COSTS = [StageCosts(1, 1, 1, saved_bytes=4)]
@@ -28,7 +28,7 @@ def test_copies_in_time_cost_nothing_and_free_memory():
     assert found.makespan == 9
     # While 0B0 runs microbatch 1 is away, while 0B1 runs microbatch 2; the peak is before that.
     assert found.peak_memory == (12,)
-    assert away_bytes([copy(1, 3, 3, 4), copy(2, 4, 4, 5)], 6) == [(0, 0), (0, 0), (0, 0), (4, 0), (4, 0), (0, 0)]
+    assert bytes_off_device([copy(1, 3, 3, 4), copy(2, 4, 4, 5)], 6) == [(0, 0), (0, 0), (0, 0), (4, 0), (4, 0), (0, 0)]
 
 
 def test_action_waits_for_the_copy_out_whose_memory_it_needs():
@@ -57,4 +57,4 @@ def test_reloads_are_issued_before_offloads_at_one_position():
 
 
 def test_what_is_away_between_two_actions_counts_where_i_creates_memory():
-    assert away_bytes([copy(0, 1, 3, 5, size=2)], 6) == [(0, 0), (2, 2), (2, 2), (2, 0), (0, 0), (0, 0)]
+    assert bytes_off_device([copy(0, 1, 3, 5, size=2)], 6) == [(0, 0), (2, 2), (2, 2), (2, 0), (0, 0), (0, 0)]

@@ -7,8 +7,8 @@ from panpipe.core.errors import RequestError
 from panpipe.core.plan.kinds import compute_times, task_seconds
 from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.queues import queues_of
-from panpipe.core.plan.validation.free_times import free_times
 from panpipe.core.plan.validation.progress import run_order, waits_of
+from panpipe.core.plan.validation.uncontended_times import uncontended_times
 
 from ....support.plans import offloading_plans, orders, plan_of, plans
 
@@ -18,7 +18,7 @@ COST = StageCosts(1.0, 2.0, 3.0, optimizer_s=0.25)
 
 
 def times(plan, lowered, hop):
-    return free_times(plan, queues_of(plan, lowered), [COST] * len(plan.stages), hop, lambda task: 0.0)
+    return uncontended_times(plan, queues_of(plan, lowered), [COST] * len(plan.stages), hop, lambda task: 0.0)
 
 
 def test_times_are_those_of_compute_and_of_messages_with_their_latency():
@@ -71,7 +71,7 @@ def test_times_equal_those_of_the_dependency_graph(plan, prefetch, latency_s):
     def task_s(task):
         return task_seconds(task, plan.predicted.costs) or 0.7
 
-    found = free_times(plan, queues, plan.predicted.costs, hop, task_s)
+    found = uncontended_times(plan, queues, plan.predicted.costs, hop, task_s)
     operations, arrivals = by_graph(plan, queues, hop, task_s)
     assert (found.operations, found.arrivals) == (operations, arrivals)
 
@@ -89,5 +89,5 @@ def test_orders_that_the_graph_calls_a_deadlock_have_no_times(plan, data):
         deadlocks = True
     else:
         deadlocks = False
-    found = free_times(other, queues, other.predicted.costs, lambda src, dst: (0.0, 1.0), lambda task: 0.0)
+    found = uncontended_times(other, queues, other.predicted.costs, lambda src, dst: (0.0, 1.0), lambda task: 0.0)
     assert (found is None) == deadlocks

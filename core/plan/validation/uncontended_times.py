@@ -29,7 +29,7 @@ _IN_USE = -1.0
 
 
 @frozen
-class FreeQueue:
+class UncontendedQueue:
     """Times of the messages from one device to another, in order, in seconds.
 
     Args:
@@ -44,7 +44,7 @@ class FreeQueue:
 
 
 @frozen
-class FreeTimes:
+class UncontendedTimes:
     """Times of a step in which no link is shared, in seconds.
 
     Args:
@@ -54,7 +54,7 @@ class FreeTimes:
     """
 
     operations: tuple[tuple[list[float], list[float]], ...]
-    queues: dict[tuple[int, int], FreeQueue]
+    queues: dict[tuple[int, int], UncontendedQueue]
     in_turn: bool
 
     @property
@@ -63,7 +63,7 @@ class FreeTimes:
         return {pair: queue.arrivals for pair, queue in self.queues.items()}
 
 
-def free_times(
+def uncontended_times(
     plan: Plan,
     queues: Queues,
     costs: Sequence[StageCosts],
@@ -71,7 +71,7 @@ def free_times(
     task_s: Callable[[Task], float],
     *,
     eager: bool = False,
-) -> FreeTimes | None:
+) -> UncontendedTimes | None:
     """The times of a step in which no two queues share a link.
 
     Args:
@@ -195,12 +195,12 @@ class _Step:
             return False
         return all(self._missing(task) is None for task in range(len(self.task_ends)))
 
-    def times(self) -> FreeTimes:
+    def times(self) -> UncontendedTimes:
         """The times of a step that has run to its end."""
-        return FreeTimes(
+        return UncontendedTimes(
             tuple(zip(self.starts, self.ends, strict=True)),
             {
-                pair: FreeQueue(channel.ready, channel.starts, channel.arrivals)
+                pair: UncontendedQueue(channel.ready, channel.starts, channel.arrivals)
                 for pair, channel in self.channels.items()
             },
             any(channel.in_turn for channel in self.channels.values()),
