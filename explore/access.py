@@ -46,7 +46,7 @@ class Access:
             return PlainTextResponse("this server answers only at its own address, 127.0.0.1\n", 421)
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and origin.removeprefix("http://") not in self._hosts:
-            return PlainTextResponse("another site may not ask this server\n", 403)
+            return PlainTextResponse("requests from other sites are refused\n", 403)
         given = headers.get(HEADER, b"").decode("latin-1") or _query_token(scope["query_string"].decode("latin-1"))
         if not secrets.compare_digest(given.encode(), self._token.encode()):
             return PlainTextResponse("open the address that panpipe explore printed: it has a token\n", 403)

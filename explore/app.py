@@ -19,7 +19,15 @@ from . import exports, uniform
 from .access import Access
 from .jobs import Worker
 from .page import explorer_html
-from .question import ASKED, FileQuestion, PlanQuestion, Question, UniformQuestion, asked, parse_question
+from .question import (
+    REQUEST_LIMITS,
+    FileQuestion,
+    PlanQuestion,
+    Question,
+    UniformQuestion,
+    parse_question,
+    parse_request,
+)
 from .results import Results
 
 HEADERS = {
@@ -47,8 +55,8 @@ class Explorer:
         """The ASGI application.
 
         Args:
-            token: that every request needs.
-            port: of the server, for the Host header.
+            token: the token that every request needs.
+            port: the server's port, for the Host header.
         """
         routes = [
             Route("/", self.page),
@@ -75,7 +83,7 @@ class Explorer:
 
     async def answer(self, request: Request) -> Response:
         """Answer a question, as a stream of JSON lines: progress, and then the answer."""
-        data = await _asked(request)
+        data = await _request_data(request)
         return _stream(self._answered(parse_question(data.get("question")), data))
 
     async def idle(self, request: Request) -> Response:
@@ -84,7 +92,7 @@ class Explorer:
         The page requests it when its sliders have stopped: it takes longer than the schedule itself, and the answer to
         the next question should not wait for it.
         """
-        question = parse_question((await _asked(request)).get("question"))
+        question = parse_question((await _request_data(request)).get("question"))
         if not isinstance(question, UniformQuestion) or question.schedule == "auto":
             raise RequestError("the answer to this question has its idle time already")
         scored, _ = await run_in_threadpool(uniform.scored_of, question)
@@ -92,20 +100,20 @@ class Explorer:
 
     async def points(self, request: Request) -> Response:
         """Time and memory of all schedules, a line for each."""
-        data = await _asked(request)
+        data = await _request_data(request)
         self._check_code(parse_question(data.get("question")), data)
         return _stream(self._worker.run("points", data["question"]))
 
     async def topology(self, request: Request) -> Response:
         """The picture of a cluster, by name or file."""
-        name = str((await _asked(request)).get("cluster"))
+        name = str((await _request_data(request)).get("cluster"))
         cluster = await run_in_threadpool(find_cluster, name)
         svg = topology_svg(name, cluster)
         return JSONResponse({"svg": svg, "devices": len(cluster.devices)}, headers=HEADERS)
 
     async def export(self, request: Request) -> Response:
         """A file for the user, about the answer to a question."""
-        data = await _asked(request)
+        data = await _request_data(request)
         question, what = parse_question(data.get("question")), str(data.get("what"))
         self._check_code(question, data)
         if isinstance(question, FileQuestion):
@@ -125,7 +133,7 @@ class Explorer:
                     return exports.File(**line["file"])
                 if "error" in line:
                     raise RequestError(line["error"])
-        raise RequestError("nothing was written: ask again")
+        raise RequestError("the worker process wrote no file: try again")
 
     async def _answered(self, question: Question, data: Mapping[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         self._check_code(question, data)
@@ -150,7 +158,7 @@ class Explorer:
                 raise RequestError(f"'{question.model}' is code of this machine: choose 'run its code' to call it")
 
 
-async def _asked(request: Request) -> dict[str, Any]:
+async def _request_data(request: Request) -> dict[str, Any]:
     """The body of a request as plain data; no more than the limit is read.
 
     Raises:
@@ -159,9 +167,9 @@ async def _asked(request: Request) -> dict[str, Any]:
     body = b""
     async for part in request.stream():
         body += part
-        if len(body) > ASKED.size:
+        if len(body) > REQUEST_LIMITS.size:
             break
-    return asked(body)
+    return parse_request(body)
 
 
 def _stream(lines: AsyncGenerator[dict[str, Any], None]) -> Response:

@@ -26,8 +26,8 @@ class Worker:
 
         Args:
             job: its name in the worker.
-            question: of the page.
-            what: the file, for the job ``file``.
+            question: the page's question, as plain data.
+            what: the kind of file, for the job ``file``.
         """
         async with self._free:
             if self._stopping is not None:
@@ -41,7 +41,8 @@ class Worker:
                     line = await _line(process)
                     if line is None:
                         ended = True
-                        yield {"error": "the process that computes this has ended, perhaps out of memory: ask for less"}
+                        problem = "the worker process has ended, perhaps out of memory: try a smaller model or search"
+                        yield {"error": problem}
                     elif line.pop("id") == number:
                         ended = bool(line.pop("end", False))
                         if line:

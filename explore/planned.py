@@ -26,7 +26,7 @@ from .lines import Report, progress
 from .question import PlanQuestion, key_of, plain_question
 from .report_data import with_names
 
-EACH = 2_000
+EVALUATIONS_PER_FAMILY = 2_000
 """Evaluations of the search for the plan of one schedule family on the frontier."""
 
 
@@ -64,7 +64,7 @@ def _planned(question: PlanQuestion, report: Report) -> PlanAnswer:
     """The plan with its answer.
 
     Raises:
-        RequestError: an option is wrong, or there are fewer plans.
+        RequestError: an option is wrong, or there are fewer plans than the question's rank.
         InfeasibleError: no plan fits; the message has the changes with which one would.
     """
     try:
@@ -86,7 +86,7 @@ def _facts(shown: PlanAnswer) -> ReportFacts:
 
 
 def search(question: PlanQuestion, report: Report, what: str = "searching plans") -> Found:
-    """The plans of a question; those found before are remembered. ``what`` is searched, in the lines of progress.
+    """The plans of a question; plans found earlier are cached. ``what`` names the search in the lines of progress.
 
     Raises:
         RequestError: an option is wrong.
@@ -137,7 +137,7 @@ def report_points(question: PlanQuestion, report: Report) -> None:
     for number, family in enumerate(known, start=1):
         what = f"plans of {family.name}, {number} of {len(known)} schedules"
         report(**progress(what, number - 1, len(known)))
-        asked = evolve(question, schedule=family.name, budget=EACH, rank=1)
+        asked = evolve(question, schedule=family.name, budget=EVALUATIONS_PER_FAMILY, rank=1)
         try:
             plan = search(asked, report, what).plans[0]
         except (RequestError, InfeasibleError):

@@ -18,7 +18,7 @@ from ..core.files.limits import Limits, short
 MOST_DEVICES, MOST_MICROBATCHES, MOST_CHUNKS = 256, 1024, 8
 """Bounds of the sliders' numbers: beyond them a browser takes seconds to draw."""
 
-ASKED = Limits(size=1 << 20, depth=16, values=10_000)
+REQUEST_LIMITS = Limits(size=1 << 20, depth=16, values=10_000)
 """Limits of a request's body."""
 
 SCHEDULE_PARAMETERS = ("rounds", "microbatches_per_loop", "run_ahead", "group_size", "evaluations", "seed")
@@ -27,7 +27,7 @@ SCHEDULE_PARAMETERS = ("rounds", "microbatches_per_loop", "run_ahead", "group_si
 
 @frozen(kw_only=True)
 class UniformQuestion:
-    """A schedule of uniform stages. Fields are the options of ``panpipe schedule``; None and defaults are left out.
+    """A schedule of uniform stages. Fields are the options of ``panpipe schedule``; None and defaults are omitted.
 
     Args:
         schedule: a family's name, or ``auto``.
@@ -54,7 +54,7 @@ class UniformQuestion:
         for name, most in bounds.items():
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
-                raise RequestError(f"{name} is {value}: the explorer takes 1 to {most}")
+                raise RequestError(f"{name} is {value}: the explorer accepts 1 to {most}")
         unknown = set(self.parameters) - set(SCHEDULE_PARAMETERS)
         if unknown:
             raise RequestError(f"'{min(unknown)}' is no parameter of a schedule: use {', '.join(SCHEDULE_PARAMETERS)}")
@@ -69,7 +69,7 @@ class UniformQuestion:
 
 @frozen(kw_only=True)
 class PlanQuestion:
-    """A plan. Fields are the options of ``panpipe plan``; None and defaults are left out.
+    """A plan. Fields are the options of ``panpipe plan``; None and defaults are omitted.
 
     Args:
         rank: which of the plans of ``--top``: 1 is the fastest, and later ones need less memory.
@@ -115,7 +115,7 @@ class FileQuestion:
     """Files that the command line named.
 
     Args:
-        number: of the result, from 0.
+        number: number of the result, from 0.
     """
 
     kind: ClassVar[str] = "file"
@@ -124,7 +124,7 @@ class FileQuestion:
 
     @property
     def command(self) -> str:
-        """There is none: the results are on disk."""
+        """Empty: no command gives the same answer, because the results are files."""
         return ""
 
 
@@ -132,17 +132,17 @@ Question = UniformQuestion | PlanQuestion | FileQuestion
 KINDS: Mapping[str, type[Question]] = {each.kind: each for each in (UniformQuestion, PlanQuestion, FileQuestion)}
 
 
-def asked(body: bytes) -> dict[str, Any]:
-    """What the page sends, as plain data.
+def parse_request(body: bytes) -> dict[str, Any]:
+    """Read the body of a request as plain data.
 
     Raises:
         RequestError: it is no JSON object, or exceeds a limit.
     """
-    if len(body) > ASKED.size:
-        raise RequestError(f"the page asks {len(body)} bytes: at most {ASKED.size} are read")
-    data = parse_json(body.decode("utf-8", "replace"), "what the page asks", ASKED)
+    if len(body) > REQUEST_LIMITS.size:
+        raise RequestError(f"the request has {len(body)} bytes: at most {REQUEST_LIMITS.size} are read")
+    data = parse_json(body.decode("utf-8", "replace"), "the request", REQUEST_LIMITS)
     if not isinstance(data, dict):
-        raise RequestError(f"the page asks {short(data)}: a request is a JSON object")
+        raise RequestError(f"the request is {short(data)}: it must be a JSON object")
     return data
 
 
@@ -165,7 +165,7 @@ def parse_question(data: object) -> Question:
 
 
 def plain_question(question: Question) -> dict[str, Any]:
-    """The question as the page has it: its kind, and the fields that are not at their default."""
+    """The question as plain data: its kind, and the fields that are not at their default."""
     return {"kind": question.kind, **dict(_given(question))}
 
 

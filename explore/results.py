@@ -60,7 +60,7 @@ class Results:
         return [result.title for result in self.shown]
 
     def answer(self, number: int) -> dict[str, Any]:
-        """The data of the page for one of them.
+        """The data of the page for one result.
 
         Raises:
             RequestError: there is no such result.
@@ -75,7 +75,7 @@ class Results:
         }
 
     def file(self, number: int, what: str) -> File:
-        """A file about one of them. Errors as in ``answer``."""
+        """A file about one result. Errors as in ``answer``."""
         return plan_file(*self._traces(number), what)
 
     def _traces(self, number: int) -> tuple[Plan | None, Trace, Trace | None, ReportFacts]:

@@ -34,7 +34,7 @@ def serve(explorer: Explorer, *, port: int, browser: bool) -> None:
             print(
                 "no browser was found: open that address in one on this machine, or forward its port", file=sys.stderr
             )
-        print("Ctrl-C ends it", file=sys.stderr, flush=True)
+        print("press Ctrl-C to stop the server", file=sys.stderr, flush=True)
         config = uvicorn.Config(
             explorer.application(token, number), log_level="warning", access_log=False, timeout_graceful_shutdown=1
         )

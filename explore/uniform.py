@@ -23,11 +23,11 @@ from .lines import Report, progress
 from .question import UniformQuestion, key_of, plain_question
 from .report_data import plain_idle
 
-REMEMBERED = 256
-"""Schedules that are kept, by question."""
+MOST_CACHED = 256
+"""Most schedules that are cached, by question."""
 _scored: dict[str, tuple[Scored, str]] = {}
 
-SEARCHED = 40_000
+ORDERS_TO_TRY = 40_000
 """Orders that ``auto`` tries for each point of the frontier."""
 
 
@@ -47,7 +47,7 @@ def scored_of(question: UniformQuestion) -> tuple[Scored, str]:
     key = key_of(question)
     if key not in _scored:
         _scored[key] = _built(question)
-        while len(_scored) > REMEMBERED:
+        while len(_scored) > MOST_CACHED:
             _scored.pop(next(iter(_scored)))
     return _scored[key]
 
@@ -124,7 +124,7 @@ def report_points(question: UniformQuestion, report: Report) -> None:
     limits = sorted({peak_of(scored) for scored in frontier(named)} | ({limit} if limit is not None else set()))
     for number, memory in enumerate(limits):
         report(**progress(f"auto, at most {memory:.4g}", number, len(limits)))
-        asked = evolve(question, schedule="auto", memory_limit=memory, parameters={"evaluations": SEARCHED})
+        asked = evolve(question, schedule="auto", memory_limit=memory, parameters={"evaluations": ORDERS_TO_TRY})
         found = scored_of(asked)[0]
         if all(found.schedule.name != scored.schedule.name for scored in named):
             report(point=_point(asked, found, "auto", asked.parameters))

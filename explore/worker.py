@@ -20,7 +20,7 @@ from .question import parse_question
 
 
 class Cancelled(BaseException):
-    """The job was cancelled. Not an ``Exception``: a search that goes on after errors must not catch it."""
+    """The job was cancelled. Not an ``Exception``: a search that continues after errors must not catch it."""
 
 
 class Output:
@@ -116,7 +116,7 @@ def main() -> None:
                 run(output.write, message["job"], message["question"], message.get("what", ""))
             except PanpipeError as error:
                 last = {"error": str(error)}
-            except Exception as error:  # of the user's model, or a defect: the page shows it
+            except Exception as error:  # from the user's model, or a defect: the page shows it
                 last = {"error": in_a_line(error)}
         output.end(**last)
 

@@ -38,7 +38,7 @@ def pipeline_accelerator(**options: Any) -> Accelerator:
     """An Accelerator for the ranks of one pipeline: they read the same batches, and rank 0 writes.
 
     Args:
-        options: of ``Accelerator``.
+        options: the options of ``Accelerator``.
 
     Raises:
         RequestError: an option has no meaning for a pipeline.
@@ -70,17 +70,19 @@ class AcceleratedPipeline:
     Args:
         accelerator: decides which batches update.
         pipe: the pipeline.
-        leader: the optimizer whose learning rates the stages' optimizers use.
+        model_optimizer: the optimizer whose learning rates the stages' optimizers use.
         rows: divides batches over replicas.
 
     Attributes:
         pipe: the pipeline.
     """
 
-    def __init__(self, accelerator: Accelerator, pipe: Pipeline, leader: ModelOptimizer, rows: ReplicaRows) -> None:
+    def __init__(
+        self, accelerator: Accelerator, pipe: Pipeline, model_optimizer: ModelOptimizer, rows: ReplicaRows
+    ) -> None:
         self.pipe = pipe
-        self._accelerator, self._leader, self._rows = accelerator, leader, rows
-        self._kept: int | None = None
+        self._accelerator, self._model_optimizer, self._rows = accelerator, model_optimizer, rows
+        self._rows_of_update: int | None = None
 
     def step(self, batch: Any) -> Tensor:
         """Train on a batch, which is the same on all ranks.
@@ -90,26 +92,26 @@ class AcceleratedPipeline:
         Returns:
             The loss of the batch.
         """
-        self._leader.lead(self.pipe)
+        self._model_optimizer.copy_options(self.pipe)
         self._warn_of_other_size(find_batch_size(batch))
         return self.pipe.step(self._rows.trained(batch), update=self._accelerator.sync_gradients)
 
     def _warn_of_other_size(self, rows: int | None) -> None:
-        """Warn of batches of several sizes in one update, which accelerate itself counts the same."""
-        if self._kept is not None and rows != self._kept:
+        """Warn about batches of several sizes in one update: accelerate itself gives each the same weight."""
+        if self._rows_of_update is not None and rows != self._rows_of_update:
             warnings.warn(
-                f"an update has batches of {self._kept} and {rows} rows: the pipeline takes the mean over all rows, "
-                "accelerate alone that over batches; use drop_last=True for equal ones",
+                f"an update has batches of {self._rows_of_update} and {rows} rows: the pipeline takes the mean over "
+                "all rows, and accelerate alone the mean over batches; use drop_last=True for batches of one size",
                 stacklevel=3,
             )
-        self._kept = None if self._accelerator.sync_gradients else rows
+        self._rows_of_update = None if self._accelerator.sync_gradients else rows
 
     def evaluate(self, batch: Any, *, step: StepFunction | None = None) -> Tensor:
         """The loss of a batch, the same on all ranks, forward only (see ``Pipeline.evaluate``)."""
         return self.pipe.evaluate(self._rows.evaluated(batch, step), step=step)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else is the pipeline's: ``forward``, ``save``, ``close`` …"""
+        """All other attributes are those of the pipeline: ``forward``, ``save``, ``close`` …"""
         return getattr(self.pipe, name)
 
     def save_state(self, _models: Any, _weights: Any, folder: str) -> None:
@@ -152,11 +154,11 @@ def prepare(
             f"the accelerator has {accelerator.num_processes} processes with data of their own: create it with "
             "panpipe.integrations.accelerate.pipeline_accelerator()"
         )
-    leader = ModelOptimizer(optimizer, model)
+    model_optimizer = ModelOptimizer(optimizer, model)
     rows = ReplicaRows(model, step, example_batch, options)
-    pipe = pipeline(model, step, rows.trained(example_batch), optimizer=leader.factory, **options)
-    prepared = AcceleratedPipeline(accelerator, pipe, leader, rows)
+    pipe = pipeline(model, step, rows.trained(example_batch), optimizer=model_optimizer.factory, **options)
+    prepared = AcceleratedPipeline(accelerator, pipe, model_optimizer, rows)
     accelerator.register_save_state_pre_hook(prepared.save_state)
     accelerator.register_load_state_pre_hook(prepared.load_state)
-    accelerated = accelerator.prepare(leader)
+    accelerated = accelerator.prepare(model_optimizer)
     return prepared, accelerated, None if scheduler is None else accelerator.prepare(scheduler)

@@ -117,7 +117,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
         with detached(self.lightning_module, self._logged_by("training_step")):
             pipe = self.pipe or self._build(batch, trainer)
             assert self._rows is not None
-            self._leader.lead(pipe)
+            self._model_optimizer.copy_options(pipe)
             loss = pipe.step(self._rows.trained(batch), update=not trainer.fit_loop._should_accumulate())
         self._log("training_step", pipe)
         return loss
@@ -171,7 +171,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
             self.lightning_module.log(key, pipe.metrics[key], **options)
 
     @property
-    def _leader(self) -> ModelOptimizer:
+    def _model_optimizer(self) -> ModelOptimizer:
         made = self.optimizers[0]
         assert isinstance(made, ModelOptimizer)
         return made
@@ -184,14 +184,14 @@ class PanpipeStrategy(SingleDeviceStrategy):
             self.lightning_module,
             step,
             self._rows.trained(batch),
-            optimizer=self._leader.factory,
+            optimizer=self._model_optimizer.factory,
             clip_norm=trainer.gradient_clip_val or None,
             **self._given,
         )
         if self._resumes is not None:
             self.pipe.resume(self._resumes)
         # Lightning clears gradients that this rank may not hold; the pipeline clears them after its update.
-        self.lightning_module.__dict__["zero_grad"] = _keep
+        self.lightning_module.__dict__["zero_grad"] = _clear_nothing
         return self.pipe
 
     # Files
@@ -248,7 +248,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
         self.pipe, self._rows = None, None
 
 
-def _keep(set_to_none: bool = True) -> None:
+def _clear_nothing(set_to_none: bool = True) -> None:
     """Clear nothing; replaces ``Module.zero_grad``, because the pipeline clears gradients after its update."""
 
 

@@ -69,11 +69,11 @@ def _log_dict(dictionary: Mapping[str, Any], **options: Any) -> None:
 
 @contextmanager
 def detached(module: nn.Module, logged: Logged) -> Iterator[None]:
-    """A context in which steps of the module can be captured: without its trainer.
+    """Detach a module from its trainer within a context, so that its steps can be captured.
 
     Args:
         module: a LightningModule.
-        logged: is filled with the options of what is logged.
+        logged: filled with the options of every logged value.
     """
     own = module.__dict__
     trainer = own["_trainer"]
@@ -91,7 +91,7 @@ def loss_of(name: str, shared: bool) -> Callable[[Any, Any], Any]:
     """A step for ``panpipe.pipeline``, or for ``evaluate``.
 
     Args:
-        name: of the method: ``"training_step"``, ``"validation_step"`` or ``"test_step"``.
+        name: name of the method: ``"training_step"``, ``"validation_step"`` or ``"test_step"``.
         shared: whether batches are pairs of a batch and the shares of its rows in it.
     """
 

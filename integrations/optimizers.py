@@ -86,7 +86,7 @@ class ModelOptimizer(Optimizer):
         """The options of each group."""
         return [{key: value for key, value in group.items() if key not in MEMBERS} for group in self.param_groups]
 
-    def lead(self, pipe: Pipeline) -> None:
+    def copy_options(self, pipe: Pipeline) -> None:
         """Copy the options of the groups, such as learning rates, to the optimizers of the stages."""
         options = self._options()
         for optimizer in pipe.optimizers.values():

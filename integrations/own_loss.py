@@ -29,13 +29,13 @@ def step_of_trainer(trainer: Any, count: BatchCount, dtype: torch.dtype | None, 
         trainer: Trainer, or a subclass.
         count: how Trainer counts items.
         dtype: of autocast; None without.
-        inputs: a batch, to try an own loss with.
+        inputs: a batch for the trial of the trainer's own loss.
 
     Raises:
         RequestError: the loss of a batch is no weighted mean of those of its parts, or Trainer would add up the means
             of batches.
     """
-    if not _own(trainer):
+    if not _has_own_loss(trainer):
         return loss_step(trainer, count, dtype)
     if trainer.args.gradient_accumulation_steps > 1 and count.counts(inputs) and _ignores_items(trainer, inputs):
         raise RequestError(
@@ -47,8 +47,8 @@ def step_of_trainer(trainer: Any, count: BatchCount, dtype: torch.dtype | None, 
     errors = [_weight_error(loss_step(trainer, each, None), trainer.model, inputs) for each in known[:-1]]
     with suppress(Exception):  # a loss that divides by the number of items needs one
         errors.append(_weight_error(loss_step(trainer, known[-1], None), trainer.model, inputs))
-    # The first that is right: a loss that divides by the given number of items is a weighted mean with any count, and
-    # right with Trainer's own alone, which comes first.
+    # The first right count is used. A loss that divides by the given number of items is a weighted mean with any count,
+    # but only right with Trainer's own count, which is therefore first.
     found = next((each for each, error in zip(known, errors, strict=False) if error <= _tolerance(trainer.model)), None)
     if found is not None:
         return loss_step(trainer, found, dtype)
@@ -58,7 +58,7 @@ def step_of_trainer(trainer: Any, count: BatchCount, dtype: torch.dtype | None, 
     )
 
 
-def _own(trainer: Any) -> bool:
+def _has_own_loss(trainer: Any) -> bool:
     from transformers import Trainer
 
     return trainer.compute_loss_func is not None or type(trainer).compute_loss is not Trainer.compute_loss
@@ -67,8 +67,8 @@ def _own(trainer: Any) -> bool:
 def _ignores_items(trainer: Any, inputs: Any) -> bool:
     """Whether the loss is the same for another number of items."""
     one, two = torch.tensor(8), torch.tensor(16)
-    batch = _on(trainer.model, inputs)
-    with _trying(trainer.model):
+    batch = _on_device_of(trainer.model, inputs)
+    with _without_side_effects(trainer.model):
         first, second = (
             trainer.compute_loss(trainer.model, dict(batch), num_items_in_batch=items) for items in (one, two)
         )
@@ -76,17 +76,17 @@ def _ignores_items(trainer: Any, inputs: Any) -> bool:
 
 
 def _tolerance(model: nn.Module) -> float:
-    """Largest error of a weight that is rounding."""
+    """The largest error of a weight that counts as rounding."""
     return 0.1 if next(model.parameters()).element_size() < 4 else 0.01
 
 
 def _weight_error(step: Step, model: nn.Module, inputs: Any) -> float:
     """Error of the weight that the first half of the rows has in the loss of a batch; 0 if it cannot be tried."""
-    batch = _on(model, inputs)
+    batch = _on_device_of(model, inputs)
     rows = next((len(value) for value in batch.values() if isinstance(value, Tensor) and value.ndim), 1)
     for trial in (_unequal(batch, rows // 2), batch) if rows > 1 else ():
         parts = [_rows(trial, rows, slice(0, rows // 2)), _rows(trial, rows, slice(rows // 2, rows))]
-        with _trying(model):
+        with _without_side_effects(model):
             (whole, _), (first, one), (second, two) = (_weighted(step(model, part), part) for part in (trial, *parts))
         error = float((whole - (first * one + second * two) / (one + two)).abs())
         if math.isfinite(error):
@@ -103,7 +103,7 @@ def _weighted(result: Any, part: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def _unequal(batch: dict[str, Any], count: int) -> dict[str, Any]:
-    """The batch with two labels in each of the first rows, the first and the last, so that the weights differ."""
+    """The batch with only two labels, the first and the last, in each of the first rows, so that the weights differ."""
     labels = batch.get("labels")
     if (
         not isinstance(labels, Tensor)
@@ -124,14 +124,14 @@ def _rows(batch: dict[str, Any], rows: int, which: slice) -> dict[str, Any]:
     }
 
 
-def _on(model: nn.Module, inputs: Any) -> dict[str, Any]:
-    """The batch where the model is."""
+def _on_device_of(model: nn.Module, inputs: Any) -> dict[str, Any]:
+    """The batch on the model's device."""
     device = next(model.parameters()).device
     return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in inputs.items()}
 
 
 @contextmanager
-def _trying(model: nn.Module) -> Iterator[None]:
+def _without_side_effects(model: nn.Module) -> Iterator[None]:
     """A context without gradients, dropout and changes of random numbers."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()

@@ -162,7 +162,7 @@ class PanpipeTrainer(Trainer):
         self.model.train()
         inputs = self._batch(self._prepare_inputs(inputs))
         pipe, rows = self._pipeline(inputs)
-        self._model_optimizer.lead(pipe)
+        self._model_optimizer.copy_options(pipe)
         loss = pipe.step(rows.trained(inputs), update=self.accelerator.sync_gradients).detach()
         whole = self.current_gradient_accumulation_steps
         share = 1 / whole if num_items_in_batch is None else self._count(inputs) / num_items_in_batch

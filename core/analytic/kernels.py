@@ -27,7 +27,7 @@ class Kernel:
     """One call of an operator.
 
     Args:
-        name: of the operator.
+        name: name of the operator.
         kind: one of the kinds for which a device type has efficiencies.
         dtype: the number type of its computation.
         flops: floating-point operations that matrix products, attention and convolutions execute; 0 for all other
@@ -48,7 +48,7 @@ class Kernel:
 
     @property
     def bytes(self) -> int:
-        """Read and written."""
+        """Bytes read and written."""
         return self.read_bytes + self.written_bytes
 
 

@@ -29,9 +29,9 @@ class OperatorWork:
         work: its own kernels and memory; equal operators share one object.
         backward_input, backward_weight: kernels that the step adds to I and W: they sum the gradients of a result that
             several operators read, and a parameter's gradient over microbatches.
-        saved_bytes: of saved tensors that no earlier operator saves.
-        shared_bytes: of those that all microbatches share.
-        workspace_bytes: the peak while it runs, without state and saved tensors.
+        saved_bytes: bytes of saved tensors that no earlier operator saves, for each microbatch.
+        shared_bytes: bytes of those that all microbatches share.
+        workspace_bytes: peak bytes while it runs, without state and saved tensors.
         trained: elements and bytes per element of each trained parameter that it is the first to read.
         frozen_bytes: of the frozen parameters that it is the first to read.
     """

@@ -57,7 +57,7 @@ def region_work(operator: LoneOperator, number: int) -> RegionWork:
 
     Args:
         operator: the region's operator.
-        number: of the region.
+        number: number of the region.
 
     Raises:
         RequestError: the stand-ins would be too large, or the region does not run on them.

@@ -19,7 +19,7 @@ TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.85), (6
 """Rows, columns and relative rate of the tiles for 16-bit numbers. The sizes are those of NVIDIA's guide, which shows
 that a smaller tile is slower, because it reads more bytes for each FLOP; the relative rates are assumed."""
 HALF = 2
-"""Bytes of the numbers for which `TILES` are given. The tiles of larger numbers have as many bytes."""
+"""Bytes of the numbers for which `TILES` are given. Tiles of larger numbers have the same number of bytes."""
 TILE_START = 64
 """Steps along the inner dimension in whose time a tile starts and ends: one step of the main loop, which is 64 long for
 16-bit numbers (CUTLASS, default kernels for sm80 and sm90)."""
@@ -33,9 +33,9 @@ class Product:
 
     Args:
         batch: independent products of this shape.
-        rows, columns: of the result.
+        rows, columns: size of the result.
         inner: terms of each of its sums.
-        bytes: of a number.
+        bytes: size of a number.
     """
 
     batch: int

@@ -25,8 +25,8 @@ class StageCosts:
             allocates for W; W frees the rest.
         workspace_bytes: additional memory that an action needs only while it runs.
         recompute_s: time of RECOMPUTE; None means that of F. It omits outputs that only other stages read.
-        shared_bytes: memory of what depends on parameters alone, such as their casts under autocast: computed once a
-            step, and held while the stage's device computes.
+        shared_bytes: memory of values computed from parameters alone, such as their casts under autocast: computed once
+            a step, and held while the stage's device computes.
         input_bytes: memory that F of a stage that recomputes keeps until RECOMPUTE starts: its inputs from other
             stages, over distinct storages, and the old values of the buffers that it wrote.
         reductions: the all-reduces over the stage's tensor ranks, whose time is part of ``forward_s``,

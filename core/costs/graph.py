@@ -33,7 +33,7 @@ class OpNode:
         parameter_bytes: of its parameters alone.
         state_bytes: of parameters, gradients and optimizer state together.
         saved_bytes: held from forward to backward, for each microbatch in flight.
-        shared_bytes: held for all microbatches together: what it computes from parameters alone.
+        shared_bytes: held for all microbatches together: values that it computes from parameters alone.
         workspace_bytes: needed only while it runs.
         parameters: names of the parameters it reads; empty if a file does not list them.
         reductions: its all-reduces over tensor ranks, whose time is part of its times; None if it has none.
@@ -181,9 +181,9 @@ def with_reduction_times(graph: OpGraph, ranks: int, latency_s: float, s_per_byt
     """A graph of one tensor rank with the time of its all-reduces, which are part of F and I.
 
     Args:
-        graph: with the time of computation alone.
+        graph: the graph with times of computation only.
         ranks: number of tensor ranks.
-        latency_s, s_per_byte: of one all-reduce over them.
+        latency_s, s_per_byte: latency of one all-reduce over them, and its time for each byte.
     """
 
     def timed(node: OpNode) -> OpNode:

@@ -69,7 +69,7 @@ class MessageTimes:
 
 
 def typical(seen: Sequence[MessageTimes], quantile: float) -> MessageTimes:
-    """A quantile, between 0 and 1, of the times of each size."""
+    """Message times at a quantile, between 0 and 1, of the measured times of each size."""
     return MessageTimes(_quantiles([s.send for s in seen], quantile), _quantiles([s.receive for s in seen], quantile))
 
 
@@ -81,10 +81,10 @@ def with_message_times(
     Outputs are added to F, gradients to B and to I. Messages within a device take no time.
 
     Args:
-        costs: of the stages' programs alone.
+        costs: costs of the stages' programs, without messages.
         placement: device of every stage.
-        edges: between the stages.
-        times: of a message.
+        edges: the messages between the stages.
+        times: times of a message.
     """
     forward, back = [0.0] * len(costs), [0.0] * len(costs)
     for edge in edges:

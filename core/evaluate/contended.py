@@ -1,8 +1,8 @@
 """Time of coded orders where messages share links: the rules of the simulator for compute and messages, compiled.
 
 Messages from one device to another form an in-order queue. A message starts when it is sent, its receive is posted and
-the message ahead of it has drained; it drains at its max-min fair share of the links that it crosses, and arrives one
-path latency later. `messages` places their sends and receives, `link_arrays` has the links that they cross. Gradient
+the previous message has drained; it drains at its max-min fair share of the links that it crosses, and arrives one path
+latency later. `messages` places their sends and receives, `link_arrays` has the links that they cross. Gradient
 reductions are timed as in `compiled`: without contention.
 
 Of several replicas the first is run; a message crosses the links of all replicas' messages, which run at equal times.

@@ -11,17 +11,17 @@ share of a cause is the time by which its removal shortens the step, so the shar
      │ messages        messages take no time
      │ recomputation   nothing is recomputed
      │ memory limit, fill and drain, steady state: what the order of the schedule leaves
-    the load of the busiest device, which no order of these stages goes below
+    the load of the busiest device, a lower bound of the step for every order of these stages
      │ imbalance
     the mean load
 
-What the order leaves is waiting for other stages: before a device's first backward and after its last forward, fill and
-drain; in between, steady state. The memory limit's part of it is known where a schedule is known that is faster on the
-same stages and does not fit.
+The idle time that the order leaves is waiting for other stages: before a device's first backward and after its last
+forward it is fill and drain, in between steady state. The part due to the memory limit is known only if a schedule is
+known that is faster on the same stages and does not fit.
 
 These are seconds that the whole step would gain, found by other runs. What each device waited for in one run is another
-question, answered in ``simulators/bubbles.py`` with words of its own: a device may wait seconds for a message (its
-communication there) whose removal would shorten the step by nothing, because the next wait grows instead.
+question, which ``simulators/bubbles.py`` answers with other causes: a device may wait seconds for a message (cause
+``communication`` there) whose removal would not shorten the step, because the next wait becomes longer.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -22,7 +22,7 @@ ReductionTime = Callable[[int], float]
 
 
 def reduction_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> ReductionTime:
-    """The time of a stage's reduction by the collective that is fastest alone.
+    """The time of a stage's reduction, by the algorithm that is fastest without other traffic.
 
     Args:
         plan: its mesh and placement.

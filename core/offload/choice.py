@@ -47,10 +47,10 @@ class Offloadable:
 
     Args:
         orders: per device its compute order.
-        times: at which their actions may run without a longer step; the latest ones leave most time for copies.
+        times: times at which their actions may run without a longer step; the latest ones leave most time for copies.
         costs: per stage.
         storages: per stage those that may be offloaded.
-        links: between devices and hosts.
+        links: the links between devices and hosts.
         recompute: the stages that recompute; they offload nothing.
         queues: host-copy queues of each device: 1 for both directions, or 2.
         host_limits: per device the bytes of the host's memory that a choice within limits may use.
@@ -72,7 +72,7 @@ class Chosen:
 
     Args:
         storages: per stage, the storages that are offloaded.
-        stays: how long the tensors of each offloaded microbatch are held.
+        stays: the saved tensors of each offloaded microbatch, with the actions between which they are held.
         labels: stage and microbatch of each stay.
     """
 
@@ -86,7 +86,7 @@ class DeviceChoice:
 
     Args:
         task: the orders.
-        device: which.
+        device: its number along the pipeline.
     """
 
     def __init__(self, task: Offloadable, device: int) -> None:

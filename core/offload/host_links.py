@@ -1,4 +1,4 @@
-"""The links between devices and their hosts, as the planning of copies sees them."""
+"""The paths between devices and their hosts, for the planning of copies: rates, and which devices share a link."""
 
 from collections.abc import Sequence
 

@@ -77,7 +77,7 @@ def picks_of(wanted: OffloadRequest, stages: int) -> Picks:
 
 
 def copy_queues(plan: Plan, cluster: Cluster) -> int:
-    """Host-copy queues of a plan's devices: as few as the type of any of them has; 1 where none is known."""
+    """Host-copy queues of a plan's devices: the smallest number of their types; 1 if that of a type is not known."""
     types = [device_type(cluster, device) for device in plan.mesh.cluster_devices]
     return min((1 if kind is None else kind.host_copy_queues or 1 for kind in types), default=1)
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from ..errors import RequestError
 
 OffloadRequest = str | Mapping[int, float]
-"""``"none"``; ``"all"`` that the links carry; ``"auto"``, what makes the step within the memory limits fastest; or by
-stage the share of its saved tensors that is offloaded."""
+"""``"none"``; ``"all"``, as much as the links carry; ``"auto"``, what makes the step fastest within the memory limits;
+or stage → share of its saved tensors that is offloaded."""
 
 CHOICES = ("none", "all", "auto")
 
@@ -39,8 +39,8 @@ def check_offload_request(wanted: OffloadRequest, stages: int | None = None) -> 
     """Refuse an offload that no plan can have.
 
     Args:
-        wanted: what is asked for.
-        stages: of the plan, if known.
+        wanted: the request.
+        stages: number of the plan's stages, if known.
 
     Raises:
         RequestError: it is another text, a share is not from 0 to 1, or a stage does not exist.

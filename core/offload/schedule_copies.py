@@ -25,7 +25,7 @@ def schedule_copies(
     hop_s: float,
     copy_s_per_byte: float,
 ) -> list[list[TimedCopy]]:
-    """Per device its copies.
+    """The copies of each device, with their positions and times.
 
     Args:
         orders, placement, costs, hop_s: of the schedule.

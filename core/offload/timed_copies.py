@@ -14,7 +14,7 @@ def timed_copies(
     offload: Sequence[StageOffload],
     links: HostLinks,
 ) -> list[list[TimedCopy]]:
-    """Per device its copies.
+    """The copies of each device, with their positions and times.
 
     Args:
         orders: per device its compute order.

@@ -34,7 +34,7 @@ def thinned(data: Data, most_bytes: int) -> Data:
             notes.append(note)
         if _size(data) <= most_bytes:
             break
-    said = f"With everything this page has {full / 1e6:.0f} MB of data, which is slow to open; it has less here: "
+    said = f"With everything this page has {full / 1e6:.0f} MB of data, which is slow to open. Only this is kept: "
     data["notes"] = [said + "; ".join(notes) + ".", *data["notes"]]
     return data
 

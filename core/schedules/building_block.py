@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 FORMAT = "panpipe.block/1"
 WEIGHT_DELAYS = (1.0, 3.3)
-"""How far after its I a W is due, in periods."""
+"""Periods after its I at which a W is due."""
 PATIENCE = ((0.0, 0.0, 0.0), (0.5, 0.5, 0.5), (0.0, 0.0, 1.0))
 """How long a device may wait for a better action before it runs F, I or W: see `decode`."""
 SLACK = (2.0, 4.0)
@@ -228,7 +228,7 @@ def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], hel
     from .construction.instance import instance
 
     task = instance(problem, blocks[0].placement)
-    # In bytes: the memory of the block, and the mean of a device's stages for each pair more or less.
+    # In bytes: the memory of the block, and the mean of a device's stages for each pair by which ``held`` differs.
     share = np.array([task.need[own].mean() for own in task.stages_on])
     most = np.array(blocks[0].weighed(task.need.tolist())) + (np.array(held) - np.array(blocks[0].held())) * share
     limits = np.maximum(most, [task.need[own].sum() for own in task.stages_on]) * (1 + 1e-9)
@@ -268,8 +268,8 @@ def _priorities(block: Block, task: "Instance", in_time: bool, delay: float) -> 
     Args:
         block: the block.
         task: the problem.
-        in_time: slots have the duration of a share of a microbatch's work, with the hop delays between them.
-        delay: how far after its I a W is due, in periods, where the block does not define it.
+        in_time: whether slots are times: an equal part of a microbatch's compute time each, with the hop delays added.
+        delay: periods after its I at which a W is due, if the block does not define it.
     """
     import numpy as np
 
@@ -295,4 +295,4 @@ FAMILY = ScheduleFamily(
     "building-block", building_block, "a block of slots that you write, repeated (Controllable Memory)",
     split_backward=True, candidates=_no_candidates,
 )  # fmt: skip
-"""It has no candidates: only a user can give the block."""
+"""It has no candidates for a search, because only a user can give the block."""

@@ -3,7 +3,7 @@
 import re
 
 _SEARCHED = re.compile(r"auto\((?P<inner>.*)\)", re.DOTALL)
-_OWN = "an order that the search made for these costs and limits, on no published schedule"
+_OWN = "an order that the search made for these costs and limits, not from a published schedule"
 
 
 def meaning_of(name: str) -> str | None:

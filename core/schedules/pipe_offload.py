@@ -9,8 +9,8 @@ every stage in each period. Of v stages per device, in slots of one pass, for d 
     W                           directly after its I
 
 l + k = d (a few more where v and d make passes share a slot), as in groups of ⌈d/2⌉: chunk c holds about
-d·(v − c)/v microbatches. PO-F offloads all stages: about four passes are left whatever the depth. PO-H offloads the
-chunks that hold most, half of all: (v + 2)/(8v) of 1F1B's saved tensors.
+d·(v − c)/v microbatches. PO-F offloads all stages: the saved tensors of about four passes remain, for any number of
+devices. PO-H offloads the half of the chunks that holds most: (v + 2)/(8v) of 1F1B's saved tensors remain.
 """
 
 from collections.abc import Iterator
@@ -87,7 +87,8 @@ def _rounds(devices: int, chunks: int) -> Iterator[tuple[int, int, list[int]]]:
     while True:
         for there in sorted(range(1, total), key=lambda there: (abs(2 * there - total), there)):
             back = total - there
-            # The slots of all hops forward: the turn to the next chunk takes at least one more, and backward likewise.
+            # Bounds of the slots of all hops forward: the hop to the next chunk takes at least one more, forward and
+            # backward.
             least = max(hops, PASSES * hops - (PASSES * back - 1))
             most = min(2 * hops, PASSES * there - 1)
             if least <= most and gcd(there, chunks) == gcd(back, chunks) == 1:

@@ -24,7 +24,7 @@ Slots = tuple[int, int, int, int]
 def v_min_slots(device: int, devices: int, later: int = 0) -> Slots:
     """V-Min's block; ``later`` delays both backwards."""
     d, p = device, devices
-    late = later + (2 if p % 3 == 0 else 0)  # else two passes of a device share a slot
+    late = later + (2 if p % 3 == 0 else 0)  # otherwise two passes of a device share a slot
     return d, 2 * p - 1 - d, 2 * p + late + d, 4 * p + late - 1 - d
 
 
@@ -75,7 +75,7 @@ def _build(
     problem: ScheduleProblem, name: str, slots: Callable[[int, int, int], Slots], later: tuple[int, ...], most: int
 ) -> Schedule:
     p = problem.devices
-    blocks = [_block([slots(d, p, put_off) for d in range(p)]) for put_off in later]
+    blocks = [_block([slots(d, p, delay) for d in range(p)]) for delay in later]
     first = min(2 * most, blocks[0].held()[0] + 1)  # with one pair that waits for its W
     return repeat(_folded(problem, name), name, blocks, [first] + [2 * most] * (p - 1))
 

@@ -39,8 +39,8 @@ class ActionError:
 
     Args:
         device, action: the action and its device.
-        queue: in the measured trace.
-        start, end, duration: predicted and measured.
+        queue: name of its queue in the measured trace.
+        start, end, duration: predicted and measured, in seconds.
         reported: whether the measured duration is one that the transport reported (``TraceEvent.reported``).
     """
 

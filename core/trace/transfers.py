@@ -36,7 +36,7 @@ class TransferSummary:
     Args:
         kind: the kind.
         count: number of messages in both traces.
-        start, end: of the messages.
+        start, end: how far predicted starts and ends are from measured ones.
         moved: durations of the transfers that the transport reported; None if it reported none.
     """
 

@@ -153,7 +153,7 @@ function drawPoints() {
   const hint = byName("frontier-hint");
   byName("frontier").parentElement.hidden = question.kind === "file";
   if (pointsOf?.complete) {
-    hint.textContent = `${plural(points.length, "schedule")}; on the line are those that none beats. Choose one to see it.`
+    hint.textContent = `${plural(points.length, "schedule")}; the line joins those that no other one beats in both time and memory. Choose one to see it.`
       + (plain ? " Memory is in one device's saved tensors for one microbatch." : "");
   }
   const limit = (state.base ?? question).memory_limit ?? null;
@@ -265,7 +265,7 @@ byName("cancel").addEventListener("click", () => {
   side.running = null;
   stopped?.abort();
   showProgress(null);
-  showError("Cancelled. Change the form to ask again.");
+  showError("Cancelled. Change the form to start again.");
   side.root.classList.remove("stale");
 });
 byName("pin").addEventListener("click", pin);

@@ -54,7 +54,7 @@ def test_a_plan_that_recomputes_is_not_said_to_fit_one_device(plan):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("listed", "on no published schedule"),
+        ("listed", "not from a published schedule"),
         ("auto(listed)", "improved by moves"),
         ("auto(zb-v)", "derived from zb-v"),
         ("auto(looped(loops=2,run_ahead=[3,2]))", "derived from looped"),

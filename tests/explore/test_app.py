@@ -73,7 +73,7 @@ def test_schedule_above_the_limit_is_drawn_with_the_reason(client):
     ("question", "words"),
     [
         ({"kind": "other"}, "a question's kind is uniform, plan, file"),
-        ({"kind": "uniform", "devices": 0}, "devices is 0: the explorer takes 1 to 256"),
+        ({"kind": "uniform", "devices": 0}, "devices is 0: the explorer accepts 1 to 256"),
         ({"kind": "uniform", "devices": "many"}, "question.devices"),
         ({"kind": "uniform", "color": 1}, "color"),
         ({"kind": "uniform", "schedule": "1f1c"}, "there is no schedule '1f1c': did you mean 1f1b"),

@@ -3,13 +3,13 @@
 import pytest
 from panpipe.core.errors import RequestError
 from panpipe.explore.question import (
-    ASKED,
+    REQUEST_LIMITS,
     FileQuestion,
     PlanQuestion,
     UniformQuestion,
-    asked,
     key_of,
     parse_question,
+    parse_request,
     plain_question,
 )
 
@@ -53,9 +53,9 @@ def test_plain_question_has_what_is_not_at_its_default_and_is_read_again():
         ({"kind": "riddle"}, "a question's kind is uniform, plan, file"),
         ([], "a question's kind is"),
         ({"kind": ["plan"]}, "a question's kind is"),
-        ({"kind": "uniform", "devices": 257}, "devices is 257: the explorer takes 1 to 256"),
-        ({"kind": "uniform", "microbatches": 0}, "microbatches is 0: the explorer takes 1 to 1024"),
-        ({"kind": "uniform", "chunks": 9}, "chunks is 9: the explorer takes 1 to 8"),
+        ({"kind": "uniform", "devices": 257}, "devices is 257: the explorer accepts 1 to 256"),
+        ({"kind": "uniform", "microbatches": 0}, "microbatches is 0: the explorer accepts 1 to 1024"),
+        ({"kind": "uniform", "chunks": 9}, "chunks is 9: the explorer accepts 1 to 8"),
         ({"kind": "uniform", "parameters": {"csv": "/etc"}}, "'csv' is no parameter of a schedule"),
         ({"kind": "uniform", "devices": "many"}, "the page's question is not valid"),
         ({"kind": "plan", "sudo": True}, "the page's question is not valid"),
@@ -70,11 +70,11 @@ def test_largest_questions_are_accepted():
     assert parse_question({"kind": "uniform", "devices": 256, "microbatches": 1024, "chunks": 8}).devices == 256
 
 
-def test_page_sends_an_object_of_limited_size():
-    assert asked(b'{"question": {"kind": "file"}}') == {"question": {"kind": "file"}}
-    with pytest.raises(RequestError, match="a request is a JSON object"):
-        asked(b"[1]")
-    with pytest.raises(RequestError, match=f"at most {ASKED.size} are read"):
-        asked(b" " * (ASKED.size + 1))
+def test_request_is_an_object_of_limited_size():
+    assert parse_request(b'{"question": {"kind": "file"}}') == {"question": {"kind": "file"}}
+    with pytest.raises(RequestError, match="it must be a JSON object"):
+        parse_request(b"[1]")
+    with pytest.raises(RequestError, match=f"at most {REQUEST_LIMITS.size} are read"):
+        parse_request(b" " * (REQUEST_LIMITS.size + 1))
     with pytest.raises(RequestError, match="not a whole JSON file"):
-        asked(b"{")
+        parse_request(b"{")

@@ -45,7 +45,7 @@ def test_address_has_the_port_and_the_token(explorer, capsys, monkeypatch):
     assert opened == [f"http://127.0.0.1:{number}/?token={explorer.token}"]
     found = capsys.readouterr()
     assert found.out == f"panpipe explore: {opened[0]}\n"
-    assert found.err == "Ctrl-C ends it\n"
+    assert found.err == "press Ctrl-C to stop the server\n"
 
 
 def fails(address):

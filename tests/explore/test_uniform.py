@@ -54,7 +54,7 @@ def test_equal_questions_are_answered_once():
 
 
 def test_oldest_answers_are_forgotten(monkeypatch):
-    monkeypatch.setattr(uniform, "REMEMBERED", 2)
+    monkeypatch.setattr(uniform, "MOST_CACHED", 2)
     questions = [UniformQuestion(devices=2, microbatches=count) for count in (1, 2, 3)]
     first, second, third = map(scored_of, questions)
     assert scored_of(questions[2]) is third
@@ -134,7 +134,7 @@ def test_points_are_the_schedules_that_no_other_excels_and_what_auto_finds(monke
     assert points[1]["question"] == {
         "kind": "uniform", "devices": 2, "microbatches": 4, "chunks": 1, "memory_limit": 3.0,
     }  # fmt: skip
-    assert searched == [("auto", limit, {"evaluations": uniform.SEARCHED}) for limit in (2.0, 3.0)]
+    assert searched == [("auto", limit, {"evaluations": uniform.ORDERS_TO_TRY}) for limit in (2.0, 3.0)]
 
 
 def test_schedule_that_auto_finds_among_the_named_ones_is_one_point(monkeypatch):

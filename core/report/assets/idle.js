@@ -16,10 +16,10 @@ function idleCauses(found) {
   const causes = found.causes.filter((cause) => cause.seconds >= LEAST * found.step).sort((a, b) => b.seconds - a.seconds);
   const idle = found.step - found.compute;
   byId("idle-hint").textContent = `A device computes ${percent(found.compute / found.step)} of the step on average, `
-    + `and idles ${percent(idle / found.step)}. Each cause is what the step would be shorter by without it.`;
+    + `and idles ${percent(idle / found.step)}. The time of a cause is how much shorter the step would be without it.`;
   const part = (name, time, tone) => element("i", { title: `${name}: ${percent(time / found.step)}`,
     style: { width: `${(100 * time) / found.step}%`, background: `var(${tone})` } });
-  byId("idle-bar").setAttribute("aria-label", "The step by what its time goes to");
+  byId("idle-bar").setAttribute("aria-label", "The time of the step, by cause");
   byId("idle-bar").append(part("compute", found.compute, "--kind-f"),
     ...causes.map((cause) => part(cause.name, cause.seconds, CAUSE_COLOURS[cause.name])));
   const line = (name, words, time, tone, inner = "") => element("li", { class: inner },

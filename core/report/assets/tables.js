@@ -139,7 +139,7 @@ function statements(found) {
   }
   if (found.transfers.some((kind) => kind.moved === null)) {
     lines.push(["Messages", "this transport does not report when a transfer ran: a measured message ends when its reader has "
-      + "waited for it, so its duration has that wait in it and is not compared with the time on the link"]);
+      + "waited for it, so its duration includes that wait and is not compared with the time on the link"]);
   }
   return lines.map(([name, text]) => element("p", { class: "statement" }, element("strong", {}, `${name} `), text));
 }

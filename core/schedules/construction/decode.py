@@ -168,7 +168,7 @@ def _soonest(
     keys: Any,
     patience: Any,
 ) -> int:
-    """The device that acts next, after a look at those for which something has changed; -1 where none can."""
+    """The device that acts next, after an update of those for which something has changed; -1 if none can act."""
     soonest, chosen = INFINITY, -1
     for d in range(stages_on.shape[0]):
         if stale[d]:
@@ -222,7 +222,8 @@ def decode(
         stages_on: stages of every device, (devices, chunks).
         times: of F, I and W, (3, stages); where a stage is fused its I takes the time of B.
         hops: delay of a message between stage s − 1 and s, (stages,).
-        need, kept: bytes that F has to reserve, and bytes held after I, (stages,): I may leave more than F saved.
+        need, kept: bytes that F has to reserve, and bytes held after I, (stages,); more may be held after I than after
+            F.
         limits: per device, (devices,).
         keys: (3, stages, count); the smallest goes first.
         patience: how long a device may wait for a better action before it runs F, I or W, as a share of that action's
@@ -237,6 +238,7 @@ def decode(
         Makespan, and the mean over devices of the end of their last actions. Infinite where the order was given up.
     """
     stages, devices = placement.shape[0], stages_on.shape[0]
+    # Number of F, of I (or B) and of W (or B) that each stage has run.
     begun = np.zeros(stages, dtype=np.int64)
     turned = np.zeros(stages, dtype=np.int64)
     ended = np.zeros(stages, dtype=np.int64)

@@ -1,4 +1,4 @@
-"""Placing W in the idle time that F and I leave, delayed for as long as memory allows."""
+"""Placing W in the idle time of an order of F and I, delayed for as long as memory allows."""
 
 from collections import deque
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def fill_weights(
     waiting: list[deque[Action]] = [deque() for _ in rows]
     held, place = [0.0] * len(rows), [0] * len(rows)
     ends: dict[_Done, float] = {}
-    asleep: dict[_Done, tuple[float, int]] = {}
+    blocked: dict[_Done, tuple[float, int]] = {}  # action → time and device that waits for its result
     clocks = [(0.0, device) for device in range(len(rows))]
     while clocks:
         now, device = heappop(clocks)
@@ -67,7 +67,7 @@ def fill_weights(
             heappush(clocks, (now + costs[work.stage].backward_weight_s, device))
         elif arrival is None:
             assert source is not None
-            asleep[source] = now, device
+            blocked[source] = now, device
         else:
             order.append(action)
             place[device] += 1
@@ -78,8 +78,8 @@ def fill_weights(
             done = action.stage, action.kind, action.microbatch
             ends[done] = end
             heappush(clocks, (end, device))
-            if done in asleep:
-                heappush(clocks, asleep.pop(done))
+            if done in blocked:
+                heappush(clocks, blocked.pop(done))
     return tuple(map(tuple, orders))
 
 

@@ -7,8 +7,8 @@ for the same):
 - ``overrun``: in the warm-up an F may end that much after the first I could have begun;
 - ``squeeze``: W may run over the end of a gap by that much.
 
-Devices decide in the order of time, and of their numbers at one time: a heap holds when each of them is free again, or
-reads what has arrived.
+Devices decide in the order of time, and at equal times in the order of their numbers. A heap holds the times at which a
+device becomes free or an input of it arrives.
 """
 
 from heapq import heappop, heappush

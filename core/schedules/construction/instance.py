@@ -18,15 +18,15 @@ ROUNDING = 1e-9
 
 @frozen(eq=False)
 class Instance:
-    """Arrays by stage, unless said otherwise.
+    """A problem with a placement, as arrays with an entry for each stage unless stated otherwise.
 
     Args:
-        problem: the problem that they represent.
+        problem: the problem.
         placement: device of every stage.
         stages_on: (devices, chunks).
         times: of F, I and W, (3, stages).
         backward: time of the full backward.
-        hops: delay of a message from the stage before.
+        hops: delay of a message from the previous stage.
         saved, kept: bytes held after F, and after I.
         limits: per device; infinite without one.
     """
@@ -43,7 +43,7 @@ class Instance:
 
     @property
     def need(self) -> Floats:
-        """Bytes that F has to reserve until I ends: I may leave more than F saved."""
+        """Bytes that F has to reserve until I ends: after I a microbatch may hold more than after F."""
         return np.maximum(self.saved, self.kept)
 
     @property

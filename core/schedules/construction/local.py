@@ -94,7 +94,7 @@ def makespan_of(count: int, placement: Any, costs: Any, limits: Any, orders: Any
 
     Infinite if the order deadlocks or a device exceeds its memory limit.
     """
-    work = np.zeros(orders.shape[0])  # only a bound before the run's end, and none is needed
+    work = np.zeros(orders.shape[0])  # used only to stop a run early, which is not needed here
     for d in range(orders.shape[0]):
         if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of)[0] > limits[d]:
             return INFINITY

@@ -1,4 +1,4 @@
-"""Improving a published order for costs that differ from its paper's equal ones."""
+"""Improving a published order for costs other than the equal ones of its paper."""
 
 from attrs import evolve
 

@@ -12,7 +12,7 @@ def test_published_schedule_has_no_further_meaning(name):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("listed", "on no published schedule"),
+        ("listed", "not from a published schedule"),
         ("auto(listed)", "improved by moves"),
         ("auto(evaluations=100,seed=0)", "in brackets its budget and seed"),
         ("auto(zb-h1)", "derived from zb-h1, whose own order is slower here"),
