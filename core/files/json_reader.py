@@ -31,7 +31,7 @@ def parse_json(
         text: of the file.
         origin: the name to use for it in errors, usually its path.
         limits: of its format.
-        parse_float: makes a number of the text of one with a fraction or an exponent; by default a finite float.
+        parse_float: text of a number with a fraction or an exponent → the number; by default a finite float.
 
     Raises:
         RequestError: it is not JSON, or exceeds a limit.

@@ -24,7 +24,7 @@ BACKWARD = (Kind.B, Kind.I)
 UNNAMED = "Pipeline plan"
 """Headline if neither the facts nor the plan have a name."""
 OFFLOADED = "offloaded"
-"""The kind of memory of a host."""
+"""Name of the kind of memory that is on a host."""
 TRACES = "Predicted and measured"
 """Headline if there is no plan."""
 

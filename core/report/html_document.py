@@ -15,7 +15,7 @@ def html_document(title: str, style: str, body: str, color_scheme: str = "light"
         style: CSS.
         body: HTML inside the body element.
         color_scheme: the color schemes that the style supports, as in CSS.
-        connects: whether its scripts may ask the server that it came from.
+        connects: whether its scripts may send requests to the server that it came from.
     """
     return Template(read_template(_HERE, "document.html")).substitute(
         title=escape(title),

@@ -9,7 +9,7 @@ MOST = 8
 
 
 def condensed(names: Sequence[str]) -> list[tuple[str, int]]:
-    """Neighbouring operators joined by module, as deep as at most ``MOST`` lines allow, with their counts.
+    """Neighbouring operators joined by module, with their counts: the deepest modules that give at most ``MOST`` lines.
 
     Modules that differ only in one number, such as ``h.3`` and ``h.4``, become one line ``h.3–4``.
     """

@@ -14,16 +14,16 @@ from ..files.write import write_text
 from ..plan.plan import Plan
 from ..trace.trace import Trace
 from .data import report_data
+from .data_reduction import reduced_data
 from .facts import ReportFacts
 from .html_document import html_document, read_template
-from .thinning import thinned
 
 TOOLS = ("format.js", "colours.js", "view.js")
 DRAWING = (
     "units.js", "canvas.js", "gantt.js", "memory.js", "links.js", "idle.js", "curves.js", "tables.js", "panel.js",
 )  # fmt: skip
 MOST_BYTES = 50_000_000
-"""Size of a page's data above which it is thinned: browsers get slow."""
+"""Size of a page's data above which it is reduced, because browsers become slow."""
 
 
 def write_report(
@@ -36,7 +36,7 @@ def write_report(
 ) -> None:
     """Write the report to one HTML file. The same input gives the same bytes.
 
-    Data of more than 50 MB is thinned, and the page says how.
+    Data of more than 50 MB is reduced, and the page says how.
 
     Args:
         path: of the file.
@@ -61,7 +61,7 @@ def page_of(data: dict[str, Any]) -> str:
     body = Template(_template("page.html")).substitute(
         title=escape(title),
         sections=sections(),
-        data=embedded(thinned(data, MOST_BYTES)),
+        data=embedded(reduced_data(data, MOST_BYTES)),
         script="\n".join((drawing_script(), _template("report.js"))),
     )
     return html_document(title, style(), body.rstrip("\n"), color_scheme="light dark")

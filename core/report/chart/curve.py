@@ -29,8 +29,8 @@ def memory_curve(
         copies: of the device to the host.
     """
     curve = [(0.0, 0.0)]
-    held_away = zip(held_bytes(actions, costs), bytes_off_device(copies, len(actions)), strict=True)
-    for start, end, ((running, after), (off_device, left)) in zip(starts, ends, held_away, strict=True):
+    held_and_offloaded = zip(held_bytes(actions, costs), bytes_off_device(copies, len(actions)), strict=True)
+    for start, end, ((running, after), (off_device, left)) in zip(starts, ends, held_and_offloaded, strict=True):
         # A reload allocates before the next action frees offloaded tensors.
         before = curve[-1][1] if copies and curve[-1][0] == start else 0.0
         for moment, held in ((start, max(running - off_device, before)), (end, after - left)):

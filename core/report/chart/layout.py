@@ -28,7 +28,7 @@ class Axis:
 
     Args:
         makespan: the time that the chart shows.
-        width: of the chart, in pixels.
+        width: width of the chart, in pixels.
     """
 
     makespan: float
@@ -53,7 +53,7 @@ class Layout:
     """Positions in pixels from the picture's top left corner.
 
     Args:
-        axis: of both charts.
+        axis: the time axis of both charts.
         devices: number of lanes of each chart.
     """
 
@@ -88,7 +88,7 @@ def layout_of(scored: Scored) -> Layout:
 
 
 def axis_of(scored: Scored) -> Axis:
-    """The axis whose width gives the shortest action that takes time space for its label, within bounds."""
+    """A time axis so wide that the label of the shortest action with a duration fits, within bounds."""
     result = scored.result
     lengths = [
         end - start

@@ -12,11 +12,11 @@ SAMPLES = 2000
 """Most memory samples of a device, and rates of a link, that are kept."""
 
 Data = dict[str, Any]
-Thinning = Callable[[Data], str | None]
+Reduction = Callable[[Data], str | None]
 """Makes data smaller in place, and returns a note about it; None if nothing was removed."""
 
 
-def thinned(data: Data, most_bytes: int) -> Data:
+def reduced_data(data: Data, most_bytes: int) -> Data:
     """The data itself if it is small enough, otherwise a smaller copy with notes about what was removed.
 
     Args:
@@ -28,8 +28,8 @@ def thinned(data: Data, most_bytes: int) -> Data:
         return data
     data = json.loads(json.dumps(data))
     full, notes = size, []
-    for thin in (_thin_rates, _thin_memory, _without_messages, lambda each: _fewer_devices(each, most_bytes)):
-        note = thin(data)
+    for reduce in (_reduce_rates, _reduce_memory, _without_messages, lambda each: _fewer_devices(each, most_bytes)):
+        note = reduce(data)
         if note is not None:
             notes.append(note)
         if _size(data) <= most_bytes:
@@ -43,7 +43,7 @@ def _size(data: Data) -> int:
     return len(json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode())
 
 
-def _thin_rates(data: Data) -> str | None:
+def _reduce_rates(data: Data) -> str | None:
     if all(len(link["times"]) <= SAMPLES for link in data["links"]):
         return None
     for link in data["links"]:
@@ -53,7 +53,7 @@ def _thin_rates(data: Data) -> str | None:
     return f"of a link the {SAMPLES} times with the highest rates of their neighbourhood"
 
 
-def _thin_memory(data: Data) -> str | None:
+def _reduce_memory(data: Data) -> str | None:
     found = False
     for memory in (trace[name] for trace in data["traces"] for name in ("memory", "host")):
         for row, held in enumerate(memory["held"]):

@@ -5,8 +5,8 @@ import json
 import pytest
 from panpipe.core.actions import Action, Kind
 from panpipe.core.report.data import report_data
+from panpipe.core.report.data_reduction import SAMPLES, reduced_data
 from panpipe.core.report.facts import ReportFacts
-from panpipe.core.report.thinning import SAMPLES, thinned
 from panpipe.core.trace.trace import LinkTrack, MemorySample, Trace, TraceEvent, receive_queue, send_queue
 
 DEVICES, COUNT = 8, 400
@@ -39,14 +39,14 @@ def size(found):
 
 def test_data_that_fits_is_left_as_it_is():
     found = data()
-    assert thinned(found, size(found)) is found
+    assert reduced_data(found, size(found)) is found
     assert found["notes"] == ["mine"]
 
 
-def test_memory_and_rates_are_thinned_first_and_keep_their_highest_values():
+def test_memory_and_rates_are_reduced_first_and_keep_their_highest_values():
     found = data(samples=3 * SAMPLES, rates=3 * SAMPLES)
     before = json.dumps(found)
-    less = thinned(found, int(1.2 * size(data(SAMPLES, SAMPLES))))
+    less = reduced_data(found, int(1.2 * size(data(SAMPLES, SAMPLES))))
     assert json.dumps(found) == before  # the data itself is unchanged
     assert all(len(held) == SAMPLES for held in less["traces"][0]["memory"]["held"])
     assert max(held[0] for held in less["traces"][0]["memory"]["held"][3]) == 10**6
@@ -58,9 +58,9 @@ def test_memory_and_rates_are_thinned_first_and_keep_their_highest_values():
 
 
 @pytest.mark.parametrize("share", [0.6, 0.2])
-def test_messages_and_then_devices_are_left_out_and_the_page_says_so(share):
+def test_messages_and_then_devices_are_removed_and_the_page_notes_it(share):
     found = data()
-    less = thinned(found, int(share * size(found)))
+    less = reduced_data(found, int(share * size(found)))
     assert size(less) <= share * size(found) + 1000  # the note itself
     events = less["traces"][0]["events"]
     assert set(events["kind"]) == {"F"}
