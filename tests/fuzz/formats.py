@@ -22,7 +22,7 @@ from panpipe.core.errors import PanpipeError, printed
 from panpipe.core.plan.plan import Plan, plan_json
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.explore import uniform
-from panpipe.explore.question import UniformQuestion, asked, parse_question, plain_question
+from panpipe.explore.question import UniformQuestion, parse_question, parse_request, plain_question
 from panpipe.explore.results import open_results
 from panpipe.runtimes.planning.plan_cache import PlanCache
 from panpipe.runtimes.watch.failure import decoded
@@ -236,7 +236,7 @@ def explored(what: str) -> Use:
 
 def _asked(file: Path, folder: Path) -> int:
     """A question of the explorer's page: the answer, except for those that search, and its command line."""
-    data = asked(file.read_bytes())
+    data = parse_request(file.read_bytes())
     question = parse_question(data.get("question"))
     plain_question(question)
     if isinstance(question, UniformQuestion) and question.schedule != "auto":
