@@ -30,7 +30,7 @@ class Device:
 
     Args:
         name: unique among devices and hubs.
-        memory_bytes: all that panpipe may use; no reserve is subtracted from it.
+        memory_bytes: the memory that panpipe may use; no reserve is subtracted from it.
         type: a name from the catalogue or of the cluster's own types, or None where the operator graph already carries
             times.
         forwards: whether transfers between other devices may be routed through it.
@@ -50,9 +50,8 @@ class Hub:
         name: unique among devices and hubs.
         kind: ``switch`` (NVSwitch, a switch of the network), ``pcie`` (a PCIe switch or root port), ``host`` (a socket
             and its memory) or ``nic``. Paths between devices may not turn around among the kinds ``pcie`` and ``nic``.
-        memory_bytes: of a host, what plans may offload to it; None for no limit.
-        memory_bytes_per_s: of a host, the rate of its memory: of all that is read and written there together; None for
-            no limit.
+        memory_bytes: for a host, the bytes that plans may offload to it; None for no limit.
+        memory_bytes_per_s: for a host, the rate of its memory, for reads and writes together; None for no limit.
     """
 
     name: str
@@ -134,7 +133,7 @@ class Cluster:
 
         The path with the least latency; of equal ones, one with the fewest links (see :mod:`.routing`). It never turns
         around at PCIe switches or NICs: without NVLink a transfer is staged through a host, whose memory it crosses
-        twice. It crosses no other device but those that forward.
+        twice. It crosses other devices only if they forward.
 
         Raises:
             RequestError: nothing connects them.
@@ -180,7 +179,7 @@ class Cluster:
     def host_of(self, device: int) -> Hub:
         """The nearest host of a device. Raises RequestError if none is connected to it."""
         ends = {end for link, _ in self.host_path(device) for end in (link.a, link.b)}
-        # A path to the nearest host has no other one on it.
+        # A path to the nearest host crosses no other host.
         return next(hub for hub in self.hubs if hub.name in ends and hub.kind == "host")
 
     def transfer_s(self, src: int, dst: int, size_bytes: float) -> float:

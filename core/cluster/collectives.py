@@ -1,4 +1,4 @@
-"""Collectives: the links that all-reduce, all-gather and reduce-scatter cross, how often, and their time alone.
+"""Collectives: which links all-reduce, all-gather and reduce-scatter cross, how often, and their time on idle links.
 
 A collective is a sequence of *phases*. In a phase all members send at the same time and rate, which the slowest of
 their paths sets. The next phase begins when the data has arrived. There are n members. S is the size in bytes: of one
@@ -44,7 +44,7 @@ class Operation(StrEnum):
 
 
 class Algorithm(StrEnum):
-    """How it does it."""
+    """How a collective moves its data."""
 
     RING = "ring"
     TREE = "tree"
@@ -60,9 +60,9 @@ class Phase:
     """All members send at the same time and rate.
 
     Args:
-        bytes: over each of the paths.
+        bytes: bytes sent over each of the paths.
         latency_s: from the sending of the last byte to its arrival.
-        crossings: of all paths together; a link is listed once for each crossing.
+        crossings: the links of all paths together; a link is listed once for each crossing.
     """
 
     bytes: float
@@ -76,7 +76,7 @@ class Phase:
 
     @property
     def seconds(self) -> float:
-        """Time of the phase alone."""
+        """Seconds of the phase while nothing else uses its links."""
         return self.bytes / self.bytes_per_s + self.latency_s
 
 
@@ -101,12 +101,12 @@ def collective_phases(
     """The phases of a collective, in order; empty for one device or no bytes.
 
     Args:
-        cluster: whose links are crossed.
+        cluster: the cluster with the links.
         devices: the members' numbers in the cluster, in any order.
         size_bytes: S.
         operation: the collective.
-        algorithm: None takes the one that is fastest alone, as NCCL's tuning does. Hierarchical becomes the ring where
-            no distance divides the members into equal groups.
+        algorithm: None takes the one that is fastest on idle links, as NCCL's tuning does. Hierarchical becomes the
+            ring if no distance divides the members into equal groups.
 
     Raises:
         RequestError: nothing connects two members.
@@ -240,10 +240,10 @@ def ring_order(cluster: Cluster, members: tuple[int, ...]) -> tuple[int, ...]:
     """The members in the order of a ring: those of a node are next to each other.
 
     From each member the ring continues with the nearest remaining one, by latency, by rate, or by number. The result is
-    the order whose ring is the fastest alone; of equal ones, the first in this list.
+    the order whose ring is the fastest on idle links; of equal ones, the first in this list.
 
     Args:
-        cluster: whose links are crossed.
+        cluster: the cluster with the links.
         members: their numbers in the cluster, ascending.
     """
 

@@ -44,10 +44,10 @@ class DeviceType:
             None if it was not measured which is faster; plans then use 1 (see ``Plan.memory``).
         aliases: other names.
         multiprocessors: number of thread blocks with large tiles that run at once; None for a device without tiles,
-            such as a processor core, on which no product loses time by its shape.
-        communication_multiprocessors: of them, those that kernels of communication occupy; None for 0.
-        sustained: the share of these rates of products, attention and convolutions that training for hours keeps,
-            in (0, 1]: power is limited and hosts cause delays; None for 1, where the efficiencies are of training.
+            such as a processor core, on which the shape of a product costs no time.
+        communication_multiprocessors: how many of them communication kernels occupy; None for 0.
+        sustained: the share of these rates of products, attention and convolutions that hours of training reach,
+            in (0, 1]: power is limited and hosts cause delays; None for 1, if the efficiencies are of training.
         step_error: relative error of a predicted training step that 9 of 10 steps stay below; None if unknown.
 
     Raises:

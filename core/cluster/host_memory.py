@@ -7,8 +7,8 @@ The link leads from the host to a node of its own, and has one rate for both dir
     gpu1 ─ pcie1 ────┘                             a transfer that is staged through the host writes, then reads
 
 So offload, messages and collectives contend for it by the rules of all links, with a rate for each NUMA node. A
-transfer between devices on two sockets is staged in the memory of the first one that it reaches; that of the NICs does
-not cross a host unless its path does.
+transfer between devices on two sockets is staged in the memory of the first socket that it reaches; a transfer through
+NICs uses a host's memory only if its path crosses that host.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -35,8 +35,8 @@ def staged(path: tuple[Hop, ...], memories: Mapping[str, Link]) -> tuple[Hop, ..
     """A path between devices with the memory of the hosts that stage its data: written, then read.
 
     Args:
-        path: over links.
-        memories: of hosts, by name.
+        path: the path over links, without memory.
+        memories: the memory links of hosts, by the host's name.
     """
     if not memories or isinstance(path, ParallelPath):  # its parts are staged
         return path
@@ -52,11 +52,11 @@ def staged(path: tuple[Hop, ...], memories: Mapping[str, Link]) -> tuple[Hop, ..
 
 
 def into_memory(path: Sequence[Hop], memories: Mapping[str, Link]) -> tuple[Hop, ...]:
-    """A path to a host, as far as into its memory.
+    """A path to a host, extended into its memory.
 
     Args:
-        path: over links.
-        memories: of hosts, by name.
+        path: the path over links, without memory.
+        memories: the memory links of hosts, by the host's name.
     """
     link, from_a = path[-1]
     memory = memories.get(link.b if from_a else link.a)

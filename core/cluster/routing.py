@@ -1,9 +1,9 @@
 """Paths through a cluster: which links a transfer crosses.
 
-It is the path with the least latency; of equal ones, one with the fewest links. Where several paths are still equal,
-the number of the destination device selects one at each branch, so that the GPUs of a PCIe switch with two NICs use
-both. Rates do not matter: a pair has one path for messages of every size, and therefore one latency and one rate, as
-the search and the cluster file's contract assume. A path with more latency and a higher rate is not taken.
+A transfer takes the path with the least latency; of equal ones, one with the fewest links. Where several are still
+equal, the number of the destination device selects one at each branch, so that the GPUs of a PCIe switch with two NICs
+use both. Rates do not matter: a pair has one path for messages of every size, and therefore one latency and one rate,
+as the search and the cluster file's contract assume. A path with more latency and a higher rate is not taken.
 
 A path between two devices never turns around at PCIe switches or NICs: it passes a host, a switch (NVSwitch, network)
 or a cable between two NICs. So transfers between GPUs without NVLink are staged through host memory, as on machines
@@ -69,7 +69,7 @@ Hop = tuple[Link, bool]
 
 
 class ParallelPath(tuple[Hop, ...]):
-    """Several paths that carry a message each at the same time, one path after another: those of a group of devices.
+    """The paths of a group of devices, each with a message at the same time; the tuple lists the paths' links in turn.
 
     Attributes:
         latency_s: of the slowest path.
@@ -121,12 +121,12 @@ def reverse(path: Sequence[Hop]) -> tuple[Hop, ...]:
 
 
 class Router:
-    """Shortest paths from one place at a time, computed when first asked for.
+    """Shortest paths from one place at a time, computed when first needed.
 
     Args:
-        names: of all places, the devices first.
-        kinds: of all places: None for a device, otherwise the hub's kind.
-        links: between them.
+        names: names of all places (devices and hubs), the devices first.
+        kinds: for each place None for a device, otherwise the hub's kind.
+        links: the links between them.
         forwarding: places of the devices that paths may cross.
     """
 

@@ -110,7 +110,7 @@ def group_ring(cluster: Cluster, group: tuple[int, ...]) -> Phase:
 
 @lru_cache(maxsize=64)
 def grouped(cluster: Cluster, groups: tuple[tuple[int, ...], ...]) -> GroupedCluster:
-    """The cluster of these groups; devices in none of them become places that paths cross.
+    """The cluster of these groups; devices in none of the groups become hubs, which paths may cross.
 
     Raises:
         RequestError: the devices of a group differ in type or memory.

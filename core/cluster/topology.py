@@ -36,10 +36,10 @@ class NodeView:
         prefix: the common prefix of its names, if there are several nodes; the names below are without it.
         numbers: its devices' numbers in the cluster.
         devices: their names.
-        switches: between devices, such as NVSwitch, each with the positions of its devices.
+        switches: the switches between devices, such as NVSwitch, each with the positions of its devices.
         bridges: pairs of positions that are linked directly.
-        branches: in the order of their devices.
-        hosts: in the order of the cluster.
+        branches: the branches, in the order of their devices.
+        hosts: the hosts, in the order of the cluster.
         host_links: pairs of hosts.
         drawn: whether these fields describe the whole node. If not (other links exist), only its links are listed.
     """

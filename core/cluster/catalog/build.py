@@ -32,7 +32,7 @@ class Node:
     """One machine to build.
 
     Args:
-        prefix: of the names in it; empty if it is the only node.
+        prefix: prefix of the names of its devices and hubs; empty if it is the only node.
         kind: its type, with the parameters of its group.
         gpus: how many of its devices are used: the first ones.
         nics: number of its NICs.
@@ -62,10 +62,12 @@ class Node:
         return nic * self.switches // self.nics
 
     def devices(self) -> Iterator[Device]:
+        """The devices, with the memory that plans may use."""
         for gpu in range(self.gpus):
             yield Device(f"{self.prefix}gpu{gpu}", self.device.usable_bytes, self.device.name)
 
     def hubs(self, network: bool) -> Iterator[Hub]:
+        """The switches and hosts of the machine; with its NICs if it is part of a network."""
         if self.kind.interconnect == "nvswitch":
             yield Hub(f"{self.prefix}nvswitch", "switch")
         for switch in range(self.switches):

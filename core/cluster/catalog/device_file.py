@@ -14,7 +14,7 @@ def device_file(name: str, like: str, title: str, numbers: Numbers, link: Number
     """The text of a catalogue file (TOML).
 
     Args:
-        name: of the device.
+        name: name of the device.
         like: the catalogue entry that all other numbers are inherited from.
         title: a name for display.
         numbers: those that differ from the entry's.

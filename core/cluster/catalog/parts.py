@@ -36,11 +36,11 @@ class LinkType:
         name: its name in the catalogue.
         title: a name for display.
         peak_bytes_per_s: the rate in the link's specification.
-        effective_bytes_per_s: the rate that large transfers reach; of a host link away from the device.
-        latency_s: of this one link; a path has several.
-        effective_back_bytes_per_s: the same in the other direction, where it differs.
-        effective_both_bytes_per_s: of both directions together while both are busy, where they share it.
-        sources: by the name of each number.
+        effective_bytes_per_s: the rate that large transfers reach; for a host link the direction from device to host.
+        latency_s: latency of this link alone; a path consists of several links.
+        effective_back_bytes_per_s: the rate in the other direction, if it differs.
+        effective_both_bytes_per_s: the rate of both directions together, if they share it while both are busy.
+        sources: the source of each number, by the number's name.
 
     Raises:
         RequestError: a number is out of its range.
@@ -86,16 +86,16 @@ class NodeType:
         gpus: the number of devices of a full node.
         gpus_per_pcie_switch: devices that share a PCIe switch; 1 means that each has its own root port.
         sockets: hosts that the devices are distributed over.
-        socket_link: link between two of them.
+        socket_link: link between two sockets.
         nics: NICs of a full node, distributed over the PCIe switches.
         nic: link from each of them to the network.
         rails: if true, the NICs with one index of all nodes share a switch, and a spine joins these switches; otherwise
             all NICs share one switch.
-        oversubscription: of the spine: the rate of a rail's NICs divided by that of its link to the spine.
-        spine_latency_s: of the link between a rail's switch and the spine.
-        host_memory_bytes: of each socket, for what plans offload; None for no limit.
-        host_memory_bytes_per_s: of each socket, of all that is read and written there together; None for no limit.
-        sources: by the name of each number.
+        oversubscription: the rate of a rail's NICs divided by the rate of its link to the spine.
+        spine_latency_s: latency of the link between a rail's switch and the spine.
+        host_memory_bytes: memory of each socket for offloaded tensors; None for no limit.
+        host_memory_bytes_per_s: rate of each socket's memory, for reads and writes together; None for no limit.
+        sources: the source of each number, by the number's name.
 
     Raises:
         RequestError: a number is out of its range, or the interconnect unknown.

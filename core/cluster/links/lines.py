@@ -44,11 +44,12 @@ class LineFit:
 def fit_line(sizes: Sequence[int], seconds: Sequence[float]) -> LineFit:
     """The line with the least sum of squared relative errors; neither latency nor time per byte is below 0.
 
-    Relative, because the times of small and large messages differ by three orders of magnitude, and a plan sends both.
+    Errors are relative, because the times of small and large messages differ by three orders of magnitude, and a plan
+    sends both.
 
     Args:
-        sizes: of the messages, in bytes; at least two different ones.
-        seconds: of each message, above 0.
+        sizes: sizes of the messages, in bytes; at least two different ones.
+        seconds: time of each message, above 0.
 
     Raises:
         RequestError: there are not two sizes, or a time is not above 0.

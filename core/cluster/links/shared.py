@@ -76,8 +76,8 @@ class SharedLinks:
     """A tree of links between devices.
 
     Args:
-        hubs: between the devices.
-        links: of the tree.
+        hubs: the inner nodes of the tree.
+        links: the links of the tree.
         shared: name of each hub → the devices that share its link towards device 0.
         cuts: all simultaneous measurements, with residuals.
     """
