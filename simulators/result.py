@@ -10,7 +10,7 @@ from ..core.cluster.cluster import Cluster, Device
 from ..core.cluster.routing import path_latency_s
 from ..core.costs.costs import StageCosts
 from ..core.evaluate.idle import KnownStep
-from ..core.evaluate.kept import Kept, kept_tensors
+from ..core.evaluate.not_offloaded import NotOffloaded, tensors_not_offloaded
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues
 from ..core.plan.residency import Timeline, device_timelines
@@ -181,7 +181,7 @@ class SimulationResult:
         return copy_uses(self.tasks)
 
     @cached_property
-    def kept(self) -> tuple[Kept, ...]:
+    def kept(self) -> tuple[NotOffloaded, ...]:
         """What stays on the devices of a plan that offloads, with the reasons."""
         if not self.plan.memory.offload:
             return ()
@@ -190,7 +190,7 @@ class SimulationResult:
             for actions, times in zip(self.queues.compute[: self.plan.devices], self.operation_times, strict=False)
             for action, start, end in zip(actions, *times, strict=True)
         }
-        return kept_tensors(self.plan, self.costs, self.cluster, spans)
+        return tensors_not_offloaded(self.plan, self.costs, self.cluster, spans)
 
     @cached_property
     def links(self) -> tuple[LinkUse, ...]:

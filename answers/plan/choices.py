@@ -45,14 +45,15 @@ def sized_workload(costs_of: Callable[[int], PlanningCosts], cluster: Cluster, b
     return Workload(lambda size: known[size].graphs, batch, sizes, kinds, first.parameter_sizes)
 
 
-def wanted_meshes(mesh: str | None, cluster: Cluster, *, free: bool) -> Sequence[tuple[int, int]]:
+def wanted_meshes(mesh: str | None, cluster: Cluster, *, analytic_costs: bool) -> Sequence[tuple[int, int]]:
     """The pairs of pipeline and data dimensions to choose among.
 
     Args:
-        mesh: ``auto``, or for example ``pp=8`` or ``pp=8,dp=4``; None is auto if ``free``, otherwise one pipeline. The
-            search tries both dimensions across nodes.
+        mesh: ``auto``, or for example ``pp=8`` or ``pp=8,dp=4``; None is auto with
+            ``analytic_costs``, otherwise one pipeline. The search tries both dimensions across nodes.
         cluster: all of its devices are used.
-        free: whether a plan may have replicas by default.
+        analytic_costs: whether costs are derived from the devices' descriptions; a plan then may have replicas by
+            default.
 
     Raises:
         RequestError: the text has another form, or the mesh does not use every device.
@@ -60,7 +61,7 @@ def wanted_meshes(mesh: str | None, cluster: Cluster, *, free: bool) -> Sequence
     from ...core.search.problem.workload import meshes
 
     count = len(cluster.devices)
-    if mesh == "auto" or (mesh is None and free):
+    if mesh == "auto" or (mesh is None and analytic_costs):
         return meshes(count)
     if mesh is None:
         return [(count, 1)]
@@ -68,7 +69,7 @@ def wanted_meshes(mesh: str | None, cluster: Cluster, *, free: bool) -> Sequence
     return [(found.pipeline, found.data)]
 
 
-def wanted_recompute(recompute: str | None, *, free: bool) -> Recompute | None:
+def wanted_recompute(recompute: str | None, *, analytic_costs: bool) -> Recompute | None:
     """``none``, ``all``, or None to let the search choose.
 
     Raises:
@@ -76,7 +77,7 @@ def wanted_recompute(recompute: str | None, *, free: bool) -> Recompute | None:
     """
     if recompute not in (None, "none", "all", "auto"):
         raise RequestError(f"--recompute is '{recompute}': give none, all or auto")
-    if recompute == "auto" or (recompute is None and free):
+    if recompute == "auto" or (recompute is None and analytic_costs):
         return None
     return recompute or "none"
 

@@ -1,4 +1,7 @@
-"""The answer if no plan fits: what does not fit, and the smallest changes with which a plan fits."""
+"""What ``panpipe plan`` prints if no plan fits: what exceeds its memory, and the smallest changes that help.
+
+The error itself and the closest plan are in `core/search/suggestions/infeasible`, the changes in `changes` next to it.
+"""
 
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -53,7 +56,7 @@ class InfeasibleAnswer:
         self.limits = problem.limits(self.plan)
         timelines = simulate(self.plan).timelines
         self.held = holding(self.plan, self.limits, timelines)
-        self.saves = problem.saves and problem.stays
+        self.saves = problem.recompute_excluded and problem.offload_excluded
         self.large = too_large(problem.graph, problem.limit, saves=self.saves)
         self.changes = smallest_changes(nothing, problem, memory, replan, oracle=request.oracle)
 

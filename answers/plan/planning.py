@@ -160,7 +160,7 @@ def plan_request(
     wanted = known if schedule == "auto" else [find_family(schedule)]
     if layers and (wanted_offload != "none" or all(family.offloads for family in wanted)):
         raise RequestError("--layers does not plan offload, whose storages are those of operators: give one of the two")
-    machine, free = find_cluster(cluster), replicas_allowed(graph is not None, cluster)
+    machine, analytic_costs = find_cluster(cluster), replicas_allowed(graph is not None, cluster)
     machine = _with_host_memory(machine, host_memory)
     if tensor > 1:
         if wanted_offload != "none":
@@ -170,7 +170,7 @@ def plan_request(
         machine = consecutive_groups(machine, tensor)
     device_limits(machine, memory_limit)
     with naming(cluster):
-        wanted_meshes(mesh, machine, free=free)
+        wanted_meshes(mesh, machine, analytic_costs=analytic_costs)
     if microbatches is None and (model is None or batch is None):
         raise RequestError("--microbatches is missing: give a step's number, or a bundled model's --batch")
     source = ModelRequest(model, batch, sequence, dtype, optimizer, tensor) if model else None
@@ -181,7 +181,8 @@ def plan_request(
 
     request = PlanRequest(
         costs_of, machine, microbatches, batch=batch or 1, families=wanted, anneal=schedule == "auto",
-        oracle=oracle_of(graph is not None), mesh=mesh, free=free, recompute=wanted_recompute(recompute, free=free),
+        oracle=oracle_of(graph is not None), mesh=mesh, analytic_costs=analytic_costs,
+        recompute=wanted_recompute(recompute, analytic_costs=analytic_costs),
         memory_limit=memory_limit, budget=budget, seed=seed, offload=wanted_offload, judge=judge_of(graph is not None),
         boundaries="layers" if layers else "operators",
         shard=shard,

@@ -17,7 +17,7 @@ from ...core.plan.sharding import NONE, OPTIMIZER, part_of_graph
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families
 from ...core.search import Oracle
-from ...core.search.suggestions.changes import Problem, Relaxation
+from ...core.search.suggestions.changes import InfeasibleRequest, Relaxation
 from ...core.search.suggestions.relaxations import with_more_devices, with_more_memory, with_smaller_microbatches
 from ..output import note
 from .allowance import Allowance
@@ -46,8 +46,8 @@ class PlanRequest:
         anneal: whether orders other than those of the families are searched, too.
         oracle: its score decides between plans.
         mesh: the option of the command line (see ``wanted_meshes``).
-        free: whether costs are derived from the devices' descriptions (see ``replicas_allowed``): ``costs_of`` then
-            supports other numbers of microbatches, and a plan may have replicas by default.
+        analytic_costs: whether costs are derived from the devices' descriptions (see ``replicas_allowed``):
+            ``costs_of`` then supports other numbers of microbatches, and a plan may have replicas by default.
         recompute: see ``SearchOptions``.
         memory_limit: bytes that a device may use, if less than its memory.
         budget: number of evaluations.
@@ -66,7 +66,7 @@ class PlanRequest:
     anneal: bool
     oracle: Oracle
     mesh: str | None
-    free: bool
+    analytic_costs: bool
     recompute: Recompute | None
     memory_limit: float | None
     budget: int | None
@@ -87,20 +87,22 @@ class PlanRequest:
         return device_limits(self.machine, self.memory_limit)
 
     @property
-    def problem(self) -> Problem:
+    def problem(self) -> InfeasibleRequest:
         """The facts that the answer needs if no plan fits."""
         rows = self.costs.work.samples
-        saves, grouped = self.recompute == "none", isinstance(self.machine, GroupedCluster)
-        stays = self.offload == "none" and not grouped and self.boundaries == "operators"
+        recompute_excluded, grouped = self.recompute == "none", isinstance(self.machine, GroupedCluster)
+        offload_excluded = self.offload == "none" and not grouped and self.boundaries == "operators"
         # With sharding a device holds a part of the state, at best one of as many as there are devices.
         graph = self.costs.graph if self.shard == NONE else part_of_graph(self.costs.graph, len(self.machine.devices))
         replicas = max(data for _, data in self._meshes) if self.shard == NONE else 1
-        return Problem(graph, self.microbatches, self.limits, saves, rows, stays, replicas)
+        return InfeasibleRequest(
+            graph, self.microbatches, self.limits, recompute_excluded, rows, offload_excluded, replicas
+        )
 
     @property
     def _meshes(self) -> Sequence[tuple[int, int]]:
         """The pairs of pipeline and data dimensions to choose among."""
-        return wanted_meshes(self.mesh, self.machine, free=self.free)
+        return wanted_meshes(self.mesh, self.machine, analytic_costs=self.analytic_costs)
 
     def search(self, meshes: Sequence[tuple[int, int]] | None = None, **changes: Any) -> "SearchResult":
         """Search plans.
@@ -192,7 +194,7 @@ class PlanRequest:
             other = evolve(other, offload="auto", families=(*self.families, *more))
         if change.parts == 1 or self.microbatches is None:
             return other
-        costs_of = self.costs_of if self.free else lambda _: _in_parts(self.costs, change.parts)
+        costs_of = self.costs_of if self.analytic_costs else lambda _: _in_parts(self.costs, change.parts)
         return evolve(other, microbatches=self.microbatches * change.parts, costs_of=costs_of)
 
 

@@ -42,7 +42,8 @@ class StageArrays(NamedTuple):
 
     Args:
         times: of F, I, W and B, (4, stages).
-        again: time of the second forward before I or B, which does not wait for the gradient; 0 without recomputation.
+        second_forward: time of the second forward before I or B, which does not wait for the gradient; 0 without
+            recomputation.
         optimizer: time of the optimizer step.
         reduce: time of the gradient reduction over the data dimension.
         state: bytes of parameters, gradients and optimizer state.
@@ -55,7 +56,7 @@ class StageArrays(NamedTuple):
     """
 
     times: Floats
-    again: Floats
+    second_forward: Floats
     optimizer: Floats
     reduce: Floats
     state: Floats
@@ -81,7 +82,7 @@ class StageArrays(NamedTuple):
         return np.asarray(-self.saved[END, WEIGHT])
 
     @property
-    def made_again(self) -> Floats:
+    def second_forward_bytes(self) -> Floats:
         """Bytes that the second forward adds to the saved tensors while B or I runs."""
         return np.asarray(self.saved[START, BOTH])
 
@@ -154,7 +155,7 @@ def _begin(kind: int, place: int, stage: int, count: int, now: float, costs: Any
         return (at if finish[KINDS * place + INPUT] >= 0 else -1.0), UNKNOWN
     if finish[KINDS * place] < 0:
         return -1.0, UNKNOWN
-    at += costs.again[stage]
+    at += costs.second_forward[stage]
     for e in range(costs.back_first[stage], costs.back_first[stage + 1]):
         source = KINDS * (place + (costs.back_from[e] - stage) * count) + INPUT
         end = finish[source]
@@ -209,7 +210,7 @@ def run(
                 now = at + time
                 rest -= time
                 if kind in (INPUT, BOTH):
-                    rest -= costs.again[stage]
+                    rest -= costs.second_forward[stage]
                 finish[code], cause[code], where[code] = now, why, i
                 if kind == BOTH:
                     finish[code - 2], cause[code - 2], where[code - 2] = now, why, i
@@ -241,7 +242,7 @@ def work_of(count: int, placement: Any, costs: Any, whole: Any, work: Any) -> No
     for s in range(placement.shape[0]):
         times = costs.times[:, s]
         halves = (count - whole[s]) * (times[INPUT] + times[WEIGHT])
-        work[placement[s]] += costs.optimizer[s] + count * (times[FORWARD] + costs.again[s]) + halves
+        work[placement[s]] += costs.optimizer[s] + count * (times[FORWARD] + costs.second_forward[s]) + halves
         work[placement[s]] += whole[s] * times[BOTH]
 
 

@@ -160,7 +160,7 @@ def _start_action(d: int, code: int, count: int, placement: Any, costs: Any, mes
         if messages.pending[reader] > 0:
             return INFINITY
         if kind != FORWARD:
-            at += costs.again[stage]
+            at += costs.second_forward[stage]
         if messages.arrived[reader] > at:
             at, why = messages.arrived[reader], messages.why[reader]
     scratch.cause[code] = why
@@ -228,7 +228,9 @@ def run_contended(
             finish[code] = free[d] = now
             if kind == BOTH:
                 finish[code - 2] = now
-            scratch.left[d] -= costs.times[kind, stage] + (costs.again[stage] if kind in (INPUT, BOTH) else 0.0)
+            scratch.left[d] -= costs.times[kind, stage] + (
+                costs.second_forward[stage] if kind in (INPUT, BOTH) else 0.0
+            )
             ending[d], position[d] = INFINITY, position[d] + 1
             todo -= 1
             moved[d] = stale[d] = True

@@ -6,7 +6,7 @@ from enum import StrEnum
 from attrs import field, frozen
 
 from ..evaluate.idle import IdleTime
-from ..evaluate.kept import Kept
+from ..evaluate.not_offloaded import NotOffloaded
 
 
 class Checked(StrEnum):
@@ -77,5 +77,5 @@ class ReportFacts:
     checks: tuple[Check, ...] = field(default=(), converter=tuple)
     notes: Sequence[str] = ()
     idle: IdleTime | None = None
-    kept: tuple[Kept, ...] = ()
+    kept: tuple[NotOffloaded, ...] = ()
     plain_units: bool = False

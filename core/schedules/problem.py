@@ -124,7 +124,7 @@ class ScheduleFamily:
     candidates: Callable[[ScheduleProblem], Iterable[Mapping[str, Any]]] = no_parameters
     offloads: bool = False
 
-    def suits(self, problem: ScheduleProblem) -> bool:
+    def supports(self, problem: ScheduleProblem) -> bool:
         """Whether the family supports the problem's number of chunks per device."""
         return self.chunks is None or problem.chunks in self.chunks
 

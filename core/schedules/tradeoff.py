@@ -22,7 +22,7 @@ def named_schedules(problem: ScheduleProblem, families: Iterable[ScheduleFamily]
 
 def candidate_schedules(problem: ScheduleProblem, family: ScheduleFamily) -> Iterator[tuple[Mapping[str, Any], Scored]]:
     """As `named_schedules`, for one family: each schedule with its parameters."""
-    for parameters in family.candidates(problem) if family.suits(problem) else ():
+    for parameters in family.candidates(problem) if family.supports(problem) else ():
         try:
             schedule = family.build(problem, **parameters)
         except (RequestError, InfeasibleError):

@@ -16,7 +16,7 @@ from .annealing.search import search
 from .annealing.walk import Walk, frontier
 from .contention import contended, contends
 from .equal_time import least_memory_first, with_less_memory
-from .finalize import Candidate, best_first, judged, predicted, refuse_above, rescored, scored
+from .finalize import ScoredPlan, best_first, judged, predicted, refuse_above, rescored, score_walk
 from .problem.meter import Meter
 from .problem.oracle import longest_path
 from .problem.score import Oracle
@@ -84,7 +84,7 @@ def confirmed(
         scout = meter.part(meter.budget, until_fit=True)
         more = evolve(task, meter=scout).searched_with_reserve(settings)
         meter.spent += scout.spent
-        found = evolve(found, candidates=(*found.candidates, *more.candidates))
+        found = evolve(found, scored_plans=(*found.scored_plans, *more.scored_plans))
     if not (found.stopped or meter.until_fit or meter.exhausted):
         found = task.with_contention(found)
     return found.result(meter.spent)
@@ -123,7 +123,7 @@ class _Task:
             reserving = [evolve(each, reserved=reserved) for each in settings]
             earlier = () if meter.until_fit else _in_settings(found.walks, found.settings, reserving)
             more = self.searched(reserving, earlier)
-            found = evolve(more, candidates=(*found.candidates, *more.candidates))
+            found = evolve(more, scored_plans=(*found.scored_plans, *more.scored_plans))
         return found
 
     def searched(self, settings: Sequence[Setting], earlier: Sequence[Walk] = ()) -> "_Found":
@@ -142,25 +142,25 @@ class _Task:
         best = best_first(first)[0]
         found = [best]
         if self.alternatives or best.rank[0] > 0:
-            known = {id(walk): candidate for walk, candidate in zip(walks, first, strict=False)}
+            known = {id(walk): scored for walk, scored in zip(walks, first, strict=False)}
             slower = [walk for walk in frontier(walks) if walk.step_s > leading.step_s]
-            found += [known.get(id(walk)) or scored(walk, self.oracle) for walk in slower]
+            found += [known.get(id(walk)) or score_walk(walk, self.oracle) for walk in slower]
         misled = leading.excess == 0 and first[0].rank[0] > 0
         return _Found(tuple(found), first[0], misled, stopped, walks, settings)
 
     def with_contention(self, found: "_Found") -> "_Found":
         """The result with plans from a search with contention, if messages share links in the best plan."""
-        best = best_first(found.candidates)[0]
+        best = best_first(found.scored_plans)[0]
         if (self.exact and self.judge is None) or best.rank[0] > 0 or not contends(best, self.judge):
             return found
         settings = [evolve(setting, contended=True) for setting in found.settings]
         walks, stopped = contended(
             _in_settings(found.walks, found.settings, settings), settings, self.space, self.meter, self.seed
         )
-        candidates = [*found.candidates, *rescored(walks, self.oracle, RESCORED)]
+        scored_plans = [*found.scored_plans, *rescored(walks, self.oracle, RESCORED)]
         if self.judge is not None:
-            candidates = [judged(candidate, self.judge) for candidate in candidates]
-        return evolve(found, candidates=tuple(candidates), stopped=stopped)
+            scored_plans = [judged(scored, self.judge) for scored in scored_plans]
+        return evolve(found, scored_plans=tuple(scored_plans), stopped=stopped)
 
 
 def _in_settings(walks: Sequence[Walk], before: Sequence[Setting], now: Sequence[Setting]) -> list[Walk]:
@@ -169,11 +169,11 @@ def _in_settings(walks: Sequence[Walk], before: Sequence[Setting], now: Sequence
     return [evolve(walk, setting=other[id(walk.setting)], best=walk.best.copy()) for walk in walks]
 
 
-def _missing(candidate: Candidate, devices: int) -> list[float]:
+def _missing(scored: ScoredPlan, devices: int) -> list[float]:
     """Bytes that each of the cluster's devices lacks for a plan."""
-    plan, missing = candidate.plan, [0.0] * devices
+    plan, missing = scored.plan, [0.0] * devices
     for rank, device in enumerate(plan.mesh.cluster_devices):
-        missing[device] = candidate.excess[rank % plan.devices]
+        missing[device] = scored.excess[rank % plan.devices]
     return missing
 
 
@@ -182,15 +182,15 @@ class _Found:
     """The result of one search, scored by the oracle.
 
     Args:
-        candidates: in no order.
+        scored_plans: in no order.
         leader: the best by the search's own model.
         misled: whether the leader fits by the search's model but not by the oracle's.
         stopped: see :class:`SearchResult`.
         walks, settings: of the search.
     """
 
-    candidates: tuple[Candidate, ...]
-    leader: Candidate
+    scored_plans: tuple[ScoredPlan, ...]
+    leader: ScoredPlan
     misled: bool
     stopped: bool
     walks: Sequence[Walk]
@@ -198,26 +198,23 @@ class _Found:
 
     @property
     def fits(self) -> bool:
-        """Whether a candidate fits."""
-        return any(candidate.rank[0] == 0 for candidate in self.candidates)
+        """Whether a plan fits."""
+        return any(scored.rank[0] == 0 for scored in self.scored_plans)
 
     def result(self, evaluations: int) -> SearchResult:
         """The fastest plan and the frontier. Raises NothingFits if none fits."""
-        return result_of(self.candidates, evaluations, self.stopped)
+        return result_of(self.scored_plans, evaluations, self.stopped)
 
 
-def result_of(found: Sequence[Candidate], evaluations: int, stopped: bool) -> SearchResult:
-    """The fastest of some candidates, and their frontier of time and memory. Raises NothingFits if none fits."""
+def result_of(found: Sequence[ScoredPlan], evaluations: int, stopped: bool) -> SearchResult:
+    """The fastest of some plans, and their frontier of time and memory. Raises NothingFits if none fits."""
     plans = _descending(found)
     refuse_above(plans[0], evaluations)
     return SearchResult(tuple(predicted(each, evaluations) for each in plans), evaluations, stopped)
 
 
-def _descending(found: Sequence[Candidate]) -> list[Candidate]:
+def _descending(found: Sequence[ScoredPlan]) -> list[ScoredPlan]:
     """The Pareto frontier of time and memory by the oracle's score, fastest first."""
     ordered = best_first(found)
-    fit = (candidate for candidate in ordered if candidate.rank[0] == 0)
-    return (
-        tradeoff.frontier(fit, lambda candidate: candidate.rank[1], lambda candidate: candidate.most_bytes)
-        or ordered[:1]
-    )
+    fit = (scored for scored in ordered if scored.rank[0] == 0)
+    return tradeoff.frontier(fit, lambda scored: scored.rank[1], lambda scored: scored.most_bytes) or ordered[:1]

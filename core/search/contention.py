@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from .annealing.search import Round, all_rounds, evaluate_all
 from .annealing.walk import Walk, best_by_placement, ranked
-from .finalize import Candidate
+from .finalize import ScoredPlan
 from .problem.meter import Meter, Stopped
 from .problem.oracle import longest_path
 from .problem.score import Oracle
@@ -32,15 +32,15 @@ CUTS = (Round(STARTS, ALIKE, 0.5, 0.0, 1.0), Round(4, 2, 0.5, 0.0, 1.0))
 """Rounds for cuts alone, if orders must be a family's."""
 
 
-def contends(candidate: Candidate, judge: Oracle | None) -> bool:
-    """Whether contention prolongs a candidate's step noticeably.
+def contends(scored: ScoredPlan, judge: Oracle | None) -> bool:
+    """Whether contention prolongs a plan's step noticeably.
 
     Args:
-        candidate: with its oracle's score: that of ``longest_path``, if there is a judge.
+        scored: with its oracle's score: that of ``longest_path``, if there is a judge.
         judge: times the step with contention; None if the oracle does.
     """
-    plan, costs, cluster = candidate.plan, candidate.costs, candidate.setting.cluster
-    own_s = candidate.score.step_s
+    plan, costs, cluster = scored.plan, scored.costs, scored.setting.cluster
+    own_s = scored.score.step_s
     other_s = (judge or longest_path)(plan, costs, cluster).step_s
     return max(own_s, other_s) > (1 + NOTICEABLE) * min(own_s, other_s)
 

@@ -22,7 +22,7 @@ Rank = tuple[float, float]
 
 
 @frozen
-class Candidate:
+class ScoredPlan:
     """A plan with its costs, score, setting and memory limits in bytes per device.
 
     ``contended_s`` is its step where messages share links, if a judge other than the oracle has timed it.
@@ -47,16 +47,16 @@ class Candidate:
 
     @property
     def rank(self) -> Rank:
-        """For comparisons with other candidates."""
+        """For comparisons with other plans."""
         return max(self.excess), self.score.step_s if self.contended_s is None else self.contended_s
 
 
-def best_first(found: Iterable[Candidate]) -> list[Candidate]:
-    """The candidates that fit by time and memory, then the others by their rank."""
+def best_first(found: Iterable[ScoredPlan]) -> list[ScoredPlan]:
+    """The plans that fit by time and memory, then the others by their rank."""
     known = list(found)
-    fit = [candidate for candidate in known if candidate.rank[0] == 0]
-    others = sorted((candidate for candidate in known if candidate.rank[0] > 0), key=lambda candidate: candidate.rank)
-    return [*by_time(fit, lambda candidate: candidate.rank[1], lambda candidate: candidate.most_bytes), *others]
+    fit = [scored for scored in known if scored.rank[0] == 0]
+    others = sorted((scored for scored in known if scored.rank[0] > 0), key=lambda scored: scored.rank)
+    return [*by_time(fit, lambda scored: scored.rank[1], lambda scored: scored.most_bytes), *others]
 
 
 def draft(walk: Walk) -> tuple[Plan, tuple[StageCosts, ...]]:
@@ -84,22 +84,22 @@ def draft(walk: Walk) -> tuple[Plan, tuple[StageCosts, ...]]:
     return plan, costs if setting.fixed else with_replicas(whole.graph, costs, plan.tied)
 
 
-def scored(walk: Walk, oracle: Oracle) -> Candidate:
+def score_walk(walk: Walk, oracle: Oracle) -> ScoredPlan:
     """A walk's plan with the oracle's score."""
     plan, costs = draft(walk)
-    return candidate_of(walk.setting, plan, costs, oracle)
+    return score_plan(walk.setting, plan, costs, oracle)
 
 
-def candidate_of(setting: Setting, plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Candidate:
+def score_plan(setting: Setting, plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> ScoredPlan:
     """A plan in a setting with the oracle's score."""
     score = by_position(oracle(plan, costs, setting.cluster), setting.devices)
     limits = limits_of(setting, plan)
-    return Candidate(plan, costs, score, setting, limits)
+    return ScoredPlan(plan, costs, score, setting, limits)
 
 
-def judged(candidate: Candidate, judge: Oracle) -> Candidate:
-    """A candidate with the judge's step time."""
-    return evolve(candidate, contended_s=judge(candidate.plan, candidate.costs, candidate.setting.cluster).step_s)
+def judged(scored: ScoredPlan, judge: Oracle) -> ScoredPlan:
+    """A scored plan with the judge's step time."""
+    return evolve(scored, contended_s=judge(scored.plan, scored.costs, scored.setting.cluster).step_s)
 
 
 def limits_of(setting: Setting, plan: Plan) -> tuple[float, ...]:
@@ -107,14 +107,14 @@ def limits_of(setting: Setting, plan: Plan) -> tuple[float, ...]:
     return tuple(map(float, least_by_position(setting.memory, plan.mesh.replicas)))
 
 
-def predicted(candidate: Candidate, evaluations: int) -> Plan:
-    """A candidate's plan with its prediction."""
-    score = candidate.score
+def predicted(scored: ScoredPlan, evaluations: int) -> Plan:
+    """A scored plan's plan with its prediction."""
+    score = scored.score
     return evolve(
-        candidate.plan,
+        scored.plan,
         prediction=Prediction(
-            costs=candidate.costs,
-            cluster=candidate.setting.cluster,
+            costs=scored.costs,
+            cluster=scored.setting.cluster,
             step_s=score.step_s,
             peak_memory_bytes=score.peak_memory_bytes,
             peak_saved_bytes=score.peak_saved_bytes,
@@ -124,17 +124,17 @@ def predicted(candidate: Candidate, evaluations: int) -> Plan:
     )
 
 
-def rescored(walks: Sequence[Walk], oracle: Oracle, most: int) -> list[Candidate]:
+def rescored(walks: Sequence[Walk], oracle: Oracle, most: int) -> list[ScoredPlan]:
     """The first walks, scored by the oracle, in their order; more than ``most`` only until one fits."""
-    found: list[Candidate] = []
+    found: list[ScoredPlan] = []
     for walk in walks:
-        if len(found) >= most and min(candidate.rank[0] for candidate in found) == 0:
+        if len(found) >= most and min(scored.rank[0] for scored in found) == 0:
             break
-        found.append(scored(walk, oracle))
+        found.append(score_walk(walk, oracle))
     return found
 
 
-def refuse_above(best: Candidate, evaluations: int) -> None:
+def refuse_above(best: ScoredPlan, evaluations: int) -> None:
     """Refuse a plan that exceeds a device's memory limit.
 
     Raises:

@@ -26,7 +26,7 @@ from .annealing.initial_walks import InitialWalks
 from .annealing.search import search
 from .annealing.walk import Walk, best_by_placement, frontier
 from .confirm import SearchResult, confirmed, result_of
-from .finalize import Candidate, best_first, candidate_of, draft, limits_of
+from .finalize import ScoredPlan, best_first, draft, limits_of, score_plan
 from .problem.meter import Meter
 from .problem.score import Oracle
 from .problem.search_space import SearchSpace
@@ -76,7 +76,7 @@ class OffloadSearch:
         """Plans in which everything, or the given shares, or what the schedule says, leaves."""
         for device in (device for replica in self.settings[0].replicas for device in replica):
             self.settings[0].cluster.host_path(device)  # refused if there is none
-        found: list[Candidate] = []
+        found: list[ScoredPlan] = []
         refused: RequestError | None = None
         walks, stopped = self._searched(self.space, INFINITY, 1.0)
         for walk in _chosen(walks):
@@ -86,7 +86,7 @@ class OffloadSearch:
             except RequestError as error:  # it has fewer stages than were named
                 refused = error
                 continue
-            found.append(base.scored(pick, self.oracle))
+            found.append(base.score_walk(pick, self.oracle))
         best = next(iter(best_first(found)), None)
         if best is not None:
             check_host_memory(best.plan, best.plan.mesh.arrange(best.setting.cluster))
@@ -123,9 +123,9 @@ class OffloadSearch:
             return evolve(plain, evaluations=self.meter.spent)
         return result_of(self._wanted_of(candidates), self.meter.spent, stopped)
 
-    def _faster_than(self, enough_s: float) -> tuple[list[Candidate], bool]:
+    def _faster_than(self, enough_s: float) -> tuple[list[ScoredPlan], bool]:
         """Plans with copies whose orders alone take less than ``enough_s``, and whether the search was ended."""
-        candidates: list[Candidate] = []
+        candidates: list[ScoredPlan] = []
 
         def add(walks: Sequence[Walk]) -> None:
             nonlocal enough_s
@@ -158,14 +158,14 @@ class OffloadSearch:
                 break
         return candidates, stopped
 
-    def _as_published(self, walk: Walk) -> Iterator[Candidate]:
+    def _as_published(self, walk: Walk) -> Iterator[ScoredPlan]:
         """A walk with the copies of its schedule, if they fit the hosts."""
         base = _Base.of(walk, self.storages)
-        found = base.scored(of_stages(dict(walk.offload)), self.oracle)
+        found = base.score_walk(of_stages(dict(walk.offload)), self.oracle)
         if base.fits_hosts(found.plan):
             yield found
 
-    def _wanted_of(self, found: Sequence[Candidate]) -> Sequence[Candidate]:
+    def _wanted_of(self, found: Sequence[ScoredPlan]) -> Sequence[ScoredPlan]:
         """All candidates, or without alternatives the best one."""
         return found if self.alternatives else best_first(found)[:1]
 
@@ -205,7 +205,7 @@ class OffloadSearch:
             )
         return walks, stopped
 
-    def _within_limits(self, walk: Walk) -> Iterator[Candidate]:
+    def _within_limits(self, walk: Walk) -> Iterator[ScoredPlan]:
         """A walk with the least copies with which it fits, and with those of its schedule if these wait for copies."""
         base = _Base.of(walk, self.storages)
         held = replica_costs(base.plan, base.costs)
@@ -214,7 +214,7 @@ class OffloadSearch:
             for device, limit in enumerate(base.limits)
         ]
         for _ in range(TIGHTER):
-            found = base.scored(within(limits), self.oracle)
+            found = base.score_walk(within(limits), self.oracle)
             if not base.fits_hosts(found.plan):
                 return
             yield found
@@ -260,12 +260,12 @@ class _Base:
         """How many stages the plan has."""
         return len(self.plan.stages)
 
-    def scored(self, pick: Picks, oracle: Oracle) -> Candidate:
+    def score_walk(self, pick: Picks, oracle: Oracle) -> ScoredPlan:
         """With what is picked, by the oracle; of the ways in which devices share links the fastest."""
         shared = any(len(devices) > 1 for devices, _ in self.task.links.groups)
         ways = Sharing if shared else (Sharing.ALONE,)
         plans = [with_offload(self.plan, self.task, pick, sharing) for sharing in ways]
-        found = [candidate_of(self.setting, plan, self.costs, oracle) for plan in plans]
+        found = [score_plan(self.setting, plan, self.costs, oracle) for plan in plans]
         return best_first(found)[0]
 
 

@@ -29,38 +29,38 @@ ABOVE = 1e6
 
 
 @njit()
-def excess_of(place: Any, machine: Any, costs: Any, stage_of: Any, peaks: Any) -> float:
+def excess_of(candidate: Any, machine: Any, costs: Any, stage_of: Any, peaks: Any) -> float:
     """Fill ``peaks`` with the peak bytes of every device; return the sum of excess ÷ limit over the devices."""
     total = 0.0
-    for d in range(place.orders.shape[0]):
-        peaks[d] = peak(place.orders[d], place.lengths[d], d, place.placement, costs, stage_of)[0]
+    for d in range(candidate.orders.shape[0]):
+        peaks[d] = peak(candidate.orders[d], candidate.lengths[d], d, candidate.placement, costs, stage_of)[0]
         total += max(peaks[d] - machine.limits[d], 0.0) / machine.limits[d]
     return total
 
 
 @njit()
-def evaluate_place(count: int, place: Any, machine: Any, buffers: Any) -> tuple[float, float, float]:
-    """Step, excess and objective of a place; ``work`` and ``peaks`` of the buffers are filled.
+def evaluate_candidate(count: int, candidate: Any, machine: Any, buffers: Any) -> tuple[float, float, float]:
+    """Step, excess and objective of a candidate; ``work`` and ``peaks`` of the buffers are filled.
 
-    The buffers have the costs of the place's stages. The step is negative if the orders deadlock.
+    The buffers have the costs of the candidate's stages. The step is negative if the orders deadlock.
     """
-    count_whole(place.orders, place.lengths, buffers.scratch.stage_of, buffers.whole)
-    work_of(count, place.placement, buffers.costs, buffers.whole, buffers.work)
-    excess = excess_of(place, machine, buffers.costs, buffers.scratch.stage_of, buffers.peaks)
-    step = step_of(count, INFINITY, place, machine, buffers)
+    count_whole(candidate.orders, candidate.lengths, buffers.scratch.stage_of, buffers.whole)
+    work_of(count, candidate.placement, buffers.costs, buffers.whole, buffers.work)
+    excess = excess_of(candidate, machine, buffers.costs, buffers.scratch.stage_of, buffers.peaks)
+    step = step_of(count, INFINITY, candidate, machine, buffers)
     return step, excess, _objective(step, excess, buffers.scratch)
 
 
 @njit()
-def step_of(count: int, stop: float, place: Any, machine: Any, buffers: Any) -> float:
-    """The step of a place, with or without shared links; infinite above ``stop``, negative if the orders deadlock."""
+def step_of(count: int, stop: float, candidate: Any, machine: Any, buffers: Any) -> float:
+    """The step, with or without shared links; infinite above ``stop``, negative if the orders deadlock."""
     costs, work, scratch = buffers.costs, buffers.work, buffers.scratch
     if machine.contended:
         return run_contended(
-            place.orders, place.lengths, count, place.placement, costs, machine.latency, machine.rate, machine.links,
-            work, stop, scratch,
+            candidate.orders, candidate.lengths, count, candidate.placement, costs, machine.latency, machine.rate,
+            machine.links, work, stop, scratch,
         )  # fmt: skip
-    return run(place.orders, place.lengths, count, place.placement, costs, work, stop, scratch)
+    return run(candidate.orders, candidate.lengths, count, candidate.placement, costs, work, stop, scratch)
 
 
 @njit()
@@ -69,58 +69,72 @@ def _objective(step: float, excess: float, scratch: Any) -> float:
 
 
 @njit()
+def _peak_of(d: int, candidate: Any, buffers: Any) -> float:
+    """Peak bytes of device ``d``."""
+    order, length, stage_of = candidate.orders[d], candidate.lengths[d], buffers.scratch.stage_of
+    return float(peak(order, length, d, candidate.placement, buffers.costs, stage_of)[0])
+
+
+@njit()
 def _evaluate_new_stages(
-    count: int, threshold: float, graph: Any, machine: Any, place: Any, buffers: Any
+    count: int, threshold: float, graph: Any, machine: Any, candidate: Any, buffers: Any
 ) -> tuple[float, float, float]:
     """Step, excess and objective after a move of cuts, recomputation or placement; infinite if above ``threshold``."""
-    cost_stages(graph, machine, place.placement, place.cuts, place.recompute, buffers.costs)
+    cost_stages(graph, machine, candidate.placement, candidate.cuts, candidate.recompute, buffers.costs)
     buffers.other_work[:] = buffers.work
-    work_of(count, place.placement, buffers.costs, buffers.whole, buffers.work)
+    work_of(count, candidate.placement, buffers.costs, buffers.whole, buffers.work)
     if buffers.work.max() > threshold:
         return INFINITY, 0.0, INFINITY
     buffers.other_peaks[:] = buffers.peaks
-    for s in range(place.placement.shape[0]):
-        same = buffers.cuts[s] == place.cuts[s] and buffers.cuts[s + 1] == place.cuts[s + 1]
-        if not same or place.recompute[s] or buffers.recompute[s]:
-            buffers.other_peaks[place.placement[s]] = -1.0
-        if buffers.placement[s] != place.placement[s]:
-            buffers.other_peaks[place.placement[s]] = buffers.other_peaks[buffers.placement[s]] = -1.0
+    for s in range(candidate.placement.shape[0]):
+        same = buffers.cuts[s] == candidate.cuts[s] and buffers.cuts[s + 1] == candidate.cuts[s + 1]
+        if not same or candidate.recompute[s] or buffers.recompute[s]:
+            buffers.other_peaks[candidate.placement[s]] = -1.0
+        if buffers.placement[s] != candidate.placement[s]:
+            buffers.other_peaks[candidate.placement[s]] = buffers.other_peaks[buffers.placement[s]] = -1.0
     excess = 0.0
-    for d in range(place.orders.shape[0]):
+    for d in range(candidate.orders.shape[0]):
         if buffers.other_peaks[d] < 0:
-            most = peak(place.orders[d], place.lengths[d], d, place.placement, buffers.costs, buffers.scratch.stage_of)[
-                0
-            ]
+            most = peak(
+                candidate.orders[d],
+                candidate.lengths[d],
+                d,
+                candidate.placement,
+                buffers.costs,
+                buffers.scratch.stage_of,
+            )[0]
             buffers.other_peaks[d] = most
         excess += max(buffers.other_peaks[d] - machine.limits[d], 0.0) / machine.limits[d]
-    step, value = _step_and_objective(count, threshold, excess, place, machine, buffers)
+    step, value = _step_and_objective(count, threshold, excess, candidate, machine, buffers)
     return step, excess, value
 
 
 @njit()
 def _evaluate_new_order(
-    count: int, threshold: float, excess: float, d: int, machine: Any, place: Any, buffers: Any
+    count: int, threshold: float, excess: float, d: int, machine: Any, candidate: Any, buffers: Any
 ) -> tuple[float, float, float]:
     """Step, excess and objective after a move in the order of device ``d``; infinite if above ``threshold``."""
     limit = machine.limits[d]
-    most = peak(place.orders[d], place.lengths[d], d, place.placement, buffers.costs, buffers.scratch.stage_of)[0]
+    most = peak(
+        candidate.orders[d], candidate.lengths[d], d, candidate.placement, buffers.costs, buffers.scratch.stage_of
+    )[0]
     buffers.other_peaks[:] = buffers.peaks
     buffers.other_peaks[d] = most
     excess += (max(most - limit, 0.0) - max(buffers.peaks[d] - limit, 0.0)) / limit
     excess = excess if excess > 1e-12 else 0.0
-    step, value = _step_and_objective(count, threshold, excess, place, machine, buffers)
+    step, value = _step_and_objective(count, threshold, excess, candidate, machine, buffers)
     return step, excess, value
 
 
 @njit()
 def _step_and_objective(
-    count: int, threshold: float, excess: float, place: Any, machine: Any, buffers: Any
+    count: int, threshold: float, excess: float, candidate: Any, machine: Any, buffers: Any
 ) -> tuple[float, float]:
-    """Step and objective of the place; the evaluation ends early above ``threshold``."""
+    """Step and objective of the candidate; the evaluation ends early above ``threshold``."""
     stop = (threshold - ABOVE if excess > 0 else threshold) / (1 + EXCESS * excess)
     if buffers.work.max() > stop:
         return INFINITY, INFINITY
-    step = step_of(count, stop, place, machine, buffers)
+    step = step_of(count, stop, candidate, machine, buffers)
     if step < 0:
         return INFINITY, INFINITY
     return step, _objective(step, excess, buffers.scratch)
@@ -138,57 +152,57 @@ def anneal(
     count: int,
     graph: Any,
     machine: Any,
-    place: Any,
+    candidate: Any,
     best: Any,
     best_value: float,
     buffers: Any,
 ) -> float:
-    """Anneal ``place`` in place; ``best`` becomes the best place found, if it is better than ``best_value``.
+    """Anneal ``candidate`` in place; ``best`` becomes the best candidate found, if it is better than ``best_value``.
 
     Args:
         seed: of the random numbers.
-        moves: number of places to evaluate, including the initial one.
+        moves: number of candidates to evaluate, including the initial one.
         begin, end: shares of the whole annealing that are over before and after these moves.
         temperature: at the start of the whole annealing, as a share of the step; it falls to 0 at its end.
         shares: :class:`MoveShares`.
         target: a step that ends the annealing.
         count: microbatches.
         graph, machine: see `costing`.
-        place, best: :class:`Place`.
-        best_value: objective of ``best``; infinite to replace ``best`` by the initial place.
-        buffers: :class:`Buffers`, with costs of the stages of ``place``.
+        candidate, best: :class:`Candidate`.
+        best_value: objective of ``best``; infinite to replace ``best`` by the initial candidate.
+        buffers: :class:`Buffers`, with costs of the stages of ``candidate``.
 
     Returns:
         The objective of ``best``.
     """
     np.random.seed(seed)
-    step, excess, value = evaluate_place(count, place, machine, buffers)
+    step, excess, value = evaluate_candidate(count, candidate, machine, buffers)
     if step >= 0 and value < best_value:
         best_value = value
-        _copy_into(best, place)
+        _copy_into(best, candidate)
     scale = step
-    number = critical(place.orders, place.lengths, place.placement, buffers.scratch, buffers.found)
+    number = critical(candidate.orders, candidate.lengths, candidate.placement, buffers.scratch, buffers.found)
     for tried in range(1, moves):
         left = 1 - (begin + (end - begin) * tried / moves)
         threshold = metropolis(value, temperature * scale * left * left) * (1 + 1e-12)
-        changed = make_move(shares, number, place, buffers)
+        changed = make_move(shares, number, candidate, buffers)
         if changed == NOTHING:
             continue
         if changed in (STAGES, PLACED):
-            new_step, new_excess, new_value = _evaluate_new_stages(count, threshold, graph, machine, place, buffers)
+            new_step, new_excess, new_value = _evaluate_new_stages(count, threshold, graph, machine, candidate, buffers)
         else:
             new_step, new_excess, new_value = _evaluate_new_order(
-                count, threshold, excess, changed, machine, place, buffers
+                count, threshold, excess, changed, machine, candidate, buffers
             )
         if new_value > threshold:
-            undo_move(changed, graph, machine, place, buffers)
+            undo_move(changed, graph, machine, candidate, buffers)
             continue
         step, excess, value = new_step, new_excess, new_value
         buffers.peaks[:] = buffers.other_peaks
-        number = critical(place.orders, place.lengths, place.placement, buffers.scratch, buffers.found)
+        number = critical(candidate.orders, candidate.lengths, candidate.placement, buffers.scratch, buffers.found)
         if value < best_value:
             best_value = value
-            _copy_into(best, place)
+            _copy_into(best, candidate)
             if step <= target and excess == 0:
                 break
     return best_value
@@ -196,18 +210,18 @@ def anneal(
 
 @njit()
 def try_every_cut(
-    count: int, graph: Any, machine: Any, place: Any, best: Any, best_value: float, buffers: Any
+    count: int, graph: Any, machine: Any, candidate: Any, best: Any, best_value: float, buffers: Any
 ) -> float:
-    """Evaluate all possible cuts with the orders of ``place``; arguments and result as of :func:`anneal`."""
-    cuts, stages = place.cuts, place.placement.shape[0]
+    """Evaluate all possible cuts with the orders of ``candidate``; arguments and result as of :func:`anneal`."""
+    cuts, stages = candidate.cuts, candidate.placement.shape[0]
     nodes = cuts[stages]
     cuts[:stages] = np.arange(stages)
     while True:
-        cost_stages(graph, machine, place.placement, cuts, place.recompute, buffers.costs)
-        step, _, value = evaluate_place(count, place, machine, buffers)
+        cost_stages(graph, machine, candidate.placement, cuts, candidate.recompute, buffers.costs)
+        step, _, value = evaluate_candidate(count, candidate, machine, buffers)
         if step >= 0 and value < best_value:
             best_value = value
-            _copy_into(best, place)
+            _copy_into(best, candidate)
         cut = stages - 1
         while cut > 0 and cuts[cut] == nodes - (stages - cut):
             cut -= 1
@@ -219,10 +233,10 @@ def try_every_cut(
 
 
 @njit()
-def _copy_into(best: Any, place: Any) -> None:
+def _copy_into(best: Any, candidate: Any) -> None:
     """Copy everything that moves change."""
-    best.placement[:] = place.placement
-    best.cuts[:] = place.cuts
-    best.recompute[:] = place.recompute
-    best.orders[:] = place.orders
-    best.lengths[:] = place.lengths
+    best.placement[:] = candidate.placement
+    best.cuts[:] = candidate.cuts
+    best.recompute[:] = candidate.recompute
+    best.orders[:] = candidate.orders
+    best.lengths[:] = candidate.lengths

@@ -14,7 +14,7 @@ from ...evaluate.coding import BOTH, FORWARD, INPUT, KINDS, WEIGHT, Floats, Inte
 from ...evaluate.compiled import END, START, make_stage_arrays
 from ...numba_cache import njit
 from ..problem.arrays import SAVED, STATE
-from ..problem.place import Place
+from ..problem.candidate import Candidate
 from ..problem.setting import Setting
 from .walk import Walk
 
@@ -42,11 +42,11 @@ def on_every_placement(walk: Walk) -> Iterator[Walk]:
     costs = make_stage_arrays(stages, setting.edges(stages))
     for placement in _promising(setting, walk.step_s if walk.excess == 0 else np.inf):
         orders, lengths = np.zeros_like(like.orders), np.zeros_like(like.lengths)
-        place = Place(placement.copy(), like.cuts.copy(), like.recompute.copy(), orders, lengths)
-        setting.fill(place, costs)
+        candidate = Candidate(placement.copy(), like.cuts.copy(), like.recompute.copy(), orders, lengths)
+        setting.fill(candidate, costs)
         limits = np.array(setting.limits)
-        if _list_schedule(setting.microbatches, place.placement, costs, limits, orders, lengths):
-            yield Walk(setting, NAME, walk.chunks, place, annealed=True, recomputes=walk.recomputes)
+        if _list_schedule(setting.microbatches, candidate.placement, costs, limits, orders, lengths):
+            yield Walk(setting, NAME, walk.chunks, candidate, annealed=True, recomputes=walk.recomputes)
 
 
 @njit()

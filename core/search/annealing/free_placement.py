@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...evaluate.coding import BOTH, FORWARD, INPUT, KINDS, WEIGHT, Integers
-from ..problem.place import Place
+from ..problem.candidate import Candidate
 from .walk import Walk
 
 ROUNDING = 1e-9
@@ -18,10 +18,10 @@ ROUNDING = 1e-9
 
 def refined(walk: Walk) -> Walk:
     """The walk with one stage for each operator."""
-    place, count = walk.best, walk.setting.microbatches
-    sizes, cuts = np.diff(place.cuts), place.cuts.tolist()
+    candidate, count = walk.best, walk.setting.microbatches
+    sizes, cuts = np.diff(candidate.cuts), candidate.cuts.tolist()
     rows = []
-    for row, length in zip(place.orders, place.lengths, strict=True):
+    for row, length in zip(candidate.orders, candidate.lengths, strict=True):
         new: list[int] = []
         for code in row[:length].tolist():
             kind, (stage, microbatch) = code & 3, divmod(code >> 2, count)
@@ -32,8 +32,10 @@ def refined(walk: Walk) -> Walk:
         rows.append(new)
     orders, lengths = _coded(rows, 3 * cuts[-1] * count)
     stages = np.arange(cuts[-1] + 1)
-    new_place = Place(np.repeat(place.placement, sizes), stages, np.repeat(place.recompute, sizes), orders, lengths)
-    return _with(walk, new_place)
+    new = Candidate(
+        np.repeat(candidate.placement, sizes), stages, np.repeat(candidate.recompute, sizes), orders, lengths
+    )
+    return _with(walk, new)
 
 
 def joined(walk: Walk) -> Walk:
@@ -53,11 +55,11 @@ def joined(walk: Walk) -> Walk:
 
 def _joined_at(walk: Walk, stage: int) -> list[Walk]:
     """The walk with a stage joined with the next one: both actions run at the place of the later or the earlier one."""
-    place, count = walk.best, walk.setting.microbatches
-    device = place.placement[stage]
+    candidate, count = walk.best, walk.setting.microbatches
+    device = candidate.placement[stage]
     result = []
     for late in (True, False):
-        rows = [row[:length].tolist() for row, length in zip(place.orders, place.lengths, strict=True)]
+        rows = [row[:length].tolist() for row, length in zip(candidate.orders, candidate.lengths, strict=True)]
         seen: set[int] = set()
         kept: list[int] = []
         for code in reversed(rows[device]) if late else rows[device]:
@@ -70,10 +72,12 @@ def _joined_at(walk: Walk, stage: int) -> list[Walk]:
         rows[device] = kept[::-1] if late else kept
         fewer = KINDS * count
         rows = [[code - fewer * ((code >> 2) // count > stage) for code in row] for row in rows]
-        orders, lengths = _coded(rows, place.orders.shape[1])
-        without = np.delete(np.arange(len(place.placement)), stage + 1)
-        cuts = np.delete(place.cuts, stage + 1)
-        result.append(_with(walk, Place(place.placement[without], cuts, place.recompute[without], orders, lengths)))
+        orders, lengths = _coded(rows, candidate.orders.shape[1])
+        without = np.delete(np.arange(len(candidate.placement)), stage + 1)
+        cuts = np.delete(candidate.cuts, stage + 1)
+        result.append(
+            _with(walk, Candidate(candidate.placement[without], cuts, candidate.recompute[without], orders, lengths))
+        )
     return result
 
 
@@ -89,7 +93,7 @@ def _coded(rows: Sequence[Sequence[int]], width: int) -> tuple[Integers, Integer
     return orders, np.array([len(codes) for codes in rows], dtype=np.int64)
 
 
-def _with(walk: Walk, place: Place) -> Walk:
-    """The walk with another place, not yet evaluated."""
-    chunks = -(-len(place.placement) // walk.setting.devices)
-    return Walk(walk.setting, walk.schedule, chunks, place, walk.offload, walk.annealed, walk.recomputes)
+def _with(walk: Walk, candidate: Candidate) -> Walk:
+    """The walk with another candidate, not yet evaluated."""
+    chunks = -(-len(candidate.placement) // walk.setting.devices)
+    return Walk(walk.setting, walk.schedule, chunks, candidate, walk.offload, walk.annealed, walk.recomputes)

@@ -126,14 +126,14 @@ def _fitting(walk: Walk, recompute: Recompute | None) -> list[Walk]:
 
 def _fit(walk: Walk) -> None:
     """Replace the cuts by ones that fit, or that exceed the limits less."""
-    setting, place = walk.setting, walk.best
-    flight = most_in_flight(place.orders, place.lengths, len(place.placement), setting.microbatches)
-    cuts, fit = fitting_cuts(setting, place.placement, flight, place.recompute)
-    before, excess = place.cuts.copy(), walk.excess
-    place.cuts[:] = cuts
+    setting, candidate = walk.setting, walk.best
+    flight = most_in_flight(candidate.orders, candidate.lengths, len(candidate.placement), setting.microbatches)
+    cuts, fit = fitting_cuts(setting, candidate.placement, flight, candidate.recompute)
+    before, excess = candidate.cuts.copy(), walk.excess
+    candidate.cuts[:] = cuts
     walk.evaluate()
     if not fit and walk.excess > excess:
-        place.cuts[:] = before
+        candidate.cuts[:] = before
 
 
 def _options(setting: Setting, space: SearchSpace) -> Iterable[Option]:

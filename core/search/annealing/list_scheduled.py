@@ -18,7 +18,7 @@ from ...schedules.construction.decode import decode
 from ...schedules.construction.instance import Instance
 from ...schedules.problem import Schedule, ScheduleProblem
 from ..orders.initial_keys import patterns, placements
-from ..problem.place import Place
+from ..problem.candidate import Candidate
 from ..problem.setting import Setting
 from .balance import balanced_cuts, even_cuts
 from .fitting import fitting_cuts
@@ -58,12 +58,12 @@ def list_scheduled(setting: Setting, chunks: int, recompute: Recompute | None, o
         orders: how many to try for each placement and cuts; the best ``KEPT`` are returned.
     """
     for placement in placements(setting.devices, chunks):
-        again = np.zeros(len(placement), dtype=np.bool_)
-        again[list(recomputed_stages(recompute or "none", len(placement)))] = True
-        stages = _Stages(setting, placement, again)
+        recomputes = np.zeros(len(placement), dtype=np.bool_)
+        recomputes[list(recomputed_stages(recompute or "none", len(placement)))] = True
+        stages = _Stages(setting, placement, recomputes)
         yield from stages.list_scheduled(orders)
         if recompute is None and stages.short:
-            yield from _Stages(setting, placement, ~again).list_scheduled(orders)
+            yield from _Stages(setting, placement, ~recomputes).list_scheduled(orders)
 
 
 class _Stages:
@@ -94,12 +94,15 @@ class _Stages:
     def _costs(self, cuts: Cuts) -> StageArrays:
         stages = len(self._placement)
         costs, none = make_stage_arrays(stages, self._setting.edges(stages)), np.zeros(0, dtype=np.int64)
-        self._setting.fill(Place(self._placement, np.array(cuts), self._recompute, none, none), costs)
+        self._setting.fill(Candidate(self._placement, np.array(cuts), self._recompute, none, none), costs)
         return costs
 
     def _spare(self, costs: StageArrays) -> Floats:
         """Bytes for saved tensors, per device: the limit without state and workspace, which no order changes."""
-        state, workspace = costs.state[self._on].sum(axis=1), (costs.workspace + costs.made_again)[self._on].max(axis=1)
+        state, workspace = (
+            costs.state[self._on].sum(axis=1),
+            (costs.workspace + costs.second_forward_bytes)[self._on].max(axis=1),
+        )
         return np.asarray(self._setting.machine.limits - state - workspace, dtype=float)
 
     def _is_short(self, cuts: Cuts) -> bool:
@@ -143,7 +146,7 @@ class _Stages:
         """The input of the list scheduler, which has no messages that skip stages; later moves consider them."""
         setting, costs = self._setting, self._costs(cuts)
         times = costs.times[: WEIGHT + 1].copy()
-        times[INPUT] += costs.again
+        times[INPUT] += costs.second_forward
         hops = np.zeros(len(self._placement))
         for stage in range(1, len(hops)):
             for edge in range(costs.forward_first[stage], costs.forward_first[stage + 1]):
@@ -156,6 +159,6 @@ class _Stages:
             if len(hops) > 1 else 0.0,
         )  # fmt: skip
         return Instance(
-            problem, self._placement, self._on, times, costs.times[BOTH] + costs.again, hops, costs.after_forward,
-            costs.after_input, np.minimum(self._spare(costs), enough),
+            problem, self._placement, self._on, times, costs.times[BOTH] + costs.second_forward, hops,
+            costs.after_forward, costs.after_input, np.minimum(self._spare(costs), enough),
         )  # fmt: skip

@@ -99,10 +99,10 @@ def _move_cuts(cuts: Any) -> bool:
 
 
 @njit()
-def _move_stage(s: int, to: int, place: Any, buffers: Any) -> None:
+def _move_stage(s: int, to: int, candidate: Any, buffers: Any) -> None:
     """Move a stage to another device: its actions go where their starts in the last run are."""
-    orders, lengths, scratch = place.orders, place.lengths, buffers.scratch
-    d, count = place.placement[s], scratch.stage_of.shape[0] // place.placement.shape[0]
+    orders, lengths, scratch = candidate.orders, candidate.lengths, buffers.scratch
+    d, count = candidate.placement[s], scratch.stage_of.shape[0] // candidate.placement.shape[0]
     moving, kept, number = np.empty(3 * count, dtype=np.int64), 0, 0
     for i in range(lengths[d]):
         code = orders[d, i]
@@ -124,7 +124,7 @@ def _move_stage(s: int, to: int, place: Any, buffers: Any) -> None:
             orders[to, at] = new
             number -= 1
         at -= 1
-    place.placement[s] = to
+    candidate.placement[s] = to
 
 
 @njit(inline="always")
@@ -134,39 +134,50 @@ def _start(code: int, buffers: Any) -> float:
 
 
 @njit()
-def _move_stages(place: Any, buffers: Any) -> int:
+def _move_stages(candidate: Any, buffers: Any) -> int:
     """Move a stage to another device, or exchange the devices of two stages."""
-    stages, devices = place.placement.shape[0], place.lengths.shape[0]
+    stages, devices = candidate.placement.shape[0], candidate.lengths.shape[0]
     s, to = np.random.randint(stages), np.random.randint(devices)
     other = np.random.randint(stages) if np.random.random() < EXCHANGE else -1
     if other >= 0:
-        to = place.placement[other]
-    d, count = place.placement[s], buffers.scratch.stage_of.shape[0] // stages
-    if d == to or place.lengths[to] + 3 * count > place.orders.shape[1]:
+        to = candidate.placement[other]
+    d, count = candidate.placement[s], buffers.scratch.stage_of.shape[0] // stages
+    if d == to or candidate.lengths[to] + 3 * count > candidate.orders.shape[1]:
         return NOTHING
-    if other < 0 and (place.placement == d).sum() == 1:  # a device keeps at least one stage
+    if other < 0 and (candidate.placement == d).sum() == 1:  # a device keeps at least one stage
         return NOTHING
     step = run(
-        place.orders, place.lengths, count, place.placement, buffers.costs, buffers.work, INFINITY, buffers.scratch
+        candidate.orders,
+        candidate.lengths,
+        count,
+        candidate.placement,
+        buffers.costs,
+        buffers.work,
+        INFINITY,
+        buffers.scratch,
     )
     if step < 0:
         return NOTHING
     buffers.devices[0], buffers.devices[1] = d, to
-    buffers.row[:], buffers.other_row[:], buffers.placement[:] = place.orders[d], place.orders[to], place.placement
-    _move_stage(s, to, place, buffers)
+    buffers.row[:], buffers.other_row[:], buffers.placement[:] = (
+        candidate.orders[d],
+        candidate.orders[to],
+        candidate.placement,
+    )
+    _move_stage(s, to, candidate, buffers)
     if other >= 0:
-        _move_stage(other, d, place, buffers)
+        _move_stage(other, d, candidate, buffers)
     return PLACED
 
 
 @njit()
-def make_move(shares: Any, number: int, place: Any, buffers: Any) -> int:
-    """Draw a move and apply it to ``place``.
+def make_move(shares: Any, number: int, candidate: Any, buffers: Any) -> int:
+    """Draw a move and apply it to ``candidate``.
 
     Args:
         shares: :class:`MoveShares`.
         number: of positions on the longest path, in ``buffers.found``.
-        place: changed.
+        candidate: changed.
         buffers: get what is needed to undo the move.
 
     Returns:
@@ -175,43 +186,47 @@ def make_move(shares: Any, number: int, place: Any, buffers: Any) -> int:
     draw = np.random.random()
     buffers.other_work[:] = buffers.work
     if draw < shares.cut + shares.recompute:
-        buffers.cuts[:], buffers.recompute[:], buffers.placement[:] = place.cuts, place.recompute, place.placement
+        buffers.cuts[:], buffers.recompute[:], buffers.placement[:] = (
+            candidate.cuts,
+            candidate.recompute,
+            candidate.placement,
+        )
         if draw < shares.cut:
-            return STAGES if _move_cuts(place.cuts) else NOTHING
-        s = np.random.randint(place.placement.shape[0])
-        place.recompute[s] = not place.recompute[s]
+            return STAGES if _move_cuts(candidate.cuts) else NOTHING
+        s = np.random.randint(candidate.placement.shape[0])
+        candidate.recompute[s] = not candidate.recompute[s]
         return STAGES
-    buffers.lengths[:] = place.lengths
+    buffers.lengths[:] = candidate.lengths
     buffers.other_whole[:] = buffers.whole
     if draw < shares.cut + shares.recompute + shares.place:
-        buffers.cuts[:] = place.cuts
-        buffers.recompute[:] = place.recompute
-        return _move_stages(place, buffers)
+        buffers.cuts[:] = candidate.cuts
+        buffers.recompute[:] = candidate.recompute
+        return _move_stages(candidate, buffers)
     if draw > 1 - shares.split:
-        d = np.random.randint(place.lengths.shape[0])
-        if place.lengths[d] == 0:
+        d = np.random.randint(candidate.lengths.shape[0])
+        if candidate.lengths[d] == 0:
             return NOTHING
-        buffers.row[:] = place.orders[d]
-        return d if _split_or_join(d, place.orders, place.lengths, buffers) else NOTHING
-    d, start, goal = draw_shift(place.lengths, buffers.found, number)
-    buffers.row[:] = place.orders[d]
-    return d if shift(place.orders[d], start, goal, buffers.scratch.stage_of) != start else NOTHING
+        buffers.row[:] = candidate.orders[d]
+        return d if _split_or_join(d, candidate.orders, candidate.lengths, buffers) else NOTHING
+    d, start, goal = draw_shift(candidate.lengths, buffers.found, number)
+    buffers.row[:] = candidate.orders[d]
+    return d if shift(candidate.orders[d], start, goal, buffers.scratch.stage_of) != start else NOTHING
 
 
 @njit()
-def undo_move(changed: int, graph: Any, machine: Any, place: Any, buffers: Any) -> None:
+def undo_move(changed: int, graph: Any, machine: Any, candidate: Any, buffers: Any) -> None:
     """Undo the last move, for which :func:`make_move` returned ``changed``."""
     buffers.work[:] = buffers.other_work
     if changed == STAGES:
-        place.cuts[:] = buffers.cuts
-        place.recompute[:] = buffers.recompute
-        cost_stages(graph, machine, place.placement, place.cuts, place.recompute, buffers.costs)
+        candidate.cuts[:] = buffers.cuts
+        candidate.recompute[:] = buffers.recompute
+        cost_stages(graph, machine, candidate.placement, candidate.cuts, candidate.recompute, buffers.costs)
     elif changed == PLACED:
-        place.orders[buffers.devices[0]] = buffers.row
-        place.orders[buffers.devices[1]] = buffers.other_row
-        place.lengths[:], place.placement[:] = buffers.lengths, buffers.placement
-        cost_stages(graph, machine, place.placement, place.cuts, place.recompute, buffers.costs)
+        candidate.orders[buffers.devices[0]] = buffers.row
+        candidate.orders[buffers.devices[1]] = buffers.other_row
+        candidate.lengths[:], candidate.placement[:] = buffers.lengths, buffers.placement
+        cost_stages(graph, machine, candidate.placement, candidate.cuts, candidate.recompute, buffers.costs)
     else:
-        place.orders[changed] = buffers.row
-        place.lengths[:] = buffers.lengths
+        candidate.orders[changed] = buffers.row
+        candidate.lengths[:] = buffers.lengths
         buffers.whole[:] = buffers.other_whole

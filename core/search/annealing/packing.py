@@ -13,7 +13,7 @@ import numpy as np
 from ...evaluate.coding import FORWARD, INPUT, KINDS, WEIGHT, Integers
 from ...numba_cache import njit
 from ..problem.arrays import SAVED, STATE
-from ..problem.place import Place
+from ..problem.candidate import Candidate
 from ..problem.setting import Setting
 from .walk import Walk
 
@@ -74,8 +74,8 @@ def one_by_one(setting: Setting, device_of: Integers, inner: Integers) -> Walk:
     for row, codes in zip(orders, rows, strict=True):
         row[: len(codes)] = codes
     lengths = np.array([len(codes) for codes in rows], dtype=np.int64)
-    place = Place(placement, cuts, np.zeros(stages, dtype=np.bool_), orders, lengths)
-    return Walk(setting, NAME, -(-stages // setting.devices), place, annealed=True)
+    candidate = Candidate(placement, cuts, np.zeros(stages, dtype=np.bool_), orders, lengths)
+    return Walk(setting, NAME, -(-stages // setting.devices), candidate, annealed=True)
 
 
 @njit()

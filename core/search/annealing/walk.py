@@ -1,4 +1,4 @@
-"""A walk: one start of the search, and the best place found from it."""
+"""A walk: one start of the search, and the best candidate found from it."""
 
 from collections.abc import Callable, Iterator
 from math import comb
@@ -12,10 +12,11 @@ from ...costs.partition import Cuts
 from ...evaluate.coding import FORWARD, INFINITY, decode_orders, encode
 from ...evaluate.compiled import make_scratch, make_stage_arrays
 from ...schedules.problem import Schedule
+from ..problem.buffers import Buffers, make_buffers
+from ..problem.candidate import Candidate
 from ..problem.meter import Meter
-from ..problem.place import Buffers, Place, make_buffers
 from ..problem.setting import Setting
-from .anneal import anneal, evaluate_place, try_every_cut
+from .anneal import anneal, evaluate_candidate, try_every_cut
 from .join_backwards import join_split_backwards
 from .moves import MoveShares
 
@@ -27,24 +28,24 @@ CONTENDED = 50
 
 @define(eq=False)
 class Walk:
-    """One start of the search: a schedule on some cuts, and the best place found from it.
+    """One start of the search: a schedule on some cuts, and the best candidate found from it.
 
     Args:
         setting: in which it is evaluated.
         schedule: the family's name with its parameters.
         chunks: stages per device.
-        best: the best place so far.
+        best: the best candidate so far.
         offload: stages that the schedule offloads, each with the share of its bytes.
         annealed: whether its order differs from the family's.
         recomputes: whether moves may switch the recomputation of stages.
-        step_s, excess, value: step, excess and objective of ``best`` (see :func:`~.anneal.evaluate_place`).
+        step_s, excess, value: step, excess and objective of ``best`` (see :func:`~.anneal.evaluate_candidate`).
         peaks: bytes of ``best`` at each position.
     """
 
     setting: Setting
     schedule: str
     chunks: int
-    best: Place
+    best: Candidate
     offload: tuple[tuple[int, float], ...] = ()
     annealed: bool = False
     recomputes: bool = False
@@ -69,7 +70,7 @@ class Walk:
         return decode_orders(self.best.orders, self.best.lengths, len(self.best.placement), self.setting.microbatches)
 
     def anneal(self, meter: Meter, moves: int, seed: int, temperature: float, shares: MoveShares) -> "Walk":
-        """Anneal from the best place; return the walk itself.
+        """Anneal from the best candidate; return the walk itself.
 
         Args:
             meter: counts the evaluations.
@@ -79,17 +80,17 @@ class Walk:
             shares: of the kinds of moves.
 
         Raises:
-            Stopped: the time limit is reached; the best place so far is kept.
+            Stopped: the time limit is reached; the best candidate so far is kept.
         """
-        place, setting = self.best.copy(), self.setting
+        candidate, setting = self.best.copy(), self.setting
         done, each = 0, max(SLICE // (max(self.actions, 1) * (CONTENDED if setting.contended else 1)), 1)
         shifts = shares.cut + shares.recompute < 1
         while done < moves:
             now = min(each, moves - done)
-            before, buffers = self.value, self._buffers_for(place)
+            before, buffers = self.value, self._buffers_for(candidate)
             self.value = anneal(
                 seed + done, now, done / moves, (done + now) / moves, temperature, shares, setting.bound_s,
-                setting.microbatches, setting.arrays, setting.machine, place, self.best, self.value, buffers,
+                setting.microbatches, setting.arrays, setting.machine, candidate, self.best, self.value, buffers,
             )  # fmt: skip
             done += now
             if self.value < before:
@@ -104,15 +105,15 @@ class Walk:
         Raises:
             Stopped: the time limit is reached; the best cuts are kept.
         """
-        place, setting = self.best.copy(), self.setting
+        candidate, setting = self.best.copy(), self.setting
         self.value = try_every_cut(
             setting.microbatches,
             setting.arrays,
             setting.machine,
-            place,
+            candidate,
             self.best,
             self.value,
-            self._buffers_for(place),
+            self._buffers_for(candidate),
         )
         self.evaluate()
         meter.spend(self.cut_count, self.step_s if self.excess == 0 else INFINITY)
@@ -123,18 +124,20 @@ class Walk:
         return comb(len(self.setting.graph.nodes) - 1, len(self.best.placement) - 1)
 
     def evaluate(self) -> None:
-        """Compute step, excess, objective and peaks of the best place."""
+        """Compute step, excess, objective and peaks of the best candidate."""
         buffers, setting = self._buffers_for(self.best), self.setting
-        self.step_s, self.excess, self.value = evaluate_place(setting.microbatches, self.best, setting.machine, buffers)
+        self.step_s, self.excess, self.value = evaluate_candidate(
+            setting.microbatches, self.best, setting.machine, buffers
+        )
         self.peaks = tuple(buffers.peaks.tolist())
 
-    def _buffers_for(self, place: Place) -> Buffers:
-        """The buffers, with the costs of the place's stages."""
-        setting, stages = self.setting, len(place.placement)
+    def _buffers_for(self, candidate: Candidate) -> Buffers:
+        """The buffers, with the costs of the candidate's stages."""
+        setting, stages = self.setting, len(candidate.placement)
         if self._buffers is None:
             scratch = make_scratch(stages, setting.microbatches, setting.devices)
-            self._buffers = make_buffers(make_stage_arrays(stages, setting.edges(stages)), scratch, place)
-        setting.fill(place, self._buffers.costs)
+            self._buffers = make_buffers(make_stage_arrays(stages, setting.edges(stages)), scratch, candidate)
+        setting.fill(candidate, self._buffers.costs)
         return self._buffers
 
     def join_backwards(self) -> None:
@@ -143,7 +146,7 @@ class Walk:
         self.evaluate()
 
     def copy(self) -> "Walk":
-        """An independent walk from the best place."""
+        """An independent walk from the best candidate."""
         return evolve(self, best=self.best.copy())
 
     def recomputing(self) -> "Walk":
@@ -153,16 +156,16 @@ class Walk:
         then recomputes all its stages.
         """
         other = self.copy()
-        place, devices = other.best, range(self.setting.devices)
-        costs = other._buffers_for(place).costs
+        candidate, devices = other.best, range(self.setting.devices)
+        costs = other._buffers_for(candidate).costs
         gains = costs.after_forward / np.maximum(costs.times[FORWARD], 1e-300)
-        stages_on = [np.flatnonzero(place.placement == device) for device in devices]
+        stages_on = [np.flatnonzero(candidate.placement == device) for device in devices]
         queues = [list(stages[np.argsort(-gains[stages], kind="stable")]) for stages in stages_on]
         short = [device for device in devices if other.peaks[device] > self.setting.limits[device]]
         while any(queues[device] for device in short):
             for device in short:
                 if queues[device]:
-                    place.recompute[queues[device].pop(0)] = True
+                    candidate.recompute[queues[device].pop(0)] = True
             other.evaluate()
             short = [device for device in devices if other.peaks[device] > self.setting.limits[device]]
         return other
@@ -185,11 +188,11 @@ def start_walk(setting: Setting, schedule: Schedule, cuts: Cuts, *, split: bool)
     orders, lengths = encode(
         schedule.device_actions, stages, setting.microbatches, split=range(stages) if split else ()
     )
-    place = Place(
+    candidate = Candidate(
         np.array(schedule.placement, dtype=np.int64), np.array(cuts, dtype=np.int64), np.zeros(stages, dtype=np.bool_),
         orders, lengths,
     )  # fmt: skip
-    return Walk(setting, schedule.name, stages // setting.devices, place, schedule.offload)
+    return Walk(setting, schedule.name, stages // setting.devices, candidate, schedule.offload)
 
 
 def best_by_placement(

@@ -24,9 +24,9 @@ from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem, resi
 from ...schedules.scored import Scored, costs_of
 from ...schedules.tradeoff import fastest
 from .anneal_keys import anneal_keys
-from .bound import lower_bound
 from .exact import solvable, solve
 from .initial_keys import KeyState, instances_that_fit, patterns, published
+from .lower_bound import lower_bound
 from .steady_state import repeat_steady_state
 
 EVALUATIONS = 800_000

@@ -28,7 +28,7 @@ def fill_fixed(
     """Fill ``out`` with given costs and edges."""
     for s, cost in enumerate(costs):
         out.times[:, s] = cost.forward_s, cost.backward_input_s, cost.backward_weight_s, cost.full_backward_s
-        out.again[s] = cost.second_forward_s if recompute[s] else 0.0
+        out.second_forward[s] = cost.second_forward_s if recompute[s] else 0.0
         out.optimizer[s], out.state[s], out.workspace[s] = cost.optimizer_s, cost.state_bytes, cost.workspace_bytes
         fill_saved(out, s, bool(recompute[s]), float(cost.saved_bytes), float(cost.input_bytes), float(cost.kept_bytes))
         least, each = machine.reduce[:, placement[s]]
@@ -102,13 +102,13 @@ def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: 
                 out.state[s] += graph.shared_size[p]
                 gradients[s] += graph.shared_gradient[p]
             last = s
-    again = out.times[FORWARD].copy()
+    forward = out.times[FORWARD].copy()
     received = _edges(graph, machine, placement, stage_of, out)
     for s in range(stages):
         out.reduce[s] = 0.0
         if gradients[s] > 0:
             out.reduce[s] = machine.reduce[0, placement[s]] + gradients[s] * machine.reduce[1, placement[s]]
-        out.again[s] = again[s] if recompute[s] else 0.0
+        out.second_forward[s] = forward[s] if recompute[s] else 0.0
         fill_saved(out, s, recompute[s], saved[s], received[s], saved[s])
 
 

@@ -38,7 +38,7 @@ def options(families: Iterable[ScheduleFamily], problem: ScheduleProblem) -> lis
     return [
         Option(family, parameters, problem.chunks)
         for family in families
-        if family.suits(problem)
+        if family.supports(problem)
         for parameters in family.candidates(problem)
     ]
 

@@ -17,11 +17,11 @@ from ...evaluate.compiled import StageArrays
 from ...plan.sharding import NONE, part_of, part_of_graph
 from .arrangements import Replicas
 from .arrays import PARAMETERS, SAVED, STATE, GraphArrays, MachineArrays, graph_arrays, machine_arrays
+from .candidate import Candidate
 from .costing import cost_stages, fill_fixed
 from .looped_cuts import Prefix, prefix_of
-from .place import Place
 
-AGAIN = 4 / 3
+RECOMPUTE_FACTOR = 4 / 3
 """Estimated ratio of a step with recomputation to one without: F is about a third of the work."""
 
 
@@ -160,12 +160,12 @@ class Setting:
         most = len(self.arrays.reader) if self.fixed is None else len(self.fixed.edges)
         return min(most, stages * (stages - 1) // 2)
 
-    def fill(self, place: Place, out: StageArrays) -> None:
-        """Fill in the costs of a place's stages."""
+    def fill(self, candidate: Candidate, out: StageArrays) -> None:
+        """Fill in the costs of the stages of a candidate."""
         if self.fixed is None:
-            cost_stages(self.arrays, self.machine, place.placement, place.cuts, place.recompute, out)
+            cost_stages(self.arrays, self.machine, candidate.placement, candidate.cuts, candidate.recompute, out)
         else:
-            fill_fixed(self.fixed.costs, self.fixed.edges, place.placement, place.recompute, self.machine, out)
+            fill_fixed(self.fixed.costs, self.fixed.edges, candidate.placement, candidate.recompute, self.machine, out)
 
     @cached_property
     def estimate(self) -> tuple[bool, float]:
@@ -183,7 +183,7 @@ class Setting:
         ]  # fmt: skip
         least, each = self.machine.reduce.max(axis=1)
         held = state + min(devices, self.microbatches) * saved
-        work_s = (AGAIN if held > limit else 1.0) * pace * (self.microbatches + (devices - 1) / 2)
+        work_s = (RECOMPUTE_FACTOR if held > limit else 1.0) * pace * (self.microbatches + (devices - 1) / 2)
         gradients = float(totals[0, PARAMETERS]) / devices
         return state + boundary * devices > limit, work_s + 2 * sum(hops) + float(least + gradients * each)
 

@@ -78,25 +78,25 @@ none."""
 
 
 @frozen
-class Problem:
+class InfeasibleRequest:
     """A request that no plan fits.
 
     Args:
         graph: with the costs of one microbatch.
         microbatches: of a step, over all replicas; None if the search chooses their size.
         memory: bytes that each of the cluster's devices may hold.
-        saves: whether all stages save their tensors, because none may recompute.
+        recompute_excluded: whether no stage may recompute.
         rows: of the batch of one step, if known: a microbatch has at least one.
-        stays: whether all saved tensors stay on the devices, because none may leave.
+        offload_excluded: whether all saved tensors stay on the devices, and a change may offload them.
         replicas: the most that a plan may have and that could share the optimizer; 1 if they share it already.
     """
 
     graph: OpGraph
     microbatches: int | None
     memory: Sequence[float]
-    saves: bool = True
+    recompute_excluded: bool = True
     rows: int | None = None
-    stays: bool = True
+    offload_excluded: bool = True
     replicas: int = 1
 
     @property
@@ -129,7 +129,7 @@ class Problem:
 
     def _all_stay(self, change: Relaxation) -> bool:
         """Whether all saved tensors stay on the devices until their backward."""
-        return self.saves and self.stays and not change.recompute and not change.offload
+        return self.recompute_excluded and self.offload_excluded and not change.recompute and not change.offload
 
     def only_possible(self, replan: Replan) -> Replan:
         """The search, which is not run for changes with which no plan is possible."""
@@ -160,7 +160,7 @@ def _smallest(search: Callable[[int], Plan | None], low: int, numbers: Iterable[
     return high, found
 
 
-def more_memory(nothing: NothingFits, problem: Problem, replan: Replan) -> Change | None:
+def more_memory(nothing: NothingFits, problem: InfeasibleRequest, replan: Replan) -> Change | None:
     """The smallest further memory of each device with which a plan is found, in bytes of ``DIGITS`` significant digits.
 
     With ``1 − NARROWED`` times as much none was found.
@@ -198,7 +198,7 @@ def _rounded_up(size: float) -> int:
 
 def smallest_changes(
     nothing: NothingFits,
-    problem: Problem,
+    problem: InfeasibleRequest,
     memory: Change | None,
     replan: Replan,
     *,
@@ -220,8 +220,8 @@ def smallest_changes(
     changes = (
         _shard(search) if problem.replicas > 1 else None,
         _smaller_microbatches(problem, search),
-        _recompute(plan, limits, oracle, search) if problem.saves else None,
-        _offload(search) if problem.stays else None,
+        _recompute(plan, limits, oracle, search) if problem.recompute_excluded else None,
+        _offload(search) if problem.offload_excluded else None,
         memory,
         _more_devices(problem, search),
     )
@@ -253,7 +253,7 @@ def _fewest_stages(plan: Plan, limits: Sequence[float], oracle: Oracle) -> Chang
     return None
 
 
-def _more_devices(problem: Problem, replan: Replan) -> Change | None:
+def _more_devices(problem: InfeasibleRequest, replan: Replan) -> Change | None:
     """The smallest number of devices, by doubling and then bisection."""
     here = problem.devices
     most = min(MOST_DEVICES * here, len(problem.graph.nodes))
@@ -263,7 +263,7 @@ def _more_devices(problem: Problem, replan: Replan) -> Change | None:
     return None if found is None else Change(MORE_DEVICES, devices, found)
 
 
-def _smaller_microbatches(problem: Problem, replan: Replan) -> Change | None:
+def _smaller_microbatches(problem: InfeasibleRequest, replan: Replan) -> Change | None:
     """The smallest power of two of parts of each microbatch."""
     if problem.microbatches is None:
         return None

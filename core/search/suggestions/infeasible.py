@@ -1,4 +1,7 @@
-"""Why no plan fits: the closest plan, and the memory of the device that exceeds its limit most."""
+"""The error of a search in which no plan fits: the closest plan, and what the device with the largest excess holds.
+
+The text that ``panpipe plan`` prints about it, with the changes that help, is in `answers/plan/infeasible`.
+"""
 
 from collections.abc import Mapping, Sequence
 from math import inf, isfinite

@@ -22,33 +22,33 @@ FOUR = fully_connected(4, 10**9, 1.0, 0.0)
 
 
 @pytest.mark.parametrize(
-    ("mesh", "free", "meshes"),
+    ("mesh", "analytic_costs", "meshes"),
     [
         (None, False, {(4, 1)}), (None, True, {(4, 1), (2, 2), (1, 4)}), ("auto", False, {(4, 1), (2, 2), (1, 4)}),
         ("pp=2,dp=2", False, {(2, 2)}), ("pp=4", True, {(4, 1)}), ("dp=4", True, {(1, 4)}),
     ],
 )  # fmt: skip
-def test_meshes_use_all_devices(mesh, free, meshes):
-    assert set(wanted_meshes(mesh, FOUR, free=free)) == meshes
+def test_meshes_use_all_devices(mesh, analytic_costs, meshes):
+    assert set(wanted_meshes(mesh, FOUR, analytic_costs=analytic_costs)) == meshes
 
 
 @pytest.mark.parametrize("mesh", ["pp=3", "pp=2,dp=4", "rings=2"])
 def test_mesh_of_another_number_of_devices_is_refused(mesh):
     with pytest.raises(RequestError):
-        wanted_meshes(mesh, FOUR, free=True)
+        wanted_meshes(mesh, FOUR, analytic_costs=True)
 
 
 @pytest.mark.parametrize(
-    ("given", "free", "wanted"),
+    ("given", "analytic_costs", "wanted"),
     [(None, False, "none"), (None, True, None), ("auto", False, None), ("all", True, "all"), ("none", True, "none")],
 )
-def test_recomputation_is_searched_if_it_is_free(given, free, wanted):
-    assert wanted_recompute(given, free=free) == wanted
+def test_recomputation_is_searched_with_analytic_costs(given, analytic_costs, wanted):
+    assert wanted_recompute(given, analytic_costs=analytic_costs) == wanted
 
 
 def test_other_recomputation_is_refused():
     with pytest.raises(RequestError, match="--recompute is 'some': give none, all or auto"):
-        wanted_recompute("some", free=True)
+        wanted_recompute("some", analytic_costs=True)
 
 
 @pytest.mark.parametrize(

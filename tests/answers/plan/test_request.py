@@ -37,7 +37,7 @@ def request(devices, memory, microbatches, mesh=None):
     return plan_request.PlanRequest(
         lambda _: PlanningCosts(graph, {}, None, StepTotals()), fully_connected(devices, memory, 100.0, 0.01),
         microbatches,
-        batch=1, families=FAMILIES, anneal=True, oracle=longest_path, mesh=mesh, free=False, recompute="none",
+        batch=1, families=FAMILIES, anneal=True, oracle=longest_path, mesh=mesh, analytic_costs=False, recompute="none",
         memory_limit=None, budget=BUDGET, seed=0,
     )  # fmt: skip
 

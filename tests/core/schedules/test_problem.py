@@ -43,6 +43,6 @@ def test_forwards_read_the_stage_before_and_gradients_the_one_after():
 def test_family_suits_the_numbers_of_chunks_that_it_names_or_any():
     named, free = (ScheduleFamily("x", no_parameters, "", chunks=chunks) for chunks in ((1, 2), None))
     problems = [ScheduleProblem(2, 4, chunks) for chunks in (1, 2, 3)]
-    assert [named.suits(problem) for problem in problems] == [True, True, False]
-    assert all(free.suits(problem) for problem in problems)
+    assert [named.supports(problem) for problem in problems] == [True, True, False]
+    assert all(free.supports(problem) for problem in problems)
     assert list(free.candidates(problems[0])) == [{}]

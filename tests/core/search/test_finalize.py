@@ -6,7 +6,7 @@ from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.annealing.walk import start_walk
-from panpipe.core.search.finalize import draft, predicted, refuse_above, rescored, scored
+from panpipe.core.search.finalize import draft, predicted, refuse_above, rescored, score_walk
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.core.search.problem.score import Score
 from panpipe.core.search.suggestions.infeasible import NothingFits
@@ -51,7 +51,7 @@ def fixed_score(*peaks, step_s=1.0):
 
 
 def test_candidates_rank_by_what_they_lack_and_then_by_time():
-    fits, lacks = (scored(walk_of(memory=100.0), fixed_score(*peaks)) for peaks in ((50.0, 100.0), (120.0, 130.0)))
+    fits, lacks = (score_walk(walk_of(memory=100.0), fixed_score(*peaks)) for peaks in ((50.0, 100.0), (120.0, 130.0)))
     assert (fits.rank, lacks.rank) == ((0.0, 1.0), (30.0, 1.0))
     assert fits.limits == (100.0, 100.0)
     refuse_above(fits, 7)
@@ -61,7 +61,7 @@ def test_candidates_rank_by_what_they_lack_and_then_by_time():
 
 
 def test_best_plan_that_does_not_fit_is_refused_with_the_device_that_lacks_most():
-    best = scored(walk_of(memory=50.0), longest_path)
+    best = score_walk(walk_of(memory=50.0), longest_path)
     with pytest.raises(NothingFits) as error:
         refuse_above(best, 7)
     # Device 0 holds two microbatches of 30 bytes, device 1 one.

@@ -51,7 +51,7 @@ def test_stages_of_cuts_have_the_sums_of_their_operators():
     assert out.times.tolist() == [[1, 110], [2, 220], [3, 330], [5, 550]]
     assert (out.optimizer.tolist(), out.workspace.tolist()) == ([4, 0], [5, 9])
     assert out.after_forward.tolist() == [7, 70]
-    assert (out.again.tolist(), out.reduce.tolist()) == ([0, 0], [0, 0])
+    assert (out.second_forward.tolist(), out.reduce.tolist()) == ([0, 0], [0, 0])
 
 
 def test_copy_of_a_parameter_that_two_stages_read_counts_in_the_later_one():
@@ -72,9 +72,9 @@ def test_each_tensor_goes_once_to_each_later_stage_and_back_where_it_has_a_gradi
 
 def test_stage_that_recomputes_holds_what_it_receives_and_runs_its_forward_again():
     out = cut((0, 1, 3), (0, 1), recompute=[False, True])
-    assert out.again.tolist() == [0, 110]
+    assert out.second_forward.tolist() == [0, 110]
     assert out.after_forward.tolist() == [7, 11]
-    assert out.made_again.tolist() == [0, 59]
+    assert out.second_forward_bytes.tolist() == [0, 59]
 
 
 def test_message_takes_time_of_both_of_its_devices():
@@ -99,7 +99,7 @@ def test_given_stages_keep_their_costs():
     given = (StageEdge(1, 2, 20, 0), StageEdge(0, 1, 10, 30))
     fill_fixed([cost] * 3, given, placement, np.array([False, True, False]), machine(), out)
     assert out.times.tolist() == [[1.0] * 3, [2.0] * 3, [3.0] * 3, [4.0] * 3]
-    assert out.again.tolist() == [0.0, 0.5, 0.0]
+    assert out.second_forward.tolist() == [0.0, 0.5, 0.0]
     assert (out.optimizer[0], out.state[0], out.workspace[0]) == (5.0, 60, 7)
     assert out.saved[START, FORWARD].tolist() == [100, 11, 100]
     assert out.saved[START, BOTH].tolist() == [0, 89, 0]

@@ -10,7 +10,7 @@ from panpipe.core.search.problem.options import Option, options, schedule_proble
 def test_options_are_families_that_suit_the_problem_with_all_of_their_parameters():
     problem = ScheduleProblem(2, 4, 2)
     found = options(families().values(), problem)
-    expected = [(f.name, p) for f in families().values() if f.suits(problem) for p in f.candidates(problem)]
+    expected = [(f.name, p) for f in families().values() if f.supports(problem) for p in f.candidates(problem)]
     assert [(option.family.name, option.parameters) for option in found] == expected
     names = {option.family.name for option in found}
     assert "looped" in names

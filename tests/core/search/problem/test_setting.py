@@ -8,7 +8,7 @@ from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.costs.message_times import MessageLine
 from panpipe.core.evaluate.compiled import make_stage_arrays
-from panpipe.core.search.problem.place import Place
+from panpipe.core.search.problem.candidate import Candidate
 from panpipe.core.search.problem.setting import FixedStages, one_setting
 
 from ....support.settings import setting_of
@@ -78,7 +78,7 @@ def test_stages_have_at_most_the_edges_of_the_graph_or_one_for_each_pair():
 def test_costs_of_a_place_are_those_of_its_cuts_or_of_the_given_stages(fixed, forward):
     setting, none = evolve(chain(10, 20, 30), fixed=fixed), np.zeros(0, dtype=np.int64)
     out = make_stage_arrays(2, setting.edges(2))
-    setting.fill(Place(np.array([0, 1]), np.array([0, 1, 4]), np.zeros(2, dtype=np.bool_), none, none), out)
+    setting.fill(Candidate(np.array([0, 1]), np.array([0, 1, 4]), np.zeros(2, dtype=np.bool_), none, none), out)
     assert out.times[0].tolist() == forward
 
 

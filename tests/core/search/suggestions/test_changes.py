@@ -10,7 +10,13 @@ from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
 from panpipe.core.plan.plan import MemoryPolicy, Plan
 from panpipe.core.search import longest_path
 from panpipe.core.search.problem.score import with_costs
-from panpipe.core.search.suggestions.changes import NARROWED, Problem, Relaxation, more_memory, smallest_changes
+from panpipe.core.search.suggestions.changes import (
+    NARROWED,
+    InfeasibleRequest,
+    Relaxation,
+    more_memory,
+    smallest_changes,
+)
 from panpipe.core.search.suggestions.infeasible import NothingFits, excess
 from panpipe.simulators.oracle import simulated
 from panpipe.simulators.run import simulate
@@ -51,7 +57,7 @@ def changes(limits, fits, rows=None, plan=None, microbatches=4):
         tried.append(asked)
         return plan if fits(asked) else None
 
-    nothing, problem = NothingFits("", plan, limits), Problem(SLIGHT, microbatches, limits, rows=rows)
+    nothing, problem = NothingFits("", plan, limits), InfeasibleRequest(SLIGHT, microbatches, limits, rows=rows)
     found = smallest_changes(nothing, problem, None, replan, oracle=longest_path)
     return {change.what: change.value for change in found}, tried
 
@@ -65,7 +71,7 @@ def test_more_memory_finds_the_smallest_memory_with_a_plan(least):
         assert asked == Relaxation(extra_bytes=asked.extra_bytes)
         return plan if asked.extra_bytes >= least else None
 
-    found = more_memory(NothingFits("", plan, (210, 210)), Problem(SLIGHT, 4, (210, 210)), replan)
+    found = more_memory(NothingFits("", plan, (210, 210)), InfeasibleRequest(SLIGHT, 4, (210, 210)), replan)
     assert found.value in tried
     assert found.value == int(found.value)
     assert least <= found.value <= max(least / (1 - NARROWED), 1)
@@ -75,7 +81,9 @@ def test_more_memory_finds_the_smallest_memory_with_a_plan(least):
 def test_state_that_cannot_fit_is_not_searched():
     never = lambda _: pytest.fail("it was searched")  # noqa: E731
     heavy = OpGraph(tuple(evolve(node, state_bytes=10**9) for node in GRAPH.nodes), GRAPH.edges)
-    assert more_memory(NothingFits("", closest_plan(), (100, 100)), Problem(heavy, 4, (100, 100)), never) is None
+    assert (
+        more_memory(NothingFits("", closest_plan(), (100, 100)), InfeasibleRequest(heavy, 4, (100, 100)), never) is None
+    )
 
 
 @pytest.mark.parametrize(("asked", "fits"), [
@@ -83,7 +91,7 @@ def test_state_that_cannot_fit_is_not_searched():
     (Relaxation(extra_bytes=49), False), (Relaxation(parts=2), True), (Relaxation(recompute=True), True),
 ])  # fmt: skip
 def test_may_fit_needs_all_state_and_one_microbatch_to_fit(asked, fits):
-    assert Problem(GRAPH, 4, (250, 250)).may_fit(asked) is fits  # 400 bytes of state, 200 of saved tensors
+    assert InfeasibleRequest(GRAPH, 4, (250, 250)).may_fit(asked) is fits  # 400 bytes of state, 200 of saved tensors
 
 
 def test_number_of_devices_is_found_by_doubling_and_bisection():
@@ -114,22 +122,22 @@ def test_offload_suggests_what_the_plan_found_with_it_moves():
     )
     found = closest_plan()
     found = evolve(found, memory=MemoryPolicy(offload=(StageOffload(0, (Storage("a", 30), Storage("b", 7)), copies),)))
-    nothing, problem = NothingFits("", closest_plan(), (250, 187)), Problem(SLIGHT, 4, (250, 187))
+    nothing, problem = NothingFits("", closest_plan(), (250, 187)), InfeasibleRequest(SLIGHT, 4, (250, 187))
     listed = smallest_changes(nothing, problem, None, lambda c: found if c.offload else None, oracle=longest_path)
     assert [(change.what, change.value, change.found) for change in listed] == [("offload", 74, found)]
-    stays = evolve(problem, stays=False)
-    assert smallest_changes(nothing, stays, None, lambda c: found if c.offload else None, oracle=longest_path) == ()
+    offloads = evolve(problem, offload_excluded=False)
+    assert smallest_changes(nothing, offloads, None, lambda c: found if c.offload else None, oracle=longest_path) == ()
 
 
 def test_offload_is_left_out_where_the_plan_found_moves_nothing():
     plan = closest_plan()
-    nothing, problem = NothingFits("", plan, (250, 187)), Problem(SLIGHT, 4, (250, 187))
+    nothing, problem = NothingFits("", plan, (250, 187)), InfeasibleRequest(SLIGHT, 4, (250, 187))
     assert smallest_changes(nothing, problem, None, lambda c: plan if c.offload else None, oracle=longest_path) == ()
 
 
 def test_shard_is_suggested_first_with_the_number_of_replicas_of_the_plan_found():
     found = evolve(scheduled("1f1b", 2, 4, data=2, costs=[COST] * 2), shard=("optimizer",) * 2)
-    nothing, problem = NothingFits("", closest_plan(), (250, 187)), Problem(SLIGHT, 4, (250, 187), replicas=2)
+    nothing, problem = NothingFits("", closest_plan(), (250, 187)), InfeasibleRequest(SLIGHT, 4, (250, 187), replicas=2)
     finds = lambda asked: found if asked in (Relaxation(shard=True), Relaxation(parts=2)) else None  # noqa: E731
     listed = smallest_changes(nothing, problem, None, finds, oracle=longest_path)
     assert [(change.what, change.value) for change in listed] == [("shard", 2), ("smaller microbatches", 8)]
@@ -142,7 +150,7 @@ def test_shard_is_suggested_first_with_the_number_of_replicas_of_the_plan_found(
 
 def test_shared_optimizer_may_fit_where_a_whole_one_cannot():
     nodes = tuple(OpNode(f"n{i}", 1.0, 1.0, 1.0, parameter_bytes=100, state_bytes=400) for i in range(4))
-    problem = Problem(OpGraph(nodes), 4, (300,) * 4, replicas=2)
+    problem = InfeasibleRequest(OpGraph(nodes), 4, (300,) * 4, replicas=2)
     assert not problem.may_fit(Relaxation())
     assert problem.may_fit(Relaxation(shard=True))  # 200 of parameter and gradient, half of 200 of optimizer state
     assert not evolve(problem, memory=(299,) * 4).may_fit(Relaxation(shard=True))
@@ -156,7 +164,7 @@ def test_recompute_suggests_the_plan_with_the_fewest_recomputed_stages():
     light = OpGraph((OpNode("n", 1.0, 1.0, 1.0),))
 
     def recomputed(limits, replan):
-        nothing, problem = NothingFits("", plan, limits), Problem(light, 4, limits)
+        nothing, problem = NothingFits("", plan, limits), InfeasibleRequest(light, 4, limits)
         listed = smallest_changes(nothing, problem, None, replan, oracle=longest_path)
         return {change.what: change.value for change in listed}.get("recompute")
 
@@ -175,7 +183,10 @@ def test_recompute_is_suggested_for_replicas():
     assert len(plan.prediction.peak_memory_bytes) == 2
     first, second = plan.prediction.peak_memory_bytes
     limits = (0.8 * first, second)
-    nothing, problem = NothingFits("", plan, limits), Problem(OpGraph((OpNode("n", 1.0, 1.0, 1.0),)), 4, limits * 2)
+    nothing, problem = (
+        NothingFits("", plan, limits),
+        InfeasibleRequest(OpGraph((OpNode("n", 1.0, 1.0, 1.0),)), 4, limits * 2),
+    )
     found = evolve(plan, memory=MemoryPolicy(recompute=(0, 1)))
     listed = smallest_changes(
         nothing, problem, None, lambda asked: found if asked.recompute else None,

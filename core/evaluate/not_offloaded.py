@@ -22,7 +22,7 @@ REST = "the plan does not offload these storages"
 
 
 @frozen
-class Kept:
+class NotOffloaded:
     """Saved tensors of one stage that stay on the device.
 
     Args:
@@ -42,9 +42,9 @@ class Kept:
     copies_s: float | None = None
 
 
-def kept_tensors(
+def tensors_not_offloaded(
     plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, spans: Mapping[Action, tuple[float, float]]
-) -> tuple[Kept, ...]:
+) -> tuple[NotOffloaded, ...]:
     """What stays of every stage, with the reason; empty for a plan that offloads nothing.
 
     Args:
@@ -53,26 +53,26 @@ def kept_tensors(
         cluster: its devices in the order of ranks.
         spans: start and end of the compute actions of the first replica, in seconds.
     """
-    result: list[Kept] = []
-    leaving = {each.stage: each for each in plan.memory.offload}
-    for stage, cost in enumerate(costs if leaving else ()):
-        own = leaving.get(stage)
-        gone = {copy.microbatch for copy in own.copies} if own is not None else set()
-        stays = [microbatch for microbatch in range(plan.microbatches) if microbatch not in gone]
+    result: list[NotOffloaded] = []
+    offloads = {each.stage: each for each in plan.memory.offload}
+    for stage, cost in enumerate(costs if offloads else ()):
+        own = offloads.get(stage)
+        offloaded = {copy.microbatch for copy in own.copies} if own is not None else set()
+        stays = [microbatch for microbatch in range(plan.microbatches) if microbatch not in offloaded]
         if stage in plan.memory.recompute:
-            result.append(Kept(stage, plan.microbatches, cost.saved_bytes, RECOMPUTES))
+            result.append(NotOffloaded(stage, plan.microbatches, cost.saved_bytes, RECOMPUTES))
             continue
         if own is not None and cost.saved_bytes > own.bytes:
-            result.append(Kept(stage, len(gone), cost.saved_bytes - own.bytes, REST))
+            result.append(NotOffloaded(stage, len(offloaded), cost.saved_bytes - own.bytes, REST))
         if cost.saved_bytes:
             size = cost.saved_bytes if own is None else own.bytes
             copies_s = _copies_s(cluster, plan.placement[stage], size)
             waits = [_wait_s(spans, stage, microbatch) for microbatch in stays]
             short = [wait for wait in waits if wait < copies_s]
             if short:
-                result.append(Kept(stage, len(short), size, TOO_SHORT, (min(short), max(short)), copies_s))
+                result.append(NotOffloaded(stage, len(short), size, TOO_SHORT, (min(short), max(short)), copies_s))
             if len(waits) > len(short):
-                result.append(Kept(stage, len(waits) - len(short), cost.saved_bytes, NOT_CHOSEN))
+                result.append(NotOffloaded(stage, len(waits) - len(short), cost.saved_bytes, NOT_CHOSEN))
     return tuple(result)
 
 

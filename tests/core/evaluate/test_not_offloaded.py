@@ -2,7 +2,7 @@
 
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.evaluate.kept import NOT_CHOSEN, RECOMPUTES, REST, TOO_SHORT, Kept
+from panpipe.core.evaluate.not_offloaded import NOT_CHOSEN, RECOMPUTES, REST, TOO_SHORT, NotOffloaded
 from panpipe.simulators.run import simulate
 
 from ...support.plans import hosted, leaves, orders, plan_of
@@ -21,20 +21,20 @@ def kept(row, placement, *offload, recompute=(), cost=COST):
 def test_rest_of_a_microbatch_and_of_the_batch():
     """Microbatch 0 could leave: it waits for 3 s, its copies take 0.25 + 0.8 s each way. Microbatch 2 waits for 4 s."""
     found = kept("0F0 0F1 0F2 0B0 0B1 0B2", (0,), leaves(0, 80, "1: 0F2 0F2"))
-    assert found == (Kept(0, 1, 20, REST), Kept(0, 2, 100, NOT_CHOSEN))
+    assert found == (NotOffloaded(0, 1, 20, REST), NotOffloaded(0, 2, 100, NOT_CHOSEN))
 
 
 def test_microbatch_that_comes_back_at_once_cannot_leave():
     found = kept("0F0 0F1 0F2 0B2 0B1 0B0", (0,), leaves(0, 100, "0: 0F1 0B1"))
     assert found == (
-        Kept(0, 1, 100, TOO_SHORT, (0.0, 0.0), 2.5),
-        Kept(0, 1, 100, NOT_CHOSEN),
+        NotOffloaded(0, 1, 100, TOO_SHORT, (0.0, 0.0), 2.5),
+        NotOffloaded(0, 1, 100, NOT_CHOSEN),
     )
 
 
 def test_stages_that_recompute_or_save_nothing():
     found = kept("0F0 1F0 0F1 1F1 1B0 1B1 0B0 0B1", (0, 0), leaves(0, 100, "0: 1F0 1B1", "1: 1F1 1B1"), recompute=(1,))
-    assert found == (Kept(1, 2, 100, RECOMPUTES),)
+    assert found == (NotOffloaded(1, 2, 100, RECOMPUTES),)
 
 
 def test_plan_without_offload_lists_nothing():

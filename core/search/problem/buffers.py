@@ -1,4 +1,4 @@
-"""A point of the search space (cuts, orders, recomputation), and the buffers for evaluating moves from it."""
+"""The arrays that annealing needs to evaluate a move and to undo it, allocated once for all moves."""
 
 from typing import NamedTuple
 
@@ -6,34 +6,14 @@ import numpy as np
 
 from ...evaluate.coding import Floats, Integers
 from ...evaluate.compiled import Scratch, StageArrays
-
-
-class Place(NamedTuple):
-    """A point of the search space, modified in place.
-
-    Args:
-        placement: device of every stage.
-        cuts: (stages + 1).
-        recompute: per stage.
-        orders, lengths: coded orders of every device, with capacity for all backwards to be split.
-    """
-
-    placement: Integers
-    cuts: Integers
-    recompute: "np.ndarray"
-    orders: Integers
-    lengths: Integers
-
-    def copy(self) -> "Place":
-        """A copy with its own arrays."""
-        return Place(*(part.copy() for part in self))
+from .candidate import Candidate
 
 
 class Buffers(NamedTuple):
     """The arrays of a walk, allocated once for all its moves.
 
     Args:
-        costs: of the stages of the current place.
+        costs: of the stages of the current candidate.
         scratch: for runs.
         work, peaks: per device: time of its actions, and its peak in bytes.
         whole: per stage, the number of its backwards that are not split.
@@ -61,15 +41,15 @@ class Buffers(NamedTuple):
     found: Integers
 
 
-def make_buffers(costs: StageArrays, scratch: Scratch, place: Place) -> Buffers:
-    """Buffers for places of this size."""
-    devices, stages = len(place.lengths), len(place.placement)
+def make_buffers(costs: StageArrays, scratch: Scratch, candidate: Candidate) -> Buffers:
+    """Buffers for candidates of this size."""
+    devices, stages = len(candidate.lengths), len(candidate.placement)
     work, peaks, other_work, other_peaks = (np.zeros(devices) for _ in range(4))
     whole, other_whole = np.zeros((2, stages), dtype=np.int64)
-    row, other_row = np.empty((2, place.orders.shape[1]), dtype=np.int64)
-    found = np.empty((place.orders.size, 2), dtype=np.int64)
+    row, other_row = np.empty((2, candidate.orders.shape[1]), dtype=np.int64)
+    found = np.empty((candidate.orders.size, 2), dtype=np.int64)
     return Buffers(
         costs, scratch, work, peaks, whole, other_work, other_peaks, other_whole, row, other_row,
-        place.lengths.copy(), place.cuts.copy(), place.recompute.copy(), place.placement.copy(),
+        candidate.lengths.copy(), candidate.cuts.copy(), candidate.recompute.copy(), candidate.placement.copy(),
         np.zeros(2, dtype=np.int64), found,
     )  # fmt: skip
