@@ -22,14 +22,14 @@ def refined(walk: Walk) -> Walk:
     sizes, cuts = np.diff(candidate.cuts), candidate.cuts.tolist()
     rows = []
     for row, length in zip(candidate.orders, candidate.lengths, strict=True):
-        new: list[int] = []
+        split: list[int] = []
         for code in row[:length].tolist():
             kind, (stage, microbatch) = code & 3, divmod(code >> 2, count)
             operators = range(cuts[stage], cuts[stage + 1])
             for operator in operators if kind == FORWARD else reversed(operators):
                 first = KINDS * (operator * count + microbatch)
-                new += (first + INPUT, first + WEIGHT) if kind == BOTH else (first + kind,)
-        rows.append(new)
+                split += (first + INPUT, first + WEIGHT) if kind == BOTH else (first + kind,)
+        rows.append(split)
     orders, lengths = _coded(rows, 3 * cuts[-1] * count)
     stages = np.arange(cuts[-1] + 1)
     new = Candidate(
