@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from ..core.errors import RequestError
-from ..core.nearest import nearest
+from ..core.name_suggestions import nearest
 
 if TYPE_CHECKING:
     from torch import nn

@@ -24,7 +24,7 @@ from ..core.plan.interval import interval_of, interval_text
 from ..core.plan.plan import Plan
 from ..core.plan.wording import plan_size
 from ..simulators.bubbles import HOST_COPY
-from ..simulators.optimizer import OptimizerStep
+from ..simulators.optimizer_step import OptimizerStep
 
 if TYPE_CHECKING:
     from ..simulators.result import SimulationResult

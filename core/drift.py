@@ -21,7 +21,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from .paired import robust_geometric_mean
+from .paired_difference import robust_geometric_mean
 
 
 def steady_times(

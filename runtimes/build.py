@@ -10,7 +10,7 @@ from ..backends.streams import release_unused
 from ..core.capture.export.operators import Operators
 from ..core.capture.graph.tensor_sums import Alone, communicating
 from ..core.capture.python.reads import Reads
-from ..core.capture.python.surroundings import refuse_inference_tensors, with_gradients
+from ..core.capture.python.torch_settings import refuse_inference_tensors, with_gradients
 from ..core.capture.regions.breaks import StepFunction
 from ..core.cluster.mesh import Mesh
 from ..core.errors import PanpipeError, RequestError

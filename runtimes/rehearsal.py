@@ -8,15 +8,15 @@ on two cores). So candidates are measured. To choose the same one in another run
    preferred one for its number of stages (`core/search/suggestions/preference`).
 2. They take turns of one step, so that a machine whose speed drifts is equally fast for all. The steps of one turn are
    pairs.
-3. After ``LEAST_TURNS`` turns a plan that pairs show to be slower than another is dropped (`core/paired`), and so is a
-   plan that costs more memory or stages if its gain is below the noise that all turns together would leave. It ends
-   with one plan, after ``TURNS``, or with the budget.
+3. After ``LEAST_TURNS`` turns a plan that pairs show to be slower than another is dropped (`core/paired_difference`),
+   and so is a plan that costs more memory or stages if its gain is below the noise that all turns together would leave.
+   It ends with one plan, after ``TURNS``, or with the budget.
 4. Of the remaining plans, the one with less memory wins, then the one with fewer stages, then the simpler schedule. But
    1F1B wins unless pairs show that another plan is faster, or, if that needs less memory, as fast within ``AS_FAST``.
    So on a machine too loaded to show anything, nothing is chosen that may be slower.
 5. That plan is rehearsed alone, as it will run, for its prediction: the typical one of its steps
-   (`core/paired.robust_geometric_mean`), at the typical speed of the machine meanwhile (`core/drift`), and an interval
-   for it (`planning/interval`).
+   (`core/paired_difference.robust_geometric_mean`), at the typical speed of the machine meanwhile
+   (`core/drift`), and an interval for it (`planning/interval`).
 
 If the budget has no time for 2 to 4, 1F1B is rehearsed alone, and a line reports which comparison needs more time. If
 there is no time for 5 either, as on a loaded machine, the prediction is that of the profiled stages, without an
@@ -31,7 +31,7 @@ from typing import Any
 from attrs import define, field
 
 from ..core.drift import steady_times
-from ..core.paired import difference, robust_geometric_mean
+from ..core.paired_difference import difference, robust_geometric_mean
 from ..core.plan.plan import Plan
 from ..core.search import Oracle
 from ..core.search.problem.score import with_costs

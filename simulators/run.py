@@ -23,7 +23,7 @@ from .callback_queue import CallbackQueue, connect_callbacks
 from .channels import connect, queue_times
 from .device import DeviceQueue
 from .network.network import ContendedError, Network
-from .optimizer import OptimizerStep, validate_afterwards, with_sync
+from .optimizer_step import OptimizerStep, validate_afterwards, with_sync
 from .result import SimulationResult
 from .symmetry import find_symmetry
 from .tasks import run_tasks, task_flows, task_times

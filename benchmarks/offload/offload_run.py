@@ -47,7 +47,7 @@ from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import even_plan
 from panpipe.runtimes.devices.available_memory import data_bytes
-from panpipe.runtimes.offload.leaving import movable
+from panpipe.runtimes.offload.offloadable import movable
 from panpipe.runtimes.programs.compiled import Compiled, compile_stages
 from torch import Tensor, nn
 

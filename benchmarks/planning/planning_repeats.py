@@ -42,7 +42,7 @@ import torch.multiprocessing as mp
 import train_gpt2 as demo
 from attrs import asdict, frozen
 from panpipe.core.drift import paired_times, steady_times
-from panpipe.core.paired import difference, robust_geometric_mean
+from panpipe.core.paired_difference import difference, robust_geometric_mean
 
 from benchmarks.recording import machine, record
 

@@ -27,8 +27,8 @@ measured step:
 The drift of a measured step is the time of the workload after it ÷ its typical time in the profile. The error is
 reported as it is, against the median of the measured steps, and corrected for drift: against the typical one of the
 measured steps at the speed of the profile (`core/drift`). Typical is the Hodges–Lehmann estimate of logarithms
-(`core/paired`), which varies less than a median where noise is as large as on shared cores. The bounds are on the error
-corrected by the profiled step.
+(`core/paired_difference`), which varies less than a median where noise is as large as on shared cores. The bounds are
+on the error corrected by the profiled step.
 
 The devices' busy times are compared, too: predicted, and the processor time that a worker's thread really took. And
 what other processes took of the machine meanwhile: predictions are for a machine that nobody else uses.
@@ -54,7 +54,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch.multiprocessing as mp
 from attrs import frozen
 from panpipe.core.drift import steady_times
-from panpipe.core.paired import robust_geometric_mean
+from panpipe.core.paired_difference import robust_geometric_mean
 from panpipe.core.plan.plan import parse_plan
 from prediction_models import MODELS
 from prediction_workers import SCHEDULES, WARM_UP, Frozen, Measured, Rehearsed, Request, profiling, training

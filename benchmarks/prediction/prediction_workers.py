@@ -24,7 +24,7 @@ from panpipe.core.capture.export.step import capture_step
 from panpipe.core.cluster.cluster import Cluster
 from panpipe.core.costs.costs import StageCosts, stage_edges
 from panpipe.core.costs.partition import device_limits
-from panpipe.core.paired import robust_geometric_mean
+from panpipe.core.paired_difference import robust_geometric_mean
 from panpipe.core.plan.plan import Plan, Prediction, parse_plan, plan_json
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import longest_path

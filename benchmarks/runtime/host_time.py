@@ -23,7 +23,7 @@ import torch
 from panpipe.answers.output import print_table
 from panpipe.core.capture.export.operators import operators_of, tensor_bytes
 from panpipe.core.capture.export.step import capture_step
-from panpipe.core.capture.programs.joint import trace_joint
+from panpipe.core.capture.programs.joint_graph import trace_joint
 from panpipe.core.capture.programs.stage import stage_graph
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family

@@ -14,10 +14,10 @@ from ..capture.graph.nodes import root_of
 from ..cluster.device_type import DeviceType
 from ..costs.graph import OpGraph, OpNode
 from ..costs.reductions import TensorReductions
-from .alone import LoneOperator
 from .kernels import Kernel
 from .optimizers import DEFAULT, Optimizer, find_optimizer
 from .roofline import kernels_s
+from .single_operator import LoneOperator
 from .work import TracedOperator, work_of
 
 

@@ -11,8 +11,8 @@ from ..capture.graph.storages import storage_sizes
 from ..capture.regions.regions import Region, region_of
 from ..capture.values.stand_ins import stand_in_for
 from ..errors import RequestError
-from .alone import LoneOperator
 from .kernels import Kernel, kernel_of
+from .single_operator import LoneOperator
 
 REGION_OPERATORS = (torch.ops.panpipe_region.run.default, torch.ops.panpipe_region.backward.default)
 """The operators of a region's forward and backward in a traced graph."""

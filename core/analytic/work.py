@@ -7,11 +7,12 @@ from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
 from ..capture.export.operators import tensor_bytes
-from ..capture.graph.fixed import fixed_nodes
+from ..capture.graph.fixed_nodes import fixed_nodes
 from ..capture.graph.nodes import root_of
 from ..capture.graph.storages import storage_sizes
 from ..capture.graph.tensor_sums import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
-from ..capture.programs.joint import (
+from ..capture.programs.accumulated_products import products_of
+from ..capture.programs.joint_graph import (
     JointGraph,
     ancestors,
     closed_over,
@@ -22,10 +23,9 @@ from ..capture.programs.joint import (
     trace_joint,
 )
 from ..capture.programs.overwriting import may_overwrite
-from ..capture.programs.products import products_of
-from .alone import LoneOperator, is_copy
 from .kernels import Kernel, kernel_of
 from .region_work import REGION_OPERATORS, RegionWork, region_work
+from .single_operator import LoneOperator, is_copy
 
 
 @frozen

@@ -21,7 +21,7 @@ from attrs import evolve, frozen
 from ..actions import Action, Kind
 from ..costs.costs import StageCosts
 from ..evaluate.host_queue import TimedCopy, bytes_off_device
-from ..evaluate.latest import Times
+from ..evaluate.latest_times import Times
 from ..plan.memory import held_bytes
 from ..plan.offload import HostCopy, StageOffload, Storage
 from .copy_times import Clock, CopyGroup, Stay, long_enough, plan_copies, waits_s

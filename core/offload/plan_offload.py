@@ -8,7 +8,7 @@ from ..cluster.catalog.find import device_type
 from ..cluster.cluster import Cluster
 from ..costs.costs import StageCosts
 from ..errors import RequestError
-from ..evaluate.latest import latest_times
+from ..evaluate.latest_times import latest_times
 from ..evaluate.reference import evaluate
 from ..plan.offload import Storage
 from ..plan.plan import Plan

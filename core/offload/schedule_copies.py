@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from ..actions import Action
 from ..costs.costs import StageCosts, StageEdge
 from ..evaluate.host_queue import TimedCopy
-from ..evaluate.latest import latest_times
+from ..evaluate.latest_times import latest_times
 from ..evaluate.reference import evaluate
 from ..plan.offload import Storage
 from .choice import Offloadable, choose_offload, of_stages

@@ -8,7 +8,7 @@ import warnings
 from functools import cache
 
 from ..errors import RequestError
-from ..nearest import nearest
+from ..name_suggestions import nearest
 from ..plugins import load_plugins
 from . import (
     building_block,

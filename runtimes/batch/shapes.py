@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ...core.capture.export.captured import CapturedStep
+from ...core.capture.export.captured_step import CapturedStep
 from ...core.capture.export.carry_over import Cut, carry_over
 from ...core.capture.export.operators import operators_of
 from ...core.capture.graph.outputs import parts_in_words

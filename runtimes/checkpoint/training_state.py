@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from ...core.errors import RequestError
 from ...core.wording import first_of
-from ..optimizer.state import StageState
+from ..optimizer.stage_state import StageState
 from ..training.averages import WeightAverage
 from ..weights import places
 from ..weights.saving import savable

@@ -9,7 +9,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from ...core.capture.batch.batch_dims import AUTO
 from ...core.capture.batch.find_batch_dims import find_batch_dims
-from ...core.capture.graph.functions import without_checkpoints
+from ...core.capture.graph.autograd_functions import without_checkpoints
 from ...core.capture.graph.randomness import KeyedRandom, random_key
 from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.results import plain_result

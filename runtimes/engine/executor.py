@@ -27,7 +27,7 @@ from ...core.trace.trace import COMPUTE_QUEUE
 from ..devices.compute import ComputeQueue
 from ..devices.heap import GrowingHeap
 from ..offload.device_offload import DeviceOffload
-from ..optimizer.state import StageState
+from ..optimizer.stage_state import StageState
 from ..optimizer.update import Ending, Update
 from ..programs.linked_stage import LinkedStage
 from ..watch.activity import Activity

@@ -21,8 +21,8 @@ from ..batch.batch_agreement import BatchAgreement
 from ..batch.lru_cache import LruCache
 from ..batch.microbatches import Microbatch, Shape
 from ..batch.shapes import Shapes
-from ..offload.leaving import leaving
-from ..optimizer.state import StageState
+from ..offload.offloadable import leaving
+from ..optimizer.stage_state import StageState
 from ..programs.compiled import Compiled
 from ..programs.shared_tensors import SharedTensors
 from ..programs.stage_run import StageRun

@@ -22,7 +22,7 @@ from ..batch.batch_agreement import BatchAgreement
 from ..batch.losses import mean_loss
 from ..batch.microbatches import Microbatch
 from ..launch.team import Team
-from ..optimizer.replicas import Rows, rows_of_all
+from ..optimizer.replica_exchange import Rows, rows_of_all
 from .joined_rows import JoinedRows
 from .prepared import Prepared
 from .result_parts import WEIGHT, Computed

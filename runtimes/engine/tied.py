@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ...backends.contract import Backend, Handle
 from ...core.plan.plan import Plan, TiedWeight
-from ..optimizer.state import StageState
+from ..optimizer.stage_state import StageState
 
 
 class TiedReduction:

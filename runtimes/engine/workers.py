@@ -14,9 +14,10 @@ from ...core.trace.trace import MemorySample, Trace
 from ..devices.compute import compute_queue
 from ..launch.team import Team
 from ..offload.device_offload import DeviceOffload
-from ..optimizer.state import StageState
+from ..optimizer.clipping import NormParameters
+from ..optimizer.stage_state import StageState
 from ..optimizer.training import Training
-from ..optimizer.update import NormParameters, Update
+from ..optimizer.update import Update
 from .clocked import Clock, ClockedStep, one_thread
 from .executor import Bound, Executor
 from .prepared import Prepared

@@ -13,7 +13,7 @@ from ...backends.gloo import ENDLESS
 from ...core.errors import WorkerError
 from ..watch.activity import HERE
 from ..watch.lost_ranks import hosts_store, left_early, not_arrived
-from ..watch.published import PublishedPositions
+from ..watch.published_positions import PublishedPositions
 from ..watch.reason_read import acknowledge, linger
 from ..watch.torch_log import TORCH_LOG
 from ..watch.uncaught import keep_one_prefix

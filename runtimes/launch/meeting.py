@@ -25,8 +25,8 @@ from ...core.errors import PanpipeError, RequestError, WorkerError, message_of
 from ..watch.address import listen_for_store
 from ..watch.lost_ranks import hosts_store, store_ended
 from ..watch.presence import Presence, presence_of
+from ..watch.process_start import begin_by_hand, uses_agent_store
 from ..watch.signals import WHERE
-from ..watch.started import begin_by_hand, uses_agent_store
 from ..watch.timeout import timeout_of
 from ..watch.torch_log import TORCH_LOG
 from ..watch.watch import FailureWatch

@@ -18,7 +18,7 @@ from ..batch.microbatches import Microbatch
 from ..devices.compute import ComputeQueue
 from ..engine.step_data import StepRecord
 from ..launch.team import Team
-from ..optimizer.state import StageState
+from ..optimizer.stage_state import StageState
 
 
 class Numbers(NamedTuple):

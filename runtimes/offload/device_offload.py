@@ -13,7 +13,7 @@ from ...core.plan.plan import Plan
 from ..programs.linked_stage import CapturedStage, LinkedStage
 from .copies import Copy, Part
 from .host_memory import HostMemory
-from .moved import MovedStorages
+from .moved_storages import MovedStorages
 
 Stages = Sequence[Mapping[int, LinkedStage]]
 """For each microbatch a device's stages by index."""

@@ -14,7 +14,7 @@ from ..launch.team import Team
 from ..programs.compiled import Compiled
 from .device_offload import DeviceOffload, slots_of
 from .host_memory import HostMemory
-from .leaving import leaving, remaining
+from .offloadable import leaving, remaining
 from .tier import OffloadTier
 
 

@@ -8,6 +8,9 @@ The gradients are allocated in the buckets, so that nothing is copied::
 
 After the gradients a flag for each parameter records whether it has a gradient here: a region (Python code) may take
 another branch in one replica. A parameter without a gradient in any replica keeps ``grad`` None, as in one process.
+
+Where replicas share an optimizer, each sums a part of the gradients instead: see `shards` and `shard_transfers`. What
+else replicas exchange is in `replica_exchange`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

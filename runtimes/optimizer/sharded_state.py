@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from .optimizer_state import NamedState, leaves_of, zeros_of
 from .optimizers import MEMBERS, OptimizerFactory
-from .replicas import gathered_values
+from .replica_exchange import gathered_values
 from .sharded_buckets import Part, ShardedBucket, in_memory_order
 from .shards import Shards, narrowed
 

@@ -1,4 +1,4 @@
-"""The update of a step: from the last backward to the optimizer steps.
+"""The update of a step, from the last backward to the optimizer steps: averaging, unscaling, clipping, stepping.
 
     last backward ─▶ REDUCE_GRAD ──────▶ REDUCE_TIED ─────▶ SYNC ──────────────▶ STEP
                      sums over replicas    of tied weights    norm, overflow        clip, step, or skip
@@ -7,9 +7,8 @@ SYNC is one all-reduce of a table over the stages of a replica::
 
     │ number of devices with a non-finite gradient │ sum of loss scales │ norm of each gradient │ … │
 
-Every device computes the global norm from the norms in the model's order, under any plan. After the reductions all
-replicas have the same gradients, also non-finite ones, and therefore the same table. Of sharded stages each has slices
-(`shards`): their norms are added over the replicas first.
+Every device computes the global norm (`clipping`) from this table. After the reductions all replicas have the same
+gradients, also non-finite ones, and therefore the same table.
 
 The gradients are written once, multiplied by clipping factor ÷ (sum of weights · loss scale): in STEP with clipping, in
 SYNC with loss scaling alone, and otherwise before both. With clipping, a norm that is not finite is an overflow.
@@ -21,21 +20,16 @@ in torch, an optimizer that supports ``found_inf`` (a fused one) skips the step 
 import math
 from collections.abc import Mapping
 from enum import Enum
-from functools import reduce
 
 import torch
-from attrs import define, field, frozen
-from torch import Tensor, nn
+from attrs import define, field
+from torch import Tensor
 
 from ...backends.contract import Backend
 from ...core.plan.plan import Plan
+from .clipping import NormParameters, clipping_factor
 from .scaling import check_agreed, unscale
-from .state import StageState
-
-_NO_GRADIENT = -1.0
-"""The norm of a missing gradient in the table: it is no part of the global norm, as in torch."""
-_EPSILON = 1e-6
-"""Added to the norm that is divided by, as ``torch.nn.utils.clip_grads_with_norm_`` does."""
+from .stage_state import StageState
 
 
 class Ending(Enum):
@@ -44,94 +38,6 @@ class Ending(Enum):
     STEP = "step"
     REDUCE = "reduce"
     KEEP = "keep"
-
-
-@frozen
-class NormParameters:
-    """The parameters of the global norm: every trained parameter once, a tied weight in its first stage.
-
-    Args:
-        parameters: (stage, name, dtype) of each, in the model's order.
-    """
-
-    parameters: tuple[tuple[int, str, torch.dtype], ...]
-
-    @classmethod
-    def of(cls, plan: Plan, parameters: Mapping[str, nn.Parameter]) -> "NormParameters":
-        """The parameters of a plan.
-
-        Args:
-            plan: has the parameters of each stage.
-            parameters: the model's, in its order; they may be on meta.
-        """
-        first: dict[str, int] = {}
-        for stage in plan.stages:
-            for name in stage.parameters:
-                first.setdefault(name, stage.index)
-        found = ((first[n], n, p.dtype) for n, p in parameters.items() if p.requires_grad and n in first)
-        return cls(tuple(found))
-
-    def norms(self, states: Mapping[int, StageState], where: torch.device) -> list[Tensor]:
-        """The norm of each gradient of these stages, on their device; 0 for parameters of other devices."""
-        elsewhere, absent = (torch.full((), value, dtype=torch.float64, device=where) for value in (0.0, _NO_GRADIENT))
-        found, there, gradients = [elsewhere] * len(self.parameters), list[int](), list[Tensor]()
-        for i, (stage, name, _) in enumerate(self.parameters):
-            if stage in states:
-                held = states[stage].updated.get(name)
-                gradient = None if held is None else held.grad
-                found[i] = absent
-                if gradient is not None:
-                    there.append(i)
-                    gradients.append(gradient)
-        for i, norm in zip(there, torch._foreach_norm(gradients) if there else (), strict=True):
-            found[i] = norm
-        return found
-
-    def over_parts(
-        self, norms: list[Tensor], found: Tensor, states: Mapping[int, StageState], replicas: Backend
-    ) -> tuple[list[Tensor], Tensor]:
-        """Norms of whole gradients from those of parts, and whether any replica has one that is not finite.
-
-        Args:
-            norms: of the slices of sharded stages and of split parameters here, and
-                of the gradients of others; from `norms`, or empty.
-            found: whether a gradient of this replica is not finite, a scalar.
-            states: of this device's stages.
-            replicas: the device's transport to its replicas; all of them call this together.
-        """
-        mine = [
-            i
-            for i, (stage, name, _) in enumerate(self.parameters)
-            if stage in states and (states[stage].sharing or name in states[stage].split)
-        ]
-        mine = mine if norms else []
-        own = [norms[i].double() for i in mine]
-        has = [norm != _NO_GRADIENT for norm in own]
-        copies = [states[self.parameters[i][0]].copies_of_parts for i in mine]
-        squares = [
-            torch.where(there, norm, 0.0) ** 2 / count for there, norm, count in zip(has, own, copies, strict=True)
-        ]
-        table = torch.stack([found.double(), *squares, *(there.double() for there in has)])
-        replicas.all_reduce(table).wait()
-        whole = torch.where(table[1 + len(mine) :] > 0, table[1 : 1 + len(mine)].sqrt(), _NO_GRADIENT)
-        for i, norm in zip(mine, whole.unbind(), strict=True):
-            norms[i] = norm
-        return norms, table[0]
-
-    def global_norm(self, norms: Tensor) -> Tensor:
-        """The norm of all gradients together, as in ``torch.nn.utils.get_total_norm``, on the norms' device."""
-        there = norms != _NO_GRADIENT
-        # Selecting them needs their number on the host, which would wait for a GPU. Zeros do not change the sum, but
-        # possibly the order of addition, so that the last bit may differ from that of one process.
-        norms = norms[there] if norms.device.type == "cpu" else torch.where(there, norms, 0.0)
-        total: Tensor = torch.linalg.vector_norm(norms.to(self._dtype))
-        return total
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        """The common dtype of all gradients."""
-        dtypes = {dtype.to_real() for _, _, dtype in self.parameters} or {torch.float32}
-        return reduce(torch.promote_types, dtypes)
 
 
 @define(eq=False)
@@ -245,7 +151,7 @@ class Update:
         if self._refused:
             return
         if self.norm is not None and self.clip_norm is not None:
-            clipping = torch.clamp(self.clip_norm / (self.norm + _EPSILON), max=1.0)
+            clipping = clipping_factor(self.norm, self.clip_norm)
             state.multiply_gradients(clipping * self._factor(clipping.dtype))
         if self._overflows is not None and state.handles_found_inf:
             state.step((self._overflows > 0).float())

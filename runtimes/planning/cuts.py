@@ -15,7 +15,7 @@ from ...core.search.problem.blocks import Blocks
 from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import ALIKE
 from ...core.search.suggestions.regular_cuts import longest_stage_s, regular_cut, score_of_cut
-from ..profile.corrected import corrected_graph
+from ..profile.corrected_operators import corrected_graph
 from .budget import Budget
 from .measurements import Measurements, Stages
 from .options import PlanningOptions

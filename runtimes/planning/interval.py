@@ -24,7 +24,7 @@ from itertools import pairwise
 
 from attrs import evolve
 
-from ...core.paired import robust_geometric_mean
+from ...core.paired_difference import robust_geometric_mean
 from ...core.plan.plan import Plan
 
 PAIRS = 8

@@ -18,7 +18,7 @@ from ..batch.example import Example
 from ..devices.compute import compute_device
 from ..launch.progress import Report, silent
 from ..launch.team import Team
-from ..offload.leaving import movable
+from ..offload.offloadable import movable
 from ..optimizer.optimizers import OptimizerFactory, state_share
 from ..profile.message_profile import measured_message_line
 from ..profile.operator_profile import profile_operators

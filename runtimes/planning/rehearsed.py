@@ -13,7 +13,7 @@ from attrs import evolve, frozen
 from ...core.actions import Kind
 from ...core.costs.costs import StageCosts
 from ...core.costs.message_times import MessageTimes, typical, with_message_times
-from ...core.paired import robust_geometric_mean
+from ...core.paired_difference import robust_geometric_mean
 from ...core.plan.plan import Plan
 from ...core.search import Oracle
 from ...core.trace.trace import Trace

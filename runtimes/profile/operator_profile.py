@@ -15,7 +15,7 @@ import torch
 from attrs import evolve
 from torch import Tensor, fx
 
-from ...core.analytic.alone import LoneOperator
+from ...core.analytic.single_operator import LoneOperator
 from ...core.capture.export.operators import Operators
 from ...core.capture.graph.generated_sources import sources_removed
 from ...core.capture.graph.randomness import KeyedRandom, random_key

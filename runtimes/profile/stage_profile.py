@@ -18,7 +18,7 @@ from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.costs.costs import StageCosts
 from ..devices.compute import Stopwatch, compute_device
 from ..optimizer.optimizers import OptimizerFactory
-from ..optimizer.state import StageState
+from ..optimizer.stage_state import StageState
 from ..programs.linked_stage import Layout
 from ..programs.stage_run import StageRun
 from .operator_profile import Values, materialised

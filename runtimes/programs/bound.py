@@ -6,8 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.capture.programs.code import Sink
-from ...core.capture.programs.products import accumulate_product, first_product
+from ...core.capture.programs.accumulated_products import accumulate_product, first_product
+from ...core.capture.programs.generated_code import Sink
 from ...core.capture.programs.stage import Boundary, StageInputs
 from ...core.capture.programs.stage_programs import Backward
 from ...core.capture.regions.regions import is_no_gradient

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...core.actions import Kind
 from ...core.capture.programs.saved_storages import SavedStorage
 from ...core.capture.programs.stage import Boundary
-from ..optimizer.state import StageState
+from ..optimizer.stage_state import StageState
 
 Layout = dict[tuple[int, int], tuple[Boundary, ...]]
 """(sender, reader) → the tensors of their messages."""

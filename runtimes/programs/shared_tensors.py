@@ -1,6 +1,7 @@
 """The shared tensors of one stage in one step: what all microbatches read and no microbatch changes.
 
-The first F of a step computes them (``core/capture/programs/shared``); they are freed after the stage's last action.
+The first F of a step computes them (``core/capture/programs/shared_program``); they are freed after the stage's last
+action.
 """
 
 from collections.abc import Sequence
@@ -10,8 +11,8 @@ from attrs import define, field
 from torch import Tensor
 
 from ...core.capture.graph.storages import storage_sizes
-from ...core.capture.programs.code import no_sink
-from ...core.capture.programs.shared import Shared
+from ...core.capture.programs.generated_code import no_sink
+from ...core.capture.programs.shared_program import Shared
 
 
 @define(eq=False)

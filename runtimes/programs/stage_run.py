@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ...core.actions import Kind
-from ...core.capture.programs.code import no_sink
+from ...core.capture.programs.generated_code import no_sink
 from ...core.capture.programs.saved_storages import SavedStorage
 from ...core.capture.programs.stage_programs import StagePrograms
-from ..optimizer.state import StageState
+from ..optimizer.stage_state import StageState
 from .bound import BoundBackward, DiscardedGradients, zeros
 from .linked_stage import CapturedStage, Layout
 from .shared_tensors import SharedTensors

@@ -13,7 +13,7 @@ from ...core.plan.plan import Plan
 from ...core.search import Oracle
 from ...core.trace.trace import Trace
 from ..planning.rehearsed import times_scaled
-from ..profile.corrected import corrected_graph
+from ..profile.corrected_operators import corrected_graph
 
 ALIKE = 0.1
 """Devices whose times differ by less than this share are taken as equally fast: rehearsals vary as much."""

@@ -19,7 +19,8 @@ from ..engine.executor import Bound, Executor
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.tied import TiedReduction
 from ..launch.team import ThreadTeam
-from ..optimizer.update import Ending, NormParameters, Update
+from ..optimizer.clipping import NormParameters
+from ..optimizer.update import Ending, Update
 from .cut_graph import CutGraph
 from .graph_stage import GraphStage, StagePass, dense
 

@@ -9,7 +9,7 @@ from attrs import define, field
 from torch import Tensor, fx
 
 from ...core.capture.graph.randomness import KeyedRandom
-from ..optimizer.state import StageState
+from ..optimizer.stage_state import StageState
 from ..programs.linked_stage import LinkedStage
 from .cut_graph import CutGraph
 

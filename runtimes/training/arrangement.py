@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import frozen
 
-from ...core.capture.export.captured import CapturedStep
+from ...core.capture.export.captured_step import CapturedStep
 from ...core.capture.export.carry_over import cut_of
 from ...core.capture.export.step import capture_step
 from ...core.plan.messages import sending_pairs
@@ -22,8 +22,8 @@ from ..launch.team import Team
 from ..offload.device_offload import DeviceOffload
 from ..offload.offloads import offloads
 from ..offload.tier import OffloadTier
+from ..optimizer.clipping import NormParameters
 from ..optimizer.training import Training
-from ..optimizer.update import NormParameters
 from ..programs.compiled import compile_stages
 from ..programs.options import ProgramOptions
 from .evaluation import Evaluator

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...core.errors import RequestError
 from ..batch.remote_tensors import RemoteTensor
-from ..optimizer.state import StageState
+from ..optimizer.stage_state import StageState
 
 AverageFunction = Callable[[Tensor, Tensor, int], Tensor]
 """The new average, from the average, the parameter, and the number of updates before: ``avg_fn`` of torch's

@@ -21,7 +21,7 @@ import torch
 from attrs import frozen
 
 from ...core.capture.batch.row_trace import RowTracer
-from ...core.capture.export.captured import CapturedStep
+from ...core.capture.export.captured_step import CapturedStep
 from ...core.capture.export.carry_over import Cut
 from ...core.capture.export.step import capture_step
 from ...core.capture.graph.outputs import ResultRows

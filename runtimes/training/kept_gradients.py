@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from ...core.errors import RequestError
-from ..optimizer.state import StageState
+from ..optimizer.stage_state import StageState
 
 
 class KeptGradients:

@@ -16,9 +16,9 @@ from ...core.plan.plan import Plan
 from ...core.plan.sharding import shards
 from ..batch.remote_tensors import as_meta_tensors
 from ..launch.team import Team
-from ..optimizer.replicas import begin_equal
+from ..optimizer.replica_exchange import begin_equal
 from ..optimizer.sharded_buckets import Sharing
-from ..optimizer.state import StageState, make_optimizers
+from ..optimizer.stage_state import StageState, make_optimizers
 from ..optimizer.training import Training
 from ..programs.compiled import Compiled
 from ..weights import Weights, weights_from

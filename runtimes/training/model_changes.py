@@ -13,7 +13,7 @@ from torch import nn
 
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
-from ..optimizer.state import StageState
+from ..optimizer.stage_state import StageState
 from ..weights import places, tensor_at
 
 

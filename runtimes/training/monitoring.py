@@ -14,7 +14,7 @@ from ..engine.step_data import StepOptions
 from ..monitor.measure import MemoryPeak, Numbers, numbers_of, of_all
 from ..monitor.monitors import Monitor, Monitors
 from ..monitor.records import DeviceReport, StepReport
-from ..optimizer.state import StageState
+from ..optimizer.stage_state import StageState
 from .batch_run import BatchResult
 from .local_stages import LocalStages
 

@@ -12,7 +12,7 @@ from ..engine.result_parts import WEIGHT
 from ..engine.results import weight_of
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.workers import Workers
-from ..optimizer.replicas import share, totals_of_all
+from ..optimizer.replica_exchange import share, totals_of_all
 from ..optimizer.training import Training
 from ..optimizer.update import Ending, Update
 from .batch_run import BatchResult, BatchRun

@@ -17,7 +17,7 @@ from attrs import evolve
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ...core.capture.python.surroundings import refuse_no_grad, refuse_saved_tensor_hooks
+from ...core.capture.python.torch_settings import refuse_no_grad, refuse_saved_tensor_hooks
 from ...core.capture.regions.regions import runs_region
 from ...core.errors import RequestError
 from ...core.logs import set_process

@@ -19,7 +19,7 @@ from typing import Any
 from ...backends.gloo import lost
 from ...core.errors import WorkerError, message_of
 from .failure import shortened, stopped
-from .started import uses_agent_store
+from .process_start import uses_agent_store
 
 _POLL_S = 0.1
 _SILENCE_S = 3.0

@@ -27,7 +27,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from weakref import WeakSet
 
-from .started import begin_by_hand
+from .process_start import begin_by_hand
 
 _POLL_S = 0.1
 _GRACE_S = 2.0

@@ -30,7 +30,7 @@ from .job_store import JobStore
 from .lost_ranks import beat, hosts_store, left_early, reason_of, store_ended
 from .peer_connections import PeerConnections
 from .positions import Position, hangs, reason_of_hang, table
-from .published import PublishedPositions
+from .published_positions import PublishedPositions
 from .reason_read import acknowledge, linger
 from .signals import WHERE, Describer
 from .timeout import TIMEOUT_S

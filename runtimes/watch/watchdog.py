@@ -15,7 +15,7 @@ from collections.abc import Callable
 from .activity import Activity, QuietTime
 from .lost_ranks import hosts_store
 from .positions import LEFT_S, UNKNOWN, Position
-from .started import uses_agent_store
+from .process_start import uses_agent_store
 
 _TICK_S = 0.25
 _PART = 0.05

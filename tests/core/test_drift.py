@@ -6,7 +6,7 @@ import statistics
 
 import pytest
 from panpipe.core.drift import shrunk_drift, steady_times
-from panpipe.core.paired import robust_geometric_mean
+from panpipe.core.paired_difference import robust_geometric_mean
 
 
 def spread(times):

@@ -12,7 +12,7 @@ from panpipe.core.capture.programs.stage import stage_graph
 from panpipe.runtimes.batch.losses import mean_loss
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.optimizer.state import StageState
+from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.programs.stage_run import StageRun
 from torch import nn
 

@@ -13,7 +13,7 @@ from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.plan.plan import TiedWeight
 from panpipe.core.search import longest_path
-from panpipe.simulators.optimizer import OptimizerStep
+from panpipe.simulators.optimizer_step import OptimizerStep
 from panpipe.simulators.run import simulate
 
 from ..support.plans import orders, plan_of, plans

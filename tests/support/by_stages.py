@@ -10,7 +10,7 @@ from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import boundaries, stage_graph
-from panpipe.runtimes.optimizer.state import StageState
+from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.programs.stage_run import StageRun
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree

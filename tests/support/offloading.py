@@ -8,7 +8,7 @@ from panpipe.core.actions import Action, Kind
 from panpipe.core.capture.export.operators import Operators
 from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
 from panpipe.core.plan.plan import Plan
-from panpipe.runtimes.offload.leaving import refusal
+from panpipe.runtimes.offload.offloadable import refusal
 from panpipe.runtimes.programs.compiled import Programs, compile_stages
 
 

@@ -12,7 +12,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
-from ..graph.functions import without_checkpoints
+from ..graph.autograd_functions import without_checkpoints
 from ..python.assigned_buffers import assigned_buffers_written
 from ..python.dynamo import PlainStep
 from ..python.isolation import isolated
@@ -22,7 +22,7 @@ from ..python.refused_calls import calls_refused
 from ..python.restored_attributes import attributes_restored
 from ..values.capture_errors import Refused, error_of_type
 from ..values.containers import BatchNesting, flatten_batch, one_level
-from ..values.fakes import fake_of, fake_state
+from ..values.fake_tensors import fake_of, fake_state
 from ..values.placeholder_values import PlaceholderValues
 from ..values.user_lines import user_line
 from .row_rules import Dependent, Finding, RowWatch

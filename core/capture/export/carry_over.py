@@ -29,7 +29,7 @@ from torch import fx
 from ...costs.graph import OpGraph, OpNode, stage_of_nodes
 from ...errors import RequestError
 from ..graph.alignment import aligned
-from ..graph.functions import called_name
+from ..graph.autograd_functions import called_name
 from ..graph.nodes import module_of
 from ..values.user_lines import line_of
 from .operators import Operators, computes, operators_of

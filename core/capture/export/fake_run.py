@@ -13,12 +13,12 @@ from torch.utils.hooks import RemovableHandle
 from ...errors import PanpipeError, RequestError
 from ..graph.generated_sources import sources_removed
 from ..graph.randomness import KeyedRandom, random_key
-from ..python.surroundings import without_anomaly_mode
+from ..python.torch_settings import without_anomaly_mode
 from ..regions.modes import CASTS, CastWatch, ModalInterpreter, casts_once
 from ..regions.regions import region_of
 from ..values.nesting import tensors_of
 from ..values.user_lines import line_of, reason_of
-from .captured import CapturedStep
+from .captured_step import CapturedStep
 
 
 class FakeRun(ModalInterpreter):

@@ -4,7 +4,7 @@ from ...errors import RequestError
 from ..graph.nodes import written_arguments
 from ..regions.regions import runs_region
 from ..values.user_lines import line_of
-from .captured import TAIL
+from .captured_step import TAIL
 from .operators import Operators, computes
 
 _LENGTHS = "needs the values of its lengths"

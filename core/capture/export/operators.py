@@ -22,14 +22,14 @@ from torch import Tensor, fx
 
 from ...costs.graph import OpEdge, OpGraph, OpNode
 from ...errors import RequestError
-from ..graph.fixed import fixed_nodes
-from ..graph.functions import called_name
+from ..graph.autograd_functions import called_name
+from ..graph.fixed_nodes import fixed_nodes
 from ..graph.nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of, written_arguments
 from ..graph.sparse_gradients import refuse_sparse_gradients
 from ..regions.region_writes import note_later_writes
 from ..values.nesting import tensors_of
 from ..values.sparse_tensors import refuse_sparse_results
-from .captured import CapturedStep
+from .captured_step import CapturedStep
 from .fake_run import FakeRun, fake_inputs
 
 
@@ -66,7 +66,7 @@ class Operators:
     @cached_property
     def fixed(self) -> frozenset[str]:
         """Names of nodes that depend on parameters, buffers that are not written and constants alone: every stage
-        computes those that it reads once a step (``programs/shared``)."""
+        computes those that it reads once a step (``programs/shared_program``)."""
         step, calls = self.step, [node for node in self.step.graph.nodes if node.op == "call_function"]
         written = {root_of(argument).name for node in calls for argument in written_arguments(node)}
         names = {*step.parameters, *step.buffers, *step.constants} - written

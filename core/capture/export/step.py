@@ -19,9 +19,9 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
-from ..graph.functions import own_functions
+from ..graph.autograd_functions import own_functions
 from ..graph.generated_sources import sources_removed
-from ..graph.numbered import holding
+from ..graph.numbered_objects import holding
 from ..graph.outputs import ResultRows
 from ..graph.plain_tensors import WritesConstant, make_buffer, make_constant_a_buffer
 from ..python.assigned_buffers import assigned_buffers_written
@@ -33,18 +33,18 @@ from ..python.references import references_followed
 from ..python.refused_calls import calls_refused
 from ..python.restored_attributes import WritesTensor, attributes_restored
 from ..python.side_effects import outside_restored, tensors_restored
-from ..python.surroundings import saved_tensor_hooks_refused, with_gradients, without_anomaly_mode
+from ..python.torch_settings import saved_tensor_hooks_refused, with_gradients, without_anomaly_mode
 from ..regions.breaks import Breaks, StepFunction
 from ..regions.modes import modes_as_calls
 from ..regions.module_regions import CapturedOtherwise
 from ..values.capture_errors import Refused, depends_on_value, error_of_type
 from ..values.containers import BatchNesting, flatten_batch
-from ..values.fakes import fake_of, fake_state
+from ..values.fake_tensors import fake_of, fake_state
 from ..values.sparse_tensors import refuse_sparse_tensors
 from ..values.user_lines import first_line, lines_recorded, reason_of, user_line
-from .captured import CapturedStep, captured_step
-from .quiet import quiet_torch
-from .repeated import refuse_unrepeatable
+from .captured_step import CapturedStep, captured_step
+from .quiet_logging import quiet_torch
+from .repeatability import refuse_unrepeatable
 
 
 class _WholeStep(nn.Module):

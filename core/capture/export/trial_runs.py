@@ -11,21 +11,21 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 
 from ...errors import RequestError
-from ..graph.functions import without_checkpoints
+from ..graph.autograd_functions import without_checkpoints
 from ..python.foreign_gradients import with_gradients_from
 from ..python.isolation import isolated
 from ..python.reachable.reach import reach
 from ..python.reached import Reached
 from ..python.references import references_followed
 from ..values.containers import BatchNesting, flatten_batch
-from ..values.fakes import fake_state, have_equal_shapes
+from ..values.fake_tensors import fake_state, have_equal_shapes
 from ..values.placeholder_results import PlaceholderResults
 from ..values.placeholder_values import PlaceholderValues
 from ..values.results import plain_result
 from .constant_values import ConstantValues
 from .kept_tensors import KeptTensors
-from .operands import Operands
-from .recorded import Ran, Recording, outside_noted
+from .operand_origins import Operands
+from .run_record import Ran, Recording, outside_noted
 
 NUMBER = 1.0
 """Result of ``item()`` in runs that are compared."""

@@ -7,8 +7,8 @@ from attrs import evolve
 from torch import fx
 
 from ..graph.storages import StorageMeter, WatchEverything, storage_sizes
-from .code import Program, no_sink
-from .joint import JointGraph
+from .generated_code import Program, no_sink
+from .joint_graph import JointGraph
 from .saved_storages import saved_storages
 from .stage import StageGraph
 from .stage_programs import StageMemory, StagePrograms, backward_inputs

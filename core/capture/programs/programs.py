@@ -6,9 +6,9 @@ from collections.abc import Callable
 from attrs import frozen
 from torch import fx
 
-from .code import Program, compile_program
 from .fusing import Call, Fusion, Fusions
-from .joint import (
+from .generated_code import Program, compile_program
+from .joint_graph import (
     JointGraph,
     ancestors,
     closed_over,
@@ -20,7 +20,7 @@ from .joint import (
 )
 from .measured_memory import measured
 from .saved_storages import python_reads
-from .shared import shared_nodes, shared_program, shared_values
+from .shared_program import shared_nodes, shared_program, shared_values
 from .stage import StageGraph
 from .stage_programs import Backward, Recompute, StageMemory, StagePrograms
 

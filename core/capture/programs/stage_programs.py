@@ -4,9 +4,9 @@ from typing import Any
 
 from attrs import frozen
 
-from .code import Program
+from .generated_code import Program
 from .saved_storages import SavedStorage
-from .shared import Shared
+from .shared_program import Shared
 from .stage import Boundary, StageInputs
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...errors import RequestError
-from ..values.fakes import have_equal_shapes
+from ..values.fake_tensors import have_equal_shapes
 from ..values.late_numbers import holds_captured
 from .pending_refusals import PendingRefusal
 

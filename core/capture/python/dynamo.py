@@ -14,7 +14,7 @@ from torch import fx, nn
 from torch._dynamo.variables import misc, nn_module, tensor
 
 from ..values.containers import BatchNesting
-from .surroundings import Autocasts
+from .torch_settings import Autocasts
 
 _Module = nn_module.UnspecializedNNModuleVariable
 

@@ -1,8 +1,8 @@
 """Refusals that are decided later: a step assigns a value that it also reads, and may only set something up.
 
 Examples are a table of positions that is None at first, its size, and a table that grows with longer sequences. Trial
-runs of the step show whether later runs compute the same with them (`..export.set_up`), or whether a number that
-changes in each run only reaches texts and Python objects (`..export.kept`).
+runs of the step show whether later runs compute the same with them (`..export.set_up_values`), or whether a number that
+changes in each run only reaches texts and Python objects (`..export.kept_number_runs`).
 """
 
 from collections.abc import Iterable

@@ -21,7 +21,7 @@ from torch import nn
 
 from .reachable.compared_values import has_plain_items, is_leaf, leaf_key, plain_items
 from .reachable.reach import reach
-from .surroundings import surroundings
+from .torch_settings import surroundings
 
 _MISSING = object()
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))

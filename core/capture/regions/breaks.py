@@ -14,15 +14,15 @@ from torch import Tensor, fx, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from ...errors import RequestError
-from ..graph.checks import late_checks_dropped
 from ..graph.randomness import KeyedRandom, random_key
+from ..graph.value_checks import late_checks_dropped
 from ..python.pending_refusals import PendingRefusal
 from ..python.reachable.reach import reach
 from ..python.reached import Reached
+from ..python.requires_grad_writes import Toggles
 from ..python.restored_modules import modules_restored
 from ..python.side_effects import tensors_restored
-from ..python.surroundings import Autocasts
-from ..python.toggles import Toggles
+from ..python.torch_settings import Autocasts
 from ..values.capture_errors import LateSize, NeedsAutograd, NeedsValue, depends_on_value, error_of_type
 from ..values.late_numbers import LateNumber, with_late_numbers_as_tensors
 from ..values.printed import Printed, noted

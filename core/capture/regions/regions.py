@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from torch import Tensor, fx
 
 from ...errors import RequestError
-from ..graph.numbered import NumberedObjects
+from ..graph.numbered_objects import NumberedObjects
 from ..graph.randomness import KeyedRandom, random_key
 from ..graph.sparse_gradients import RULE
 from ..graph.storages import storage_of

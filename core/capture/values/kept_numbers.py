@@ -19,7 +19,7 @@ from typing import Any
 
 from attrs import define, field
 
-from .texts import UnknownText, plain
+from .text_marks import UnknownText, plain
 
 _STAND_IN = 8 * 10**14
 """Added to the number of a text where Python converts a number for ``text % number``: its digits are the mark."""

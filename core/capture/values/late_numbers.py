@@ -15,8 +15,8 @@ from torch.utils import _pytree as pytree
 
 from .capture_errors import NeedsValue
 from .kept_numbers import KeptNumber
-from .raising import value_without_error
-from .texts import number_mark
+from .raising_branches import value_without_error
+from .text_marks import number_mark
 
 
 class TextValues(Protocol):

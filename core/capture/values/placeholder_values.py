@@ -10,7 +10,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from .raising import value_without_error
+from .raising_branches import value_without_error
 
 _LARGEST = 1 << 28
 """Bytes of the largest storage with a placeholder address."""

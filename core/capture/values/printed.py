@@ -14,7 +14,7 @@ from attrs import define, field
 
 from .code_origin import is_users_own
 from .late_numbers import LateNumber
-from .texts import MARK, filled_in, plain
+from .text_marks import MARK, filled_in, plain
 
 
 @define(eq=False)

@@ -15,10 +15,10 @@ from torch.utils import _pytree as pytree
 
 from .capture_errors import NeedsAutograd, NeedsValue, Refused
 from .late_numbers import LateNumber
-from .raising import value_without_error
+from .raising_branches import value_without_error
 from .seeds import SetSeeds
 from .sparse_tensors import is_sparse
-from .texts import tensor_mark
+from .text_marks import tensor_mark
 
 _READS = {
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__,

@@ -13,7 +13,7 @@ from ...documents import check_format, converter, reasons
 from ...errors import RequestError
 from ...files.limits import short
 from ...files.toml_reader import parse_toml
-from ...nearest import nearest
+from ...name_suggestions import nearest
 from ..device_type import DeviceType, structured_device
 from ..sourced import is_number, joined, structured
 from .parts import LinkType, NamedCluster, NodeType

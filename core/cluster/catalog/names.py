@@ -11,7 +11,7 @@ from typing import Any
 from attrs import evolve
 
 from ...errors import RequestError
-from ...nearest import nearest
+from ...name_suggestions import nearest
 from ..cluster import Cluster
 from .build import build
 from .catalogue import ANY_NODE, Catalogue

@@ -1,7 +1,8 @@
-"""Whether the plan fits the memory of every device.
+"""Whether the plan fits the memory of every device; if not, the error says what does not fit.
 
 State, saved tensors and the workspace of the running action must fit: the peak that plans predict. A device that
-exceeds its limit only with communication buffers gets a warning.
+exceeds its limit only with communication buffers gets a warning. If a search finds no plan that fits, its error is in
+`core/search/suggestions/infeasible`, and the changes that help in `changes` next to it.
 """
 
 import math

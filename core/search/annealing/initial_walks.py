@@ -11,8 +11,8 @@ from ...schedules.problem import ScheduleProblem
 from ..problem.options import Option, options, schedule_problem
 from ..problem.search_space import SearchSpace
 from ..problem.setting import Setting
-from .balance import even_cuts
-from .fitting import fitting_cuts, most_in_flight
+from .even_cuts import even_cuts
+from .fitting_cuts import fitting_cuts, most_in_flight
 from .list_scheduled import list_scheduled
 from .walk import Walk, start_walk
 

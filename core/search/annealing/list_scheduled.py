@@ -20,8 +20,8 @@ from ...schedules.problem import Schedule, ScheduleProblem
 from ..orders.initial_keys import patterns, placements
 from ..problem.candidate import Candidate
 from ..problem.setting import Setting
-from .balance import balanced_cuts, even_cuts
-from .fitting import fitting_cuts
+from .even_cuts import balanced_cuts, even_cuts
+from .fitting_cuts import fitting_cuts
 
 NAME = "listed"
 """Name of these orders in place of a family's."""

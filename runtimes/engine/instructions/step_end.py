@@ -1,4 +1,4 @@
-"""The instructions at the end of a step: REDUCE_GRAD, REDUCE_TIED, SYNC, STEP, UNSHARD; see `optimizer`."""
+"""The instructions at the end of a step: REDUCE_GRAD, REDUCE_TIED, SYNC, STEP, UNSHARD; see ``runtimes/optimizer``."""
 
 from collections.abc import Callable
 from functools import partial

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from panpipe.core.analytic.alone import LoneOperator
 from panpipe.core.analytic.model import ModelWork, model_work
+from panpipe.core.analytic.single_operator import LoneOperator
 from panpipe.core.analytic.work import TracedOperator, work_of
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step

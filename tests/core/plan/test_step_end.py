@@ -14,7 +14,7 @@ from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.plan import TiedWeight, parse_plan, plan_json
 from panpipe.core.plan.validation.validate import validate
 from panpipe.core.search import longest_path
-from panpipe.simulators.optimizer import OptimizerStep
+from panpipe.simulators.optimizer_step import OptimizerStep
 from panpipe.simulators.run import simulate
 
 from ...support.plans import orders, plan_of, plans

@@ -7,7 +7,7 @@ import torch
 from attrs import evolve
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.checkpoint.training_state import TrainingState, _by_parameter
-from panpipe.runtimes.optimizer.state import StageState
+from panpipe.runtimes.optimizer.stage_state import StageState
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 

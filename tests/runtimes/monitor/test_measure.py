@@ -11,7 +11,7 @@ from panpipe.runtimes.devices.compute import HostQueue
 from panpipe.runtimes.engine.step_data import StepRecord
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.monitor.measure import MemoryPeak, Numbers, numbers_of, of_all, tokens_of
-from panpipe.runtimes.optimizer.state import StageState
+from panpipe.runtimes.optimizer.stage_state import StageState
 from torch import nn
 
 SECOND = 10**9

@@ -7,7 +7,7 @@ import statistics
 import pytest
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.drift import paired_times
-from panpipe.core.paired import robust_geometric_mean
+from panpipe.core.paired_difference import robust_geometric_mean
 from panpipe.runtimes.planning.interval import BETWEEN, PAIRS, TYPICAL, error_of_pairs, with_interval
 
 from ...support.plans import orders, plan_of

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from panpipe.backends import streams
-from panpipe.core.analytic.alone import LoneOperator
+from panpipe.core.analytic.single_operator import LoneOperator
 from panpipe.runtimes.profile.operator_profile import profile_operators
 
 from ...support.backends.watched_streams import WatchedStreams

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attrs import define
-from panpipe.runtimes.optimizer.state import StageState
+from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.programs.linked_stage import LinkedStage
 
 

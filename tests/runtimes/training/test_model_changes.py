@@ -5,7 +5,7 @@ import torch
 from attrs import evolve
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import Stage, TiedWeight
-from panpipe.runtimes.optimizer.state import StageState
+from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.training.model_changes import KnownTensors, TiedCopies, follow_trained, refuse_strays
 from torch import nn
 

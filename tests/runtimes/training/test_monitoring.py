@@ -7,7 +7,7 @@ import torch
 from panpipe.core.actions import parse_action
 from panpipe.runtimes.engine.step_data import StepOptions, StepRecord
 from panpipe.runtimes.monitor.measure import Numbers
-from panpipe.runtimes.optimizer.state import StageState
+from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.training import monitoring as module
 from panpipe.runtimes.training.monitoring import Monitoring, UpdateNumbers
 from torch import nn

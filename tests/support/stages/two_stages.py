@@ -16,8 +16,9 @@ from panpipe.runtimes.devices.compute import ComputeQueue, HostQueue
 from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.engine.step_data import StepInputs
 from panpipe.runtimes.engine.tied import TiedReduction
-from panpipe.runtimes.optimizer.state import StageState
-from panpipe.runtimes.optimizer.update import NormParameters, Update
+from panpipe.runtimes.optimizer.clipping import NormParameters
+from panpipe.runtimes.optimizer.stage_state import StageState
+from panpipe.runtimes.optimizer.update import Update
 from panpipe.runtimes.programs.compiled import Compiled, compile_stages
 from panpipe.runtimes.programs.stage_run import StageRun
 from torch import Tensor, nn

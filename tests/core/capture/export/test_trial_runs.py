@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.export.recorded import first_difference
+from panpipe.core.capture.export.run_record import first_difference
 from panpipe.core.capture.export.trial_runs import Leaf, TrialRuns, leaves_of
 from panpipe.core.capture.python.reachable.reach import reach
 from panpipe.core.errors import RequestError

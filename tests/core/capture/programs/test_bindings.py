@@ -3,7 +3,7 @@
 import pytest
 import torch
 from panpipe.core.capture.programs.bindings import binding_of, same_tensor
-from panpipe.core.capture.programs.code import compile_program, no_sink
+from panpipe.core.capture.programs.generated_code import compile_program, no_sink
 from torch import fx
 
 from ....support.nodes import node, placeholder

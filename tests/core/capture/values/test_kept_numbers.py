@@ -8,7 +8,7 @@ import numpy
 import pytest
 import torch
 from panpipe.core.capture.values.kept_numbers import Followed, KeptNumber
-from panpipe.core.capture.values.texts import plain
+from panpipe.core.capture.values.text_marks import plain
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from panpipe.core.capture.values.late_numbers import (
     holds_late_numbers,
     with_late_numbers_as_tensors,
 )
-from panpipe.core.capture.values.texts import filled_in
+from panpipe.core.capture.values.text_marks import filled_in
 
 
 class Watch:

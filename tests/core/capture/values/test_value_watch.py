@@ -6,7 +6,7 @@ import pytest
 import torch
 from panpipe.core.capture.values.capture_errors import NeedsAutograd, NeedsValue, Refused
 from panpipe.core.capture.values.late_numbers import LateNumber
-from panpipe.core.capture.values.texts import filled_in
+from panpipe.core.capture.values.text_marks import filled_in
 from panpipe.core.capture.values.value_watch import ValueWatch, is_unknown, reads_values
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode

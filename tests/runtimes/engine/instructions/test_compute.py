@@ -12,7 +12,8 @@ from panpipe.runtimes.engine.leaf_loader import LeafLoader
 from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.messages import Message
 from panpipe.runtimes.engine.tied import TiedReduction
-from panpipe.runtimes.optimizer.update import NormParameters, Update
+from panpipe.runtimes.optimizer.clipping import NormParameters
+from panpipe.runtimes.optimizer.update import Update
 
 from ....support.plans import orders, plan_of, split_backward
 from ....support.stages.two_stages import KEY, WIDTH, TwoStages

@@ -10,8 +10,9 @@ from panpipe.runtimes.engine.frame import Frame
 from panpipe.runtimes.engine.instructions.instructions import INSTRUCTIONS, Binder, Instruction, executes
 from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.tied import TiedReduction
-from panpipe.runtimes.optimizer.state import StageState
-from panpipe.runtimes.optimizer.update import NormParameters, Update
+from panpipe.runtimes.optimizer.clipping import NormParameters
+from panpipe.runtimes.optimizer.stage_state import StageState
+from panpipe.runtimes.optimizer.update import Update
 from panpipe.runtimes.programs.linked_stage import LinkedStage
 
 from ....support.plans import orders, plan_of

@@ -10,7 +10,8 @@ from panpipe.runtimes.engine.frame import Frame
 from panpipe.runtimes.engine.instructions.instructions import Binder
 from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.tied import TiedReduction
-from panpipe.runtimes.optimizer.update import NormParameters, Update
+from panpipe.runtimes.optimizer.clipping import NormParameters
+from panpipe.runtimes.optimizer.update import Update
 
 from ....support.plans import orders, plan_of
 from ....support.stages.two_stages import WIDTH, TwoStages

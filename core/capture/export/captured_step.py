@@ -1,0 +1,198 @@
+"""From an exported program to a captured step: the meaning of its placeholders, and rewrites of its graph."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from attrs import define, field, frozen
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.export.graph_signature import InputKind
+
+from ...errors import RequestError
+from ..graph.aliases import copy_written, rewrite_aliases
+from ..graph.assigned_buffer_reads import keep_read_values
+from ..graph.autograd_functions import place_hooks
+from ..graph.masked_scatters import rewrite_masked_scatters
+from ..graph.nodes import module_of, root_of, written_arguments
+from ..graph.outputs import Outputs, ResultRows, row_outputs, step_outputs, weight_beside_loss
+from ..graph.plain_tensors import refuse_written_constants
+from ..graph.recurrent_layers import split_layers
+from ..graph.value_checks import depends_on_values, drop_checks
+from ..regions.breaks import Breaks
+from ..regions.modes import note_modes
+from ..values.capture_errors import LateSize
+from ..values.user_lines import first_line, line_of
+
+TAIL = "the end of the step"
+"""Name of a tail that stays Python, among the regions of a captured step."""
+
+
+@define
+class CapturedStep:
+    """A captured step.
+
+    Args:
+        graph: every operator of one microbatch, as `torch.fx` placeholders and calls; ``meta["val"]`` of a node is a
+            fake tensor with its shape, dtype and device.
+        batch: name of the placeholder → position of that tensor in the flattened batch.
+        parameters: name of the placeholder → the parameter's qualified name. A tied weight has one name: its first.
+        buffers: the same for buffers.
+        constants: name of the placeholder → the constant tensor.
+        modules: attribute name → sub-graph of a higher-order operator.
+        mutated_buffers: qualified names of the buffers that the step writes.
+        outputs: the nodes of its results.
+        model_name: for messages.
+        fake_mode: the mode that all fake tensors of the graph belong to.
+        regions: a module's name or the end of the step, which stay Python → the line that needs a value there.
+        gradients: whether a backward follows; if not, no tensor requires a gradient.
+        causes: as in ``regions`` → the reason why the line cannot be captured.
+        held: objects that its operators name by number.
+        batch_writes: position of a leaf of the batch that the step writes in place → the user's line.
+    """
+
+    graph: fx.Graph
+    batch: dict[str, int]
+    parameters: dict[str, str]
+    buffers: dict[str, str]
+    constants: dict[str, Tensor]
+    modules: dict[str, Any]
+    mutated_buffers: frozenset[str]
+    outputs: Outputs
+    model_name: str
+    fake_mode: FakeTensorMode
+    regions: dict[str, str]
+    gradients: bool = True
+    causes: dict[str, str] = field(factory=dict)
+    held: Sequence[object] = ()
+    batch_writes: dict[int, str] = field(factory=dict)
+
+
+def captured_step(
+    program: Any,
+    names: Mapping[str, str],
+    leaves: int,
+    model_name: str,
+    breaks: Breaks,
+    *,
+    gradients: bool = True,
+    rows: ResultRows | None = None,
+    held: Sequence[object] = (),
+) -> CapturedStep:
+    """The captured step of an exported program.
+
+    Args:
+        program: the exported step; its graph is changed in place.
+        names: name of a parameter or buffer in it → its canonical qualified name.
+        leaves: number of leaves of the batch.
+        model_name: for messages.
+        breaks: the step's regions, and what it prints.
+        gradients: whether a backward follows.
+        rows: of its results, if it returns tensors with a row for each sample and no loss.
+
+    Raises:
+        RequestError: the step writes a parameter, or does not return a scalar loss, or a function returns no rows.
+        LateSize: a tensor has a data-dependent size.
+    """
+    inputs = _Inputs.of(program, names, leaves)
+    graph = program.graph
+    batch_writes = _rewrite(graph, inputs.batch)
+    keep_read_values(graph, [node for node, name in inputs.buffers.items() if name in breaks.assigned])
+    # Export creates its own mode; all later fake tensors must belong to it.
+    fake_mode = next(n.meta["val"].fake_mode for n in graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
+    modules = {n.target: getattr(program.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
+    outputs: Outputs
+    if rows is None:
+        results = step_outputs(program, breaks.printed, first_line(breaks.step))
+        outputs = weight_beside_loss(graph, results, {*inputs.batch, *inputs.constants})
+    else:
+        outputs = row_outputs(program, breaks.printed, rows)
+    regions, causes = ({name or TAIL: text for name, text in d.items()} for d in (breaks.lines, breaks.causes))
+    writes = {inputs.batch[name]: line for name, line in batch_writes.items()}
+    step = CapturedStep(
+        graph, inputs.batch, inputs.parameters, inputs.buffers, inputs.constants, modules, frozenset(), outputs,
+        model_name, fake_mode, regions, gradients, causes, held, writes,
+    )  # fmt: skip
+    _refuse_written_parameters(step)
+    refuse_written_constants(step.graph, step.constants)
+    written = (root_of(argument).name for node in graph.nodes for argument in written_arguments(node))
+    step.mutated_buffers = frozenset(inputs.buffers[name] for name in written if name in inputs.buffers)
+    return step
+
+
+@frozen
+class _Inputs:
+    """The placeholders of an exported graph by meaning; see `CapturedStep`."""
+
+    batch: dict[str, int] = field(factory=dict)
+    parameters: dict[str, str] = field(factory=dict)
+    buffers: dict[str, str] = field(factory=dict)
+    constants: dict[str, Tensor] = field(factory=dict)
+
+    @classmethod
+    def of(cls, program: Any, names: Mapping[str, str], leaves: int) -> "_Inputs":
+        found, position = cls(), 0
+        for spec in program.graph_signature.input_specs:
+            if spec.kind is InputKind.USER_INPUT:
+                if position < leaves and hasattr(spec.arg, "name"):
+                    found.batch[spec.arg.name] = position
+                position += 1
+            elif spec.kind is InputKind.PARAMETER:
+                found.parameters[spec.arg.name] = names[spec.target]
+            elif spec.kind is InputKind.BUFFER:
+                found.buffers[spec.arg.name] = names[spec.target]
+            elif spec.kind is InputKind.CONSTANT_TENSOR:
+                found.constants[spec.arg.name] = program.constants[spec.target]
+        return found
+
+
+def _rewrite(graph: fx.Graph, batch: Collection[str]) -> dict[str, str]:
+    """Rewrite operators that later traces or cuts would not handle correctly.
+
+    Args:
+        graph: the exported graph; changed in place.
+        batch: names of the batch's placeholders.
+
+    Returns:
+        Name of each placeholder of the batch that the step writes in place → the user's line.
+    """
+    _remove_generators(graph)
+    note_modes(graph)
+    place_hooks(graph)
+    rewrite_aliases(graph)
+    written = copy_written(graph, batch)
+    drop_checks(graph)
+    _refuse_late_sizes(graph)
+    split_layers(graph)
+    rewrite_masked_scatters(graph)
+    return written
+
+
+def _remove_generators(graph: fx.Graph) -> None:
+    """Remove generators from random operators, which draw from keyed streams instead."""
+    for node in graph.nodes:
+        if node.kwargs.get("generator") is not None:
+            node.kwargs = {**node.kwargs, "generator": None}
+
+
+def _refuse_late_sizes(graph: fx.Graph) -> None:
+    for node in graph.nodes:
+        if node.op == "call_function" and depends_on_values(node):
+            raise LateSize(f"{node.target} returns something of data-dependent size", module_of(node))
+
+
+def _refuse_written_parameters(step: CapturedStep) -> None:
+    for node in step.graph.nodes:
+        for argument in written_arguments(node):
+            name = step.parameters.get(root_of(argument).name)
+            if name is not None and getattr(node.target, "_opname", "") == "embedding_renorm_":
+                raise RequestError(
+                    f"{line_of(node)}: the embedding's max_norm= writes parameter '{name}' in its forward: parameters "
+                    "are only changed by the optimizer; leave max_norm= out and shorten the rows after each step, with "
+                    "pipe.on_parameters(lambda name, p: p.copy_(torch.renorm(p, 2, 0, max_norm)) if name == "
+                    f"'{name}' else None)"
+                )
+            if name is not None:
+                raise RequestError(
+                    f"{line_of(node)}: the step writes parameter '{name}' in place: only the optimizer changes "
+                    "parameters; write it between steps, or make it a buffer"
+                )

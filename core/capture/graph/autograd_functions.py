@@ -1,0 +1,169 @@
+"""Custom autograd functions as single operators, so that the user's backward is kept.
+
+Tracing alone would record the operators of such a function's forward, differentiate them, and lose the user's backward.
+Under `own_functions` a call becomes one node of the captured graph that calls the user's function again; when a stage's
+programs are derived, the user's forward and backward are both traced.
+"""
+
+import functools
+import operator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import torch
+from attrs import define
+from torch import Tensor, fx
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
+from torch.utils.hooks import RemovableHandle
+
+from ...errors import RequestError
+from ..values.capture_errors import NeedsValue
+from ..values.late_numbers import LateNumber
+from ..values.nesting import Nesting, taken_apart
+from .numbered_objects import NumberedObjects
+
+_library = torch.library.Library("panpipe_python", "DEF")
+_library.define("call(Tensor[] given, int number) -> Tensor[]")
+_calls: "NumberedObjects[_Call]" = NumberedObjects()
+
+
+@define
+class _Call:
+    """A call of a custom autograd function, with its arguments other than tensors.
+
+    Args:
+        function: the user's function.
+        apply: its own ``apply``.
+        given: the nesting of its arguments and keyword arguments.
+        returned: the nesting of what it returns; known after the first call.
+        hook: whether it is a hook on a tensor's gradient.
+    """
+
+    function: type[torch.autograd.Function]
+    apply: Callable[..., Any]
+    given: Nesting
+    returned: Nesting | None = None
+    hook: bool = False
+
+    def __call__(self, given: list[Tensor]) -> list[Tensor]:
+        args, kwargs = self.given.filled(given)
+        versions = [tensor._version for tensor in given]
+        found, self.returned = taken_apart(self.apply(*args, **kwargs))
+        if versions != [tensor._version for tensor in given]:
+            raise RequestError(
+                f"autograd function {self.function.__qualname__} writes what it is given in place: "
+                "a captured function may not; return a new tensor"
+            )
+        return found
+
+    def nested(self, found: list[Tensor]) -> Any:
+        """What the function returns, from its tensors."""
+        assert self.returned is not None
+        return self.returned.filled(found)
+
+
+_library.impl("call", lambda given, number: _calls[number](given), "CompositeImplicitAutograd")
+
+
+@contextmanager
+def own_functions() -> Iterator[None]:
+    """Within this context, every call of a custom autograd function is recorded as one operator."""
+    original = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
+    inside = False
+
+    def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
+        nonlocal inside
+        tensors, given = taken_apart((args, kwargs))
+        if inside or not tensors:
+            return original(function, *args, **kwargs)
+        if any(type(leaf) is LateNumber for leaf in pytree.tree_leaves((args, kwargs))):
+            raise NeedsValue(f"{function.__name__} needs the value of a number that it is given")
+        call = _Call(function, functools.partial(original, function), given)
+        number = _calls.add(call)
+        inside = True
+        try:
+            found = torch.ops.panpipe_python.call(tensors, number)
+        finally:
+            inside = False
+        return call.nested(found)
+
+    def register_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
+        if tensor.requires_grad and not inside:
+            given, nesting = taken_apart(((tensor, hook), {}))
+            number = _calls.add(_Call(_Hooked, functools.partial(original, _Hooked), nesting, hook=True))
+            torch.ops.panpipe_python.call(given, number)
+        return RemovableHandle(OrderedDict())
+
+    with (
+        mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)),
+        mock.patch.object(torch.Tensor, "register_hook", register_hook),
+        without_checkpoints(),
+    ):
+        yield
+
+
+class _Hooked(torch.autograd.Function):
+    """The identity, whose gradient is changed by a user's hook."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, hook: Callable[[Tensor], Tensor | None]) -> Tensor:
+        ctx.hook = hook
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        changed = ctx.hook(gradient)
+        return (gradient if changed is None else changed), None
+
+
+def place_hooks(graph: fx.Graph) -> None:
+    """Put every hooked tensor's hook between the tensor and all its readers.
+
+    Args:
+        graph: a captured graph; changed in place.
+    """
+    for node in list(graph.nodes):
+        if node.target is not torch.ops.panpipe_python.call.default or not _calls[node.args[1]].hook:
+            continue
+        source = node.args[0][0]
+        with graph.inserting_after(source):
+            call = graph.node_copy(node)
+        with graph.inserting_after(call):
+            hooked = graph.call_function(operator.getitem, (call, 0))
+        hooked.meta = dict(source.meta)
+        source.replace_all_uses_with(hooked, delete_user_cb=lambda user, call=call: user is not call)
+        for user in list(node.users):
+            graph.erase_node(user)
+        graph.erase_node(node)
+
+
+@contextmanager
+def without_checkpoints() -> Iterator[None]:
+    """Within this context, activation checkpointing calls its function and saves all tensors.
+
+    The plan decides what is recomputed. The results are equal except for keyed random numbers, of which a recomputation
+    in the backward would draw more.
+    """
+
+    def plain(*_args: Any, **_kwargs: Any) -> Iterator[None]:
+        yield
+
+    def call(run: Callable[..., Any], _preserve: bool, *given: Any) -> Any:
+        return run(*given)
+
+    with (
+        mock.patch.object(torch.utils.checkpoint, "_checkpoint_without_reentrant_generator", plain),
+        mock.patch.object(CheckpointFunction, "apply", call),
+    ):
+        yield
+
+
+def called_name(node: fx.Node) -> str | None:
+    """Name of the function that a node calls, or None for an ordinary operator."""
+    if node.target is not torch.ops.panpipe_python.call.default:
+        return None
+    return _calls[node.args[1]].function.__name__  # type: ignore[index]

@@ -1,0 +1,210 @@
+"""The joint graph of a stage, forward and backward in one graph, and its division into F, B, I and W.
+
+F saves what the backward reads. B is everything that depends on an incoming gradient. I is the part of B that the
+gradients of the stage's inputs need; W is the rest. The backward of a convolution computes both kinds of gradients: it
+is in I and in W, with complementary output masks. The backward of a normalisation does so, too, and is in I alone: its
+parameters' gradients take little work, and W would need all its inputs and one more gradient.
+"""
+
+import contextlib
+import operator
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from attrs import define
+from torch import fx
+from torch._functorch._aot_autograd import descriptors
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+
+from ...errors import PanpipeError, RequestError
+from ..graph.generated_sources import sources_removed
+from ..python.torch_settings import without_anomaly_mode
+from ..values.user_lines import line_of, reason_of
+from .effect_tokens import forward_checks, is_token, remove_tokens
+from .stage import StageGraph
+from .stage_module import StageModule
+
+aten = torch.ops.aten
+
+_MASKED = {aten.convolution_backward.default}
+"""Fused backward operators, worth splitting, whose last argument is a mask of the gradients to compute."""
+
+
+@define
+class JointGraph:
+    """A stage's joint graph, by the meaning of its inputs and outputs.
+
+    Args:
+        graph: the graph.
+        primals: placeholders of the stage's inputs, by position.
+        tangents: placeholders of incoming gradients, by position of the output they belong to.
+        outputs: nodes of the stage's outputs, in order.
+        mutations: position of a buffer among the inputs → the node of its new value.
+        gradients: position of an input → the node of its gradient, in the order of the inputs.
+    """
+
+    graph: fx.Graph
+    primals: dict[int, fx.Node]
+    tangents: dict[int, fx.Node]
+    outputs: list[fx.Node]
+    mutations: dict[int, fx.Node]
+    gradients: dict[int, fx.Node]
+
+
+@sources_removed()
+def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
+    """Trace forward and backward of a stage over fake tensors.
+
+    Args:
+        stage: the stage.
+        as_on_cpu: whether dropout rounds as in eager PyTorch on a CPU, by separate operators; not for the costs of a
+            device whose dropout is one kernel.
+
+    Raises:
+        RequestError: an operator of the stage cannot be differentiated or made functional.
+    """
+    module = StageModule(stage)
+    try:
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(without_anomaly_mode())
+            joint = aot_export_joint_with_descriptors(stack, module, stage.fakes)
+            remove_tokens(joint.graph_module.graph)
+            if as_on_cpu:
+                dropout_as_eager(joint.graph_module.graph)
+            return _by_meaning(joint.graph_module.graph)
+    except PanpipeError:
+        raise
+    except Exception as error:
+        node = module.running
+        what = f"{line_of(node)}: {node.target}" if node is not None else "the backward of a stage"
+        raise RequestError(
+            f"{what} cannot be turned into forward and backward programs: {reason_of(error)}; use another operator"
+        ) from error
+
+
+def dropout_as_eager(graph: fx.Graph) -> None:
+    """Make the backward of dropout round as in eager PyTorch on a CPU, where the mask is multiplied by the scale.
+
+    The mask has one byte per element between forward and backward. The product has the strides that the operator was
+    traced with, independent of the gradient's, because its readers were traced with these.
+
+    Args:
+        graph: a joint graph; changed in place.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
+        gradient, mask, scale = node.args
+        value, wanted = gradient.meta["val"], node.meta["val"]
+        if value.device.type != "cpu" or not scale:
+            continue
+        with graph.inserting_before(node), value.fake_mode:
+            scaled = _inserted(graph, node, aten._to_copy.default, mask, dtype=value.dtype)
+            scaled = _inserted(graph, node, aten.div.Scalar, scaled, 1 / scale)
+            product = _inserted(graph, node, aten.mul.Tensor, gradient, scaled)
+            if product.meta["val"].stride() != wanted.stride():
+                # If the operands' strides differ, a product has those of the first; if it needs others, the program
+                # restrides it.
+                product.args = (scaled, gradient)
+                product.meta["val"] = wanted
+        node.replace_all_uses_with(product)
+        graph.erase_node(node)
+
+
+def _inserted(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+    """A call with its fake result, at the position and with the ``meta`` of another node."""
+    made = graph.call_function(target, args, kwargs)
+    values = fx.map_arg(args, lambda node: node.meta["val"])
+    made.meta = {**like.meta, "val": target(*values, **kwargs)}
+    return made
+
+
+def _by_meaning(graph: fx.Graph) -> JointGraph:
+    joint = JointGraph(graph, {}, {}, [], {}, {})
+    for node in graph.nodes:
+        if node.op != "placeholder":
+            continue
+        meaning = node.meta["desc"]
+        if isinstance(meaning, descriptors.PlainAOTInput):
+            joint.primals[meaning.idx] = node
+        elif isinstance(meaning, descriptors.TangentAOTInput) and isinstance(
+            meaning.output, descriptors.PlainAOTOutput
+        ):
+            joint.tangents[meaning.output.idx] = node
+        elif not is_token(meaning):
+            raise RuntimeError(f"an input of an unexpected kind: {meaning}")
+    output = next(node for node in graph.nodes if node.op == "output")
+    found: dict[int, fx.Node] = {}
+    for node, meaning in zip(output.args[0], output.meta["desc"], strict=True):
+        if node is None:
+            continue
+        if isinstance(meaning, descriptors.PlainAOTOutput):
+            found[meaning.idx] = node
+        elif isinstance(meaning, descriptors.InputMutationAOTOutput):
+            joint.mutations[meaning.mutated_input.idx] = node  # type: ignore[attr-defined]
+        elif isinstance(meaning, descriptors.GradAOTOutput):
+            joint.gradients[meaning.grad_of.idx] = node  # type: ignore[attr-defined]
+        elif not is_token(meaning):
+            raise RuntimeError(f"an output of an unexpected kind: {meaning}")
+    joint.outputs = [found[i] for i in sorted(found)]
+    joint.gradients = dict(sorted(joint.gradients.items()))
+    return joint
+
+
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes and everything that they depend on, without placeholders."""
+    found: set[fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found and node.op != "placeholder":
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found
+
+
+def forward_nodes(joint: JointGraph) -> set[fx.Node]:
+    """The nodes of F: those that outputs and new values of buffers depend on, and the forward's error checks.
+
+    F selects all results of an operator with several, so that only those that the backward reads are saved.
+    """
+    found = ancestors([*joint.outputs, *joint.mutations.values(), *forward_checks(joint.graph)])
+    return found | {user for node in found for user in node.users if user.target is operator.getitem}
+
+
+def split_masked(graph: fx.Graph, for_inputs: set[fx.Node]) -> None:
+    """Duplicate fused backward operators that both I and W need, with complementary masks.
+
+    Args:
+        graph: the joint graph; changed in place.
+        for_inputs: nodes that the input gradients depend on.
+    """
+    for node in list(graph.nodes):
+        if node.op != "call_function" or node.target not in _MASKED or node not in for_inputs:
+            continue
+        parts = {user.args[1]: user for user in node.users if user.target is operator.getitem}
+        mask = list(node.args[-1])
+        rest = [i for i, user in parts.items() if mask[i] and user not in for_inputs]
+        if not rest:
+            continue
+        with graph.inserting_after(node):
+            twin = graph.node_copy(node)
+        twin.args = (*node.args[:-1], [i in rest for i in range(len(mask))])
+        node.args = (*node.args[:-1], [mask[i] and i not in rest for i in range(len(mask))])
+        for i in rest:
+            parts[i].args = (twin, i)
+
+
+def selecting_nodes(gradient: fx.Node, computed: set[fx.Node]) -> set[fx.Node] | None:
+    """The nodes that only select a gradient from computed results; None if it takes more than selecting."""
+    picked = ancestors([gradient]) - computed
+    return picked if all(node.target is operator.getitem for node in picked) else None
+
+
+def closed_over(nodes: Iterable[fx.Node], inside: set[fx.Node]) -> list[fx.Node]:
+    """The nodes outside a set that its nodes read, in order of first reading."""
+    return list(dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in inside))
+
+
+def ordered(graph: fx.Graph, nodes: set[fx.Node]) -> list[fx.Node]:
+    """Nodes in the graph's order."""
+    return [node for node in graph.nodes if node in nodes]

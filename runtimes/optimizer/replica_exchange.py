@@ -1,0 +1,119 @@
+"""What replicas exchange in addition to gradients (`gradient_buckets`): losses, weights, metrics and written buffers.
+
+As in DistributedDataParallel, parameters and buffers start with the first replica's values. Buffers that its forward
+writes, such as BatchNorm's running statistics, are copied to the other replicas after every step.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...backends.contract import Backend
+from ...core.plain_data import decode, encode
+from ..devices.compute import ComputeQueue
+from ..launch.team import Team
+
+Rows = list[list[float]]
+"""For each microbatch: loss, weight, metrics."""
+
+
+def rows_of_all(
+    rows: Rows, replicas: Backend, microbatches: int, columns: int, where: torch.device, marked: bool = False
+) -> tuple[list[Rows], int | None]:
+    """The rows of each replica, in order: an all-reduce of a table in which each replica fills its own rows.
+
+    Args:
+        rows: of this replica; one for each microbatch of its batch.
+        replicas: this device's transport to its replicas.
+        microbatches: the largest number of microbatches of a replica.
+        columns: number of the columns loss, weight and metrics; further columns are not exchanged.
+        where: the device of the tensors.
+        marked: whether this replica reports that its ranks have different batches.
+
+    Returns:
+        The rows by replica, and the first replica that is marked, if any.
+    """
+    table = torch.zeros(replicas.devices, microbatches, 1 + columns, dtype=torch.float64)
+    there = 1.0 + marked
+    own = torch.tensor([[there, *row[:columns]] for row in rows], dtype=torch.float64)
+    table[replicas.device, : len(rows)] = own
+    table = table.to(where)
+    replicas.all_reduce(table).wait()
+    found = table.tolist()
+    first = next((number for number, of_one in enumerate(found) if of_one[0][0] > 1), None)
+    return [[values for there, *values in of_one if there] for of_one in found], first
+
+
+def totals_of_all(numbers: Sequence[Tensor | float], replicas: Backend, queue: ComputeQueue) -> Tensor:
+    """The sums of all replicas' numbers; the host does not wait for the device.
+
+    Args:
+        numbers: of this replica, scalars.
+        replicas: this device's transport to its replicas.
+        queue: its compute queue.
+    """
+    there = [n if isinstance(n, Tensor) else queue.upload(torch.tensor(n, dtype=torch.float64)) for n in numbers]
+    sums = torch.stack([number.double() for number in there])
+    replicas.all_reduce(sums).wait()
+    return sums
+
+
+def gathered_values(value: Any, replicas: Backend, where: torch.device) -> list[Any]:
+    """The values of all replicas, in their order; all of them call this together.
+
+    Args:
+        value: of this replica: plain data.
+        replicas: this device's transport to its replicas.
+        where: the device of the tensors.
+    """
+    data = torch.frombuffer(bytearray(encode(value)), dtype=torch.uint8)
+    sizes = torch.zeros(replicas.devices, dtype=torch.int64)
+    sizes[replicas.device] = data.numel()
+    sizes = sizes.to(where)
+    replicas.all_reduce(sizes).wait()
+    most = int(sizes.max())
+    table = torch.zeros(replicas.devices, most, dtype=torch.uint8)
+    table[replicas.device, : data.numel()] = data
+    table = table.to(where).view(-1)
+    replicas.all_gather(table).wait()
+    rows = table.cpu().view(replicas.devices, most)
+    return [decode(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes.tolist(), strict=True)]
+
+
+def share(tensors: Sequence[Tensor], replicas: Backend) -> None:
+    """Broadcast some tensors of the first replica to all others.
+
+    Args:
+        tensors: of one device; of the same shapes and dtypes in all replicas.
+        replicas: the device's transport to its replicas.
+    """
+    if not tensors:
+        return
+    if replicas.device == 0:
+        replicas.broadcast([tensor.detach().contiguous() for tensor in tensors], 0).wait()
+        return
+    received = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for tensor in tensors]
+    replicas.broadcast(received, 0).wait()
+    with torch.no_grad():
+        for tensor, value in zip(tensors, received, strict=True):
+            tensor.copy_(value)
+
+
+def begin_equal(team: Team, own: Mapping[int, Sequence[Tensor]]) -> None:
+    """Broadcast the first replica's parameters and buffers to all others.
+
+    Args:
+        team: the devices.
+        own: the tensors of each device of this process.
+    """
+    if team.replicas == 1:
+        return
+
+    def work(device: int) -> None:
+        replicas = team.replicas_of(device)
+        assert replicas is not None
+        share(own[device], replicas)
+
+    team.run_local(work)

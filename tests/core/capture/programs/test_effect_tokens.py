@@ -1,0 +1,68 @@
+"""Operators with an effect: error checks of linear algebra run, and raise, in a stage's programs."""
+
+import pytest
+import torch
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.programs.effect_tokens import forward_checks
+from panpipe.core.capture.programs.joint_graph import trace_joint
+from panpipe.core.capture.programs.stage import stage_graph
+from panpipe.runtimes.diagnose.doctor import TOLERANCES, CheckedModel
+from panpipe.runtimes.launch.team import ThreadTeam
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import orthogonal
+
+
+class Solved(nn.Module):
+    """Solves with a matrix of its own, with an inverse and with a Cholesky factor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), orthogonal(nn.Linear(6, 6), orthogonal_map="cayley")
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x).tanh()
+        matrix = self.scale * torch.eye(6, dtype=x.dtype) + h.T @ h
+        factor = torch.linalg.cholesky(matrix)
+        h = torch.linalg.solve(matrix, h.T).T @ torch.linalg.inv(matrix)
+        return self.last(h) + factor.diagonal().log().sum()
+
+
+def step(model: nn.Module, x: Tensor) -> Tensor:
+    return model(x).pow(2).mean()
+
+
+@pytest.fixture(scope="module")
+def checked():
+    torch.manual_seed(0)
+    return CheckedModel(Solved(), step, torch.randn(4, 6), 2)
+
+
+def test_linear_solves_train_like_one_process(checked):
+    team = ThreadTeam(2)
+    check = checked.check(team, "1f1b", 1)
+    team.close()
+    assert check.distance is not None, check.problem
+    assert check.distance.within(*TOLERANCES[torch.float64]), check.distance
+
+
+def test_singular_matrix_raises_as_in_one_process(checked):
+    model = checked.model
+    team = ThreadTeam(2)
+    with torch.no_grad():
+        model.scale.zero_()
+        model.first.weight.zero_()
+        model.first.bias.zero_()
+    check = checked.check(team, "1f1b", 1)
+    team.close()
+    assert check.distance is None
+    assert "linalg.cholesky" in check.problem
+
+
+def test_joint_graph_has_no_effect_tokens():
+    captured = capture_step(Solved().double(), step, torch.randn(3, 6, dtype=torch.float64))
+    operators = operators_of(captured)
+    joint = trace_joint(stage_graph(operators, [[node.name for node in operators.graph.nodes]], 0))
+    assert forward_checks(joint.graph)
+    assert not any("with_effects" in str(node.target) for node in joint.graph.nodes)

@@ -1,0 +1,90 @@
+"""Settings around a call: read again before each step, entered again within a capture, or refused."""
+
+import pytest
+import torch
+from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.python.torch_settings import (
+    Autocasts,
+    refuse_inference_tensors,
+    refuse_no_grad,
+    surroundings,
+    with_gradients,
+)
+from panpipe.core.errors import RequestError
+from torch import nn
+
+SETTINGS = {
+    "torch.get_default_dtype()": lambda: torch.set_default_dtype(torch.float64),
+    "torch.get_default_device()": lambda: torch.set_default_device("meta"),
+    "torch.autocast": lambda: torch.set_autocast_enabled("cpu", True),
+    "the kernels of torch.nn.attention": lambda: torch.backends.cuda.enable_flash_sdp(False),
+    "torch's deterministic algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
+    "the flags of torch.backends": lambda: torch.set_float32_matmul_precision("high"),
+}
+
+
+@pytest.fixture(autouse=True)
+def settings_put_back():
+    flash = torch.backends.cuda.flash_sdp_enabled()
+    yield
+    torch.set_default_dtype(torch.float32)
+    torch.set_default_device(None)
+    torch.set_autocast_enabled("cpu", False)
+    torch.backends.cuda.enable_flash_sdp(flash)
+    torch.use_deterministic_algorithms(False)
+    torch.set_float32_matmul_precision("highest")
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_changed_torch_setting_is_detected_by_name(name):
+    before = surroundings()
+    SETTINGS[name]()
+    now = surroundings()
+    assert [key for key in before if before[key] != now[key]] == [name]
+
+
+def test_autocast_can_be_left_and_entered_again():
+    with torch.autocast("cpu", torch.bfloat16):
+        around = Autocasts.now()
+        with around.left():
+            assert not torch.is_autocast_enabled("cpu")
+            with around.again():
+                assert Autocasts.now() == around
+        assert Autocasts.now() == around
+    assert Autocasts.now().entered == ()
+
+
+def test_operators_of_a_step_that_is_captured_under_autocast_are_those_of_its_dtype():
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    with torch.autocast("cpu", torch.bfloat16):
+        step = capture_step(model, lambda m, b: m(b["x"]).float().sum(), {"x": x})
+    assert torch.bfloat16 in {
+        node.meta["val"].dtype for node in step.graph.nodes if hasattr(node.meta.get("val"), "dtype")
+    }
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_training_without_gradients_is_refused_with_the_mode(mode):
+    refuse_no_grad()
+    with mode():
+        with pytest.raises(RequestError, match=rf"torch\.{mode.__name__}\(\)"):
+            refuse_no_grad()
+        with with_gradients():
+            refuse_no_grad()
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_step_is_captured_with_gradients_under_no_grad(mode):
+    model, batch = nn.Linear(4, 4), {"x": torch.randn(2, 4)}
+    with mode():
+        step = capture_step(model, lambda m, b: m(b["x"]).sum(), batch)
+        assert not torch.is_grad_enabled()
+    assert any(node.meta["val"].requires_grad for node in step.graph.nodes if node.name in step.parameters)
+
+
+def test_a_model_that_was_built_under_inference_mode_is_refused_by_name():
+    with torch.inference_mode():
+        model = nn.Sequential(nn.ReLU(), nn.Linear(2, 2))
+    with pytest.raises(RequestError, match=r"'1\.weight' was created under torch\.inference_mode"):
+        refuse_inference_tensors(model)
+    refuse_inference_tensors(model.requires_grad_(False))
