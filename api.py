@@ -97,7 +97,8 @@ def pipeline(
             return None if it takes none. It is also called with other tensors, to measure the optimizer's state. Each
             stage has its own optimizer, so optimizers that compute the loss again, or whose update of a parameter
             depends on other parameters, are refused.
-        microbatches: into how many a batch is cut; by default as in the given plan, otherwise 8.
+        microbatches: the number of microbatches that a batch is cut into; by default that of the given plan, otherwise
+            8.
         plan: ``"auto"``, a Plan, or the path of one. If ``microbatches``, ``schedule``, ``mesh`` or ``recompute`` are
             also given and differ from the plan's, it is refused.
         schedule: name of the schedule of an automatic plan, or ``"auto"``.
@@ -133,9 +134,9 @@ def pipeline(
             the links carry without a longer step; ``"auto"``, only if memory is short, what makes the step fastest
             together with ``recompute``; or a dict from stage to the share of its bytes, from 0 to 1. By default as in
             the plan (``memory.offload``); an automatic plan then offloads nothing. See the page Offload of the docs.
-        offload_to: where they go: ``"host"``, the host's memory, pinned for a GPU; ``"disk"``, a file in the folder for
-            temporary files; or the folder of that file. For devices on the CPU the host's memory is their own, and only
-            a file makes room. The file has no name and ends with the process.
+        offload_to: where offloaded tensors go: ``"host"``, the host's memory, pinned for a GPU; ``"disk"``, a file in
+            the folder for temporary files; or the folder of that file. For devices on the CPU the host's memory is
+            their own, and only a file frees memory. The file has no name and ends with the process.
         host_memory: bytes that these tensors may occupy there, over all devices of a host; by default what is free.
         devices: the torch device of every device of the pipeline, ``"cuda:0,cuda:1"``, or ``"cuda"`` for one GPU
             each; under ``torchrun`` of every rank, on the rank's own host. The model's tensors are moved there, as by
@@ -171,14 +172,14 @@ def pipeline(
         plan_cache: whether an automatic plan is cached on disk (in ``$PANPIPE_CACHE``, by default
             ``~/.cache/panpipe``) and reused for the same model, shapes, arguments, machine and versions. False plans
             again and caches nothing.
-        on_nonfinite: what follows a loss that is NaN or infinite, over all replicas. The report names the first
+        on_nonfinite: what to do if the loss over all replicas is NaN or infinite. The report names the first
             microbatch and the stage in which that began. ``"warn"`` issues a RuntimeWarning, once for such losses in a
-            row, and updates all the same; updates that a scaler skips are not reported. ``"skip"`` makes no update, as
+            row, and still updates; updates that a scaler skips are not reported. ``"skip"`` makes no update, as
             ``if not loss.isfinite(): continue`` before ``optimizer.step()`` in one process: parameters, optimizers and
             schedulers are as before, the step counts, and buffers have what the forward wrote; each is logged. With
             ``update=False`` it is the update of these gradients that is skipped. ``"raise"`` does the same and raises a
             NonFiniteError on every rank. In both all stages wait for the loss before they step. A scaler changes its
-            scale by the gradients alone, as without. None checks nothing.
+            scale by the gradients alone, as it does without this option. None checks nothing.
         monitor: a function, or a list of them, called after each step with a ``panpipe.StepReport``: loss, times,
             bubble, memory peaks and messages of all devices of all ranks, throughput, norm, loss scale. It is called on
             the rank of the first device alone (rank 0, unless ``mesh`` orders ranks otherwise), and must not call
@@ -192,16 +193,16 @@ def pipeline(
         shard: what the replicas of a stage share, so that each holds a part (ZeRO): ``"optimizer"``, each replica has
             and steps 1/dp of the optimizer's state: gradients are reduce-scattered, and parameters gathered after the
             step; ``"auto"`` does that for the stages that do not fit otherwise; ``"none"``. By default as in the plan
-            (``shard``, per stage); an automatic plan then shards nothing. Results are those without. The optimizer has
-            to be elementwise, such as SGD, Adam, AdamW, Adagrad or RMSprop, which is tried; others are refused. The
-            optimizers in ``optimizers`` step slices of the parameters, ``grad`` of a parameter is None after a step,
-            and every rank calls ``state_dict()``. Checkpoints do not depend on it.
+            (``shard``, per stage); an automatic plan then shards nothing. Results are the same as without sharding. The
+            optimizer has to be elementwise, such as SGD, Adam, AdamW, Adagrad or RMSprop; this is tested, and others
+            are refused. The optimizers in ``optimizers`` step slices of the parameters, ``grad`` of a parameter is None
+            after a step, and every rank calls ``state_dict()``. Checkpoints do not depend on it.
         progress: True shows the phases of planning on standard error, on rank 0; False shows nothing; a function is
             called as ``progress(phase, done, total)``, with 0 and 0 for a phase without parts.
         timeout_s: the seconds that a rank (a device, between threads) waits for others that make no progress. Then all
             ranks end with a line that names who waits for whom in which action, and what the late rank did last. An
-            action, such as one forward of a stage, is progress when it ends; a pause of all ranks between steps is no
-            wait. None is the environment variable ``PANPIPE_TIMEOUT_S``, or 300.
+            action, such as one forward of a stage, is progress when it ends; a pause of all ranks between steps does
+            not count as waiting. None is the environment variable ``PANPIPE_TIMEOUT_S``, or 300.
 
     Returns:
         The pipeline; its ``step(batch)`` trains.

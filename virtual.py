@@ -1,4 +1,4 @@
-"""The simulator as a target of training: it is the clock of simulated devices, and plans for them.
+"""The simulator as a target of training (``target="simulator"``): the clock of simulated devices, and plans for them.
 
 Simulators and runtimes do not import each other. This module connects them: a runtime's instructions run at the times
 of the simulator.
@@ -34,7 +34,7 @@ class SimulatedDevices:
     """The devices of a cluster, under the simulator's clock.
 
     Args:
-        options: what the user wants of plan and training. Without a cluster that of a plan's prediction is taken.
+        options: the user's options. If they have no cluster, that of the plan's prediction is used.
     """
 
     options: PipelineOptions

@@ -69,7 +69,7 @@ def profile_links(
         return _start(ranks, backend)
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if ranks is not None and ranks != size:
-        raise RequestError(f"--ranks {ranks} in a job of {size} ranks: leave it out under torchrun")
+        raise RequestError(f"--ranks is {ranks} and the job has {size} ranks: leave it out under torchrun")
     found = _measure(where, kind, backend, repeats)
     if os.environ["RANK"] != "0":
         return 0

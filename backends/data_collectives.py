@@ -70,7 +70,9 @@ def _bytes(value: Any, group: Any) -> Tensor:
 
 def _checked(size: int) -> int:
     if not 0 < size <= _LARGEST_BYTES:
-        raise WorkerError(f"a rank announced plain data of {size} bytes: every rank runs the same version of panpipe")
+        raise WorkerError(
+            f"a rank announced plain data of {size} bytes: all ranks must run the same version of panpipe"
+        )
     return size
 
 
@@ -79,5 +81,5 @@ def _value(data: Tensor, rank: int) -> Any:
         return decode(data.cpu().numpy().tobytes())
     except ValueError as error:
         raise WorkerError(
-            f"rank {rank} sent data that cannot be read ({error}): every rank runs the same version of panpipe"
+            f"rank {rank} sent data that cannot be read ({error}): all ranks must run the same version of panpipe"
         ) from error

@@ -1,7 +1,7 @@
-"""Events that are used again: creating one takes longer than recording it.
+"""Reuse of CUDA events, because creating one takes longer than recording it.
 
-An event can be recorded again when nobody holds it any more: a stream that waits for it was given its position at that
-time. Timed events, which a trace alone needs, are a separate set; so are those of each device, as CUDA requires.
+An event can be recorded again when nothing references it any more: a stream that waits for it was given its position at
+that time. Timed events, which a trace alone needs, are a separate set; so are those of each device, as CUDA requires.
 """
 
 from collections.abc import Callable

@@ -165,7 +165,7 @@ def _forwards(plan: Plan, optimizer: OptimizerStep | None) -> Plan:
     """The plan of the forwards alone, with the costs and the cluster of the whole one."""
     if optimizer is not None:
         raise RequestError(
-            f"--optimizer {optimizer.value} with --forward-only: an evaluation has no optimizer step; leave one out"
+            f"--optimizer is {optimizer.value} with --forward-only: an evaluation has no optimizer step; leave one out"
         )
     return evolve(forward_only(plan), prediction=plan.prediction)
 

@@ -125,7 +125,7 @@ def _object(name: str, given: Any) -> Any:
         return cls[given]
     fields = _init_fields(cls)
     if len(fields) != len(given):
-        raise ValueError(f"{name} has {len(fields)} fields, not {len(given)}: every rank runs the same version")
+        raise ValueError(f"{name} has {len(fields)} fields, not {len(given)}: all ranks must run the same version")
     return cls(**{field.alias: _unpacked(each, True) for field, each in zip(fields, given, strict=True)})
 
 

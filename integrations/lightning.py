@@ -275,7 +275,9 @@ def _refuse(trainer: Any, module: Any, optimizers: list[Any]) -> None:
             "automatic_optimization is False: a pipeline runs forward, backward and update in one step; leave it True"
         )
     if len(optimizers) != 1:
-        raise RequestError(f"configure_optimizers returns {len(optimizers)} optimizers: a pipeline has one; use groups")
+        raise RequestError(
+            f"configure_optimizers returns {len(optimizers)} optimizers: a pipeline has one; use parameter groups"
+        )
     if trainer.gradient_clip_val and trainer.gradient_clip_algorithm not in (None, "norm"):
         raise RequestError(
             f"gradient_clip_algorithm is '{trainer.gradient_clip_algorithm}': a pipeline clips by the norm; use 'norm'"

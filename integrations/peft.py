@@ -30,7 +30,7 @@ def save_adapter(pipe: Pipeline, folder: str | Path) -> None:
     """
     model, folder = pipe.model, Path(folder)
     if not isinstance(model, PeftModel):
-        raise RequestError(f"the model is a {type(model).__name__} and no PeftModel: use pipe.save(folder)")
+        raise RequestError(f"the model is a {type(model).__name__}, not a PeftModel: use pipe.save(folder)")
     parts = folder / "parts"
     pipe.save(parts, frozen=False)
     if not dist.is_initialized() or dist.get_rank() == 0:

@@ -1,4 +1,4 @@
-"""From a user's step to a pipeline that is ready to train: team, capture, plan, handshake."""
+"""Builds a pipeline from a user's step: creates the team, captures the step, plans, and compares the ranks."""
 
 from typing import Any
 
@@ -302,11 +302,11 @@ def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) ->
     if other is not None:
         raise RequestError(
             f"rank {team.rank(other)} has plan {hashes[other][:12]} and rank {team.rank(0)} has {hashes[0][:12]}: "
-            "every rank runs the same plan; give all of them the same file"
+            "every rank must run the same plan; give all of them the same file"
         )
     if plan.graph_hash != operators.graph.hash:
         raise RequestError(
-            f"the plan was made for '{plan.model}' (graph {plan.graph_hash[:12]}) and the captured step is "
+            f"the plan was made for '{plan.model}' (graph {plan.graph_hash[:12]}) but the captured step is "
             f"'{operators.step.model_name}' (graph {operators.graph.hash[:12]}): model, step and shapes must be those "
             "that the plan was made for; plan again"
         )

@@ -141,17 +141,20 @@ class PipelineOptions:
         if self.target not in TARGETS:
             raise RequestError(f"there is no target '{self.target}': known are {', '.join(TARGETS)}")
         if self._microbatches is not None and self._microbatches < 1:
-            raise RequestError(f"{self._microbatches} microbatches: a step needs at least 1")
+            raise RequestError(f"microbatches is {self._microbatches}: a step needs at least 1")
         check_max_shapes(self.max_shapes)
         check_replan(self.replan)
         if self.shard is not None:
             check_level(self.shard, AUTO)
         if self.replan is not None and self.simulated:
-            raise RequestError(f"replan is {self.replan!r} and target 'simulator' has no drift: leave replan out")
+            raise RequestError(
+                f"replan is {self.replan!r}, but simulated devices never drift from the plan: leave replan out"
+            )
         shared = self.shard not in (None, NONE) if self.plan is None else any(each != NONE for each in self.plan.shard)
         if shared and self.training.optimizer is None:
             raise RequestError(
-                "shard shares the optimizer over replicas and there is none: give optimizer=, too, or leave shard out"
+                "shard= is given without optimizer=: it divides the optimizer over replicas; give both, or leave shard "
+                "out"
             )
         if self.plan is not None:
             check_agrees(
@@ -162,12 +165,12 @@ class PipelineOptions:
                 mesh_for(self.plan, self.mesh)
             if self.planning.boundaries != "operators":
                 raise RequestError(
-                    f"boundaries is {self.planning.boundaries!r} and the plan has its stages: leave boundaries out, or "
-                    "plan again"
+                    f"boundaries is {self.planning.boundaries!r}, but the given plan already has its stages: leave "
+                    "boundaries out, or plan again"
                 )
         if self.simulated and self.compile is not None:
             raise RequestError(
-                f"target 'simulator' takes its times from a cost model and compile is {self.compile.name!r}: leave "
+                f"compile is {self.compile.name!r}, but target 'simulator' takes its times from a cost model: leave "
                 "compile out"
             )
         if self.simulated and self.mesh is not None:
@@ -202,7 +205,7 @@ class PipelineOptions:
         self.training.check(model)
         kind = self.devices.type_with(compute_device([*model.parameters(), *model.buffers()]))
         if self.simulated and kind != "cpu":
-            raise RequestError(f"target 'simulator' runs stages on the host and the model would be on {kind}: use cpu")
+            raise RequestError(f"target 'simulator' runs stages on the CPU, but the model would be on {kind}: use cpu")
         if self.compile is not None:
             self.compile.check(kind)
         return kind

@@ -32,7 +32,7 @@ from .profile.reference_workload import reference_s
 from .programs.options import ProgramOptions
 from .replan.automatic import AutomaticReplanning
 from .replan.replanner import Replanner
-from .training.averages import AverageFunction, Visit, WeightAverage, visit
+from .training.averages import AverageFunction, Visit, WeightAverage, visit_parameters
 from .training.evaluation import Forwards
 from .training.initial_weights import InitialWeights
 from .training.trainer import Trainer
@@ -430,7 +430,7 @@ class Pipeline:
         trainer.stages.have_values()
         trainer.counts.visits += 1
         key = trainer.runner.seed, trainer.counts.steps, trainer.counts.visits
-        return visit(self.model, trainer.stages.states, function, key)
+        return visit_parameters(self.model, trainer.stages.states, function, key)
 
     def state_dict(self) -> dict[str, Any]:
         """The state needed to resume training, as far as this process holds it.

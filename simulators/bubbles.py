@@ -1,4 +1,4 @@
-"""Why a device idles.
+"""The causes of the idle time of each device, with the seconds of each cause.
 
 Between two of its operations it waits for the message that arrives last. Until that message was sent, another device's
 compute is what it waits for; from then on, communication (a rendezvous and the queue included)::

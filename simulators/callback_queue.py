@@ -1,4 +1,4 @@
-"""Calling back for each action of a simulated step while its clock runs (see ``core/trace/callback.py``)."""
+"""A device whose actions call a function at their simulated times (see ``core/trace/callback.py``)."""
 
 from collections.abc import Iterable, Sequence
 from functools import partial

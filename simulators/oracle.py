@@ -1,4 +1,4 @@
-"""The simulator as the planner's oracle."""
+"""Scores a plan for the planner by simulating it."""
 
 from ..core.cluster.cluster import Cluster
 from ..core.costs.costs import StageCosts

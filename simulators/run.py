@@ -169,7 +169,7 @@ def _given_costs(plan: Plan, costs: Sequence[StageCosts] | None) -> Sequence[Sta
             raise RequestError(f"the plan of '{plan.model}' holds no costs: plan it with a profile, or give costs")
         costs = plan.prediction.costs
     if len(costs) != len(plan.stages):
-        raise RequestError(f"{len(costs)} costs for {len(plan.stages)} stages: give one for each stage")
+        raise RequestError(f"there are {len(costs)} costs for {len(plan.stages)} stages: give one for each stage")
     return costs
 
 

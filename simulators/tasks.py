@@ -1,4 +1,4 @@
-"""Tasks: the work of devices other than compute and messages.
+"""Tasks: work other than compute and messages, such as gradient reductions, host copies, all-gathers and SYNC.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Times of a simulated step: queues, tasks, and its flows."""
+"""The times of a simulated step: of its operations, messages and tasks."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""The trace of a simulated step, in the common schema of simulator and runtimes."""
+"""Builds the trace of a simulated step, in the schema that simulator and runtimes share."""
 
 from collections.abc import Iterator, Sequence
 

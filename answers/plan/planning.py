@@ -165,7 +165,7 @@ def plan_request(
     if tensor > 1:
         if wanted_offload != "none":
             raise RequestError(
-                "--offload with --tp: copies of tensor ranks to their hosts cannot be planned; leave one out"
+                "--offload is given with --tp: copies of tensor ranks to their hosts cannot be planned; leave one out"
             )
         machine = consecutive_groups(machine, tensor)
     device_limits(machine, memory_limit)

@@ -74,7 +74,7 @@ def examine(
         The result of each rule, for threads and for ranks if the backend connects both.
     """
     if devices < 2:
-        raise RequestError(f"{devices} devices: messages need at least two; give 3 to find more problems")
+        raise RequestError(f"devices is {devices}: messages need at least two; give 3, which find more problems")
     if where not in kind.device_types:
         raise RequestError(
             f"backend '{kind.name}' sends no tensors on {where}: try {', '.join(sorted(kind.device_types))}"

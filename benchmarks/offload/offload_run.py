@@ -47,7 +47,7 @@ from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import even_plan
 from panpipe.runtimes.devices.available_memory import data_bytes
-from panpipe.runtimes.offload.offloadable import movable
+from panpipe.runtimes.offload.offloadable import offloadable_storages
 from panpipe.runtimes.programs.compiled import Compiled, compile_stages
 from torch import Tensor, nn
 
@@ -87,7 +87,7 @@ def plans(operators: Operators) -> tuple[Plan, Plan, Compiled]:
     compiled = compile_stages(operators, [stage.nodes for stage in plan.stages], range(RANKS))
     offload = []
     for stage in range(RANKS):
-        storages = movable(stage, compiled, plan.placement)
+        storages = offloadable_storages(stage, compiled, plan.placement)
         actions = plan.device_actions[stage]
         copies = []
         for number in range(MICROBATCHES):

@@ -142,11 +142,11 @@ def model_work(operators: Operators) -> ModelWork:
     for i, (node, operator, work) in enumerate(zip(operators.graph.nodes, lone, works, strict=True)):
         own = [name for name in node.parameters if name not in seen]
         seen.update(own)
-        trained, still = _state(operators, own)
+        trained, frozen_bytes = _state(operators, own)
         found.append(
             OperatorWork(
                 work, _gradient_sums(operators, operator), _parameter_sums(operators, node), saved[i], shared[i],
-                workspace[i], trained, still,
+                workspace[i], trained, frozen_bytes,
             )
         )  # fmt: skip
     return ModelWork(operators.graph, tuple(found))
@@ -298,13 +298,13 @@ def with_state(graph: OpGraph, operators: Operators, optimizer: Optimizer) -> Op
     for node in graph.nodes:
         own = [name for name in node.parameters if name not in seen]
         seen.update(own)
-        trained, still = _state(operators, own)
-        nodes.append(evolve(node, state_bytes=_state_bytes(trained, still, optimizer)))
+        trained, frozen_bytes = _state(operators, own)
+        nodes.append(evolve(node, state_bytes=_state_bytes(trained, frozen_bytes, optimizer)))
     return evolve(graph, nodes=tuple(nodes))
 
 
-def _state_bytes(trained: Iterable[tuple[int, int]], still: int, optimizer: Optimizer) -> int:
-    return sum(count * optimizer.state_bytes(size) for count, size in trained) + still
+def _state_bytes(trained: Iterable[tuple[int, int]], frozen_bytes: int, optimizer: Optimizer) -> int:
+    return sum(count * optimizer.state_bytes(size) for count, size in trained) + frozen_bytes
 
 
 def _parameter_values(operators: Operators) -> Mapping[str, Tensor]:

@@ -1,4 +1,4 @@
-"""One operator of a captured step on its own: its inputs, its results, and a key that is equal for equal work."""
+"""One operator of a captured step by itself: its inputs, its results, and a key that is equal for equal work."""
 
 from collections.abc import Hashable
 from functools import cached_property
@@ -85,9 +85,9 @@ class LoneOperator:
             (str(n.target), plain(n.args), plain(n.kwargs), n.meta.get("modes"), n.name in draws) for n in self.members
         )
         given = tuple(
-            (_look(values[n.name]), self._kind(n), roots.setdefault(root_of(n), len(roots))) for n in self.given
+            (_layout_key(values[n.name]), self._kind(n), roots.setdefault(root_of(n), len(roots))) for n in self.given
         )
-        return calls, given, tuple((place[n], _look(values[n.name])) for n in self.returned)
+        return calls, given, tuple((place[n], _layout_key(values[n.name])) for n in self.returned)
 
     def _kind(self, node: fx.Node) -> str:
         step = self.operators.step
@@ -107,7 +107,7 @@ class LoneOperator:
             values[node] = graph.placeholder(node.name)
         draws = {n.name: operators.first_draw[n.name] for n in self.members if n.name in operators.first_draw}
         with step.fake_mode:
-            fakes = [_fresh(operators.values[node.name]) for node in self.given]
+            fakes = [_empty_like(operators.values[node.name]) for node in self.given]
             if draws:
                 graph.placeholder(KEY)
                 fakes.append(torch.empty(3, dtype=torch.int64))
@@ -133,12 +133,12 @@ def is_copy(node: fx.Node) -> bool:
     return node.target is aten.clone.default
 
 
-def _look(value: Any) -> Hashable:
+def _layout_key(value: Any) -> Hashable:
     if isinstance(value, Tensor):
         return tuple(value.shape), value.stride(), value.dtype, value.requires_grad, value.untyped_storage().nbytes()
     return str(value)
 
 
-def _fresh(value: Tensor) -> Tensor:
+def _empty_like(value: Tensor) -> Tensor:
     made = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
     return made.requires_grad_(value.requires_grad)

@@ -1,4 +1,4 @@
-"""An operator's kernels of F, I and W, and its memory, from its own joint graph."""
+"""An operator's kernels of F, I and W, and its memory, from a joint graph (forward and backward) of it alone."""
 
 from collections.abc import Collection, Sequence
 

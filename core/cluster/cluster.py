@@ -89,7 +89,9 @@ class Cluster:
         if not self.devices:
             raise RequestError("the cluster has no devices: give it at least one")
         if len(self.devices) > MOST_DEVICES:
-            raise RequestError(f"the cluster has {len(self.devices)} devices: at most {MOST_DEVICES}; give fewer")
+            raise RequestError(
+                f"the cluster has {len(self.devices)} devices: at most {MOST_DEVICES} are supported; give fewer"
+            )
         counts = Counter([device.name for device in self.devices] + [hub.name for hub in self.hubs])
         memories = Counter(link.b for link in self.memories.values())
         for what, found in (("", counts + memories), ("device type ", Counter(kind.name for kind in self.types))):
@@ -237,7 +239,10 @@ def fully_connected(count: int, memory_bytes: int, bytes_per_s: float, latency_s
         RequestError: there are more than `MOST_CONNECTED` devices.
     """
     if count > MOST_CONNECTED:
-        raise RequestError(f"{count} devices with a link between every two: at most {MOST_CONNECTED}; use fewer")
+        raise RequestError(
+            f"the cluster has {count} devices with a link between every two: at most {MOST_CONNECTED} are supported; "
+            "use fewer"
+        )
     names = [f"device{i}" for i in range(count)]
     links = [Link(a, b, bytes_per_s, latency_s) for i, a in enumerate(names) for b in names[i + 1 :]]
     return Cluster(tuple(Device(name, memory_bytes) for name in names), (), tuple(links))

@@ -105,7 +105,7 @@ class OpGraph:
         for edge in self.edges:
             for end in (edge.src, edge.dst):
                 if end not in self.index:
-                    raise RequestError(f"edge {edge.src} → {edge.dst} names '{end}', which is no node: add the node")
+                    raise RequestError(f"edge {edge.src} → {edge.dst} names '{end}', which is not a node: add the node")
             if self.index[edge.src] >= self.index[edge.dst]:
                 raise RequestError(
                     f"edge {edge.src} → {edge.dst} runs against the order of the nodes: "

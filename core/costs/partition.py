@@ -37,5 +37,5 @@ def device_limits(cluster: Cluster, memory_limit: float | None = None) -> tuple[
         RequestError: the limit is not above 0.
     """
     if memory_limit is not None and not memory_limit > 0:
-        raise RequestError(f"a memory limit of {memory_limit} bytes: it must be above 0")
+        raise RequestError(f"the memory limit is {memory_limit} bytes: it must be above 0")
     return tuple(min(device.memory_bytes, memory_limit or device.memory_bytes) for device in cluster.devices)

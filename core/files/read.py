@@ -13,7 +13,7 @@ def open_regular(path: str | Path) -> BufferedReader:
     """Open a regular file for reading; a device or a pipe may never end.
 
     Raises:
-        RequestError: there is no such file, it may not be read, or it is no regular file.
+        RequestError: there is no such file, it may not be read, or it is not a regular file.
     """
     try:
         file = open(path, "rb", opener=_opener)  # noqa: SIM115 - the caller closes it
@@ -21,7 +21,7 @@ def open_regular(path: str | Path) -> BufferedReader:
         raise _unreadable(path, error.strerror if isinstance(error, OSError) else str(error)) from None
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise _unreadable(path, "it is no regular file")
+        raise _unreadable(path, "it is not a regular file")
     return file
 
 

@@ -30,7 +30,10 @@ def first_microbatches(plan: Plan, count: int) -> Plan:
         RequestError: the plan has fewer, or ``count`` is below 1.
     """
     if not 1 <= count <= plan.microbatches:
-        raise RequestError(f"{count} microbatches of a plan for {plan.microbatches}: give 1 to {plan.microbatches}")
+        raise RequestError(
+            f"the number of microbatches is {count}, and the plan is for {plan.microbatches}: give 1 to "
+            f"{plan.microbatches}"
+        )
     if count == plan.microbatches:
         return plan
     orders = tuple(

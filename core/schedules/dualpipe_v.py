@@ -30,7 +30,9 @@ def dualpipe_v(problem: ScheduleProblem) -> Schedule:
         RequestError: not two stages per device.
     """
     if problem.chunks != 2:
-        raise RequestError(f"dualpipe-v with {problem.chunks} chunks: it folds the model once; give 2 chunks")
+        raise RequestError(
+            f"chunks is {problem.chunks}: dualpipe-v folds the model once, so each device has 2 stages; give 2"
+        )
     p, count = problem.devices, problem.microbatches
     orders = tuple(
         tuple(

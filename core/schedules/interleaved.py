@@ -43,8 +43,8 @@ def interleaved_1f1b(problem: ScheduleProblem, *, rounds: int | None = None) -> 
         return _first_that_fits(problem, sorted({_rounds_that_hide_hops(problem), _full_rounds(problem), most}))
     if not 1 <= rounds <= most:
         raise RequestError(
-            f"{rounds} rounds of interleaved-1f1b: {problem.microbatches} microbatches on {problem.devices} devices "
-            f"take 1 to {most}; use looped for smaller groups"
+            f"rounds is {rounds}: interleaved-1f1b with {problem.microbatches} microbatches on {problem.devices} "
+            f"devices has 1 to {most}; give one of these, or use looped for smaller groups"
         )
     return _build(problem, rounds)
 

@@ -42,7 +42,7 @@ def looped(
     """
     group = problem.devices if microbatches_per_loop is None else microbatches_per_loop
     if group < 1:
-        raise RequestError(f"{group} microbatches per loop: give at least 1")
+        raise RequestError(f"the number of microbatches per loop is {group}: give at least 1")
     if microbatches_per_loop is not None:
         group = min(group, problem.microbatches)
     ahead = default_run_ahead(problem, group) if run_ahead is None else tuple(run_ahead)

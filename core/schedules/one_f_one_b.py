@@ -24,7 +24,7 @@ def one_f_one_b(problem: ScheduleProblem) -> Schedule:
     """
     if problem.chunks != 1:
         raise RequestError(
-            f"1f1b with {problem.chunks} chunks: it has one stage a device; use interleaved-1f1b, or give 1 chunk"
+            f"chunks is {problem.chunks}: 1f1b has one stage on each device; use interleaved-1f1b, or give 1"
         )
     m = problem.microbatches
     device_actions = tuple(

@@ -50,11 +50,11 @@ class ScheduleProblem:
                 f"have {self.stages}; give one for each"
             )
         if not 0 <= self.hop_s < float("inf"):
-            raise RequestError(f"the delay of a hop is {self.hop_s}: it is finite and at least 0")
+            raise RequestError(f"the delay of a hop is {self.hop_s}: it must be finite and at least 0")
         if self.memory_limit is not None and not self.memory_limit >= 0:
-            raise RequestError(f"the memory limit is {self.memory_limit}: it is at least 0")
+            raise RequestError(f"the memory limit is {self.memory_limit}: it must be at least 0")
         if not 0 <= self.copy_s_per_byte < float("inf"):
-            raise RequestError(f"a copy takes {self.copy_s_per_byte} per byte: it is finite and at least 0")
+            raise RequestError(f"a copy takes {self.copy_s_per_byte} per byte: it must be finite and at least 0")
 
     @property
     def stages(self) -> int:

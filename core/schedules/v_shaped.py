@@ -91,7 +91,9 @@ def _block(slots: list[Slots], whole_backward: bool = False) -> Block:
 
 def _folded(problem: ScheduleProblem, name: str) -> ScheduleProblem:
     if problem.chunks != 2:
-        raise RequestError(f"{name} with {problem.chunks} chunks: it folds the model once; give 2 chunks")
+        raise RequestError(
+            f"chunks is {problem.chunks}: {name} folds the model once, so each device has 2 stages; give 2"
+        )
     return problem
 
 

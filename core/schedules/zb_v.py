@@ -31,7 +31,9 @@ def zb_v(problem: ScheduleProblem) -> Schedule:
         RequestError: not two stages per device.
     """
     if problem.chunks != 2:
-        raise RequestError(f"zb-v with {problem.chunks} chunks: it folds the model once; give 2 chunks")
+        raise RequestError(
+            f"chunks is {problem.chunks}: zb-v folds the model once, so each device has 2 stages; give 2"
+        )
     p, count = problem.devices, problem.microbatches
     placement = folded_placement(p, 2)
     rows = [

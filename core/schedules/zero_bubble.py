@@ -136,7 +136,7 @@ def _limits(problem: ScheduleProblem, usual: int) -> list[float]:
 
 def _one_stage(problem: ScheduleProblem, name: str) -> None:
     if problem.chunks != 1:
-        raise RequestError(f"{name} with {problem.chunks} chunks: it has one stage a device; give 1 chunk")
+        raise RequestError(f"chunks is {problem.chunks}: {name} has one stage on each device; give 1")
 
 
 def _family(build: Builder, name: str, summary: str) -> ScheduleFamily:

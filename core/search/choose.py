@@ -182,8 +182,8 @@ def choose_schedules(
     devices = len(cluster.devices if replicas is None else replicas[0])
     if len(stages) % devices or not stages or len(costs) != len(stages):
         raise RequestError(
-            f"{len(stages)} stages with {len(costs)} costs for {devices} devices: give as many stages as devices, or a "
-            "multiple, and costs for each"
+            f"there are {len(stages)} stages with {len(costs)} costs for {devices} devices: give as many stages as "
+            "devices, or a multiple, and costs for each"
         )
     limits = device_limits(cluster, options.memory_limit)
     fixed = FixedStages(tuple(map(tuple, stages)), tuple(costs), stage_edges(graph, stages))

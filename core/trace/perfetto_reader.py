@@ -132,7 +132,10 @@ def _read_event(record: Mapping[str, Any], queues: Mapping[tuple[object, object]
     args = record["args"]
     kind = Kind(_name(args["kind"]))
     if (args["microbatch"] is None) != kind.whole_step:
-        raise ValueError(f"{kind.value} has microbatch {short(args['microbatch'])}")
+        raise ValueError(
+            f"{kind.value} has microbatch {short(args['microbatch'])}, and must have "
+            f"{'none' if kind.whole_step else 'one'}"
+        )
     action = Action(_index(args["stage"]), kind, _maybe(args["microbatch"]), _maybe(args.get("peer")))
     queue = args.get("queue")
     if queue is None:

@@ -34,8 +34,10 @@ _RULE = (
     "the ranks of a pipeline compute parts of one batch; give it to all of them, with samplers and random numbers of "
     "the same seed, and shard data by replicas"
 )
-_ONE_ORDER = "the ranks of a pipeline call the same methods in the same order, and raise in none of them alone"
-_ONE_PYTHON = "the ranks of a pipeline run one step; change what it reads on all of them alike"
+_ONE_ORDER = (
+    "all ranks of a pipeline must call the same methods in the same order, and none may leave one by an exception alone"
+)
+_ONE_PYTHON = "all ranks of a pipeline must run the same step; change what it reads on all of them alike"
 
 
 @frozen

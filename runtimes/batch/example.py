@@ -1,4 +1,4 @@
-"""The example: the user's model and step, and the microbatch that the step was captured for."""
+"""The example of a pipeline: the user's model and step, and the microbatch that the step was captured for."""
 
 from typing import Any
 

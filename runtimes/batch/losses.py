@@ -1,4 +1,4 @@
-"""The mean over microbatches, by the same operations on every device, so that it has the same bits."""
+"""Computes the mean over microbatches by the same operations on every device, so that it has the same bits."""
 
 from collections.abc import Iterable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Cutting a batch into microbatches."""
+"""Cuts a batch into microbatches."""
 
 from collections.abc import Callable
 from functools import cached_property, lru_cache

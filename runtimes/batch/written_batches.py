@@ -1,4 +1,4 @@
-"""Batches that a step writes in place: a pipeline writes into copies, one for each microbatch.
+"""Refuses reuse of a batch that a step writes in place, because a pipeline writes into copies of microbatches.
 
 One process would change the user's tensor: another leaf of the batch that shares its memory would change with it, and
 the next step with the same batch would read the changed one. Both are refused.

@@ -1,1 +1,1 @@
-"""Checkpoints: saving, reading and resuming of training."""
+"""Checkpoints of training: writing, reading and resuming."""

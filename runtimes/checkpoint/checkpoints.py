@@ -69,8 +69,8 @@ class Checkpoints:
         """The state of this process; see `Pipeline.state_dict`."""
         if self._runner.accumulating:
             raise RequestError(
-                "gradients wait for an update since step(batch, update=False), and a checkpoint holds none: save "
-                "after a step that updates"
+                "gradients wait for an update since step(batch, update=False), and a checkpoint does not store "
+                "gradients: save after a step that updates"
             )
         return self._read()
 
@@ -130,7 +130,7 @@ class Checkpoints:
     def read(self, folder: str | Path) -> None:
         """Resume from a checkpoint; see `Pipeline.resume`."""
         if folder is None:
-            raise RequestError("there is no checkpoint to resume from: give the folder of one, and None is none")
+            raise RequestError("the folder to resume from is None: give the folder of a checkpoint")
         self._averages.refuse_applied("resume")
         self.wait()
         team, training, path = self._team, self._training_state, Path(folder).absolute()
@@ -176,7 +176,7 @@ class Checkpoints:
         if other is not None:
             raise RequestError(
                 f"rank {self._team.rank(other)} has another checkpoint in '{path.name}' than rank {self._team.rank(0)}:"
-                " all ranks resume from one; give the same folder on all of them"
+                " all ranks must resume from the same one; give the same folder on all of them"
             )
 
 

@@ -1,7 +1,7 @@
 """Conversion to and from checkpoints of ``torch.distributed.checkpoint`` (DCP).
 
-DCP's metadata is a pickle, and its items are files of ``torch.save``. They are read with unpicklers that build plain
-data alone, and refuse whatever else a pickle names.
+DCP's metadata is a pickle, and its items are files of ``torch.save``. They are read with unpicklers that build only
+plain data, and refuse whatever else a pickle names.
 """
 
 import io
@@ -52,7 +52,7 @@ def _size(values: Any) -> tuple[int, ...]:
 
 def _layout(name: Any) -> str:
     if not isinstance(name, str):
-        raise pickle.UnpicklingError("it has a layout that is no text")
+        raise pickle.UnpicklingError("the name of a layout in it is not a string")
     return name
 
 
@@ -116,7 +116,7 @@ class _MetadataUnpickler(pickle._Unpickler):
         dtype = getattr(torch, name, None) if module == "torch" else None
         if isinstance(dtype, torch.dtype):
             return dtype
-        raise pickle.UnpicklingError(f"it names {module}.{name}, which is not of DCP's metadata")
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which does not belong to DCP's metadata")
 
 
 def import_checkpoint(source: str | Path, folder: str | Path) -> None:
@@ -155,7 +155,7 @@ def _parts_in(source: Path) -> Parts:
     parts = Parts()
     for name, kept in found.state_dict_metadata.items():
         if not name.startswith(f"{ROOT}."):
-            raise ValueError(f"it has '{name[:100]}', and a checkpoint of a pipeline is one of {{'{ROOT}': pipe}}")
+            raise ValueError(f"it has '{name[:100]}', but a checkpoint of a pipeline is saved from {{'{ROOT}': pipe}}")
         own = name.removeprefix(f"{ROOT}.")
         if type(kept).__name__ == "BytesStorageMetadata":
             parts.items[own] = _loaded(source, places[name, None])
@@ -171,7 +171,7 @@ def _parts_in(source: Path) -> Parts:
                 raise ValueError(f"'{name[:100]}' has values of another shape or dtype than its metadata")
             whole[place] = values
         if sum(math.prod(chunk.sizes) for chunk in kept.chunks) != whole.numel():
-            raise ValueError(f"'{name[:100]}' has values for a part of its shape alone")
+            raise ValueError(f"'{name[:100]}' has values for only a part of its shape")
         parts.tensors[own] = whole
     return parts_of(state_of(parts))  # options that are tensors become items
 

@@ -1,4 +1,4 @@
-"""Items of a checkpoint are of the kinds of the pipeline's own items, so that nothing fails after they are loaded."""
+"""Checks that a checkpoint's items have the types of the pipeline's own, so that nothing fails once they are loaded."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -25,7 +25,7 @@ _HEAD = re.compile(rb'\{"format": "([ -!#-\[\]-~]{1,100})", "xxh3_128": "([0-9a-
 _MOST_BYTES = 64 << 20
 """Most bytes of a manifest; a process has two files, of 120 bytes each."""
 _ANOTHER = "resume from another checkpoint"
-_INCOMPLETE = f"the checkpoint is not whole; copy it again, or {_ANOTHER}"
+_INCOMPLETE = f"the checkpoint is incomplete; copy it again, or {_ANOTHER}"
 _FOREIGN = f"it was not written by panpipe; {_ANOTHER}"
 DCP_METADATA = ".metadata"
 """The file of a checkpoint of ``torch.distributed.checkpoint`` that is read first; a pickle."""
@@ -66,7 +66,9 @@ def read_manifest(folder: Path) -> Manifest:
     except (FileNotFoundError, NotADirectoryError):
         raise RequestError(none_there(folder)) from None
     except OSError as error:
-        raise RequestError(f"cannot read '{path}': {error.strerror}; every rank reads the checkpoint") from None
+        raise RequestError(
+            f"cannot read '{path}': {error.strerror}; every rank must be able to read the checkpoint"
+        ) from None
     head = _HEAD.match(data)
     if head is not None:
         check_format(head[1].decode(), FORMAT, f"'{path}'")
@@ -75,11 +77,11 @@ def read_manifest(folder: Path) -> Manifest:
     try:
         found = from_json(data.decode(), FORMAT, Manifest, f"'{path}'")
     except ValueError as error:  # of numbers with thousands of digits, and of bytes that are no text
-        raise RequestError(f"'{path}' is no manifest ({in_a_line(error)}): {_FOREIGN}") from None
+        raise RequestError(f"'{path}' is not a manifest ({in_a_line(error)}): {_FOREIGN}") from None
     odd = next((name for name in found.files if _FILE.fullmatch(name) is None), None)
     if odd is not None:
         raise RequestError(
-            f"'{path}' names {odd[:100]!r}, which is no file of a checkpoint: it was not written by panpipe"
+            f"'{path}' names {odd[:100]!r}, which is not a file of a checkpoint: it was not written by panpipe"
         )
     if any(not 0 <= one.bytes < 1 << 63 for one in found.files.values()) or not 0 <= found.steps < 1 << 63:
         raise RequestError(
@@ -119,7 +121,7 @@ def check_listing(folder: Path, manifest: Manifest) -> None:
             if name not in there:
                 raise RequestError(f"'{folder / name}' is missing: {_INCOMPLETE}")
             if not there[name].is_file(follow_symlinks=False):
-                raise RequestError(f"'{folder / name}' is a link or no regular file: {_INCOMPLETE}")
+                raise RequestError(f"'{folder / name}' is a link, or not a regular file: {_INCOMPLETE}")
             size = there[name].stat(follow_symlinks=False).st_size
             if size != record.bytes:
                 what = "is truncated" if size < record.bytes else "is longer than when it was written"

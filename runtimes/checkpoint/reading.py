@@ -148,7 +148,7 @@ class CheckpointReader:
                         raise ValueError(f"'{tensor[:100]}' does not have the bytes of {dtype}")
                     shape = tuple(shape_of)
                 if dtype is None or len(shape) > _MOST_DIMENSIONS or any(size >= 1 << 63 for size in shape):
-                    raise ValueError(f"'{tensor[:100]}' is no tensor of a checkpoint")
+                    raise ValueError(f"'{tensor[:100]}' is not a tensor of a checkpoint")
                 found[tensor] = StoredTensor(shape, dtype, file)
             return found
 
@@ -166,7 +166,9 @@ class CheckpointReader:
         except PanpipeError:
             raise
         except OSError as error:
-            raise RequestError(f"cannot read '{path}': {error.strerror}; every rank reads the checkpoint") from None
+            raise RequestError(
+                f"cannot read '{path}': {error.strerror}; every rank must be able to read the checkpoint"
+            ) from None
         except Exception as error:
             raise RequestError(f"'{path}' cannot be read ({in_a_line(error)[:300]}): {_FOREIGN}") from None
 

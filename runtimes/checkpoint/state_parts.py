@@ -148,7 +148,7 @@ def items_text(items: Mapping[str, Any], others: Mapping[str, torch.dtype]) -> b
     try:
         return encode({"items": items, "stored_as_bytes": others}, objects=False)
     except TypeError as error:
-        raise RequestError(f"a checkpoint has plain data alone, and {str(error).removeprefix('items.')}") from None
+        raise RequestError(f"a checkpoint can store only plain data, and {str(error).removeprefix('items.')}") from None
 
 
 def read_items(path: Path) -> tuple[dict[str, Any], dict[str, torch.dtype]]:
@@ -160,18 +160,20 @@ def read_items(path: Path) -> tuple[dict[str, Any], dict[str, torch.dtype]]:
     """
     kept = decode(read_regular(path, _LARGEST_ITEMS), objects=False)
     if not isinstance(kept, dict) or set(kept) != {"items", "stored_as_bytes"}:
-        raise ValueError("it has no items of a checkpoint")
+        raise ValueError("it does not have the items of a checkpoint")
     items, others = kept["items"], kept["stored_as_bytes"]
     if not isinstance(items, dict) or not isinstance(others, dict):
-        raise ValueError("it has no items of a checkpoint")
+        raise ValueError("it does not have the items of a checkpoint")
     if not all(isinstance(dtype, torch.dtype) for dtype in others.values()):
-        raise ValueError("it has no dtypes of tensors")
+        raise ValueError("it does not have the dtypes of tensors")
     return items, others
 
 
 def _stored(name: str, tensor: Tensor) -> Tensor:
     if tensor.layout is not torch.strided or tensor.is_quantized:
-        raise RequestError(f"'{name}' is a {tensor.layout} tensor: a checkpoint has dense tensors alone; convert it")
+        raise RequestError(
+            f"'{name}' is a {tensor.layout} tensor: a checkpoint can store only dense tensors; convert it"
+        )
     if tensor.dtype in _STORED:
         return tensor
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)

@@ -34,7 +34,7 @@ Listing = Mapping[str, tuple[int, ...] | None]
 """The entries of a checkpoint: flattened name → shape, or None if it is no tensor."""
 
 _OTHER_MODEL = "it is a checkpoint of another model"
-_OTHER_OPTIMIZER = "train with the one that it was written with, or give its weights= alone"
+_OTHER_OPTIMIZER = "train with the one that it was written with, or load only its weights, by weights="
 
 
 @define(eq=False)
@@ -162,7 +162,7 @@ class TrainingState:
         if not there:
             raise RequestError(
                 "the checkpoint has no state of an optimizer, and the pipeline has an optimizer: resume from one that "
-                "was written with it, or give its weights= alone"
+                "was written with it, or load only its weights, by weights="
             )
         for state in self.states.values():
             for name, kept in ({} if state.named is None else state.named.kept).items():
@@ -170,7 +170,7 @@ class TrainingState:
                 if found is None:
                     raise RequestError(
                         f"the checkpoint's optimizer does not step '{name}' and the pipeline's does: freeze it, or "
-                        "give the checkpoint's weights= alone"
+                        "load only the checkpoint's weights, by weights="
                     )
                 if found != kept:
                     raise RequestError(

@@ -1,4 +1,4 @@
-"""Checkpoints of models with tensor ranks: they have whole tensors, as one process would write them.
+"""Checkpoints of models with tensor ranks: parts are joined to whole tensors for writing, and cut again for reading.
 
     part of each rank ──gather──▶ whole ──▶ files          files ──▶ whole ──narrow──▶ part of this rank
 

@@ -30,7 +30,7 @@ def parse_devices(names: Names) -> tuple[torch.device, ...] | None:
         return None
     parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
     if not parts:
-        raise RequestError("devices names none: write one for each device of the pipeline, such as 'cuda:0,cuda:1'")
+        raise RequestError("devices is empty: name one for each device of the pipeline, such as 'cuda:0,cuda:1'")
     found = tuple(_device(part) for part in parts)
     other = next((device for device in found if device.type != found[0].type), None)
     if other is not None:
@@ -102,8 +102,8 @@ def place(
         count = torch.cuda.device_count()
         if count < team.size:
             raise RequestError(
-                f"the pipeline has {team.size} devices and this machine {count} GPU{'s' * (count != 1)}: each device "
-                f"needs one; plan for {count}, or {_SHARE}"
+                f"the pipeline has {team.size} devices and this machine has {count} GPU{'s' * (count != 1)}: each "
+                f"device needs one; plan for {count}, or {_SHARE}"
             )
         found = {device: torch.device("cuda", device) for device in team.local}
     else:

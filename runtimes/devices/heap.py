@@ -1,4 +1,4 @@
-"""Settings of the C library's heap, so that it keeps freed memory as the caching allocator does on a GPU.
+"""Configures the C library's heap to keep freed memory, as torch's caching allocator does on a GPU.
 
 By default the C library returns freed memory at the end of its heap to the kernel, and requests each large block from
 it separately. A training step frees and allocates the same saved tensors for each microbatch; every page from the

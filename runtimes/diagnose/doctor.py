@@ -1,4 +1,4 @@
-"""Checks a model: whether it trains as a pipeline, which parts cannot be cut, and its distance to one process."""
+"""Checks a model: whether it trains as a pipeline, which parts cannot be cut, and how it differs from one process."""
 
 import copy
 import functools

@@ -1,4 +1,4 @@
-"""The distance of a pipeline to one process: both train on the same batches, and all results are compared."""
+"""Compares a pipeline with one process: both train on the same batches, and the largest differences are returned."""
 
 import math
 from collections.abc import Mapping

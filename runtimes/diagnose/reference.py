@@ -1,4 +1,4 @@
-"""The reference of a pipeline: one process, plain eager PyTorch, the same microbatches."""
+"""The reference for comparisons: plain eager PyTorch in one process, on the same microbatches."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -8,7 +8,7 @@
 2. A compute action waits for the messages that it reads, runs its program, and stores its outputs for the sends.
 3. A send passes its message to the backend and does not wait. The tensors are kept until the transfer has ended.
 
-The calls of each action are in the modules ``*_instructions``, the state that they share in `messages` and `frame`, the
+The calls of each action are in the folder `instructions`, the state that they share in `messages` and `frame`, the
 update in ``optimizer/update``.
 """
 
@@ -112,7 +112,7 @@ class Executor:
 
         Raises:
             RequestError: no runtime knows a kind of action, a stage cannot run one, or the host has no space for the
-                saved tensors that leave.
+                offloaded saved tensors.
         """
         offload = None if self._offload is None else self._offload.bind(lowered.plan, runs)
         found = Binder(lowered, self.device, runs, self._tied, self._frame, offload).instructions

@@ -1,4 +1,4 @@
-"""Which sends of a device have ended when one of its receives has arrived, so that their tensors can be freed."""
+"""Finds the sends that must have ended when a receive has arrived, so that their tensors can be freed."""
 
 from collections.abc import Sequence
 

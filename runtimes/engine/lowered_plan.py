@@ -1,4 +1,4 @@
-"""The plan of a step for the messages that its microbatches really send, and its lowered actions.
+"""Derives the plan of one step, with only the messages that its microbatches send, and lowers it.
 
 1. A batch with fewer samples than the plan has microbatches runs the plan's first microbatches.
 2. Microbatches of another shape may need other messages between stages. The plan of a step has every message that any

@@ -1,6 +1,6 @@
 """The largest magnitude of each tensor that a stage returns for others: NaN or infinite if one of its values is.
 
-They stay on the device, so that no step waits for them. Only after a loss that is not finite they are read, to find the
+They stay on the device, so that no step waits for them. They are read only after a loss that is not finite, to find the
 stage and the microbatch where that began (`training/non_finite`).
 """
 

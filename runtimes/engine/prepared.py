@@ -21,7 +21,7 @@ from ..batch.batch_agreement import BatchAgreement
 from ..batch.lru_cache import LruCache
 from ..batch.microbatches import Microbatch, Shape
 from ..batch.shapes import Shapes
-from ..offload.offloadable import leaving
+from ..offload.offloadable import offloaded_storages
 from ..optimizer.stage_state import StageState
 from ..programs.compiled import Compiled
 from ..programs.shared_tensors import SharedTensors
@@ -227,7 +227,7 @@ class PreparedSteps:
             self._runs[shape] = {
                 i: StageRun(
                     i, programs, compiled.layout, self._states[i], constants, loss, i in again, step.gradients,
-                    leaving(self._plan, i, compiled), compiled.runs_python(i), self._shared[i],
+                    offloaded_storages(self._plan, i, compiled), compiled.runs_python(i), self._shared[i],
                 )
                 for i, programs in compiled.programs.items()
             }  # fmt: skip

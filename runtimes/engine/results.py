@@ -22,7 +22,7 @@ from ..batch.batch_agreement import BatchAgreement
 from ..batch.losses import mean_loss
 from ..batch.microbatches import Microbatch
 from ..launch.team import Team
-from ..optimizer.replica_exchange import Rows, rows_of_all
+from ..optimizer.replica_exchange import Rows, gather_rows
 from .joined_rows import JoinedRows
 from .prepared import Prepared
 from .result_parts import WEIGHT, Computed
@@ -144,7 +144,7 @@ class BatchResults:
         if replicas is not None and self._prepared.columns:
             where = self._workers.queues[device].device
             columns, differ = self._prepared.columns, self._agreement.differ()
-            of_each, apart = rows_of_all(own, replicas, self._most, columns, where, differ)
+            of_each, apart = gather_rows(own, replicas, self._most, columns, where, differ)
             self._rows[device] = [row for rows in of_each for row in rows]
             self._agreement.note_replica(apart)
             if self._team.tensor is not None:

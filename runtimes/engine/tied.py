@@ -18,7 +18,7 @@ class TiedReduction:
 
     Args:
         plan: the plan.
-        states: of this device's stages. Of a sharded one its replica exchanges its slice of the gradient alone.
+        states: of this device's stages. A sharded stage exchanges only this replica's slice of the gradient.
     """
 
     def __init__(self, plan: Plan, states: Mapping[int, StageState]) -> None:
@@ -68,7 +68,7 @@ class TiedReduction:
         return any(not copy.requires_grad for copy in held)
 
     def _elsewhere(self, weight: TiedWeight) -> bool:
-        """Whether other replicas have all of its slices; every device of this replica finds the same."""
+        """Whether all of its slices belong to other replicas; every device of this replica gets the same answer."""
         return any((stage, weight.name) not in self._copies for stage in weight.stages if stage in self._states)
 
     def _exchange_partials(

@@ -31,7 +31,7 @@ def check_transport(
     if device is not None:
         types = ", ".join(sorted(kind.device_types))
         raise RequestError(
-            f"the model is on {device} and backend '{kind.name}' moves tensors on {types}: "
+            f"the model is on {device} and backend '{kind.name}' can only move tensors on {types}: "
             f"{_others(other for other in known_backends().values() if device.type in other.device_types)}"
         )
     for name, dtype in _sent(plan, layout, parameters):

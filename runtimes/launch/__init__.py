@@ -1,1 +1,1 @@
-"""Processes of a pipeline: their start, their meeting, and the agreements before they begin."""
+"""Starts the ranks or threads of a pipeline, connects them, and checks that all have the same arguments and model."""

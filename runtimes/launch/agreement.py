@@ -38,7 +38,7 @@ def check_same(team: Team, given: Mapping[str, Any]) -> None:
         if name is not None:
             raise RequestError(
                 f"rank {team.rank(number)} has {_text(name, other)} and rank {team.rank(0)} has {_text(name, first)}: "
-                "every rank calls panpipe.pipeline with the same model and arguments; give all of them the same"
+                "every rank must call panpipe.pipeline with the same model and arguments; give all of them the same"
             )
 
 

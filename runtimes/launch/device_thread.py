@@ -1,4 +1,4 @@
-"""The thread of a device in one process: it runs calls one after another.
+"""The thread of a device, if all devices are in one process: it runs calls one after another.
 
 It is a daemon, unlike a thread of ``ThreadPoolExecutor``: one that hangs does not keep the process from ending.
 """

@@ -63,7 +63,8 @@ def _check(mesh: Mesh, ranks: int) -> None:
     other = next((rank for rank, there in enumerate(found) if there != found[0]), None)
     if other is not None:
         raise RequestError(
-            f"rank {other} has the mesh {_text(found[other])} and rank 0 {_text(found[0])}: every rank gives the same"
+            f"rank {other} has the mesh {_text(found[other])} and rank 0 {_text(found[0])}: every rank must give the "
+            "same one"
         )
 
 

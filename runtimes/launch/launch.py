@@ -61,7 +61,7 @@ def make_team(
         return ThreadTeam(_in_one_process(mesh).pipeline, kind, timeout_s)
     if kind.ranks is None:
         raise RequestError(
-            f"backend '{kind.name}' connects threads of one process and this is one of {world} ranks: "
+            f"backend '{kind.name}' connects threads of one process and this process is one of {world} ranks: "
             "start the script without torchrun, or use backend='gloo'"
         )
     return RankTeam(kind, timeout_s, None if tensor is not None else _over_ranks(mesh, world), meeting, tensor)
@@ -91,7 +91,7 @@ def _over_ranks(mesh: MeshWish, world: int) -> Mesh | DeviceMesh | None:
         if max(mesh.cluster_devices) >= world:
             raise RequestError(
                 f"the plan uses the devices {list(mesh.cluster_devices)} of its cluster and the job has {world} "
-                "ranks, from 0: a rank is the device of its number; plan for a cluster of these devices alone"
+                "ranks, from 0: rank i runs as device i of the cluster; plan for a cluster of only these devices"
             )
     return mesh
 
@@ -190,8 +190,8 @@ def virtual_team(mesh: MeshWish, backend: str | BackendKind | None) -> Team:
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise RequestError(
-            f"target 'simulator' has all its devices in one process and this is one of {os.environ['WORLD_SIZE']} "
-            "ranks: start the script without torchrun"
+            "target 'simulator' has all its devices in one process and this process is one of "
+            f"{os.environ['WORLD_SIZE']} ranks: start the script without torchrun"
         )
     if backend is not None:
         raise RequestError(f"backend '{backend}' does not connect simulated devices: leave backend= out")
@@ -208,7 +208,7 @@ def mesh_in_simulator(mesh: MeshWish) -> Mesh:
         mesh,
         "target 'simulator' has no ranks: write for example pp=4",
         lambda found: (
-            f"target 'simulator' trains one replica and the mesh has {found.data}: leave dp out; panpipe "
-            "simulate predicts a step of all of them"
+            f"target 'simulator' trains one replica and the mesh has {found.data}: leave dp out; the command panpipe "
+            "simulate predicts a step of all replicas"
         ),
     )

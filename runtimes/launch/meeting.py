@@ -1,15 +1,15 @@
-"""The ranks of a job from the start of their processes, before all of them have arrived.
+"""Connects a rank to the job's store and watches it as early as possible, before all ranks have arrived.
 
-A rank may die while it imports, reads its model or captures, long before it waits for others. So it joins the job's
-store, and is watched, as early as possible, and goes on with its work::
+A rank may die while it imports, reads its model or captures, long before it waits for others. So that the others
+notice, it connects early, and then continues with its work::
 
     import panpipe ──▶ present ──▶ connected to rank 0, watched ──▶ pipeline(): capture ──▶ waits for all (`arrival`)
     (by hand)          (under torchrun from pipeline() on: its agent sees deaths before)
 
-Where a rank is not connected to rank 0 yet, the ranks of the same host see its end by its `presence`.
+As long as a rank is not connected to rank 0, only the ranks of the same host detect its death (`watch/presence`).
 
 Where ranks were started by hand, ``import panpipe`` begins this, if the environment has all of RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT. A rank that never gets to ``panpipe.pipeline`` is not ended because of others.
+MASTER_ADDR and MASTER_PORT. A rank that never calls ``panpipe.pipeline`` is not ended because of others.
 """
 
 import os
@@ -135,7 +135,7 @@ class Meeting:
             end_process(message_of(self._lost), self.rank)
 
     def _blame(self, rank: int) -> None:
-        """Have the ranks of this host know that this one ends because of another one."""
+        """Send to the ranks of this host which rank is the reason why this one ends."""
         if self._presence is not None:
             self._presence.blame(rank)
 

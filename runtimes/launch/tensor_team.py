@@ -1,4 +1,4 @@
-"""What a team knows of its tensor ranks; `TensorRanks` of ``tensor_parallel`` implements it."""
+"""The interface of a team to its tensor ranks; `TensorRanks` of ``tensor_parallel`` implements it."""
 
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
@@ -44,7 +44,7 @@ class TensorTeam(Protocol):
 
     @property
     def linked(self) -> Any:
-        """Keeps the user's model and the parts of this rank in step."""
+        """Keeps the user's model and the parts of this rank equal."""
 
     @property
     def split(self) -> frozenset[str]:
@@ -81,13 +81,13 @@ class TensorTeam(Protocol):
         """The whole of a tensor of which each rank has a part, on the CPU. All of them call this together."""
 
     def shown(self, plan: Any, reductions: Any) -> Any:
-        """The plan of the ranks as one with tensor ranks."""
+        """The plan of all ranks as a plan that has tensor ranks."""
 
     def check_equal(self, replicas: Sequence[Sequence[Sequence[float]]]) -> None:
         """Refuse results that differ between the ranks."""
 
     def step_of(self, function: Any) -> Any:
-        """A function of the model as one of the parts."""
+        """A function of the model as a function of this rank's parts."""
 
     def refuse(self, what: str) -> Any:
         """Refuse what is not supported."""

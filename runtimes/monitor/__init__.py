@@ -1,1 +1,1 @@
-"""Numbers of every training step for operators: records, their measurement, and functions that store them."""
+"""Monitoring: the numbers of every training step, their measurement, and functions that store them."""

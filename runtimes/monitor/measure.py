@@ -73,7 +73,7 @@ def numbers_of(
     return Numbers(busy_s, step_s, call_s, memory_peak, record.peak_saved, len(sent), sum(sent), rows, tokens)
 
 
-def of_all(team: Team, queues: Mapping[int, ComputeQueue], own: Mapping[int, Numbers]) -> list[Numbers]:
+def gather_numbers(team: Team, queues: Mapping[int, ComputeQueue], own: Mapping[int, Numbers]) -> list[Numbers]:
     """The numbers of all devices of all replicas, on every rank; all ranks call this together.
 
     Args:

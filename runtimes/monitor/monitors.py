@@ -1,4 +1,4 @@
-"""The user's monitors: functions that are called with the numbers of each step, on one rank."""
+"""Calls the user's monitors, which are functions of the numbers of a step, on one rank."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -77,7 +77,8 @@ class MemoryArena(Arena):
 class FileArena(Arena):
     """An arena in a file that has no name: the system removes it with the process, whatever ends it.
 
-    Its blocks are reserved when it is created, so that a step finds no full disk where the file system keeps its word.
+    Its blocks are reserved when it is created, so that the disk cannot become full during a step, if the file system
+    honours the reservation.
 
     Args:
         folder: of the file.
@@ -102,7 +103,7 @@ class FileArena(Arena):
         except OSError as error:
             self.close()
             raise RequestError(
-                f"offload_to: the saved tensors of a device take {size} bytes in {folder}, and the file cannot be so "
+                f"offload_to: the saved tensors of a device take {size} bytes in {folder}, and the file cannot be that "
                 f"large ({error.strerror}; {_free_bytes(folder)} bytes are free): name a folder with more space, or "
                 "offload less"
             ) from error

@@ -61,7 +61,8 @@ class BoundOffload:
     Args:
         memory: where they go.
         slots: (stage, microbatch) → offset of each storage that leaves.
-        staying: stage and name of storages that a plan has leave and that stay; filled, each with one warning.
+        staying: stage and name of storages that the plan offloads but that had to stay; added here, each with one
+            warning.
     """
 
     _memory: HostMemory
@@ -71,7 +72,7 @@ class BoundOffload:
 
     def out(self, run: CapturedStage, microbatch: int) -> MovingCopy:
         """Issue the copy of a microbatch's storages to the host."""
-        moved = MovedStorages.take(run.saved(microbatch), run.leaving, run.persistent)
+        moved = MovedStorages.take(run.saved(microbatch), run.offloaded, run.persistent)
         if moved.staying:
             self._warn_of_staying(run, moved)
         copy = self._memory.copies.out(self._parts(run, microbatch, moved))
@@ -90,7 +91,7 @@ class BoundOffload:
         return [Part(data, offsets[number]) for number, data in zip(moved.taken, moved.data, strict=True)]
 
     def _warn_of_staying(self, run: CapturedStage, moved: MovedStorages) -> None:
-        for storage in (run.leaving[number] for number in moved.staying):
+        for storage in (run.offloaded[number] for number in moved.staying):
             if (run.index, storage.name) not in self._staying:
                 self._staying.add((run.index, storage.name))
                 warnings.warn(
@@ -123,24 +124,24 @@ class DeviceOffload:
         Raises:
             RequestError: there is no space for the arena.
         """
-        leaving = [{index: run.leaving for index, run in own.items()} for own in runs]
-        slots = slots_of(plan, self._device, leaving)
+        offloaded = [{index: run.offloaded for index, run in own.items()} for own in runs]
+        slots = slots_of(plan, self._device, offloaded)
         self.memory.reserve(slots.bytes)
         return BoundOffload(self.memory, slots.offsets, self._staying)
 
 
-def slots_of(plan: Plan, device: int, leaving: Sequence[Mapping[int, Sequence[SavedStorage]]]) -> HostSlots:
+def slots_of(plan: Plan, device: int, offloaded: Sequence[Mapping[int, Sequence[SavedStorage]]]) -> HostSlots:
     """The slots of a step in a device's arena.
 
     Args:
         plan: for the step's microbatches.
         device: its number along the pipeline.
-        leaving: for each microbatch what leaves of each of its stages. A slot is as large as the largest of them.
+        offloaded: for each microbatch what leaves of each of its stages. A slot is as large as the largest of them.
     """
     offload = []
     for each in plan.memory.offload:
         sizes: dict[int, int] = {}
-        for own in leaving:
+        for own in offloaded:
             for number, storage in enumerate(own.get(each.stage, ())):
                 sizes[number] = max(sizes.get(number, 0), storage.bytes)
         storages = tuple(Storage(str(number), size) for number, size in sizes.items())

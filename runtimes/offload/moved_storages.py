@@ -3,7 +3,7 @@
     saved tensors   [ a , a.t() , b ]        [ None , None , b ]        [ a' , a'.t() , b ]
                       └── take ──▶ out ──free──▶   allocate ──▶ back ──restore──┘
 
-Nothing resizes a storage: a storage that somebody else still holds stays alive, with its values.
+No storage is resized: one that other code still references stays alive, with its values.
 """
 
 from collections.abc import Sequence

@@ -12,8 +12,8 @@ from ...core.plan.plan import Plan
 from ..programs.compiled import Compiled
 
 
-def refusal(storage: SavedStorage, stage: int, compiled: Compiled, placement: Sequence[int]) -> str:
-    """Why a storage cannot leave its device; empty if it can.
+def reason_to_keep(storage: SavedStorage, stage: int, compiled: Compiled, placement: Sequence[int]) -> str:
+    """Why a storage cannot be offloaded; empty if it can.
 
     Args:
         storage: of a stage's saved tensors.
@@ -26,30 +26,33 @@ def refusal(storage: SavedStorage, stage: int, compiled: Compiled, placement: Se
     return storage.held
 
 
-def movable(stage: int, compiled: Compiled, placement: Sequence[int]) -> tuple[Storage, ...]:
-    """The storages of a stage that can leave and are large enough."""
+def offloadable_storages(stage: int, compiled: Compiled, placement: Sequence[int]) -> tuple[Storage, ...]:
+    """The storages of a stage that can be offloaded and are large enough."""
     return tuple(
         Storage(storage.name, storage.bytes)
         for storage in compiled.programs[stage].storages
-        if storage.bytes >= SMALLEST_BYTES and not refusal(storage, stage, compiled, placement)
+        if storage.bytes >= SMALLEST_BYTES and not reason_to_keep(storage, stage, compiled, placement)
     )
 
 
-def remaining(stage: int, compiled: Compiled, placement: Sequence[int]) -> tuple[tuple[SavedStorage, str], ...]:
+def kept_storages(stage: int, compiled: Compiled, placement: Sequence[int]) -> tuple[tuple[SavedStorage, str], ...]:
     """The storages of a stage that stay on the device, each with the reason."""
     small = f"it is smaller than {SMALLEST_BYTES} bytes"
     found = (
-        (storage, refusal(storage, stage, compiled, placement) or (small if storage.bytes < SMALLEST_BYTES else ""))
+        (
+            storage,
+            reason_to_keep(storage, stage, compiled, placement) or (small if storage.bytes < SMALLEST_BYTES else ""),
+        )
         for storage in compiled.programs[stage].storages
     )
     return tuple((storage, why) for storage, why in found if why)
 
 
-def leaving(plan: Plan, stage: int, compiled: Compiled, *, known: bool = False) -> tuple[SavedStorage, ...]:
-    """The storages that a plan has leave a stage.
+def offloaded_storages(plan: Plan, stage: int, compiled: Compiled, *, known: bool = False) -> tuple[SavedStorage, ...]:
+    """The storages of a stage that a plan offloads.
 
-    The plan names storages. Where it was made for an operator graph it names operators, and what leaves is what these
-    are the first to save: the bytes that the graph has for them.
+    The plan names storages. Where it was made for an operator graph it names operators, and the storages that these are
+    the first to save are offloaded: the bytes that the graph has for them.
 
     Args:
         plan: the plan.
@@ -72,7 +75,7 @@ def leaving(plan: Plan, stage: int, compiled: Compiled, *, known: bool = False) 
     saved_by = _saved_by(operators, storages, compiled) if operators else set()
     found = []
     for storage in storages:
-        why = refusal(storage, stage, compiled, plan.placement)
+        why = reason_to_keep(storage, stage, compiled, plan.placement)
         if storage.name in named and why and known:
             raise RequestError(
                 f"the plan offloads '{storage.name}' of stage {stage}, which stays on its device: {why}; remove it "

@@ -14,7 +14,7 @@ from ..launch.team import Team
 from ..programs.compiled import Compiled
 from .device_offload import DeviceOffload, slots_of
 from .host_memory import HostMemory
-from .offloadable import leaving, remaining
+from .offloadable import kept_storages, offloaded_storages
 from .tier import OffloadTier
 
 
@@ -66,7 +66,7 @@ def _log_what_stays(plan: Plan, compiled: Compiled, team: Team) -> None:
     """List the storages of the stages here that could not leave in any plan, each with the reason."""
     for each in plan.memory.offload:
         if plan.placement[each.stage] in team.local:
-            for storage, why in remaining(each.stage, compiled, plan.placement):
+            for storage, why in kept_storages(each.stage, compiled, plan.placement):
                 LOGGER.info(
                     "stage %d: saved tensor '%s' of %d bytes stays on its device: %s",
                     each.stage, storage.name, storage.bytes, why,
@@ -84,7 +84,7 @@ def _check_tier(tier: OffloadTier, where: Mapping[int, torch.device]) -> None:
 
 def _arena_bytes(plan: Plan, device: int, compiled: Compiled) -> int:
     stages = [each.stage for each in plan.memory.offload if plan.placement[each.stage] == device]
-    found = {stage: leaving(plan, stage, compiled, known=True) for stage in stages}
+    found = {stage: offloaded_storages(plan, stage, compiled, known=True) for stage in stages}
     return slots_of(plan, device, [found]).bytes
 
 

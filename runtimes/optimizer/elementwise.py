@@ -1,8 +1,8 @@
-"""Whether an optimizer updates each element of a parameter by that element alone, so that replicas may share it.
-
-It is tried: on whole parameters, and on slices of them, as replicas hold them. Adam, SGD, RMSprop and the like are
-elementwise. Not elementwise are updates with a factor of norms of the parameter (LAMB, LARS), with statistics of rows
-and columns (Adafactor, Shampoo, SOAP), with an orthogonal matrix (Muon), or with noise that is drawn.
+"""Whether an optimizer updates each element of a parameter independently, so that each replica may update a part. This
+is tested: the optimizer steps small whole parameters, and slices of them as replicas would hold them. Adam, SGD,
+RMSprop and the like are elementwise. Not elementwise are updates with a factor of norms of the parameter (LAMB, LARS),
+with statistics of rows and columns (Adafactor, Shampoo, SOAP), with an orthogonal matrix (Muon), or with noise that is
+drawn.
 """
 
 import zlib
@@ -22,7 +22,7 @@ _SAME = 1e-9
 """Largest relative difference in norm of two updates, in float64, that counts as rounding."""
 _SMALL, _LARGE = 5, 512
 """Largest size of a dimension in the trials: small for every kind of parameter, and large for the largest ones, because
-some optimizers treat large matrices otherwise."""
+some optimizers treat large matrices differently."""
 _FEW, _LARGEST = 64, 2
 """Parameters of a stage that are tried small, and of all stages that are tried large."""
 _REPLICAS = 3
@@ -34,7 +34,7 @@ def _no_transport() -> Backend:
 
 
 def check_elementwise(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.Parameter]]) -> None:
-    """Refuse an optimizer that steps slices of parameters otherwise than whole ones.
+    """Refuse an optimizer that updates slices of a parameter differently than the whole parameter.
 
     Optimizers that cannot be tried on whole parameters are accepted: the real one will raise the error.
 
@@ -93,12 +93,12 @@ def _try(make: OptimizerFactory, shapes: Mapping[str, Shape]) -> None:
         together = torch.cat(sliced[name]) if sliced[name] else value
         if together.shape != value.shape or bool((together - value).norm() > _SAME * value.norm()):
             raise RequestError(
-                f"{kind} changes '{name}' otherwise if replicas step parts of it: its update of an element depends on "
-                f"others; {_REFUSED}"
+                f"{kind} updates '{name}' differently if each replica steps a part of it: its update of an element "
+                f"depends on others; {_REFUSED}"
             )
 
 
-_REFUSED = "replicas share optimizers that are elementwise, such as torch.optim.AdamW or SGD; use one, or shard='none'"
+_REFUSED = "shard= needs an elementwise optimizer, such as torch.optim.AdamW or SGD; use one, or give shard='none'"
 
 
 def _updated(

@@ -100,7 +100,7 @@ class NamedState:
         if stray is not None:
             raise RequestError(
                 f"{type(self._optimizer).__name__} keeps '{stray}', which belongs to no parameter: a checkpoint is by "
-                "parameters, so that other stages can read it; use an optimizer that keeps state of parameters alone"
+                "parameters, so that other stages can read it; use an optimizer that keeps state only for parameters"
             )
         return {**packed, "state": {name: packed["state"].get(i, {}) for i, name in enumerate(names)}}
 

@@ -19,7 +19,7 @@ Rows = list[list[float]]
 """For each microbatch: loss, weight, metrics."""
 
 
-def rows_of_all(
+def gather_rows(
     rows: Rows, replicas: Backend, microbatches: int, columns: int, where: torch.device, marked: bool = False
 ) -> tuple[list[Rows], int | None]:
     """The rows of each replica, in order: an all-reduce of a table in which each replica fills its own rows.
@@ -46,7 +46,7 @@ def rows_of_all(
     return [[values for there, *values in of_one if there] for of_one in found], first
 
 
-def totals_of_all(numbers: Sequence[Tensor | float], replicas: Backend, queue: ComputeQueue) -> Tensor:
+def sum_over_replicas(numbers: Sequence[Tensor | float], replicas: Backend, queue: ComputeQueue) -> Tensor:
     """The sums of all replicas' numbers; the host does not wait for the device.
 
     Args:
@@ -60,7 +60,7 @@ def totals_of_all(numbers: Sequence[Tensor | float], replicas: Backend, queue: C
     return sums
 
 
-def gathered_values(value: Any, replicas: Backend, where: torch.device) -> list[Any]:
+def gather_values(value: Any, replicas: Backend, where: torch.device) -> list[Any]:
     """The values of all replicas, in their order; all of them call this together.
 
     Args:
@@ -82,7 +82,7 @@ def gathered_values(value: Any, replicas: Backend, where: torch.device) -> list[
     return [decode(row[:size].numpy().tobytes()) for row, size in zip(rows, sizes.tolist(), strict=True)]
 
 
-def share(tensors: Sequence[Tensor], replicas: Backend) -> None:
+def broadcast_from_first(tensors: Sequence[Tensor], replicas: Backend) -> None:
     """Broadcast some tensors of the first replica to all others.
 
     Args:
@@ -101,7 +101,7 @@ def share(tensors: Sequence[Tensor], replicas: Backend) -> None:
             tensor.copy_(value)
 
 
-def begin_equal(team: Team, own: Mapping[int, Sequence[Tensor]]) -> None:
+def broadcast_initial_values(team: Team, own: Mapping[int, Sequence[Tensor]]) -> None:
     """Broadcast the first replica's parameters and buffers to all others.
 
     Args:
@@ -114,6 +114,6 @@ def begin_equal(team: Team, own: Mapping[int, Sequence[Tensor]]) -> None:
     def work(device: int) -> None:
         replicas = team.replicas_of(device)
         assert replicas is not None
-        share(own[device], replicas)
+        broadcast_from_first(own[device], replicas)
 
     team.run_local(work)

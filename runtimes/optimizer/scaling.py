@@ -18,7 +18,7 @@ from ...core.errors import RequestError
 
 
 class LossScale:
-    """A pipeline's use of a scaler, through its public methods alone, so that subclasses work.
+    """The loss scale of a pipeline, from the user's scaler. Only public methods are called, so that subclasses work.
 
     Args:
         scaler: enabled.
@@ -106,6 +106,6 @@ def check_agreed(total: float, scale: float, members: int) -> None:
     """
     if total != members * scale and not math.isnan(scale):
         raise RequestError(
-            f"the loss is scaled by {scale:g} here and by {total / members:g} on the average of {members} ranks: the "
+            f"the loss is scaled by {scale:g} on this rank, and {members} ranks have the mean {total / members:g}: the "
             "scale must be equal on all; load the same state into the scaler of every rank"
         )

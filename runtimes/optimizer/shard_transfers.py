@@ -12,7 +12,7 @@ IN_FLIGHT = 2
 class ShardedReduction:
     """The reduction of a stage's gradients to the parts of the replicas, in flight.
 
-    A few buckets are under way at a time; `wait` starts the others. A flag for each parameter records whether any
+    A few buckets are reduced at a time; `wait` starts the others. A flag for each parameter records whether any
     replica has a gradient, as in `gradient_buckets`.
 
     Args:

@@ -46,7 +46,7 @@ class Part:
     gradient: Tensor
 
     def follow(self) -> None:
-        """View the parameter's present memory, if it was given other memory."""
+        """Make the slice a view of the parameter again, if the parameter was given other memory."""
         now = _slice(self.whole, self.start, self.stop)
         if now.data_ptr() != self.value.data_ptr():
             self.value.data = now

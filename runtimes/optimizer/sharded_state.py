@@ -1,4 +1,4 @@
-"""The optimizer state of a stage by name, where each replica has a part; as without sharding.
+"""A stage's optimizer state by parameter name when each replica has a part: read and written as without sharding.
 
 Reading gathers the whole tensors on the CPU, so that a checkpoint does not depend on how it was sharded. All replicas
 read together. Loading takes this replica's slices of whole tensors, and needs no other replica.
@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from .optimizer_state import NamedState, leaves_of, zeros_of
 from .optimizers import MEMBERS, OptimizerFactory
-from .replica_exchange import gathered_values
+from .replica_exchange import gather_values
 from .sharded_buckets import Part, ShardedBucket, in_memory_order
 from .shards import Shards, narrowed
 
@@ -101,7 +101,7 @@ class ShardedNamedState(NamedState):
                 }
         sharing = self._shards.sharing
         device = next((bucket.memory.device for bucket in self._shards.buckets), torch.device("cpu"))
-        of_all = gathered_values(mine, sharing.replicas(), device)
+        of_all = gather_values(mine, sharing.replicas(), device)
         return {name: one for of_one in of_all for name, one in of_one.items()}
 
     def _is_slice(self, path: str, value: Any, part: Part) -> bool:

@@ -65,14 +65,14 @@ class Shards:
         return {name: part.value for name, part in self.parts.items()}
 
     def take(self, optimizer: Optimizer) -> None:
-        """Let an optimizer that was created with whole parameters step the slices of this replica."""
+        """Replace the whole parameters in an optimizer by the slices of this replica."""
         self.members += [[] for _ in optimizer.param_groups[len(self.members) :]]
         for group, members in zip(optimizer.param_groups, self.members, strict=True):
             members += [self.names[p] for p in group["params"] if p in self.names]
         narrow(optimizer, {p: self.parts.get(name) for p, name in self.names.items()})
 
     def follow(self) -> None:
-        """View the parameters' present memory."""
+        """Make the slices views of the parameters again, if these were given other memory."""
         for part in self.parts.values():
             part.follow()
 

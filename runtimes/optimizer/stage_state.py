@@ -35,15 +35,15 @@ class StageState:
     """Parameters, buffers, gradients and optimizer of one stage.
 
     Args:
-        parameters: by qualified name; the user's own tensors, or a replica of a tied weight.
+        parameters: by qualified name; the user's own tensors, or a copy of a tied weight.
         buffers: by qualified name.
         optimizer: creates the stage's optimizer; None for a stage without training.
         replicated: whether its gradients are summed over replicas of the pipeline.
         device: the stage's device; by default that of its tensors.
         scheduler: creates the scheduler of its optimizer, stepped after it; None for none.
         sharing: how replicas share its optimizer; None if each has a whole one.
-        split: names of parameters of which replicas hold other parts: their gradients are summed over those with the
-            same part alone.
+        split: names of parameters of which replicas hold different parts: their gradients are summed only over the
+            replicas with the same part.
         same_parts: this device's transport to them; None if there are no others.
     """
 
@@ -102,7 +102,7 @@ class StageState:
         return NamedState(self.optimizer, self._make_optimizer, self.parameters)
 
     def stray(self) -> Tensor | None:
-        """A tensor that was added to its optimizer and is none of those that it steps, or None."""
+        """A tensor that the user added to the optimizer and that is no parameter of this stage, or None."""
         optimizer = vars(self).get("optimizer")
         groups = [] if optimizer is None else [group["params"] for group in optimizer.param_groups]
         count = sum(map(len, groups))

@@ -12,7 +12,7 @@ from .scaling import LossScale, check_scaled
 
 RAISE, SKIP, WARN = "raise", "skip", "warn"
 ON_NONFINITE = (RAISE, SKIP, WARN)
-"""What may follow a loss that is not finite; see `training/non_finite`."""
+"""The choices for a loss that is not finite; see `training/non_finite`."""
 
 
 def _check_on_nonfinite(_: Any, __: Any, given: object) -> None:
@@ -33,7 +33,7 @@ class Training:
         scheduler: creates the scheduler of each stage's optimizer, stepped after it; None for none.
         optimizer: creates each stage's optimizer; None leaves gradients to the caller.
         seed: of all random numbers.
-        on_nonfinite: what follows a loss that is not finite (see `training/non_finite`); None for no check.
+        on_nonfinite: what to do if a loss is not finite (see `training/non_finite`); None for no check.
 
     Raises:
         RequestError: one of them has a value that it cannot have.
@@ -99,7 +99,7 @@ class Training:
                 whose gradients cannot be unscaled.
         """
         if self.scheduler is not None and self.optimizer is None:
-            raise RequestError("scheduler= schedules an optimizer and there is none: give optimizer=, too")
+            raise RequestError("scheduler= is given without optimizer=: a scheduler needs an optimizer; give both")
         if self._scales:
             check_scaled(model.named_parameters())
 

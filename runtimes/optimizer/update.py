@@ -122,7 +122,7 @@ class Update:
             self.norm = norm * self._factor(norm.dtype)
 
     def _factor(self, dtype: torch.dtype) -> Tensor | float:
-        """What the gradients have to be multiplied by, without clipping: a number, or a scalar on their device."""
+        """The factor on the gradients before clipping: a number, or a scalar on their device."""
         scale = 1.0 if self._scale is None else self._scale
         inverse = 1 / scale if scale else math.inf
         divisor = self._divisor

@@ -138,7 +138,7 @@ class Planning:
             took_s = time.monotonic() - start
         if not found:
             raise failure or RequestError(
-                f"no schedule supports {devices} devices and {self.microbatches} microbatches"
+                f"no schedule supports {devices} devices and {self.microbatches} microbatches: give other numbers"
             )
         return found
 

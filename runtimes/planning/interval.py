@@ -7,9 +7,9 @@ the prediction and `Prediction.rehearsed_s` have the same one. What is left, and
 
 1. The noise of a pair: the logarithm of the ratio of two steps that follow each other. Its variance is measured by the
    ratios of neighbours among the rehearsed steps; its mean is 0, because the steps are the same.
-2. k rehearsed steps have k − 1 such ratios, which share steps: they are worth 2/3 as many independent ones. So few say
-   little about their noise: they are pooled with a typical one, ``TYPICAL``, which counts as ``TYPICAL_DEGREES``
-   ratios. The error has the quantile of Student's t for all of them.
+2. k rehearsed steps have k − 1 such ratios, which share steps: they are worth 2/3 as many independent ones. So few
+   ratios are a poor estimate of the noise, so they are pooled with a typical one, ``TYPICAL``, which counts as
+   ``TYPICAL_DEGREES`` ratios. The error has the quantile of Student's t for all of them.
 3. The typical step is compared over at least ``PAIRS`` pairs.
 4. Runs differ by ``BETWEEN`` in addition: a step of training has an optimizer step and its state, a rehearsed one has
    not.

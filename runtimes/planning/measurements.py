@@ -18,7 +18,7 @@ from ..batch.example import Example
 from ..devices.compute import compute_device
 from ..launch.progress import Report, silent
 from ..launch.team import Team
-from ..offload.offloadable import movable
+from ..offload.offloadable import offloadable_storages
 from ..optimizer.optimizers import OptimizerFactory, state_share
 from ..profile.message_profile import measured_message_line
 from ..profile.operator_profile import profile_operators
@@ -136,7 +136,7 @@ class Measurements:
 
         found = self.team.everywhere(measure)
         parts = self.team.everywhere(
-            lambda device: {i: movable(i, compiled, place) for i in mine if place[i] == device}
+            lambda device: {i: offloadable_storages(i, compiled, place) for i in mine if place[i] == device}
         )
         self.storages[stages] = tuple(next(part[i] for part in parts if i in part) for i in range(len(stages)))
         costs = tuple(_mean_costs([part[i] for part in found if i in part]) for i in range(len(stages)))

@@ -106,7 +106,7 @@ def versions() -> dict[str, str]:
 def _read(path: Path, key: Mapping[str, str]) -> Plan:
     document = parse_json(read_text(path), str(path))
     if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise RequestError(f"it is no {FORMAT}")
+        raise RequestError(f"its format is not {FORMAT}")
     if document.get("key") != dict(key):
         raise RequestError("it is for another request")
     plan = plain_plan(document.get("plan"), str(path))

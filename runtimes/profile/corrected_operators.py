@@ -1,4 +1,4 @@
-"""Corrects the times of operators by the measured times of whole stages."""
+"""Corrects the measured times of operators so that their sums are those of whole stages."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""A backward program bound to the constant tensors of its stage, so that a call only adds the others."""
+"""B, I or W of a stage, bound to the tensors that are the same in every call, so that a call only passes the others."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -41,11 +41,11 @@ class LinkedStage(ABC):
         tangents: position of an output → readers that send its gradient, and its position in their messages.
         receivers: stages that send to B.
         returned: stage that B sends to → positions of its message's tensors in the boundary.
-        leaving: the storages of the saved tensors that leave the device between F and the backward.
+        offloaded: the storages of the saved tensors that are offloaded between F and the backward.
         outputs: as given.
     """
 
-    leaving: Sequence[SavedStorage] = ()
+    offloaded: Sequence[SavedStorage] = ()
 
     def __init__(
         self,

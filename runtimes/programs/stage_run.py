@@ -32,7 +32,7 @@ class StageRun(CapturedStage):
         loss: name of the loss's node.
         recompute: whether saved tensors are recomputed before the backward instead of kept.
         gradients: whether a backward follows; otherwise nothing is held.
-        leaving: the storages of the saved tensors that leave the device.
+        offloaded: the storages of the saved tensors that are offloaded.
         runs_python: whether it runs a part of the step that stays Python.
         shared: the shared tensors of the stage's runs for all shapes; by default of this one alone.
     """
@@ -47,12 +47,12 @@ class StageRun(CapturedStage):
         loss: str,
         recompute: bool = False,
         gradients: bool = True,
-        leaving: Sequence[SavedStorage] = (),
+        offloaded: Sequence[SavedStorage] = (),
         runs_python: bool = False,
         shared: SharedTensors | None = None,
     ) -> None:
         self._shared = shared or SharedTensors()
-        self.leaving, self.runs_python = leaving, runs_python
+        self.offloaded, self.runs_python = offloaded, runs_python
         inputs = programs.inputs
         super().__init__(index, inputs.boundary, programs.outputs, programs.results, layout, state, inputs.batch)
         self.programs = programs
@@ -127,7 +127,7 @@ class StageRun(CapturedStage):
         """Run the programs of these kinds of actions once on zeros: CUDA loads their kernels, and compilers tune them.
 
         Parameters, gradients and buffers do not change, and neither do the states of random number generators. A stage
-        that runs the user's Python is left out: nobody knows what a further run of it changes.
+        that runs the user's Python is left out, because it is unknown what a further run of it changes.
 
         Args:
             kinds: of the stage's actions in the plan.

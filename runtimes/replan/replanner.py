@@ -192,7 +192,7 @@ class Replanner:
         team, parts, failure = trainer.team, None, None
         try:
             validate(plan)
-            parts = trainer.arranged(self._example, plan, evolve(self._programs, known={}))
+            parts = trainer.set_up_plan(self._example, plan, evolve(self._programs, known={}))
         except RequestError as error:
             failure = error
         team.agree(failure)

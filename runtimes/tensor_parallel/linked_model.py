@@ -17,7 +17,7 @@ _ANEW = "build the pipeline again"
 
 
 class LinkedModel:
-    """Keeps a model and its parts in step.
+    """Keeps a model and its parts equal.
 
     Args:
         model: the user's.

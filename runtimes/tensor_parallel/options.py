@@ -1,4 +1,4 @@
-"""Which arguments of ``panpipe.pipeline`` fit a model with DTensor parameters, and the other way round."""
+"""Checks that the arguments of ``panpipe.pipeline`` fit a model with or without DTensor parameters."""
 
 from attrs import evolve
 from torch.distributed.device_mesh import DeviceMesh

@@ -1,4 +1,4 @@
-"""Changes to the recorded program of a tensor rank: views without effect, and functional collectives."""
+"""Rewrites the recorded program of a tensor rank: removes views without effect, and replaces functional collectives."""
 
 from typing import Any
 

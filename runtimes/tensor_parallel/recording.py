@@ -1,4 +1,4 @@
-"""Models to which the user applied ``parallelize_module``: the program of one tensor rank.
+"""Records the program of one tensor rank, for models to which the user applied ``parallelize_module``.
 
 The step runs once over fake tensors, with DTensors around fake parts of the parameters, and torch's DTensor decides
 what each rank computes and where it communicates. The recorded program has plain tensors and all-reduces::

@@ -59,7 +59,7 @@ class TensorRanks:
         model: the user's, with DTensors.
         parts: a plain model of this rank's parts, which share their memory with the user's.
         step: computes with it.
-        linked: keeps both in step.
+        linked: keeps both equal.
         dims: names of the parameters of which each rank has a part, with the dimension that is divided and the shape
             of the part.
         ranks: of this rank's group, in the order of the user's mesh.
@@ -155,8 +155,9 @@ class TensorRanks:
         whole = len({len(row) for row in rows}) == 1 and sorted(r for row in rows for r in row) == [*range(len(groups))]
         if not whole:
             raise RequestError(
-                f"the models' tensor ranks are {', '.join(str(list(row)) for row in rows)}: each rank of the job is in "
-                'one group, and all are as large; take them from one mesh, such as init_device_mesh("cpu", (2, 2), '
+                f"the models' tensor ranks are {', '.join(str(list(row)) for row in rows)}: each rank of the job must "
+                "be in one group, and all groups must be equally large; take them from one mesh, such as "
+                'init_device_mesh("cpu", (2, 2), '
                 'mesh_dim_names=("pp", "tp"))["tp"]'
             )
         if len(rows) % self.data:
@@ -315,7 +316,10 @@ def _refuse_draws(operators: Operators) -> None:
             "the rates of dropout to 0, or call model.eval() before panpipe.pipeline"
         )
     if written is not None:
-        raise RequestError(f"the step writes the buffer '{written}': tensor ranks have no written buffers yet")
+        raise RequestError(
+            f"the step writes the buffer '{written}': tensor ranks do not support written buffers yet; avoid the "
+            "write, as model.eval() does for BatchNorm"
+        )
 
 
 def _refuse_fsdp(model: nn.Module) -> None:

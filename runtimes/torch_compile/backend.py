@@ -140,8 +140,8 @@ class _GraphPipeline:
         written = [p for p in batched if info[self._arguments[p]].storage in _writes(info)]
         if written:
             raise RequestError(
-                f"the model writes its argument '{self._name(written[0])}' in place and panpipe hands it microbatches: "
-                "let it work on a copy, as x.clone() is"
+                f"the model writes its argument '{self._name(written[0])}' in place, but panpipe passes microbatches "
+                "to it: work on a copy, such as x.clone()"
             )
         _warn_once(
             "the loss is outside of a compiled model, so all forwards run before all backwards, and every stage holds "
@@ -176,8 +176,8 @@ class _GraphPipeline:
             except RequestError:
                 continue
             raise RequestError(
-                f"argument '{self._name(place)}' has {samples} rows, as there are samples, and the graph runs as well "
-                "where all microbatches share it: say which with options={'batch_dims': "
+                f"argument '{self._name(place)}' has {samples} rows, which is the number of samples, but the graph "
+                "also runs if all microbatches share it: state which is meant, with options={'batch_dims': "
                 f"{{'{self._name(place)}': 0}}}}, or None for what is shared"
             )
 
@@ -194,7 +194,7 @@ class _GraphPipeline:
             what = "samples" if place in found else "what all share"
             raise RequestError(
                 f"argument '{names[place]}', of shape {tuple(arguments[place].shape)}, seems to have {what}, by "
-                f"tracing with another number of samples, and its rows say otherwise: {FIX}"
+                f"tracing with another number of samples, but its number of rows contradicts that: {FIX}"
             )
 
     def _warn_of_few_stages(self, stages: Sequence[Stage]) -> None:
@@ -221,9 +221,9 @@ class _GraphPipeline:
             shape = info[node].shape
             if not shape and info[node].tensor:
                 raise RequestError(
-                    f"the compiled model gives '{node.name}', a scalar, as a loss is: panpipe gives outputs of a batch "
-                    "along dimension 0, and cannot tell a mean from a sum; compute it outside of the compiled model, "
-                    "or use panpipe.pipeline, which takes the loss inside"
+                    f"the compiled model returns '{node.name}', a scalar such as a loss: panpipe joins outputs along "
+                    "dimension 0, and cannot know whether a scalar is a mean or a sum; compute it outside of the "
+                    "compiled model, or use panpipe.pipeline, which takes the loss inside"
                 )
             if not info[node].tensor or shape[0] != size:
                 what = f"has shape {shape}" if info[node].tensor else "is no tensor"

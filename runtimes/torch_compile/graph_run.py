@@ -157,7 +157,7 @@ class Pass:
         devices, self._devices = self._devices, None
         if devices is None:
             raise RequestError(
-                "backward runs a second time and panpipe has freed the saved tensors: call the model again"
+                "backward is called a second time, but panpipe has freed the saved tensors: call the model again"
             )
         wanted = dict(zip(self.graph.outputs, gradients, strict=True))
         for shared in devices.shared:

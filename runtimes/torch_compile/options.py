@@ -14,7 +14,7 @@ NEED_A_PLAN = dict.fromkeys(("offload", "offload_to", "host_memory", "recompute"
 
 def _whole(instance: "Options", attribute: Any, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise RequestError(f"option {attribute.name} is {value!r}: it is a whole number from 1")
+        raise RequestError(f"option {attribute.name} is {value!r}: give a whole number, at least 1")
 
 
 def _dims(instance: "Options", attribute: Any, value: object) -> None:

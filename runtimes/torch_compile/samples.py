@@ -13,7 +13,10 @@ from ...core.capture.batch.batch_dims import BatchDims
 from ...core.capture.batch.find_batch_dims import find_batch_dims
 from ...core.errors import RequestError
 
-FIX = "say which with options={'batch_dims': ...}: 0 or None, for what all microbatches share, by the arguments' names"
+FIX = (
+    "state which is meant with options={'batch_dims': ...}: by the arguments' names, 0, or None for what all "
+    "microbatches share"
+)
 """What a user can do where tracing leaves a doubt."""
 
 
@@ -69,7 +72,7 @@ class SampleSearch:
         try:
             dims = find_batch_dims(model, step, batch, given=known, microbatches=microbatches)
         except RequestError as error:
-            text = str(error).partition("; say which with batch_dims=")[0]
+            text = str(error).partition("; give batch_dims=")[0]
             for name in batch:
                 text = text.replace(_leaf(name), f"argument '{name}'")
             raise RequestError(f"{text}; {FIX}") from error
@@ -78,7 +81,7 @@ class SampleSearch:
         if other is not None:
             raise RequestError(
                 f"argument '{names[other]}' has its samples along dimension {found[other]}, and a compiled model is "
-                f"cut along dimension 0: give them there, or {FIX}; panpipe.pipeline cuts any dimension"
+                f"cut along dimension 0: move them there, or {FIX}; panpipe.pipeline cuts any dimension"
             )
         return {place for place, dim in found.items() if dim == 0}
 

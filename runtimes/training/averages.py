@@ -1,4 +1,4 @@
-"""Averages of the weights over training, and calls of a function for every parameter; each process does its own."""
+"""Averages of the weights over training (EMA), and calls of the user's function for every parameter of this process."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -116,7 +116,7 @@ class WeightAverage:
                 value = source.detach().clone()
                 source.copy_(average)
                 average.copy_(value)
-        equal_copies(self._model, self._states)
+        update_copies(self._model, self._states)
 
 
 class Averages:
@@ -175,7 +175,9 @@ class Averages:
             RequestError: they have.
         """
         if self._applied:
-            raise RequestError(f"the model has the values of an average: leave `with ema.applied()` to {what}")
+            raise RequestError(
+                f"the model has the values of an average: to {what}, end the block `with ema.applied()` first"
+            )
 
     def _apply(self, applied: bool) -> None:
         """Record whether parameters have the values of an average."""
@@ -193,7 +195,9 @@ def held_here(model: nn.Module, buffers: bool = False) -> dict[str, Tensor]:
     return {name: t for name, t in found.items() if not isinstance(t, RemoteTensor) and not t.is_meta}
 
 
-def visit(model: nn.Module, states: Mapping[int, StageState], function: Visit, key: tuple[int, ...]) -> dict[str, Any]:
+def visit_parameters(
+    model: nn.Module, states: Mapping[int, StageState], function: Visit, key: tuple[int, ...]
+) -> dict[str, Any]:
     """Call a function with every parameter that this process holds.
 
     Each parameter has its own stream of random numbers, so that every process that holds it draws the same.
@@ -216,12 +220,12 @@ def visit(model: nn.Module, states: Mapping[int, StageState], function: Visit, k
         with torch.random.fork_rng(devices), torch.no_grad():
             torch.manual_seed(seed)
             found[name] = function(name, parameter)
-    equal_copies(model, states)
+    update_copies(model, states)
     return found
 
 
-def equal_copies(model: nn.Module, states: Mapping[int, StageState]) -> None:
-    """Copy the model's tensors to the other copies of tied weights and buffers in this process."""
+def update_copies(model: nn.Module, states: Mapping[int, StageState]) -> None:
+    """Copy the model's tensors to this process's other copies of tied weights and buffers."""
     own: dict[str, Tensor] = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     with torch.no_grad():
         for state in states.values():

@@ -180,7 +180,8 @@ class Evaluator:
             if name is not None:
                 raise RequestError(
                     f"{module_text(name)} is in another mode on rank {self._team.rank(first + device)} than on rank "
-                    f"{self._team.rank(first)}: all ranks evaluate in one; call model.eval() on every rank"
+                    f"{self._team.rank(first)}: all ranks must evaluate in the same mode; call model.eval() on every "
+                    "rank"
                 )
 
     def _inputs(self, batch: BatchRun) -> StepInputs:

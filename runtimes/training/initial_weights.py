@@ -18,8 +18,8 @@ from ..launch.team import Team
 from ..weights import Weights, places, tensor_at
 
 _RULE = (
-    "ranks begin with one model; call torch.manual_seed with the same seed on every rank before it is built, load the "
-    "same checkpoint into it, or give weights="
+    "all ranks must start with the same model; call torch.manual_seed with the same seed on every rank before it is "
+    "built, load the same checkpoint into it, or give weights="
 )
 
 

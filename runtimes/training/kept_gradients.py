@@ -1,7 +1,7 @@
 """Detects that the user's ``zero_grad()`` cleared gradients accumulated by ``step(batch, update=False)``.
 
-In one process the next update is then without them. Here their batches also count in the mean that the update takes, so
-that the update would be too small.
+In one process, the next update would not contain them. Here the update divides by the number of all accumulated
+batches, so it would be too small.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,9 @@ class KeptGradients:
         """
         if self._held and all(_cleared(*held) for held in self._held):
             raise RequestError(
-                "zero_grad() cleared gradients that wait for an update since step(batch, update=False), and their "
-                "batches count in its mean: leave zero_grad() out, every update clears gradients itself"
+                "zero_grad() cleared the gradients that step(batch, update=False) had accumulated, but their batches "
+                "count in the mean of the next update: remove the call of zero_grad(); every update clears gradients "
+                "itself"
             )
 
 

@@ -16,7 +16,7 @@ from ...core.plan.plan import Plan
 from ...core.plan.sharding import shards
 from ..batch.remote_tensors import as_meta_tensors
 from ..launch.team import Team
-from ..optimizer.replica_exchange import begin_equal
+from ..optimizer.replica_exchange import broadcast_initial_values
 from ..optimizer.sharded_buckets import Sharing
 from ..optimizer.stage_state import StageState, make_optimizers
 from ..optimizer.training import Training
@@ -25,7 +25,7 @@ from ..weights import Weights, weights_from
 from ..weights.allocation import allocate, deallocate
 from .initial_weights import InitialWeights
 from .model_changes import KnownTensors, TiedCopies, follow_trained, refuse_strays
-from .ownership import equal_replicas, install, own_tensors, release_others
+from .ownership import copy_tied_weights, install, own_tensors, release_others
 
 
 class LocalStages:
@@ -102,9 +102,9 @@ class LocalStages:
         weights.fill(self._own.held, self._own.unallocated)
         install(self.model, self._own.unallocated)
         self.copy_buffers()
-        equal_replicas(self.plan, self._own.parameters, self.team)
+        copy_tied_weights(self.plan, self._own.parameters, self.team)
         if self.team.tensor is None:  # tensor ranks have compared theirs
-            begin_equal(self.team, {device: self._tensors_on(device) for device in self.team.local})
+            broadcast_initial_values(self.team, {device: self._tensors_on(device) for device in self.team.local})
         self._loaded = True
         self._make_optimizers()
         if len(self.team.local) < self.team.size:

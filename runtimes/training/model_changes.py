@@ -143,7 +143,8 @@ def _state(parameter: nn.Parameter) -> tuple[int, int]:
 
 
 def refuse_strays(model: nn.Module, states: Mapping[int, StageState]) -> None:
-    """Refuse optimizers to which tensors of other stages were added: their own stage computes the gradient.
+    """Refuse an optimizer to which the user added a tensor of another stage, because that other stage computes its
+    gradient.
 
     Args:
         model: the user's module.
@@ -160,8 +161,8 @@ def refuse_strays(model: nn.Module, states: Mapping[int, StageState]) -> None:
         what = f"a tensor of shape {tuple(stray.shape)}" if name is None else f"parameter '{name}'"
         raise RequestError(
             f"{what} was added to the optimizer of stage {index}, which has {_named(sorted(state.parameters)[:3])}: an "
-            "unfrozen parameter joins the optimizer of its own stage by itself, in the group in which optimizer= puts "
-            f"it; remove it there, or {_ANEW}"
+            "unfrozen parameter is added to the optimizer of its own stage automatically, to the group that optimizer= "
+            f"chooses; remove it from this one, or {_ANEW}"
         )
 
 

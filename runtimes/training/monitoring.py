@@ -11,7 +11,7 @@ from ...core.trace.throughput import StepTotals, throughput
 from ..batch.microbatches import Microbatch
 from ..devices.compute import ComputeQueue
 from ..engine.step_data import StepOptions
-from ..monitor.measure import MemoryPeak, Numbers, numbers_of, of_all
+from ..monitor.measure import MemoryPeak, Numbers, gather_numbers, numbers_of
 from ..monitor.monitors import Monitor, Monitors
 from ..monitor.records import DeviceReport, StepReport
 from ..optimizer.stage_state import StageState
@@ -69,7 +69,7 @@ class Monitoring:
                 record.peak_saved + record.shared
             )
             own[device] = numbers_of(device, record, pieces, call_s, peak, done.trace)
-        table = of_all(self._stages.team, self._queues, own)
+        table = gather_numbers(self._stages.team, self._queues, own)
         if self._stages.team.first:
             self._monitors.call(self._report(done, table, update))
 

@@ -1,13 +1,13 @@
-"""What follows a loss that is NaN or infinite: an error, a skipped update or a warning, and where it began.
+"""Checks each loss for NaN and infinity: raises, skips the update or warns, and names the stage where it began.
 
 The stages record the largest magnitude of what they return for others (`engine/peaks`). These numbers are read only
 after such a loss::
 
     microbatch 3     stage 0   7.1 ──▶ stage 1   nan ──▶ stage 2   nan ──▶ loss nan        began in stage 1
 
-A stage may return infinities on purpose, such as a mask of attention. An output that is not finite does not count if it
-was so in a microbatch with a finite loss, of this step or of the last one with a finite loss. Before there is any such
-microbatch, infinities of outputs without a gradient do not count.
+A stage may return infinities on purpose, such as a mask of attention. An output that is not finite is therefore ignored
+if it was not finite either in a microbatch with a finite loss, of this step or of the last step with a finite loss. As
+long as there is no such microbatch, infinities in outputs without a gradient are ignored.
 """
 
 import math
@@ -33,7 +33,7 @@ from .local_stages import LocalStages
 
 @frozen
 class Origin:
-    """Where values that are not finite began.
+    """Where the first value that is not finite was computed.
 
     Args:
         replica, microbatch, stage: the first such microbatch, and its first such stage.
@@ -187,7 +187,7 @@ class LossCheck:
 def _unusual(
     stage: int, microbatch: int, outputs: Sequence[Any], peaks: Peaks, before: Peaks, finite: Sequence[bool]
 ) -> list[str]:
-    """Names of a stage's outputs for a microbatch that are not finite, and are so in no microbatch that is."""
+    """Names of outputs that are not finite in this microbatch, but are in all microbatches with a finite loss."""
     usual = [found for m, good in enumerate(finite) if good and (found := peaks.get((stage, m))) is not None]
     usual += [found for (index, _), found in before.items() if index == stage and len(found) == len(outputs)]
     names = []
@@ -207,7 +207,7 @@ def _kind(peak: Tensor | None) -> str | None:
 
 
 def _leaves_of(pieces: Sequence[Microbatch], microbatch: int, finite: Sequence[bool]) -> list[str]:
-    """The leaves of a microbatch that are not finite, and are so in no microbatch that is, in words."""
+    """The tensors of a microbatch that are not finite, but are in all microbatches with a finite loss, in words."""
     kinds = [[_kind(peak) for peak in _peaks_of_leaves(piece)] for piece in pieces]
     usual = [kinds[m] for m, good in enumerate(finite) if good]
     return [

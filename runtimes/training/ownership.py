@@ -23,14 +23,14 @@ class OwnTensors:
         parameters: stage index → name → parameter.
         buffers: stage index → name → buffer; stages on one device share them.
         unallocated: name → tensor without memory yet, for each tensor that is on meta in the user's model.
-        replicas: further copies without memory yet, of tied weights that several stages here hold.
+        tied_copies: further copies without memory yet, of tied weights that several stages here hold.
         copies: (copy, original) of buffers that stages on several devices read and none writes.
     """
 
     parameters: dict[int, dict[str, nn.Parameter]]
     buffers: dict[int, dict[str, Tensor]]
     unallocated: dict[str, Tensor]
-    replicas: tuple[nn.Parameter, ...]
+    tied_copies: tuple[nn.Parameter, ...]
     copies: tuple[tuple[Tensor, Tensor], ...] = ()
 
     @property
@@ -48,7 +48,7 @@ class OwnTensors:
     @property
     def without_memory(self) -> list[Tensor]:
         """The tensors that are allocated when values are loaded."""
-        return [*self.unallocated.values(), *self.replicas]
+        return [*self.unallocated.values(), *self.tied_copies]
 
     def copy_buffers(self) -> None:
         """Copy the values of buffers to their copies."""
@@ -73,7 +73,7 @@ def own_tensors(
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     own: dict[int, dict[str, nn.Parameter]] = {}
     empty: dict[str, Tensor] = {}
-    replicas: list[nn.Parameter] = []
+    tied_copies: list[nn.Parameter] = []
     used: set[str] = set()
     for index, stage in sorted(programs.items()):
         own[index], device = {}, where[index]
@@ -82,7 +82,7 @@ def own_tensors(
             if tensor.is_meta:
                 tensor = nn.Parameter(unallocated(tensor, device), tensor.requires_grad)
                 if name in used:
-                    replicas.append(tensor)
+                    tied_copies.append(tensor)
                 else:
                     empty[name] = tensor
             elif name in used:
@@ -92,7 +92,7 @@ def own_tensors(
             own[index][name] = tensor
             used.add(name)
     held, copies = _own_buffers(buffers, programs, where, empty)
-    return OwnTensors(own, held, empty, tuple(replicas), tuple(copies))
+    return OwnTensors(own, held, empty, tuple(tied_copies), tuple(copies))
 
 
 def _own_buffers(
@@ -160,7 +160,7 @@ def release_others(model: nn.Module, kept: set[str], stale: frozenset[str], hold
         make_remote(tensor, name, holder)
 
 
-def equal_replicas(plan: Plan, own: Mapping[int, Mapping[str, nn.Parameter]], team: Team) -> None:
+def copy_tied_weights(plan: Plan, own: Mapping[int, Mapping[str, nn.Parameter]], team: Team) -> None:
     """Copy the value of each tied weight from the first of its stages to the others.
 
     Args:

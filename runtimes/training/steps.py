@@ -1,4 +1,4 @@
-"""One training step over the devices of this process."""
+"""One training step on the devices of this process, and the accumulation of gradients over several batches."""
 
 import math
 
@@ -12,7 +12,7 @@ from ..engine.result_parts import WEIGHT
 from ..engine.results import weight_of
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.workers import Workers
-from ..optimizer.replica_exchange import share, totals_of_all
+from ..optimizer.replica_exchange import broadcast_from_first, sum_over_replicas
 from ..optimizer.training import Training
 from ..optimizer.update import Ending, Update
 from .batch_run import BatchResult, BatchRun
@@ -70,7 +70,7 @@ class StepRunner:
         return self._accumulated is not None
 
     def drop_accumulated(self) -> None:
-        """Let the next step clear accumulated gradients."""
+        """Drop accumulated gradients: the next step clears them."""
         self._accumulated = None
 
     def batch(self, pieces: list[Microbatch]) -> BatchRun:
@@ -116,7 +116,7 @@ class StepRunner:
         def after(device: int) -> None:
             replicas = self._team.replicas_of(device)
             if replicas is not None:
-                share(self._written_buffers(prepared, device), replicas)
+                broadcast_from_first(self._written_buffers(prepared, device), replicas)
 
         inputs = self._inputs(batch, index, size, before.scale)
         try:
@@ -191,7 +191,7 @@ class StepRunner:
         if replicas is None:
             return total, None, differ
         queue = self._workers.queues[device]
-        summed, scales, apart = totals_of_all([total, before.scale or 0.0, float(differ)], replicas, queue)
+        summed, scales, apart = sum_over_replicas([total, before.scale or 0.0, float(differ)], replicas, queue)
         mean: Tensor = summed / (1 if batch.prepared.weighted else self._samples())
         refused = queue.device.type == "cpu" and bool(apart)
         return mean, None if before.scale is None else (scales, replicas.devices), refused

@@ -39,13 +39,13 @@ from ..planning.rehearsed import Rehearsal
 from ..profile.reference_workload import PASSES, passes_around, reference_s
 from ..programs.options import ProgramOptions
 from ..weights.saving import save_checkpoint
-from .arrangement import Arrangement, arranged
 from .averages import Averages
 from .batch_run import BatchResult, BatchRun
 from .counts import Counts
 from .evaluation import Forwards
 from .monitoring import Monitoring, UpdateNumbers
 from .non_finite import LossCheck
+from .plan_setup import PlanSetup, set_up_plan
 
 
 class Trainer:
@@ -58,7 +58,7 @@ class Trainer:
         training: optimizer, clipping, scaling and seed.
         programs: how stage programs are derived.
         clock: runs virtual devices; None for real ones.
-        offload: where saved tensors go that leave their device; None for the host's memory.
+        offload: where offloaded saved tensors go; None for the host's memory.
         monitors: the user's functions that are called with the numbers of each step.
 
     Attributes:
@@ -103,7 +103,7 @@ class Trainer:
         places = example.operators.step.batch_writes
         self._written = WrittenBatches({example.shape.nesting.names[place]: line for place, line in places.items()})
         self._on_devices = partial(
-            arranged, team=team, training=training, follow_model=self._follow_model, clock=clock, offload=offload
+            set_up_plan, team=team, training=training, follow_model=self._follow_model, clock=clock, offload=offload
         )
         self.adopt(self._on_devices(example, plan, programs=programs))
         self._check = LossCheck(training.on_nonfinite, self.stages)
@@ -112,17 +112,17 @@ class Trainer:
         self._modes = ModuleModes(model if team.tensor is None else team.tensor.model)
         self.averages = Averages(model, self.stages.states, self.save, self.refuse_closed)
 
-    def arranged(self, example: Example, plan: Plan, programs: ProgramOptions) -> Arrangement:
+    def set_up_plan(self, example: Example, plan: Plan, programs: ProgramOptions) -> PlanSetup:
         """The parts that depend on the plan, for another plan; nothing is changed."""
         return self._on_devices(example, plan, programs=programs)
 
-    def adopt(self, parts: Arrangement) -> None:
-        """Train with other parts from now on."""
+    def adopt(self, parts: PlanSetup) -> None:
+        """Train by the plan of these parts from now on."""
         self.plan, self.stages, self.variants = parts.plan, parts.stages, parts.variants
         self.runner, self.evaluator = parts.runner, parts.evaluator
         self.offloads, self.queues = parts.offloads, parts.queues
 
-    def replace(self, parts: Arrangement) -> None:
+    def replace(self, parts: PlanSetup) -> None:
         """Train by another plan from now on; its stages have no values yet."""
         for each in self.offloads.values():
             each.memory.close()

@@ -90,7 +90,7 @@ def decoded(document: str) -> PanpipeError:
             failure.exit_status = status
     except (ValueError, TypeError, KeyError, PanpipeError) as error:
         raise WorkerError(
-            f"a rank sent a failure that cannot be read ({shortened(message_of(error))}): every rank runs the same "
+            f"a rank sent a failure that cannot be read ({shortened(message_of(error))}): all ranks must run the same "
             "version of panpipe"
         ) from error
     return failure

@@ -1,4 +1,4 @@
-"""The job's store as a rank's threads use it: without torch's warnings, and not after the end of its host."""
+"""A thread's connection to the job's store: torch logs no warnings, and nothing is called after its host has died."""
 
 import threading
 from collections.abc import Callable, Sequence

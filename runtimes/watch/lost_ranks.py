@@ -71,16 +71,16 @@ def left_early(left: Mapping[int, str], waiting: int, where: str) -> str:
     """
     each = "; ".join(f"rank {rank} has closed its pipeline{why}" for rank, why in left.items())
     return (
-        f"{each}; rank {waiting} waits for it {where}: every rank of a pipeline takes the same batches and calls the "
-        "same methods in the same order"
+        f"{each}; rank {waiting} waits for it {where}: every rank of a pipeline must take the same batches and call "
+        "the same methods in the same order"
     )
 
 
 def not_arrived(ranks: Sequence[int], size: int, timeout_s: float) -> str:
     """Ranks that do not join the job."""
     return (
-        f"{numbered(ranks)} of {size} did not arrive within {timeout_s:g} s: every rank calls panpipe.pipeline with "
-        "the same arguments; see what it does, or why it stopped"
+        f"{numbered(ranks)} of {size} did not arrive within {timeout_s:g} s: every rank must call panpipe.pipeline "
+        "with the same arguments; see what it does, or why it stopped"
     )
 
 

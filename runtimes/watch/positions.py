@@ -57,7 +57,7 @@ class Position:
         return self.silent_s >= _ALIVE_S and self.silent_s >= self.quiet_s
 
     def document(self, beat: int) -> str:
-        """As JSON, with a number that is another one in each document of a rank."""
+        """As JSON, with a number that is different in each document of a rank."""
         return json.dumps({**asdict(self), "beat": beat})
 
     @classmethod
@@ -146,7 +146,7 @@ def _silent(positions: Mapping[int, Position], rank: int) -> bool:
 def _fix(late: Sequence[int], positions: Mapping[int, Position], timeout_s: float, unit: str) -> str:
     found = [positions.get(rank, UNKNOWN) for rank in late]
     if any(position.left is not None or position.on for position in found):
-        return f"every {unit} of a pipeline takes the same batches and calls the same methods in the same order"
+        return f"every {unit} of a pipeline must take the same batches and call the same methods in the same order"
     return f"see what it does there, or raise timeout_s, which is {timeout_s:g} s"
 
 
@@ -160,8 +160,8 @@ def _state(rank: int, position: Position, unit: str) -> str:
     if position.seems_stopped:
         return f"{who} gave no sign of life for {position.silent_s:.3g} s and was last {position.text}{line}"
     if position.on:
-        return f"{who} waits for {_named(position.on, unit)} {position.text} since {position.quiet_s:.3g} s"
-    return f"{who} is {position.text} since {position.quiet_s:.3g} s{line}"
+        return f"{who} has waited {position.quiet_s:.3g} s for {_named(position.on, unit)} {position.text}"
+    return f"{who} has been {position.text} for {position.quiet_s:.3g} s{line}"
 
 
 def _named(ranks: Sequence[int], unit: str) -> str:
@@ -181,4 +181,4 @@ def _condition(position: Position, unit: str) -> str:
     waits = f", waits for {_named(position.on, unit)}" if position.on else ""
     line = f", line {position.line}" if position.line else ""
     silent = f", no sign of life for {position.silent_s:.1f} s" if position.seems_stopped else ""
-    return f"{who}{position.text} since {position.quiet_s:.1f} s{waits}{line}{silent}"
+    return f"{who}{position.text} for {position.quiet_s:.1f} s{waits}{line}{silent}"

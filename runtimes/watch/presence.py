@@ -1,9 +1,9 @@
-"""The other ranks on this host, before they are connected: the end of one that still imports or captures is seen.
+"""Detects the death of another rank on this host before ranks are connected: while it imports, or captures its step.
 
 Each rank listens on a Unix socket without a file, whose name has the address of the job's store and the rank's number,
 and connects to those of the others as soon as they are there. When a process ends, the kernel closes its sockets, and
-with them the connections. A rank sends its number, and later that of a rank whose end it knows, from here or from the
-job's store. It ends for this reason itself, and nobody is to take its end for the first one::
+with them the connections. A rank sends its number. If it learns, here or from the job's store, that a rank has ended,
+it sends that rank's number and ends itself; the others can then report which rank ended first::
 
     rank 1  listens as (host:port, 1) ◀── connected, "0" ── rank 0
             ── connected, "1" ──▶ listens as (host:port, 0)
@@ -31,7 +31,7 @@ from .process_start import begin_by_hand
 
 _POLL_S = 0.1
 _GRACE_S = 2.0
-"""Seconds in which another process may take the place of one that ended: it was a rank of the job before."""
+"""Seconds in which a process of the restarted job may replace one that ended."""
 _AT_ONCE = 64
 """Most absent ranks that each poll searches."""
 _CREDENTIALS = struct.Struct("3i")
@@ -44,7 +44,7 @@ _UNKNOWN = -1
 
 
 class Presence:
-    """The presence of this rank, and what it sees of the others on this host.
+    """Announces this rank to the others on this host, and detects their end.
 
     Args:
         job: host and port of the job's store.
@@ -73,7 +73,7 @@ class Presence:
         self._thread = self._begun()
 
     def follow(self, ended: Callable[[int], object]) -> None:
-        """Look for the others, and call a function with the first one that ends, in a thread; at once if one has."""
+        """Look for the others in a thread, and call a function with the first one that ends or has ended."""
         with self._lock:
             self._follow, now = ended, self.ended
         if now is not None:
@@ -84,14 +84,14 @@ class Presence:
             self._thread = self._begun()
 
     def blame(self, rank: int) -> None:
-        """Pass on that this rank ends because of another one, whose end it does not know from here."""
+        """Send to the others which rank is the reason why this one ends, if its end was detected elsewhere."""
         if self._stopped.is_set() or threading.current_thread() is self._thread:
             return
         self._blamed = rank
         self._passed_on.wait(_BLAME_S)
 
     def stop(self) -> None:
-        """Look for the others no more. This rank stays present until its process ends."""
+        """Stop looking for the others. This rank stays visible to them until its process ends."""
         self._stopped.set()
 
     def _begun(self) -> threading.Thread:
@@ -152,7 +152,7 @@ class Presence:
             self._selector.register(own, selectors.EVENT_READ)
 
     def _accept(self) -> None:
-        """Accept all ranks that have connected; another user is none."""
+        """Accept all ranks that have connected; processes of other users are refused."""
         assert self._own is not None
         with suppress(OSError):  # no more wait
             while True:
@@ -202,7 +202,7 @@ class Presence:
         self._absent.append(rank)
 
     def _hear(self, key: selectors.SelectorKey) -> None:
-        """Another rank has seen the end of one; or its own connection ends, and its place may be taken by a process."""
+        """Read a message of another rank, or the end of its connection; a restarted process may take its number."""
         end, rank, seen = key.fileobj, key.data, self._received(key)
         assert isinstance(end, socket.socket)
         if seen is not None:
@@ -215,7 +215,7 @@ class Presence:
             self._absent.append(rank)
 
     def close(self) -> None:
-        """Be absent from now on."""
+        """Close the sockets: from now on other ranks cannot see this one."""
         self._stopped.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()

@@ -4,7 +4,7 @@ import multiprocessing
 import os
 
 _BEGUN = "PANPIPE_RANK_PROCESS"
-"""Set to its own number by a rank that was started by hand: its children inherit RANK, and are no ranks."""
+"""Set to its own number by a rank that was started by hand: its children inherit RANK, but are not ranks."""
 
 
 def uses_agent_store() -> bool:
@@ -13,7 +13,7 @@ def uses_agent_store() -> bool:
 
 
 def begin_by_hand() -> bool:
-    """Whether this process is a rank that was started by hand; from now on its children are none."""
+    """Whether this process is a rank that was started by hand; its children will not be taken for ranks."""
     given = [os.environ.get(name, "") for name in ("RANK", "WORLD_SIZE", "MASTER_PORT")]
     wanted = all(each.isdecimal() for each in given) and given[1] != "1" and bool(os.environ.get("MASTER_ADDR"))
     child = multiprocessing.parent_process() is not None or os.environ.get(_BEGUN, str(os.getpid())) != str(os.getpid())

@@ -1,4 +1,4 @@
-"""Whether the ranks have read why the job ends: until then the rank that hosts the store waits."""
+"""The rank that hosts the job's store waits until the other ranks have read why the job ends."""
 
 import time
 from collections.abc import Iterable
@@ -19,7 +19,8 @@ def acknowledge(store: Any, rank: int) -> None:
 def linger(store: Any, ranks: Iterable[int]) -> None:
     """Wait until these ranks have read the reason or are silent, at most `LINGER_S`.
 
-    With a fixed wait of a second, a rank without CPU time in that second found no store, and blamed the store's host.
+    A fixed wait of one second is not enough: a rank that got no CPU time in it found no store, and reported its host as
+    dead.
     """
     beats, deadline = Heartbeats(store, ranks), time.monotonic() + LINGER_S
     while time.monotonic() < deadline and any(not store.check([_read_key(rank)]) for rank in beats.not_silent()):

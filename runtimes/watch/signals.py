@@ -33,7 +33,7 @@ class WhereOnSignal:
         self._describers.add(describer)
 
     def remove(self, describer: "Describer") -> None:
-        """Print its text no more."""
+        """Stop printing its text."""
         self._describers.discard(describer)
 
     def install(self) -> None:

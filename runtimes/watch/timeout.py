@@ -31,5 +31,7 @@ def timeout_of(given: float | None) -> float:
 def _checked(seconds: float, what: str) -> float:
     number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
     if not number or not 0 < seconds < math.inf:
-        raise RequestError(f"{what}: ranks wait for each other a finite number of seconds above 0; give one")
+        raise RequestError(
+            f"{what}: give a finite number of seconds above 0, after which ranks stop waiting for each other"
+        )
     return float(seconds)

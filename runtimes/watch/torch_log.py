@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 
 _USERS_OWN = "TORCH_CPP_LOG_LEVEL"
-"""Who sets this variable gets what it asks for, the warnings included."""
+"""A user who sets this variable gets the level that it names, including warnings."""
 _ERROR = 2
 """torch's number of the level: INFO 0, WARNING 1, ERROR 2, FATAL 3."""
 

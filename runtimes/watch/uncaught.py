@@ -1,4 +1,4 @@
-"""An exception that ends this process: what it is, and how it is printed."""
+"""Finds the exception that ends this process, and prints it in one line."""
 
 import os
 import sys

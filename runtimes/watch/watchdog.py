@@ -1,8 +1,7 @@
-"""The thread of a rank that never waits for the network: it measures time without progress, and ends a rank that waits
-where the job's store gives no answer.
+"""A thread that never calls the network: it measures time without progress, and ends a rank if the store is silent.
 
-The store ends or stops with its host, and a call of it then blocks: the thread that calls it (`watch`) cannot
-decide.
+If the host of the job's store dies or stops, a call of the store blocks, so the thread that calls it (`watch`) cannot
+end the rank.
 """
 
 import io
@@ -19,7 +18,7 @@ from .process_start import uses_agent_store
 
 _TICK_S = 0.25
 _PART = 0.05
-"""The part of the limit that a computation takes of a processor's time to count as progress: its threads take less."""
+"""The processor time that counts as progress of a computation, as a part of the limit; panpipe's threads use less."""
 _REPORT_S = 10.0
 """Most seconds that a rank tries to report its failure."""
 
@@ -132,7 +131,7 @@ class Watchdog:
         """The reason for a rank that waits although rank 0 has left."""
         return (
             f"rank 0 has closed its pipeline, and rank {self._rank} is {self._activity.text()}: every rank of a "
-            "pipeline takes the same batches and calls the same methods in the same order"
+            "pipeline must take the same batches and call the same methods in the same order"
         )
 
     def _silent_store(self, silent_s: float) -> str:

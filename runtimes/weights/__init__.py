@@ -1,4 +1,4 @@
-"""The values of parameters and buffers: checkpoints, initialisation, and the allocation of their memory."""
+"""The values of parameters and buffers: safetensors checkpoints, initialisation, and memory that is allocated later."""
 
 from .places import places as places
 from .places import tensor_at as tensor_at

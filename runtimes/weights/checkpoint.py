@@ -131,8 +131,8 @@ def _indexed(index: Path) -> dict[str, TensorFile]:
             opened[file] = TensorFile(part)
         if name not in opened[file].entries:
             raise RequestError(
-                f"'{index}' says that '{name}' is in '{file}', and it is not: index and files are of different "
-                "checkpoints; copy both again"
+                f"'{index}' says that '{name}' is in '{file}', but that file does not have it: index and files are of "
+                "different checkpoints; copy both again"
             )
     return {name: opened[file] for name, file in pairs.items()}
 

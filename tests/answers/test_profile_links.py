@@ -76,7 +76,7 @@ def test_ranks_run_the_same_command(monkeypatch):
 
 def test_number_of_ranks_that_the_job_has_not_is_refused(ranked):
     ranked(0)
-    with pytest.raises(RequestError, match="--ranks 3 in a job of 2 ranks: leave it out under torchrun"):
+    with pytest.raises(RequestError, match="--ranks is 3 and the job has 2 ranks: leave it out under torchrun"):
         profiled(3)
 
 

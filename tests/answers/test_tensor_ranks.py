@@ -123,7 +123,7 @@ def test_model_that_fits_with_no_tensor_ranks_is_infeasible(capsys):
         (("--model", "gpt", "--tp", "3"), "3 tensor ranks do not divide the 8 devices"),
         (("--model", "gpt", "--tp", "many"), "--tp is 'many': give a whole number of at least 1, or auto"),
         (("--model", "examples.gpt2:make", "--tp", "auto"), "--tp auto is for bundled models"),
-        (("--model", "gpt", "--tp", "2", "--offload", "auto"), "--offload with --tp"),
+        (("--model", "gpt", "--tp", "2", "--offload", "auto"), "--offload is given with --tp"),
         (("--model", "gpt", "--tp", "2", "--mesh", "pp=8"), "is for 8 devices and there are 4"),
     ],
 )

@@ -49,7 +49,9 @@ def test_values_of_other_lengths_are_gathered(monkeypatch, other):
 @pytest.mark.parametrize("length", [0, -1, (1 << 31) + 1])
 def test_length_of_another_program_is_refused(monkeypatch, length):
     other_rank(monkeypatch, length, encoded(0))
-    with pytest.raises(WorkerError, match=f"a rank announced plain data of {length} bytes: every rank runs the same"):
+    with pytest.raises(
+        WorkerError, match=f"a rank announced plain data of {length} bytes: all ranks must run the same"
+    ):
         all_gather_data(VALUE)
 
 

@@ -66,4 +66,4 @@ def test_an_unknown_backend_is_refused_by_the_ranks(monkeypatch, capsys):
     assert main(["profile", "links", "--backend", "pigeon"]) == 2
     assert "there is no backend 'pigeon': known are memcpy, gloo" in capsys.readouterr().err
     assert main(["profile", "links", "--ranks", "2"]) == 2
-    assert "--ranks 2 in a job of 1 ranks" in capsys.readouterr().err
+    assert "--ranks is 2 and the job has 1 ranks" in capsys.readouterr().err

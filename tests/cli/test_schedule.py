@@ -136,7 +136,7 @@ def test_csv_is_written(capsys, tmp_path):
         (("zb", *SMALL), "there is no schedule 'zb': did you mean zb-"),
         (("1f1b", "--devices", 0, "--microbatches", 2), "devices is 0"),
         (("1f1b", "--devices", 2, "--microbatches", 0), "microbatches is 0"),
-        (("1f1b", *SMALL, "--chunks", 2), "1f1b with 2 chunks"),
+        (("1f1b", *SMALL, "--chunks", 2), "chunks is 2: 1f1b has one stage"),
         (("gpipe", *SMALL, "--chunks", 0), "--chunks is 0"),
         (("1f1b", *SMALL, "--forward", -1), "--forward is -1.0"),
         (("1f1b", *SMALL, "--backward-weight", "nan"), "--backward-weight is nan"),

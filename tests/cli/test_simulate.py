@@ -254,7 +254,7 @@ def test_forwards_of_a_schedule_file_take_the_options_times(tmp_path, capsys):
 
 def test_simulated_evaluation_has_no_optimizer_step(plan_file, capsys):
     assert main(["simulate", plan_file, "--forward-only", "--optimizer", "barrier"]) == 2
-    assert "--optimizer barrier with --forward-only: an evaluation has no optimizer step" in capsys.readouterr().err
+    assert "--optimizer is barrier with --forward-only: an evaluation has no optimizer step" in capsys.readouterr().err
 
 
 def test_plan_that_offloads(tmp_path, capsys, monkeypatch):

@@ -58,6 +58,6 @@ def test_save_adapter_refuses_other_models(tmp_path):
     model, batch = base(), {"input_ids": torch.randint(61, (4, 8))}
     with (
         panpipe.pipeline(model, step, batch, microbatches=2, schedule="1f1b", progress=False, plan_seconds=0.1) as pipe,
-        pytest.raises(RequestError, match=r"LlamaForCausalLM and no PeftModel: use pipe\.save"),
+        pytest.raises(RequestError, match=r"LlamaForCausalLM, not a PeftModel: use pipe\.save"),
     ):
         save_adapter(pipe, tmp_path)

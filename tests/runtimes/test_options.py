@@ -50,16 +50,16 @@ def test_number_of_microbatches():
 
 REFUSED = {
     "target": ({"target": "moon"}, "there is no target 'moon': known are devices, simulator"),
-    "microbatches": ({"microbatches": 0}, "0 microbatches: a step needs at least 1"),
+    "microbatches": ({"microbatches": 0}, "microbatches is 0: a step needs at least 1"),
     "other microbatches": ({"plan": PLAN, "microbatches": 5}, "5"),
     "replan in the simulator": (
-        {"target": "simulator", "replan": "auto"}, "replan is 'auto' and target 'simulator' has no drift"),
+        {"target": "simulator", "replan": "auto"}, "replan is 'auto', but simulated devices never drift"),
     "shard without an optimizer": (
-        {"shard": "optimizer", "training": Training()}, "shard shares the optimizer over replicas and there is"),
+        {"shard": "optimizer", "training": Training()}, "shard= is given without optimizer=: it divides the optimizer"),
     "shard": ({"shard": "everything"}, "everything"),
     "mesh of the plan": ({"plan": PLAN, "mesh": "pp=3"}, "3"),
     "compile in the simulator": (
-        {"target": "simulator", "compile": "inductor"}, "takes its times from a cost model and compile is 'inductor'"),
+        {"target": "simulator", "compile": "inductor"}, "compile is 'inductor', but target 'simulator' takes"),
 }  # fmt: skip
 
 
@@ -70,7 +70,7 @@ def test_wrong_arguments_are_refused(given, reason):
 
 
 def test_boundaries_of_a_given_plan_are_refused():
-    with pytest.raises(RequestError, match="boundaries is 'layers' and the plan has its stages"):
+    with pytest.raises(RequestError, match="boundaries is 'layers', but the given plan already has its stages"):
         PipelineOptions(training=Training(), planning=planning(boundaries="layers"), plan=PLAN)
 
 

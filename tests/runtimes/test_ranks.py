@@ -129,7 +129,7 @@ def test_ranks_with_different_arguments_are_all_refused(two):
     assert first == second
     for about, said in {
         "equal": "nothing",
-        "seed": "rank 1 has seed=1 and rank 0 has seed=0: every rank calls panpipe.pipeline with the same",
+        "seed": "rank 1 has seed=1 and rank 0 has seed=0: every rank must call panpipe.pipeline with the same",
         "absent": "rank 1 has no b and rank 0 has b=2",
         "frozen": "rank 1 has embedding.weight=32×16 torch.float32, frozen and rank 0 has embedding.weight=32×16 torch",
         "mode": "rank 1 has blocks.0.training=False and rank 0 has blocks.0.training=True",
@@ -182,7 +182,7 @@ def test_each_rank_averages_what_it_holds_bit_for_bit(two):
 def test_ranks_that_begin_with_other_weights_are_refused_by_name(two):
     first, second = two["beginning"]
     assert first == second
-    rule = ": ranks begin with one model; call torch.manual_seed with the same seed on every rank"
+    rule = ": all ranks must start with the same model; call torch.manual_seed with the same seed on every rank"
     assert (first["equal"], first["both meta"]) == ("nothing", "nothing")
     assert first["bit"].startswith(f"'position.weight' has other values on rank 1 than on rank 0{rule}")
     assert first["seed"].startswith("'embedding.weight' has other values on rank 1 than on rank 0, and so have ")

@@ -46,7 +46,7 @@ def test_other_uses_over_tensor_ranks_equal_one_process(used, use):
         ("state_dict", "state_dict of a pipeline: not supported for models with DTensor parameters yet"),
         ("dropout", "the step draws random numbers in"),
         ("scaler", "scaler is given: not supported for models with DTensor parameters yet"),
-        ("optimizer", "replicas share optimizers that are elementwise"),
+        ("optimizer", "shard= needs an elementwise optimizer"),
     ],
 )
 def test_what_tensor_ranks_do_not_support_is_refused_on_all_of_them(used, what, said):

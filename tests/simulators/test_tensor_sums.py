@@ -108,7 +108,7 @@ def with_costs(cost, mesh=PLAN.mesh):
         ),
         (
             evolve(PLAN, memory=MemoryPolicy(offload=(StageOffload(0, (Storage("a", 1),), ()),))),
-            "memory.offload with 2 tensor ranks",
+            "memory.offload is not empty and the mesh has 2 tensor ranks",
         ),
     ],
 )

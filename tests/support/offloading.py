@@ -8,7 +8,7 @@ from panpipe.core.actions import Action, Kind
 from panpipe.core.capture.export.operators import Operators
 from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
 from panpipe.core.plan.plan import Plan
-from panpipe.runtimes.offload.offloadable import refusal
+from panpipe.runtimes.offload.offloadable import reason_to_keep
 from panpipe.runtimes.programs.compiled import Programs, compile_stages
 
 
@@ -38,7 +38,7 @@ def all_away(
         storages = tuple(
             Storage(storage.name, storage.bytes)
             for storage in compiled.programs[stage].storages
-            if not refusal(storage, stage, compiled, plan.placement) and storage.bytes
+            if not reason_to_keep(storage, stage, compiled, plan.placement) and storage.bytes
         )
         copies = longest_away(plan, stage)
         if storages and copies:

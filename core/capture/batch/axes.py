@@ -1,4 +1,4 @@
-"""Axes: sets of dimensions of one size, and lists of that length, that may hold the samples of a batch."""
+"""Candidates for the dimensions that hold the samples: sets of dimensions of equal size, and lists of that length."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations

@@ -80,9 +80,7 @@ def _read(given: Any, value: Any, name: str, found: dict[str, int | None], lists
         unknown = [part for part in given_parts if part not in parts]
         if unknown or (not isinstance(given, Mapping) and len(parts) != len(given_parts)):
             what = unknown[0] if unknown else f"{len(given_parts)} entries for {name}"
-            raise RequestError(
-                f"batch_dims has {what}, and {name} holds {first_of(list(parts), 8)}: name what is there"
-            )
+            raise RequestError(f"batch_dims has {what}, and {name} has {first_of(list(parts), 8)}: use these names")
         for part, below in given_parts.items():
             _read(below, parts[part], part, found, lists)
     elif given == AUTO:

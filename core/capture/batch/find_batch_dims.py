@@ -1,4 +1,4 @@
-"""Finding the dimension of each tensor of a batch that holds the samples, by tracing with another number of samples.
+"""Finds which dimension of each tensor of a batch holds the samples, by tracing with another number of samples.
 
 axes       sets of dimensions of one size, and of lists of that length, the most likely ones first
   │ traced with another size: if the step fails, these dimensions cannot change together
@@ -84,7 +84,7 @@ class _Search:
     def found(self) -> BatchDims:
         axes = self._axes
         if not axes:
-            raise RequestError("the batch holds no tensor with rows: give tensors of which a dimension is the batch")
+            raise RequestError("the batch holds no tensor with rows: give tensors with a batch dimension")
         found = self._independent(axes) or self._likeliest(axes)
         return self._dims(found)
 
@@ -141,7 +141,7 @@ class _Search:
                 continue  # the step does not read the tensors that it cuts
             if whole <= cut.read and self._tracer.trace_with(dict(other.dims), other.lists, rows).runs:
                 raise RequestError(
-                    f"what holds the samples may be {axis}, or {other}: with {rows} of {axis.rows} the step runs with "
+                    f"the samples may be along {axis}, or along {other}: with {rows} of {axis.rows} the step runs with "
                     f"either; {_ask(axis)}"
                 )
         return True
@@ -201,7 +201,7 @@ class _Search:
         if len(apart) == 1:
             return apart[0]
         raise RequestError(
-            f"what holds the samples may be {best}, or {rivals[0]}: the step runs with either; {_ask(best)}"
+            f"the samples may be along {best}, or along {rivals[0]}: the step runs with either; {_ask(best)}"
         )
 
     def _untraced(self, axes: Sequence[Axis]) -> Axis:

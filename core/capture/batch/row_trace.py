@@ -1,4 +1,4 @@
-"""A step traced on fake tensors with another number of samples."""
+"""Traces a step on fake tensors with another number of samples."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""From an exported program to a captured step: the meaning of its placeholders, and rewrites of its graph."""
+"""Turns an exported program into a captured step: classifies its placeholders, and rewrites its graph."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -187,12 +187,12 @@ def _refuse_written_parameters(step: CapturedStep) -> None:
             if name is not None and getattr(node.target, "_opname", "") == "embedding_renorm_":
                 raise RequestError(
                     f"{line_of(node)}: the embedding's max_norm= writes parameter '{name}' in its forward: parameters "
-                    "are only changed by the optimizer; leave max_norm= out and shorten the rows after each step, with "
-                    "pipe.on_parameters(lambda name, p: p.copy_(torch.renorm(p, 2, 0, max_norm)) if name == "
+                    "may only be changed by the optimizer; leave max_norm= out and shorten the rows after each step, "
+                    "with pipe.on_parameters(lambda name, p: p.copy_(torch.renorm(p, 2, 0, max_norm)) if name == "
                     f"'{name}' else None)"
                 )
             if name is not None:
                 raise RequestError(
-                    f"{line_of(node)}: the step writes parameter '{name}' in place: only the optimizer changes "
+                    f"{line_of(node)}: the step writes parameter '{name}' in place: only the optimizer may change "
                     "parameters; write it between steps, or make it a buffer"
                 )

@@ -1,8 +1,8 @@
 """Applying a plan's cut to the same step, captured for another shape.
 
-A step captured for other shapes has mostly the same nodes, but few of the same operators: with one row, or with
-sequences of length 1, other tensors are contiguous, other operators are views, and so other nodes are grouped. Some
-nodes appear or disappear: an ``expand`` that does nothing, one more iteration of a loop over time. So the stages of
+A step captured for other shapes has mostly the same nodes, but they may be grouped into other operators: with one row,
+or with sequences of length 1, other tensors are contiguous and other operators are views. Some nodes appear or
+disappear: an ``expand`` that does nothing, one more iteration of a loop over time. So the stages of
 *nodes* are carried over:
 
 1. Nodes of both captures are aligned in order, by module and operator, as a diff aligns two versions of a text.
@@ -96,7 +96,7 @@ def carry_over(cut: Cut, operators: Operators) -> tuple[Operators, Stages]:
 
 
 def _where_cut(operators: Operators, known: Mapping[str, int]) -> set[str]:
-    """Nodes whose stage differs from that of the node before them in their operator."""
+    """Nodes that are in another stage than the node before them in the same operator."""
     found = set()
     for members in operators.members.values():
         staged = [name for name in members if name in known]
@@ -156,7 +156,7 @@ def _allowed(cut: Cut, operators: Operators, node: OpNode) -> list[int]:
         used = " and ".join(f"'{name}' of stage {', '.join(map(str, stages))}" for name, stages in homes.items())
         raise RequestError(
             f"'{node.name}' uses {used} at once for microbatches of this shape: one stage must hold both; "
-            "give batches of the example's shape and the values of the beginning, or build another pipeline for these"
+            "give batches of the example's shape with the Python values of the first step, or build another pipeline"
         )
     return found
 
@@ -175,8 +175,8 @@ def _latest(graph: OpGraph, allowed: Mapping[str, list[int]]) -> dict[str, int]:
             raise RequestError(
                 f"for microbatches of this shape '{node.name}' runs in stage {allowed[node.name][0]}, where its "
                 f"parameters are, and '{reader}', which reads it, in stage {limit} at the latest: tensors are only "
-                "sent to later stages; give batches of the example's shape and the values of the beginning, or build "
-                "another pipeline for these"
+                "sent to later stages; give batches of the example's shape with the Python values of the first step, "
+                "or build another pipeline"
             )
         latest[node.name] = possible[-1]
     return latest

@@ -1,7 +1,7 @@
 """The values of constants: tensors that a step computes without the batch, parameters and random numbers.
 
-A step that runs on fake tensors has no values. Its constants, such as a table of positions or a mask, are computed with
-real tensors in addition, if they are small.
+A step that runs on fake tensors has no values. Therefore its constants, such as a table of positions or a mask, are
+also computed with real tensors, if they are small.
 """
 
 from collections.abc import MutableMapping
@@ -70,7 +70,7 @@ class ConstantValues:
     _users: MutableMapping[Tensor, Tensor] = field(factory=WeakIdKeyDictionary)
 
     def constant(self, tensor: Tensor) -> Constant:
-        """A constant with its present value."""
+        """A constant with the value that it has now."""
         value = self._value(tensor)
         return Constant(tuple(tensor.shape), tensor.dtype, None if value is None else self._copy(value))
 

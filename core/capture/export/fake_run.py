@@ -1,4 +1,4 @@
-"""A run of the captured graph on fake tensors, which shows draws, layouts and gradients."""
+"""Runs the captured graph on fake tensors, to find random draws, layouts, and which tensors get gradients."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -72,7 +72,8 @@ class FakeRun(ModalInterpreter):
             raise
         except Exception as error:
             raise RequestError(
-                f"{line_of(n)}: {n.target} cannot be cut out of the step: {reason_of(error)}; use another operator"
+                f"{line_of(n)}: {n.target} cannot run by itself, outside of the step: {reason_of(error)}; use another "
+                "operator"
             ) from error
 
     def _note_casts(self, n: fx.Node, casts: Mapping[int, torch.dtype]) -> None:

@@ -10,7 +10,7 @@ from .operators import Operators, computes
 _LENGTHS = "needs the values of its lengths"
 """The cause of a region whose first call is given lengths (`..values.value_watch`)."""
 _LARGE = 0.5
-"""Share of all operations from which an operator is the reason."""
+"""An operator with at least this share of all operations is reported as the reason."""
 
 
 def refuse_too_few(operators: Operators, stages: int, devices: int | None = None) -> None:
@@ -42,15 +42,17 @@ def _reason(operators: Operators) -> str:  # noqa: PLR0911 - one return for each
         return _large(operators)
     if TAIL in step.regions and _LENGTHS in _cause(operators, TAIL):
         return (
-            f"{step.regions[TAIL]}: {_cause(operators, TAIL)}, which a captured step does not have, so that all from "
+            f"{step.regions[TAIL]}: {_cause(operators, TAIL)}, which a captured step does not have, so everything from "
             "this line on is one operator: put this call, the recurrent layers that read what it returns, and "
             "pad_packed_sequence into a module of their own; the layers before and after it are then other stages; "
             "without such layers nothing can be divided"
         )
     if TAIL in step.regions:
-        what = f"{step.regions[TAIL]}: {_cause(operators, TAIL)}, and all from there on stays Python on one stage"
+        what = (
+            f"{step.regions[TAIL]}: {_cause(operators, TAIL)}, and everything from there on stays Python, on one stage"
+        )
         if "transform" in _cause(operators, TAIL):
-            return f"{what}: transform within a module, and as little of the model as possible"
+            return f"{what}: call the transform inside a module, on as little of the model as possible"
         if len(operators.graph.nodes) == 1:
             return (
                 f"{what}: if the value is part of the batch, give it as a Python number or text in the batch, so that "

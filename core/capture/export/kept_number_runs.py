@@ -1,4 +1,4 @@
-"""Whether numbers that a step keeps in Python only reach texts and Python objects, found by trial runs.
+"""Tests by trial runs whether numbers that a step keeps in Python affect its tensors, or only texts and Python objects.
 
 The numbers are replaced by kept numbers (`..values.kept_numbers`), and every condition on one is decided both ways:
 
@@ -6,8 +6,8 @@ The numbers are replaced by kept numbers (`..values.kept_numbers`), and every co
                          └─ for each condition ──▶ a run with the other side, and one after it
                                                           the same operators?
 
-The run after it shows a value that the other side set, such as another factor of the loss. A text of a kept number must
-be printed, logged or stored: one that is not may have been compared.
+The run after it shows the effect of a value that the other side set, such as another factor of the loss. A text that
+contains a kept number must be printed, logged or stored; otherwise the step may have compared it.
 """
 
 import builtins
@@ -22,7 +22,7 @@ from attrs import frozen
 
 from ..python.reached import Reached
 from ..values.kept_numbers import Followed, KeptNumber
-from .run_record import Ran, first_difference
+from .run_record import RecordedOperator, first_difference
 from .trial_runs import Leaves, TrialRuns
 
 MAX_SIDES = 6
@@ -38,7 +38,7 @@ class Found:
         complete: whether all conditions were decided both ways, and nothing else needed a number.
     """
 
-    differs: Ran | None
+    differs: RecordedOperator | None
     complete: bool
 
 
@@ -72,7 +72,7 @@ def follow_kept(runs: TrialRuns, leaves: Leaves, names: Collection[Any]) -> Foun
     return Found(None, not sides)
 
 
-def _run(runs: TrialRuns, leaves: Leaves, names: Collection[Any], followed: Followed) -> list[Ran]:
+def _run(runs: TrialRuns, leaves: Leaves, names: Collection[Any], followed: Followed) -> list[RecordedOperator]:
     """A run in which kept numbers replace the numbers of these names."""
     now = runs.now()
     numbers = {place: now.number(place) for place, (_, name) in now.owners.items() if name in names}

@@ -1,4 +1,4 @@
-"""From a captured step to the operator graph that planning cuts.
+"""Groups the nodes of a captured step into operators: the graph that planning cuts into stages.
 
 Nodes of the captured graph are grouped into operators:
 
@@ -8,7 +8,8 @@ Nodes of the captured graph are grouped into operators:
 3. A node that reads a tensor which is not contiguous, or whose gradient is not, belongs to the operator before it: sent
    tensors are contiguous, and kernels round other layouts differently in the last bit.
 4. A node that writes a computed tensor in place is grouped with the node that computed it, and one that writes a buffer
-   with all readers of the buffer; all nodes between them, too. With a cut there, some readers would get an old value.
+   with all readers of the buffer, and with all nodes between them. With a cut there, some readers would get an old
+   value.
 """
 
 import operator

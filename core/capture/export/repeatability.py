@@ -29,12 +29,12 @@ from ..python.pending_refusals import PendingRefusal
 from ..python.reachable.reach import reach
 from ..python.reached import Reached
 from .kept_number_runs import follow_kept
-from .run_record import Ran, cause_in, first_difference, read_kept_refusal, refusal_of, refuse_outside
+from .run_record import RecordedOperator, cause_in, first_difference, read_kept_refusal, refusal_of, refuse_outside
 from .set_up_values import refuse_other_set_up
 from .trial_runs import NUMBER, Leaves, TrialRuns, leaves_of
 
 _FAR = (7, 1_000_000)
-"""Added to the step's counts: more than a few steps, and more than most thresholds and periods."""
+"""Amounts added to the step's counts: more than a few steps, and more than most thresholds and periods."""
 _LONGER = 1000
 """Number of entries added to a list to which the step appends."""
 _OTHERS = (1e-6, 1e6)
@@ -178,7 +178,7 @@ class _Repeated:
         if (found := follow_kept(self._runs, self._leaves, self.kept).differs) is not None:
             raise refusal_of(found, cause_in(self._changed), "after more steps")
 
-    def _refuse_later(self, known: list[Ran], before: Reached, after: Reached, when: str) -> None:
+    def _refuse_later(self, known: list[RecordedOperator], before: Reached, after: Reached, when: str) -> None:
         """Refuse a step that differs after its counts and lists, which changed between two moments, have grown more."""
         numbers, sizes = _numbers(before), _sizes(before)
         counts = {p: n - numbers[p] for p, n in _numbers(after).items() if p in numbers and n != numbers[p]}
@@ -190,7 +190,7 @@ class _Repeated:
                 held.extend([last] * min(far, _LONGER))
             self._refuse_other(known, self._run(), when)
 
-    def _refuse_other(self, known: list[Ran], other: list[Ran], when: str) -> None:
+    def _refuse_other(self, known: list[RecordedOperator], other: list[RecordedOperator], when: str) -> None:
         self._refuse_read_kept()
         if (found := first_difference(known, other)) is not None:
             raise refusal_of(found, cause_in(self._changed), when)
@@ -199,7 +199,7 @@ class _Repeated:
         if self._runs.read_kept:
             raise read_kept_refusal(self._runs.read_kept, self._changed)
 
-    def _run(self, number: float = NUMBER) -> list[Ran]:
+    def _run(self, number: float = NUMBER) -> list[RecordedOperator]:
         return self._runs.run(self._leaves, number)
 
 

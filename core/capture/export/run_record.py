@@ -1,4 +1,4 @@
-"""The record of a run of a step: operators with their arguments, files that it reads, other states that it asks for.
+"""Records a run of a step: operators with their arguments, files that it reads, calls that ask for a state.
 
 Arguments are compared by shapes, numbers and the origins of tensors.
 """
@@ -31,7 +31,7 @@ ASKS = "asks for a state"
 
 
 @frozen
-class Ran:
+class RecordedOperator:
     """One operator of a run.
 
     Args:
@@ -58,7 +58,7 @@ class Recording(TorchDispatchMode):
 
     def __init__(self, kept: KeptTensors, operands: Operands, values: ConstantValues | None = None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.ran: list[Ran] = []
+        self.ran: list[RecordedOperator] = []
         self.read_kept = ""
         self._kept, self._operands, self._values = kept, operands, values
 
@@ -71,7 +71,7 @@ class Recording(TorchDispatchMode):
         depends = self._kept.depends(func, (args, kwargs))
         if depends or self._values is None:
             given = tuple(map(self._comparable, pytree.tree_leaves((args, kwargs))))
-            self.ran.append(Ran((str(func), given), calling_line(sys._getframe(1))))
+            self.ran.append(RecordedOperator((str(func), given), calling_line(sys._getframe(1))))
         if not self.read_kept and self._kept.read((args, kwargs)):
             self.read_kept = calling_line(sys._getframe(1)) or "the step"
         self._kept.note_written(func, (args, kwargs))
@@ -102,7 +102,7 @@ def _digest(tensor: Tensor) -> int:
 
 
 @contextmanager
-def outside_noted(ran: list[Ran], objects: Sequence[Any]) -> Iterator[None]:
+def outside_noted(ran: list[RecordedOperator], objects: Sequence[Any]) -> Iterator[None]:
     """A context in which files that the user's code opens for reading, or looks for, are recorded, and questions for a
     state that cannot be compared.
 
@@ -113,17 +113,17 @@ def outside_noted(ran: list[Ran], objects: Sequence[Any]) -> Iterator[None]:
 
     def opens(mode: str, line: str, _logs: bool) -> None:
         if not set(mode) & set("wax+"):
-            ran.append(Ran(READS_FILE, line))
+            ran.append(RecordedOperator(READS_FILE, line))
 
     def asks(line: str, what: str) -> None:
-        ran.append(Ran((ASKS, what), line))
+        ran.append(RecordedOperator((ASKS, what), line))
 
-    looks = looked_for(lambda line: ran.append(Ran(READS_FILE, line)))
+    looks = looked_for(lambda line: ran.append(RecordedOperator(READS_FILE, line)))
     with opened_otherwise(opens), looks, foreign_state_noted(objects, asks):
         yield
 
 
-def refuse_outside(ran: Sequence[Ran]) -> None:
+def refuse_outside(ran: Sequence[RecordedOperator]) -> None:
     """Refuse a run that reads a file, or asks for a state that cannot be compared.
 
     Raises:
@@ -136,7 +136,7 @@ def refuse_outside(ran: Sequence[Ran]) -> None:
             raise refusal_of(one, f"it calls {one.what[1]}, whose state cannot be compared", "once that has changed")
 
 
-def first_difference(one: list[Ran], other: list[Ran]) -> Ran | None:
+def first_difference(one: list[RecordedOperator], other: list[RecordedOperator]) -> RecordedOperator | None:
     """The first operator of the second run that differs from the first run's; None if the runs are equal."""
     for mine, theirs in zip(one, other, strict=False):
         if mine.what != theirs.what:
@@ -150,7 +150,7 @@ def cause_in(changed: Sequence[str]) -> str:
     return f"it changes '{changed[0]}'" if changed else "it reads an iterator, a clock or another state"
 
 
-def refusal_of(found: Ran, cause: str, when: str) -> RequestError:
+def refusal_of(found: RecordedOperator, cause: str, when: str) -> RequestError:
     """The refusal of a step with two different runs.
 
     Args:
@@ -159,8 +159,9 @@ def refusal_of(found: Ran, cause: str, when: str) -> RequestError:
         when: when it differs, as text.
     """
     return RequestError(
-        f"{found.line or 'the step'}: the step computes something else here {when} ({cause}): captured, Python runs "
-        "once; give it with the batch as a tensor, make it a buffer of the model, or change it between steps"
+        f"{found.line or 'the step'}: the step computes something else here {when} ({cause}), but the Python of a "
+        "captured step runs only once; give the value with the batch as a tensor, make it a buffer of the model, or "
+        "change it between steps"
     )
 
 
@@ -173,6 +174,6 @@ def read_kept_refusal(line: str, changed: Sequence[str]) -> RequestError:
     """
     what = f" (it changes '{changed[0]}')" if changed else ""
     return RequestError(
-        f"{line}: the step reads a tensor here that an earlier step computed and Python kept{what}: captured, Python "
-        "runs once; keep it in a buffer of the model"
+        f"{line}: the step reads a tensor here that an earlier step computed and Python kept{what}, but the "
+        "Python of a captured step runs only once; keep it in a buffer of the model"
     )

@@ -18,7 +18,7 @@ from ..python.pending_refusals import PendingRefusal
 from ..python.reached import Reached
 from ..values.user_lines import warn_at
 from .kept_number_runs import Found, follow_kept
-from .run_record import Ran, first_difference, read_kept_refusal, refusal_of
+from .run_record import RecordedOperator, first_difference, read_kept_refusal, refusal_of
 from .trial_runs import Leaves, TrialRuns
 
 _MOST = 4
@@ -40,7 +40,7 @@ def refuse_other_set_up(
         RequestError: it does; the message has the user's line.
     """
 
-    def compare(known: list[Ran], other: list[Ran], when: str) -> None:
+    def compare(known: list[RecordedOperator], other: list[RecordedOperator], when: str) -> None:
         found = first_difference(known, other)
         if found is None and not runs.read_kept:
             return

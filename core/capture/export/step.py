@@ -1,4 +1,4 @@
-"""Capture: an ordinary training step becomes one operator graph, loss included, without tensors on any device.
+"""Captures an ordinary training step as one graph, including the loss, without tensors on any device.
 
 The step is exported (`torch.export`) over fake tensors *before* autograd, so the captured program is the user's. Export
 runs the step's Python; if that fails, Dynamo reads its bytecode; if that fails too, a part stays Python. Forward and
@@ -135,7 +135,7 @@ def _without_gradients() -> Iterator[None]:
 
 
 def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedStep:
-    """Export the step, each time with more of it staying Python, until that succeeds."""
+    """Export the step; after each failure, leave one more part of it in Python, and try again."""
     step = breaks.step
     for _ in range(_MAX_BREAKS):
         try:

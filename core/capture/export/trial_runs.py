@@ -25,7 +25,7 @@ from ..values.results import plain_result
 from .constant_values import ConstantValues
 from .kept_tensors import KeptTensors
 from .operand_origins import Operands
-from .run_record import Ran, Recording, outside_noted
+from .run_record import RecordedOperator, Recording, outside_noted
 
 NUMBER = 1.0
 """Result of ``item()`` in runs that are compared."""
@@ -94,7 +94,9 @@ class TrialRuns:
         """What the step reaches now."""
         return reach(self.model, self.step)
 
-    def run(self, leaves: Leaves, number: float = NUMBER, values: ConstantValues | None = None) -> list[Ran]:
+    def run(
+        self, leaves: Leaves, number: float = NUMBER, values: ConstantValues | None = None
+    ) -> list[RecordedOperator]:
         """Run the step, to its end or to the first operation that does not run on fake tensors.
 
         Args:

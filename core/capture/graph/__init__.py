@@ -1,1 +1,1 @@
-"""Rewrites of a captured graph: aliases, buffers, random numbers, recurrent layers, user's functions."""
+"""Rewrites of a captured graph: aliases, buffers, random numbers, recurrent layers, custom autograd functions."""

@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from ...errors import RequestError
 from ..values.capture_errors import NeedsValue
 from ..values.late_numbers import LateNumber
-from ..values.nesting import Nesting, taken_apart
+from ..values.nesting import Nesting, extract_tensors
 from .numbered_objects import NumberedObjects
 
 _library = torch.library.Library("panpipe_python", "DEF")
@@ -52,11 +52,11 @@ class _Call:
     def __call__(self, given: list[Tensor]) -> list[Tensor]:
         args, kwargs = self.given.filled(given)
         versions = [tensor._version for tensor in given]
-        found, self.returned = taken_apart(self.apply(*args, **kwargs))
+        found, self.returned = extract_tensors(self.apply(*args, **kwargs))
         if versions != [tensor._version for tensor in given]:
             raise RequestError(
                 f"autograd function {self.function.__qualname__} writes what it is given in place: "
-                "a captured function may not; return a new tensor"
+                "a captured function may not do that; return a new tensor"
             )
         return found
 
@@ -77,7 +77,7 @@ def own_functions() -> Iterator[None]:
 
     def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
         nonlocal inside
-        tensors, given = taken_apart((args, kwargs))
+        tensors, given = extract_tensors((args, kwargs))
         if inside or not tensors:
             return original(function, *args, **kwargs)
         if any(type(leaf) is LateNumber for leaf in pytree.tree_leaves((args, kwargs))):
@@ -93,7 +93,7 @@ def own_functions() -> Iterator[None]:
 
     def register_hook(tensor: Tensor, hook: Callable[[Tensor], Tensor | None]) -> RemovableHandle:
         if tensor.requires_grad and not inside:
-            given, nesting = taken_apart(((tensor, hook), {}))
+            given, nesting = extract_tensors(((tensor, hook), {}))
             number = _calls.add(_Call(_Hooked, functools.partial(original, _Hooked), nesting, hook=True))
             torch.ops.panpipe_python.call(given, number)
         return RemovableHandle(OrderedDict())

@@ -1,4 +1,4 @@
-"""Nodes that depend on fixed inputs alone: parameters, constants, and buffers that nothing writes."""
+"""Finds the nodes that depend on fixed inputs alone: parameters, constants, and buffers that nothing writes."""
 
 import operator
 from collections.abc import Callable, Container, Mapping

@@ -1,4 +1,4 @@
-"""Nodes of a captured graph: their written arguments, the storage of their results, their module."""
+"""Properties of the nodes of a captured graph: arguments that they write, storages of their results, their module."""
 
 import operator
 from collections.abc import Mapping

@@ -9,9 +9,7 @@ from ...errors import RequestError
 from ..values.user_lines import line_of
 from .nodes import module_of
 
-RULE = (
-    "gradients are dense in a pipeline; give sparse=False (sparse_grad=False), and use an optimizer for dense gradients"
-)
+RULE = "a pipeline supports only dense gradients; give sparse=False (sparse_grad=False), and use an optimizer for them"
 """The rule and the fix, for messages."""
 
 _FLAGS = ("sparse", "sparse_grad")

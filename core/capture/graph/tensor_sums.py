@@ -37,7 +37,8 @@ class Collectives(Protocol):
 
 
 class Alone:
-    """Operators on one rank alone, such as in a profile: their results are those of equal ranks, but for factors."""
+    """The collectives of one rank without the others, as in a profile: it computes as if all ranks had its values,
+    except for constant factors."""
 
     def all_reduce(self, part: Tensor, operation: str) -> None:
         """See `Collectives`."""

@@ -1,1 +1,1 @@
-"""The programs of a stage: F, B, I and W."""
+"""Derives the programs of a stage: forward (F), backward (B), and its halves for inputs (I) and weights (W)."""

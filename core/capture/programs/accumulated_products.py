@@ -1,4 +1,4 @@
-"""Gradients that are matrix products, which are accumulated by the product's kernel instead of after it.
+"""Gradients that are matrix products: the kernel of the product adds them to the sum, without an intermediate tensor.
 
 The gradient of a linear layer's weight is a product, possibly transposed. The program hands over its two factors, and
 the kernel of the product adds it to the sum without an intermediate tensor. That saves 4 to 7 % of the time of product

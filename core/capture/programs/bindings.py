@@ -22,7 +22,7 @@ _VIEWS = {
     aten.slice.Tensor,
     aten.view.default,
 }
-"""Views that often show all of a tensor as it is."""
+"""Views that often return the whole tensor unchanged."""
 
 _HOMES = (torch, torch._C._nn, Tensor)
 """Where the bindings are."""
@@ -50,7 +50,7 @@ def binding_of(node: fx.Node) -> Callable[..., Any]:
 
 
 def same_tensor(node: fx.Node) -> fx.Node | None:
-    """The input of a view that shows all of it as it is, and can be used in the view's place; None for others."""
+    """The input of a view that returns it unchanged, and can replace the view; None for other nodes."""
     source, value = node.args[0] if node.args else None, node.meta.get("val")
     if node.target not in _VIEWS or not isinstance(source, fx.Node) or not isinstance(value, Tensor):
         return None

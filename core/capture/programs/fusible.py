@@ -1,8 +1,8 @@
 """Which operators a compiler can fuse with their neighbours into one kernel.
 
-Operators that work element by element or along rows, or that only move or fill memory. Not fused are matrix products,
-convolutions and attention, whose own kernels are faster; random draws, which are keyed; regions; and operators that
-write in place.
+These are operators that work element by element or along rows, or that only move or fill memory. Not fused are matrix
+products, convolutions and attention, whose own kernels are faster; random draws, which are keyed; regions; and
+operators that write in place.
 """
 
 import operator

@@ -1,4 +1,4 @@
-"""Generates a Python function from part of a graph; it calls operators and frees each tensor after its last use."""
+"""Generates the Python function of a program: it calls operators, and frees each tensor after its last use."""
 
 import operator
 from collections.abc import Callable, Sequence
@@ -58,8 +58,8 @@ def compile_program(
         inputs: nodes whose values are arguments.
         outputs: nodes to return; None for an output without a node.
         modules: attribute name → module, for ``get_attr`` nodes.
-        handed_over: nodes whose values go to the sink, each with its position, as soon as they are computed: a gradient
-            is accumulated while it is in the cache, and its memory is reused for the next one.
+        handed_over: nodes whose values are passed to the sink, each with its position, as soon as they are computed: a
+            gradient is accumulated while it is in the cache, and its memory is reused for the next one.
         fusions: collects the groups of operators that run as one; None if each operator runs by itself.
     """
     names = {node: f"v{i}" for i, node in enumerate([*inputs, *nodes])}

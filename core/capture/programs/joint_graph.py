@@ -2,7 +2,7 @@
 
 F saves what the backward reads. B is everything that depends on an incoming gradient. I is the part of B that the
 gradients of the stage's inputs need; W is the rest. The backward of a convolution computes both kinds of gradients: it
-is in I and in W, with complementary output masks. The backward of a normalisation does so, too, and is in I alone: its
+is in I and in W, with complementary output masks. The backward of a normalisation does so, too, but is in I alone: its
 parameters' gradients take little work, and W would need all its inputs and one more gradient.
 """
 

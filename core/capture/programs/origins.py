@@ -1,4 +1,4 @@
-"""Which captured value each node of a traced graph comes from."""
+"""Tags each node of a traced graph with the captured value that it comes from."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Shared tensors of a stage: what its programs compute from parameters and constants alone, once a step.
+"""Shared tensors of a stage: computed once a step, from parameters and constants alone, for all microbatches.
 
 Under autocast F casts every weight, and the backward reads the cast: without sharing, every microbatch in flight would
 hold its own copy of all weights. The same holds for parametrizations, weight norm, masks and views such as

@@ -1,4 +1,4 @@
-"""What the programs of a stage are: F, B, I, W and the recomputation, with their inputs, outputs and memory."""
+"""The classes of a stage's programs: F, B, I, W and the recomputation, with their inputs, outputs and memory."""
 
 from typing import Any
 

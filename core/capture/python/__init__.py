@@ -1,1 +1,1 @@
-"""The Python of a step: objects that it reaches and reads, and changes that it makes in addition to computing."""
+"""The Python state of a step: which objects it reaches and reads, and which it changes (side effects)."""

@@ -1,7 +1,7 @@
 """The Python state of a model's modules before a capture: trial runs of the step start from it.
 
-Capture leaves in modules what they note for all later calls, such as the shapes that they have seen. A trial that
-started after it would miss that the first call computes something else.
+During capture, modules store values for later calls, such as the shapes that they have seen. A trial run that started
+with these values would not detect that the first call computes something else.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Tensors outside of the model that require a gradient, as parameters of a criterion do: a pipeline gives them none."""
+"""Refuses trained tensors outside of the model, such as a criterion's parameters: a pipeline gives them no gradient."""
 
 import gc
 from collections.abc import Iterable, Iterator

@@ -1,4 +1,4 @@
-"""Calls of a step that ask for a state which nothing here can compare: a database, another process.
+"""Detects calls of a step that read a state which panpipe cannot compare: of a database, or of another process.
 
 Objects of the standard library that are written in C, such as a connection to a database, show nothing of their state.
 A step that calls their methods gets an answer that may be another one in the next step.

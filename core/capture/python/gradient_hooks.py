@@ -1,4 +1,4 @@
-"""Hooks on gradients of parameters and modules, which a captured graph does not call.
+"""Refuses hooks that change gradients of parameters and modules, because a captured graph does not call them.
 
 A hook that only reads a gradient, as for a histogram, does not change the training; a warning says that it is not
 called. A hook that returns a gradient, or that runs on ``p.grad`` after accumulation, changes it, and is refused.

@@ -1,4 +1,4 @@
-"""Holders: objects that keep Python values under names, and the containers among these values."""
+"""Holders: objects that store Python values under names (modules, functions, globals), and the containers in them."""
 
 import copy
 from collections import defaultdict, deque

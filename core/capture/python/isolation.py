@@ -1,4 +1,4 @@
-"""Runs of a step without side effects, as for its shapes.
+"""Runs a step without side effects, for example to find shapes.
 
 The step prints, warns and logs nothing, and writes no file. Afterwards modules, the objects around them and the states
 of the random number generators are as before.

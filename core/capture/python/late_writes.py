@@ -1,4 +1,4 @@
-"""Buffers that a region writes for some values only, as in "count some batches, then average".
+"""Refuses writes of a region to buffers that it did not write for the example, as in "count batches, then average".
 
 The buffers that a region writes are observed in one run on the example, and another run may take another branch. So
 every buffer that is cheap to copy counts as written, and a run that writes another one is refused, because its value

@@ -128,12 +128,12 @@ def no_files_written(reached: Reached, warns: bool) -> Iterator[None]:
 
 
 _FILE = (
-    "the step writes a file here: captured, Python runs once, and nothing is written; print or log in the step, or "
-    "return metrics, and write files between steps (weights with pipe.save or pipe.checkpoint)"
+    "the step writes a file here: a captured step's Python runs only once, and nothing is written; print or log in the "
+    "step, or return metrics, and write files between steps (weights with pipe.save or pipe.checkpoint)"
 )
 _LOG_FILE = (
-    "the step opens a log file here: captured, Python runs once, and nothing is written to it; add the handler before "
-    "training, and what the step logs is written for each microbatch"
+    "the step opens a log file here: a captured step's Python runs only once, and nothing is written to it; add the "
+    "handler before training, and what the step logs is written for each microbatch"
 )
 
 

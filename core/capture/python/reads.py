@@ -21,7 +21,7 @@ from torch import nn
 
 from .reachable.compared_values import has_plain_items, is_leaf, leaf_key, plain_items
 from .reachable.reach import reach
-from .torch_settings import surroundings
+from .torch_settings import torch_settings
 
 _MISSING = object()
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -41,8 +41,8 @@ class Reads:
     def __init__(self, model: nn.Module, step: Any) -> None:
         model, step = getattr(step, "recorded_from", (model, step))
         self._reached = reached = reach(model, step)
-        self._surroundings = surroundings()
-        self.values: dict[str, Hashable] = {**self._surroundings, **reached.values}
+        self._torch_settings = torch_settings()
+        self.values: dict[str, Hashable] = {**self._torch_settings, **reached.values}
         self.key: Hashable = tuple(self.values.items())
         found = reached.entries
         self._holders = [holder for holder, _, _ in found]
@@ -69,7 +69,7 @@ class Reads:
             and all(map(is_, chain.from_iterable(self._sequences), self._items))
             and all(_same(plain_items(held), items) for held, items in self._others)
             and all(starmap(_probed_again, self._probes))
-            and surroundings() == self._surroundings
+            and torch_settings() == self._torch_settings
         )
 
     def first_other(self, other: "Reads") -> str | None:

@@ -1,4 +1,4 @@
-"""Calls that a captured step cannot have and that would end in an internal error of torch: refused with the reason."""
+"""Refuses calls that cannot be captured and would end in an internal error of torch, with the reason."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -12,12 +12,12 @@ from ..values.capture_errors import Refused
 from ..values.code_origin import is_users_own
 
 _COND = (
-    "torch.cond chooses by the value of a tensor, and is not captured: write `if` within the forward of a submodule, "
-    "which then stays Python on one stage, or compute both ways and choose with torch.where"
+    "torch.cond chooses by the value of a tensor, and cannot be captured: write `if` within the forward of a "
+    "submodule, which then stays Python on one stage, or compute both ways and choose with torch.where"
 )
 _LOAD = (
-    "the step loads a file by torch.load: captured, it would be loaded once; load it before training, and register "
-    "what it holds as a buffer of the model"
+    "the step loads a file by torch.load: a captured step would load it only once; load it before training, and "
+    "register what it holds as a buffer of the model"
 )
 _CALLS = ((torch, "cond", _COND), (torch, "load", _LOAD))
 

@@ -1,5 +1,4 @@
-"""Assignments of ``requires_grad`` of parameters within a step, as for the two halves of a GAN's step; and refusals of
-steps that read or set gradients of parameters, which a captured step does not have.
+"""Assignments of ``requires_grad`` within a step, as in a GAN's step; gradients that a step reads or sets are refused.
 
 A captured graph has no such assignments, because export runs before autograd. Operators that run while a parameter is
 frozen give it no gradient, so they read a detached parameter. Autograd also drops gradients of parameters that are
@@ -65,9 +64,10 @@ class Toggles(TorchFunctionMode):
     def _refuse_gradient(self, parameter: Tensor) -> None:
         name = self._names[id(parameter)].removeprefix("model.")
         raise RequestError(
-            f"{_users_line()}: the step reads or sets the gradient of parameter '{name}' here, which earlier "
-            "microbatches have left: a step returns the loss, and its gradients are complete after pipe.step(batch); "
-            "leave zero_grad() and backward() out, clip by clip_norm=, and read gradients between steps"
+            f"{_users_line()}: the step reads or sets the gradient of parameter '{name}' here, which would "
+            "be that of earlier microbatches: a step only returns the loss, and gradients are complete after "
+            "pipe.step(batch); leave zero_grad() and backward() out, clip by clip_norm=, and read gradients between "
+            "steps"
         )
 
     def _as_frozen(self, tensor: Tensor) -> Tensor:

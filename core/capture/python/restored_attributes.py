@@ -1,7 +1,7 @@
 """Attributes of modules, and variables of a step, that the step assigns while it is captured: they are restored.
 
-An assigned buffer counts as written (see `assigned_buffers`). Other captured values that modules keep are not those of
-a real step.
+An assigned buffer counts as written (see `assigned_buffers`). Other values that modules keep from a capture are not
+those of a real step.
 """
 
 from collections.abc import Callable, Iterator
@@ -209,7 +209,7 @@ def _hooks(model: nn.Module) -> int:
 def _remark(label: str, key: str, now: str) -> str:
     what = "a variable" if label == STEP else "its attribute"
     return (
-        f"{label} sets {what} '{key}' in the step: captured, it keeps the value that it has now, {now}; "
+        f"{label} sets {what} '{key}' in the step, but in a captured step it keeps the value that it has now, {now}; "
         "make it a buffer if it is to change, or return it as a metric"
     )
 

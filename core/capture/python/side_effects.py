@@ -1,4 +1,4 @@
-"""Python objects outside of the model's modules that a step changes: a captured step changes them once, at capture.
+"""Finds Python objects outside of the model that a step changes: a captured step changes them only once, at capture.
 
 Objects that the step only writes, such as a list of losses, are restored, with a warning. A value that it also reads,
 such as a counter in a branch, would change from one microbatch to the next in one process, and is refused.
@@ -23,8 +23,8 @@ from .reachable.compared_values import is_leaf, plain_items
 from .reached import Reached
 
 FIX = (
-    "captured, Python runs once: make it a buffer of the model, give it with the batch as a tensor, or change it "
-    "between steps"
+    "the Python of a captured step runs only once; make it a buffer of the model, give it with the batch as a tensor, "
+    "or change it between steps"
 )
 
 

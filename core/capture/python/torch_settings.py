@@ -1,8 +1,9 @@
-"""Settings of torch around a call that change what a step computes: a captured step keeps those of its capture.
+"""Settings of torch that the caller of a step made: autocast, default dtype and device, flags, modes.
 
-Autocast around ``pipe.step(batch)`` is local to the caller's thread, and export records only autocasts that begin
-within a step; so it is left before the capture, and entered again in the captured function. The default dtype, the
-default device and the attention kernels are read again before each step; if one changes, the step is captured again.
+A captured step keeps the settings of its capture. Autocast around ``pipe.step(batch)`` is local to the caller's thread,
+and export records only autocasts that begin within a step; so it is left before the capture, and entered again in the
+captured function. The default dtype, the default device and the attention kernels are read again before each step; if
+one changes, the step is captured again.
 """
 
 import sys
@@ -61,8 +62,8 @@ class Autocasts:
             yield
 
 
-def surroundings() -> dict[str, Hashable]:
-    """Name of a setting → its present value; without settings that operators read when they run."""
+def torch_settings() -> dict[str, Hashable]:
+    """Name of a setting → its current value; without settings that operators read when they run."""
     cuda: Any = torch.backends.cuda
     return {
         "torch.get_default_dtype()": str(torch.get_default_dtype()),

@@ -1,8 +1,8 @@
-"""Points at which a step needs a tensor's value, and the regions that they require.
+"""Finds where a step needs a tensor's value during capture, and the regions that stay Python because of it.
 
-Capture is tried. If Python needs a value, the innermost module that needs it becomes a region, or, outside of every
-module, the rest of the step does; then capture is tried again. What regions return is observed in one run of the step
-on the example, with real tensors.
+A capture is attempted. If Python needs a value, the innermost module that needs it becomes a region, or, outside of
+every module, the rest of the step does; then the capture is attempted again. What regions return is observed in one run
+of the step on the example, with real tensors.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""The calls of torch functions in a run of a step's Python, by number."""
+"""Numbers the calls of torch functions in a run of a step's Python."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Reads of a module that stays Python, other than of its arguments and its own parameters and buffers.
+"""Refuses a region's module that reads tensors other than its arguments and its own parameters and buffers.
 
 A copy of the module runs on one stage. Tensors of other modules, or computed elsewhere in the step, are not there: the
 copy would have their values at capture, or none, and no gradient would be sent back.

@@ -115,7 +115,7 @@ def note_modes(graph: fx.Graph) -> None:
         elif not grad or autocasts:
             modes = node.meta["modes"] = Modes(grad, tuple(autocasts.values()), blocks)
             if (region := region_of(node)) is not None:
-                region.surroundings = partial(modes.autocast, cached=True)
+                region.autocast = partial(modes.autocast, cached=True)
     for node in reversed(done):
         graph.erase_node(node)
 

@@ -1,4 +1,4 @@
-"""Modules that stay Python: a run shows what their calls return, and then each call is a region."""
+"""Module regions: a run with real tensors records the results of their calls; a capture makes each call a region."""
 
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,12 +16,12 @@ from ..graph.storages import state_of
 from ..python.late_writes import Version, may_be_written, refuse_late_writes
 from ..python.reached import Reached
 from ..values.late_numbers import holds_captured
-from ..values.nesting import Nesting, taken_apart, tensors_of
+from ..values.nesting import Nesting, extract_tensors, tensors_of
 from ..values.stand_ins import stand_in_for
+from .assigned_attributes import AttributesBefore, values_of_attributes
 from .foreign_reads import ForeignReads, foreign_tensors
-from .left_attributes import Left, left_values
-from .regions import Made, Region, Spot, call_region, shared_memory, trained
-from .replay import skeleton
+from .regions import Region, Spot, TensorSpec, call_region, shared_memory, trained
+from .replay import copy_on_meta
 
 
 class CapturedOtherwise(RequestError):
@@ -33,22 +33,22 @@ class _Call:
     """The observation of one call of a module.
 
     Args:
-        result: the nesting of its result and of the values of ``left``.
+        result: the nesting of its result and of the values of ``assigned``.
         made: the tensors of the result, and then the buffers that it wrote.
         written: names of these buffers.
         draws: number of random draws.
         shared: pairs of tensors that shared memory.
         given: shape of every leaf of its arguments; None for a leaf that is not a tensor.
-        left: attributes with assigned tensors that code outside of the module reads, as (module, name).
+        assigned: attributes that were assigned tensors and that code outside of the module reads, as (module, name).
     """
 
     result: Nesting
-    made: tuple[Made, ...]
+    made: tuple[TensorSpec, ...]
     written: tuple[str, ...]
     draws: int
     shared: tuple[tuple[Spot, Spot], ...]
     given: tuple[tuple[int, ...] | None, ...]
-    left: tuple[tuple[str, str], ...] = ()
+    assigned: tuple[tuple[str, str], ...] = ()
 
 
 @define(eq=False)
@@ -79,7 +79,7 @@ class ModuleRegions:
     def forget_calls(self) -> None:
         """Delete the observations of calls, before another run."""
         foreign = foreign_tensors(self.model)
-        self._bare = {name: skeleton(self.model.get_submodule(name), foreign) for name in self.lines}
+        self._bare = {name: copy_on_meta(self.model.get_submodule(name), foreign) for name in self.lines}
         self._calls = {name: [] for name in self.lines}
 
     @contextmanager
@@ -96,9 +96,9 @@ class ModuleRegions:
             original = module.forward
 
             def forward(*args: Any, **kwargs: Any) -> Any:
-                left = Left(self._who(name), module, self.reached)
+                assigned = AttributesBefore(self._who(name), module, self.reached)
                 with reads.within(f"module '{name}'", module, tensors_of((args, kwargs))):
-                    result, call = _watched(self._who(name), module, original, random, args, kwargs, left)
+                    result, call = _watched(self._who(name), module, original, random, args, kwargs, assigned)
                 self._calls[name].append(call)
                 return result
 
@@ -150,11 +150,11 @@ class ModuleRegions:
                 "often when captured; call it as often each time"
             )
         call = calls[number]
-        _refuse_captured_attributes(self._who(name), module, call.left)
+        _refuse_captured_attributes(self._who(name), module, call.assigned)
         given_here = _shapes((args, kwargs))
         if given_here != call.given and _known(given_here):
             _refuse_failing(self._who(name), bare, args, kwargs, self.reached)
-        tensors, given = taken_apart((args, kwargs))
+        tensors, given = extract_tensors((args, kwargs))
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         names = [*parameters, *buffers]
 
@@ -165,7 +165,7 @@ class ModuleRegions:
             others = {key: Version(state[key]) for key in buffers if key not in call.written}
             with _reparametrize_module(bare, state, tie_weights=True):
                 made = bare(*args, **kwargs)
-                found, result = taken_apart((made, left_values(bare, call.left)))
+                found, result = extract_tensors((made, values_of_attributes(bare, call.assigned)))
             refuse_late_writes(self._who(name), others, state)
             if (difference := call.result.difference(result)) is not None:
                 raise RequestError(
@@ -181,7 +181,7 @@ class ModuleRegions:
         for key, value in zip(call.written, found[count:], strict=True):
             buffers[key].copy_(value.detach())
         result, values = call.result.filled(found[:count])
-        for (path, key), value in zip(call.left, values, strict=True):
+        for (path, key), value in zip(call.assigned, values, strict=True):
             vars(module.get_submodule(path))[key] = value
         return result
 
@@ -215,13 +215,13 @@ def _refuse_failing(who: str, bare: nn.Module, args: Any, kwargs: Any, reached: 
         ) from error
 
 
-def _refuse_captured_attributes(who: str, module: nn.Module, left: Collection[tuple[str, str]]) -> None:
+def _refuse_captured_attributes(who: str, module: nn.Module, assigned: Collection[tuple[str, str]]) -> None:
     """Refuse a module with an attribute that the step set to a computed tensor before the call.
 
     Args:
         who: the module's name, with its line.
         module: the module.
-        left: attributes that its own calls assign.
+        assigned: attributes that its own calls assign.
 
     Raises:
         RequestError: it has such an attribute.
@@ -229,7 +229,7 @@ def _refuse_captured_attributes(who: str, module: nn.Module, left: Collection[tu
     own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}  # a recurrent layer lists its weights
     for path, one in module.named_modules():
         for key, value in vars(one).items():
-            if key in ("_parameters", "_buffers", "_modules") or (path, key) in left:
+            if key in ("_parameters", "_buffers", "_modules") or (path, key) in assigned:
                 continue
             if holds_captured([leaf for leaf in pytree.tree_leaves(value) if id(leaf) not in own]):
                 raise RequestError(
@@ -240,20 +240,26 @@ def _refuse_captured_attributes(who: str, module: nn.Module, left: Collection[tu
 
 def _tried(who: str, bare: nn.Module, args: Any, kwargs: Any, reached: Reached) -> _Call:
     """The observation of a call with random numbers in place of all values."""
-    tensors, given = taken_apart((args, kwargs))
+    tensors, given = extract_tensors((args, kwargs))
 
     def try_it() -> _Call:
         args, kwargs = given.filled([stand_in_for(tensor) for tensor in tensors])
         state = {key: stand_in_for(t) for key, t in (*bare.named_parameters(), *bare.named_buffers())}
         with KeyedRandom(random_key(0, 0, 0)) as random, _reparametrize_module(bare, state, tie_weights=True):
-            return _watched(who, bare, bare.forward, random, args, kwargs, Left(who, bare, reached))[1]
+            return _watched(who, bare, bare.forward, random, args, kwargs, AttributesBefore(who, bare, reached))[1]
 
     with ThreadPoolExecutor(1) as elsewhere:  # torch's modes of the running capture do not apply in another thread
         return elsewhere.submit(try_it).result()
 
 
 def _watched(
-    who: str, module: nn.Module, forward: Callable[..., Any], random: KeyedRandom, args: Any, kwargs: Any, before: Left
+    who: str,
+    module: nn.Module,
+    forward: Callable[..., Any],
+    random: KeyedRandom,
+    args: Any,
+    kwargs: Any,
+    before: AttributesBefore,
 ) -> tuple[Any, _Call]:
     """Call a module with real tensors; return its result and the observation of the call.
 
@@ -271,25 +277,27 @@ def _watched(
     )  # fmt: skip
     ids = {id(tensor) for tensor in (*parameters.values(), *old.values())}
     if any(state_of(tensor) != states[id(tensor)] for tensor in given if id(tensor) not in ids):
-        raise RequestError(f"{who} writes its arguments in place: a part that stays Python may not; write a .clone()")
+        raise RequestError(
+            f"{who} writes its arguments in place: a part that stays Python may not do that; write into a .clone()"
+        )
     other = next((key for key, p in parameters.items() if state_of(p)[1:] != states[id(p)][1:]), None)
     if other is not None:
         raise RequestError(
-            f"{who} assigns .data of its parameter '{other}': only the optimizer changes parameters; write it "
+            f"{who} assigns .data of its parameter '{other}': only the optimizer may change parameters; write it "
             "between steps, or make it a buffer"
         )
-    left = before.found()
-    tensors, nesting = taken_apart((result, left_values(module, left)))
+    assigned = before.found()
+    tensors, nesting = extract_tensors((result, values_of_attributes(module, assigned)))
     results = [*tensors, *(state[key] for key in written)]
     # A region writes into copies of its buffers.
     reads = [*given, *parameters.values(), *(None if key in written else b for key, b in old.items())]
     shared = tuple(shared_memory(reads, results))
     return result, _Call(
         nesting,
-        tuple(map(Made.like, results)),
+        tuple(map(TensorSpec.like, results)),
         written,
         random.ordinal - draws,
         shared,
         _shapes((args, kwargs)),
-        left,
+        assigned,
     )

@@ -1,4 +1,4 @@
-"""Observing a run of a step with real tensors: what its calls returned, and what its tail reads."""
+"""Observes a run of a step with real tensors: what its calls return, and what its tail reads."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

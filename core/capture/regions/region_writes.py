@@ -1,4 +1,4 @@
-"""In-place writes after a region: they are refused if the written tensor shared memory inside the region.
+"""Refuses in-place writes after a region to a tensor that shared memory with another one inside the region.
 
 A region returns copies: its results share no memory with its inputs or with each other. That makes a difference only if
 a captured operator later writes one of them in place, and in one process the write would also change, for instance, the

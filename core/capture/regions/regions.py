@@ -25,7 +25,7 @@ Run = Callable[[list[Tensor]], list[Tensor]]
 
 
 @frozen
-class Made:
+class TensorSpec:
     """Shape and dtype of a tensor that a region returns or reads.
 
     Args:
@@ -36,7 +36,7 @@ class Made:
     dtype: torch.dtype
 
     @classmethod
-    def like(cls, tensor: Tensor) -> "Made":
+    def like(cls, tensor: Tensor) -> "TensorSpec":
         return cls(tuple(tensor.shape), tensor.dtype)
 
     def empty(self, device: torch.device) -> Tensor:
@@ -81,18 +81,18 @@ class Region:
 
     Attributes:
         written: inputs and results that are written in place after it → the line of the write; set after capture.
-        surroundings: the modes in which it runs; likewise.
+        autocast: a context with the autocasts in which it runs; likewise.
     """
 
     name: str
     line: str
     run: Run
-    made: tuple[Made, ...]
-    trained: dict[int, Made]
+    made: tuple[TensorSpec, ...]
+    trained: dict[int, TensorSpec]
     draws: int
     shared: Sequence[tuple[Spot, Spot]] = ()
     written: dict[Spot, str] = field(factory=dict, init=False)
-    surroundings: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, init=False)
+    autocast: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, init=False)
 
     @property
     def _who(self) -> str:
@@ -101,7 +101,7 @@ class Region:
     def forward(self, given: Sequence[Tensor], key: Tensor | None, ordinal: int) -> list[Tensor]:
         """Its results and its ticket."""
         leaves = [tensor.detach().requires_grad_(i in self.trained) for i, tensor in enumerate(given)]
-        with _autograd(), self.surroundings():
+        with _autograd(), self.autocast():
             found = self._drawn(list(leaves), key, ordinal)
         if self.written:
             self.refuse_writes(shared_memory(leaves, found))
@@ -152,7 +152,7 @@ class Region:
                 f"{self.line}: {self._who} draws {random.ordinal - ordinal} random tensors here and drew {self.draws} "
                 "for the example: later random numbers would depend on it; draw the same number each time"
             )
-        if (now := tuple(map(Made.like, found))) != self.made:
+        if (now := tuple(map(TensorSpec.like, found))) != self.made:
             raise RequestError(
                 f"{self.line}: {self._who} returns tensors of shapes {[m.shape for m in now]} here and returned "
                 f"{[m.shape for m in self.made]} for the example: its results must keep their shapes; move the line "
@@ -199,9 +199,9 @@ class _autograd:
             guard.__exit__(*failure)
 
 
-def trained(reads: Sequence[Tensor]) -> dict[int, Made]:
+def trained(reads: Sequence[Tensor]) -> dict[int, TensorSpec]:
     """The inputs of a region that get a gradient, by position."""
-    return {i: Made.like(tensor) for i, tensor in enumerate(reads) if tensor.requires_grad}
+    return {i: TensorSpec.like(tensor) for i, tensor in enumerate(reads) if tensor.requires_grad}
 
 
 _regions: NumberedObjects[Region] = NumberedObjects()

@@ -1,4 +1,4 @@
-"""Running the tail of a step: its Python runs again from the start, and calls before the tail compute nothing.
+"""Runs the tail of a step: its Python runs again from the start, but calls before the tail compute nothing.
 
 These calls return tensors that were computed elsewhere, or tensors without data if the tail does not read them. During
 capture a `Locator` finds the tensors to compute elsewhere.
@@ -115,7 +115,7 @@ _HARMLESS = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_flo
 """Calls that need no data."""
 
 
-def skeleton(module: nn.Module, foreign: Mapping[int, Tensor]) -> nn.Module:
+def copy_on_meta(module: nn.Module, foreign: Mapping[int, Tensor]) -> nn.Module:
     """A copy of a module without data: its parameters and buffers are on the meta device.
 
     Its other tensors are not copied: the user may write into them between steps.

@@ -1,4 +1,4 @@
-"""The tail of a step, which stays Python: everything from the first line outside of all modules that needs a value."""
+"""The tail region of a step: everything from the first line outside of all modules that needs a tensor's value."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,11 +9,11 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from ...errors import RequestError
 from ..python.late_writes import Version, may_be_written, refuse_late_writes
-from ..values.nesting import Nesting, numbers_as_tensors, taken_apart, tensors_of
+from ..values.nesting import Nesting, extract_tensors, numbers_as_tensors, tensors_of
 from .calls import Place, numbered
 from .observer import Observer, Tail
-from .regions import Made, Region, call_region, trained
-from .replay import Locator, Replay, skeleton
+from .regions import Region, TensorSpec, call_region, trained
+from .replay import Locator, Replay, copy_on_meta
 
 
 @frozen(eq=False)
@@ -37,7 +37,7 @@ class TailRegion:
     state: tuple[str, ...]
     written: tuple[str, ...]
     result: Nesting
-    made: tuple[Made, ...]
+    made: tuple[TensorSpec, ...]
     draws: int
 
     @classmethod
@@ -82,8 +82,8 @@ class TailRegion:
         written = tuple(
             n for n in state if n in buffers and (may_be_written(buffers[n]) or id(buffers[n]) in tail.written)
         )
-        tensors, nesting = taken_apart(numbers_as_tensors(result))
-        made = tuple(map(Made.like, (*tensors, *(buffers[n] for n in written))))
+        tensors, nesting = extract_tensors(numbers_as_tensors(result))
+        made = tuple(map(TensorSpec.like, (*tensors, *(buffers[n] for n in written))))
         return cls(line, tail, places, state, written, nesting, made, drawn - tail.draws)
 
     def call(
@@ -113,8 +113,8 @@ class TailRegion:
                 f"{self.line}: this line needs a value, and what it reads cannot be found again while the step is "
                 "captured; move the line and what depends on it into a module"
             )
-        bare, count = skeleton(model, {}), len(self.places)
-        leaves, given = taken_apart(batch)
+        bare, count = copy_on_meta(model, {}), len(self.places)
+        leaves, given = extract_tensors(batch)
 
         def run(values: list[Tensor]) -> list[Tensor]:
             received = {here: tensor for (here, _), tensor in zip(self.places, values, strict=False)}

@@ -1,4 +1,4 @@
-"""The stack traces that torch takes while it traces: frames are shared, and their files may have any name.
+"""Makes the stack traces that torch takes while it traces cheap, and allows files of any name in them.
 
 Torch summarises the stack at each operator of a step: some hundred frames, nearly all of them those of the operator
 before. A frame is summarised once, with its line of source: otherwise these lines take 4 % of planning a bundled model.

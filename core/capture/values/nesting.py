@@ -1,4 +1,4 @@
-"""Nestings of values: extracting their tensors, and filling in others."""
+"""Nestings of values (as pytrees): extracts their tensors, and fills in others."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -57,7 +57,7 @@ def tensors_of(value: Any) -> list[Tensor]:
     return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
-def taken_apart(value: Any) -> tuple[list[Tensor], Nesting]:
+def extract_tensors(value: Any) -> tuple[list[Tensor], Nesting]:
     """The tensors of a nesting, including those of late numbers, and the nesting without them."""
     flat, spec = pytree.tree_flatten(value)
     found: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""The output of a step: recorded while it is captured, and printed for each microbatch when its values are known."""
+"""The printed and logged output of a step: recorded during capture, and printed for each microbatch at its end."""
 
 import builtins
 import io

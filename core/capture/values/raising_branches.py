@@ -1,4 +1,4 @@
-"""Branches on a tensor's value of which one side only raises an error, as in an assertion.
+"""Removes branches on a tensor's value of which one side only raises an error, such as assertions, from captured steps.
 
 `assert x.isfinite().all()`, `if labels.max() >= classes: raise ...`, and the argument checks of `torch.distributions`
 branch on a value, and one side raises. A captured step has no value there: it takes the other side, and the check is

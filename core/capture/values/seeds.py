@@ -1,7 +1,7 @@
-"""Random numbers that eager PyTorch draws alike in each step, because the step itself sets a seed or a state.
+"""Refuses a step that sets a seed and then draws: in eager PyTorch its numbers repeat, in a pipeline they would not.
 
 A captured step draws from keyed streams (`graph/randomness`), which no seed that the step sets can change: its numbers
-would differ from step to step without a word. So such a step is refused. A seed that is set before training, and a
+would differ from step to step without a warning. So such a step is refused. A seed that is set before training, and a
 generator that was made before it, are allowed.
 """
 
@@ -62,8 +62,8 @@ class SetSeeds:
         name = getattr(func, "__name__", "")
         if (name in _DRAWS or "dropout" in name) and (self.called or _sets_a_seed(sys._getframe(1))):
             raise Refused(
-                "the step sets the seed or the state of a random number generator, and draws: eager PyTorch has the "
-                "same numbers in each step then, a captured step has not. Set the seed before training, or give the "
+                "the step sets the seed or the state of a random number generator, and then draws: eager PyTorch draws "
+                "the same numbers in each step, a captured step would not; set the seed before training, or give the "
                 "numbers with the batch"
             )
 

@@ -1,4 +1,4 @@
-"""Marks in a text for values that are known at the end of a step, when they replace the marks.
+"""Marks in a text in place of values that are not known before the end of a step, and their replacement.
 
 A mark has the number of the value and its format: a Python number with its format specification, or a tensor of one
 element, which is formatted as in one process, with its gradient function.
@@ -57,10 +57,10 @@ _PLAIN = {"__init__", "__new__", "__str__", "__repr__", "__class__", "__getattri
 
 
 class UnknownText(str):
-    """A text of one value that is not known: it can be written and joined, and every other use of it stops.
+    """A text of one value that is not known: it can be written and joined, and every other use of it stops the capture.
 
-    Python joins it to a plain text in an f-string with other parts, and in ``%`` and ``format``: what a step does with
-    such a text is not seen.
+    Python joins it to a plain text in an f-string with other parts, and in ``%`` and ``format``: uses of such a text
+    are not detected.
     """
 
     __slots__ = ()

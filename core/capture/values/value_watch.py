@@ -1,4 +1,4 @@
-"""Python code that needs a tensor's value while a step is captured and tensors have none.
+"""Detects Python code that needs a tensor's value while a step is captured, when tensors have none.
 
 A number that is read from a tensor is a `LateNumber`. Any other use of a value, such as a branch, stops capture.
 """
@@ -63,7 +63,7 @@ class ValueWatch(TorchFunctionMode):
         self.started = self.started or any(isinstance(v, nn.Parameter) for v in pytree.tree_leaves((args, kwargs)))
         if _draws() != self._drawn:
             raise Refused(
-                "the step draws random numbers from Python or numpy: captured, they would be the same in each step; "
+                "the step draws random numbers from Python or numpy: in a captured step they would be constant; "
                 "draw with torch, or give them with the batch"
             )
         self.seeds.refuse_draws(func)

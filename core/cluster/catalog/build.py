@@ -124,7 +124,9 @@ def build(catalogue: Catalogue, groups: Sequence[Group]) -> Cluster:
     count = sum(group.nodes for group in groups)
     devices_wanted = sum(group.nodes * group.gpus for group in groups)
     if devices_wanted > MOST_DEVICES:
-        raise RequestError(f"the cluster has {devices_wanted} devices: at most {MOST_DEVICES}; give fewer nodes")
+        raise RequestError(
+            f"the cluster has {devices_wanted} devices: at most {MOST_DEVICES} are supported; give fewer nodes"
+        )
     nodes: list[Node] = []
     for group in groups:
         for _ in range(group.nodes):

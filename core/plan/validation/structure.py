@@ -77,8 +77,8 @@ def _check_shape(plan: Plan) -> None:
 def _check_memory_policy(plan: Plan) -> None:
     if plan.memory.offload and plan.mesh.tensor > 1:
         raise RequestError(
-            f"memory.offload with {plan.mesh.tensor} tensor ranks: their copies to hosts are not supported; "
-            "remove it, or set mesh.tensor to 1 and plan again"
+            f"memory.offload is not empty and the mesh has {plan.mesh.tensor} tensor ranks, whose copies to hosts are "
+            "not supported; remove it, or set mesh.tensor to 1 and plan again"
         )
     offload = tuple(each.stage for each in plan.memory.offload)
     for name, stages in (("recompute", plan.memory.recompute), ("offload", offload)):

@@ -108,7 +108,9 @@ def check_resources(checked: CheckedActions, memory_limits: Sequence[float] | No
     if memory_limits is None:
         memory_limits = plan.mesh.memory_bytes(plan.prediction.cluster)
     if len(memory_limits) != plan.devices:
-        raise RequestError(f"{len(memory_limits)} memory limits for {plan.devices} devices: give one for each")
+        raise RequestError(
+            f"there are {len(memory_limits)} memory limits for {plan.devices} devices: give one for each"
+        )
     timelines = device_timelines(plan, costs, checked.queues, checked.times.operations, checked.times.arrivals)
     warnings = [*checked.warnings, *check_memory(plan, costs, timelines, memory_limits)]
     host_bytes = check_host_memory(plan, cluster)
@@ -127,7 +129,7 @@ def _check_same_compute(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None
     A forward-only plan has no STEP. A stage that recomputes does so once per microbatch, between F and the backward.
     """
     if len(lowered) != plan.devices:
-        raise RequestError(f"{len(lowered)} lowered lists for {plan.devices} devices: give one for each")
+        raise RequestError(f"there are {len(lowered)} lowered lists for {plan.devices} devices: give one for each")
     for device, actions in enumerate(lowered):
         stages = () if plan.forward_only else plan.stages_on(device)
         wanted = [*plan.device_actions[device], *(Action(stage.index, Kind.STEP) for stage in stages)]

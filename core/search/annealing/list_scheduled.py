@@ -2,7 +2,7 @@
 
 They are better starts if published orders need too much memory, or assume stages of equal cost. A device runs the
 available action that is due first in a periodic pattern, and starts none that it could not finish within its memory
-(`schedules/decode`). If one microbatch at a time fits, such an order exists.
+(`schedules/construction/decode`). If one microbatch at a time fits, such an order exists.
 """
 
 from collections.abc import Iterator

@@ -39,7 +39,7 @@ def find_schedule_within(
         InfeasibleError: the limit is below one microbatch on every stage of a device.
     """
     if not seconds > 0:
-        raise RequestError(f"{seconds:g} seconds for a search: give a time above 0, such as 10")
+        raise RequestError(f"the time limit of a search is {seconds:g} s: give a time above 0, such as 10")
     known, deadline = list(families), clock() + seconds
 
     def search(evaluations: int) -> tuple[Scored, float]:

@@ -109,8 +109,8 @@ class Blocks:
         """Refuse more devices than blocks of several operators."""
         if not self._whole and devices > len(self.operators):
             raise RequestError(
-                f"{devices} devices for {len(self.operators)} layers and parts around them: a stage has at least one; "
-                f"use at most {len(self.operators)} devices, or leave boundaries='layers' (--layers) out"
+                f"there are {devices} devices for {len(self.operators)} layers and parts around them: a stage needs "
+                f"one; use at most {len(self.operators)} devices, or leave boundaries='layers' (--layers) out"
             )
 
 

@@ -95,7 +95,7 @@ def settings_of(
         devices = min(pipeline for pipeline, _ in wanted)
         each = "" if chunks == 1 else f" with {chunks} stages each"
         raise RequestError(
-            f"{devices} devices{each} for {operators} operators: a stage needs at least one operator; "
+            f"there are {devices} devices{each} for {operators} operators: a stage needs at least one operator; "
             f"use at most {operators // chunks} devices"
         )
     if not result:

@@ -24,8 +24,8 @@ def even_plan(graph: OpGraph, schedule: Schedule, parameter_sizes: Mapping[str, 
     names, stages = [node.name for node in graph.nodes], len(schedule.placement)
     if stages > len(names):
         raise RequestError(
-            f"{stages} stages for {len(names)} operators: a stage needs at least one; use fewer devices or fewer "
-            "stages on each"
+            f"there are {stages} stages for {len(names)} operators: a stage needs at least one; use fewer devices or "
+            "fewer stages on each"
         )
     cuts = [round(i * len(names) / stages) for i in range(stages + 1)]
     parts = [names[a:b] for a, b in itertools.pairwise(cuts)]

@@ -93,7 +93,8 @@ class Binder:
         run = self.run_of(action)
         if not isinstance(run, CapturedStage):
             raise RequestError(
-                f"the plan issues {action}, and stage {action.stage} has F and B only: plan it with B and no RECOMPUTE"
+                f"the plan has {action}, but the programs of stage {action.stage} are F and B only: plan it with B, "
+                "and without RECOMPUTE"
             )
         return run
 
@@ -116,7 +117,7 @@ class Binder:
         """The instruction of an action; it also waits for the actions that it is the fence of."""
         if action.kind not in INSTRUCTIONS:
             raise RequestError(
-                f"the plan issues {action}, and no instruction is registered for {action.kind}: remove it"
+                f"the plan has {action}, and no instruction is registered for {action.kind}: remove it, or register one"
             )
         bound, awaited = INSTRUCTIONS[action.kind](self, action), self._fences.get(action)
         return bound._replace(wait=_both(partial(self.frame.wait_pending, *awaited), bound.wait)) if awaited else bound

@@ -65,7 +65,7 @@ REFUSED = {
     "host memory": ({"host_memory": -1.0}, "--host-memory is -1: give a finite number of bytes, at least 0"),
     "infinite": ({"host_memory": float("inf")}, "--host-memory is inf"),
     "layers": ({"layers": True, "offload": "auto"}, "--layers does not plan offload"),
-    "tensor": ({"tensor": 2, "offload": "auto"}, "--offload with --tp: copies of tensor ranks"),
+    "tensor": ({"tensor": 2, "offload": "auto"}, "--offload is given with --tp: copies of tensor ranks"),
     "shard": ({"shard": "x"}, "x"),
     "schedule": ({"schedule": "nothing"}, "nothing"),
 }

@@ -93,7 +93,7 @@ def test_a_backend_that_does_not_connect_is_reported(broken):
 @pytest.mark.parametrize(
     ("kind", "options", "said"),
     [
-        (memcpy.KIND, {"devices": 1}, "1 devices: messages need at least two"),
+        (memcpy.KIND, {"devices": 1}, "devices is 1: messages need at least two"),
         (gloo.KIND, {"where": "xpu"}, "'gloo' sends no tensors on xpu: try cpu, cuda"),
         (BackendKind("own", "", threads=lambda devices: []), {}, "'own' cannot be pickled for another process"),
         (

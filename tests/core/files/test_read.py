@@ -28,7 +28,7 @@ def test_file_of_the_largest_size_is_read_and_a_larger_one_is_refused(tmp_path):
 
 def test_pipe_folder_and_missing_file_are_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
-    for name, reason in (("pipe", "no regular file"), (".", "Is a directory"), ("missing", "No such file")):
+    for name, reason in (("pipe", "not a regular file"), (".", "Is a directory"), ("missing", "No such file")):
         with pytest.raises(RequestError, match=f"cannot read '.*': .*{reason}"):
             read_bytes(tmp_path / name)
     with pytest.raises(RequestError, match="null"):
@@ -57,7 +57,7 @@ def test_link_out_of_the_folder_is_refused_unless_it_leads_to_a_further_folder(t
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", "/dev/zero", "/dev/null"):
-        with pytest.raises(RequestError, match="no regular file"):
+        with pytest.raises(RequestError, match="not a regular file"):
             read_bytes(path)
     for path, message in (
         (tmp_path, "Is a directory"),

@@ -27,7 +27,7 @@ def test_first_microbatches_of_1f1b():
     assert texts(first_microbatches(plan, 2)) == ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1")
     assert first_microbatches(plan, 4) is plan
     for count in (0, 5):
-        with pytest.raises(RequestError, match=f"{count} microbatches of a plan for 4"):
+        with pytest.raises(RequestError, match=f"the number of microbatches is {count}, and the plan is for 4"):
             first_microbatches(plan, count)
 
 

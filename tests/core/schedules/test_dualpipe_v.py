@@ -20,5 +20,7 @@ def test_dualpipe_v_omits_microbatches_that_do_not_exist():
 
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_dualpipe_v_refuses_other_than_two_chunks(chunks):
-    with pytest.raises(RequestError, match=f"dualpipe-v with {chunks} chunks: it folds the model once; give 2 chunks"):
+    with pytest.raises(
+        RequestError, match=f"chunks is {chunks}: dualpipe-v folds the model once, so each device has 2 stages"
+    ):
         table("dualpipe-v", 2, 4, chunks)

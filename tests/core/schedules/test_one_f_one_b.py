@@ -19,5 +19,5 @@ def test_1f1b_with_fewer_microbatches_than_devices():
 
 
 def test_1f1b_with_chunks_is_refused():
-    with pytest.raises(RequestError, match="1f1b with 2 chunks"):
+    with pytest.raises(RequestError, match="chunks is 2: 1f1b has one stage"):
         table("1f1b", 2, 4, 2)

@@ -20,7 +20,7 @@ COST = StageCosts(1.0, 1.0, 1.0)
         ({"hop_s": float("inf")}, "the delay of a hop is inf"),
         ({"hop_s": float("nan")}, "the delay of a hop is nan"),
         ({"microbatches": 0}, "microbatches is 0"),
-        ({"memory_limit": -1.0}, r"the memory limit is -1\.0: it is at least 0"),
+        ({"memory_limit": -1.0}, r"the memory limit is -1\.0: it must be at least 0"),
         ({"memory_limit": float("nan")}, "the memory limit is nan"),
     ],
 )

@@ -45,7 +45,9 @@ def test_v_min_of_one_device_runs_one_microbatch_at_a_time():
 
 @pytest.mark.parametrize(("build", "name"), [(v_min, "v-min"), (v_half, "v-half")])
 def test_folded_schedules_refuse_other_than_two_chunks(build, name):
-    with pytest.raises(RequestError, match=f"{name} with 3 chunks: it folds the model once; give 2 chunks"):
+    with pytest.raises(
+        RequestError, match=f"chunks is 3: {name} folds the model once, so each device has 2 stages; give 2"
+    ):
         build(ScheduleProblem(2, 4, 3))
 
 

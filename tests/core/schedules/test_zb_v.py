@@ -31,5 +31,7 @@ def test_zb_v_holds_at_most_as_many_microbatches_as_devices():
 
 
 def test_zb_v_refuses_other_than_two_chunks():
-    with pytest.raises(RequestError, match="zb-v with 1 chunks: it folds the model once; give 2 chunks"):
+    with pytest.raises(
+        RequestError, match="chunks is 1: zb-v folds the model once, so each device has 2 stages; give 2"
+    ):
         zb_v(ScheduleProblem(2, 4))

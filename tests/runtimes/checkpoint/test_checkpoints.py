@@ -337,7 +337,7 @@ def test_unusable_checkpoint_folders_are_refused(written, tmp_path):
     (tmp_path / "dcp" / ".metadata").write_bytes(b"a pickle")
     with refusal("dcp' is a checkpoint of torch.distributed.checkpoint, .*panpipe checkpoint import '.*dcp' NEW"):
         pipe.resume(tmp_path / "dcp")
-    with refusal("there is no checkpoint to resume from"):
+    with refusal("the folder to resume from is None"):
         pipe.resume(panpipe.latest_checkpoint(tmp_path / "none"))
 
 

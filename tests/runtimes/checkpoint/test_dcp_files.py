@@ -106,18 +106,18 @@ def test_tensors_in_several_pieces_are_joined(tmp_path):
     dcp.load({"pipe": state}, checkpoint_id=tmp_path / "b", no_dist=True)
     assert torch.equal(state["model"]["a.weight"], STATE["model"]["a.weight"])
     metadata(tmp_path / "dcp", lambda kept: kept.state_dict_metadata["pipe.model.a.weight"].chunks.pop() and None)
-    refused(tmp_path / "dcp", tmp_path / "c", "has values for a part of its shape alone")
+    refused(tmp_path / "dcp", tmp_path / "c", "has values for only a part of its shape")
 
 
 def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path):
     ran = tmp_path / "ran"
     folder = saved(tmp_path / "metadata")
     metadata(folder, lambda kept: setattr(kept, "planner_data", Harmful(ran)))
-    refused(folder, tmp_path / "a", "which is not of DCP's metadata")
+    refused(folder, tmp_path / "a", "which does not belong to DCP's metadata")
     folder = saved(tmp_path / "item", {**STATE, "scheduler": ("StepLR", {"a": Harmful(ran)})})
     refused(folder, tmp_path / "a", "cannot be read as a checkpoint of torch.distributed.checkpoint")
     (folder / ".metadata").write_bytes(pickle.dumps(Harmful(ran)))
-    refused(folder, tmp_path / "a", "which is not of DCP's metadata")
+    refused(folder, tmp_path / "a", "which does not belong to DCP's metadata")
     with pytest.raises(panpipe.RequestError, match=r"a checkpoint of torch\.distributed\.checkpoint, whose"):
         CheckpointReader(folder)
     assert not ran.exists()
@@ -172,7 +172,7 @@ def test_other_checkpoints_are_refused(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         dcp.save({"model": STATE["model"]}, checkpoint_id=tmp_path / "plain", no_dist=True)
-    refused(tmp_path / "plain", tmp_path / "a", "a checkpoint of a pipeline is one of {'pipe': pipe}")
+    refused(tmp_path / "plain", tmp_path / "a", "a checkpoint of a pipeline is saved from {'pipe': pipe}")
     refused(saved(tmp_path / "part", {"model": STATE["model"]}), tmp_path / "a", "has no 'pipe.progress.steps'")
     refused(tmp_path / "none", tmp_path / "a", "No such file")
     Save(tmp_path / "own", begin(tmp_path / "own"), Parts({}, {"progress.steps": 1}), 1, None, 1).run(OneProcess())

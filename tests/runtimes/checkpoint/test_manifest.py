@@ -41,7 +41,7 @@ def test_manifest_of_another_format_is_refused_by_its_format(folder):
 
 def test_manifest_that_names_another_file_is_refused(tmp_path):
     (tmp_path / NAME).write_bytes(manifest_bytes(1, {"../tensors": FileRecord(1, "0" * 32)}))
-    with pytest.raises(RequestError, match=r"names '\.\./tensors', which is no file of a checkpoint"):
+    with pytest.raises(RequestError, match=r"names '\.\./tensors', which is not a file of a checkpoint"):
         read_manifest(tmp_path)
 
 
@@ -76,7 +76,7 @@ def test_folder_that_differs_from_its_manifest_is_refused_by_the_file(folder):
     with pytest.raises(RequestError, match="is missing"):
         check_listing(folder, manifest)
     (folder / TENSORS).symlink_to(folder / ITEMS)
-    with pytest.raises(RequestError, match="is a link or no regular file"):
+    with pytest.raises(RequestError, match="is a link, or not a regular file"):
         check_listing(folder, manifest)
 
 

@@ -124,7 +124,7 @@ def test_a_truncated_missing_or_extra_file_is_named(pipe, copied, name):
     (copied / name).write_bytes(data + b" ")
     refused(pipe, copied, rf"{name}' is longer than when it was written")
     (copied / name).unlink()
-    refused(pipe, copied, rf"{name}' is missing: the checkpoint is not whole")
+    refused(pipe, copied, rf"{name}' is missing: the checkpoint is incomplete")
     (copied / name).write_bytes(data)
     (copied / "notes").touch()
     refused(pipe, copied, r"step-1' has 'notes', which is not in its manifest")
@@ -142,10 +142,10 @@ def test_a_truncated_manifest_is_refused(pipe, copied):
 def test_links_and_pipes_are_refused(pipe, copied, tmp_path):
     (copied / ITEMS).rename(tmp_path / "items")
     (copied / ITEMS).symlink_to(tmp_path / "items")
-    refused(pipe, copied, f"{ITEMS}' is a link or no regular file")
+    refused(pipe, copied, f"{ITEMS}' is a link, or not a regular file")
     (copied / ITEMS).unlink()
     os.mkfifo(copied / ITEMS)
-    refused(pipe, copied, f"{ITEMS}' is a link or no regular file")
+    refused(pipe, copied, f"{ITEMS}' is a link, or not a regular file")
     (copied / MANIFEST).rename(tmp_path / "manifest")
     (copied / MANIFEST).symlink_to(tmp_path / "manifest")
     refused(pipe, copied, "cannot read '.*manifest.json'")
@@ -154,8 +154,8 @@ def test_links_and_pipes_are_refused(pipe, copied, tmp_path):
 @pytest.mark.parametrize(
     ("document", "said"),
     [
-        ({"steps": 1, "files": {"../../secret": {"bytes": 1, "xxh3_128": "0"}}}, "no file of a checkpoint"),
-        ({"steps": 1, "files": {"/etc/passwd": {"bytes": 1, "xxh3_128": "0"}}}, "no file of a checkpoint"),
+        ({"steps": 1, "files": {"../../secret": {"bytes": 1, "xxh3_128": "0"}}}, "not a file of a checkpoint"),
+        ({"steps": 1, "files": {"/etc/passwd": {"bytes": 1, "xxh3_128": "0"}}}, "not a file of a checkpoint"),
         ({"steps": 1, "files": {ITEMS + "\n": {"bytes": 1, "xxh3_128": "0"}}}, "manifest.json'"),
         ({"steps": 1, "files": {ITEMS: {"bytes": -1, "xxh3_128": "0"}}}, "negative or beyond"),
         ({"steps": 10**300, "files": {}}, "manifest.json'"),
@@ -345,6 +345,6 @@ def test_state_that_is_no_plain_data_is_refused(tmp_path):
             super().__init__(optimizer, 1)
 
     pipe = pipe_of(CONV, scheduler=Odd)
-    with pytest.raises(panpipe.RequestError, match=r"plain data alone, and scheduler\[1\].kept is of type object"):
+    with pytest.raises(panpipe.RequestError, match=r"only plain data, and scheduler\[1\].kept is of type object"):
         pipe.checkpoint(tmp_path / "a")
     assert list(tmp_path.iterdir()) == []

@@ -82,7 +82,7 @@ def test_process_that_cannot_write_fails_all_with_its_message_and_leaves_nothing
     bad = Parts({}, {"progress.x": object()})
     first, second = save(path, [parts(a=1.0), bad])
     assert first == second
-    assert "a checkpoint has plain data alone" in first
+    assert "a checkpoint can store only plain data" in first
     assert list(tmp_path.iterdir()) == []
 
 

@@ -28,7 +28,7 @@ def pipeline(**options):
         ("cpu", "devices names 1 and the pipeline has 2 devices: name one for each"),
         ("cpu,gpu:0", "devices names 'gpu:0': write cpu, or a GPU with its number, such as cuda:0"),
         ("", "devices names '': write cpu, or a GPU"),
-        ([], "devices names none"),
+        ([], "devices is empty"),
     ],
 )
 def test_wrong_device_names_are_refused(names, said):

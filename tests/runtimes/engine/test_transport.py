@@ -44,5 +44,5 @@ def test_dtype_that_the_backend_does_not_move_is_refused_by_the_tensor(found, dt
 
 def test_device_that_the_backend_does_not_serve_is_refused():
     where = {0: torch.device("meta")}
-    with pytest.raises(RequestError, match="the model is on meta and backend 'floats' moves tensors on cpu"):
+    with pytest.raises(RequestError, match="the model is on meta and backend 'floats' can only move tensors on cpu"):
         check_transport(FLOATS, plan((0,)), {}, {}, where)

@@ -73,7 +73,7 @@ def test_invalid_limit_of_the_environment_is_refused(monkeypatch, given):
 
 @pytest.mark.parametrize("given", ["soon", 0, -1.0, float("nan"), float("inf"), True])
 def test_invalid_limit_of_an_argument_is_refused(monkeypatch, given):
-    with pytest.raises(RequestError, match=r"timeout_s is .*: ranks wait for each other a finite number of seconds"):
+    with pytest.raises(RequestError, match=r"timeout_s is .*: give a finite number of seconds above 0"):
         timeout.timeout_of(given)
 
 

@@ -44,7 +44,9 @@ def test_launch_that_does_not_fit_the_backend_is_refused(alone, monkeypatch):
         make_team(Mesh(2, 2))
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RequestError, match="backend 'memcpy' connects threads of one process and this is one of 2"):
+    with pytest.raises(
+        RequestError, match="backend 'memcpy' connects threads of one process and this process is one of 2"
+    ):
         make_team(Mesh(2), "memcpy")
     with pytest.raises(RequestError, match="the mesh pp=4,dp=1 is for 4 devices and the job has 2 ranks"):
         make_team(Mesh(4), "gloo")
@@ -69,5 +71,5 @@ def test_simulated_devices_are_of_one_process_and_one_replica(alone, monkeypatch
     with pytest.raises(RequestError, match="backend 'gloo' does not connect simulated devices"):
         virtual_team(Mesh(2), "gloo")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(RequestError, match="this is one of 2 ranks"):
+    with pytest.raises(RequestError, match="this process is one of 2 ranks"):
         virtual_team(Mesh(2), None)

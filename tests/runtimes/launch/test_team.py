@@ -85,7 +85,7 @@ def test_device_that_hangs_is_named_and_its_team_refuses_further_work(monkeypatc
             team.backend(0).receive([torch.empty(1)], 1).wait()
 
     said = (
-        r"device 0 waited [\d.]+ s for device 1 in step 1; device 1 is in step 1 since [\d.]+ s: see what it does there"
+        r"device 0 waited [\d.]+ s for device 1 in step 1; device 1 has been in step 1 for [\d.]+ s: see what it does"
     )
     with team.inside("step 1"), pytest.raises(WorkerError, match=said):
         team.run_local(work)

@@ -10,7 +10,7 @@ from panpipe.core.trace.trace import COMPUTE_QUEUE, Trace, TraceEvent
 from panpipe.runtimes.devices.compute import HostQueue
 from panpipe.runtimes.engine.step_data import StepRecord
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.monitor.measure import MemoryPeak, Numbers, numbers_of, of_all, tokens_of
+from panpipe.runtimes.monitor.measure import MemoryPeak, Numbers, gather_numbers, numbers_of, tokens_of
 from panpipe.runtimes.optimizer.stage_state import StageState
 from torch import nn
 
@@ -60,7 +60,7 @@ def test_simulated_device_has_the_times_of_the_clock():
 
 def test_numbers_of_all_devices_are_in_their_order():
     team, rows = ThreadTeam(2), {device: Numbers(*map(float, range(device, device + 9))) for device in (1, 0)}
-    assert of_all(team, {}, rows) == [rows[0], rows[1]]
+    assert gather_numbers(team, {}, rows) == [rows[0], rows[1]]
 
 
 def test_numbers_of_several_ranks_are_summed_into_one_table():
@@ -70,7 +70,7 @@ def test_numbers_of_several_ranks_are_summed_into_one_table():
         local=(1,), mesh=team.mesh, replica=0, size=2, total=lambda device, table: table + torch.eye(2, 9).double(),
         run_local=lambda work: {1: work(1)},
     )  # fmt: skip
-    first, second = of_all(ranks, {1: HostQueue()}, {1: own})
+    first, second = gather_numbers(ranks, {1: HostQueue()}, {1: own})
     assert first == Numbers(1.0, *[0.0] * 8)
     assert second == Numbers(1.5, 2.5, *[1.5] * 7)
 

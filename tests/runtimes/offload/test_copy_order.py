@@ -138,8 +138,8 @@ def test_rule_5_a_slot_that_is_written_before_its_copy_back_has_read_it_is_found
     """Slots of neighbouring stages' copies are made to overlap, and copies out wait for nothing but their producer."""
     plain = device_offload.slots_of
 
-    def overlapping(plan, device, leaving):
-        found = plain(plan, device, leaving)
+    def overlapping(plan, device, offloaded):
+        found = plain(plan, device, offloaded)
         return evolve(found, offsets={key: tuple(0 for _ in offsets) for key, offsets in found.offsets.items()})
 
     found = out_of_order(recorded, monkeypatch, device_offload, "slots_of", overlapping)

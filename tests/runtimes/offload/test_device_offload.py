@@ -30,7 +30,7 @@ class Run:
     """A stage as far as offload uses it: the saved tensors of its microbatches."""
 
     values: list[list[object]]
-    leaving: list[SavedStorage]
+    offloaded: list[SavedStorage]
     index: int = 0
     persistent: set[int] = field(factory=set)
 

@@ -18,7 +18,7 @@ def test_forced_offload_copies_and_changes_no_bit(monkeypatch, wanted):
     batch, losses, copies = CASES[GPT].batch(8, torch.float32), [], []
     for forced in ("", wanted):
         monkeypatch.setenv(VARIABLE, forced)
-        monkeypatch.setattr(trainer, "arranged", trainer.arranged)  # restored after the test, as the next two are
+        monkeypatch.setattr(trainer, "set_up_plan", trainer.set_up_plan)  # restored after the test, as the next two are
         for name in ("write", "read"):
             monkeypatch.setattr(MemoryArena, name, getattr(MemoryArena, name))
         force_offload()

@@ -9,7 +9,7 @@ from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
 from panpipe.core.offload.storages import SMALLEST_BYTES
 from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
-from panpipe.runtimes.offload.offloadable import leaving, movable, refusal, remaining
+from panpipe.runtimes.offload.offloadable import kept_storages, offloadable_storages, offloaded_storages, reason_to_keep
 from panpipe.runtimes.programs.compiled import compile_stages
 from torch import nn
 from torch.nn import functional as F
@@ -60,12 +60,12 @@ def test_views_are_one_storage_whether_or_not_their_base_is_saved():
 
 def test_what_is_sent_on_or_came_from_the_same_device_stays():
     compiled = compiled_of(CASES["batchnorm with a skip"])
-    sent = [s for s in compiled.programs[0].storages if "sends it on" in refusal(s, 0, compiled, APART)]
+    sent = [s for s in compiled.programs[0].storages if "sends it on" in reason_to_keep(s, 0, compiled, APART)]
     assert sent  # the start of the skip, which the trunk's first layer saves, too
     came = [s for s in compiled.programs[1].storages if s.boundary]
     assert came
-    assert not any(refusal(storage, 1, compiled, APART) for storage in came)
-    assert all("same device" in refusal(storage, 1, compiled, TOGETHER) for storage in came)
+    assert not any(reason_to_keep(storage, 1, compiled, APART) for storage in came)
+    assert all("same device" in reason_to_keep(storage, 1, compiled, TOGETHER) for storage in came)
 
 
 def test_what_python_reads_and_its_ticket_stay():
@@ -76,8 +76,8 @@ def test_what_python_reads_and_its_ticket_stay():
 
 def test_small_storages_stay():
     compiled = compiled_of(CASES["tied gpt with dropout"])
-    assert movable(0, compiled, APART) == ()
-    assert {why for _, why in remaining(0, compiled, APART)} >= {f"it is smaller than {SMALLEST_BYTES} bytes"}
+    assert offloadable_storages(0, compiled, APART) == ()
+    assert {why for _, why in kept_storages(0, compiled, APART)} >= {f"it is smaller than {SMALLEST_BYTES} bytes"}
 
 
 def test_a_plan_that_names_what_stays_is_refused():
@@ -88,8 +88,8 @@ def test_a_plan_that_names_what_stays_is_refused():
     copies = (HostCopy(0, parse_action("0F1"), parse_action("0F1")),)
     plan = with_offload(plan, StageOffload(0, (Storage(sent.name, sent.bytes),), copies))
     with pytest.raises(RequestError, match=f"offloads '{sent.name}' of stage 0, which stays on its device"):
-        leaving(plan, 0, compiled, known=True)
-    assert not leaving(plan, 0, compiled)  # of another shape it stays
+        offloaded_storages(plan, 0, compiled, known=True)
+    assert not offloaded_storages(plan, 0, compiled)  # of another shape it stays
 
 
 def test_operators_of_a_graph_stand_for_what_they_are_the_first_to_save(monkeypatch):
@@ -99,8 +99,8 @@ def test_operators_of_a_graph_stand_for_what_they_are_the_first_to_save(monkeypa
     plan = even_plan(operators, 2, 4)
     copies = (HostCopy(0, parse_action("1B0"), parse_action("1B0")),)
     everything = tuple(Storage(node, 1) for node in plan.stages[0].nodes)
-    named = leaving(with_offload(plan, StageOffload(0, everything, copies)), 0, compiled, known=True)
-    wanted = [s for s in compiled.programs[0].storages if not refusal(s, 0, compiled, plan.placement)]
+    named = offloaded_storages(with_offload(plan, StageOffload(0, everything, copies)), 0, compiled, known=True)
+    wanted = [s for s in compiled.programs[0].storages if not reason_to_keep(s, 0, compiled, plan.placement)]
     assert sum(s.bytes for s in named) >= 0.9 * sum(s.bytes for s in wanted)
 
 

@@ -91,12 +91,12 @@ def test_elementwise_optimizers_are_accepted(name):
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (O.Adafactor, "changes 'embed.weight' otherwise if replicas step parts of it"),
-        (Lars, "Lars changes 'embed.weight' otherwise"),
-        (LarsOfMatrices, "LarsOfMatrices changes 'embed.weight' otherwise"),
-        (Noisy, "Noisy changes 'embed.weight' otherwise"),
-        (Holding, "Holding changes 'embed.weight' otherwise"),
-        (lambda named: O.Muon([p for _, p in named if p.ndim == 2]), "Muon cannot step a part|Muon changes"),
+        (O.Adafactor, "updates 'embed.weight' differently if each replica steps a part of it"),
+        (Lars, "Lars updates 'embed.weight' differently"),
+        (LarsOfMatrices, "LarsOfMatrices updates 'embed.weight' differently"),
+        (Noisy, "Noisy updates 'embed.weight' differently"),
+        (Holding, "Holding updates 'embed.weight' differently"),
+        (lambda named: O.Muon([p for _, p in named if p.ndim == 2]), "Muon cannot step a part|Muon updates"),
     ],
 )
 def test_other_optimizers_are_refused_with_the_reason(make, reason):

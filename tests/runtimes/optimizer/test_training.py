@@ -55,7 +55,7 @@ def test_values_that_cannot_be_are_refused_in_one_line(options, said):
 def test_scheduler_needs_an_optimizer_and_scaled_parameters_a_dtype_that_can_be_unscaled():
     plain, half = nn.Linear(2, 2), nn.Linear(2, 2).half()
     scheduled = Training(scheduler=lambda optimizer: None)
-    with pytest.raises(RequestError, match="there is none: give optimizer="):
+    with pytest.raises(RequestError, match="a scheduler needs an optimizer; give both"):
         scheduled.check(plain)
     evolve(scheduled, optimizer=SGD).check(plain)
     Training(optimizer=SGD).check(half)

@@ -67,7 +67,7 @@ def test_gradients_are_counted_without_the_tensors_that_have_none():
 
 def test_stage_without_saved_tensors_of_its_own_holds_none():
     found = stage(0, [], [A, B])
-    assert (found.held(0), found.shared_bytes, found.persistent, tuple(found.leaving)) == ([], 0, set(), ())
+    assert (found.held(0), found.shared_bytes, found.persistent, tuple(found.offloaded)) == ([], 0, set(), ())
 
 
 def test_tensor_that_no_message_has_is_an_error():

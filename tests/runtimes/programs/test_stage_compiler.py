@@ -237,7 +237,9 @@ def test_unknown_compiler_names_are_refused_with_the_known_ones():
         pipeline(compile="panpipe")
     with pytest.raises(RequestError, match=r"compile is 3: it names a backend of torch\.compile, or is a function"):
         pipeline(compile=3)
-    with pytest.raises(RequestError, match="target 'simulator' takes its times from a cost model and compile"):
+    with pytest.raises(
+        RequestError, match="compile is 'inductor', but target 'simulator' takes its times from a cost model"
+    ):
         pipeline(compile="inductor", target="simulator")
 
 

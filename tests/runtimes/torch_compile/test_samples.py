@@ -43,4 +43,5 @@ def test_doubt_is_refused_with_the_names_of_arguments():
     text = str(refused.value)
     assert text.endswith(FIX)
     assert "batch['" not in text
+    assert "batch_dims=" not in text  # an argument of panpipe.pipeline
     assert "argument 'x'" in text or "argument 'y'" in text

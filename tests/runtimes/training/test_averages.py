@@ -103,7 +103,7 @@ def test_training_continues_unchanged_after_evaluation_with_an_average(plan, tmp
             (lambda: pipe.checkpoint(tmp_path), "write a checkpoint"),
             (ema.applied().__enter__, "apply an average"),
         ):
-            with pytest.raises(panpipe.RequestError, match=rf"leave `with ema.applied\(\)` to {what}"):
+            with pytest.raises(panpipe.RequestError, match=rf"to {what}, end the block `with ema.applied\(\)`"):
                 asked()
     assert torch.equal(before, pipe.evaluate(batch()))
     assert torch.equal(pipe.step(batch(1)), other.step(batch(1)))

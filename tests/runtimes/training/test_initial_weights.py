@@ -73,7 +73,7 @@ def test_first_tensor_that_differs_is_refused_with_the_number_of_others():
     found = compare(model(), model(**{"0.weight": one_more, "1.running_mean": one_more}))
     with pytest.raises(RequestError, match=r"'0\.weight' has other values on rank 12 than on rank 10, and so") as error:
         found.refuse_different()
-    assert "and so have 1 more: ranks begin with one model" in str(error.value)
+    assert "and so have 1 more: all ranks must start with the same model" in str(error.value)
     assert str(error.value).endswith(", or call resume() before the first step")
     assert found.warning.endswith("resume from a checkpoint before the first step")
 

@@ -57,7 +57,7 @@ CLEARED = {
 def test_clearing_accumulated_gradients_is_refused(pipe, clear):
     pipe.step(BATCHES[0], update=False)
     clear(pipe)
-    with pytest.raises(RequestError, match=r"zero_grad\(\) cleared gradients that wait"):
+    with pytest.raises(RequestError, match=r"zero_grad\(\) cleared the gradients that step\(batch, update=False\) had"):
         pipe.step(BATCHES[1])
 
 

@@ -49,7 +49,7 @@ def done(loss=2.5):
 
 
 def report_of(monkeypatch, table=TABLE, due=True, skipped=False, norm=7.0, first=True):
-    monkeypatch.setattr(module, "of_all", lambda team, queues, own: table)
+    monkeypatch.setattr(module, "gather_numbers", lambda team, queues, own: table)
     monitor = Recorded()
     monitoring = Monitoring([monitor], stages_of(first), {})
     update = UpdateNumbers(9, due, skipped, None if norm is None else torch.tensor(norm), 64.0)
@@ -108,7 +108,7 @@ def test_process_that_is_not_the_first_calls_none(monkeypatch):
 
 def test_numbers_of_own_devices_come_from_their_records(monkeypatch):
     given = []
-    monkeypatch.setattr(module, "of_all", lambda team, queues, own: given.append(own) or TABLE)
+    monkeypatch.setattr(module, "gather_numbers", lambda team, queues, own: given.append(own) or TABLE)
     record = StepRecord({}, 0, 4_000_000_000, [(parse_action("0F0"), "compute", 0, 10**9, 0)], peak_saved=5, shared=2)
     monitoring = Monitoring([Recorded()], stages_of(), {})
     run = SimpleNamespace(**{**vars(done()), "records": {0: record}})
@@ -122,6 +122,6 @@ def test_other_stages_are_followed(monkeypatch):
     monitoring, other = Monitoring([Recorded()], stages_of(), {}), stages_of(first=False)
     monitoring.follow(other, {0: "queue"})
     given = []
-    monkeypatch.setattr(module, "of_all", lambda team, queues, own: given.append((team, queues)) or TABLE)
+    monkeypatch.setattr(module, "gather_numbers", lambda team, queues, own: given.append((team, queues)) or TABLE)
     monitoring.after(done(), [], 1.0, UpdateNumbers(1, True, False, None, None))
     assert given == [(other.team, {0: "queue"})]

@@ -7,7 +7,7 @@ import torch
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import TiedWeight
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.training.ownership import equal_replicas, install, own_tensors, release_others
+from panpipe.runtimes.training.ownership import copy_tied_weights, install, own_tensors, release_others
 from torch import nn
 
 from ...support.plans import orders, plan_of
@@ -73,7 +73,7 @@ def test_tensors_on_meta_get_memory_later():
     user[0].weight.requires_grad_(False)
     found = owned(user)
     assert set(found.unallocated) == {"0.weight", "0.bias", "1.bias", "1.running_mean"}
-    assert [each is found.parameters[1]["0.bias"] for each in found.replicas] == [True]
+    assert [each is found.parameters[1]["0.bias"] for each in found.tied_copies] == [True]
     assert len(found.without_memory) == 5
     assert all(each.device == CPU for each in found.without_memory)
     assert not found.parameters[0]["0.weight"].requires_grad
@@ -109,7 +109,7 @@ def test_tied_weights_get_the_value_of_the_first_stage():
     team = ThreadTeam(2)
     try:
         with torch.no_grad():
-            equal_replicas(plan, own, team)
+            copy_tied_weights(plan, own, team)
     finally:
         team.close()
     assert [own[index]["w"].flatten().tolist() for index in range(3)] == [[5.0] * 4] * 3

@@ -13,7 +13,7 @@ import pytest
 from ...support.launch import SHARED, alone
 
 TIMEOUT_S = 2.0
-OTHER_METHODS = "every rank of a pipeline takes the same batches and calls the same methods in the same order"
+OTHER_METHODS = "every rank of a pipeline must take the same batches and call the same methods in the same order"
 
 
 def assert_named(folder, hang, said, *, victim=1, ranks=2, timeout_s=TIMEOUT_S, calm=(), **options):
@@ -37,7 +37,7 @@ def assert_named(folder, hang, said, *, victim=1, ranks=2, timeout_s=TIMEOUT_S, 
             assert re.search(said.format(victim=victim), one.stderr), (rank, one.stderr)
 
 
-IN_LOOP = r"rank {victim} is outside of panpipe after step 2 since [\d.]+ s, line hangs.py:\d+ in "
+IN_LOOP = r"rank {victim} has been outside of panpipe after step 2 for [\d.]+ s, line hangs.py:\d+ in "
 STOPPED = r"rank {victim} gave no sign of life for [\d.]+ s and was last "
 
 
@@ -56,7 +56,7 @@ def test_stopped_rank_0_which_hosts_the_store_is_named(tmp_path):
     ("loops", IN_LOOP + "endless_loop"),
     ("sleeps", IN_LOOP + "sleeps"),
     ("loads", IN_LOOP + "loads"),
-    ("loops_in_forward", r"rank {victim} is in step 3 at {victim}F0 since [\d.]+ s, line hangs.py:\d+ in endless_loop"),
+    ("loops_in_forward", r"{victim} has been in step 3 at {victim}F0 for [\d.]+ s, line hangs.py:\d+ in endless_loop"),
     ("raises_and_catches", "rank 1 has a batch with other leaves than rank 0"),
     ("stopped", STOPPED),
     ("stopped_in_action", STOPPED),
@@ -91,7 +91,9 @@ def test_rank_with_fewer_batches_is_named_by_the_others_and_ends_in_order(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1, 2])
-@pytest.mark.parametrize(("hang", "said"), [("loops_in_forward", "rank {victim} is in step 3"), ("stopped", STOPPED)])
+@pytest.mark.parametrize(
+    ("hang", "said"), [("loops_in_forward", "rank {victim} has been in step 3"), ("stopped", STOPPED)]
+)
 def test_rank_at_the_end_of_a_chain_is_named_by_all(tmp_path, hang, said, victim):
     assert_named(tmp_path, hang, said, victim=victim, ranks=3)
 
@@ -125,7 +127,7 @@ def test_device_of_one_process_that_hangs_is_named_and_the_process_ends(tmp_path
     )  # fmt: skip
     assert done.returncode == 1, done.stderr
     assert re.search(
-        r"WorkerError: device 0 waited [\d.]+ s for device 1 in step 2 at 0B0; device 1 is in step 2 at 1F0 since "
+        r"WorkerError: device 0 waited [\d.]+ s for device 1 in step 2 at 0B0; device 1 has been in step 2 at 1F0 for "
         r"[\d.]+ s, line hanging_thread.py:\d+ in endless_loop: see what it does there",
         done.stderr,
     ), done.stderr
@@ -143,7 +145,7 @@ def test_job_goes_on_while_strangers_connect_to_all_its_ports(tmp_path):
 def test_sigusr1_prints_where_every_rank_is(tmp_path):
     """Of a rank whose main thread waits inside a call of C++."""
     done = alone("hanging", tmp_path, 2, PANPIPE_TIMEOUT_S="20", HANG="signals", VICTIM="1")
-    assert re.search(r"rank 0 \(stage 0\): in step 3 at 0B0 since [\d.]+ s, waits for rank 1", done[0].stderr)
-    assert re.search(r"rank 1 \(stage 1\): outside of panpipe after step 2 since [\d.]+ s", done[0].stderr)
+    assert re.search(r"rank 0 \(stage 0\): in step 3 at 0B0 for [\d.]+ s, waits for rank 1", done[0].stderr)
+    assert re.search(r"rank 1 \(stage 1\): outside of panpipe after step 2 for [\d.]+ s", done[0].stderr)
     assert signal.SIGUSR1.name not in done[0].stderr
     assert done[0].returncode == 0

@@ -80,7 +80,7 @@ def test_cause_of_a_transports_failure_is_the_reason(store):
 
 
 def test_absent_ranks_are_named_with_their_time_and_the_fix():
-    assert not_arrived([1, 3], 4, 30.0).startswith("ranks 1, 3 of 4 did not arrive within 30 s: every rank calls")
+    assert not_arrived([1, 3], 4, 30.0).startswith("ranks 1, 3 of 4 did not arrive within 30 s: every rank must call")
 
 
 @pytest.mark.parametrize(

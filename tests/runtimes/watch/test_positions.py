@@ -62,8 +62,8 @@ def test_rank_with_an_awaited_rank_in_progress_does_not_hang_and_every_reason_is
 
 def test_reason_names_the_waiting_rank_its_action_and_what_the_late_one_did_last():
     assert reason_of_hang(0, {0: waits(1), 1: works()}, LIMIT) == (
-        "rank 0 waited 20 s for rank 1 in step 4 at 1F0; rank 1 is in step 3 at 0B1 since 20 s, line train.py:7 in load"
-        ": see what it does there, or raise timeout_s, which is 10 s"
+        "rank 0 waited 20 s for rank 1 in step 4 at 1F0; rank 1 has been in step 3 at 0B1 for 20 s, line train.py:7 in "
+        "load: see what it does there, or raise timeout_s, which is 10 s"
     )
     stopped = reason_of_hang(0, {0: waits(1), 1: works(0.2, silent=19.5)}, LIMIT)
     assert "rank 1 gave no sign of life for 19.5 s and was last in step 3 at 0B1" in stopped
@@ -79,7 +79,8 @@ def test_reason_names_the_rank_at_the_end_of_a_chain():
 def test_reason_of_different_methods_names_both():
     said = reason_of_hang(0, {0: waits(1), 1: evolve(waits(0), text="in evaluate at the results")}, LIMIT)
     assert (
-        "rank 1 waits for rank 0 in evaluate at the results since 20 s: every rank of a pipeline takes the same" in said
+        "rank 1 has waited 20 s for rank 0 in evaluate at the results: every rank of a pipeline must take the same"
+        in said
     )
 
 
@@ -88,10 +89,10 @@ def test_table_has_a_line_for_each_rank():
         {0: waits(1), 1: works(2.0, silent=8.0), 2: evolve(works(), left=" after step 3")}, range(4)
     ).splitlines()
     assert lines == [
-        "  rank 0 (stage 1): in step 4 at 1F0 since 20.0 s, waits for rank 1",
-        "  rank 1 (stage 0): in step 3 at 0B1 since 2.0 s, line train.py:7 in load, no sign of life for 8.0 s",
+        "  rank 0 (stage 1): in step 4 at 1F0 for 20.0 s, waits for rank 1",
+        "  rank 1 (stage 0): in step 3 at 0B1 for 2.0 s, line train.py:7 in load, no sign of life for 8.0 s",
         "  rank 2 (stage 0): closed its pipeline after step 3",
-        "  rank 3: not arrived yet since 0.0 s",
+        "  rank 3: not arrived yet for 0.0 s",
     ]
 
 

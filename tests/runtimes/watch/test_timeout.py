@@ -15,7 +15,7 @@ def test_argument_comes_before_the_variable_and_that_before_the_default(monkeypa
 
 @pytest.mark.parametrize("given", [0, -1.0, float("inf"), float("nan"), True, "5"])
 def test_limit_that_is_no_finite_number_above_0_is_refused(given):
-    with pytest.raises(RequestError, match=r"timeout_s is .*: ranks wait for each other a finite number of seconds"):
+    with pytest.raises(RequestError, match=r"timeout_s is .*: give a finite number of seconds above 0"):
         timeout_of(given)
 
 

@@ -95,7 +95,10 @@ def damage(index):
         (damage("{"), "is not the index of a checkpoint"),
         (damage('{"weight_map": 3}'), "is not the index of a checkpoint"),
         (damage('{"weight_map": {"a": "none.safetensors"}}'), r"names 'none\.safetensors', which is not in its folder"),
-        (damage('{"weight_map": {"c": "model-00001-of-00002.safetensors"}}'), "says that 'c' is in .*, and it is not"),
+        (
+            damage('{"weight_map": {"c": "model-00001-of-00002.safetensors"}}'),
+            "says that 'c' is in .*, but that file does not",
+        ),
         (lambda folder: [path.unlink() for path in folder.iterdir()], "has neither model"),
     ],
 )

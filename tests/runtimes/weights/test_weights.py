@@ -455,7 +455,7 @@ def test_files_without_a_checkpoint_are_refused(tmp_path):
         scaled(weights=index)
     path.write_bytes(data)
     index.write_text(json.dumps({"weight_map": {"other": "model.safetensors"}}), encoding="utf-8")
-    with one_line("says that 'other' is in 'model.safetensors', and it is not"):
+    with one_line("says that 'other' is in 'model.safetensors', but that file does not have it"):
         scaled(weights=tmp_path)
     index.write_text("[]", encoding="utf-8")
     with one_line("is not the index of a checkpoint"):

@@ -16,7 +16,7 @@ from panpipe.core.plan.validation.validate import validate
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.offload.arena import MemoryArena
 from panpipe.runtimes.training import trainer
-from panpipe.runtimes.training.arrangement import Arrangement
+from panpipe.runtimes.training.plan_setup import PlanSetup
 
 from ..offloading import all_away
 
@@ -30,9 +30,9 @@ def force_offload() -> None:
     wanted = os.environ.get(VARIABLE, "")
     if not wanted:
         return
-    plain = trainer.arranged
+    plain = trainer.set_up_plan
 
-    def arranged(example: Example, plan: Plan, **options: Any) -> Arrangement:
+    def set_up_plan(example: Example, plan: Plan, **options: Any) -> PlanSetup:
         if not plan.memory.offload:
             programs = options["programs"]
             away = all_away(plan, example.operators, known=programs.known if programs.compiler is None else None)
@@ -41,7 +41,7 @@ def force_offload() -> None:
                 plan = evolve(away, prediction=plan.prediction)
         return plain(example, plan, **options)
 
-    trainer.arranged = arranged
+    trainer.set_up_plan = set_up_plan
     if wanted == "late":
         _delay_copies()
 

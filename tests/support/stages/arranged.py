@@ -14,7 +14,7 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.programs.compiled import Programs
 from panpipe.runtimes.programs.options import ProgramOptions
-from panpipe.runtimes.training.arrangement import Arrangement, arranged
+from panpipe.runtimes.training.plan_setup import PlanSetup, set_up_plan
 from torch import Tensor, nn
 
 from ..cuts import captured_once, even_plan
@@ -63,7 +63,7 @@ class Arranged:
     model: nn.Module = field(init=False)
     plan: Plan = field(init=False)
     team: ThreadTeam = field(init=False)
-    parts: Arrangement = field(init=False)
+    parts: PlanSetup = field(init=False)
 
     def __attrs_post_init__(self) -> None:
         self.model, self.team = CASE.model(torch.float32), ThreadTeam(self.devices)
@@ -76,7 +76,7 @@ class Arranged:
             self.plan = synchronised(self.plan)
         example = Example(self.model, step, self.pieces()[0], operators)
         options = ProgramOptions(known=_programs(self.devices))
-        self.parts = arranged(example, self.plan, self.team, training, options, lambda: None)
+        self.parts = set_up_plan(example, self.plan, self.team, training, options, lambda: None)
 
     @property
     def workers(self) -> Workers:

@@ -1,4 +1,4 @@
-"""Calls without arguments of functions that return a setting or a state, such as ``sys.getrecursionlimit()``.
+"""Calls of functions without arguments that return a setting or a state, such as ``sys.getrecursionlimit()``.
 
 The state is in C, so no attribute that a step reads has it. A function of Python itself, torch or numpy that code calls
 without arguments, and whose name says that it only returns something, is called again before each step.

@@ -132,6 +132,8 @@ def test_operator_that_fails_is_refused_with_its_line():
     next(n for n in captured.graph.nodes if "mean" in str(n.target)).args = (3,)
     with (
         captured.fake_mode,
-        pytest.raises(RequestError, match=rf"{__file__}:\d+: aten.mean.default cannot be cut out of the step: .*"),
+        pytest.raises(
+            RequestError, match=rf"{__file__}:\d+: aten.mean.default cannot run by itself, outside of the step: .*"
+        ),
     ):
         FakeRun(captured).run(*fake_inputs(captured))

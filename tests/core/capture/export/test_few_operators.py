@@ -83,7 +83,7 @@ class Spelled(nn.Module):
         (lambda model, x: model(x).mean(), Packed(),
          "pack_padded_sequence needs the values of its lengths.*into a module of their own.*at most 1 device"),
         (lambda model, x: model(x), Spelled(), r"not contiguous, so no cut is possible: call .contiguous\(\)"),
-        (mapped, None, "torch.vmap and torch.func transform.*transform within a module.*at most 1 device"),
+        (mapped, None, "torch.vmap and torch.func transform.*call the transform inside a module.*at most 1 device"),
         (chosen, None, "needs the value.*Python number or text in the batch"),
         (lambda model, x: model(x).mean(), nn.Sequential(Branching()), "module '0' stays Python on one stage"),
         (lambda model, x: model(x).mean(), Written(), "written here in place"),

@@ -278,5 +278,7 @@ def many_conditions():
 def test_number_that_may_reach_a_tensor_is_refused_with_its_line(case):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        with pytest.raises(RequestError, match=r"test_kept.py:\d+: .*(captured, Python runs once)"):
+        with pytest.raises(
+            RequestError, match=r"test_kept_number_runs.py:\d+: .*(the Python of a captured step runs only once)"
+        ):
             capture_step(*case(), BATCH)

@@ -10,7 +10,7 @@ from panpipe.core.capture.export.operand_origins import Operands
 from panpipe.core.capture.export.run_record import (
     ASKS,
     READS_FILE,
-    Ran,
+    RecordedOperator,
     Recording,
     cause_in,
     first_difference,
@@ -71,11 +71,13 @@ def test_different_runs_have_a_line(other):
 
 
 def test_first_difference_is_that_of_the_second_run():
-    one = [Ran("a", "1"), Ran("b", "2"), Ran("c", "3")]
-    assert first_difference(one, [Ran("a", "x"), Ran("z", "4"), Ran("y", "5")]) == Ran("z", "4")
-    assert first_difference(one, one[:1]) == Ran("b", "2")
-    assert first_difference(one[:1], one) == Ran("b", "2")
-    assert first_difference(one, [Ran("a", "other line"), *one[1:]]) is None
+    one = [RecordedOperator("a", "1"), RecordedOperator("b", "2"), RecordedOperator("c", "3")]
+    assert first_difference(
+        one, [RecordedOperator("a", "x"), RecordedOperator("z", "4"), RecordedOperator("y", "5")]
+    ) == RecordedOperator("z", "4")
+    assert first_difference(one, one[:1]) == RecordedOperator("b", "2")
+    assert first_difference(one[:1], one) == RecordedOperator("b", "2")
+    assert first_difference(one, [RecordedOperator("a", "other line"), *one[1:]]) is None
 
 
 def test_constants_are_compared_by_values_and_their_operators_are_not_recorded():
@@ -148,19 +150,19 @@ def test_files_that_are_written_are_not_recorded(tmp_path, mode):
 
 
 def test_operators_are_not_refused():
-    refuse_outside([Ran(("aten.mul.Tensor", ()), "train.py:3"), Ran("aten.mul", "")])
+    refuse_outside([RecordedOperator(("aten.mul.Tensor", ()), "train.py:3"), RecordedOperator("aten.mul", "")])
 
 
 def test_state_that_cannot_be_compared_is_refused_with_what_is_asked():
     with pytest.raises(RequestError, match=r"train\.py:3: .*it calls Generator.random, whose state cannot be compared"):
-        refuse_outside([Ran((ASKS, "Generator.random"), "train.py:3")])
+        refuse_outside([RecordedOperator((ASKS, "Generator.random"), "train.py:3")])
 
 
 def test_refusals_name_the_line_the_cause_and_the_fix():
-    text = str(refusal_of(Ran("x", "train.py:3"), "it changes 'a'", "when it runs again"))
+    text = str(refusal_of(RecordedOperator("x", "train.py:3"), "it changes 'a'", "when it runs again"))
     assert text.startswith("train.py:3: the step computes something else here when it runs again (it changes 'a')")
-    assert str(refusal_of(Ran("x", ""), "c", "w")).startswith("the step: the step computes something else")
+    assert str(refusal_of(RecordedOperator("x", ""), "c", "w")).startswith("the step: the step computes something else")
     assert cause_in(["model.count", "b"]) == "it changes 'model.count'"
     assert cause_in([]) == "it reads an iterator, a clock or another state"
-    assert "kept (it changes 'm'): captured" in str(read_kept_refusal("train.py:3", ["m"]))
-    assert "Python kept: captured" in str(read_kept_refusal("train.py:3", []))
+    assert "kept (it changes 'm'), but the Python of a captured step" in str(read_kept_refusal("train.py:3", ["m"]))
+    assert "Python kept, but the Python of a captured step" in str(read_kept_refusal("train.py:3", []))

@@ -90,7 +90,7 @@ def test_refusal_of_a_number_waits_where_it_may_only_be_set_up():
 
 
 def test_list_that_the_step_only_appends_to_is_restored_with_a_warning():
-    with pytest.warns(UserWarning, match="the step writes 'SEEN': captured, Python runs once"):
+    with pytest.warns(UserWarning, match="the step writes 'SEEN': the Python of a captured step runs only once"):
         run(records)
     assert SEEN == [1.0]
 

@@ -7,7 +7,7 @@ from panpipe.core.capture.python.torch_settings import (
     Autocasts,
     refuse_inference_tensors,
     refuse_no_grad,
-    surroundings,
+    torch_settings,
     with_gradients,
 )
 from panpipe.core.errors import RequestError
@@ -37,9 +37,9 @@ def settings_put_back():
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_changed_torch_setting_is_detected_by_name(name):
-    before = surroundings()
+    before = torch_settings()
     SETTINGS[name]()
-    now = surroundings()
+    now = torch_settings()
     assert [key for key in before if before[key] != now[key]] == [name]
 
 

@@ -5,8 +5,8 @@ import torch
 from panpipe.core.capture.graph.numbered_objects import holding
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
 from panpipe.core.capture.regions.regions import (
-    Made,
     Region,
+    TensorSpec,
     call_region,
     is_no_gradient,
     shared_memory,
@@ -19,17 +19,17 @@ X = torch.tensor([1.0, 2.0])
 
 def region(run, made=((2,),), given=(X,), draws=0, name="block"):
     reads = [x.clone().requires_grad_() for x in given]
-    return Region(name, "train.py:3", run, tuple(Made(m, torch.float32) for m in made), trained(reads), draws)
+    return Region(name, "train.py:3", run, tuple(TensorSpec(m, torch.float32) for m in made), trained(reads), draws)
 
 
 def test_made_has_shape_and_dtype():
-    made = Made.like(torch.zeros(2, 3, dtype=torch.int8))
-    assert made == Made((2, 3), torch.int8)
+    made = TensorSpec.like(torch.zeros(2, 3, dtype=torch.int8))
+    assert made == TensorSpec((2, 3), torch.int8)
     assert (made.empty(torch.device("meta")).shape, made.empty(torch.device("meta")).dtype) == ((2, 3), torch.int8)
 
 
 def test_inputs_that_get_a_gradient():
-    assert trained([X, X.clone().requires_grad_()]) == {1: Made((2,), torch.float32)}
+    assert trained([X, X.clone().requires_grad_()]) == {1: TensorSpec((2,), torch.float32)}
 
 
 def test_shared_memory_in_pairs():
@@ -130,7 +130,7 @@ def test_later_write_into_shared_memory_is_refused_with_its_line():
 def test_operator_runs_the_region_and_its_backward():
     given = X.clone().requires_grad_()
     other = X.clone()
-    one = Region("block", "l", lambda v: [v[0] * v[1]], (Made((2,), torch.float32),), trained([given, other]), 0)
+    one = Region("block", "l", lambda v: [v[0] * v[1]], (TensorSpec((2,), torch.float32),), trained([given, other]), 0)
     with holding():
         (found,) = call_region(one, [given, other])
         found.sum().backward()

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from panpipe.core.capture.regions.observer import Observer
-from panpipe.core.capture.regions.replay import Locator, Replay, skeleton
+from panpipe.core.capture.regions.replay import Locator, Replay, copy_on_meta
 from panpipe.core.capture.values.capture_errors import NeedsValue
 from panpipe.core.errors import RequestError
 from torch import nn
@@ -160,7 +160,7 @@ def test_skeleton_has_no_data_and_keeps_other_tensors():
     model[0].table = torch.ones(3)
     model[0].foreign = torch.ones(1)
     stand_in = torch.zeros(1)
-    bare = skeleton(model, {id(model[0].foreign): stand_in})
+    bare = copy_on_meta(model, {id(model[0].foreign): stand_in})
     assert all(t.is_meta for t in (*bare.parameters(), *bare.buffers()))
     assert [p.requires_grad for p in bare.parameters()] == [p.requires_grad for p in model.parameters()]
     assert bare[0].table is model[0].table

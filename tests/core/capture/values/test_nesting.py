@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from panpipe.core.capture.values.nesting import numbers_as_tensors, taken_apart, tensors_of
+from panpipe.core.capture.values.nesting import extract_tensors, numbers_as_tensors, tensors_of
 
 A, B = torch.tensor([1.0]), torch.tensor([2.0, 3.0])
 VALUE = {"a": A, "rest": [1, (B, "text", None)]}
 
 
 def test_nesting_is_filled_with_other_tensors_in_order():
-    tensors, nesting = taken_apart(VALUE)
+    tensors, nesting = extract_tensors(VALUE)
     assert [tensor is other for tensor, other in zip(tensors, (A, B), strict=True)] == [True, True]
     found = nesting.filled([B, A, A])  # there may be more
     assert found["a"] is B
@@ -30,13 +30,13 @@ def test_nesting_is_filled_with_other_tensors_in_order():
     ],
 )
 def test_constants_and_structure_are_compared(other, said):
-    assert taken_apart(VALUE)[1].difference(taken_apart(other)[1]) == said
+    assert extract_tensors(VALUE)[1].difference(extract_tensors(other)[1]) == said
 
 
 def test_number_that_is_not_one_equals_itself_alone():
-    nan, zero = (taken_apart([float(text)])[1] for text in ("nan", "-0.0"))
-    assert nan.difference(taken_apart([float("nan")])[1]) is None
-    assert zero.difference(taken_apart([0.0])[1]) == "0.0 and not -0.0"
+    nan, zero = (extract_tensors([float(text)])[1] for text in ("nan", "-0.0"))
+    assert nan.difference(extract_tensors([float("nan")])[1]) is None
+    assert zero.difference(extract_tensors([0.0])[1]) == "0.0 and not -0.0"
 
 
 def test_numbers_become_tensors_of_float64():

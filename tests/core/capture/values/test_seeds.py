@@ -67,7 +67,7 @@ def capture(noise):
 )
 def test_step_that_sets_a_seed_and_draws_is_refused_with_its_line(noise):
     with pytest.raises(
-        RequestError, match=r"test_seeds\.py:\d+ in .*sets the seed or the state .* Set the seed before"
+        RequestError, match=r"test_seeds\.py:\d+ in .*sets the seed or the state .* set the seed before"
     ):
         capture(noise)
 

@@ -56,5 +56,5 @@ def test_search_ends_if_a_schedule_is_proved_optimal(monkeypatch):
 
 @pytest.mark.parametrize("seconds", [0, -1, float("nan")])
 def test_time_of_zero_or_less_is_refused(seconds):
-    with pytest.raises(RequestError, match="seconds for a search"):
+    with pytest.raises(RequestError, match="the time limit of a search is"):
         time_limit.find_schedule_within(problems(), families().values(), seconds=seconds)

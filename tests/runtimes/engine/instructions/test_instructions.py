@@ -71,9 +71,7 @@ def test_binder_finds_the_stage_of_a_microbatch_and_of_a_whole_step():
 
 def test_binder_refuses_a_kind_without_a_registered_function(monkeypatch):
     monkeypatch.delitem(INSTRUCTIONS, Kind.STEP)
-    with pytest.raises(
-        RequestError, match="the plan issues 0STEP, and no instruction is registered for STEP: remove it"
-    ):
+    with pytest.raises(RequestError, match="the plan has 0STEP, and no instruction is registered for STEP: remove it"):
         binder_of(PLAN, 0)
 
 
@@ -97,7 +95,9 @@ def test_binder_refuses_an_action_that_its_stage_does_not_have(order, recompute,
     plan = plan_of(orders(order), (0,), recompute=recompute)
     stage = ForwardAndBackward()
     frame = Frame(None, None, HostQueue(), Update(plan, {0: stage.state}, NormParameters(()), None, None))
-    with pytest.raises(RequestError, match=f"the plan issues {action}, and stage 0 has F and B only: plan it with B"):
+    with pytest.raises(
+        RequestError, match=f"the plan has {action}, but the programs of stage 0 are F and B only: plan it with B"
+    ):
         Binder(LoweredPlan(plan, lower(plan)), 0, [{0: stage}], TiedReduction(plan, {}), frame)
 
 

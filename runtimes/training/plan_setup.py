@@ -1,4 +1,4 @@
-"""What a trainer has for one plan: stages with their optimizers, prepared steps, and the devices that run them."""
+"""What a trainer sets up for one plan: stages with optimizers, prepared steps, and the devices that run them."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -33,7 +33,7 @@ from .variants import Variants
 
 
 @frozen
-class Arrangement:
+class PlanSetup:
     """The parts of a trainer that depend on the plan.
 
     Args:
@@ -55,7 +55,7 @@ class Arrangement:
     queues: Mapping[int, ComputeQueue]
 
 
-def arranged(
+def set_up_plan(
     example: Example,
     plan: Plan,
     team: Team,
@@ -64,8 +64,8 @@ def arranged(
     follow_model: Callable[[], None],
     clock: Clock | None = None,
     offload: OffloadTier | None = None,
-) -> Arrangement:
-    """Create the parts for a plan; the stages have no values yet.
+) -> PlanSetup:
+    """Create the parts for a plan; its parameters have no values yet.
 
     Args:
         example: the user's model and step, captured for the largest microbatch; the microbatch is not kept.
@@ -75,7 +75,7 @@ def arranged(
         programs: how stage programs are derived.
         follow_model: applies changes of the model between steps to the stages.
         clock: runs virtual devices; None for real ones.
-        offload: where saved tensors go that leave their device; None for the host's memory.
+        offload: where offloaded saved tensors go; None for the host's memory.
     """
     model, step, shape, operators = example.model, example.step, example.shape, example.operators
     local = [s.index for s in plan.stages if s.device in team.local]
@@ -106,4 +106,4 @@ def arranged(
     workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, copies)
     runner = StepRunner(stages, variants, workers, training, largest)
     evaluator = Evaluator(stages, cut, workers, training, programs, follow_model)
-    return Arrangement(plan, stages, variants, runner, evaluator, copies, workers.queues)
+    return PlanSetup(plan, stages, variants, runner, evaluator, copies, workers.queues)

@@ -1,4 +1,4 @@
-"""Attributes that a module which stays Python assigns, and that code outside of it reads, such as a router's loss.
+"""Attributes that a region's module assigns and that code outside of it reads, such as a router's loss.
 
 A copy of the module runs, so its assignments do not reach the module. Assigned tensors are returned with its results,
 and assigned to the captured module. A module that changes other values which are read outside of it is refused.
@@ -21,12 +21,12 @@ _CONTAINERS = (list, dict, set, deque)
 _MISSING = object()
 
 
-def left_values(module: nn.Module, left: tuple[tuple[str, str], ...]) -> tuple[Any, ...]:
+def values_of_attributes(module: nn.Module, assigned: tuple[tuple[str, str], ...]) -> tuple[Any, ...]:
     """The present values of attributes, given as (module, name); None for an attribute that does not exist."""
-    return tuple(vars(module.get_submodule(path)).get(key) for path, key in left)
+    return tuple(vars(module.get_submodule(path)).get(key) for path, key in assigned)
 
 
-class Left:
+class AttributesBefore:
     """The attributes of a module before a call.
 
     Args:

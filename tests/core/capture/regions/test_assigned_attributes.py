@@ -1,11 +1,11 @@
-"""Attributes that a module which stays Python assigns, and that code outside of it reads."""
+"""Attributes that a region's module assigns, and that code outside of it reads."""
 
 from collections import deque
 
 import pytest
 import torch
 from panpipe.core.capture.python.reachable.reach import reach
-from panpipe.core.capture.regions.left_attributes import Left, left_values
+from panpipe.core.capture.regions.assigned_attributes import AttributesBefore, values_of_attributes
 from panpipe.core.errors import RequestError
 from torch import nn
 
@@ -35,7 +35,7 @@ def model():
 
 @pytest.fixture
 def before(model):
-    return Left("model.0", model[0], reach(model, step))
+    return AttributesBefore("model.0", model[0], reach(model, step))
 
 
 def test_assigned_tensors_that_are_read_outside_are_found(model, before):
@@ -48,7 +48,7 @@ def test_assigned_tensors_that_are_read_outside_are_found(model, before):
 
 def test_values_of_attributes_that_were_left(model):
     model[0].loss = torch.ones(1)
-    loss, share = left_values(model[0], (("", "loss"), ("gate", "share")))
+    loss, share = values_of_attributes(model[0], (("", "loss"), ("gate", "share")))
     assert loss is model[0].loss
     assert share is None
 
@@ -75,7 +75,8 @@ def push(router):
 def test_other_changes_that_are_read_outside_are_refused_with_the_line(model, before, change, name):
     change(model[0])
     with pytest.raises(
-        RequestError, match=rf"model.0 changes its attribute '{name}', which is read at .*test_left_attributes.py:\d+"
+        RequestError,
+        match=rf"model.0 changes its attribute '{name}', which is read at .*test_assigned_attributes.py:\d+",
     ):
         before.found()
 
