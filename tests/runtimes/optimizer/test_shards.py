@@ -1,7 +1,5 @@
 """Slices of optimizers that replicas share, over the transport of one process."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import pytest
 import torch
 from panpipe.backends.memcpy import connect
@@ -9,63 +7,9 @@ from panpipe.core.errors import RequestError
 from panpipe.runtimes.optimizer.shard_transfers import Gather, ShardedReduction
 from panpipe.runtimes.optimizer.sharded_buckets import Sharing
 from panpipe.runtimes.optimizer.shards import Shards
-from panpipe.runtimes.optimizer.state import StageState
 from torch import nn
 
-SHAPES = {"w": (3, 5), "scalar": (), "b": (7,), "empty": (0, 4), "conv": (2, 3, 2, 2), "tied": (4, 3)}
-
-
-def model(dtype=torch.float64):
-    generator = torch.Generator().manual_seed(0)
-    found = {n: nn.Parameter(torch.randn(shape, dtype=dtype, generator=generator)) for n, shape in SHAPES.items()}
-    with torch.no_grad():
-        found["conv"].data = found["conv"].data.to(memory_format=torch.channels_last)
-    return found
-
-
-def gradient(name, replica, step, dtype=torch.float64):
-    generator = torch.Generator().manual_seed(1000 * step + 10 * replica + list(SHAPES).index(name))
-    return torch.randn(SHAPES[name], dtype=dtype, generator=generator)
-
-
-def on_each(count, work):
-    ends = connect(count)
-    with ThreadPoolExecutor(count) as pool:
-        return list(pool.map(work, ends))
-
-
-def states(end, count, make, dtype=torch.float64):
-    sharing = Sharing(lambda: end, end.device, count, frozenset({"tied"}))
-    return StageState(model(dtype), {}, make, True, torch.device("cpu"), sharing=sharing)
-
-
-def adamw(named):
-    return torch.optim.AdamW(named, lr=0.1, amsgrad=True)
-
-
-def eager(named):
-    return torch.optim.Adagrad([p for _, p in named], lr=0.1, initial_accumulator_value=0.5)
-
-
-def train(state, end, steps=2):
-    for step in range(steps):
-        for name, parameter in state.parameters.items():
-            buffer = state.gradient_buffer(parameter)
-            assert buffer.stride() == parameter.stride()
-            parameter.grad = buffer.copy_(gradient(name, end.device, step, parameter.dtype))
-        state.reduce_gradients(end).wait()
-        state.step()
-        state.gather(end).wait()
-
-
-def alone(count, make, dtype=torch.float64, steps=2):
-    parameters = model(dtype)
-    optimizer = make(list(parameters.items()))
-    for step in range(steps):
-        for name, parameter in parameters.items():
-            parameter.grad = sum(gradient(name, replica, step, dtype) for replica in range(count))
-        optimizer.step()
-    return parameters, optimizer
+from ...support.stages.sharded import adamw, alone, eager, gradient, model, on_each, states, train
 
 
 @pytest.mark.parametrize("make", [adamw, eager])
@@ -81,36 +25,6 @@ def test_replicas_that_step_slices_have_the_parameters_of_one_optimizer(count, m
         for name, value in found.items():
             torch.testing.assert_close(value, wanted[name].detach(), rtol=0, atol=1e-12)
             assert value.stride() == wanted[name].stride()
-
-
-@pytest.mark.parametrize("make", [adamw, eager])
-def test_state_by_name_is_that_of_one_optimizer_and_is_loaded_into_other_slices(make):
-    def work(end):
-        state = states(end, 3, make)
-        train(state, end)
-        return state.named.read(), state.named.stepped
-
-    parameters, optimizer = alone(3, make)
-    whole = StageState(parameters, {}, make)
-    whole.optimizer.load_state_dict(optimizer.state_dict())
-    wanted = whole.named.read()
-    (first, stepped), *others = on_each(3, work)
-    for found in (first, *(read for read, _ in others)):
-        assert found.keys() == wanted.keys()
-        for name, value in wanted.items():
-            if isinstance(value, torch.Tensor) and ".empty." not in name:
-                torch.testing.assert_close(found[name], value.detach(), rtol=0, atol=1e-12)
-    assert {name for name, done in stepped.items() if not done} == {"empty"}
-
-    def again(end):
-        state = states(end, 2, make)
-        state.optimizer.load_state_dict(state.named.packed(first, stepped))
-        return state.named.read()
-
-    for found in on_each(2, again):
-        for name, value in first.items():
-            if isinstance(value, torch.Tensor) and ".empty." not in name:
-                assert torch.equal(found[name], value), name
 
 
 def test_stages_cut_a_tied_weight_at_the_same_places():

@@ -48,6 +48,7 @@ from tests.support.failures import FAILURES, described, throw
 from tests.support.models import CASES, PYTHON
 from tests.support.offloading import all_away
 from tests.support.parity import EVERYWHERE, OPTIMIZER, PLANS, SOME, build, distance
+from tests.support.programs import team_calls
 from tests.support.programs.evaluation import joined_alone, loss_alone, state
 from tests.support.programs.optimizing import on_mesh
 from tests.support.programs.shapes import Pair, tokens
@@ -911,6 +912,14 @@ def full_disk(team):
     if team.local == (1,):
         resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, resource.RLIM_INFINITY))
     pipe.step(GPT.batch(12, torch.float32))
+
+
+def calls_of_a_team(team):
+    return team_calls.every_call(team)
+
+
+def failing_rank_of_a_team(team):
+    return team_calls.failing_rank(team)
 
 
 def tensor_ranks(team):

@@ -23,11 +23,11 @@ from panpipe.runtimes.engine.instructions.instructions import INSTRUCTIONS, Bind
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.simulators.run import simulate
 
-from ..support.cuts import captured, even_plan
-from ..support.held import simulated
-from ..support.models import CASES
-from ..support.parity import build
-from ..support.plans import orders, plan_of
+from ...support.cuts import captured, even_plan
+from ...support.held import simulated
+from ...support.models import CASES
+from ...support.parity import build
+from ...support.plans import orders, plan_of
 
 CHECKSUM = declare_kind("CHECKSUM")
 QUEUE = "checksums"

@@ -1,0 +1,115 @@
+"""The tail of a step: what it reads of an observed run, and its Python as one operator of another run."""
+
+import pytest
+import torch
+from panpipe.core.capture.graph.numbered_objects import holding
+from panpipe.core.capture.regions.calls import numbered
+from panpipe.core.capture.regions.observer import Observer
+from panpipe.core.capture.regions.replay import Locator
+from panpipe.core.capture.regions.tail_region import TailRegion
+from panpipe.core.errors import RequestError
+from torch import nn
+
+LINE = "train.py:7"
+NAMES = ["exp", "add", "sum", "tolist"]
+"""The calls up to the one that needs a value: ``float(total)``."""
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1.0, 2.0]))
+        self.early = nn.Parameter(torch.zeros(2))
+        self.register_buffer("count", torch.zeros(()))
+        self.calls = 0
+
+
+def step(model, batch):
+    made = batch["x"].exp()
+    total = (made + model.early).sum()
+    factor = 2 if total.tolist() > 0 else 3
+    model.count += 1
+    return factor * (made * model.weight).sum(), {"factor": factor}
+
+
+@pytest.fixture
+def batch():
+    with holding():  # the regions, until their backwards
+        yield {"x": torch.zeros(2)}
+
+
+def observed(batch, names=NAMES, stand_ins=None):
+    model, observer = Model(), Observer(lambda: 3)
+    with numbered(model, [], observer):
+        result = step(model, batch)
+    model.count.zero_()
+    return model, TailRegion.observed(model, stand_ins or {}, observer, names, result, 5, LINE)
+
+
+def test_tail_reads_what_was_computed_before_it_and_the_state_that_nothing_before_it_reads(batch):
+    _, tail = observed(batch)
+    assert tail.line == LINE
+    assert dict(tail.places) == {(0, 0): (0, 0), (2, 0): (2, 0)}  # the results of exp and sum
+    assert tail.state == ("weight", "count")  # not `early`, which is read before the tail alone
+    assert tail.written == ("count",)
+    assert [(made.shape, made.dtype) for made in tail.made] == [
+        ((), torch.float32), ((), torch.float64), ((), torch.float32)
+    ]  # the loss, the number, the buffer  # fmt: skip
+    assert tail.draws == 2
+
+
+def test_places_are_those_of_the_capture(batch):
+    """During capture a library may call more functions than in the observed run."""
+    _, tail = observed(batch, ["ones", *NAMES])
+    assert dict(tail.places) == {(0, 0): (1, 0), (2, 0): (3, 0)}
+
+
+def test_tail_whose_tensors_are_not_in_the_capture_is_refused(batch):
+    with pytest.raises(RequestError, match=rf"{LINE}: .*the step calls other operators when it is captured"):
+        observed(batch, ["add", "sum", "tolist"])
+
+
+def run(model, tail, batch, places=None):
+    """Call the tail as a capture does, in a run whose values its calls do not read."""
+    locator = Locator([there for _, there in tail.places] if places is None else places)
+    with numbered(model, [], locator):
+        (batch["x"].exp() + model.early).sum()
+    return tail.call(model, step, [], model, batch, locator)
+
+
+@pytest.mark.parametrize(("x", "factor"), [([0.0, 0.0], 2), ([-200.0, -200.0], 3)])
+def test_call_runs_the_tails_python_again_for_each_value(batch, x, factor):
+    model, tail = observed(batch)
+    model.early.data.fill_(-1e-3 if factor == 3 else 0.0)
+    found, metrics = run(model, tail, {"x": torch.tensor(x)})
+    assert metrics["factor"].item() == factor
+    assert found.item() == factor * (torch.tensor(x).exp() @ model.weight.detach()).item()
+    assert model.count.item() == 1  # once, and not by the run before the tail
+
+
+def test_gradients_flow_through_the_tail(batch):
+    model, tail = observed(batch)
+    x = torch.tensor([0.5, -0.5], requires_grad=True)
+    loss, _ = run(model, tail, {"x": x})
+    loss.backward()
+    torch.testing.assert_close(model.weight.grad, 2 * x.detach().exp())
+    torch.testing.assert_close(x.grad, 2 * x.detach().exp() * model.weight.detach())
+
+
+def test_tensor_that_is_not_found_during_capture_is_refused(batch):
+    model, tail = observed(batch)
+    with pytest.raises(
+        RequestError, match=rf"{LINE}: .*what it reads cannot be found again while the step is captured"
+    ):
+        run(model, tail, batch, places=[(0, 0)])
+
+
+def test_state_on_the_meta_device_is_read_as_its_stand_in(batch):
+    model, observer = Model(), Observer(lambda: 0)
+    stand_in = torch.ones(2)
+    from torch.nn.utils.stateless import _reparametrize_module
+
+    with _reparametrize_module(model, {"weight": stand_in}), numbered(model, [], observer):
+        result = step(model, batch)
+    tail = TailRegion.observed(model, {"weight": stand_in}, observer, NAMES, result, 0, LINE)
+    assert tail.state == ("weight", "count")
