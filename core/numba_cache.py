@@ -8,8 +8,26 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core import event
+
+from .compile_notice import announce
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+
+class _Announcer(event.Listener):  # type: ignore[misc] # numba has no types
+    """Announces that a function of panpipe is compiled: it is neither in memory nor on disk."""
+
+    def on_start(self, event: Any) -> None:
+        function = getattr(event.data.get("dispatcher"), "py_func", None)
+        if getattr(function, "__module__", "").partition(".")[0] == __name__.partition(".")[0]:
+            announce()
+
+    def on_end(self, event: Any) -> None:
+        pass
+
+
+event.register("numba:compile", _Announcer())
 
 
 def njit(**options: Any) -> Callable[[F], F]:

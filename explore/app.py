@@ -1,9 +1,10 @@
 """The explorer's server: the page, and the answers to its requests."""
 
+import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import aclosing, asynccontextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -13,11 +14,13 @@ from starlette.responses import HTMLResponse, JSONResponse, Response, StreamingR
 from starlette.routing import Route
 
 from ..core.cluster.catalog.find import find_cluster
+from ..core.compile_notice import compile_notice
 from ..core.errors import PanpipeError, RequestError
 from ..core.report.chart.topology import topology_svg
 from . import exports, uniform
 from .access import Access
 from .jobs import Worker
+from .lines import progress
 from .page import explorer_html
 from .question import (
     REQUEST_LIMITS,
@@ -30,6 +33,7 @@ from .question import (
 )
 from .results import Results
 
+Q = TypeVar("Q")
 HEADERS = {
     "Cache-Control": "no-store",
     "Referrer-Policy": "no-referrer",
@@ -140,8 +144,8 @@ class Explorer:
         if isinstance(question, FileQuestion):
             yield {"answer": await run_in_threadpool(self._results.answer, question.number)}
         elif isinstance(question, UniformQuestion) and question.schedule != "auto":
-            scored, misfit = await run_in_threadpool(uniform.scored_of, question)
-            yield {"answer": await run_in_threadpool(uniform.answer, question, scored, misfit)}
+            async for line in _announced(uniform.answered, question):
+                yield line
         else:
             async for line in self._worker.run("answer", data["question"]):
                 yield line
@@ -170,6 +174,21 @@ async def _request_data(request: Request) -> dict[str, Any]:
         if len(body) > REQUEST_LIMITS.size:
             break
     return parse_request(body)
+
+
+async def _announced(answered: Callable[[Q], dict[str, Any]], question: Q) -> AsyncGenerator[dict[str, Any], None]:
+    """Answer a question in a thread, with a line of progress before it if functions have to be compiled for it."""
+    loop, lines = asyncio.get_running_loop(), asyncio.Queue[str | None]()
+
+    def work() -> dict[str, Any]:
+        with compile_notice(lambda line: loop.call_soon_threadsafe(lines.put_nowait, line)):
+            return answered(question)
+
+    working = asyncio.ensure_future(run_in_threadpool(work))
+    working.add_done_callback(lambda _: lines.put_nowait(None))
+    while (line := await lines.get()) is not None:
+        yield progress(line)
+    yield {"answer": await working}
 
 
 def _stream(lines: AsyncGenerator[dict[str, Any], None]) -> Response:

@@ -14,9 +14,10 @@ from contextlib import redirect_stderr, suppress
 from io import TextIOBase
 from typing import IO, Any
 
+from ..core.compile_notice import compile_notice
 from ..core.errors import PanpipeError, in_a_line
 from .lines import Report, progress
-from .question import parse_question
+from .question import Question, parse_question
 
 
 class Cancelled(BaseException):
@@ -76,9 +77,13 @@ def run(report: Report, job: str, question: dict[str, Any], what: str) -> None:
     """Run a job, which reports its lines."""
     if "torch" not in sys.modules and question.get("kind") == "plan":
         report(**progress("loading PyTorch"))
+    with compile_notice(lambda line: report(**progress(line))):
+        _run(report, job, parse_question(question), what)
+
+
+def _run(report: Report, job: str, asked: Question, what: str) -> None:
     from . import planned, uniform  # here: the process reports that it runs before it imports torch
 
-    asked = parse_question(question)
     module = uniform if asked.kind == "uniform" else planned
     if job == "file":
         file = module.file_of(asked, what, report)

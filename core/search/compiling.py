@@ -9,6 +9,7 @@ from collections.abc import Callable
 from itertools import pairwise
 
 from ..cluster.cluster import fully_connected
+from ..compile_notice import compile_notice
 from ..costs.graph import OpEdge, OpGraph, OpNode
 from ..numba_cache import is_compiled
 from ..schedules.registry import resident_families
@@ -35,8 +36,8 @@ def compile_ahead(report: Callable[[str], object]) -> bool:
     """
     if is_compiled(anneal):
         return False
-    report("compiling the search, once after an installation: half a minute to a minute of one core")
-    compile_search()
+    with compile_notice(report):
+        compile_search()
     return True
 
 

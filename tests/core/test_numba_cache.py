@@ -6,6 +6,7 @@ import sys
 
 import numba
 import pytest
+from panpipe.core.compile_notice import COMPILING
 from panpipe.core.numba_cache import is_compiled, njit
 
 
@@ -68,3 +69,33 @@ def test_function_is_compiled_again_if_its_index_names_a_removed_class(tmp_path)
 def test_function_without_a_cache_folder_counts_as_compiled(monkeypatch):
     refusing(monkeypatch, "cannot cache function 'double': no locator available for file 'x.py'")
     assert is_compiled(njit()(lambda x: 2 * x))
+
+
+NOTICE = """
+import panpipe
+panpipe.__path__.append(".")
+import panpipe.compiled_example as example, users_example as users
+from panpipe.core.compile_notice import compile_notice
+with compile_notice(print), compile_notice(print):
+    users.tripled(3)
+    print("then")
+    example.doubled(21), example.doubled(2.0)
+"""
+
+
+def test_notice_is_given_once_and_only_for_functions_of_panpipe(tmp_path):
+    source = "from numba import njit\n\n@njit(cache=True)\ndef {0}(x):\n    return {1} * x\n"
+    (tmp_path / "users_example.py").write_text(source.format("tripled", 3), encoding="utf-8")
+    (tmp_path / "compiled_example.py").write_text(
+        source.format("doubled", 2).replace("from numba", "from panpipe.core.numba_cache").replace("cache=True", ""),
+        encoding="utf-8",
+    )
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(tmp_path / "cache")}
+    found = [
+        subprocess.run(
+            [sys.executable, "-c", NOTICE], cwd=tmp_path, env=environment, check=True, capture_output=True, text=True,
+            encoding="utf-8",
+        ).stdout.splitlines()
+        for _ in range(2)
+    ]  # fmt: skip
+    assert found == [["then", COMPILING], ["then"]]
