@@ -55,13 +55,17 @@ def print_table(
     table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
     cells = [[cell if isinstance(cell, str) else readable(cell) for cell in row] for row in rows]
     names = all(len(row[0]) <= LONGEST_NAME for row in cells)
+    console = Console(highlight=False)
+    parts = [[word for cell in column for word in cell.split()] for column in zip(columns, *cells, strict=True)]
+    fit = sum(max(map(len, words), default=0) + 2 for words in parts) <= console.width
     for position, column in enumerate(columns):
         left = position == 0 or column in texts
-        whole = position == 0 and names  # other columns wrap before the names of the rows do
+        # Other columns wrap before the names of the rows do, and those of several words before those of one.
+        one_word = fit and len(parts[position]) <= 1 + len(cells)
+        whole = (position == 0 and names) or one_word
         table.add_column(column, justify="left" if left else "right", overflow="fold", no_wrap=whole)
     for row in cells:
         table.add_row(*map(Text, row))
-    console = Console(highlight=False)
     print(f"\n{textwrap.fill(title, console.width)}" if title else "")
     with console.capture() as captured:
         console.print(table)

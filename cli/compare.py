@@ -16,6 +16,7 @@ from ..core.plan.validation.structure import check_structure
 from ..core.trace.compare import Comparison, worst_actions
 from ..core.trace.compare import compare as compare_traces
 from ..core.trace.durations import KindSummary
+from ..core.trace.figures import TOTAL
 from ..core.trace.perfetto_reader import read_trace
 from ..core.trace.transfers import Offset, TransferSummary
 
@@ -180,6 +181,7 @@ def _print_worst(comparison: Comparison) -> None:
 
 
 def _print_memory(comparison: Comparison) -> None:
+    several = len({memory.kind for memory in comparison.memory}) > 2  # the total of one kind is that kind
     rows = [
         (
             f"{memory.device} {memory.kind}",
@@ -188,6 +190,7 @@ def _print_memory(comparison: Comparison) -> None:
             _percent(memory.peak.error),
         )
         for memory in comparison.memory
+        if several or memory.kind != TOTAL
     ]
     if rows:
         print_table("Peak memory of each device", ("device", "predicted", "measured", "error"), rows)
