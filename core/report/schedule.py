@@ -1,6 +1,7 @@
 """The report of a schedule of uniform stages: its times and sizes are in the units of its costs."""
 
 from collections.abc import Iterator
+from operator import attrgetter
 
 from attrs import evolve
 
@@ -77,7 +78,7 @@ def schedule_trace(scored: Scored) -> Trace:
 def _steps(scored: Scored) -> Trace:
     """The trace without memory."""
     events = [*_compute(scored), *_messages(scored), *_copies(scored)]
-    events.sort(key=lambda event: (event.start_s, event.device))
+    events.sort(key=attrgetter("start_s", "device"))
     return Trace("simulated", "", scored.problem.devices, tuple(events), (), scored.result.makespan)
 
 
