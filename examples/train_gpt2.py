@@ -154,20 +154,19 @@ def between(prediction):
 
 
 def without_drift(prediction, times, readings):
-    """How much slower the machine has become since planning, and the typical step at the speed of planning.
+    """How much slower the typical step is than at the speed of planning, and that step at the speed of planning.
 
     The speed of a shared machine changes. The plan's own step was rehearsed while planning, and it is rehearsed again
     between these steps: the same arithmetic and memory traffic at the same moments. A plan that was not rehearsed is
     corrected by the reference workload, which stays in caches and measures less well.
     """
-    now_s = statistics.geometric_mean(readings)
     if prediction.rehearsed_s is not None:
-        then_s = prediction.rehearsed_s
-        steady = panpipe.paired_times(times, readings, then_s)
+        steady = panpipe.paired_times(times, readings, prediction.rehearsed_s)
     else:
-        then_s = prediction.reference_s or now_s
-        steady = panpipe.steady_times(times, readings, then_s)
-    return now_s / then_s - 1, statistics.median(steady)
+        now_s = statistics.geometric_mean(readings)
+        steady = panpipe.steady_times(times, readings, prediction.reference_s or now_s)
+    typical = statistics.median(steady)
+    return statistics.median(times) / typical - 1, typical
 
 
 def prediction_checks(prediction, predicted, measured, times, drift, steady):

@@ -64,12 +64,10 @@ async function run(side, question) {
   } else rested(side);
 }
 
-let resting = null;
-
 // What takes longer waits until the sliders rest: why the schedule is not faster, and the frontier.
 function rested(side) {
-  clearTimeout(resting);
-  resting = setTimeout(async () => {
+  clearTimeout(side.resting);
+  side.resting = setTimeout(async () => {
     const { question, answer } = side;
     if (side.running || !question) return;
     if (question.kind === "uniform" && question.schedule !== "auto" && answer) {
@@ -214,6 +212,7 @@ function showCount(count) {
 function arrange() {
   const two = state.b !== null;
   byName("panels").classList.toggle("two", two);
+  byName("exports").parentElement.hidden = !current().answer;  // nothing to search, save or compare yet
   byName("pin").setAttribute("aria-pressed", String(two));
   byName("pin").textContent = two ? "Show only this one" : "Compare with another";
   for (const side of Object.values(sides)) side.root.classList.toggle("active", side.name === state.side);

@@ -39,11 +39,13 @@ function drawFrontier(box, points, { units, limit, chosen, choose }) {
   const steps = best.map((point, i) => `${i ? `H${x(point.memory).toFixed(1)}V` : `M${x(point.memory).toFixed(1)} `}${y(point.time).toFixed(1)}`);
   frame.append(svg("path", { d: steps.join(""), class: "best" }));
   const names = svg("g");
-  const taken = [];
   const spots = [];
   const isChosen = (point) => sameQuestion(point.question, chosen);
-  for (const point of [...points].sort((a, b) => isChosen(b) - isChosen(a) || best.includes(b) - best.includes(a))) {
-    const at = freeSpot([x(point.memory), y(point.time)], spots);
+  const ordered = [...points].sort((a, b) => isChosen(b) - isChosen(a) || best.includes(b) - best.includes(a));
+  const places = ordered.map((point) => freeSpot([x(point.memory), y(point.time)], spots));
+  const taken = spots.map(([px, py]) => [px - 4, py - 4, px + 4, py + 4]);
+  ordered.forEach((point, number) => {
+    const at = places[number];
     const kind = [point.family === "auto" ? "auto" : "", isChosen(point) ? "chosen" : ""].join(" ");
     const node = svg("circle", { cx: at[0], cy: at[1], r: best.includes(point) ? 6 : 4.5, class: `point ${kind}`, tabindex: 0, role: "button",
       "data-name": point.name, "data-family": point.family });
@@ -54,7 +56,7 @@ function drawFrontier(box, points, { units, limit, chosen, choose }) {
     node.addEventListener("keydown", (event) => ["Enter", " "].includes(event.key) && choose(point));
     frame.append(node);
     if (isChosen(point) || best.includes(point)) nameNear(names, point, at, taken, isChosen(point));
-  }
+  });
   frame.append(names);
   box.replaceChildren(frame);
 }
@@ -87,9 +89,7 @@ const shortName = (point) => (point.family === "auto" ? "auto" : point.family ||
 function axis(low, high, from, to) {
   const pad = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
   const [bottom, top] = [Math.max(low - pad, 0), high + pad];
-  const rough = (top - bottom) / 4;
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((each) => each >= rough);
+  const step = roundStep((top - bottom) / 4);
   const ticks = [];
   for (let i = Math.ceil(bottom / step); i * step <= top; i += 1) ticks.push(i * step);
   return [(value) => from + ((value - bottom) / (top - bottom)) * (to - from), ticks];

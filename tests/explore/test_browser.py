@@ -2,6 +2,7 @@
 
 import json
 import re
+from urllib.parse import quote
 
 from panpipe.cli import main
 
@@ -71,6 +72,28 @@ def test_two_sides_share_the_span_and_the_cursor(page, address):
     page.keyboard.press("0")
     assert page.evaluate("() => view.to - view.from") == whole
     page.wait_for_url(re.compile("b=.*gpipe"))
+
+
+@in_a_browser
+def test_address_of_two_sides_opens_both_with_the_causes_of_their_idle_time(page, address):
+    from playwright.sync_api import expect
+
+    sides = {name: json.dumps({"kind": "uniform", "schedule": name, "devices": 3}) for name in ("1f1b", "gpipe")}
+    page.goto(f"{address}#a={quote(sides['1f1b'])}&b={quote(sides['gpipe'])}&side=b")
+    for side in "ab":
+        expect(page.locator(f"[data-side={side}] [data-id=idle]")).to_be_visible(timeout=HANGS_S * 1000)
+
+
+@in_a_browser
+def test_paper_has_charts_drawn_for_its_width(page, address):
+    page.goto(address)
+    shows(page, "^1f1b$")
+    width = "() => document.querySelector('[data-chart]').clientWidth"
+    assert page.evaluate(width) > 704
+    page.evaluate("() => window.dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate(width) <= 704
+    page.evaluate("() => window.dispatchEvent(new Event('afterprint'))")
+    assert page.evaluate(width) > 704
 
 
 @in_a_browser

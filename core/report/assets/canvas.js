@@ -36,8 +36,7 @@ function prepared(canvas, height) {
 // Times at which to write a label: round numbers, about one in every 110 pixels.
 function ticks(from, to, width) {
   const rough = ((to - from) * 110) / Math.max(width, 110);
-  const power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= rough * (1 - 1e-9));
+  const step = roundStep(rough);
   const found = [];
   for (let i = Math.ceil(from / step); i * step <= to; i += 1) found.push(i * step);
   const [scale, unit] = scaled(Math.max(to, step), TIME_UNITS);

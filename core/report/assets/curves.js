@@ -13,12 +13,15 @@ function axes(values, count, format, floor) {
   const low = floor === undefined ? Math.min(...known) : floor;
   const high = Math.max(...known);
   const pad = (high - low) * 0.08 || Math.abs(high) * 0.1 || 1;
-  const [bottom, top] = [floor === undefined ? low - pad : floor, high + pad];
+  const [least, most] = [floor === undefined ? low - pad : floor, high + pad];
+  const step = roundStep((most - least) / 4);
+  const [first, last] = [Math.floor(least / step + 1e-9), Math.ceil(most / step - 1e-9)];
+  const [bottom, top] = [first * step, last * step];
   const frame = svg("svg", { viewBox: "0 0 540 240", role: "img" });
   const x = (i) => 62 + (count > 1 ? i / (count - 1) : 0.5) * 462;
   const y = (value) => 206 - ((value - bottom) / (top - bottom)) * 192;
-  for (let i = 0; i <= 3; i += 1) {
-    const value = bottom + ((top - bottom) * i) / 3;
+  for (let i = first; i <= last; i += 1) {
+    const value = i * step;
     frame.append(svg("line", { x1: 62, x2: 530, y1: y(value), y2: y(value), class: "axis" }));
     frame.append(svg("text", { x: 54, y: y(value) + 4, "text-anchor": "end" }, format(value)));
   }

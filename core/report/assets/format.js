@@ -1,5 +1,13 @@
 // Numbers with units, and elements. Nothing here depends on the data of a page.
 
+const NO_BREAK = "\u00a0"; // between a number and its unit
+
+// The round number (1, 2 or 5 times a power of ten) at or above a distance between two ticks.
+function roundStep(rough) {
+  const power = 10 ** Math.floor(Math.log10(rough));
+  return [1, 2, 5, 10].map((m) => m * power).find((step) => step >= rough * (1 - 1e-9));
+}
+
 function significant(value, digits = 3) {
   if (value === 0) return "0";
   const places = Math.max(0, digits - 1 - Math.floor(Math.log10(Math.abs(value))));
@@ -24,16 +32,16 @@ function quantity(value, units, digits) {
 
 function amount(value, units, digits) {
   const { number, unit } = quantity(value, units, digits);
-  return unit ? `${number} ${unit}` : number;
+  return unit ? `${number}${NO_BREAK}${unit}` : number;
 }
 
 function percent(value) {
-  return `${(value * 100).toFixed(1)} %`;
+  return `${(value * 100).toFixed(1)}${NO_BREAK}%`;
 }
 
 function signed(value) {
   if (value === null || value === undefined) return "–";
-  return `${value >= 0 ? "+" : "−"}${(Math.abs(value) * 100).toFixed(1)} %`;
+  return `${value >= 0 ? "+" : "−"}${(Math.abs(value) * 100).toFixed(1)}${NO_BREAK}%`;
 }
 
 function plural(count, word) {

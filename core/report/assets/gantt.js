@@ -160,6 +160,17 @@ function paintAxis(context, plot, height, x, step) {
   }
 }
 
+// Ascending numbers as text, three or more in a row as a range: "0, 3–6".
+function ranges(numbers) {
+  const runs = [];
+  for (const number of numbers) {
+    const run = runs[runs.length - 1];
+    if (run && number === run[1] + 1) run[1] = number;
+    else runs.push([number, number]);
+  }
+  return runs.map(([from, to]) => (from === to ? `${from}` : to === from + 1 ? `${from}, ${to}` : `${from}–${to}`)).join(", ");
+}
+
 function paintNames(context, shape) {
   const narrow = shape.left < 100;
   for (const row of shape.rows) {
@@ -173,7 +184,7 @@ function paintNames(context, shape) {
       context.fillStyle = css(colour("--faint"));
       context.font = "12px system-ui, sans-serif";
       const word = narrow ? "st" : held.length === 1 ? "stage" : "stages";
-      context.fillText(`${word} ${held.join(", ")}`, 0, row.y + 23);
+      context.fillText(`${word} ${ranges(held)}`, 0, row.y + 23, shape.left - 8);
     } else {
       context.textAlign = "right";
       context.fillStyle = css(colour("--faint"));

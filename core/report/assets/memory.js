@@ -66,7 +66,7 @@ function unmeasuredLine() {
   const missing = predicted.memory.kinds.filter((kind) => !measured.memory.kinds.includes(kind));
   if (missing.length === 0) return "";
   const state = missing.filter((kind) => STATE.includes(kind));
-  const drawn = state.length ? ` ${listed(state)} keep their size during a step: the measured charts have the predicted `
+  const drawn = state.length ? ` Its ${listed(state)} keep their size during a step: the measured charts have the predicted `
     + "ones, hatched, below what was measured." : "";
   return `Only ${listed(measured.memory.kinds)} memory was measured: a step counts the tensors that it saves for its `
     + `backward when they are allocated and freed, and counts no others.${drawn}`;
@@ -217,8 +217,7 @@ function paintLimit(context, plot, y, scale) {
 function paintMemoryAxes(context, plot, base, x, y, scale) {
   context.textBaseline = "middle";
   context.textAlign = "right";
-  const power = 10 ** Math.floor(Math.log10(scale.top / 2));
-  const step = [1, 2, 5, 10].map((m) => m * power).find((s) => s >= scale.top / 3.2);
+  const step = roundStep(scale.top / 3.2);
   for (let value = 0; value <= scale.top; value += step) {
     context.fillStyle = css(colour("--line"));
     context.fillRect(plot.left, Math.round(y(value)), plot.width, 1);

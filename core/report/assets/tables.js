@@ -102,7 +102,7 @@ function accuracy() {
       seconds(kind.predicted_s), seconds(kind.measured_s), signed(kind.bias), share(kind.median_error), worst(kind), where(kind)])));
   const devices = [["step", seconds(DATA.step.predicted), seconds(DATA.step.measured), signed(DATA.step.error)]];
   devices.push(...found.bubbles.map((bubble) => [`device ${bubble.device}, bubble`, percent(bubble.predicted),
-    percent(bubble.measured), `${signed(bubble.predicted - bubble.measured).replace(" %", "")} points`]));
+    percent(bubble.measured), `${signed(bubble.predicted - bubble.measured).replace(`${NO_BREAK}%`, "")} points`]));
   const totals = new Set(found.memory.map((row) => row.kind)).size > 2; // of one kind, the total is that kind
   for (const row of found.memory.filter((each) => totals || each.kind !== "total")) {
     devices.push([`device ${row.device}, peak ${row.kind}`, bytes(row.peak.predicted), bytes(row.peak.measured), signed(row.peak.error)]);

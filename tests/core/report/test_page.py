@@ -359,7 +359,7 @@ def test_report_is_drawn_in_a_browser(tmp_path):
     assert found["wide"]
     assert found["causes"] == ["compute", "fill and drain", "shared links", "gpu0 → gpu1"]
     assert found["link"].startswith("gpu0 → gpu1")
-    assert "in use100.0 %" in found["link"]
+    assert "in use100.0\u00a0%" in found["link"]
     sections = ["figures", "step", "idle", "memory", "links", "accuracy", "training", "checks", "plan", "notes"]
     assert found["sections"] == sections
 
