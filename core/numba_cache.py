@@ -15,7 +15,7 @@ from .compile_notice import announce
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-class _Announcer(event.Listener):  # type: ignore[misc] # numba has no types
+class _Announcer(event.Listener):
     """Announces that a function of panpipe is compiled: it is neither in memory nor on disk."""
 
     def on_start(self, event: Any) -> None:
@@ -27,7 +27,7 @@ class _Announcer(event.Listener):  # type: ignore[misc] # numba has no types
         pass
 
 
-event.register("numba:compile", _Announcer())
+event.register("numba:compile", _Announcer())  # type: ignore[no-untyped-call]
 
 
 def njit(**options: Any) -> Callable[[F], F]:
