@@ -98,6 +98,8 @@ class Variants:
             kept = self._now.prepared
             agreement = agree(kept.known(pieces), None)
             prepared, remark = kept.of(pieces, agreement)
+            if remark is not None:  # a shape is new
+                self._follow_capture(self._now)
             return prepared, agreement, remark
         self._changed()
         reads, before = Reads(self._model, self._step), self._now
@@ -123,8 +125,18 @@ class Variants:
         if found.ready:
             return prepared, agreement, remark
         found.ready = True
-        self._kept.keep(reads.key, found)
+        self._follow_capture(found)
+        self._kept.keep(found.reads.key, found)
         return prepared, agreement, remark if place is None else self._remark(place, before.reads, reads) or remark
+
+    def _follow_capture(self, variant: _Variant) -> None:
+        """Read the values again where capture changed them: a step that freezes parameters may leave them frozen.
+
+        Programs of such a step are kept with the values that it leaves, and are captured again where others are set.
+        """
+        if not variant.reads.unchanged():
+            self._changed()
+            variant.reads = Reads(self._model, self._step)
 
     def forget(self) -> None:
         """Drop all prepared steps; after a failed step, which leaves messages and saved tensors in them."""

@@ -661,7 +661,12 @@ def discriminator_frozen_by_its_attributes():
     return Program(Adversaries(), step)
 
 
-@refused
+@right
+def discriminator_frozen_for_a_part_of_an_evaluated_step():
+    return attrs.evolve(discriminator_frozen_for_a_part_of_the_step(), evaluated=True)
+
+
+@right
 def discriminator_that_stays_frozen():
     def step(m, b):
         m.discriminator.requires_grad_(True)
@@ -669,7 +674,54 @@ def discriminator_that_stays_frozen():
         m.discriminator.requires_grad_(False)
         return real + m.discriminator(m.generator(b["x"])).square().mean()
 
+    return Program(Adversaries(), step, evaluated=True)
+
+
+@right
+def discriminator_that_is_used_before_it_stays_frozen():
+    def step(m, b):
+        real = m.discriminator(b["y"]).abs().mean()
+        set_trained(m.discriminator, False)
+        return real + m.discriminator(m.generator(b["x"])).square().mean()
+
     return Program(Adversaries(), step)
+
+
+@right
+def discriminator_that_the_step_unfreezes():
+    def step(m, b):
+        fake = m.generator(b["x"])
+        m.discriminator.requires_grad_(True)
+        return m.discriminator(b["y"]).abs().mean() - m.discriminator(fake).mean()
+
+    model = Adversaries()
+    set_trained(model.discriminator, False)
+    return Program(model, step, lambda n: set_trained(model.discriminator, n % 2 == 1))
+
+
+@right
+def generator_and_discriminator_that_each_freeze_the_other():
+    def step(m, b):
+        set_trained(m.generator, True)
+        set_trained(m.discriminator, False)
+        fooled = m.discriminator(m.generator(b["x"])).square().mean()
+        set_trained(m.discriminator, True)
+        set_trained(m.generator, False)
+        return fooled + (m.discriminator(b["y"]) - m.discriminator(m.generator(b["x"]))).abs().mean()
+
+    return Program(Adversaries(), step)
+
+
+@refused
+def discriminator_that_is_used_before_the_step_unfreezes_it():
+    def step(m, b):
+        fooled = m.discriminator(m.generator(b["x"])).square().mean()
+        m.discriminator.requires_grad_(True)
+        return fooled + m.discriminator(b["y"]).abs().mean()
+
+    model = Adversaries()
+    set_trained(model.discriminator, False)
+    return Program(model, step)
 
 
 @right
@@ -1082,6 +1134,7 @@ SLOW = {
 @pytest.mark.parametrize(
     "make", [pytest.param(make, id=name, marks=[pytest.mark.slow] * (name in SLOW)) for name, make in right.items()]
 )
+@pytest.mark.filterwarnings("default:.*frozen. as in PyTorch they get no gradient")
 def test_changes_between_steps_equal_eager(make):
     assert difference(make) < NEAR
 

@@ -31,6 +31,7 @@ from ..python.gradient_hooks import check_gradient_hooks
 from ..python.opened_files import no_files_written
 from ..python.references import references_followed
 from ..python.refused_calls import calls_refused
+from ..python.requires_grad_writes import EndsOtherwise, begin_as_it_ends
 from ..python.restored_attributes import WritesTensor, attributes_restored
 from ..python.side_effects import outside_restored, tensors_restored
 from ..python.torch_settings import saved_tensor_hooks_refused, with_gradients, without_anomaly_mode
@@ -149,6 +150,8 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
             raise
         except WritesTensor as written:
             make_buffer(breaks.model, written.tensor)
+        except EndsOtherwise as ends:
+            begin_as_it_ends(breaks.model, ends)
         except WritesConstant as written:
             make_constant_a_buffer(breaks.model, written, breaks.reached)
         except Exception as error:
@@ -197,6 +200,7 @@ def _exported(
     strict: bool = False,
 ) -> CapturedStep:
     breaks.pending.clear()
+    breaks.trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     given, nesting = flatten_batch(breaks.batch)
     whole = PlainStep(model, breaks.step, nesting, breaks.autocasts) if strict else _WholeStep(model, breaks, nesting)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)

@@ -55,6 +55,7 @@ class Breaks:
         printed: what one run of the step prints and logs.
         assigned: names of the buffers that it assigns.
         reached: what the step reaches, before it runs.
+        trained: name of a parameter → whether it requires a gradient when the step begins.
         loss: whether the step returns a loss, possibly in an object.
         autocasts: active around the capture, in which the step runs.
         as_eager: whether ``torch.compiler.is_exporting`` is false for the step's Python.
@@ -72,6 +73,7 @@ class Breaks:
     autocasts: Autocasts = field(factory=Autocasts.now)
     pending: list[PendingRefusal] = field(factory=list)
     reached: Reached = field(init=False)
+    trained: dict[str, bool] = field(factory=dict)
     _modules: ModuleRegions = field(init=False)
     _tail: TailRegion | None = None
     _names: list[str] = field(factory=list)
@@ -107,7 +109,7 @@ class Breaks:
         locator = Locator([there for _, there in tail.places] if tail is not None else ())
         result = None
         with (
-            noted(self.reached.holds) as printed, late_checks_dropped(), Toggles(model) as toggles, watch,
+            noted(self.reached.holds) as printed, late_checks_dropped(), Toggles(model, self.trained) as toggles, watch,
             watch.seeds.observed(), self._modules.called(model, self._meta),
             numbered(model, regions, locator),
         ):  # fmt: skip
@@ -123,7 +125,7 @@ class Breaks:
                     raise NeedsValue(str(error)) from error
                 _leave_modules(error)
         if result is not None:  # the step ran to its end
-            toggles.refuse_unequal_ends()
+            toggles.check_ends()
         if tail is not None:
             self.printed = Printed()  # the tail prints when it runs
             return tail.call(self.model, self._called, regions, model, batch, locator), []
