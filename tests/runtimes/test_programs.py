@@ -1645,6 +1645,61 @@ def first_call_that_does_something_else():
     return positioned(First)
 
 
+class AdaptiveLanguageModel(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.embedding, self.hidden = nn.Embedding(V, W), nn.Linear(W, W)
+        self.loss = nn.AdaptiveLogSoftmaxWithLoss(W, V, **options)
+
+    def forward(self, x):
+        return self.hidden(self.embedding(x)).tanh()
+
+
+def words(rows, g):
+    return {"x": torch.randint(V, (rows, T), generator=g), "y": torch.randint(V, (rows, T), generator=g)}
+
+
+@right
+def adaptive_softmax_in_the_step():
+    def step(m, b):
+        return m.loss(m(b["x"]).flatten(0, 1), b["y"].flatten()).loss
+
+    return Program(seeded(lambda: AdaptiveLanguageModel(cutoffs=[3, 6], div_value=2.0)), step, words)
+
+
+@right
+def adaptive_softmax_over_three_clusters_for_the_last_word():
+    def step(m, b):
+        return -m.loss(m(b["x"])[:, -1], b["y"][:, -1]).output.mean()
+
+    return Program(seeded(lambda: AdaptiveLanguageModel(cutoffs=[2, 5, 8], div_value=1.0, head_bias=True)), step, words)
+
+
+@right
+def use_of_codes_that_is_counted():
+    class Codes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table = nn.Embedding(V, W)
+            self.register_buffer("used", torch.zeros(V))
+
+        def forward(self, x):
+            nearest = torch.cdist(x, self.table.weight).argmin(-1)
+            self.used += torch.bincount(nearest, minlength=V)
+            return x + (self.table(nearest) - x).detach(), F.mse_loss(self.table(nearest), x.detach())
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.codes, self.decoder = nn.Linear(W, W), Codes(), nn.Linear(W, W)
+
+    def step(m, b):
+        coded, loss = m.codes(m.encoder(b["x"]))
+        return F.mse_loss(m.decoder(coded), b["y"]) + loss
+
+    return Program(seeded(Model), step, vectors)
+
+
 FAST = {
     "table_in_an_attribute_that_is_none_at_first", "buffer_that_grows",
     "buffer_that_the_forward_registers", "mask_in_a_dict_by_size", "table_in_a_global_dict",
@@ -1658,6 +1713,7 @@ FAST = {
     "functional_call_with_scaled_weights", "complex_numbers_of_a_fourier_layer", "dataclass_batch_and_output",
     "vector_quantisation_with_averaged_codes", "autocast_in_bfloat16_inside_the_step",
     "weight_scaled_by_a_constant_of_the_microbatch_size",
+    "adaptive_softmax_in_the_step", "use_of_codes_that_is_counted",
     "teacher_that_is_averaged_in_the_step", "loss_that_is_skipped_if_it_is_a_spike", "gradient_penalty_on_inputs",
 }  # fmt: skip
 """One or two of each kind; the others are left out of the fast suite."""

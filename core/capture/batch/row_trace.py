@@ -25,6 +25,7 @@ from ..values.containers import BatchNesting, flatten_batch, one_level
 from ..values.fake_tensors import fake_of, fake_state
 from ..values.placeholder_values import PlaceholderValues
 from ..values.user_lines import user_line
+from .dense_losses import dense_losses
 from .row_rules import Dependent, Finding, RowWatch
 
 _PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
@@ -219,6 +220,7 @@ class RowTracer:
             stack.enter_context(calls_refused())
             if not self._by_dynamo:  # Dynamo would trace these, too
                 stack.enter_context(without_checkpoints())
+                stack.enter_context(dense_losses())
                 stack.enter_context(attributes_restored(self._model, self._step, self._reached))
                 stack.enter_context(assigned_buffers_written(self._model, set()))
             yield

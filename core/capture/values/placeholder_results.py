@@ -51,7 +51,7 @@ class PlaceholderResults(TorchDispatchMode):
             return args[0].new_empty((args[0].shape[0], args[1].shape[-1]))
         if name in ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"):
             args = (args[0], self._whole_numbers(args[1]), *args[2:])
-        result = func(*args, **kwargs)
+        result = _counts(*args, **kwargs) if name == "bincount" else func(*args, **kwargs)
         self.note_call(func, args, kwargs, given, result)
         return result
 
@@ -101,3 +101,9 @@ class PlaceholderResults(TorchDispatchMode):
             else:
                 found.append(index)
         return found
+
+
+def _counts(values: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """A placeholder for counts of each value, which are as many as ``minlength`` where the values are below it."""
+    kind = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
+    return values.new_empty((max(minlength, 1),), dtype=kind)

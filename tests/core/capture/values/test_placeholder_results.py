@@ -27,6 +27,20 @@ def test_selections_have_all_rows_or_some(truth, rows):
         assert given[given > 0].shape == (rows,)
 
 
+@pytest.mark.parametrize(("weights", "kind"), [
+    (None, torch.int64), (torch.float32, torch.float32), (torch.float16, torch.float64), (torch.int64, torch.float64),
+])  # fmt: skip
+def test_counts_have_the_given_length_and_the_type_of_torch(weights, kind):
+    mode = FakeTensorMode()
+    given = mode.from_tensor(torch.zeros(5, dtype=torch.int64))
+    each = None if weights is None else mode.from_tensor(torch.ones(5, dtype=weights))
+    with PlaceholderResults(False):
+        found = torch.bincount(given, each, minlength=9)
+    real = torch.bincount(torch.zeros(5, dtype=torch.int64), each if weights is None else torch.ones(5, dtype=weights))
+    assert (found.shape, found.dtype) == ((9,), kind)
+    assert real.dtype == kind
+
+
 def test_operators_on_known_values_run_and_ask_for_nothing():
     with PlaceholderResults(False) as mode:
         found = torch.ones(2) + 1
