@@ -83,7 +83,9 @@ def test_step_that_depends_on_the_settings_of_its_start_is_refused_with_its_line
     with Toggles(model, settings(model)) as toggles:
         early(model.weight)
         model.weight.requires_grad = not first
-        with pytest.raises(RequestError, match=rf"test_requires_grad_writes.py:\d+: the step leaves parameter 'weight' {words}"):
+        with pytest.raises(
+            RequestError, match=rf"test_requires_grad_writes.py:\d+: the step leaves parameter 'weight' {words}"
+        ):
             toggles.check_ends()
 
 
