@@ -8,7 +8,8 @@ it sends that rank's number and ends itself; the others can then report which ra
     rank 1  listens as (host:port, 1) ◀── connected, "0" ── rank 0
             ── connected, "1" ──▶ listens as (host:port, 0)
 
-Of two ranks the later one finds the earlier one, however soon it ends.
+Of two ranks the later one finds the earlier one, however soon it ends: if it has ended already, by the file that it
+left (`presence_file`).
 
 That needs no store and no torch, so it begins with the import of panpipe. Linux alone has such sockets. Ranks of other
 hosts are seen from their connection to rank 0 on (`peer_connections`).
@@ -27,6 +28,9 @@ from collections.abc import Callable
 from contextlib import suppress
 from weakref import WeakSet
 
+from attrs import frozen
+
+from .presence_file import NOBODY, PresenceFiles
 from .process_start import begin_by_hand
 
 _POLL_S = 0.1
@@ -38,9 +42,26 @@ _CREDENTIALS = struct.Struct("3i")
 """Linux's ``struct ucred``: process, user, group."""
 _BLAME_S = 1.0
 """Most seconds to pass on the number of a rank before this one ends because of it."""
+_TOGETHER_S = 0.5
+"""Most seconds between the times at which this rank notices ends of which it names the first one."""
 _RANK_BYTES = 4
 _UNKNOWN = -1
 """In place of the number of a rank that has connected and has not sent it yet."""
+
+
+@frozen
+class _Gone:
+    """A rank whose process has ended.
+
+    Args:
+        until: when nobody has taken its place, by the monotonic clock.
+        at_s: when it ended, in seconds since the boot.
+        because_of: the rank because of which it ended; `NOBODY` if it is not known.
+    """
+
+    until: float
+    at_s: float
+    because_of: int
 
 
 class Presence:
@@ -60,7 +81,8 @@ class Presence:
         self._rank, self._size = rank, size
         self.ended: int | None = None
         self._absent = deque(other for other in range(size) if other != rank)
-        self._gone: dict[int, float] = {}
+        self._gone: dict[int, _Gone] = {}
+        self._files = PresenceFiles(job, rank)
         self._lock = threading.Lock()
         self._follow: Callable[[int], object] = _nothing
         self._blamed: int | None = None
@@ -91,8 +113,11 @@ class Presence:
         self._passed_on.wait(_BLAME_S)
 
     def stop(self) -> None:
-        """Stop looking for the others. This rank stays visible to them until its process ends."""
+        """Stop looking for the others: all have met. This rank stays visible to them until its process ends."""
         self._stopped.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self._files.end()
 
     def _begun(self) -> threading.Thread:
         thread = threading.Thread(target=self._run, name="panpipe presence", daemon=True)
@@ -106,6 +131,8 @@ class Presence:
             for _ in range(min(len(self._absent), _AT_ONCE)):
                 self._look_for(self._absent.popleft())
             self._stopped.wait(_POLL_S)
+            if self.ended is None and self._own is not None:
+                self._files.write()
             for key, _ in self._selector.select(0):
                 if key.fileobj is self._own:
                     self._accept()
@@ -113,11 +140,27 @@ class Presence:
                     self._identify(key)
                 else:
                     self._hear(key)
-            over = [rank for rank, until in self._gone.items() if until < time.monotonic()]
+            first = self._first_gone()
             if self._blamed is not None:
                 self._end(self._blamed)
-            elif over:
-                self._end(over[0])
+            elif first is not None:
+                self._end(first)
+
+    def _first_gone(self) -> int | None:
+        """The rank that ended first, or because of which that one ended, if nobody has taken its place in time."""
+        now = time.monotonic()
+        if not any(gone.until < now for gone in self._gone.values()):
+            return None
+        over = {rank: gone for rank, gone in self._gone.items() if gone.until < now + _TOGETHER_S}
+        first = min(over, key=lambda rank: over[rank].at_s)
+        because_of = over[first].because_of
+        return because_of if 0 <= because_of < self._size and because_of != self._rank else first
+
+    def _note_end(self, rank: int) -> None:
+        """Note that nobody is present as a rank that was."""
+        left = self._files.of(rank)
+        at_s = time.clock_gettime(time.CLOCK_BOOTTIME) if left is None else left.at_s
+        self._gone[rank] = _Gone(time.monotonic() + _GRACE_S, at_s, NOBODY if left is None else left.because_of)
 
     def _end(self, rank: int) -> None:
         """Note the end of a rank, the first time, and pass it on."""
@@ -125,6 +168,7 @@ class Presence:
             return
         with self._lock:
             self.ended, follow = rank, self._follow
+        self._files.write(because_of=rank)
         for key in list(self._selector.get_map().values()):
             if key.data is not None and key.data != _UNKNOWN:
                 self._pass_on(key.fileobj)
@@ -150,6 +194,7 @@ class Presence:
             own.setblocking(False)
             self._own = own
             self._selector.register(own, selectors.EVENT_READ)
+            self._files.begin()
 
     def _accept(self) -> None:
         """Accept all ranks that have connected; processes of other users are refused."""
@@ -196,6 +241,9 @@ class Presence:
                 self._selector.register(end, selectors.EVENT_READ, rank)
                 self._pass_on(end)
                 return
+        except ConnectionRefusedError:
+            if rank not in self._gone and self._files.of(rank) is not None:
+                self._note_end(rank)
         except OSError:
             pass
         end.close()
@@ -210,7 +258,7 @@ class Presence:
             return
         self._selector.unregister(end)
         end.close()
-        self._gone[rank] = time.monotonic() + _GRACE_S
+        self._note_end(rank)
         if rank not in self._absent:
             self._absent.append(rank)
 
@@ -230,6 +278,7 @@ class Presence:
         self._selector.close()
         if self._own is not None:
             self._own.close()
+        self._files.close()
 
 
 def _of_this_user(end: socket.socket) -> bool:

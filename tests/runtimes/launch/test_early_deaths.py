@@ -22,7 +22,7 @@ def start(how, victim, folder, ranks=2):
     """
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    started = []
+    started, turns = [], [victim, *(rank for rank in range(ranks) if rank != victim)]
     for rank in range(ranks):
         own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
         environment = {**os.environ, **SHARED, **own, "PANPIPE_TIMEOUT_S": "120"}
@@ -34,6 +34,8 @@ def start(how, victim, folder, ranks=2):
         ended = [
             at or (time.monotonic() if one.poll() is not None else 0.0) for at, one in zip(ended, started, strict=True)
         ]
+        if next_turn := [rank for rank in turns if all(ended[before] for before in turns[: turns.index(rank)])]:
+            (folder / f"turn {next_turn[-1]}").touch()
         time.sleep(0.05)
     return [(one.returncode, one.communicate()[1], at - ended[victim]) for one, at in zip(started, ended, strict=True)]
 
@@ -51,3 +53,16 @@ def test_rank_that_ends_before_all_have_arrived_is_named_by_the_others(tmp_path,
     if how == "exception":
         assert "No module named 'another'" in errors
     assert after_s < 60  # within 10 s of the victim's end and of its own call of `panpipe.pipeline` on a quiet machine
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone has sockets without a file")
+@pytest.mark.parametrize(("how", "victim"), [("killed", 0), ("killed", 1), ("exception", 0)])
+def test_rank_that_ends_before_the_others_import_is_named_by_each_of_them(tmp_path, how, victim):
+    """Each of the others imports panpipe after the end of the one before: nobody that it could connect to is left."""
+    for rank, (status, errors, _) in enumerate(found := start(f"alone {how}", victim, tmp_path, ranks=3)):
+        if rank != victim:
+            assert status == 1, errors
+            assert f"panpipe: rank {victim} stopped answering: its process ended before all ranks had met" in errors
+            assert len(errors.splitlines()) == 1
+    assert max(after_s for _, _, after_s in found) < 60  # of the 120 s that ranks wait

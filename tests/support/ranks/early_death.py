@@ -1,7 +1,7 @@
 """A rank that ends before the ranks have met, started by hand: ``early_death.py HOW VICTIM FOLDER``.
 
 All ranks import torch first, which takes long on a busy machine, and wait for each other in FOLDER: they import panpipe
-at the same time.
+at the same time, or one after the end of the other.
 """
 
 import os
@@ -13,12 +13,20 @@ from pathlib import Path
 import torch
 from torch import nn
 
-Path(sys.argv[3], os.environ["RANK"]).touch()
-while not all(Path(sys.argv[3], str(rank)).exists() for rank in range(int(os.environ["WORLD_SIZE"]))):
-    time.sleep(0.01)
-import panpipe  # noqa: E402 - the ranks import it at the same time
+folder, rank = Path(sys.argv[3]), int(os.environ["RANK"])
+how, victim = sys.argv[1], rank == int(sys.argv[2])
 
-how, victim = sys.argv[1], os.environ["RANK"] == sys.argv[2]
+
+def wait_for(*names: str) -> None:
+    while not all(Path(folder, name).exists() for name in names):
+        time.sleep(0.01)
+
+
+Path(folder, str(rank)).touch()
+wait_for(*(str(other) for other in range(int(os.environ["WORLD_SIZE"]))))
+if how.startswith("alone") and not victim:  # each imports panpipe after the end of the one before, the victim first
+    wait_for(f"turn {rank}")
+import panpipe  # noqa: E402 - the other ranks import it at the same time
 
 
 def end() -> None:
@@ -29,7 +37,7 @@ def end() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-if victim and how.startswith("import"):
+if victim and how.startswith(("import", "alone")):
     end()
 
 
