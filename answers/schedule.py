@@ -1,8 +1,9 @@
 """Build a schedule by its name, for uniform stages."""
 
 import inspect
-from collections.abc import Container, Mapping
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin
 
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.registry import find_family
@@ -10,8 +11,8 @@ from ..core.schedules.scored import Scored, exceeds, score
 from .searching import PARAMETERS, check_search, run_search
 from .uniform import CHUNKS_TO_TRY, UniformStages
 
-_SINGLE = {bool, int, float, str, type(None)}
-"""Types of parameters that have one value."""
+_SINGLE = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+"""Types of parameters that have one value, in words."""
 
 
 def build_schedule(
@@ -37,21 +38,49 @@ def build_schedule(
         return run_search(problems, given)
     family = find_family(name)
     known = inspect.signature(family.build).parameters
-    _check_parameters(name, known, given)
-    for parameter, value in given.items():
-        kind = known[parameter].annotation
-        if isinstance(value, list | dict) and {*(get_args(kind) or (kind,))} <= _SINGLE:
-            raise RequestError(f"{parameter} of '{name}' is {str(value)[:100]}: give one value, not several")
+    _check_parameters(name, {key: one.annotation for key, one in known.items()}, given)
     scored = score(problems[0], family.build(problems[0], **given))
     _check_limit(scored)
     return scored
 
 
-def _check_parameters(name: str, known: Container[str], given: Mapping[str, Any]) -> None:
+def _check_parameters(name: str, known: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+    """Refuse a parameter that a schedule does not have, or a value of another type than its own.
+
+    Args:
+        name: of the schedule.
+        known: the type of each parameter.
+        given: the values.
+    """
     unknown = next((key for key in given if key not in known), None)
     if unknown is not None:
         option = "--" + unknown.replace("_", "-")
         raise RequestError(f"{option} is no parameter of {name}: leave it out, or name the schedule that has it")
+    for parameter, value in given.items():
+        kinds = _alternatives(known[parameter])
+        if not any(_fits(value, kind) for kind in kinds):
+            wanted = " or ".join(_in_words(kind) for kind in kinds if kind is not NoneType)
+            raise RequestError(f"{parameter} of '{name}' is {repr(value)[:100]}: give {wanted}")
+
+
+def _alternatives(kind: Any) -> tuple[Any, ...]:
+    return get_args(kind) if get_origin(kind) in (Union, UnionType) else (kind,)
+
+
+def _fits(value: object, kind: Any) -> bool:
+    """Whether a value is of a type; True for types that are neither one of `_SINGLE` nor a sequence of it."""
+    if kind is float:
+        return type(value) in (int, float)
+    if kind in _SINGLE or kind is NoneType:
+        return type(value) is kind
+    if get_origin(kind) is Sequence:
+        return isinstance(value, list | tuple) and all(_fits(each, one) for each in value for one in get_args(kind))
+    return True
+
+
+def _in_words(kind: Any) -> str:
+    single = _SINGLE.get(kind)
+    return single if single is not None else f"a list, each {_SINGLE.get(*get_args(kind), 'of its type')}"
 
 
 def _chunks_to_try(name: str, chunks: int | None, stages: UniformStages) -> tuple[int, ...]:

@@ -8,8 +8,8 @@ from ..core.schedules.problem import ScheduleProblem
 from ..core.schedules.registry import resident_families
 from ..core.schedules.scored import Scored
 
-PARAMETERS = ("evaluations", "seconds", "seed")
-"""The parameters of ``auto``."""
+PARAMETERS: Mapping[str, Any] = {"evaluations": int, "seconds": float, "seed": int}
+"""The parameters of ``auto``, with their types."""
 
 
 def check_search(given: Mapping[str, Any], limit: float | None) -> None:

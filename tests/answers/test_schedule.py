@@ -1,5 +1,7 @@
 """The schedule of a name for uniform stages: its parameters, chunks and memory limit."""
 
+import re
+
 import pytest
 from panpipe.answers.schedule import build_schedule
 from panpipe.answers.uniform import UniformStages
@@ -55,7 +57,18 @@ def test_limit_is_in_saved_tensors_of_a_whole_device():
     assert max(found.result.peak_memory) <= 6
 
 
-@pytest.mark.parametrize("value", [[0], {"a": 1}])
-def test_several_values_for_a_parameter_of_one_are_refused(value):
-    with pytest.raises(RequestError, match=r"microbatches_per_loop of .* is .*: give one value"):
-        build_schedule("looped", stages(), None, {"microbatches_per_loop": value}, None)
+@pytest.mark.parametrize(("name", "parameter", "value", "wanted"), [
+    ("looped", "microbatches_per_loop", [0], "a whole number"),
+    ("looped", "microbatches_per_loop", {"a": 1}, "a whole number"),
+    ("looped", "microbatches_per_loop", "looped", "a whole number"),
+    ("looped", "microbatches_per_loop", True, "a whole number"),
+    ("gis", "group_size", 1.5, "a whole number"),
+    ("looped", "run_ahead", 3, "a list, each a whole number"),
+    ("looped", "run_ahead", ["3", 4], "a list, each a whole number"),
+    ("auto", "seed", "1", "a whole number"),
+    ("auto", "evaluations", None, "a whole number"),
+    ("auto", "seconds", "nan", "a number"),
+])  # fmt: skip
+def test_value_of_another_type_than_the_parameter_is_refused(name, parameter, value, wanted):
+    with pytest.raises(RequestError, match=f"^{parameter} of '{name}' is {re.escape(repr(value))}: give {wanted}$"):
+        build_schedule(name, stages(), None, {parameter: value}, None)
