@@ -172,14 +172,15 @@ def pipeline(
         plan_cache: whether an automatic plan is cached on disk (in ``$PANPIPE_CACHE``, by default
             ``~/.cache/panpipe``) and reused for the same model, shapes, arguments, machine and versions. False plans
             again and caches nothing.
-        on_nonfinite: what to do if the loss over all replicas is NaN or infinite. The report names the first
-            microbatch and the stage in which that began. ``"warn"`` issues a RuntimeWarning, once for such losses in a
-            row, and still updates; updates that a scaler skips are not reported. ``"skip"`` makes no update, as
-            ``if not loss.isfinite(): continue`` before ``optimizer.step()`` in one process: parameters, optimizers and
-            schedulers are as before, the step counts, and buffers have what the forward wrote; each is logged. With
-            ``update=False`` it is the update of these gradients that is skipped. ``"raise"`` does the same and raises a
-            NonFiniteError on every rank. In both all stages wait for the loss before they step. A scaler changes its
-            scale by the gradients alone, as it does without this option. None checks nothing.
+        on_nonfinite: what to do if the loss over all replicas, or with ``clip_norm`` the norm of the gradients, is NaN
+            or infinite. The report names the first microbatch and the stage in which that began, or the parameter.
+            ``"warn"`` issues a RuntimeWarning, once for such steps in a row, and still updates; updates that a scaler
+            skips are not reported. ``"skip"`` makes no update, as ``if not loss.isfinite(): continue`` before
+            ``optimizer.step()`` in one process: parameters, optimizers and schedulers are as before, the step counts,
+            and buffers have what the forward wrote; each is logged. With ``update=False`` it is the update of these
+            gradients that is skipped. ``"raise"`` does the same and raises a NonFiniteError on every rank. In both all
+            stages wait for the loss before they step. A scaler changes its scale by the gradients alone, as it does
+            without this option. None checks nothing.
         monitor: a function, or a list of them, called after each step with a ``panpipe.StepReport``: loss, times,
             bubble, memory peaks and messages of all devices of all ranks, throughput, norm, loss scale. It is called on
             the rank of the first device alone (rank 0, unless ``mesh`` orders ranks otherwise), and must not call

@@ -104,7 +104,7 @@ class Pipeline:
         """Whether the last update was skipped.
 
         With a scaler because a gradient of some stage was not finite; with ``on_nonfinite="skip"`` or ``"raise"``
-        because the loss was not, of this batch or of one whose gradients waited for the update.
+        because the loss was not, of this batch or of one whose gradients waited for the update, or the global norm.
         """
         return self._trainer.skipped
 
@@ -147,8 +147,9 @@ class Pipeline:
         Raises:
             RequestError: the batch does not fit the plan; or the last ``checkpoint(…, wait=False)`` could not be
                 written, which is raised once, on every rank and before anything else.
-            NonFiniteError: the loss is not finite, and ``on_nonfinite`` is ``"raise"``; the step counts, nothing was
-                updated, and training may go on with another batch.
+            NonFiniteError: the loss, or the global norm that ``clip_norm`` measures, is not finite, and
+                ``on_nonfinite`` is ``"raise"``; the step counts, nothing was updated, and training may go on with
+                another batch.
             WorkerError: a worker stopped.
         """
         self._refuse_failed_save()

@@ -158,7 +158,7 @@ class Workers:
             own = {stage.index: self._states[stage.index] for stage in self._plan.stages_on(device)}
             update = Update(
                 self._plan, own, self._norm_parameters, self._training.clip_norm, self.queues[device].device,
-                self._team.replicas_of(device),
+                self._team.replicas_of(device), self._training.needs_finite_loss,
             )  # fmt: skip
             self._executors[device] = Executor(
                 self._plan, backend, self.queues[device], reduction, update, self._team.replicas_of(device),

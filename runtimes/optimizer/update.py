@@ -11,10 +11,12 @@ Every device computes the global norm (`clipping`) from this table. After the re
 gradients, also non-finite ones, and therefore the same table.
 
 The gradients are written once, multiplied by clipping factor ÷ (sum of weights · loss scale): in STEP with clipping, in
-SYNC with loss scaling alone, and otherwise before both. With clipping, a norm that is not finite is an overflow.
+SYNC with loss scaling alone, and otherwise before both. With clipping, a norm that is not finite is an overflow: it
+would make every parameter NaN.
 
-All of it stays on the device, and the host runs ahead. Only with a scaler the host must know whether to step at all; as
-in torch, an optimizer that supports ``found_inf`` (a fused one) skips the step by itself.
+All of it stays on the device, and the host runs ahead. Only with a scaler, or where a norm that is not finite stops the
+update, the host must know whether to step at all; as in torch, an optimizer that supports ``found_inf`` (a fused one)
+skips a step with a scaler by itself.
 """
 
 import math
@@ -51,6 +53,7 @@ class Update:
         clip_norm: the maximum of the global norm; None without clipping.
         where: the device of the tensors.
         replicas: the transport to this device's replicas that is open now; None for one replica.
+        needs_finite_norm: whether no stage steps if the norm is not finite, also without loss scaling.
 
     Attributes:
         norm: the global norm of the last update's gradients, before clipping; None without clipping.
@@ -62,12 +65,14 @@ class Update:
     clip_norm: float | None
     where: torch.device
     replicas: Backend | None = None
+    needs_finite_norm: bool = False
     norm: Tensor | None = field(default=None, init=False)
     _divisor: Tensor | float = field(default=1.0, init=False)
     _scale: float | None = field(default=None, init=False)
     _scales: list[tuple[Tensor, int]] = field(factory=list, init=False)
     _overflows: Tensor | None = field(default=None, init=False)
     _overflow: bool | None = field(default=None, init=False)
+    _norms: Tensor | None = field(default=None, init=False)
     _refused: bool = field(default=False, init=False)
 
     def begin(
@@ -118,7 +123,8 @@ class Update:
             self._scales.append((table[1], backend.devices))
             self._overflows = table[0]
         if self.clip_norm is not None:
-            norm = self.norm_parameters.global_norm(table[2:])
+            self._norms = table[2:]
+            norm = self.norm_parameters.global_norm(self._norms)
             self.norm = norm * self._factor(norm.dtype)
 
     def _factor(self, dtype: torch.dtype) -> Tensor | float:
@@ -130,13 +136,18 @@ class Update:
 
     @property
     def overflow(self) -> bool:
-        """Whether a gradient of any stage was not finite, so that no stage steps; False without loss scaling.
+        """Whether a gradient of any stage was not finite, so that no stage steps.
 
-        The host waits for the device, once in each update.
+        False where neither a scaler nor `needs_finite_norm` stops an update. The host waits for the device, once in
+        each update.
 
         Raises:
             RequestError: the loss was not scaled by the same number everywhere.
         """
+        if self._scale is None and self.needs_finite_norm and self.norm is not None:
+            if self._overflow is None:
+                self._overflow = not bool(self.norm.isfinite())
+            return self._overflow
         if self._scale is None or self._overflows is None:
             return False
         if self._overflow is None:
@@ -145,6 +156,15 @@ class Update:
                 check_agreed(total, self._scale, members)
             self._overflow = overflows > 0
         return self._overflow
+
+    def unusual_norm(self) -> tuple[float, int, str] | None:
+        """The global norm if it is not finite, with the parameter that the backward reached first of those whose
+        gradients are not finite: its stage and its name. None if the norm is finite or was not measured."""
+        if self.norm is None or self._norms is None or bool(self.norm.isfinite()):
+            return None
+        bad = (~self._norms.isfinite()).nonzero().flatten().tolist()
+        stage, name, _ = self.norm_parameters.parameters[bad[-1] if bad else 0]
+        return float(self.norm), stage, name if bad else ""
 
     def step(self, state: StageState) -> None:
         """STEP of a stage: clip its gradients, and step, unless gradients anywhere are not finite."""

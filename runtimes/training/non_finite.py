@@ -8,6 +8,9 @@ after such a loss::
 A stage may return infinities on purpose, such as a mask of attention. An output that is not finite is therefore ignored
 if it was not finite either in a microbatch with a finite loss, of this step or of the last step with a finite loss. As
 long as there is no such microbatch, infinities in outputs without a gradient are ignored.
+
+A gradient may be infinite where the loss is finite. With clipping the global norm shows it, at no cost. Clipping to such
+a norm would make every parameter NaN, so it is handled like such a loss. Scalers skip such updates themselves.
 """
 
 import math
@@ -52,7 +55,7 @@ class Origin:
 
 @define(eq=False)
 class LossCheck:
-    """Checks the loss of each step. All ranks get the same loss, and so do the same.
+    """Checks the loss and the global norm of each step. They are equal on all ranks, which therefore do the same.
 
     Args:
         mode: one of ``optimizer/training.ON_NONFINITE``; None checks nothing.
@@ -77,9 +80,15 @@ class LossCheck:
         self.stages, self._finite = stages, {}
 
     def after(
-        self, done: BatchResult, batch: BatchRun, step: int, ending: Ending, updated: bool
+        self,
+        done: BatchResult,
+        batch: BatchRun,
+        step: int,
+        ending: Ending,
+        updated: bool,
+        norm: tuple[float, int, str] | None = None,
     ) -> NonFiniteError | None:
-        """Check the loss of a step that ran. All ranks call this together.
+        """Check the loss of a step that ran, and its norm. All ranks call this together.
 
         Args:
             done: its result.
@@ -87,6 +96,7 @@ class LossCheck:
             step: its number, from 1.
             ending: its ending.
             updated: whether parameters were updated with its gradients.
+            norm: the global norm if it is not finite, with the stage and the name of a parameter; else None.
 
         Returns:
             The error to raise, if any.
@@ -94,18 +104,21 @@ class LossCheck:
         assert done.loss is not None
         if not self.on:
             return None
-        if bool(torch.isfinite(done.loss)):
-            self.in_a_row = 0
+        finite = bool(torch.isfinite(done.loss))
+        if finite:
             self._finite = {device: record.peaks or {} for device, record in done.records.items()}
+        if finite and norm is None:
+            self.in_a_row = 0
             return None
         if self.mode == WARN and ending is Ending.STEP and not updated:
             return None  # a scaler has skipped the update, which is its use
         self.in_a_row += 1
         if self.mode == WARN and self.in_a_row > 1:
             return None
-        origin = self._origin(done, batch, updated)
-        message = f"{self._text(done.loss, step, origin)}; {self._outcome(ending, updated)}"
-        failure = NonFiniteError(message, step)
+        origin = None if finite else self._origin(done, batch, updated)
+        text = self._text(done.loss, step, origin) if norm is None or not finite else _norm_text(step, *norm)
+        message = f"{text}; {self._outcome(ending, updated)}"
+        failure = NonFiniteError(message, step, norm[1] if finite and norm is not None else None)
         if origin is not None:
             failure = NonFiniteError(message, step, origin.stage, origin.microbatch, origin.replica)
         if self.mode == RAISE:
@@ -182,6 +195,11 @@ class LossCheck:
             cause = one["causes"][0] if one["causes"] else None
             return Origin(replica, int(own[0]["microbatch"]), stage, output, cause, int(own[0]["others"]))
         return None
+
+
+def _norm_text(step: int, norm: float, stage: int, name: str) -> str:
+    cause = f"the gradient of '{name}' in stage {stage} is not finite" if name else "their squares are too large to add"
+    return f"the loss of step {step} is finite and the global norm of its gradients is {norm}: {cause}"
 
 
 def _unusual(

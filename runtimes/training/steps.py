@@ -138,6 +138,10 @@ class StepRunner:
         """The global norm of the last update's gradients, before clipping; None without ``clip_norm``."""
         return self._update.norm
 
+    def unusual_norm(self) -> tuple[float, int, str] | None:
+        """The global norm of the last update's gradients if it is not finite; see `Update.unusual_norm`."""
+        return self._update.unusual_norm()
+
     @property
     def skipped(self) -> bool:
         """Whether the last update was skipped because a gradient or the loss was not finite."""

@@ -74,7 +74,7 @@ class Trainer:
         counts: steps and updates so far.
         metrics: the other parts of the step's result for the last batch.
         norm: the global norm of the last update's gradients; None without ``clip_norm``.
-        skipped: whether the last update was skipped because a gradient was not finite.
+        skipped: whether the last update was skipped because a gradient or the loss was not finite.
         trace: of the last traced step; None if there is none.
         closed: whether it was closed.
     """
@@ -144,7 +144,7 @@ class Trainer:
             The loss over all replicas, and the result of the batch.
 
         Raises:
-            NonFiniteError: the loss is not finite, and ``on_nonfinite`` is ``"raise"``.
+            NonFiniteError: the loss or the global norm is not finite, and ``on_nonfinite`` is ``"raise"``.
         """
         with self.team.inside(f"step {self.counts.steps + 1}"):
             return self._train(batch, options, pieces)
@@ -197,7 +197,8 @@ class Trainer:
     ) -> None:
         """Check the loss of a step, and report the step to the monitors."""
         due = ending is Ending.STEP
-        failure = self._check.after(done, ready, self.counts.steps, ending, due and not self.skipped)
+        norm = self.runner.unusual_norm() if due and self._check.on and self._scaler is None else None
+        failure = self._check.after(done, ready, self.counts.steps, ending, due and not self.skipped, norm)
         if self._monitoring.on:
             numbers = UpdateNumbers(self.counts.steps, due, self.skipped, self.norm, scale)
             self._monitoring.after(done, ready.pieces, took_s, numbers)

@@ -151,6 +151,9 @@ def test_replicas_skip_a_loss_that_is_not_finite_together(four):
         assert one["raised"] == first["raised"]
         assert one["raised"][1:] == [1, 2, 1]  # stage, microbatch, replica
         assert "microbatch 2 of replica 1 is not finite; that began in stage 1 on rank 3, with" in one["raised"][0]
+        said, stage, changed = one["raised for the norm"]
+        assert f"the gradient of 'root.shift' in stage {stage} is not finite; no parameter was updated" in said
+        assert changed == []
 
 
 def test_rank_of_the_first_device_gets_the_numbers_of_all_ranks(four):

@@ -9,8 +9,9 @@ from attrs import asdict
 from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.optimizer.training import Training
 
+from ..programs.infinite_gradient import ROOT, root_batch
 from ..programs.poison import LAYERS, POISONED, Skipping, poisoned_batch
-from ..training import SGD, parameters
+from ..training import SGD, parameters, unequal
 from .teams import pipeline_on
 
 
@@ -33,6 +34,7 @@ def skipped_together(team: Team) -> dict[str, Any]:
         "bits": {name: p.flatten().tolist() for name, p in own.items()},
         "distance": max((p - wanted[name]).abs().max().item() for name, p in own.items()),
         "raised": _raised(team),
+        "raised for the norm": _raised_for_the_norm(team),
     }
 
 
@@ -44,6 +46,18 @@ def _raised(team: Team) -> list[Any]:
         pipe.step(batch)
     except panpipe.NonFiniteError as failure:
         return [str(failure), failure.stage, failure.microbatch, failure.replica]
+    return []
+
+
+def _raised_for_the_norm(team: Team) -> list[Any]:
+    """A step in which the loss of the last replica is finite, and one of its gradients is not."""
+    pipe = pipeline_on(team, ROOT, 8, 4, SGD, training=Training(on_nonfinite="raise", clip_norm=1.0))
+    before = parameters(pipe.model)
+    try:
+        pipe.step(root_batch(8, torch.float32, zero=team.replica == team.replicas - 1))
+    except panpipe.NonFiniteError as failure:
+        changed = unequal(parameters(pipe.model), before)
+        return [str(failure), failure.stage, changed]
     return []
 
 

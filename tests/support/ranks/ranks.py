@@ -54,7 +54,7 @@ from tests.support.programs.optimizing import on_mesh
 from tests.support.programs.shapes import Pair, tokens
 from tests.support.ranks import deaf, demo, hangs, sharding, tensor_parallel
 from tests.support.ranks.forks import serve
-from tests.support.ranks.operator_ranks import POISONED, monitored_steps, skipped_together
+from tests.support.ranks.operator_ranks import POISONED, ROOT, monitored_steps, skipped_together
 from tests.support.ranks.replanning import CHANGES, moved_and_not
 from tests.support.ranks.replicas import Trained, batches
 from tests.support.ranks.scaling_ranks import LOWER, TAPPED, in_bfloat16, refusal, scaled, step_apart
@@ -891,7 +891,7 @@ def replanned(team):
     return {name: moved_and_not(team, name) for name in CHANGES}
 
 
-@captures((POISONED, torch.float32, 8, 4))
+@captures((POISONED, torch.float32, 8, 4), (ROOT, torch.float32, 8, 4))
 def not_finite(team):
     return skipped_together(team)
 

@@ -1,0 +1,71 @@
+"""Gradients that are not finite where the loss is: what clipping measures is followed by what follows such a loss."""
+
+import logging
+import math
+import warnings
+
+import panpipe
+import pytest
+import torch
+
+from ...support.programs.infinite_gradient import ROOT, root_batch
+from ...support.training import SGD, parameters, pipeline_of, unequal
+
+
+def pipe_of(mode, **options):
+    return pipeline_of(ROOT, 8, 4, 3, optimizer=SGD, on_nonfinite=mode, **options)[0]
+
+
+@pytest.mark.parametrize("clip_norm", [1.0, math.inf])
+@pytest.mark.parametrize("mode", ["skip", "raise"])
+def test_update_with_a_norm_that_is_not_finite_is_not_made(mode, clip_norm, caplog):
+    pipe, undisturbed = pipe_of(mode, clip_norm=clip_norm), pipe_of(mode, clip_norm=clip_norm)
+    stage = next(s.index for s in pipe.plan.stages if "root.shift" in s.parameters)
+    said = (
+        r"^the loss of step 2 is finite and the global norm of its gradients is (inf|nan): the gradient of "
+        rf"'root.shift' in stage {stage} is not finite; no parameter was updated$"
+    )
+    for number, zero in enumerate((False, True, False), 1):
+        before = parameters(pipe.model)
+        given = root_batch(8, torch.float32, zero)
+        if zero and mode == "raise":
+            with pytest.raises(panpipe.NonFiniteError, match=said) as found:
+                pipe.step(given)
+            assert (found.value.step, found.value.stage) == (2, stage)
+        else:
+            assert pipe.step(given).isfinite()
+        assert pipe.skipped is zero
+        assert (unequal(parameters(pipe.model), before) == []) is zero
+        if not zero:
+            undisturbed.step(given)
+        assert pipe.steps == number
+    assert pipe.updates == 2
+    assert unequal(parameters(pipe.model), parameters(undisturbed.model)) == []
+    reported = [r.getMessage() for r in caplog.records if r.name == "panpipe" and r.levelno == logging.WARNING]
+    assert len(reported) == (mode == "skip")
+
+
+def test_warning_once_for_several_in_a_row():
+    pipe = pipe_of("warn", clip_norm=1.0)
+    zero = root_batch(8, torch.float32, zero=True)
+    with pytest.warns(RuntimeWarning, match="'root.shift' in stage . is not finite; the update was made with it"):
+        pipe.step(zero)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipe.step(zero)
+
+
+def test_without_clipping_or_without_a_check_the_update_is_made():
+    zero = root_batch(8, torch.float32, zero=True)
+    for pipe in (pipe_of("skip"), pipe_of(None, clip_norm=1.0)):
+        assert pipe.step(zero).isfinite()
+        assert not pipe.skipped
+        assert not all(p.isfinite().all() for p in pipe.model.parameters())
+
+
+def test_scaler_skips_the_update_by_itself():
+    pipe = pipe_of("raise", clip_norm=1.0, scaler=torch.amp.GradScaler("cpu", init_scale=2.0))
+    before = parameters(pipe.model)
+    pipe.step(root_batch(8, torch.float32, zero=True))
+    assert pipe.skipped
+    assert unequal(parameters(pipe.model), before) == []
