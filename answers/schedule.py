@@ -79,8 +79,9 @@ def _fits(value: object, kind: Any) -> bool:
 
 
 def _in_words(kind: Any) -> str:
-    single = _SINGLE.get(kind)
-    return single if single is not None else f"a list, each {_SINGLE.get(*get_args(kind), 'of its type')}"
+    if kind in _SINGLE:
+        return _SINGLE[kind]
+    return "a list, each " + " or ".join(_in_words(each) for each in get_args(kind))
 
 
 def _chunks_to_try(name: str, chunks: int | None, stages: UniformStages) -> tuple[int, ...]:

@@ -102,8 +102,9 @@ class Meeting:
         number = store.add(f"panpipe/meetings/{self.rank}", 1)
         self._store = dist.distributed_c10d.PrefixStore(f"panpipe/meeting/{number}", store)
         self.watch = FailureWatch(
-            self.rank, self.size, self._timeout_s, store=self._store, armed=self._armed, blame=self._blame
-        )
+            self.rank, self.size, self._timeout_s, store=self._store, armed=self._armed, owns_keys=True,
+            blame=self._blame,
+        )  # fmt: skip
         if self.size > 1:
             self.watch.connect()
         if self._closed:

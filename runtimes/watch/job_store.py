@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 from .torch_log import TORCH_LOG
@@ -46,6 +47,12 @@ class JobStore:
     def compare_set(self, key: str, expected: str, desired: str) -> bytes:
         """Set a value if the key has the expected one, or if both are absent; returns the value that it then has."""
         return bytes(self._call(lambda: self._store.compare_set(key, expected, desired)))
+
+    def remove_all(self) -> None:
+        """Remove all keys with the prefix of this connection; where torch cannot list them, they remain."""
+        listed = getattr(self._store, "list_keys", None)
+        for key in self._call(listed) if listed is not None else ():
+            self._call(partial(self._store.delete_key, key))
 
     def _call(self, function: Callable[[], T]) -> T:
         if self._host_ended.is_set():

@@ -57,6 +57,8 @@ class FailureWatch:
         activity: of this process.
         store: the job's; None for that of the default process group.
         armed: whether a failure of another rank ends this process; otherwise from `arm` on.
+        owns_keys: whether all keys with the store's prefix are of this pipeline: they are removed when all ranks have
+            left.
         blame: called with the rank that hosts the store when the store is gone, before this rank ends because of it.
 
     Attributes:
@@ -71,6 +73,7 @@ class FailureWatch:
         activity: Activity = HERE,
         store: Any = None,
         armed: bool = True,
+        owns_keys: bool = False,
         blame: Callable[[int], object] = lambda rank: None,
     ) -> None:
         self._pid, self._armed, self._blame = os.getpid(), threading.Event(), blame
@@ -82,7 +85,7 @@ class FailureWatch:
         self._host_ended = threading.Event()
         # Separate connections: the main thread may wait in the default one, reports use the second, `where` the third.
         self._store, self._reports, self._asked = (self._connection(default) for _ in range(3))
-        self._stopped = threading.Event()
+        self._owns_keys, self._stopped = owns_keys, threading.Event()
         self.reported = False
         self._first: str | None = None
         self._connections: PeerConnections | None = None
@@ -192,10 +195,13 @@ class FailureWatch:
         WHERE.remove(self._describer)
         self._watchdog.stop()
         self._thread.join(_ANSWER_S)
-        if not self._thread.is_alive():  # otherwise the store gives no answer
+        answers = not self._thread.is_alive()
+        if answers:
             self._publish_end(failure)
         if self._connections is not None:
             self._connections.leave()
+        if answers and self._owns_keys:
+            self._forget()
         atexit.unregister(self._leave)
 
     def _publish_end(self, failure: BaseException | None) -> None:
@@ -205,6 +211,12 @@ class FailureWatch:
         why = last if failure is None else f"{last}, because of {type(failure).__name__}: {message_of(failure)}"
         with suppress(RuntimeError):  # the store's host may have ended
             self._published.end(self._reports, why)
+
+    def _forget(self) -> None:
+        """Remove the keys of this pipeline if all ranks have left it: a job may build many pipelines."""
+        with suppress(RuntimeError):
+            if self._reports.add("panpipe/left", 1) == 1 + len(self._others):
+                self._reports.remove_all()
 
     def connect(self) -> None:
         """Connect to the other ranks, so that the end of a process is detected; all ranks call this."""

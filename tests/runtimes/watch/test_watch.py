@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import pytest
 import torch.distributed as dist
 from panpipe.core.errors import WorkerError
-from panpipe.runtimes.watch import lost_ranks, watch
+from panpipe.runtimes.watch import lost_ranks, published_positions, watch
 from panpipe.runtimes.watch.lost_ranks import numbered
 from panpipe.runtimes.watch.watch import FailureWatch
 
@@ -77,3 +77,19 @@ def test_watch_names_its_own_rank_for_an_error_in_the_users_code(stopped_watch):
 def test_store_ends_with_rank_0_unless_torchrun_hosts_it(monkeypatch, agent, rank, hosts):
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
     assert lost_ranks.hosts_store(rank) is hosts
+
+
+def test_last_rank_that_leaves_removes_the_keys_of_its_pipeline_and_no_others(monkeypatch):
+    """Their number would grow with every pipeline of a job."""
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store.set("other", "1")
+    own = dist.PrefixStore("panpipe/meeting/1", store)
+    first, last = (FailureWatch(rank, 2, store=own, owns_keys=True) for rank in range(2))
+    first.connect()
+    last.connect()
+    first.stop()
+    left = published_positions.PublishedPositions(1, 2, 5.0).left(own, [0])
+    assert left == {0: " before it was built"}
+    last.stop()
+    assert store.list_keys() == ["other"]
