@@ -9,7 +9,7 @@ A stage may return infinities on purpose, such as a mask of attention. An output
 if it was not finite either in a microbatch with a finite loss, of this step or of the last step with a finite loss. As
 long as there is no such microbatch, infinities in outputs without a gradient are ignored.
 
-A gradient may be infinite where the loss is finite. With clipping the global norm shows it, at no cost. Clipping to such
+A gradient may be infinite where the loss is finite. With clipping the global norm shows it at no cost. Clipping to such
 a norm would make every parameter NaN, so it is handled like such a loss. Scalers skip such updates themselves.
 """
 
