@@ -12,6 +12,7 @@ enough are never copied (see :mod:`.copy_times`). The share is
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import cached_property
 from itertools import accumulate
 from math import floor
 from statistics import median
@@ -41,7 +42,7 @@ Shares = Mapping[int, float]
 """Stage → share of its bytes that is offloaded; stages that are not listed offload nothing."""
 
 
-@frozen
+@frozen(slots=False, eq=False)
 class Offloadable:
     """Orders whose saved tensors may be offloaded.
 
@@ -64,6 +65,31 @@ class Offloadable:
     recompute: tuple[int, ...] = ()
     queues: int = 1
     host_limits: Sequence[float] | None = None
+
+    @cached_property
+    def choices(self) -> "tuple[DeviceChoice, ...]":
+        """The choices of every device."""
+        return tuple(DeviceChoice(self, device) for device in range(len(self.orders)))
+
+    @cached_property
+    def slowed(self) -> "Offloadable":
+        """The same with the rates that links have while all devices copy."""
+        return evolve(self, links=self.links.contended())
+
+    def peaks_within(self, limits: Sequence[float]) -> list[float] | None:
+        """What each device holds of saved tensors and workspace with the least offload within its limit, if no other
+        device copies; None if one exceeds its limit even so.
+
+        Args:
+            limits: bytes per device.
+        """
+        found: list[float] = []
+        for choice, limit in zip(self.choices, limits, strict=True):
+            peak = choice.peak_within(limit)
+            if peak > limit:
+                return None
+            found.append(peak)
+        return found
 
 
 @frozen
@@ -105,6 +131,7 @@ class DeviceChoice:
             now + task.costs[action.stage].workspace_bytes for action, (now, _) in zip(self.order, held, strict=True)
         ]
         self._after = [after for _, after in held]
+        self._peaks: dict[int, float] = {}
 
     def _longest_first(self) -> list[int]:
         """The stages, in descending order of the time for which their saved tensors are held."""
@@ -179,23 +206,15 @@ class DeviceChoice:
 
         Numbers of steps that exceed the host's memory are skipped.
         """
-        found: dict[int, float] = {}
-
-        def peak(step: int) -> float:
-            if step not in found:
-                copies = self._copies_of(step)
-                fits = self.host_bytes(copies) <= self._host_limit
-                found[step] = self.peak_bytes(copies) if fits else INFINITY
-            return found[step]
-
+        peak, found = self._peak, self._peaks
         if peak(0) <= limit:
             return 0
         # To offload more than the link carries may result in a higher peak.
         tried = (STEPS, *range(STEPS // TRIED, STEPS, STEPS // TRIED))
         high: int | None = next((step for step in tried if peak(step) <= limit), None)
         if high is None:
-            return min((peak(step), step) for step in found)[1]
-        low = max(step for step in found if step < high)
+            return min((found[step], step) for step in (0, *tried))[1]
+        low = 0 if high == STEPS else high - STEPS // TRIED
         while high - low > 1:
             middle = (low + high) // 2
             if peak(middle) <= limit:
@@ -203,6 +222,18 @@ class DeviceChoice:
             else:
                 low = middle
         return high
+
+    def peak_within(self, limit: float) -> float:
+        """The most that the device holds with :meth:`fewest_within`."""
+        return self._peak(self.fewest_within(limit))
+
+    def _peak(self, step: int) -> float:
+        """The most that the device holds with a number of steps; infinite where its host has too little memory."""
+        if step not in self._peaks:
+            copies = self._copies_of(step)
+            fits = self.host_bytes(copies) <= self._host_limit
+            self._peaks[step] = self.peak_bytes(copies) if fits else INFINITY
+        return self._peaks[step]
 
     def _copies_of(self, step: int) -> list[TimedCopy]:
         return _kept(self.copies(self.chosen(self.shares(step))))
@@ -307,10 +338,11 @@ def choose_offload(task: Offloadable, pick: Picks, sharing: Sharing = Sharing.TU
     """
     storages: dict[int, tuple[Storage, ...]] = {}
     copies: dict[int, list[HostCopy]] = {}
-    slowed = evolve(task, links=task.links.contended())
+    assumed = (task if sharing is Sharing.ALONE else task.slowed).choices
+    real = (task.slowed if sharing is Sharing.SLOWED else task).choices
     for devices, share in task.links.groups:
-        picks = [pick(device, DeviceChoice(task if sharing is Sharing.ALONE else slowed, device)) for device in devices]
-        choices = [DeviceChoice(slowed if sharing is Sharing.SLOWED else task, device) for device in devices]
+        picks = [pick(device, assumed[device]) for device in devices]
+        choices = [real[device] for device in devices]
         chosen = [choice.chosen(picked) for choice, picked in zip(choices, picks, strict=True)]
         if sharing is Sharing.TURNS:
             group = CopyGroup(tuple(choice.clock for choice in choices), task.queues, share)

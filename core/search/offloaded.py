@@ -138,7 +138,7 @@ class OffloadSearch:
 
         families = tuple(family for family in self.space.families if family.offloads)
         space = evolve(self.space, families=families, anneal=False, recompute="none")
-        add(self._published(space) if families else [])
+        add(list(self._published(space)) if families else [])
         for family in families:
             try:
                 walks, stopped = self._searched(evolve(space, families=(family,)), INFINITY, NAMED_SHARE)
@@ -170,20 +170,21 @@ class OffloadSearch:
         return found if self.alternatives else best_first(found)[:1]
 
     def _short_of_memory(self, best: Plan) -> bool:
-        """Whether more memory could make the step shorter: a known schedule is faster that does not fit."""
+        """Whether more memory could make the step shorter: a known schedule is faster that does not fit.
+
+        Its backwards are split where the search splits them, as those of the plan are.
+        """
         limits = limits_of(self.settings[0], best)
         if best.memory.recompute:
             return True
         if all(holds_all(best, device, limit) for device, limit in enumerate(limits)):
             return False
-        settings = [_with_more_memory(setting, INFINITY) for setting in self.settings]
-        walks = InitialWalks(settings, evolve(self.space, anneal=False)).published()
-        return any(walk.step_s < (1 - GAIN) * best.predicted.step_s for walk in walks)
+        return any(walk.step_s < (1 - GAIN) * best.predicted.step_s for walk in self._published(self.space))
 
-    def _published(self, space: SearchSpace) -> list[Walk]:
+    def _published(self, space: SearchSpace) -> Iterator[Walk]:
         """Schedules on even cuts: those that offload have copies that were planned for just these orders."""
         settings = [_with_more_memory(setting, INFINITY) for setting in self.settings]
-        return list(InitialWalks(settings, space).published())
+        return InitialWalks(settings, space).published()
 
     def _searched(self, space: SearchSpace, leaving: float, share: float) -> tuple[list[Walk], bool]:
         """Walks of a search in which saved tensors may take more memory.
@@ -214,6 +215,9 @@ class OffloadSearch:
             for device, limit in enumerate(base.limits)
         ]
         for _ in range(TIGHTER):
+            held_bytes = base.task.peaks_within(limits)
+            if held_bytes is None:
+                break
             found = base.score_walk(within(limits), self.oracle)
             if not base.fits_hosts(found.plan):
                 return
@@ -222,8 +226,11 @@ class OffloadSearch:
                 return
             if found.rank[0] <= 0:
                 break
-            peaks = zip(found.score.peak_memory_bytes, base.limits, strict=True)
-            limits = [limit - 1.02 * max(peak - most, 0.0) for limit, (peak, most) in zip(limits, peaks, strict=True)]
+            # Lowered from what the device holds: a storage is large, so that this may be far below its limit already.
+            limits = [
+                own - 1.02 * over if over else limit
+                for limit, own, over in zip(limits, held_bytes, found.excess, strict=True)
+            ]
         if walk.offload:
             yield from self._as_published(walk)
 

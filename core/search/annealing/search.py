@@ -198,10 +198,11 @@ def all_rounds(walks: list[Walk], rounds: Sequence[Round], meter: Meter, seed: i
 
 
 def _ended(walks: list[Walk], meter: Meter) -> list[Walk]:
-    """The walks, best first; if the search ended before any was evaluated, they are evaluated first, and counted."""
-    if all(walk.value == INFINITY for walk in walks):
-        evaluate_all(walks)
-        meter.spent += len(walks)
+    """The walks, best first. Those that no round has reached are evaluated first, or they would rank last; they are
+    counted if the search ended before any round."""
+    missing = [walk for walk in walks if walk.value == INFINITY]
+    evaluate_all(missing)
+    meter.spent += len(walks) if len(missing) == len(walks) else 0
     return ranked(walks)
 
 

@@ -1,5 +1,7 @@
 """Plans with offload: what is asked for, and under one memory limit the fastest of everything."""
 
+import itertools
+
 import pytest
 from attrs import evolve
 from panpipe.core.cluster.catalog.registry import find_device
@@ -69,6 +71,30 @@ def test_auto_is_not_slower_than_a_schedule_that_offloads_on_cuts_of_uneven_laye
     automatic = evolve(options, families=families, offload="auto", budget=320)
     found = plan(graph, cluster_with_hosts(DEVICES), MICROBATCHES, automatic)
     assert found.predicted.step_s <= named.predicted.step_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("budget", [20, 300])
+def test_a_step_is_not_longer_with_more_memory(budget):
+    """Also where the search without offload spends the whole budget, so that orders with copies are not annealed."""
+    limits = [STATE + passes * SAVED for passes in (5, 6.1, 8)]
+    found = [planned(0.5, "auto", limit, budget=budget, oracle=simulated).predicted for limit in limits]
+    steps = [each.step_s for each in found]
+    assert all(more <= less * (1 + 1e-9) for less, more in itertools.pairwise(steps))
+    assert all(max(each.peak_memory_bytes) <= limit for each, limit in zip(found, limits, strict=True))
+
+
+def test_copies_are_added_until_what_only_the_oracle_counts_fits_too():
+    """The limit is far above what the copies leave, but not by as much as messages take in addition."""
+    cluster, graph = cluster_with_hosts(DEVICES), uniform_graph(8, 0.3)
+    options = SearchOptions(
+        families=(find_family("interleaved-1f1b"),), offload="auto", anneal=False, budget=50, min_chunks=2,
+        max_chunks=2, oracle=simulated,
+    )  # fmt: skip
+    peak = max(plan(graph, cluster, MICROBATCHES, evolve(options, offload="none")).predicted.peak_memory_bytes)
+    for part in (0.25, 0.5, 0.75, 0.99):
+        limit = peak - SAVED - part * SAVED
+        found = plan(graph, cluster, MICROBATCHES, evolve(options, memory_limit=limit)).predicted
+        assert max(found.peak_memory_bytes) <= limit
 
 
 def test_simulator_confirms_the_step_and_the_peaks():

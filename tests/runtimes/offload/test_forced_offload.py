@@ -6,7 +6,7 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.offload.arena import MemoryArena
 from panpipe.runtimes.training import trainer
 
-from ...support.backends.forced_offload import VARIABLE, force_offload
+from ...support.backends.forced_offload import PLAIN, VARIABLE, force_offload
 from ...support.models import CASES
 from ...support.parity import PLANS, build
 
@@ -18,7 +18,7 @@ def test_forced_offload_copies_and_changes_no_bit(monkeypatch, wanted):
     batch, losses, copies = CASES[GPT].batch(8, torch.float32), [], []
     for forced in ("", wanted):
         monkeypatch.setenv(VARIABLE, forced)
-        monkeypatch.setattr(trainer, "set_up_plan", trainer.set_up_plan)  # restored after the test, as the next two are
+        monkeypatch.setattr(trainer, "set_up_plan", PLAIN)  # restored after the test, as the next two are
         for name in ("write", "read"):
             monkeypatch.setattr(MemoryArena, name, getattr(MemoryArena, name))
         force_offload()

@@ -21,6 +21,8 @@ from panpipe.runtimes.training.plan_setup import PlanSetup
 from ..offloading import all_away
 
 VARIABLE = "PANPIPE_TEST_OFFLOAD"
+PLAIN = trainer.set_up_plan
+"""What it replaces, also in a run of tests that all offload."""
 LONGEST_S = 0.001
 """Longest random delay of a copy."""
 
@@ -30,7 +32,6 @@ def force_offload() -> None:
     wanted = os.environ.get(VARIABLE, "")
     if not wanted:
         return
-    plain = trainer.set_up_plan
 
     def set_up_plan(example: Example, plan: Plan, **options: Any) -> PlanSetup:
         if not plan.memory.offload:
@@ -39,7 +40,7 @@ def force_offload() -> None:
             if away.memory.offload:
                 validate(evolve(away, prediction=None))
                 plan = evolve(away, prediction=plan.prediction)
-        return plain(example, plan, **options)
+        return PLAIN(example, plan, **options)
 
     trainer.set_up_plan = set_up_plan
     if wanted == "late":

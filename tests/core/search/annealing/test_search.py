@@ -43,6 +43,15 @@ def test_search_spends_its_budget_and_about_no_more():
     assert 450 <= meter.spent <= 520
 
 
+def test_schedules_that_no_round_reaches_are_ranked_by_their_steps():
+    first = evolve(DESCENTS[0], keep=1, each=1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("panpipe.core.search.annealing.search.DESCENTS", (first,))
+        walks, _ = search([setting_of([1.0] * 4, backward=True)], PLAIN, Meter(100))
+    assert len(walks) == 2
+    assert all(walk.value < float("inf") for walk in walks)
+
+
 def test_search_that_is_stopped_returns_what_was_found():
     now = iter([0.0, 0.0, *[9.0] * 100])  # the second look at the clock is after the second start
     walks, stopped = search([setting_of([1.0] * 4)], PLAIN, Meter(100, seconds=1.0, clock=lambda: next(now)))
