@@ -213,7 +213,8 @@ class DeviceChoice:
         tried = (STEPS, *range(STEPS // TRIED, STEPS, STEPS // TRIED))
         high: int | None = next((step for step in tried if peak(step) <= limit), None)
         if high is None:
-            return min((found[step], step) for step in (0, *tried))[1]
+            lowest: tuple[float, int] = min((found[step], step) for step in (0, *tried))
+            return lowest[1]
         low = 0 if high == STEPS else high - STEPS // TRIED
         while high - low > 1:
             middle = (low + high) // 2
