@@ -181,7 +181,7 @@ def test_other_parts_are_adopted_together(trainer):
     operators = captured_once(CASE, torch.float32, ROWS, MICROBATCHES)
     example = Example(trainer.model, step, Arranged().pieces()[0], operators)
     plan = even_plan(operators, 2, MICROBATCHES, "gpipe")
-    parts = trainer.arranged(example, plan, ProgramOptions(known=_programs(2)))
+    parts = trainer.set_up_plan(example, plan, ProgramOptions(known=_programs(2)))
     assert trainer.plan is not plan  # nothing has changed
     trainer.replace(parts)
     assert trainer.plan is parts.plan is plan
