@@ -46,9 +46,7 @@ def test_batches_are_the_first_or_the_last_dimension():
 @pytest.mark.parametrize("rows", [[(0, 1), (2,)], [(0, 1), (1, 2)]])
 def test_groups_that_are_no_mesh_are_refused(rows):
     given = groups(*rows) if len({r for row in rows for r in row}) == sum(map(len, rows)) else [rows[0], *rows]
-    with pytest.raises(
-        RequestError, match=r"the models' tensor ranks are \[0, 1\], .*each rank of the job must be in one"
-    ):
+    with pytest.raises(RequestError, match=r"the models' tensor ranks are .*each rank of the job must be in one group"):
         ranks().mesh(given)
 
 
