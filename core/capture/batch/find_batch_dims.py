@@ -11,19 +11,21 @@ otherwise a refusal that asks for ``batch_dims``
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from itertools import groupby
 from typing import Any
 
 from torch import Tensor, nn
 
 from ...errors import RequestError
+from ...wording import first_of
 from ..python.reads import Reads
 from ..values.containers import flatten_batch
 from ..values.sparse_tensors import refuse_sparse_tensors
-from .axes import Axis, AxisFinder, lists_of_samples, with_fewer_tensors
+from .axes import Axis, AxisFinder, axes_of_differing_dimensions, lists_of_samples, with_fewer_tensors
 from .batch_dims import AUTO, BatchDims, read_batch_dims, tensor_names
-from .row_rules import LOOKUP, POSITIONAL
+from .row_rules import LOOKUP, POSITIONAL, SEQUENCE
 from .row_trace import RowTrace, RowTracer
 
 MAX_TRACES = 40
@@ -89,20 +91,69 @@ class _Search:
         return self._dims(found)
 
     def _independent(self, axes: Sequence[Axis]) -> Axis | None:
-        """The first axis with independent samples, if need be without tensors that have its size by chance."""
-        for axis in axes:
+        """The first axis with independent samples, if need be without tensors that have its size by chance.
+
+        Raises:
+            RequestError: tensors without which the samples are independent may belong to the samples, too.
+        """
+        leading = [axis for axis in axes if axis.leading]
+        for axis in leading:
             if self._is_independent(axis):
+                if self._trace(axis).relation is not None:
+                    self._refuse_related(axis)
                 return self._with_most_operators(axis, axes)
-            if axis.leading and self._tracer.fails(dict(axis.dims), axis.lists):
-                if self._all_run_cut(axis):  # the step supports some sizes only, such as divisors of a queue's length
-                    return axis
-                for other in filter(self._is_independent, with_fewer_tensors(axis)):
-                    return other
-        for axis in axes:
-            if axis.leading and self._trace(axis).has(LOOKUP):  # a table with as many rows as there are samples
-                for other in filter(self._is_independent, with_fewer_tensors(axis)):
-                    return other
-        return None
+            if not self._trace(axis).runs and self._all_run_cut(axis):
+                return axis  # the step supports some sizes only, such as divisors of a queue's length
+        found = next(filter(self._is_independent, self._others(axes, leading)), None)
+        if found is not None:
+            for axis in leading:
+                if set(found.dims) < set(axis.dims) and self._trace(axis).relation is not None:
+                    self._refuse_related(axis)
+        return found
+
+    def _others(self, axes: Sequence[Axis], leading: Sequence[Axis]) -> Iterator[Axis]:
+        """Other axes, those of most tensors first: along dimension 0, along other dimensions, along different ones."""
+        fewer = [other for axis in axes for other in with_fewer_tensors(axis) if self._is_known(other)]
+        others = sorted([*axes, *fewer], key=lambda axis: (-axis.covered, not axis.leading))
+        whole = max((axis.covered for axis in axes), default=0)
+        differing = not any(self._trace(axis).runs for axis in axes if axis.covered == whole)
+        for covered, group in groupby(others, key=lambda axis: axis.covered):
+            yield from (axis for axis in dict.fromkeys(group) if axis not in leading)
+            if differing:
+                for rows in dict.fromkeys(axis.rows for axis in axes if not axis.lists):
+                    yield from axes_of_differing_dimensions(self._tensors, self._known, rows, covered)
+
+    def _is_known(self, axis: Axis) -> bool:
+        """Whether an axis has all the places that are known."""
+        known = {(name, dim) for name, dim in self._known.leaves if dim is not None and name in self._tensors}
+        return known <= set(axis.dims)
+
+    def _refuse_related(self, axis: Axis) -> None:
+        """Refuse an axis whose samples are related if those of fewer tensors are not.
+
+        A contrastive loss relates them, or a total over them.
+
+        Raises:
+            RequestError: the other tensors may be shared, or may belong to the samples.
+        """
+        if self._microbatches == 1:
+            return
+        fewer = sorted(filter(self._is_known, with_fewer_tensors(axis)), key=lambda other: -self._elements(other))
+        found, finding = next(filter(self._is_unrelated, fewer), None), self._trace(axis).relation
+        if found is not None and finding is not None:
+            shared = first_of([name for name, _ in axis.dims if name not in dict(found.dims)], 8)
+            given = {name: dict(found.dims).get(name) for name, _ in axis.dims}
+            raise RequestError(
+                f"{finding.line}{': ' if finding.line else ''}{finding.operator} relates all rows of the batch to each "
+                f"other, and the step runs whether {shared} is cut into microbatches or shared by all of them; give "
+                f"batch_dims={_dict_text(dict(axis.dims))} to cut it, or batch_dims={_dict_text(given)} to share it"
+            )
+
+    def _elements(self, axis: Axis) -> int:
+        return sum(self._tensors[name].numel() for name, _ in axis.dims)
+
+    def _is_unrelated(self, axis: Axis) -> bool:
+        return self._is_independent(axis) and not self._trace(axis).findings
 
     def _with_most_operators(self, found: Axis, axes: Sequence[Axis]) -> Axis:
         """Among axes of other sizes with independent samples, the one whose samples reach the most operators: a term of
@@ -194,15 +245,26 @@ class _Search:
             )
         rivals = [axis for axis in running[1:] if axis.covered >= best.covered]
         if not rivals:
+            self._refuse_sequence(best)
             return best
         found = {axis: set(self._traces[axis].findings) for axis in (best, *rivals)}
         common = set.intersection(*found.values())  # findings of all axes do not distinguish them
-        apart = [axis for axis, own in found.items() if not any(f.kind == POSITIONAL for f in own - common)]
+        apart = [axis for axis, own in found.items() if not any(f.kind in (POSITIONAL, SEQUENCE) for f in own - common)]
         if len(apart) == 1:
             return apart[0]
         raise RequestError(
             f"the samples may be along {best}, or along {rivals[0]}: the step runs with either; {_ask(best)}"
         )
+
+    def _refuse_sequence(self, axis: Axis) -> None:
+        """Refuse the only axis if it is a sequence, such as one sample without a batch, or packed samples."""
+        finding = next((f for f in self._traces[axis].findings if f.kind == SEQUENCE), None)
+        if finding is not None:
+            raise RequestError(
+                f"{finding.line}{': ' if finding.line else ''}{finding.operator} treats {axis} as a sequence, which "
+                "cannot be cut into microbatches: give batches with a dimension of samples, or microbatches=1; "
+                f"{_ask(axis)}"
+            )
 
     def _untraced(self, axes: Sequence[Axis]) -> Axis:
         """If no axis could be traced: the result of tracing Dynamo's capture, or the only axis that the sizes allow."""
@@ -228,6 +290,14 @@ class _Search:
         if best.leading and not rivals and len(shapes) == 1:
             return best
         raise RequestError(f"which dimensions hold the samples cannot be traced ({whole.reason}); {_ask(best)}")
+
+
+def _dict_text(dims: Mapping[str, int | None]) -> str:
+    """Dimensions as in ``batch_dims``: by key for a batch that is a dict, otherwise by the names of its leaves."""
+    keys = [name.removeprefix("batch") for name in dims]
+    flat = all(key.startswith("['") and key.count("[") == 1 for key in keys)
+    parts = [f"{key[1:-1] if flat else name}: {dim}" for key, (name, dim) in zip(keys, dims.items(), strict=True)]
+    return "{" + ", ".join(parts) + "}"
 
 
 def _ask(axis: Axis) -> str:

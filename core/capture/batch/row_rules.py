@@ -4,11 +4,13 @@ A step runs on fake tensors with a number of samples that has a prime factor whi
 size is divisible by it *carries* samples. `RowWatch` records the operators that do not treat samples independently:
 
     lookup       reads rows that are selected by values of the batch, such as table[ids]
-    positional   depends on a sample's position: positions, convolution, recurrence, attention, a part of the rows
+    positional   depends on a sample's position: positions, order, a part of the rows
+    sequence     relates neighbours along a sequence: attention, convolution, recurrence, pooling
     joint        relates samples in another way: all pairs, a sum over samples that is not a mean
+    total        combines samples with one number of all of them, such as their mean or the product of sizes
 
-If there are none, cutting the batch does not change the mean loss. BatchNorm computes statistics over all dimensions
-but one, so it indicates nothing and is ignored.
+If there are none but totals, cutting the batch does not change the mean loss. BatchNorm computes statistics over all
+dimensions but one, so it indicates nothing and is ignored.
 """
 
 import sys
@@ -39,7 +41,7 @@ from .row_operators import (
     SUMS,
 )
 
-LOOKUP, POSITIONAL, JOINT = "lookup", "positional", "joint"
+LOOKUP, POSITIONAL, SEQUENCE, JOINT, TOTAL = "lookup", "positional", "sequence", "joint", "total"
 
 
 @frozen
@@ -47,7 +49,7 @@ class Finding:
     """An operator that does not treat samples independently.
 
     Args:
-        kind: `LOOKUP`, `POSITIONAL` or `JOINT`.
+        kind: `LOOKUP`, `POSITIONAL`, `SEQUENCE`, `JOINT` or `TOTAL`.
         operator: its name.
         line: of the user's code, or "".
     """
@@ -68,7 +70,7 @@ class RowWatch(PlaceholderResults):
         prime: divides no other size.
         rows: the size of the batch.
         truth: the value of every bool.
-        stops: whether the first finding ends the trace.
+        stops: whether the first finding but a total ends the trace.
 
     Attributes:
         findings: operators that do not treat samples independently, each kind of each operator once.
@@ -118,6 +120,7 @@ class RowWatch(PlaceholderResults):
     def _judge(self, call: "_Call") -> None:
         carrying = [t for t in call.given if self.carried(t)]
         marks: frozenset[str] = frozenset().union(*(self._marks.get(t, ()) for t in call.given))
+        self._judge_labels(call)
         square = self._prime**2
         if any(t.numel() and t.numel() % square == 0 for t in call.made):
             if not any(t.numel() and t.numel() % square == 0 for t in call.given):
@@ -129,6 +132,8 @@ class RowWatch(PlaceholderResults):
         self.reach += 1
         if "reduced" in marks:
             self._note(JOINT, call)
+        if "total" in marks and torch.Tag.pointwise in call.func.tags:
+            self._note(TOTAL, call)
         kept = call.func.is_view or call.name in COPIES
         if kept:
             self._pass_on(call, marks & {"number"})
@@ -140,6 +145,8 @@ class RowWatch(PlaceholderResults):
     def _judge_constant(self, call: "_Call", marks: frozenset[str]) -> None:
         """Judge an operator without samples among its inputs."""
         made = [t for t in call.made if self.carried(t)]
+        if "total" in marks:
+            self._mark(call.made, "total")
         if made and call.name in NUMBERS_ROWS:
             self._pass_on(call, frozenset({"number"}))
         elif "reduced" in marks:
@@ -154,6 +161,17 @@ class RowWatch(PlaceholderResults):
             for tensor in call.made:
                 if tensor.numel() > 1:
                     self._marks[tensor] = self._marks.get(tensor, frozenset()) | marks
+
+    def _mark(self, tensors: Sequence[Tensor], mark: str) -> None:
+        for tensor in tensors:
+            self._marks[tensor] = self._marks.get(tensor, frozenset()) | {mark}
+
+    def _judge_labels(self, call: "_Call") -> None:
+        """Judge a loss whose labels select among rows of the batch, such as among the texts of images."""
+        if call.name.startswith("nll_loss") and call.name.endswith("forward"):
+            scores, labels = call.args[:2]
+            if min(1, scores.ndim - 1) in self.carried(scores):
+                self._note_index(call, labels)
 
     def _judge_numbers(self, call: "_Call") -> None:
         """Judge an operator that uses row numbers for something else than selecting rows."""
@@ -174,6 +192,8 @@ class RowWatch(PlaceholderResults):
             if any(not self.carried(t) for t in call.made):
                 self._note(POSITIONAL, call)
         elif call.name in REDUCTIONS | LOSSES | BY_INDEX or call.name in PRODUCTS:
+            if call.name in REDUCTIONS:
+                self._mark([t for t in call.made if t.numel() == 1], "total")
             for tensor in lost:
                 self._marks[tensor] = frozenset({"reduced"})
         elif lost and lost[0] is call.made[0]:
@@ -209,9 +229,9 @@ class RowWatch(PlaceholderResults):
             self._judge_layer(call, first, where)
 
     def _judge_layer(self, call: "_Call", first: Tensor, where: list[int]) -> None:
-        name, args = call.name, call.args
+        name, args, kind = call.name, call.args, SEQUENCE
         if name in ("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm"):
-            wrong = any(d >= first.ndim - len(args[1]) for d in where)
+            kind, wrong = POSITIONAL, any(d >= first.ndim - len(args[1]) for d in where)
         elif name.startswith(GROUPS) or "convolution" in name:
             wrong = any(d != 0 for d in where) or any(self.carried(t) for t in call.given[1:])
         elif name.startswith(SPATIAL):
@@ -222,11 +242,11 @@ class RowWatch(PlaceholderResults):
         elif name in ("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn"):
             wrong = (1 if call.argument("batch_first") and name != "mkldnn_rnn_layer" else 0) in where
         elif name.startswith(MATRICES) and name not in REDUCTIONS:
-            wrong = any(d >= first.ndim - 2 for d in where)
+            kind, wrong = POSITIONAL, any(d >= first.ndim - 2 for d in where)
         else:
             return
         if wrong:
-            self._note(POSITIONAL, call)
+            self._note(kind, call)
 
     def _judge_index(self, call: "_Call", first: Tensor, indices: Sequence[Any]) -> None:
         for d, index in enumerate(indices):
@@ -248,7 +268,7 @@ class RowWatch(PlaceholderResults):
     def _note(self, kind: str, call: "_Call") -> None:
         if (kind, call.name) not in self.findings:
             self.findings[kind, call.name] = Finding(kind, call.name, _current_line())
-            if self._stops:
+            if self._stops and kind != TOTAL:
                 raise Dependent
 
 

@@ -26,7 +26,7 @@ from ..values.fake_tensors import fake_of, fake_state
 from ..values.placeholder_values import PlaceholderValues
 from ..values.user_lines import user_line
 from .dense_losses import dense_losses
-from .row_rules import Dependent, Finding, RowWatch
+from .row_rules import JOINT, TOTAL, Dependent, Finding, RowWatch
 
 _PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
 _EVEN = 12
@@ -65,12 +65,14 @@ class RowTrace:
 
     @property
     def independent(self) -> bool:
-        """Whether it ran and treated samples independently."""
-        return self.carries and not self.findings
+        """Whether it ran and treated samples independently, but for totals over all of them."""
+        return self.carries and all(finding.kind == TOTAL for finding in self.findings)
 
-    def has(self, kind: str) -> bool:
-        """Whether there is a finding of a kind."""
-        return any(finding.kind == kind for finding in self.findings)
+    @property
+    def relation(self) -> Finding | None:
+        """What relates samples, if it ran, and nothing in it depends on their order; otherwise None."""
+        joint = self.carries and all(finding.kind in (JOINT, TOTAL) for finding in self.findings)
+        return self.findings[0] if joint and self.findings else None
 
     @property
     def refusal(self) -> str | None:

@@ -118,6 +118,39 @@ def penalize_separately(model: nn.Module, batch: Any) -> torch.Tensor:
     return model(batch["real"]).mean() - model(batch["noise"]).mean()
 
 
+class Cells(nn.Module):
+    """The last state of a recurrent cell that a loop in Python applies to each position.
+
+    Args:
+        positions: the parts of a sequence that the loop visits.
+    """
+
+    def __init__(self, positions: Any) -> None:
+        super().__init__()
+        self.positions, self.cell = positions, nn.RNNCell(D, D)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        state = x.new_zeros(x.shape[1], D)
+        for part in self.positions(x):
+            state = self.cell(part, state)
+        return state
+
+
+class PaddedEncoder(nn.Module):
+    """Attention over a sequence, dimension 0, without its padding."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(D, 2)
+
+    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
+        return self.attention(x, x, x, key_padding_mask=padding)[0]
+
+
+def regress(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.mse_loss(model(batch["x"]), batch["y"])
+
+
 def square() -> torch.Tensor:
     return torch.randn(N, N, D)
 
@@ -189,6 +222,40 @@ FOUND = {
     "not read": (
         nn.Linear(D, D), classify, {"x": torch.randn(N, D), "y": LABELS, "id": LABELS, "names": "abc", "none": None},
         {"x": 0, "y": 0, "id": 0, "names": None, "none": None},
+    ),
+    **{
+        f"sequence first, as long as the batch, by {how}": (
+            Cells(positions), regress, {"x": square(), "y": torch.randn(N, D)}, {"x": 1, "y": 0},
+        )
+        for how, positions in {
+            "iteration": iter, "unbind": torch.unbind, "index": lambda x: [x[t] for t in range(len(x))],
+            "split": lambda x: [part[0] for part in x.split(1)],
+        }.items()
+    },
+    "padding of samples, sequence first, as long as the batch": (
+        PaddedEncoder(), lambda model, batch: F.mse_loss(model(batch["x"], batch["padding"]), batch["y"]),
+        {"x": square(), "y": square(), "padding": torch.zeros(N, N, dtype=torch.bool)}, {"x": 1, "y": 1, "padding": 0},
+    ),
+    "channels first of another dimension": (
+        nn.Conv2d(N, N, 1), lambda model, batch: F.mse_loss(model(batch["x"].permute(3, 2, 0, 1)), batch["y"]),
+        {"x": torch.randn(N, N, N, N), "y": torch.randn(N, N, N, N)}, {"x": 3, "y": 0},
+    ),
+    "nodes of a shared graph": (
+        nn.Linear(D, D), lambda model, batch: F.mse_loss(batch["graph"] @ model(batch["x"]), batch["y"]),
+        {"graph": torch.randn(N, N), "x": square(), "y": square()}, {"graph": None, "x": 0, "y": 0},
+    ),
+    "texts among which labels select": (
+        nn.Linear(D, D),
+        lambda model, batch: F.cross_entropy(model(batch["images"]) @ model(batch["texts"]).T, batch["y"]),
+        {"texts": torch.randn(N, D), "images": torch.randn(N, D), "y": LABELS}, {"texts": None, "images": 0, "y": 0},
+    ),
+    "a loop over shared values": (
+        nn.Linear(D, D), lambda model, batch: sum(F.mse_loss(model(batch["x"] * s), batch["x"]) for s in batch["s"]),
+        {"s": torch.randn(N), "x": torch.randn(N, D)}, {"s": None, "x": 0},
+    ),
+    "normalized over the batch": (
+        nn.Linear(D, D), lambda model, batch: (model(batch["x"]).mean(1) * (batch["a"] - batch["a"].mean())).mean(),
+        {"x": torch.randn(N, D), "a": torch.randn(N)}, {"x": 0, "a": 0},
     ),
     "broadcast": (
         nn.Linear(D, D), lambda model, batch: (model(batch["x"]) * batch["w"]).mean(),
@@ -306,6 +373,64 @@ def test_unclear_batch_dims_are_refused_with_the_reason(case: str) -> None:
         find_batch_dims(model, step, batch, microbatches=3)
     assert "\n" not in str(refused.value)
     assert case == "no rows" or "batch_dims=" in str(refused.value)
+
+
+SHARED = {
+    "prototypes": (
+        lambda model, batch: F.mse_loss(model(batch["x"]) - model(batch["s"]).mean(0), batch["y"]),
+        {"s": torch.randn(N, D), "x": torch.randn(N, D), "y": torch.randn(N, D)}, "sub relates all rows",
+    ),
+    "negatives": (
+        lambda model, batch: F.cross_entropy(model(batch["x"]) @ batch["s"].T, torch.zeros(len(batch["x"])).long()),
+        {"s": torch.randn(N, D), "x": torch.randn(N, D)}, "mm relates all rows",
+    ),
+    "centers": (
+        lambda model, batch: torch.cdist(model(batch["x"]), batch["s"]).mean(),
+        {"x": torch.randn(N, D), "s": torch.randn(N, D)}, "_euclidean_dist relates all rows",
+    ),
+    "height and width": (
+        lambda model, batch: (model(batch["x"]) / batch["s"].prod()).mean(),
+        {"s": torch.tensor([3.0, 4.0]), "x": torch.randn(2, D)}, "div relates all rows",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_tensor_that_may_be_shared_or_cut_is_refused_with_both_answers(case: str) -> None:
+    step, batch, reason = SHARED[case]
+    with pytest.raises(RequestError, match=reason) as refused:
+        find_batch_dims(nn.Linear(D, D), step, batch)
+    text = str(refused.value)
+    for shared in (0, None):
+        given = {key: shared if key == "s" else 0 for key in batch}
+        assert f"batch_dims={given}" in text
+        assert find_batch_dims(nn.Linear(D, D), step, batch, given=given).by_name["batch['s']"] == shared
+    find_batch_dims(nn.Linear(D, D), step, batch, microbatches=1)  # nothing is cut
+
+
+class Packed(nn.Module):
+    """Attention within the samples of a packed batch, which end where ``ends`` says."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(D, D)
+
+    def forward(self, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+        sample = torch.bucketize(torch.arange(len(x)), ends, right=True)
+        q = self.linear(x)[None, None]
+        return F.scaled_dot_product_attention(q, q, q, attn_mask=sample[:, None] == sample)[0, 0]
+
+
+def test_packed_samples_and_single_sequences_are_refused() -> None:
+    packed = {"x": torch.randn(12, D), "ends": torch.tensor([4, 7, 12]), "y": torch.randn(12, D)}
+
+    def step(model: nn.Module, batch: Any) -> torch.Tensor:
+        return F.mse_loss(model(batch["x"], batch["ends"]), batch["y"])
+
+    with pytest.raises(RequestError, match=r"attention.* treats dimension 0 of batch.* as a sequence.*batch_dims="):
+        find_batch_dims(Packed(), step, packed)
+    with pytest.raises(RequestError, match=r"convolution treats .* as a sequence"):
+        find_batch_dims(nn.Conv1d(4, 4, 3, padding=1), lambda model, x: model(x).mean(), torch.randn(4, 9))
 
 
 def test_unclear_batch_dims_are_accepted_for_one_microbatch() -> None:

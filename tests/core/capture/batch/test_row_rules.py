@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.batch.row_rules import JOINT, LOOKUP, POSITIONAL, Dependent, RowWatch
+from panpipe.core.capture.batch.row_rules import JOINT, LOOKUP, POSITIONAL, SEQUENCE, TOTAL, Dependent, RowWatch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
@@ -68,10 +68,14 @@ DEPENDENT = {
     "samples scaled by a sum": (lambda x, ids, table: x * x.sum(0), JOINT, "mul"),
     "layer norm over samples": (lambda x, ids, table: F.layer_norm(x.T, (ROWS,)), POSITIONAL, "native_layer_norm"),
     "convolution over samples": (
-        lambda x, ids, table: F.conv1d(x.T[None], x.new_empty(4, 4, 3), padding=1), POSITIONAL, "convolution"),
+        lambda x, ids, table: F.conv1d(x.T[None], x.new_empty(4, 4, 3), padding=1), SEQUENCE, "convolution"),
     "pooling over samples": (
-        lambda x, ids, table: F.avg_pool2d(x[None, None], (3, 1), 1, (1, 0)), POSITIONAL, "avg_pool2d"),
+        lambda x, ids, table: F.avg_pool2d(x[None, None], (3, 1), 1, (1, 0)), SEQUENCE, "avg_pool2d"),
     "triangle over samples": (lambda x, ids, table: x.tril(), POSITIONAL, "tril"),
+    "row by row": (lambda x, ids, table: [row.exp() for row in x], POSITIONAL, "unbind"),
+    "samples scaled by a product": (lambda x, ids, table: x / x.prod(), TOTAL, "div"),
+    "samples without their mean": (lambda x, ids, table: x - x.mean(), TOTAL, "sub"),
+    "samples scaled by a function of a total": (lambda x, ids, table: x * (x.sum() + 1).sqrt(), TOTAL, "mul"),
 }  # fmt: skip
 
 
@@ -80,9 +84,28 @@ def test_operators_on_several_samples_are_found_by_kind(run, kind, operator):
     assert list(watched(run).findings) == [(kind, operator)]
 
 
-def test_attention_over_samples_is_positional():
+def test_attention_over_samples_is_a_sequence():
     found = watched(lambda x, ids, table: F.scaled_dot_product_attention(*[x[None, None]] * 3)).findings
-    assert {kind for kind, _ in found} == {POSITIONAL}
+    assert {kind for kind, _ in found} == {SEQUENCE}
+
+
+def test_labels_that_select_among_samples_are_found():
+    def labelled(x, ids, table):
+        return F.cross_entropy(x @ x.T, ids)
+
+    def numbered(x, ids, table):
+        return F.cross_entropy(x @ x.T, torch.arange(len(x)))
+
+    assert (LOOKUP, "nll_loss_forward") in watched(labelled).findings
+    assert (LOOKUP, "nll_loss_forward") not in watched(numbered).findings
+
+
+def test_total_does_not_end_a_trace_that_stops():
+    assert list(watched(lambda x, ids, table: (x - x.mean()).square(), stops=True).findings) == [(TOTAL, "sub")]
+
+
+def test_loss_divided_by_a_count_is_no_total():
+    assert watched(lambda x, ids, table: (x * 2).sum() / x.sum()).findings == {}
 
 
 def test_finding_has_the_users_line_and_each_operator_is_found_once():

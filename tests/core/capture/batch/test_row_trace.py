@@ -1,7 +1,7 @@
 """Traces of a step with another number of samples: what runs, what is read, which results have rows."""
 
 import torch
-from panpipe.core.capture.batch.row_rules import LOOKUP, POSITIONAL
+from panpipe.core.capture.batch.row_rules import POSITIONAL
 from panpipe.core.capture.batch.row_trace import RowTracer, with_lists
 from panpipe.core.capture.values.containers import flatten_batch
 from torch import nn
@@ -60,8 +60,8 @@ def test_findings_by_kind():
     found = tracer(lambda model, batch: model(batch["x"]).flip(0).mean()).trace({X: 0})
     assert found.carries
     assert not found.independent
-    assert found.has(POSITIONAL)
-    assert not found.has(LOOKUP)
+    assert [finding.kind for finding in found.findings] == [POSITIONAL]
+    assert found.relation is None
 
 
 def test_traces_are_kept_and_run_once():
