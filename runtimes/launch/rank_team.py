@@ -1,6 +1,7 @@
 """The devices of a mesh as ranks of the default process group, one each."""
 
 import atexit
+import os
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from datetime import timedelta
@@ -25,6 +26,7 @@ from ..watch.watched_backend import WatchedBackend, watched
 from .arrival import create_group, join
 from .clock_offset import clock_offset_ns
 from .exchange import Exchange, RankExchange
+from .forks import keep_in_forks
 from .groups import device_mesh
 from .meeting import Meeting, begin
 from .team import Team
@@ -77,7 +79,8 @@ class RankTeam(Team):
             with self._watched(), waiting, TORCH_LOG.without_warnings():
                 create_group(meeting)
                 self._connect(kind, mesh)
-        self._closed = False
+        self._closed, self._pid = False, os.getpid()
+        keep_in_forks(self)
         atexit.register(self._close_at_exit)  # runs before the threads' functions: the last one registered runs first
 
     def _connect(self, kind: BackendKind, mesh: Mesh | DeviceMesh | None) -> None:
@@ -252,7 +255,7 @@ class RankTeam(Team):
             self.close()
 
     def close(self, failure: BaseException | None = None) -> None:
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:  # a fork has the connections of its parent
             return
         self._closed = True
         atexit.unregister(self._close_at_exit)
