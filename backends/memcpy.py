@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 from attrs import define, field
 from torch import Tensor
 
-from ..core.errors import WorkerError
+from ..core.errors import WorkerError, described
 from .contract import Backend, Handle
 from .kind import BackendKind
 from .streams import streams_of
@@ -80,7 +80,7 @@ class Exchange:
         """Raise WorkerError if a device stopped."""
         if self.failure is not None:
             device, failure = self.failure
-            raise WorkerError(f"device {device} stopped: {type(failure).__name__}: {failure}") from failure
+            raise WorkerError(f"device {device} stopped: {described(failure)}") from failure
 
 
 class _MemcpyHandle:

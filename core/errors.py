@@ -107,6 +107,12 @@ def message_of(failure: BaseException) -> str:
         return f"(its message raised {type(error).__name__})"
 
 
+def described(failure: BaseException) -> str:
+    """The class, message and notes of any exception: ``IndexError: Target 9 is out of bounds (at train.py:8)``."""
+    notes = getattr(failure, "__notes__", ())
+    return f"{type(failure).__name__}: {message_of(failure)}{''.join(f' ({note})' for note in notes)}"
+
+
 @contextmanager
 def naming(*files: object) -> Iterator[None]:
     """Begin the message of a request's error with the files that it is about, unless it names one of them."""
@@ -142,4 +148,4 @@ def printed(error: PanpipeError) -> str:
 
 def in_a_line(failure: BaseException) -> str:
     """Another library's exception as one line, for use in a message: ``ValueError: too many values``."""
-    return " ".join(f"{type(failure).__name__}: {message_of(failure)}".split())
+    return " ".join(described(failure).split())

@@ -16,6 +16,7 @@ from ..core.offload.request import OffloadRequest, check_offload_request
 from ..core.plan.derive import check_agrees
 from ..core.plan.plan import Plan, read_plan
 from ..core.plan.sharding import AUTO, NONE, check_level
+from ..core.whole_numbers import whole_number
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshWish, mesh_for, mesh_in_simulator
@@ -47,11 +48,15 @@ def given_mesh(mesh: Mesh | DeviceMesh | str | int | None) -> MeshWish:
     """The user's mesh, of which some dimensions may be unknown until the number of devices is known."""
     if isinstance(mesh, Mesh):
         mesh.check()
-    return (
-        parse_mesh(f"pp={mesh}" if isinstance(mesh, int) else mesh, tensor=True)
-        if isinstance(mesh, int | str)
-        else mesh
-    )
+    if mesh is None or isinstance(mesh, Mesh | DeviceMesh):
+        return mesh
+    if not isinstance(mesh, str):
+        mesh = f"pp={whole_number('mesh', mesh, 1)}"
+    return parse_mesh(mesh, tensor=True)
+
+
+def _microbatches(given: Any) -> int | None:
+    return None if given is None else whole_number("microbatches", given, 1)
 
 
 def _compiler(compile: str | Compile | None) -> CompilerChoice | None:
@@ -123,7 +128,7 @@ class PipelineOptions:
     planning: PlanningOptions
     devices: DeviceOptions = DeviceOptions()
     target: str = "devices"
-    _microbatches: int | None = None
+    _microbatches: int | None = field(default=None, converter=_microbatches)
     plan: Plan | None = field(converter=given_plan)
     mesh: MeshWish = field(default=None, converter=given_mesh)
     backend: str | BackendKind | None = None
@@ -140,8 +145,6 @@ class PipelineOptions:
     def __attrs_post_init__(self) -> None:
         if self.target not in TARGETS:
             raise RequestError(f"there is no target '{self.target}': known are {', '.join(TARGETS)}")
-        if self._microbatches is not None and self._microbatches < 1:
-            raise RequestError(f"microbatches is {self._microbatches}: a step needs at least 1")
         check_max_shapes(self.max_shapes)
         check_replan(self.replan)
         if self.shard is not None:

@@ -81,6 +81,8 @@ def find_family(name: str) -> ScheduleFamily:
         RequestError: there is none; the message lists the nearest names.
     """
     known = families()
+    if not isinstance(name, str):
+        raise RequestError(f"schedule is {name!r:.40}: give the name of one: {', '.join(known)}")
     if name not in known:
         raise RequestError(f"there is no schedule '{name}': {nearest(name, known)}")
     return known[name]

@@ -13,6 +13,7 @@ from ...core.capture.batch.find_batch_dims import find_batch_dims
 from ...core.capture.batch.row_trace import with_lists
 from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.containers import BatchNesting, flatten_batch
+from ...core.capture.values.sparse_tensors import refuse_if_not_strided
 from ...core.errors import RequestError
 from ...core.wording import first_of
 from .remote_tensors import as_meta_tensors
@@ -118,6 +119,7 @@ class BatchCutter:
             RequestError: it cannot be cut.
         """
         leaves, nesting = flatten_batch(batch)
+        _refuse_without_values(leaves, nesting)
         self._check_dtypes(leaves, nesting)
         if function is None:
             _refuse_gradients(leaves, nesting)
@@ -143,7 +145,7 @@ class BatchCutter:
         known = self._example.dims
         if all(known.knows(name) for name in _names(nesting)):
             return known
-        key = function or self._step, nesting
+        leaves, key = flatten_batch(batch)[0], (function or self._step, nesting)
         if key not in self._others:
             try:
                 with as_meta_tensors(self._model):
@@ -152,10 +154,22 @@ class BatchCutter:
                         gradients=function is None,
                     )  # fmt: skip
             except RequestError as error:
-                mine, theirs = first_of(list(self._example.named), 8), first_of(list(nesting.names), 8)
-                found = f"the example has {mine}, and this batch {theirs}"
-                raise RequestError(f"{error}; {found}") from error
+                whole = nesting.names == ("batch",)
+                found = f"is {_leaf_text(_what(leaves[0]))}" if whole else first_of(list(nesting.names), 8)
+                known_names = first_of(list(self._example.named), 8)
+                raise RequestError(f"the example has {known_names}, and this batch {found}: {error}") from error
         return self._others[key]
+
+
+def _refuse_without_values(leaves: list[Any], nesting: BatchNesting) -> None:
+    """Refuse a batch with tensors that have no values, or whose values cannot be cut."""
+    for name, leaf in zip(_names(nesting), leaves, strict=True):
+        refuse_if_not_strided(name, leaf)
+        if isinstance(leaf, Tensor) and leaf.is_meta:
+            raise RequestError(
+                f"{name} is on the meta device ({_leaf_text(_what(leaf))}), which holds no values: give a tensor with "
+                "values, such as one on the CPU"
+            )
 
 
 def _refuse_gradients(leaves: list[Any], nesting: BatchNesting) -> None:

@@ -24,7 +24,7 @@ from ...backends.contract import Backend, Handle, Pair
 from ...backends.kind import BackendKind
 from ...backends.streams import InheritedStreams
 from ...core.cluster.mesh import Mesh
-from ...core.errors import RequestError, WorkerError, message_of
+from ...core.errors import RequestError, WorkerError, described
 from ..watch.activity import Activity
 from ..watch.signals import WHERE, Describer
 from ..watch.thread_hangs import ThreadHangs
@@ -280,8 +280,9 @@ class ThreadTeam(Team):
             end.close()
         if failures:
             device, failure = next(iter(failures.items()))
-            reason = f"{type(failure).__name__}: {message_of(failure)}"
-            raise WorkerError(f"device {device} stopped: {reason}") from failure
+            if isinstance(failure, RequestError):
+                raise failure
+            raise WorkerError(f"device {device} stopped: {described(failure)}") from failure
         return {device: results[device] for device in self.local}
 
     def everywhere(self, work: Callable[[int], T]) -> list[T]:

@@ -7,6 +7,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from ...core.errors import RequestError
+from ...core.whole_numbers import whole_number
 from .optimizers import OptimizerFactory, SchedulerFactory
 from .scaling import LossScale, check_scaled
 
@@ -21,6 +22,16 @@ def _check_on_nonfinite(_: Any, __: Any, given: object) -> None:
             f"on_nonfinite is {given!r}: a loss that is not finite raises an error, skips the update or warns; give "
             "'raise', 'skip', 'warn', or None for no check"
         )
+
+
+def _one_line(given: object) -> str:
+    """An argument of a wrong type; the texts of optimizers have a line for each option."""
+    text = " ".join(repr(given).split())
+    return text if len(text) <= 60 else f"a {type(given).__name__}"
+
+
+def _seed(given: Any) -> int:
+    return whole_number("seed", given)
 
 
 @frozen
@@ -43,13 +54,13 @@ class Training:
     scaler: GradScaler | None = None
     scheduler: SchedulerFactory | None = None
     optimizer: OptimizerFactory | None = None
-    seed: int = 0
+    seed: int = field(default=0, converter=_seed)
     on_nonfinite: str | None = field(default=WARN, validator=_check_on_nonfinite)
 
     def __attrs_post_init__(self) -> None:
         if self.optimizer is not None and not callable(self.optimizer):
             raise RequestError(
-                f"optimizer is {self.optimizer!r}: give a class such as torch.optim.AdamW, or a function"
+                f"optimizer is {_one_line(self.optimizer)}: give a class such as torch.optim.AdamW, or a function"
             )
         given = self.clip_norm
         if given is not None and (isinstance(given, bool) or not isinstance(given, int | float) or not given > 0):
@@ -59,12 +70,12 @@ class Training:
             )
         if self.scaler is not None and not isinstance(self.scaler, GradScaler):
             raise RequestError(
-                f"scaler is {self.scaler!r}: losses are scaled by a torch.amp.GradScaler; give one, such as "
+                f"scaler is {_one_line(self.scaler)}: losses are scaled by a torch.amp.GradScaler; give one, such as "
                 "torch.amp.GradScaler('cpu'), or None"
             )
         if self.scheduler is not None and not callable(self.scheduler):
             raise RequestError(
-                f"scheduler is {self.scheduler!r}: give a function of an optimizer, such as lambda o: "
+                f"scheduler is {_one_line(self.scheduler)}: give a function of an optimizer, such as lambda o: "
                 "torch.optim.lr_scheduler.CosineAnnealingLR(o, 1000)"
             )
 

@@ -1,6 +1,7 @@
 """The user's options of an automatic plan."""
 
 from pathlib import Path
+from typing import Any
 
 from attrs import Factory, field, frozen
 
@@ -15,6 +16,7 @@ from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families, find_family, resident_families
 from ...core.search import Oracle
 from ...core.search.problem.blocks import check_boundaries
+from ...core.whole_numbers import whole_number
 from ..offload.tier import OffloadTier
 from .budget import check_seconds
 
@@ -24,6 +26,10 @@ AUTO = "auto"
 
 def _found(cluster: Cluster | str | Path | None) -> Cluster | None:
     return find_cluster(cluster) if isinstance(cluster, str | Path) else cluster
+
+
+def _chunks(given: Any) -> int:
+    return whole_number("max_chunks", given, 1)
 
 
 def _families(options: "PlanningOptions") -> list[ScheduleFamily]:
@@ -60,7 +66,7 @@ class PlanningOptions:
     oracle: Oracle
     cut_oracle: Oracle
     schedule: str = AUTO
-    max_chunks: int = 2
+    max_chunks: int = field(default=2, converter=_chunks)
     cluster: Cluster | None = field(default=None, converter=_found)
     recompute: Recompute | None = None
     offload: OffloadRequest = "none"

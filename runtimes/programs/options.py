@@ -2,7 +2,7 @@
 
 from attrs import field, frozen
 
-from ...core.errors import RequestError
+from ...core.whole_numbers import whole_number
 from .compiled import Programs
 from .stage_compiler import StageCompiler
 
@@ -26,10 +26,9 @@ class ProgramOptions:
 
 
 def check_max_shapes(limit: int) -> None:
-    """Refuse a number of kept shapes below 1.
+    """Refuse a number of kept shapes below 1: the current shape is always kept.
 
     Raises:
-        RequestError: it is below 1.
+        RequestError: it is below 1, or no whole number.
     """
-    if limit < 1:
-        raise RequestError(f"max_shapes is {limit}: the current shape is always kept; give at least 1")
+    whole_number("max_shapes", limit, 1)

@@ -5,6 +5,7 @@ example, plan, team ──▶ LocalStages (parameters, buffers, optimizers) ─�
 batch ──▶ microbatches ──▶ StepRunner or Evaluator ◀────────────────────────┘ ──▶ loss, metrics, trace, counts
 """
 
+import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from ...core.errors import RequestError
 from ...core.logs import set_process
 from ...core.plan.plan import Plan
 from ...core.trace.trace import Trace
+from ..batch.difference import naming_difference
 from ..batch.example import Example
 from ..batch.microbatches import BatchCutter, Microbatch
 from ..batch.modes import ModuleModes
@@ -93,7 +95,7 @@ class Trainer:
         model = example.model
         self.model, self.step, self.team, self.training = model, example.step, team, training
         self.optimizers_lent = False
-        self.closed, self.counts = False, Counts()
+        self.closed, self.counts, self._pid = False, Counts(), os.getpid()
         self.metrics: dict[str, float] = {}
         self.norm: Tensor | None = None
         self.skipped = False
@@ -169,7 +171,8 @@ class Trainer:
         scale = None if self._scaler is None else float(self._scaler.get_scale())
         if options.ending is not Ending.REDUCE:
             options = self._monitoring.options(options)
-        done = self.runner.run(ready, self.counts.steps, evolve(options, peaks=self._check.on))
+        with naming_difference(self._shape, ready.pieces):
+            done = self.runner.run(ready, self.counts.steps, evolve(options, peaks=self._check.on))
         assert done.loss is not None
         self.stages.tied.note()
         if tensor is not None:
@@ -322,7 +325,12 @@ class Trainer:
         self.team.close()
 
     def refuse_closed(self) -> None:
-        """Raise a RequestError after `close`."""
+        """Raise a RequestError after `close`, and in a fork."""
+        if os.getpid() != self._pid:
+            raise RequestError(
+                f"this process is a fork of process {self._pid}, whose pipeline it is: its threads and connections do "
+                "not exist here; use the pipeline in that process alone"
+            )
         if self.closed:
             raise RequestError("the pipeline is closed: call close() after the last step, or build another pipeline")
 

@@ -21,6 +21,7 @@ from ...core.errors import (
     PanpipeError,
     RequestError,
     WorkerError,
+    described,
     message_of,
 )
 from ...core.files.json_reader import parse_json
@@ -98,7 +99,7 @@ def decoded(document: str) -> PanpipeError:
 
 def stopped(rank: int, failure: BaseException, limit: int = LINE_LIMIT) -> str:
     """The reason for all ranks to stop after an error on one rank."""
-    return shortened(f"rank {rank} stopped: {type(failure).__name__}: {message_of(failure)}", limit)
+    return shortened(f"rank {rank} stopped: {described(failure)}", limit)
 
 
 def shortened(text: str, limit: int = LINE_LIMIT) -> str:

@@ -50,7 +50,9 @@ def test_number_of_microbatches():
 
 REFUSED = {
     "target": ({"target": "moon"}, "there is no target 'moon': known are devices, simulator"),
-    "microbatches": ({"microbatches": 0}, "microbatches is 0: a step needs at least 1"),
+    "microbatches": ({"microbatches": 0}, "microbatches is 0: give a whole number, at least 1"),
+    "microbatches of another type": ({"microbatches": 2.5}, "microbatches is 2.5: give a whole number, at least 1"),
+    "mesh of another type": ({"mesh": 2.5}, "mesh is 2.5: give a whole number, at least 1"),
     "other microbatches": ({"plan": PLAN, "microbatches": 5}, "5"),
     "replan in the simulator": (
         {"target": "simulator", "replan": "auto"}, "replan is 'auto', but simulated devices never drift"),

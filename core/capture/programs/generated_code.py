@@ -1,13 +1,19 @@
-"""Generates the Python function of a program: it calls operators, and frees each tensor after its last use."""
+"""Generates a Python function from part of a graph; it calls operators and frees each tensor after its last use.
+
+An error that an operator raises gets a note with the line of the user's that the operator was captured from.
+"""
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from torch import Tensor, fx
 
+from ...errors import PanpipeError
 from ..regions.regions import region_needed
 from .accumulated_products import Product, products_of
+from ..values.user_lines import last_place, user_line
 from .bindings import binding_of, same_tensor
 from .fusing import Fusion, Fusions, Piece, fused, running_order
 from .layouts import restrided, strides_to_check
@@ -35,6 +41,9 @@ class _NoSink:
     def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
         pass
 
+
+_FILE = "<stage program>"
+"""File name of the generated code."""
 
 no_sink = _NoSink()
 """For programs without results for a sink, and for callers that do not need these."""
@@ -75,7 +84,7 @@ def compile_program(
     sinks: dict[fx.Node, list[str]] = {}
     for number, value in enumerate(handed_over):
         sinks.setdefault(value, []).append(f"    sink.add({number}, {names[value]})")
-    lines = ["def program(inputs, sink):"]
+    lines, traces = list[str](), dict[int, str]()
     if inputs:
         lines += [f"    {', '.join(names[node] for node in inputs)}, = inputs", "    inputs.clear()"]
     lines += [line for node in inputs for line in sinks.get(node, ())]
@@ -83,6 +92,7 @@ def compile_program(
     lines += [f"    del {', '.join(unused)}"] if unused else []
     for position, piece in enumerate(pieces):
         made: Sequence[fx.Node]
+        begin = len(lines)
         if isinstance(piece, Fusion):
             assert fusions is not None
             fusions.add(scope, f"g{position}", piece)
@@ -102,10 +112,37 @@ def compile_program(
         lines += [line for node in made if node in last for line in _checked(node, names, scope)]
         lines += [line for node in made for line in sinks.get(node, ())]
         lines += _gone([*piece.all_input_nodes, *made], position, last, names, scope)
+        traces.update(dict.fromkeys(range(begin, len(lines)), _stack_trace(piece)))
     lines.append(f"    return [{', '.join('None' if node is None else names[node] for node in outputs)}]")
-    exec(compile("\n".join(lines), "<stage program>", "exec"), scope)
+    scope["noted"] = partial(_noted, {_HEAD + number: trace for number, trace in traces.items() if trace})
+    lines = ["def program(inputs, sink):", "  try:", *lines, *_TAIL]
+    exec(compile("\n".join(lines), _FILE, "exec"), scope)
     program: Program = scope["program"]
     return program
+
+
+_HEAD = 3
+"""Number of a generated function's first line within its ``try``, whose exceptions cost no time without an error."""
+_TAIL = ("  except Exception as error:", "    noted(error)", "    raise")
+
+
+def _stack_trace(piece: Piece) -> str:
+    """The stack trace with which the first node of a piece was captured; "" if none was recorded."""
+    nodes: Sequence[fx.Node] = piece.nodes if isinstance(piece, Fusion) else (piece,)
+    return next((trace for node in nodes if (trace := node.meta.get("stack_trace"))), "")
+
+
+def _noted(traces: Mapping[int, str], error: Exception) -> None:
+    """Note the line of the user's on an error: that of the operator, or one in Python code that the program calls.
+
+    Args:
+        traces: line of the generated function → stack trace of its operator.
+        error: raised by the function; the first frame of its traceback is the function's.
+    """
+    frame = error.__traceback__
+    line = user_line(error) or last_place(traces.get(frame.tb_lineno, "") if frame is not None else "")
+    if line and not isinstance(error, PanpipeError):
+        error.add_note(f"at {line}")
 
 
 def _gone(

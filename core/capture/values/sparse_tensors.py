@@ -1,4 +1,5 @@
-"""Sparse tensors, which stage programs do not support: refused as inputs; operators that create them stay Python."""
+"""Sparse and nested tensors, which stage programs do not support: refused as inputs; operators that create sparse ones
+stay Python."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,7 +18,7 @@ def is_sparse(value: Any) -> bool:
 
 
 def refuse_sparse_tensors(model: nn.Module, batch: Any) -> None:
-    """Refuse sparse tensors of the model and the batch.
+    """Refuse sparse and nested tensors of the model and the batch.
 
     Raises:
         RequestError: there is one; the message has its name.
@@ -28,11 +29,25 @@ def refuse_sparse_tensors(model: nn.Module, batch: Any) -> None:
         *((f"batch{pytree.keystr(path)}", leaf) for path, leaf in pytree.tree_flatten_with_path(batch)[0]),
     ]
     for name, tensor in named:
-        if is_sparse(tensor):
-            raise RequestError(
-                f"{name} is sparse ({tensor.layout}): a pipeline holds and sends strided tensors; keep its indices and "
-                "values as separate tensors, and create the sparse one in a module's forward"
-            )
+        refuse_if_not_strided(name, tensor)
+
+
+def refuse_if_not_strided(name: str, value: Any) -> None:
+    """Refuse a sparse or a nested tensor.
+
+    Raises:
+        RequestError: the value is one; the message has its name.
+    """
+    if isinstance(value, Tensor) and value.is_nested:
+        raise RequestError(
+            f"{name} is a nested tensor: a pipeline holds and sends strided tensors; pad its parts to one length "
+            "(torch.nested.to_padded_tensor), and give the lengths or a mask in addition"
+        )
+    if is_sparse(value):
+        raise RequestError(
+            f"{name} is sparse ({value.layout}): a pipeline holds and sends strided tensors; keep its indices and "
+            "values as separate tensors, and create the sparse one in a module's forward"
+        )
 
 
 def refuse_sparse_results(graph: fx.Graph, values: Mapping[str, Any]) -> None:

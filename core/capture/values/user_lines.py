@@ -53,7 +53,12 @@ def first_line(step: Any) -> str:
 
 def line_of(node: fx.Node) -> str:
     """The innermost line of the user's that a node of a captured graph comes from; "" if none is known."""
-    places = re.findall(r'File "([^"]+)", line (\d+)', node.meta.get("stack_trace") or "")
+    return last_place(node.meta.get("stack_trace") or "")
+
+
+def last_place(stack_trace: str) -> str:
+    """The innermost line of the user's in the text of a stack trace; "" if it has none."""
+    places = re.findall(r'File "([^"]+)", line (\d+)', stack_trace)
     return next((f"{file}:{line}" for file, line in reversed(places) if is_user_code(file)), "")
 
 

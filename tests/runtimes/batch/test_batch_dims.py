@@ -2,13 +2,15 @@
 
 import copy
 import dataclasses
+import re
 from collections import UserDict, namedtuple
+from pathlib import Path
 from typing import Any
 
 import panpipe
 import pytest
 import torch
-from panpipe.core.errors import RequestError
+from panpipe.core.errors import RequestError, WorkerError
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.pipeline import Pipeline
@@ -241,9 +243,16 @@ BAD: dict[str, tuple[Any, str]] = {
     "none": ({"x": rows(N, D), "y": None}, r"batch\['y'\] is None, and 2 int64 in the example"),
     "text": ({"x": rows(N, D), "y": "cat"}, r"batch\['y'\] is 'cat', and 2 int64 in the example"),
     "array": ({"x": rows(N, D).numpy(), "y": labels(N)}, r"batch\['x'\] is a numpy ndarray"),
-    "a tensor": (rows(N, D), r"the example has batch\['x'\], batch\['y'\], and this batch batch"),
+    "a tensor": (rows(N, D), r"the example has batch\['x'\], batch\['y'\], and this batch is 6×6 float64: "),
     "scalar": ({"x": rows(N, D), "y": torch.tensor(1)}, r"batch\['y'\] is scalar, and dimension 0"),
     "empty": ({"x": rows(0, D), "y": labels(0)}, "0 samples"),
+    "no batch": (None, r"the example has batch\['x'\], batch\['y'\], and this batch is None: "),
+    "meta": ({"x": rows(N, D).to("meta"), "y": labels(N)}, r"batch\['x'\] is on the meta device \(6×6 float64\)"),
+    "sparse": ({"x": rows(N, D).to_sparse(), "y": labels(N)}, r"batch\['x'\] is sparse \(torch.sparse_coo\)"),
+    "nested": (
+        {"x": torch.nested.nested_tensor(list(rows(N, D)), layout=torch.jagged), "y": labels(N)},
+        r"batch\['x'\] is a nested tensor: ",
+    ),
 }
 
 
@@ -257,4 +266,19 @@ def test_bad_batch_is_one_line_with_the_key(
     assert "\n" not in str(refused.value)
     assert capfd.readouterr().err == ""
     assert not caplog.records
+    assert trained.step({"x": rows(N, D), "y": labels(N)}).isfinite()
+
+
+LABELS_OF_ANOTHER_SIZE = {"x": rows(N, D), "y": labels(N).int()}
+"""Operators that look values up take them, so tracing does, and the loss fails on them."""
+
+
+def test_failing_operator_is_named_with_its_line_and_the_difference_of_the_batch(trained: Pipeline) -> None:
+    line = classify.__code__.co_firstlineno + 1
+    with pytest.raises(WorkerError) as failure:
+        trained.step(LABELS_OF_ANOTHER_SIZE)
+    assert re.search(rf"target dtype .* \(at [^ ]*{Path(__file__).name}:{line}\)", str(failure.value))
+    assert str(failure.value).endswith("; batch['y'] is 2 int32 in a microbatch, and 2 int64 in the example's")
+    with pytest.raises(WorkerError, match=rf"IndexError: Target 77 .* \(at [^ ]*:{line}\)$"):
+        trained.step({"x": rows(N, D), "y": labels(N) + 77})
     assert trained.step({"x": rows(N, D), "y": labels(N)}).isfinite()

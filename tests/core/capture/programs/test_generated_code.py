@@ -1,10 +1,12 @@
 """Programs compute what their nodes compute, whatever they overwrite and whatever they hand over as factors."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.capture.programs.fusing import Fusions
-from panpipe.core.capture.programs.generated_code import compile_program
+from panpipe.core.capture.programs.generated_code import Program, compile_program
+from panpipe.core.errors import described
 from torch import Tensor, fx
 
 from ....support.nodes import Taken, node, placeholder
@@ -63,3 +65,26 @@ def test_a_program_computes_its_nodes(
         torch.testing.assert_close(sink.values[number], expected[one], rtol=1e-12, atol=1e-12)
     for value, before in zip(given_values, kept, strict=True):
         assert torch.equal(value, before), "a program changes nothing that it is given"
+
+
+def failing_program(stack_trace: str) -> Program:
+    """A program whose second operator fails, if its inputs have different shapes."""
+    graph = fx.Graph()
+    x, y = (placeholder(graph, name) for name in ("x", "y"))
+    nodes = [node(graph, aten.neg.default, x), node(graph, aten.add.Tensor, x, y)]
+    nodes[1].meta["stack_trace"] = stack_trace
+    return compile_program(nodes, [x, y], [nodes[1]], {})
+
+
+def test_error_of_an_operator_is_noted_with_the_line_that_it_was_captured_from() -> None:
+    program = failing_program('File "/home/me/train.py", line 8, in step\n    return x + y')
+    with pytest.raises(RuntimeError, match="must match the size") as failure:
+        program([torch.ones(2), torch.ones(3)], Taken())
+    assert failure.value.__notes__ == ["at /home/me/train.py:8"]
+    assert described(failure.value).endswith("(at /home/me/train.py:8)")
+
+
+def test_error_of_an_operator_without_a_known_line_has_no_note() -> None:
+    with pytest.raises(RuntimeError) as failure:
+        failing_program("")([torch.ones(2), torch.ones(3)], Taken())
+    assert not hasattr(failure.value, "__notes__")
