@@ -12,8 +12,8 @@ from torch import Tensor, fx
 
 from ...errors import PanpipeError
 from ..regions.regions import region_needed
-from .accumulated_products import Product, products_of
 from ..values.user_lines import last_place, user_line
+from .accumulated_products import Product, products_of
 from .bindings import binding_of, same_tensor
 from .fusing import Fusion, Fusions, Piece, fused, running_order
 from .layouts import restrided, strides_to_check
