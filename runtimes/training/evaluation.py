@@ -135,6 +135,7 @@ class Evaluator:
         key = forwards.function, forwards.rows, self._modes.now()
         found = self._kept.use(key)
         if found is None:
+            self._changed()  # its values are read now, and tensors may have been replaced before
             if self._forward_plan is None:
                 self._forward_plan = forward_only(self._plan)
             found = Variants(self._model, forwards.function, partial(self._variant, forwards), self._changed)

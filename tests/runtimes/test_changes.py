@@ -628,6 +628,19 @@ def tied_weight_that_thaws():
     return Program(model, fit, lambda n: model.first.weight.requires_grad_(n > 1))
 
 
+@right
+def buffer_that_is_replaced_before_the_first_evaluation():
+    model = chain()
+    model.register_buffer("scale", torch.ones(WIDTH, dtype=torch.float64))
+
+    def step(m, b):
+        return F.mse_loss(m(b["x"] * m.scale), b["y"])
+
+    return Program(
+        model, step, lambda n: setattr(model, "scale", (n + 2.0) * torch.ones_like(model.scale)), evaluated=True
+    )
+
+
 class Adversaries(nn.Module):
     def __init__(self):
         super().__init__()
