@@ -12,7 +12,8 @@ from ..evaluate.latest_times import latest_times
 from ..evaluate.reference import evaluate
 from ..plan.offload import Storage
 from ..plan.plan import Plan
-from .choice import INFINITY, Offloadable, Picks, Sharing, choose_offload, everything, of_stages
+from .choice import Offloadable, Picks, Sharing, choose_offload, everything, of_stages
+from .device_choice import INFINITY
 from .host_links import HostLinks, host_links
 from .request import OffloadRequest, check_offload_request
 
