@@ -63,7 +63,7 @@ def test_pass_without_gradients_keeps_no_devices_and_has_no_backward():
     torch.testing.assert_close(one.forward()[0], whole(*arguments).detach())
     assert one._devices is None
     assert len(pool._idle[False]) == 1
-    with pytest.raises(RequestError, match="backward runs a second time and panpipe has freed the saved tensors"):
+    with pytest.raises(RequestError, match="backward is called a second time, but panpipe has freed the saved tensors"):
         one.backward([torch.ones(4, 3)])
 
 
@@ -72,7 +72,7 @@ def test_second_backward_is_refused():
     one = Pass(DevicePool(cut_graph(arguments)), arguments, True)
     one.forward()
     one.backward([torch.ones(4, 3)])
-    with pytest.raises(RequestError, match="backward runs a second time"):
+    with pytest.raises(RequestError, match="backward is called a second time"):
         one.backward([torch.ones(4, 3)])
 
 
