@@ -23,10 +23,11 @@ from operator import itemgetter
 
 from ..actions import Action, Kind
 from ..errors import RequestError
-from . import host_copies, step_end  # noqa: F401 - declare their kinds
+from . import host_copies  # noqa: F401 - declares its kinds
 from .kinds import AFTER_STEP, declarations
 from .messages import Positions, computed_at
 from .plan import Plan
+from .step_end import optimizer_steps
 
 _BACKWARD = (Kind.B, Kind.I)
 
@@ -58,7 +59,7 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     queues: dict[tuple[int, int], list[Action]] = {}
     sends = [[_sends(action, peers, queues) for action in actions] for actions in plan.device_actions]
     ends: list[list[Action]] = [[] for _ in plan.device_actions]
-    steps = [_steps(plan, device) for device in range(plan.devices)]
+    steps = [optimizer_steps(plan, device) for device in range(plan.devices)]
     for declared in declarations():
         for device, after in enumerate(sends):
             _insert(declared.insert(plan, device), after, ends[device], steps[device])
@@ -160,8 +161,3 @@ def _merged(
         lowered.append(action)
         lowered += sends[position]
     return (*lowered, *end)
-
-
-def _steps(plan: Plan, device: int) -> list[Action]:
-    """The optimizer steps, after all compute of a device."""
-    return [] if plan.forward_only else [Action(stage.index, Kind.STEP) for stage in plan.stages_on(device)]

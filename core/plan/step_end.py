@@ -22,6 +22,11 @@ from .sharding import shards
 _NEEDS_GRADIENTS = "needs its gradients"
 
 
+def optimizer_steps(plan: Plan, device: int) -> list[Action]:
+    """The STEP of every stage of a device, in order: after all its compute, none if the plan is forward only."""
+    return [] if plan.forward_only else [Action(stage.index, Kind.STEP) for stage in plan.stages_on(device)]
+
+
 def _steps(compute: Compute) -> dict[int, tuple[int, int]]:
     """Stage → device and position of its STEP."""
     return {

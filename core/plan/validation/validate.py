@@ -17,6 +17,7 @@ from ..plan import Plan
 from ..queues import Queues, queues_of
 from ..residency import device_timelines
 from ..sharding import replica_costs
+from ..step_end import optimizer_steps
 from .host_memory import check_host_memory
 from .memory import check_memory
 from .progress import report_deadlock
@@ -131,8 +132,7 @@ def _check_same_compute(plan: Plan, lowered: Sequence[Sequence[Action]]) -> None
     if len(lowered) != plan.devices:
         raise RequestError(f"there are {len(lowered)} lowered lists for {plan.devices} devices: give one for each")
     for device, actions in enumerate(lowered):
-        stages = () if plan.forward_only else plan.stages_on(device)
-        wanted = [*plan.device_actions[device], *(Action(stage.index, Kind.STEP) for stage in stages)]
+        wanted = [*plan.device_actions[device], *optimizer_steps(plan, device)]
         found = [action for action in actions if action.kind in COMPUTE_KINDS or action.kind is Kind.STEP]
         for position in range(max(len(wanted), len(found)) if wanted != found else 0):
             here = found[position] if position < len(found) else "nothing"
