@@ -2,12 +2,15 @@
 
 import itertools
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from ...core.actions import COMM_KINDS, RECV_KINDS, SEND_KINDS, Action, Kind
+from ...core.actions import COMM_KINDS, RECV_KINDS, SEND_KINDS, Action
 from ...core.costs.message_times import MessageTimes
 from ...core.plan.kinds import task_kinds
+from ...core.plan.lowering import lower
+from ...core.plan.memory import Change, Memory, Moment
 from ...core.plan.plan import Plan
+from ...core.plan.queues import queues_of
 from ...core.trace.trace import HOST_MEMORY, MemorySample, Trace, TraceEvent, receive_queue, send_queue
 from .step_data import StepRecord
 
@@ -31,6 +34,7 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
         for action, _, issued, _, _ in record.events:
             if (declared := kinds.get(action.kind)) is not None and declared.joins_replicas:
                 last_issued[action] = max(issued, last_issued.get(action, issued))
+    readers = _readers(plan)
     events, memory = [], []
     for first in range(0, len(records), plan.devices):
         replica = records[first : first + plan.devices]
@@ -58,7 +62,7 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
                 times = (start - origin) / 1e9, (end - origin) / 1e9
                 events.append(TraceEvent(device, where, action, *times, size, reported))
             memory += [MemorySample(device, (at - origin) / 1e9, "saved", alive) for at, alive in record.memory]
-            held = _host_memory(record)
+            held = _host_memory(record, readers)
             memory += [MemorySample(device, (at - origin) / 1e9, HOST_MEMORY, size) for at, size in held]
     events.sort(key=lambda event: (event.start_s, event.device))
     memory.sort(key=lambda sample: sample.time_s)
@@ -66,18 +70,36 @@ def measured_trace(plan: Plan, records: Sequence[StepRecord]) -> Trace:
     return Trace("measured", plan.hash, plan.mesh.ranks, tuple(events), tuple(memory), step_s)
 
 
-def _host_memory(record: StepRecord) -> list[tuple[int, int]]:
-    """When the offloaded bytes of a device on its host change, and how many there are then: they are there from the
-    issue of OFFLOAD to the start of the backward that reads them."""
-    sizes: dict[tuple[int, int | None], int] = {}
+def _host_changes(action: Action) -> list[Change]:
+    """The changes of the memory table that an action of a queue other than compute makes on its device's host."""
+    declared = task_kinds().get(action.kind)
+    changes = () if declared is None else declared.changes.get(action.kind, ())
+    return [change for change in changes if change.memory is Memory.HOST]
+
+
+def _readers(plan: Plan) -> dict[Action, Action]:
+    """Action that changes the memory of its device's host → the compute action on the device that waits for its end."""
+    queues = queues_of(plan, lower(plan))
+    return {
+        item.action: queues.compute[device][at]
+        for task in queues.tasks
+        for item in task.items
+        if _host_changes(item.action)
+        for device, at in task.readers
+        if device == item.device
+    }
+
+
+def _host_memory(record: StepRecord, readers: Mapping[Action, Action]) -> list[tuple[int, int]]:
+    """When the bytes of a device on its host change, and how many there are then: at the issue of an action, and at the
+    start of the one that waits for it (see `TaskKind.changes`)."""
+    issued = {action: at for action, _, at, _, _ in record.events}
+    ends = {action: issued[reader] for action, reader in readers.items() if reader in issued}
     changes = []
-    for action, _, issued, _, size in record.events:
-        key = action.stage, action.microbatch
-        if action.kind is Kind.OFFLOAD:
-            sizes[key] = size
-            changes.append((issued, size))
-        elif action.kind in (Kind.B, Kind.I) and key in sizes:
-            changes.append((issued, -sizes.pop(key)))
+    for action, _, start, _, size in record.events:
+        for change in _host_changes(action):
+            at = start if change.moment is Moment.START else ends.get(action, record.end_ns)
+            changes.append((at, change.sign * size))
     changes.sort(key=lambda change: change[0])
     held = itertools.accumulate(size for _, size in changes)
     return [(at, size) for (at, _), size in zip(changes, held, strict=True)]

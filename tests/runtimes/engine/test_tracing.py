@@ -7,7 +7,7 @@ from panpipe.core.trace.trace import COLLECTIVE_QUEUE, COMPUTE_QUEUE, HOST_COPY_
 from panpipe.runtimes.engine.step_data import StepRecord
 from panpipe.runtimes.engine.tracing import measured_trace, message_times
 
-from ...support.plans import orders, plan_of
+from ...support.plans import leaves, orders, plan_of
 
 PLAN = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1))
 SECOND = 10**9
@@ -75,10 +75,12 @@ def test_reduction_over_replicas_starts_when_the_last_one_has_issued_it():
 
 
 def test_offloaded_bytes_are_on_the_host_from_the_issue_to_the_backward():
-    plan = plan_of(orders("0F0 0F1 0B0 0B1"), (0,))
+    away = leaves(0, 100, "0: 0F1 0F1", "1: 0B0 0B0")
+    plan = plan_of(orders("0F0 0F1 0B0 0B1"), (0,), offload=[away])
     given = record(
         event("0OFFLOAD0", HOST_COPY_QUEUE, 2, 2, 100), event("0OFFLOAD1", HOST_COPY_QUEUE, 3, 3, 50),
-        event("0B0", COMPUTE_QUEUE, 5, 6), event("0B1", COMPUTE_QUEUE, 6, 7),
+        event("0RELOAD0", HOST_COPY_QUEUE, 4, 4, 100), event("0B0", COMPUTE_QUEUE, 5, 6),
+        event("0RELOAD1", HOST_COPY_QUEUE, 6, 6, 50), event("0B1", COMPUTE_QUEUE, 6, 7),
         arrivals={parse_action("0OFFLOAD0"): 4 * SECOND}, started={parse_action("0OFFLOAD0"): 3 * SECOND},
         memory=[(1 * SECOND, 100)],
     )  # fmt: skip
