@@ -12,6 +12,7 @@ from ...core.plan.plan import Plan
 from ...core.schedules.problem import ScheduleFamily
 from ...core.search.choose import plan as search_plan
 from ...core.search.problem.blocks import Blocks
+from ...core.search.problem.score import by_position
 from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import ALIKE
 from ...core.search.suggestions.regular_cuts import longest_stage_s, regular_cut, score_of_cut
@@ -126,13 +127,13 @@ class CutSearch:
     def _can_measure(self, graph: OpGraph, stages: Stages) -> bool:
         """Whether every device has the memory of its stages for one microbatch: to measure them takes as much."""
         devices = self.measured.team.size
-        limits = [self.cluster.devices[device].memory_bytes for device in self.measured.team.mesh.cluster_devices]
+        limits = self.measured.team.mesh.memory_bytes(self.cluster)
         costs = stage_costs(graph, stages)
         return all(
             sum(cost.state_bytes + cost.reserved_bytes for cost in costs[device::devices])
             + max(cost.workspace_bytes for cost in costs[device::devices])
             <= limit
-            for device, limit in zip(range(devices), limits, strict=False)
+            for device, limit in enumerate(limits)
         )
 
     def _as_good(self, found: Plan, graph: OpGraph, stages: Stages, worth: float) -> bool:
@@ -145,6 +146,7 @@ class CutSearch:
             )
         except RequestError:  # only the other cut has some message, and the order does not wait for it
             return False
-        limits = [self.cluster.devices[device].memory_bytes for device in found.mesh.cluster_devices]
-        fits = all(peak <= limit for peak, limit in zip(other.peak_memory_bytes, limits, strict=False))
+        limits = found.mesh.memory_bytes(self.cluster)
+        peaks = by_position(other, found.devices).peak_memory_bytes
+        fits = all(peak <= limit for peak, limit in zip(peaks, limits, strict=True))
         return fits and other.step_s <= (1 + worth) * searched.step_s
