@@ -276,6 +276,7 @@ class _Search:
             for axis in axes:
                 if axis.leading and self._all_run_cut(axis):
                     return axis
+            self._refuse_several_rows(axes)
             raise RequestError(
                 f"{self._traces[best].reason} (with {best} of another size than {best.rows}); {_ask(best)}"
             )
@@ -290,6 +291,25 @@ class _Search:
         if best.leading and not rivals and len(shapes) == 1:
             return best
         raise RequestError(f"which dimensions hold the samples cannot be traced ({whole.reason}); {_ask(best)}")
+
+    def _refuse_several_rows(self, axes: Sequence[Axis]) -> None:
+        """Refuse tensors with several rows for each sample in one dimension, such as both views of each image.
+
+        Raises:
+            RequestError: the step runs with another number of samples if these tensors have that many rows for each.
+        """
+        for axis in sorted((one for one in axes if one.leading and not one.lists), key=lambda one: one.rows):
+            others = {name: t.shape[0] for name, t in self._tensors.items() if name not in dict(axis.dims)}
+            times = {name: size // axis.rows for name, size in others.items() if size > axis.rows > 1}
+            times = {name: count for name, count in times.items() if others[name] == count * axis.rows}
+            if times and self._tracer.runs_with_multiples({**dict(axis.dims), **dict.fromkeys(times, 0)}, times):
+                name, count = next(iter(times.items()))
+                raise RequestError(
+                    f"{name} has {count} rows for each of the {axis.rows} samples of {axis}, in one dimension, which "
+                    f"batch_dims= cannot describe: give it with the samples in dimension 0 and the {count} rows of "
+                    f"each in dimension 1, of shape {(axis.rows, count, *self._tensors[name].shape[1:])}, and have the "
+                    "step flatten these dimensions in the order that it reads"
+                )
 
 
 def _dict_text(dims: Mapping[str, int | None]) -> str:

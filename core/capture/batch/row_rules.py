@@ -25,6 +25,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..values.code_origin import is_user_code
 from ..values.placeholder_results import PlaceholderResults
+from .flattened_rows import FlattenedRows
 from .row_operators import (
     ALONG,
     BY_INDEX,
@@ -85,6 +86,7 @@ class RowWatch(PlaceholderResults):
         self.findings: dict[tuple[str, str], Finding] = {}
         self.read: set[int] = set()
         self._marks: Any = WeakIdKeyDictionary()
+        self._flattened = FlattenedRows(prime)
 
     def note_inputs(self, given: Sequence[Tensor]) -> None:
         self.read.update(map(id, given))
@@ -94,7 +96,10 @@ class RowWatch(PlaceholderResults):
         if made:
             name = func._schema.name.partition("::")[2]
             self._pass_on_given(given, made)
-            self._judge(_Call(func, name, args, kwargs, list(given), made))
+            call = _Call(func, name, args, kwargs, list(given), made)
+            if self._flattened.note_call(func, name, given, made):
+                self._note(POSITIONAL, call)
+            self._judge(call)
 
     def note_selection(self, indices: Tensor) -> None:
         self._marks[indices] = frozenset({"number"})

@@ -3,6 +3,7 @@
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -163,19 +164,34 @@ class RowTracer:
         assert found is not None
         return found
 
+    def runs_with_multiples(self, dims: Mapping[str, int | None], times: Mapping[str, int]) -> bool:
+        """Whether the step runs if some leaves have several rows for each sample.
+
+        Args:
+            dims: name of a leaf → its dimension of samples.
+            times: name of a leaf → its number of rows for each sample, if not 1.
+        """
+        found = self._run(dims, frozenset(), self._prime, times=times)
+        return found is not None and found.runs
+
     def _kept(self, dims: Mapping[str, int | None], lists: frozenset[str], found: RowTrace | None) -> RowTrace:
         assert found is not None
         self._known[_key(dims, lists)] = found
         return found
 
     def _run(
-        self, dims: Mapping[str, int | None], lists: frozenset[str], rows: int | None, stops: bool = False
+        self,
+        dims: Mapping[str, int | None],
+        lists: frozenset[str],
+        rows: int | None,
+        stops: bool = False,
+        times: Mapping[str, int] = MappingProxyType({}),
     ) -> RowTrace | None:
         """Run the step; if it fails after it needed a value, run it again with every bool True. None if the run was
         stopped."""
         for truth in (False, True):
             watch = RowWatch(self._prime, rows or self._prime, truth, stops)
-            found = self._watched(watch, dims, lists, rows)
+            found = self._watched(watch, dims, lists, rows, times)
             if isinstance(found.error, Dependent):
                 return None
             if found.runs or not watch.asked:
@@ -183,13 +199,19 @@ class RowTracer:
         return found
 
     def _watched(
-        self, watch: RowWatch, dims: Mapping[str, int | None], lists: frozenset[str], rows: int | None
+        self,
+        watch: RowWatch,
+        dims: Mapping[str, int | None],
+        lists: frozenset[str],
+        rows: int | None,
+        times: Mapping[str, int],
     ) -> RowTrace:
         nesting, leaves = self.nesting, list(self.leaves)
         if lists and rows is not None:
             leaves, nesting = with_lists(leaves, nesting, lists, lambda all_of: _cycled(all_of, rows))
         names = nesting.names
-        fakes = [self._fake(leaf, dims.get(name), rows) for leaf, name in zip(leaves, names, strict=True)]
+        sizes = [rows and rows * times.get(name, 1) for name in names]
+        fakes = [self._fake(leaf, dims.get(name), size) for leaf, name, size in zip(leaves, names, sizes, strict=True)]
         watch.read_numbers([fake for fake in fakes if isinstance(fake, Tensor)])
         error: Exception | Dependent | None = None
         results: list[Any] = []

@@ -66,7 +66,7 @@ def compile_program(
         nodes: the nodes to run, in order.
         inputs: nodes whose values are arguments.
         outputs: nodes to return; None for an output without a node.
-        modules: attribute name → module, for ``get_attr`` nodes.
+        modules: attribute name → module or constant tensor, for ``get_attr`` nodes.
         handed_over: nodes whose values are passed to the sink, each with its position, as soon as they are computed: a
             gradient is accumulated while it is in the cache, and its memory is reused for the next one.
         fusions: collects the groups of operators that run as one; None if each operator runs by itself.

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from attrs import define
-from torch import fx
+from attrs import define, field
+from torch import Tensor, fx
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 
@@ -42,6 +42,7 @@ class JointGraph:
         outputs: nodes of the stage's outputs, in order.
         mutations: position of a buffer among the inputs → the node of its new value.
         gradients: position of an input → the node of its gradient, in the order of the inputs.
+        constants: attribute name → a tensor that an autograd function creates from Python numbers, for ``get_attr``.
     """
 
     graph: fx.Graph
@@ -50,6 +51,7 @@ class JointGraph:
     outputs: list[fx.Node]
     mutations: dict[int, fx.Node]
     gradients: dict[int, fx.Node]
+    constants: dict[str, Tensor] = field(factory=dict)
 
 
 @sources_removed()
@@ -72,7 +74,9 @@ def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
             remove_tokens(joint.graph_module.graph)
             if as_on_cpu:
                 dropout_as_eager(joint.graph_module.graph)
-            return _by_meaning(joint.graph_module.graph)
+            found = _by_meaning(joint.graph_module.graph)
+            found.constants = _constants(joint.graph_module)
+            return found
     except PanpipeError:
         raise
     except Exception as error:
@@ -116,6 +120,11 @@ def _inserted(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, **kwargs:
     values = fx.map_arg(args, lambda node: node.meta["val"])
     made.meta = {**like.meta, "val": target(*values, **kwargs)}
     return made
+
+
+def _constants(module: fx.GraphModule) -> dict[str, Tensor]:
+    names = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
+    return {name: held for name in sorted(names) if isinstance(held := getattr(module, name, None), Tensor)}
 
 
 def _by_meaning(graph: fx.Graph) -> JointGraph:

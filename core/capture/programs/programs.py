@@ -56,7 +56,8 @@ def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = No
     saved = [n for n in reads if n not in persistent and n not in tangents and n.op != "get_attr"]
     inputs = [*(joint.primals[i] for i in sorted(joint.primals)), *shared]
     fusions = None if fuse is None else Fusions()
-    make = functools.partial(compile_program, modules=stage.modules, fusions=fusions)
+    modules = {**stage.modules, **joint.constants}
+    make = functools.partial(compile_program, modules=modules, fusions=fusions)
     forward = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved])
     alone = make(ordered(joint.graph, in_forward), inputs, returned)
     cut = _Cut(joint, make, saved, persistent, kept, done)

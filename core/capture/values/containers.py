@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from attrs import field, frozen
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
@@ -102,7 +103,7 @@ def flatten_batch(batch: Any) -> tuple[list[Any], BatchNesting]:
     Raises:
         RequestError: it holds something else.
     """
-    leaves, spec = pytree.tree_flatten(batch)
+    leaves, spec = pytree.tree_flatten(batch, is_leaf=_is_packed)
     if all(isinstance(leaf, _VALUES) for leaf in leaves):
         return leaves, BatchNesting(spec)
     plain, node = _plain(batch, "batch")
@@ -113,6 +114,11 @@ def flatten_batch(batch: Any) -> tuple[list[Any], BatchNesting]:
 def _plain(value: Any, name: str) -> tuple[Any, _Node | None]:
     if isinstance(value, _VALUES):
         return value, None
+    if _is_packed(value):
+        raise RequestError(
+            f"{name} is a PackedSequence, which has the values of all samples in one dimension: give the padded tensor "
+            "and the lengths (torch.nn.utils.rnn.pad_packed_sequence), and pack them in the step or a module"
+        )
     fields = _fields(value)
     if fields is not None:
         parts = {key: _plain(part, f"{name}[{key!r}]") for key, part in fields.items()}
@@ -157,6 +163,10 @@ def _fields(value: Any) -> Mapping[str, Any] | None:
         names = [one.name for one in dataclasses.fields(value)]
         return {name: getattr(value, name) for name in names if hasattr(value, name)}
     return None
+
+
+def _is_packed(value: Any) -> bool:
+    return isinstance(value, PackedSequence)
 
 
 def _unknown(value: Any, name: str) -> str:

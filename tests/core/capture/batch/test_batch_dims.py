@@ -33,7 +33,7 @@ def test_dimensions_are_given_as_a_prefix(given: Any, wanted: dict[str, Any]) ->
     ("given", "reason"),
     [
         ({"x": 3}, r"3 for batch\['x'\], which is a tensor of shape 6×8×8: give a dimension from -3 to 2"),
-        ({"other": 0}, r"batch_dims has batch\['other'\], and batch holds batch\['x'\], batch\['y'\]"),
+        ({"other": 0}, r"batch_dims has batch\['other'\], and batch has batch\['x'\], batch\['y'\]"),
         ([0, 0], r"batch_dims has batch\[0\]"),
         ({"list": [0]}, r"1 entries for batch\['list'\]"),
         ({"x": {"a": 0}}, r"which is a tensor of shape 6×8×8: give a dimension or None"),

@@ -236,6 +236,12 @@ FOUND = {
         PaddedEncoder(), lambda model, batch: F.mse_loss(model(batch["x"], batch["padding"]), batch["y"]),
         {"x": square(), "y": square(), "padding": torch.zeros(N, N, dtype=torch.bool)}, {"x": 1, "y": 1, "padding": 0},
     ),
+    "padding of samples, sequence first, labels flattened": (
+        PaddedEncoder(),
+        lambda model, batch: F.cross_entropy(model(batch["x"], batch["padding"]).flatten(0, 1), batch["y"].flatten()),
+        {"x": square(), "y": tokens(N, N) % D, "padding": torch.zeros(N, N, dtype=torch.bool)},
+        {"x": 1, "y": 1, "padding": 0},
+    ),
     "channels first of another dimension": (
         nn.Conv2d(N, N, 1), lambda model, batch: F.mse_loss(model(batch["x"].permute(3, 2, 0, 1)), batch["y"]),
         {"x": torch.randn(N, N, N, N), "y": torch.randn(N, N, N, N)}, {"x": 3, "y": 0},
@@ -406,6 +412,37 @@ def test_tensor_that_may_be_shared_or_cut_is_refused_with_both_answers(case: str
         assert f"batch_dims={given}" in text
         assert find_batch_dims(nn.Linear(D, D), step, batch, given=given).by_name["batch['s']"] == shared
     find_batch_dims(nn.Linear(D, D), step, batch, microbatches=1)  # nothing is cut
+
+
+SEVERAL_ROWS = {
+    "both views of each image": (
+        lambda model, batch: F.mse_loss(model(batch["x"]).view(-1, 2, D).mean(1), batch["y"]),
+        {"x": torch.randn(2 * N, D), "y": torch.randn(N, D)}, "x", (N, 2, D),
+    ),
+    "captions of images": (
+        lambda model, batch: F.mse_loss(model(batch["y"]).repeat_interleave(4, 0), model(batch["x"])),
+        {"x": torch.randn(4 * N, D), "y": torch.randn(N, D)}, "x", (N, 4, D),
+    ),
+    "flattened targets": (
+        lambda model, batch: F.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"]),
+        {"x": torch.randn(N, 3, D), "y": tokens(3 * N)}, "y", (N, 3),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SEVERAL_ROWS)
+def test_several_rows_for_each_sample_are_refused_with_the_shape_to_give(case: str) -> None:
+    step, batch, name, shape = SEVERAL_ROWS[case]
+
+    def flattening(model: nn.Module, given: Any) -> torch.Tensor:
+        return step(model, {**given, name: given[name].flatten(0, 1)})
+
+    with pytest.raises(RequestError, match="rows for each of the 8 samples") as refused:
+        find_batch_dims(nn.Linear(D, D), step, batch)
+    assert f"of shape {shape}" in str(refused.value)
+    assert "give batch_dims" not in str(refused.value)
+    found = find_batch_dims(nn.Linear(D, D), flattening, {**batch, name: batch[name].unflatten(0, shape[:2])})
+    assert set(found.by_name.values()) == {0}
 
 
 class Packed(nn.Module):

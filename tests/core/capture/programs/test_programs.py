@@ -3,6 +3,7 @@
 import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.programs.generated_code import no_sink
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import stage_graph
 from torch import nn
@@ -54,3 +55,31 @@ def test_transformer_block_keeps_at_most_its_saved_bytes_for_w():
     assert kept <= memory.saved
     behind = 2 * TENSOR  # the input of the last linear layer and the gradient of its output
     assert kept == 16 * TENSOR + behind
+
+
+class FilledSoftmax(torch.autograd.Function):
+    """Softmax of the positive values; its forward creates a tensor from a number."""
+
+    @staticmethod
+    def forward(ctx, values):
+        output = values.masked_fill(values <= 0, torch.tensor(-1e9)).softmax(-1)
+        ctx.save_for_backward(output)
+        return output
+
+    @staticmethod
+    def backward(ctx, gradient):
+        (output,) = ctx.saved_tensors
+        return torch._softmax_backward_data(gradient, output, -1, output.dtype)
+
+
+class Filled(nn.Module):
+    def forward(self, x):
+        return FilledSoftmax.apply(x)
+
+
+def test_tensor_that_an_autograd_function_creates_is_a_constant_of_the_program():
+    torch.manual_seed(0)
+    programs = last_stage(Filled())
+    x = torch.randn(1, LENGTH, WIDTH)
+    (loss,) = programs.forward_alone([x], no_sink)
+    assert torch.equal(loss, FilledSoftmax.apply(x).pow(2).mean())

@@ -10,6 +10,7 @@ import pytest
 import torch
 from panpipe.core.capture.values.containers import flatten_batch, one_level
 from panpipe.core.errors import RequestError
+from torch.nn.utils.rnn import pack_sequence
 
 X, Y = torch.zeros(2), torch.ones(3)
 
@@ -88,6 +89,7 @@ def test_values_of_a_batch_are_leaves():
         ({"x": np.zeros(2)}, r"batch\['x'\] is a numpy ndarray: a batch holds tensors; convert it"),
         ([Sample(object())], r"batch\[0\]\['x'\] is a builtins.object, whose tensors are unknown"),
         (types.SimpleNamespace(x=X), "batch is a types.SimpleNamespace, whose tensors are unknown"),
+        ({"x": pack_sequence([Y, X])}, r"batch\['x'\] is a PackedSequence.* give the padded tensor and the lengths"),
     ],
 )
 def test_what_holds_unknown_tensors_is_refused_by_name(batch, said):
