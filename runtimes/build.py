@@ -32,6 +32,7 @@ from .launch.meeting import Meeting, begin
 from .launch.progress import Report, silent
 from .launch.random_states import random_states_kept
 from .launch.team import Team
+from .optimizer.described_updates import describe_update
 from .options import PipelineOptions
 from .pipeline import Pipeline
 from .planning.automatic import Planning
@@ -200,6 +201,7 @@ class _Builder:
             "compile": compiling and compiling.name,
             "microbatches of": example.shape,
             **model_in_words(example.model, example.operators),
+            **describe_update(options.training.optimizer, options.training.scheduler, example.model.named_parameters()),
         }
         check_same(self.team, given)
         initial = compare_initial_weights(self.team, example.model, source)

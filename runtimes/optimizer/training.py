@@ -116,11 +116,10 @@ class Training:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that must be equal on all ranks."""
+        """The settings that must be equal on all ranks, in addition to those of `described_updates`."""
         state = self.scaler.state_dict() if self.scaler is not None and self._scales else None
         return {
             "seed": self.seed,
-            "an optimizer": self.optimizer is not None,
             "clip_norm": self.clip_norm,
             "scaler": state,
             "on_nonfinite": self.on_nonfinite,

@@ -131,6 +131,7 @@ def test_ranks_with_different_arguments_are_all_refused(two):
         "equal": "nothing",
         "seed": "rank 1 has seed=1 and rank 0 has seed=0: every rank must call panpipe.pipeline with the same",
         "absent": "rank 1 has no b and rank 0 has b=2",
+        "lr": "rank 1 has lr of 'embedding.weight'=2 and rank 0 has lr of 'embedding.weight'=1: every rank",
         "frozen": "rank 1 has embedding.weight=32×16 torch.float32, frozen and rank 0 has embedding.weight=32×16 torch",
         "mode": "rank 1 has blocks.0.training=False and rank 0 has blocks.0.training=True",
         "rows": "rank 1 has a batch of 6 samples and rank 0 one of 8: the ranks of a pipeline compute parts of one",

@@ -68,6 +68,5 @@ def test_settings_are_what_ranks_must_share():
     first, second = Training(seed=1, clip_norm=2.0, scaler=scaler()), Training(seed=1, clip_norm=2.0, optimizer=SGD)
     assert first.settings["seed"] == 1
     assert first.settings["scaler"]["scale"] == 8.0
-    assert (first.settings["an optimizer"], second.settings["an optimizer"]) == (False, True)
     assert second.settings["scaler"] is None
     assert evolve(first, scaler=scaler()).settings == first.settings

@@ -33,6 +33,7 @@ from panpipe.runtimes.diagnose.reference import reference_step
 from panpipe.runtimes.launch.agreement import check_same, model_in_words
 from panpipe.runtimes.launch.rank_team import RankTeam
 from panpipe.runtimes.offload.tier import OffloadTier
+from panpipe.runtimes.optimizer.described_updates import describe_update
 from panpipe.runtimes.optimizer.gradient_buckets import Bucket
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.programs.stage_run import StageRun
@@ -646,6 +647,8 @@ def differing(team):
     name, other = "tied gpt with dropout", team.local == (1,)
     case, operators = CASES[name], captured_once(CASES[name], torch.float32, 8, 4, "cpu")
 
+    named = list(case.model(torch.float32).named_parameters())
+
     def freeze(model):
         next(model.parameters()).requires_grad_(not other)
 
@@ -660,6 +663,7 @@ def differing(team):
         "equal": model(lambda model: None),
         "seed": refusal(lambda: check_same(team, {"seed": int(other)})),
         "absent": refusal(lambda: check_same(team, {"a": 1} if other else {"a": 1, "b": 2})),
+        "lr": refusal(lambda: check_same(team, describe_update(partial(torch.optim.SGD, lr=1 + other), None, named))),
         "frozen": model(freeze),
         "mode": model(lambda model: model.blocks[0].train(not other)),
         "rows": step(tokens(6 if other else 8)),
