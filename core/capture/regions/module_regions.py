@@ -19,9 +19,9 @@ from ..values.late_numbers import holds_captured
 from ..values.nesting import Nesting, extract_tensors, tensors_of
 from ..values.stand_ins import stand_in_for
 from .assigned_attributes import AttributesBefore, values_of_attributes
+from .copies import Copies
 from .foreign_reads import ForeignReads, foreign_tensors
 from .regions import Region, Spot, TensorSpec, call_region, shared_memory, trained
-from .replay import copy_on_meta
 
 
 class CapturedOtherwise(RequestError):
@@ -67,7 +67,7 @@ class ModuleRegions:
     reached: Reached
     lines: dict[str, str] = field(factory=dict)
     _calls: dict[str, list[_Call]] = field(factory=dict)
-    _bare: dict[str, nn.Module] = field(factory=dict)
+    _bare: dict[str, Copies] = field(factory=dict)
 
     def keep(self, name: str, line: str) -> None:
         """Add a module and all others of its class; a module inside of another one is part of that one's region."""
@@ -79,7 +79,7 @@ class ModuleRegions:
     def forget_calls(self) -> None:
         """Delete the observations of calls, before another run."""
         foreign = foreign_tensors(self.model)
-        self._bare = {name: copy_on_meta(self.model.get_submodule(name), foreign) for name in self.lines}
+        self._bare = {name: Copies.of(self.model.get_submodule(name), foreign) for name in self.lines}
         self._calls = {name: [] for name in self.lines}
 
     @contextmanager
@@ -141,9 +141,9 @@ class ModuleRegions:
         return f"{self.lines[name]}: module '{name}'"
 
     def _call(self, name: str, module: nn.Module, number: int, tried: bool, args: Any, kwargs: Any) -> Any:
-        calls, bare = self._calls[name], self._bare[name]
+        calls, copies = self._calls[name], self._bare[name]
         if number == len(calls) and tried:
-            calls.append(_tried(self._who(name), bare, args, kwargs, self.reached))
+            calls.append(_tried(self._who(name), copies, args, kwargs, self.reached))
         if number >= len(calls):
             raise RequestError(
                 f"{self._who(name)} was called {len(calls)} times for the example and is called more "
@@ -153,7 +153,7 @@ class ModuleRegions:
         _refuse_captured_attributes(self._who(name), module, call.assigned)
         given_here = _shapes((args, kwargs))
         if given_here != call.given and _known(given_here):
-            _refuse_failing(self._who(name), bare, args, kwargs, self.reached)
+            _refuse_failing(self._who(name), copies, args, kwargs, self.reached)
         tensors, given = extract_tensors((args, kwargs))
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         names = [*parameters, *buffers]
@@ -163,7 +163,7 @@ class ModuleRegions:
             state = dict(zip(names, values[len(tensors) :], strict=True))
             state.update({key: state[key].clone() for key in call.written})
             others = {key: Version(state[key]) for key in buffers if key not in call.written}
-            with _reparametrize_module(bare, state, tie_weights=True):
+            with copies.lent() as bare, _reparametrize_module(bare, state, tie_weights=True):
                 made = bare(*args, **kwargs)
                 found, result = extract_tensors((made, values_of_attributes(bare, call.assigned)))
             refuse_late_writes(self._who(name), others, state)
@@ -196,7 +196,7 @@ def _known(shapes: tuple[tuple[int, ...] | None, ...]) -> bool:
     return all(type(size) is int for shape in shapes for size in shape or ())
 
 
-def _refuse_failing(who: str, bare: nn.Module, args: Any, kwargs: Any, reached: Reached) -> None:
+def _refuse_failing(who: str, copies: Copies, args: Any, kwargs: Any, reached: Reached) -> None:
     """Refuse a call that gets other arguments than in eager PyTorch, and fails with them.
 
     Some libraries check whether they are captured, and then pass a mask that they do not pass in eager PyTorch.
@@ -205,7 +205,7 @@ def _refuse_failing(who: str, bare: nn.Module, args: Any, kwargs: Any, reached: 
         CapturedOtherwise: it fails.
     """
     try:
-        _tried(who, bare, args, kwargs, reached)
+        _tried(who, copies, args, kwargs, reached)
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         raise CapturedOtherwise(
@@ -238,15 +238,17 @@ def _refuse_captured_attributes(who: str, module: nn.Module, assigned: Collectio
                 )
 
 
-def _tried(who: str, bare: nn.Module, args: Any, kwargs: Any, reached: Reached) -> _Call:
+def _tried(who: str, copies: Copies, args: Any, kwargs: Any, reached: Reached) -> _Call:
     """The observation of a call with random numbers in place of all values."""
     tensors, given = extract_tensors((args, kwargs))
 
     def try_it() -> _Call:
         args, kwargs = given.filled([stand_in_for(tensor) for tensor in tensors])
-        state = {key: stand_in_for(t) for key, t in (*bare.named_parameters(), *bare.named_buffers())}
-        with KeyedRandom(random_key(0, 0, 0)) as random, _reparametrize_module(bare, state, tie_weights=True):
-            return _watched(who, bare, bare.forward, random, args, kwargs, AttributesBefore(who, bare, reached))[1]
+        with copies.lent() as bare:
+            state = {key: stand_in_for(t) for key, t in (*bare.named_parameters(), *bare.named_buffers())}
+            with KeyedRandom(random_key(0, 0, 0)) as random, _reparametrize_module(bare, state, tie_weights=True):
+                before = AttributesBefore(who, bare, reached)
+                return _watched(who, bare, bare.forward, random, args, kwargs, before)[1]
 
     with ThreadPoolExecutor(1) as elsewhere:  # torch's modes of the running capture do not apply in another thread
         return elsewhere.submit(try_it).result()

@@ -11,9 +11,10 @@ from ...errors import RequestError
 from ..python.late_writes import Version, may_be_written, refuse_late_writes
 from ..values.nesting import Nesting, extract_tensors, numbers_as_tensors, tensors_of
 from .calls import Place, numbered
+from .copies import Copies
 from .observer import Observer, Tail
 from .regions import Region, TensorSpec, call_region, trained
-from .replay import Locator, Replay, copy_on_meta
+from .replay import Locator, Replay
 
 
 @frozen(eq=False)
@@ -113,7 +114,7 @@ class TailRegion:
                 f"{self.line}: this line needs a value, and what it reads cannot be found again while the step is "
                 "captured; move the line and what depends on it into a module"
             )
-        bare, count = copy_on_meta(model, {}), len(self.places)
+        copies, count = Copies.of(model, {}), len(self.places)
         leaves, given = extract_tensors(batch)
 
         def run(values: list[Tensor]) -> list[Tensor]:
@@ -121,9 +122,13 @@ class TailRegion:
             state = dict(zip(self.state, values[count + len(leaves) :], strict=True))
             state.update({key: state[key].clone() for key in self.written})
             replay = Replay(self.tail.record, received, self.line)
-            buffers = {name for name, _ in bare.named_buffers()}
+            buffers = {name for name, _ in copies.template.named_buffers()}
             others = {n: Version(state[n]) for n in self.state if n in buffers and n not in self.written}
-            with _reparametrize_module(bare, state, tie_weights=True), numbered(bare, regions, replay):
+            with (
+                copies.lent() as bare,
+                _reparametrize_module(bare, state, tie_weights=True),
+                numbered(bare, regions, replay),
+            ):
                 result = step(bare, given.filled(values[count:]))
             refuse_late_writes(f"{self.line}: the step", others, state)
             return [*tensors_of(numbers_as_tensors(result)), *(state[key] for key in self.written)]

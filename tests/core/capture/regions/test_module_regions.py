@@ -1,10 +1,14 @@
 """Modules that stay Python: what a run shows of their calls, and their calls as regions of a capture."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from panpipe.core.capture.graph.numbered_objects import holding
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
 from panpipe.core.capture.python.reachable.reach import reach
+from panpipe.core.capture.regions import module_regions
 from panpipe.core.capture.regions.module_regions import CapturedOtherwise, ModuleRegions
 from panpipe.core.errors import RequestError
 from torch import nn
@@ -181,3 +185,31 @@ def test_draws_of_a_call_are_those_of_the_region():
     (call,) = regions._calls["gate"]
     assert call.draws == 1
     assert call.given == ((1, 2),)
+
+
+def test_two_threads_run_a_module_at_the_same_time(monkeypatch):
+    meeting, both, first_ended = [], threading.Barrier(2), threading.Event()
+
+    def run(gate, x):
+        if meeting and both.wait(60) == 1:  # the second one to arrive computes after the end of the first one
+            assert first_ended.wait(60)
+        return gate.layer(x) * 2
+
+    def in_two_threads(region, reads):
+        def ran(_):
+            try:
+                return region.run(reads)
+            finally:
+                first_ended.set()
+
+        with ThreadPoolExecutor(2) as threads:
+            found, again = threads.map(ran, range(2))
+        assert torch.equal(found[0], again[0])
+        return found
+
+    model = Plain(run)
+    regions = regions_of(model)
+    expected = observe(regions, model)
+    meeting.append(True)
+    monkeypatch.setattr(module_regions, "call_region", in_two_threads)
+    assert torch.equal(called(regions, model), expected)
