@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ..graph.alignment import aligned
-from ..graph.storages import state_of
+from ..graph.storages import memory_of, state_of
 from ..values.value_watch import reads_values
 from .calls import Calls, Place, Slot, name_of
 
@@ -51,6 +51,7 @@ class Tail:
         before: identities of the tensors that are read before it.
         written: identities of tensors that it writes in place.
         draws: number of random draws before it.
+        memory: of the tensors that it writes in place.
     """
 
     record: Record
@@ -59,6 +60,7 @@ class Tail:
     before: set[int]
     written: set[int]
     draws: int
+    memory: set[int] = field(factory=set)
 
 
 class Observer(Calls):
@@ -120,6 +122,7 @@ class Observer(Calls):
             places = [self._made.get(id(tensor)) for tensor in seen.given]
             if here >= until:
                 tail.written |= {id(tensor) for tensor in seen.written}
+                tail.memory |= {memory_of(tensor) for tensor in seen.written}
             elif seen.reads and all(place is None or place[0] in number for place in places):
                 tail.record.reads.add(here)  # such as a number to print; the others only decide what is computed
             else:

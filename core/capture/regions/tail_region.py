@@ -1,5 +1,6 @@
 """The tail region of a step: everything from the first line outside of all modules that needs a tensor's value."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from ...errors import RequestError
+from ..graph.storages import memory_of
 from ..python.late_writes import Version, may_be_written, refuse_late_writes
 from ..values.nesting import Nesting, extract_tensors, numbers_as_tensors, tensors_of
 from .calls import Place, numbered
@@ -30,6 +32,7 @@ class TailRegion:
         result: the nesting of the step's result.
         made: the result's tensors and numbers, the loss first, and then the buffers that it wrote.
         draws: number of random draws.
+        copied: places in the observed run of the tensors with a gradient that it writes in place.
     """
 
     line: str
@@ -40,6 +43,7 @@ class TailRegion:
     result: Nesting
     made: tuple[TensorSpec, ...]
     draws: int
+    copied: frozenset[Place] = frozenset()
 
     @classmethod
     def observed(
@@ -85,7 +89,8 @@ class TailRegion:
         )
         tensors, nesting = extract_tensors(numbers_as_tensors(result))
         made = tuple(map(TensorSpec.like, (*tensors, *(buffers[n] for n in written))))
-        return cls(line, tail, places, state, written, nesting, made, drawn - tail.draws)
+        copied = _written(tail, [*parameters.values(), *buffers.values()], line)
+        return cls(line, tail, places, state, written, nesting, made, drawn - tail.draws, copied)
 
     def call(
         self,
@@ -118,7 +123,10 @@ class TailRegion:
         leaves, given = extract_tensors(batch)
 
         def run(values: list[Tensor]) -> list[Tensor]:
-            received = {here: tensor for (here, _), tensor in zip(self.places, values, strict=False)}
+            received = {
+                here: tensor.clone() if here in self.copied else tensor
+                for (here, _), tensor in zip(self.places, values, strict=False)
+            }
             state = dict(zip(self.state, values[count + len(leaves) :], strict=True))
             state.update({key: state[key].clone() for key in self.written})
             replay = Replay(self.tail.record, received, self.line)
@@ -140,3 +148,25 @@ class TailRegion:
         for key, value in zip(self.written, found[results:], strict=True):
             own[key].copy_(value.detach())
         return self.result.filled(found[:results])
+
+
+def _written(tail: Tail, state: Sequence[Tensor], line: str) -> frozenset[Place]:
+    """The tensors with a gradient that a tail receives and writes in place; it does so in copies of them.
+
+    Args:
+        tail: the tail.
+        state: all parameters and buffers.
+        line: the user's first line of the tail.
+
+    Raises:
+        RequestError: such a tensor shares memory with another one, which the write to the copy would not reach.
+    """
+    found = {there: t for there, t in tail.needed.items() if t.requires_grad and memory_of(t) in tail.memory}
+    tensors = {id(tensor): tensor for tensor in (*tail.needed.values(), *tail.touched.values(), *state)}
+    counts = Counter(memory_of(tensor) for tensor in tensors.values())
+    if any(counts[memory_of(tensor)] > 1 for tensor in found.values()):
+        raise RequestError(
+            f"{line}: this line needs a value, and the step then writes in place a tensor that it computed before and "
+            "that shares memory with another one: write into a .clone()"
+        )
+    return frozenset(found)

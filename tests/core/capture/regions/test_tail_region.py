@@ -38,7 +38,7 @@ def batch():
         yield {"x": torch.zeros(2)}
 
 
-def observed(batch, names=NAMES, stand_ins=None):
+def observed(batch, names=NAMES, stand_ins=None, step=step):
     model, observer = Model(), Observer(lambda: 3)
     with numbered(model, [], observer):
         result = step(model, batch)
@@ -69,7 +69,7 @@ def test_tail_whose_tensors_are_not_in_the_capture_is_refused(batch):
         observed(batch, ["add", "sum", "tolist"])
 
 
-def run(model, tail, batch, places=None):
+def run(model, tail, batch, places=None, step=step):
     """Call the tail as a capture does, in a run whose values its calls do not read."""
     locator = Locator([there for _, there in tail.places] if places is None else places)
     with numbered(model, [], locator):
@@ -113,3 +113,38 @@ def test_state_on_the_meta_device_is_read_as_its_stand_in(batch):
         result = step(model, batch)
     tail = TailRegion.observed(model, {"weight": stand_in}, observer, NAMES, result, 0, LINE)
     assert tail.state == ("weight", "count")
+
+
+def writing(read):
+    def step(model, batch):
+        made = batch["x"].exp()
+        view = made[:]
+        total = (made + model.early).sum()
+        if total.tolist() > 0:
+            made *= 2
+        return (read(made, view) * model.weight).sum()
+
+    return step
+
+
+def test_tail_writes_in_place_what_was_computed_before_it():
+    step = writing(lambda made, view: made)
+    with holding():
+        model, tail = observed({"x": torch.zeros(2, requires_grad=True)}, ["exp", "__getitem__", *NAMES[1:]], step=step)
+        x = torch.tensor([0.5, -0.5], requires_grad=True)
+        locator = Locator([there for _, there in tail.places])
+        with numbered(model, [], locator):
+            made = x.exp()
+            made[:], (made + model.early).sum()
+        tail.call(model, step, [], model, {"x": x}, locator).backward()
+    torch.testing.assert_close(model.weight.grad, 2 * x.detach().exp())
+    torch.testing.assert_close(x.grad, 2 * x.detach().exp() * model.weight.detach())
+
+
+def test_tail_that_writes_what_shares_memory_is_refused():
+    with pytest.raises(RequestError, match=f"{LINE}: .*shares memory with another one: write into a .clone"):
+        observed(
+            {"x": torch.zeros(2, requires_grad=True)},
+            ["exp", "__getitem__", *NAMES[1:]],
+            step=writing(lambda made, view: made + view),
+        )
