@@ -34,7 +34,7 @@ def plan(devices: int = 2):
     ("options", "said"),
     [
         ({"rows": 3}, "3 samples for 4 microbatches.*at most 3 microbatches"),
-        ({"microbatches": 0}, "0 microbatches"),
+        ({"microbatches": 0}, "microbatches is 0: give a whole number, at least 1"),
         ({"mesh": "pp=99"}, r"99 stages for \d+ operators.*use at most"),
         ({"mesh": "four"}, "'four' is not a mesh"),
         ({"mesh": "pp=2,dp=2"}, "2 replicas in one process.*torchrun --nproc-per-node 4"),
@@ -44,7 +44,7 @@ def plan(devices: int = 2):
         ),
         ({"mesh": "pp=2,dp=0"}, "has dp=0: give every dimension once, at least 1"),
         ({"mesh": "pp=2,tp=2"}, "mesh has 2 tensor ranks at each position and the model has no DTensor parameters"),
-        ({"mesh": 0}, "has pp=0"),
+        ({"mesh": 0}, "mesh is 0: give a whole number, at least 1"),
         ({"backend": "gloo"}, "torchrun"),
         ({"backend": "carrier pigeon"}, "no backend 'carrier pigeon': known are memcpy, gloo"),
         ({"schedule": "perfect"}, "no schedule 'perfect'"),

@@ -46,5 +46,5 @@ def test_interleaved_1f1b_takes_smaller_groups_under_a_memory_limit():
 
 @pytest.mark.parametrize("rounds", [0, 3])
 def test_interleaved_1f1b_refuses_rounds_that_do_not_exist(rounds):
-    with pytest.raises(RequestError, match="take 1 to 2"):
+    with pytest.raises(RequestError, match="has 1 to 2"):
         table("interleaved-1f1b", 2, 4, 2, rounds=rounds)

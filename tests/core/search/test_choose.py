@@ -156,7 +156,7 @@ def test_infeasible_error_names_the_device_and_a_limit_that_fits():
         ({"min_chunks": 9}, "2 devices with 9 stages each for 14 operators"),
         ({"budget": 0}, "0 evaluations"),
         ({"families": ()}, "none of the schedules"),
-        ({"memory_limit": 0}, "memory limit of 0"),
+        ({"memory_limit": 0}, "memory limit is 0 bytes"),
     ],
 )
 def test_wrong_request_is_refused(changes, message):

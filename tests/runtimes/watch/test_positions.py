@@ -72,7 +72,7 @@ def test_reason_names_the_waiting_rank_its_action_and_what_the_late_one_did_last
 def test_reason_names_the_rank_at_the_end_of_a_chain():
     said = reason_of_hang(0, {0: waits(1), 1: waits(2), 2: works()}, LIMIT)
     assert said.startswith(
-        "rank 0 waited 20 s for rank 1 in step 4 at 1F0, which waits for rank 2; rank 2 is in step 3"
+        "rank 0 waited 20 s for rank 1 in step 4 at 1F0, which waits for rank 2; rank 2 has been in step 3"
     )
 
 

@@ -89,7 +89,6 @@ def test_last_rank_that_leaves_removes_the_keys_of_its_pipeline_and_no_others(mo
     first.connect()
     last.connect()
     first.stop()
-    left = published_positions.PublishedPositions(1, 2, 5.0).left(own, [0])
-    assert left == {0: " before it was built"}
+    assert list(published_positions.PublishedPositions(1, 2, 5.0).left(own, [0])) == [0]
     last.stop()
     assert store.list_keys() == ["other"]
