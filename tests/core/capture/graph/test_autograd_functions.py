@@ -183,7 +183,9 @@ def test_step_that_calls_autograd_is_refused_with_the_line():
         out = model(x)
         return out.mean() + torch.autograd.grad(out.sum(), x, create_graph=True)[0].norm()
 
-    with pytest.raises(RequestError, match=r"test_autograd_functions\.py:\d+ in penalised: the step differentiates here"):
+    with pytest.raises(
+        RequestError, match=r"test_autograd_functions\.py:\d+ in penalised: the step differentiates here"
+    ):
         capture_step(Model(lambda model, x: x), penalised, batch(2))
 
 
@@ -193,7 +195,9 @@ def test_a_parameter_written_in_the_forward_is_refused_by_name():
             model.weight.clamp_(0, 1)
         return x * model.weight
 
-    with pytest.raises(RequestError, match=r"test_autograd_functions\.py:\d+: the step writes parameter 'weight' in place"):
+    with pytest.raises(
+        RequestError, match=r"test_autograd_functions\.py:\d+: the step writes parameter 'weight' in place"
+    ):
         capture_step(Model(clamped), step, batch(2))
 
 
