@@ -14,6 +14,8 @@ settings.register_profile(
     settings.get_profile(settings.get_current_profile_name()),
     max_examples=50,  # of laws that do not say how many they need: they are drawn anew in every run
     deadline=None,
+    database=None,  # the clone may be read-only; a failure prints the decorator that repeats it
+    print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("any speed")
@@ -26,9 +28,8 @@ if os.environ.get("PANPIPE_TEST_OFFLOAD"):  # only then: it imports the whole ru
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    if os.environ.get(
-        "PANPIPE_TEST_OFFLOAD"
-    ):  # a norm under autocast saves more than its fake tensor: it stays, with this
+    if os.environ.get("PANPIPE_TEST_OFFLOAD"):
+        # A norm under autocast saves more than its fake tensor: it stays, with this warning.
         config.addinivalue_line("filterwarnings", "default:storage '.*' of stage .* is not as captured")
 
 
