@@ -1,6 +1,7 @@
 """A stage's programs bound to its parameters and buffers, for one shape of microbatch."""
 
 from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -11,6 +12,7 @@ from ...core.actions import Kind
 from ...core.capture.programs.generated_code import no_sink
 from ...core.capture.programs.saved_storages import SavedStorage
 from ...core.capture.programs.stage_programs import StagePrograms
+from ...core.capture.regions.regions import Region, noting_crossings
 from ..optimizer.stage_state import StageState
 from .bound import BoundBackward, DiscardedGradients, zeros
 from .linked_stage import CapturedStage, Layout
@@ -35,6 +37,7 @@ class StageRun(CapturedStage):
         offloaded: the storages of the saved tensors that are offloaded.
         runs_python: whether it runs a part of the step that stays Python.
         shared: the shared tensors of the stage's runs for all shapes; by default of this one alone.
+        notes_crossings: whether its regions' backwards record crossings (`core/capture/regions/gradient_paths`).
     """
 
     def __init__(
@@ -50,9 +53,10 @@ class StageRun(CapturedStage):
         offloaded: Sequence[SavedStorage] = (),
         runs_python: bool = False,
         shared: SharedTensors | None = None,
+        notes_crossings: bool = False,
     ) -> None:
         self._shared = shared or SharedTensors()
-        self.offloaded, self.runs_python = offloaded, runs_python
+        self.offloaded, self.runs_python, self._notes_crossings = offloaded, runs_python, notes_crossings
         inputs = programs.inputs
         super().__init__(index, inputs.boundary, programs.outputs, programs.results, layout, state, inputs.batch)
         self.programs = programs
@@ -92,6 +96,7 @@ class StageRun(CapturedStage):
         ends = (len(programs.outputs), len(programs.results), len(programs.mutated))
         self._ends = ends[0], ends[0] + ends[1], sum(ends)
         self._saved: dict[int, list[Any]] = {}
+        self._crossed: dict[int, set[tuple[Region, int, int]]] = {}
         self._created: dict[int, list[Any]] = {}
         self._foreign = {t.untyped_storage()._cdata for t in self._static}
 
@@ -101,6 +106,7 @@ class StageRun(CapturedStage):
         """F. Returns the outputs, and the parts of the step's result computed here."""
         given = self._given(boundary, leaves, key)
         boundary.clear()
+        self._crossed.pop(microbatch, None)  # of a step that ended early
         if self._again is not None:
             # F overwrites buffers in place; the recomputation needs their old values.
             self._inputs[microbatch] = [given[i] if i < self._kept else given[i].clone() for i in self._again.inputs]
@@ -199,7 +205,8 @@ class StageRun(CapturedStage):
         if program is None:
             boundary, device = self.programs.inputs.boundary, self._device
             return [[zeros(boundary[place], device) for place in places] for places in self.returned.values()]
-        return program.run(saved, [], tangents, seed, leaves, key)[0]
+        with self._noting(microbatch):
+            return program.run(saved, [], tangents, seed, leaves, key)[0]
 
     def backward_input(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
@@ -215,7 +222,9 @@ class StageRun(CapturedStage):
             self._created[microbatch] = [tangents]
             return []
         saved = self._saved[microbatch]
-        messages, self._created[microbatch] = program.run(saved, [], tangents, seed, leaves, key, release=False)
+        with self._noting(microbatch):
+            messages, created = program.run(saved, [], tangents, seed, leaves, key, release=False)
+        self._created[microbatch] = created
         keep = self._kept_for_weight
         self._saved[microbatch] = [value if i in keep else None for i, value in enumerate(saved)]
         return messages
@@ -224,9 +233,20 @@ class StageRun(CapturedStage):
         """W. Adds the gradients of the parameters."""
         created, program = self._created.pop(microbatch, []), self._backward_weight
         if program is not None:
-            program.run(self._saved.pop(microbatch), created, {}, seed, leaves, key)
+            with self._noting(microbatch):
+                program.run(self._saved.pop(microbatch), created, {}, seed, leaves, key)
         elif microbatch in self._saved:
             self.backward(microbatch, created[0] if created else {}, seed, leaves, key)
+
+    def _noting(self, microbatch: int) -> AbstractContextManager[None]:
+        """A context in which the crossings of this stage's regions are recorded."""
+        if not self._notes_crossings:
+            return nullcontext()
+        return noting_crossings(self._crossed.setdefault(microbatch, set()))
+
+    def take_crossed(self, microbatch: int) -> set[tuple[Region, int, int]]:
+        """The crossings of this stage's regions in a microbatch (`core/capture/regions/gradient_paths`), once."""
+        return self._crossed.pop(microbatch, set())
 
 
 def constant_on(value: Any, device: torch.device) -> Any:

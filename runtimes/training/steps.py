@@ -6,6 +6,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
+from ...core.capture.export.operators import Operators
 from ..batch.microbatches import Microbatch
 from ..engine.prepared import Prepared
 from ..engine.result_parts import WEIGHT
@@ -18,6 +19,7 @@ from ..optimizer.update import Ending, Update
 from .batch_run import BatchResult, BatchRun
 from .kept_gradients import KeptGradients
 from .local_stages import LocalStages
+from .missing_gradients import MissingGradients
 from .variants import Variants
 
 
@@ -48,19 +50,27 @@ class StepRunner:
         workers: the devices of this process.
         training: clipping, scaling and seed.
         largest: samples of the largest microbatch of the example.
+        example: its operators.
 
     Attributes:
         seed: of all random numbers.
     """
 
     def __init__(
-        self, stages: LocalStages, variants: Variants, workers: Workers, training: Training, largest: int
+        self,
+        stages: LocalStages,
+        variants: Variants,
+        workers: Workers,
+        training: Training,
+        largest: int,
+        example: Operators,
     ) -> None:
         self._loss_scale = training.loss_scale()
         self._needs_finite_loss, self._stopped = training.needs_finite_loss, False
         self._accumulated: Accumulated | None = None
         self._kept: KeptGradients | None = None
         self._workers = workers
+        self._missing = MissingGradients(stages.team, workers, example)
         self._plan, self._states, self._team, self._variants = stages.plan, stages.states, stages.team, variants
         self.seed, self._largest = training.seed, largest
 
@@ -103,12 +113,16 @@ class StepRunner:
         before = self._accumulated or Accumulated(samples, 0.0, self._loss_scale.now() if self._loss_scale else None)
         counted = self._counted(prepared)
         size = 1.0 if counted else samples / before.samples
+        accumulating = self.accumulating
 
         def before_end(device: int) -> None:
-            if ending is not Ending.KEEP:
-                executor = self._workers.executor(device)
+            executor = self._workers.executor(device)
+            if ending is Ending.KEEP:
+                self._missing.drop(device, prepared, batch.agreement, accumulating, over_replicas=False)
+            else:
                 divisor, scales, refused = self._divisor(batch, device, before, size)
                 executor.finish_reductions()
+                self._missing.drop(device, prepared, batch.agreement, accumulating, over_replicas=True)
                 if self._needs_finite_loss and not (batch.results.loss_is_finite(device) and before.finite):
                     refused = True
                 executor.update.begin(divisor, before.scale, scales, refused)

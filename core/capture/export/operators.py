@@ -27,6 +27,7 @@ from ..graph.autograd_functions import called_name
 from ..graph.fixed_nodes import fixed_nodes
 from ..graph.nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of, written_arguments
 from ..graph.sparse_gradients import refuse_sparse_gradients
+from ..regions.gradient_paths import GradientPaths
 from ..regions.region_writes import note_later_writes
 from ..values.nesting import tensors_of
 from ..values.sparse_tensors import refuse_sparse_results
@@ -50,6 +51,7 @@ class Operators:
         local: names of nodes that each stage computes itself.
         first_draw: node name → ordinal of its first random draw in the whole graph, for nodes that draw.
         values: node name → fake result; with ``requires_grad`` if a gradient flows.
+        paths: of gradients through regions.
     """
 
     step: CapturedStep
@@ -58,6 +60,7 @@ class Operators:
     local: frozenset[str]
     first_draw: dict[str, int]
     values: dict[str, Any] = field(repr=False)
+    paths: GradientPaths = field(factory=GradientPaths, repr=False)
 
     @cached_property
     def nodes(self) -> dict[str, fx.Node]:
@@ -109,6 +112,7 @@ def operators_of(
         )
     calls = [node for node in step.graph.nodes if node.op == "call_function"]
     refuse_sparse_gradients(calls, fake_run.values)
+    paths = fake_run.gradient_paths(step.outputs.home) if step.gradients else GradientPaths()
     if step.gradients:
         fake_run.note_gradients(step.outputs.home)
     live = _live(step)
@@ -117,7 +121,7 @@ def operators_of(
     names = _names(groups)
     members = {name: tuple(node.name for node in group) for name, group in zip(names, groups, strict=True)}
     graph = _graph(step, names, groups, local, fake_run, state_bytes or (lambda size: 4 * size))
-    return Operators(step, graph, members, frozenset(local), fake_run.first_draw, fake_run.values)
+    return Operators(step, graph, members, frozenset(local), fake_run.first_draw, fake_run.values, paths)
 
 
 def _live(step: CapturedStep) -> set[fx.Node]:

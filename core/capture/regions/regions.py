@@ -6,8 +6,9 @@ microbatch and with autograd enabled. It returns an additional tensor, its *tick
 its backward. Everything else is traced, cut and pipelined.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Literal
 
 import torch
@@ -136,12 +137,24 @@ class Region:
             flowed = torch.autograd.grad(
                 [f for f, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True, retain_graph=True
             )
+        if _noted.crossed is not None:
+            _noted.crossed |= self._crossed(found, leaves, flowed)
         if any(gradient is not None and gradient.layout is not torch.strided for gradient in flowed):
             raise RequestError(f"{self.line}: {self._who} has sparse gradients: {RULE}")
         return [
             _no_gradient(leaf) if gradient is None else _own(gradient)
             for leaf, gradient in zip(leaves, flowed, strict=True)
         ]
+
+    def _crossed(
+        self, found: Sequence[Tensor], leaves: Sequence[Tensor], flowed: Sequence[Tensor | None]
+    ) -> set[tuple["Region", int, int]]:
+        """The pairs of a result and an input, by position, between which a gradient flowed."""
+        used = {id(leaf): i for i, leaf, g in zip(self.trained, leaves, flowed, strict=True) if g is not None}
+        results = [o for o, tensor in enumerate(found) if tensor.requires_grad]
+        if len(results) == 1:
+            return {(self, results[0], i) for i in used.values()}
+        return {(self, o, used[key]) for o in results for key in _leaves_of(found[o]) if key in used}
 
     def _drawn(self, given: list[Tensor], key: Tensor | None, ordinal: int) -> list[Tensor]:
         """Run it with keyed random numbers."""
@@ -159,6 +172,44 @@ class Region:
                 "and what depends on it into one module"
             )
         return found
+
+
+class _Noted(threading.local):
+    """The crossings that the backwards of this thread record; None for no record."""
+
+    crossed: set[tuple[Region, int, int]] | None = None
+
+
+_noted = _Noted()
+
+
+@contextmanager
+def noting_crossings(into: set[tuple[Region, int, int]]) -> Iterator[None]:
+    """A context in which the backward of each region adds its crossings (see `gradient_paths`): region, result, input.
+
+    Args:
+        into: gets them.
+    """
+    _noted.crossed = into
+    try:
+        yield
+    finally:
+        _noted.crossed = None
+
+
+def _leaves_of(result: Tensor) -> set[int]:
+    """Identities of the tensors without history that a result depends on."""
+    if result.grad_fn is None:
+        return {id(result)}
+    leaves, seen, todo = set[int](), {result.grad_fn}, [result.grad_fn]
+    while todo:
+        node = todo.pop()
+        if (variable := getattr(node, "variable", None)) is not None:
+            leaves.add(id(variable))
+        following = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= following
+        todo += following
+    return leaves
 
 
 def _no_gradient(leaf: Tensor) -> Tensor:

@@ -103,8 +103,8 @@ class Replay(Calls):
             return
         raise RequestError(
             f"{self._line}: after this line the step reads a tensor in {name_of(func)} that it did not read for the "
-            "example: read it before this line, too, or give an example batch for which it reads all tensors that it "
-            "may read"
+            "example: compute it after this line, in the branch that reads it, or read it in all branches (add "
+            "0 * tensor.sum() where it is not needed), or give an example batch for which it is read"
         )
 
 

@@ -53,6 +53,7 @@ from tests.support.programs import team_calls
 from tests.support.programs.evaluation import joined_alone, loss_alone, state
 from tests.support.programs.optimizing import on_mesh
 from tests.support.programs.shapes import Pair, tokens
+from tests.support.programs.unused_branches import over_ranks
 from tests.support.ranks import deaf, demo, hangs, sharding, tensor_parallel
 from tests.support.ranks.forks import serve
 from tests.support.ranks.operator_ranks import POISONED, ROOT, monitored_steps, skipped_together
@@ -948,6 +949,10 @@ def replicas_of_tensor_ranks(team):
 
 def more_tensor_ranks(team):
     return tensor_parallel.large()
+
+
+def unused_branches(team):
+    return over_ranks(team)
 
 
 def main() -> None:

@@ -1,0 +1,58 @@
+"""Layers that only one branch on a value uses: optimizers skip them if no microbatch takes it, as in eager PyTorch."""
+
+import functools
+
+import pytest
+import torch
+from panpipe.runtimes.launch.team import ThreadTeam
+
+from ...support.launch import results
+from ...support.programs.unused_branches import ADAM, SGD, batches, distances, named_programs, without_pipeline
+
+PLAIN = named_programs["layers_before_the_branch"]
+
+
+def far(*arguments, **plan):
+    """The largest distance from eager PyTorch over two devices."""
+    return max(distances(ThreadTeam(2), *arguments, **plan).values())
+
+
+@pytest.mark.parametrize("optimizer", [ADAM, SGD], ids=["AdamW", "SGD"])
+@pytest.mark.parametrize("make", named_programs.values(), ids=list(named_programs))
+def test_layers_of_a_branch_that_no_microbatch_takes_are_skipped(make, optimizer):
+    assert far(make, optimizer) < 1e-12
+
+
+@pytest.mark.parametrize("plan", [{"split": True}, {"schedule_name": "zb-v", "chunks": 2}], ids=["split", "zb-v"])
+def test_layers_are_skipped_where_backwards_are_split(plan):
+    assert far(PLAIN, ADAM, **plan) < 1e-12
+
+
+def test_layers_are_skipped_where_a_device_has_no_stage():
+    assert far(PLAIN, ADAM, placement=[1, 1]) < 1e-12
+
+
+def test_a_gradient_of_an_earlier_accumulated_batch_is_kept():
+    updates = [False, True, False, True, False, False]
+    assert far(PLAIN, ADAM, updates) < 1e-12
+
+
+@pytest.mark.parametrize(("ranks", "mesh"), [(2, "pp=2"), (4, "pp=2,dp=2")])
+def test_layers_are_skipped_over_ranks(ranks, mesh, tmp_path):
+    for found in results("unused_branches", tmp_path, ranks, MESH=mesh):
+        for name, distance in found.items():
+            assert distance < 1e-12, name
+
+
+def test_the_programs_take_both_branches():
+    """Some updates have a gradient of the layers, and some have none."""
+    seen = set()
+
+    class Watched(torch.optim.SGD):
+        def step(self, closure=None):
+            seen.add(tuple(p.grad is None for group in self.param_groups for p in group["params"]))
+            return super().step(closure)
+
+    model, step = PLAIN()
+    without_pipeline(model, step, batches(), functools.partial(Watched, lr=0.1))
+    assert {any(row) for row in seen} == {True, False}
