@@ -16,12 +16,16 @@ def where():
     """An object of its own, with the process's handler and wakeup descriptor put back afterwards."""
     handler, descriptor = signal.getsignal(SIGNAL), signal.set_wakeup_fd(-1)
     signal.signal(SIGNAL, signal.SIG_DFL)
-    found = WhereOnSignal()
+    found, others = WhereOnSignal(), set(threading.enumerate())
     yield found
     signal.set_wakeup_fd(descriptor)
     signal.signal(SIGNAL, handler)
-    for end in found._sockets or ():
-        end.close()
+    if found._sockets is not None:
+        here, there = found._sockets
+        there.close()  # the thread reads the end, and ends
+        for thread in set(threading.enumerate()) - others:
+            thread.join()
+        here.close()
 
 
 def test_every_live_describer_is_printed(where, capfd):
