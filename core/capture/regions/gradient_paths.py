@@ -105,13 +105,13 @@ class GradientPaths:
             crossed: the crossings that its backward found.
         """
         found = set(self.loss.parameters)
-        behind: dict[Place, list[int]] = {}
+        inputs_of: dict[Place, list[int]] = {}
         for k, o, i in crossed:
-            behind.setdefault((k, o), []).append(i)
+            inputs_of.setdefault((k, o), []).append(i)
         seen, todo = set(self.loss.results), [*self.loss.results]
         while todo:
             k, o = todo.pop()
-            for i in behind.get((k, o), ()):
+            for i in inputs_of.get((k, o), ()):
                 following = self.inputs[k, i]
                 found |= following.parameters
                 todo += following.results - seen
