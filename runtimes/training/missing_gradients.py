@@ -14,6 +14,7 @@ import torch
 
 from ...core.capture.export.operators import Operators
 from ...core.capture.regions.gradient_paths import Crossing, GradientPaths
+from ...core.errors import RequestError
 from ..batch.batch_agreement import BatchAgreement
 from ..engine.prepared import Prepared
 from ..engine.workers import Workers
@@ -45,6 +46,9 @@ class MissingGradients:
             agreement: of the batch, announced. If ranks have different batches, which is refused, nothing is set.
             accumulating: whether the step added to gradients of earlier ones; otherwise they were cleared.
             over_replicas: whether the gradients are sums over replicas.
+
+        Raises:
+            RequestError: a parameter has no gradient here, and other replicas do not compare theirs.
         """
         reached = self._reached[device]
         if not accumulating:
@@ -61,6 +65,12 @@ class MissingGradients:
             reached |= each.reached(found)
         missing = names - reached
         if over_replicas and self._team.replicas_of(device) is not None:
+            if missing and not self._common:
+                raise RequestError(
+                    f"no microbatch takes the branch that uses parameter '{min(missing)}', which then has no gradient, "
+                    "and replicas compare such parameters only if the example's step has that condition: give "
+                    "panpipe.pipeline an example batch and Python values with which the step has it"
+                )
             missing = self._missing_everywhere(device, reached | (_read(prepared) - names)) if self._common else set()
         self._workers.executor(device).drop_gradients(frozenset(missing))
 

@@ -1,10 +1,14 @@
 """Layers that only one branch on a value uses: optimizers skip them if no microbatch takes it, as in eager PyTorch."""
 
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
+from panpipe.core.capture.regions.gradient_paths import GradientPaths, Reached
+from panpipe.core.errors import RequestError
 from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.training.missing_gradients import MissingGradients
 
 from ...support.launch import results
 from ...support.programs.unused_branches import ADAM, SGD, batches, distances, named_programs, without_pipeline
@@ -56,3 +60,16 @@ def test_the_programs_take_both_branches():
     model, step = PLAIN()
     without_pipeline(model, step, batches(), functools.partial(Watched, lr=0.1))
     assert {any(row) for row in seen} == {True, False}
+
+
+def test_replicas_that_do_not_compare_a_missing_gradient_refuse_the_step(monkeypatch):
+    """The example's step has no condition, and a later one has."""
+    through = GradientPaths(("head.weight",), crossings=((0, 0, 0),), loss=Reached(results=frozenset({(0, 0)})))
+    operators = [SimpleNamespace(paths=paths) for paths in (GradientPaths(), through)]
+    team = SimpleNamespace(local=(0,), replicas_of=lambda device: object())
+    missing = MissingGradients(team, SimpleNamespace(), operators[0])
+    monkeypatch.setattr(missing, "_crossed", lambda device, prepared, paths: [frozenset()])
+    prepared = SimpleNamespace(compiled=[SimpleNamespace(operators=operators[1])])
+    agreement = SimpleNamespace(collect=lambda: None, differ=lambda: False)
+    with pytest.raises(RequestError, match=r"uses parameter 'head\.weight'.*give panpipe\.pipeline an example batch"):
+        missing.drop(0, prepared, agreement, accumulating=False, over_replicas=True)
