@@ -21,7 +21,10 @@ def far(*arguments, **plan):
     return max(distances(ThreadTeam(2), *arguments, **plan).values())
 
 
-@pytest.mark.parametrize("optimizer", [ADAM, SGD], ids=["AdamW", "SGD"])
+@pytest.mark.parametrize("optimizer", [
+    pytest.param(ADAM, id="AdamW"),
+    pytest.param(SGD, id="SGD", marks=pytest.mark.slow),
+])  # fmt: skip
 @pytest.mark.parametrize("make", named_programs.values(), ids=list(named_programs))
 def test_layers_of_a_branch_that_no_microbatch_takes_are_skipped(make, optimizer):
     assert far(make, optimizer) < 1e-12
@@ -41,7 +44,10 @@ def test_a_gradient_of_an_earlier_accumulated_batch_is_kept():
     assert far(PLAIN, ADAM, updates) < 1e-12
 
 
-@pytest.mark.parametrize(("ranks", "mesh"), [(2, "pp=2"), (4, "pp=2,dp=2")])
+@pytest.mark.parametrize(("ranks", "mesh"), [
+    (2, "pp=2"),
+    pytest.param(4, "pp=2,dp=2", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_layers_are_skipped_over_ranks(ranks, mesh, tmp_path):
     for found in results("unused_branches", tmp_path, ranks, MESH=mesh):
         for name, distance in found.items():
