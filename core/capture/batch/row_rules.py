@@ -126,6 +126,7 @@ class RowWatch(PlaceholderResults):
         carrying = [t for t in call.given if self.carried(t)]
         marks: frozenset[str] = frozenset().union(*(self._marks.get(t, ()) for t in call.given))
         self._judge_labels(call)
+        self._judge_scattered(call)
         square = self._prime**2
         if any(t.numel() and t.numel() % square == 0 for t in call.made):
             if not any(t.numel() and t.numel() % square == 0 for t in call.given):
@@ -177,6 +178,13 @@ class RowWatch(PlaceholderResults):
             scores, labels = call.args[:2]
             if min(1, scores.ndim - 1) in self.carried(scores):
                 self._note_index(call, labels)
+
+    def _judge_scattered(self, call: "_Call") -> None:
+        """Judge values that a mask distributes: each sample takes those after the ones of earlier samples."""
+        if call.name.startswith("masked_scatter"):
+            tensor, _, source = call.args
+            if self.carried(tensor) and not self.carried(source):
+                self._note(POSITIONAL, call)
 
     def _judge_numbers(self, call: "_Call") -> None:
         """Judge an operator that uses row numbers for something else than selecting rows."""

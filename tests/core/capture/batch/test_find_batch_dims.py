@@ -573,3 +573,16 @@ def test_step_that_accepts_few_batch_sizes_needs_batch_dims_for_a_possibly_share
         find_batch_dims(nn.Linear(D, D), step, batch)
     given = {"x": 0, "table": None, "y": 0}
     assert find_batch_dims(nn.Linear(D, D), step, batch, given=given).by_name["batch['table']"] is None
+
+
+def scatter_images(model: nn.Module, batch: Any) -> torch.Tensor:
+    """Features of images, visited one by one, in place of some tokens, as in models of images and text."""
+    features = torch.cat([model(image) for image in batch["images"]])
+    tokens = batch["tokens"].masked_scatter(batch["tokens"] > 0, features)
+    return F.mse_loss(model(tokens), batch["y"])
+
+
+def test_images_that_are_scattered_into_the_samples_are_cut_with_them():
+    batch = {"images": torch.randn(N, S, D), "tokens": torch.randn(N, 12, D), "y": torch.randn(N, 12, D)}
+    found = find_batch_dims(nn.Linear(D, D), scatter_images, batch)
+    assert dict(found.leaves) == {"batch['images']": 0, "batch['tokens']": 0, "batch['y']": 0}

@@ -35,6 +35,7 @@ INDEPENDENT = {
     "convolution of samples": lambda x, ids, table: F.conv1d(x[:, None], x.new_empty(2, 1, 3)),
     "selection of some samples": lambda x, ids, table: x[x[:, 0] > 0] * 2,
     "weighted sum of sums": lambda x, ids, table: x.sum(0) * 2 + x.mean(0) / 3,
+    "scattered values of its own": lambda x, ids, table: x.masked_scatter(x > 0, x * 2),
     "cross entropy": lambda x, ids, table: F.cross_entropy(x, ids),
     "constants": lambda x, ids, table: (table @ table.T).softmax(0),
     "attention within a sample": lambda x, ids, table: F.scaled_dot_product_attention(*[x.view(ROWS, 1, 2, 2)] * 3),
@@ -52,6 +53,9 @@ DEPENDENT = {
     "product over samples": (lambda x, ids, table: x.T @ x, JOINT, "mm"),
     "softmax over samples": (lambda x, ids, table: x.softmax(0), JOINT, "_softmax"),
     "scan over samples": (lambda x, ids, table: x.cumsum(0), POSITIONAL, "cumsum"),
+    "scattered values of no sample": (
+        lambda x, ids, table: x.masked_scatter(x > 0, table), POSITIONAL, "masked_scatter",
+    ),
     "reversed samples": (lambda x, ids, table: x.flip(0), POSITIONAL, "flip"),
     "rows by indices of the batch": (lambda x, ids, table: x[ids], LOOKUP, "index"),
     "rows by computed indices": (lambda x, ids, table: x[x[:, 0].long()], JOINT, "index"),
