@@ -55,10 +55,10 @@ class MissingGradients:
             reached.clear()
         paths = [compiled.operators.paths for compiled in prepared.compiled]
         names = {name for each in paths for name in each.parameters}
-        if names:
+        if names:  # steps without such parameters wait for nothing here
             agreement.collect()
-        if agreement.differ():
-            names = set()  # all ranks of the replica know it, and exchange nothing
+            if agreement.differ():
+                names = set()  # all ranks of the replica know it, and exchange nothing
         crossed = self._crossed(device, prepared, paths) if names else [frozenset[Crossing]()] * len(paths)
         distinct = {(id(each), found): each for each, found in zip(paths, crossed, strict=True)}
         for (_, found), each in distinct.items():
