@@ -90,7 +90,8 @@ class Pipeline:
         unused = [n for n, p in self.model.named_parameters() if n not in read and p.requires_grad]
         if unused:
             warnings.warn(
-                f"{first_of(unused, 3)}: the loss does not depend on it; it keeps no gradient, as in eager",
+                f"{first_of(unused, 3)}: the loss does not depend on it; it keeps no gradient until a step uses it, "
+                "as in eager",
                 stacklevel=4,
             )
 

@@ -8,6 +8,8 @@ The model's previous tensor gets this class, too: a reference to it, in an optim
 training no longer changes.
 """
 
+import inspect
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -42,7 +44,10 @@ _ALLOWED: set[Any] = {
     *(getattr(Tensor, name) for name in _METHODS if hasattr(Tensor, name)),
     torch.is_complex, torch.is_floating_point, torch.is_signed, torch.numel, torch.is_same_size,
 }  # fmt: skip
+_READ_GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
 _GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
+_CLEARING = (nn.Module.zero_grad.__code__, inspect.unwrap(torch.optim.Optimizer.zero_grad).__code__)
+"""torch's functions that clear gradients: a gradient of another process is no part of what they change here."""
 
 
 class RemoteTensor(Tensor):
@@ -64,6 +69,8 @@ class RemoteTensor(Tensor):
         if func in _ALLOWED or (func == _GRADIENT and args[1] is None):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **named)
+        if func == _READ_GRADIENT and sys._getframe(1).f_code in _CLEARING:
+            return None
         held = _first_held((args, named))
         assert held is not None
         if func in (Tensor.detach, torch.detach):  # state_dict() calls it, and needs only the tensor's name
@@ -79,7 +86,7 @@ class RemoteTensor(Tensor):
         raise RequestError(
             f"'{self.held_as}' is held by {self.holder}, and this rank has only its shape: '{what}' would be lost or "
             "wrong; pipe.on_parameters(function) runs where parameters are, pipe.ema() averages them, clip_norm= clips "
-            "gradients, pipe.save() and pipe.checkpoint() write files"
+            "gradients, every update clears them, pipe.save() and pipe.checkpoint() write files"
         )
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]

@@ -33,14 +33,17 @@ class NormParameters:
     parameters: tuple[tuple[int, str, torch.dtype], ...]
 
     @classmethod
-    def of(cls, plan: Plan, parameters: Mapping[str, nn.Parameter]) -> "NormParameters":
+    def of(
+        cls, plan: Plan, parameters: Mapping[str, nn.Parameter], unused: Mapping[str, int] | None = None
+    ) -> "NormParameters":
         """The parameters of a plan.
 
         Args:
             plan: has the parameters of each stage.
             parameters: the model's, in its order; they may be on meta.
+            unused: the stage of each tensor that the example's step does not use.
         """
-        first: dict[str, int] = {}
+        first = dict(unused or {})
         for stage in plan.stages:
             for name in stage.parameters:
                 first.setdefault(name, stage.index)

@@ -13,7 +13,6 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from ...core.plan.plan import Plan
 from ..batch.remote_tensors import RemoteTensor
 from ..launch.team import Team
 from ..weights.sources import Weights
@@ -54,12 +53,12 @@ class MovableState:
         tensors = {key: value.detach() for key, value in entries.items() if isinstance(value, Tensor)}
         return cls(tensors, {key: value for key, value in entries.items() if key not in tensors})
 
-    def moved(self, team: Team, plan: Plan, written: Set[str]) -> "MovableState":
+    def moved(self, team: Team, needed: Sequence[Set[str]], written: Set[str]) -> "MovableState":
         """The state with what this process needs for a plan. All ranks call this together.
 
         Args:
             team: the devices.
-            plan: the new one.
+            needed: for each device the names of the tensors that its stages of the new plan hold.
             written: the buffers that the step writes; the others have values on every rank.
         """
         if len(team.local) == team.size:
@@ -69,8 +68,7 @@ class MovableState:
         messages: dict[tuple[int, int], list[Key]] = {}
         values = dict(self.values)
         for reader in range(team.size):
-            parameters = {name for stage in plan.stages_on(reader) for name in stage.parameters}
-            for key, owner in _needed(held, parameters, written):
+            for key, owner in _needed(held, needed[reader], written):
                 if key in held[reader]:
                     continue
                 what = held[owner][key]

@@ -202,7 +202,9 @@ class Replanner:
         written = set(self._example.operators.step.mutated_buffers)
         with torch.no_grad():
             own = MovableState.of(trainer.model, state, [average.tensors for average in averages.all])
-            moved = own.moved(team, plan, written)
+            on = [plan.stages_on(device) for device in range(team.size)]
+            needed = [{name for stage in stages for name in parts.stages.names_of(stage)} for stages in on]
+            moved = own.moved(team, needed, written)
         scheduler = next((s for s in team.in_replica(lambda _: state.get("scheduler")) if s is not None), None)
         initial = trainer.stages.initial
         trainer.replace(parts)

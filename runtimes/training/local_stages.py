@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...backends.contract import Backend
 from ...core.capture.values.stand_ins import stand_in
-from ...core.plan.plan import Plan
+from ...core.plan.plan import Plan, Stage
 from ...core.plan.sharding import shards
 from ..batch.remote_tensors import as_meta_tensors
 from ..launch.team import Team
@@ -38,6 +38,7 @@ class LocalStages:
         compiled: the programs of the stages here.
         where: stage here → its torch device.
         training: creates optimizers and schedulers, and has the seed of values that no source has.
+        unused: the stage of each parameter and buffer that the example's step does not use, see `stages_of_unused`.
 
     Attributes:
         model, plan, team, where: as given.
@@ -54,10 +55,12 @@ class LocalStages:
         compiled: Compiled,
         where: Mapping[int, torch.device],
         training: Training,
+        unused: Mapping[str, int] | None = None,
     ) -> None:
         self.model, self.plan, self.team, self.where = model, plan, team, where
         self._training = training
-        self._own = own = own_tensors(model, compiled.programs, where)
+        self._unused = unused or {}
+        self._own = own = own_tensors(model, compiled.programs, where, self._unused)
         self._read = frozenset(compiled.operators.graph.parameters)
         self._written = frozenset(compiled.operators.step.mutated_buffers)
         self._loaded, self.initial = False, InitialWeights()
@@ -66,7 +69,7 @@ class LocalStages:
         self.states = {
             i: StageState(
                 own.parameters[i],
-                {name: own.buffers[i][name] for name in programs.inputs.buffers},
+                dict(own.buffers[i]),
                 training.optimizer,
                 team.replicas > 1,
                 where[i],
@@ -75,7 +78,7 @@ class LocalStages:
                 frozenset() if team.tensor is None else team.tensor.split,
                 team.same_parts_of(self.plan.placement[i]),
             )
-            for i, programs in compiled.programs.items()
+            for i in compiled.programs
         }
 
     def _sharing(self, stage: int) -> Sharing | None:
@@ -110,8 +113,8 @@ class LocalStages:
         if len(self.team.local) < self.team.size:
             kept = set(self._own.held)
             if 0 in self.team.local:  # of every replica
-                kept |= {name for name, _ in self.model.named_parameters()} - self._read
-            release_others(self.model, kept, self._written - kept, self._holders())
+                kept |= {name for name, _ in self.model.named_parameters()} - self._read - set(self._unused)
+            release_others(self.model, kept, self._written.union(self._unused) - kept, self._holders())
         self._known, self.tied = KnownTensors(self.model), TiedCopies(self._own.parameters)
         if self.team.tensor is not None:
             self.team.tensor.linked.release()
@@ -185,16 +188,20 @@ class LocalStages:
         found: dict[str, str] = {}
         for stage in self.plan.stages:
             rank = self.team.rank(self.team.replica * self.team.size + stage.device)
-            for name in stage.parameters:
+            for name in self.names_of(stage):
                 found.setdefault(name, f"rank {rank}")
         first = self.team.rank(self.team.replica * self.team.size)  # it holds the parameters that no stage reads
         return dict.fromkeys((name for name, _ in self.model.named_parameters()), f"rank {first}") | found
+
+    def names_of(self, stage: Stage) -> list[str]:
+        """Names of the parameters that a stage holds, and of the buffers that the example's step does not use."""
+        return [*stage.parameters, *(name for name, index in self._unused.items() if index == stage.index)]
 
     def _make_optimizers(self) -> None:
         """Create the optimizers before the first step; if one rank fails, all ranks raise its error."""
         if self._training.optimizer is not None:
             parameters = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-            trained = [{n: parameters[n] for n in s.parameters if n in parameters} for s in self.plan.stages]
+            trained = [{n: parameters[n] for n in self.names_of(s) if n in parameters} for s in self.plan.stages]
             make_optimizers(self.states, trained, self._training.optimizer, self.team)
 
     def _tensors_on(self, device: int) -> list[Tensor]:

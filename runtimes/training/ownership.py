@@ -1,6 +1,6 @@
 """The parameters and buffers that each process holds: those of its stages, as the user's own tensors and names."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from attrs import frozen
@@ -57,7 +57,10 @@ class OwnTensors:
 
 
 def own_tensors(
-    model: nn.Module, programs: Mapping[int, StagePrograms], where: Mapping[int, torch.device]
+    model: nn.Module,
+    programs: Mapping[int, StagePrograms],
+    where: Mapping[int, torch.device],
+    unused: Mapping[str, int] | None = None,
 ) -> OwnTensors:
     """The parameters and buffers of each local stage, on its device.
 
@@ -69,15 +72,20 @@ def own_tensors(
         programs: of the local stages.
         where: local stage → its torch device. Tensors on another device are moved as by ``Module.to``: the user's
             tensors stay the same objects.
+        unused: the stage of each tensor that the example's step does not use.
     """
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    inputs = {i: (list(stage.inputs.parameters), list(stage.inputs.buffers)) for i, stage in programs.items()}
+    for name, index in (unused or {}).items():
+        if index in inputs:
+            inputs[index][name in buffers].append(name)
     own: dict[int, dict[str, nn.Parameter]] = {}
     empty: dict[str, Tensor] = {}
     tied_copies: list[nn.Parameter] = []
     used: set[str] = set()
-    for index, stage in sorted(programs.items()):
+    for index, (names, _) in sorted(inputs.items()):
         own[index], device = {}, where[index]
-        for name in stage.inputs.parameters:
+        for name in names:
             tensor = parameters[name]
             if tensor.is_meta:
                 tensor = nn.Parameter(unallocated(tensor, device), tensor.requires_grad)
@@ -91,13 +99,13 @@ def own_tensors(
                 tensor.data = tensor.data.to(device)
             own[index][name] = tensor
             used.add(name)
-    held, copies = _own_buffers(buffers, programs, where, empty)
+    held, copies = _own_buffers(buffers, {i: names for i, (_, names) in inputs.items()}, where, empty)
     return OwnTensors(own, held, empty, tuple(tied_copies), tuple(copies))
 
 
 def _own_buffers(
     buffers: Mapping[str, Tensor],
-    programs: Mapping[int, StagePrograms],
+    read: Mapping[int, Sequence[str]],
     where: Mapping[int, torch.device],
     empty: dict[str, Tensor],
 ) -> tuple[dict[int, dict[str, Tensor]], list[tuple[Tensor, Tensor]]]:
@@ -106,9 +114,9 @@ def _own_buffers(
     placed: dict[tuple[str, torch.device], Tensor] = {}
     held: dict[int, dict[str, Tensor]] = {}
     copies = []
-    for index, stage in sorted(programs.items()):
+    for index, names in sorted(read.items()):
         held[index], device = {}, where[index]
-        for name in stage.inputs.buffers:
+        for name in names:
             buffer = buffers[name]
             if name not in first:
                 if buffer.is_meta:

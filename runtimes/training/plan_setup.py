@@ -29,6 +29,7 @@ from ..programs.options import ProgramOptions
 from .evaluation import Evaluator
 from .local_stages import LocalStages
 from .steps import StepRunner
+from .unused_tensors import stages_of_unused
 from .variants import Variants
 
 
@@ -88,7 +89,9 @@ def set_up_plan(
     team.connect(sending_pairs(plan))
     kind = next(iter(where.values())).type
     cut = cut_of(first.operators, first.stages)
-    stages = LocalStages(model, plan, team, first, on, training)
+    unused = stages_of_unused(model, first.operators.step, cut) if team.tensor is None else {}
+    cut = cut.with_unused(unused, [name for name, _ in model.named_buffers()])
+    stages = LocalStages(model, plan, team, first, on, training, unused)
 
     def captured(batch: Any, _: Any) -> CapturedStep:
         with as_meta_tensors(model):
@@ -101,7 +104,7 @@ def set_up_plan(
     variants = Variants(model, step, variant, follow_model)
     variants.shapes.keep(shape, first)
     largest = shape.samples if team.replicas > 1 else 0
-    norm_parameters = NormParameters.of(plan, dict(model.named_parameters()))
+    norm_parameters = NormParameters.of(plan, dict(model.named_parameters()), unused)
     copies = offloads(plan, first, team, where, offload or OffloadTier())
     workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, copies)
     runner = StepRunner(stages, variants, workers, training, largest, operators)

@@ -23,7 +23,7 @@ saved tensor would have sizes that are only known when it runs.
 import itertools
 from collections.abc import Collection, Hashable, Mapping, Sequence
 
-from attrs import frozen
+from attrs import evolve, frozen
 from torch import fx
 
 from ...costs.graph import OpGraph, OpNode, stage_of_nodes
@@ -43,11 +43,27 @@ class Cut:
         nodes: in order, module and operator of every node of the captured graph, and its stage; None without one.
         parameters: that each stage holds.
         buffers: buffers that the step writes → the stage that holds them.
+        unused: parameters and buffers among these that the planned step does not use.
     """
 
     nodes: tuple[tuple[Hashable, int | None], ...]
     parameters: tuple[frozenset[str], ...]
     buffers: Mapping[str, int]
+    unused: frozenset[str] = frozenset()
+
+    def with_unused(self, stages: Mapping[str, int], buffers: Collection[str]) -> "Cut":
+        """The cut for captures that also use tensors that the planned step does not use.
+
+        Args:
+            stages: name of each of these parameters and buffers → the stage that holds it.
+            buffers: names of the model's buffers.
+        """
+        parameters = [
+            held.union(name for name, stage in stages.items() if stage == index and name not in buffers)
+            for index, held in enumerate(self.parameters)
+        ]
+        mine = {name: stage for name, stage in stages.items() if name in buffers}
+        return evolve(self, parameters=tuple(parameters), buffers={**mine, **self.buffers}, unused=frozenset(stages))
 
 
 def cut_of(operators: Operators, stages: Sequence[Sequence[str]]) -> Cut:
@@ -107,7 +123,7 @@ def _where_cut(operators: Operators, known: Mapping[str, int]) -> set[str]:
 def _stages(cut: Cut, operators: Operators, known: Mapping[str, int]) -> Stages:
     graph = operators.graph
     allowed = {node.name: _allowed(cut, operators, node) for node in graph.nodes}
-    latest = _latest(graph, allowed)
+    latest = _latest(cut, operators, allowed)
     preferred = _preferred(operators, known)
     sources = _sources(graph)
     where: dict[str, int] = {}
@@ -144,12 +160,10 @@ def _allowed(cut: Cut, operators: Operators, node: OpNode) -> list[int]:
     homes |= {name: [cut.buffers[name]] if name in cut.buffers else [] for name in _buffers(operators, node, written)}
     missing = next((name for name, stages in homes.items() if not stages), None)
     if missing is not None:
-        lines = filter(None, (line_of(operators.nodes[member]) for member in operators.members[node.name]))
-        line = next((f"{found}: " for found in lines), "")
         raise RequestError(
-            f"{line}'{node.name}' uses '{missing}', which no stage holds: the planned step does not use it in this "
-            "way; give an example batch for which it does, or, if it was added to the model later, build another "
-            "pipeline after that"
+            f"{_line(operators, node.name)}'{node.name}' uses '{missing}', which no stage holds: the planned step does "
+            "not use it in this way; give an example batch for which it does, or, if it was added to the model later, "
+            "build another pipeline after that"
         )
     found = [stage for stage in everywhere if all(stage in stages for stages in homes.values())]
     if not found:
@@ -161,8 +175,9 @@ def _allowed(cut: Cut, operators: Operators, node: OpNode) -> list[int]:
     return found
 
 
-def _latest(graph: OpGraph, allowed: Mapping[str, list[int]]) -> dict[str, int]:
+def _latest(cut: Cut, operators: Operators, allowed: Mapping[str, list[int]]) -> dict[str, int]:
     """Per operator the last stage with which all its readers have an allowed stage; these stages are a valid cut."""
+    graph = operators.graph
     readers: dict[str, list[str]] = {node.name: [] for node in graph.nodes}
     for edge in graph.edges:
         readers[edge.src].append(edge.dst)
@@ -172,6 +187,8 @@ def _latest(graph: OpGraph, allowed: Mapping[str, list[int]]) -> dict[str, int]:
         limit = allowed[node.name][-1] if reader is None else latest[reader]
         possible = [stage for stage in allowed[node.name] if stage <= limit]
         if not possible:
+            assert reader is not None
+            _refuse_misplaced(cut, operators, allowed, latest, readers, node.name, reader)
             raise RequestError(
                 f"for microbatches of this shape '{node.name}' runs in stage {allowed[node.name][0]}, where its "
                 f"parameters are, and '{reader}', which reads it, in stage {limit} at the latest: tensors are only "
@@ -180,6 +197,43 @@ def _latest(graph: OpGraph, allowed: Mapping[str, list[int]]) -> dict[str, int]:
             )
         latest[node.name] = possible[-1]
     return latest
+
+
+def _refuse_misplaced(
+    cut: Cut,
+    operators: Operators,
+    allowed: Mapping[str, list[int]],
+    latest: Mapping[str, int],
+    readers: Mapping[str, list[str]],
+    name: str,
+    reader: str,
+) -> None:
+    """Refuse an unused tensor of the planned step whose stage is too late or too early for this capture.
+
+    Args:
+        name: an operator that can only run after the last stage of ``reader``, which reads it.
+    """
+    while allowed[reader][-1] > latest[reader]:  # the operator that limits it
+        reader = min(readers[reader], key=lambda each: latest[each])
+    nodes = {node.name: node for node in operators.graph.nodes}
+    used = [*nodes[reader].parameters, *nodes[name].parameters]
+    used += [each for one in (reader, name) for each in _buffers(operators, nodes[one], cut.buffers)]
+    misplaced = next((each for each in used if each in cut.unused), None)
+    if misplaced is None:
+        return
+    at = reader if misplaced in [*nodes[reader].parameters, *_buffers(operators, nodes[reader], cut.buffers)] else name
+    raise RequestError(
+        f"{_line(operators, at)}'{at}' uses '{misplaced}', which is in stage {allowed[at][0]} because the example's "
+        f"step does not use it and its neighbours in the model are there, but '{name}' in stage {allowed[name][0]} "
+        f"comes before '{reader}' in stage {allowed[reader][-1]}: give an example batch and Python values with which "
+        "the step uses it, or register it in a module between those that run before and after it"
+    )
+
+
+def _line(operators: Operators, name: str) -> str:
+    """The user's line of an operator, to begin a message; empty if it has none."""
+    found = (line_of(operators.nodes[member]) for member in operators.members[name])
+    return next((f"{line}: " for line in found if line), "")
 
 
 def _sources(graph: OpGraph) -> dict[str, set[str]]:

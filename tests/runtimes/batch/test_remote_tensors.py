@@ -64,8 +64,6 @@ USES = {
     "clip norm": lambda layer, p: nn.utils.clip_grad_norm_(layer.parameters(), 1.0),
     "clip value": lambda layer, p: nn.utils.clip_grad_value_(layer.parameters(), 1.0),
     "optimizer": lambda layer, p: torch.optim.SGD(layer.parameters(), 0.1).step(),
-    "optimizer's zero_grad": lambda layer, p: torch.optim.AdamW(layer.parameters(), 0.1).zero_grad(),
-    "zero_grad": lambda layer, p: layer.zero_grad(),
     "item": lambda layer, p: p[0, 0].item(),
     "write an element": lambda layer, p: p.__setitem__(0, 1.0),
     "list": lambda layer, p: p.tolist(),
@@ -106,6 +104,19 @@ def test_operations_on_the_values_of_a_remote_parameter_are_refused_by_name(use,
     layer, weight, before = held()
     with pytest.raises(panpipe.RequestError, match=r"'fc\.\w+' is held by rank 1, .*pipe\.save\(\)"), torch.no_grad():
         use(layer, before if stale else weight)
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("stale", [False, True])
+def test_zero_grad_changes_nothing_of_a_remote_parameter(to_none, stale):
+    layer, weight, before = held()
+    layer.bias.grad = torch.ones(4)
+    layer.zero_grad(to_none)
+    assert layer.bias.grad is None if to_none else not layer.bias.grad.any()
+    optimizer = torch.optim.AdamW([before if stale else weight, layer.bias], 0.1)
+    optimizer.zero_grad(to_none)
+    with pytest.raises(panpipe.RequestError, match="'grad' would be lost or wrong"):
+        optimizer.step()
 
 
 def test_load_state_dict_into_a_remote_parameter_is_refused_by_name():

@@ -43,6 +43,7 @@ def without_pipeline(model, step, data, optimizer, updates=None, pieces=2):
     made = optimizer(model.parameters())
     waiting = 0
     for i, batch in enumerate(data):
+        before(model, i)
         parts = zip(*(value.chunk(pieces) for value in batch.values()), strict=True)
         for part in parts:
             (step(model, dict(zip(batch, part, strict=True))) / pieces).backward()
@@ -55,6 +56,12 @@ def without_pipeline(model, step, data, optimizer, updates=None, pieces=2):
             made.zero_grad()
             waiting = 0
     return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+
+def before(model, number):
+    """What the model does before the step of this number."""
+    if hasattr(model, "before"):
+        model.before(number)
 
 
 def distances(team, make, optimizer, updates=None, shard="none", placement=None, **plan):
@@ -80,6 +87,7 @@ def distances(team, make, optimizer, updates=None, shard="none", placement=None,
     if hasattr(model, "asks"):
         model.asks = team.replica == 0
     for i, batch in enumerate(own):
+        before(model, i)
         pipe.step(batch, update=updates is None or updates[i])
     found = {name: p.detach().clone() for name, p in model.named_parameters() if not p.is_meta}
     return {name: (parameter - wanted[name]).abs().max().item() for name, parameter in found.items()}

@@ -54,6 +54,7 @@ from tests.support.programs.evaluation import joined_alone, loss_alone, state
 from tests.support.programs.optimizing import on_mesh
 from tests.support.programs.shapes import Pair, tokens
 from tests.support.programs.unused_branches import over_ranks
+from tests.support.programs.unused_parts import parts_over_ranks
 from tests.support.ranks import deaf, demo, hangs, sharding, tensor_parallel
 from tests.support.ranks.forks import serve
 from tests.support.ranks.operator_ranks import POISONED, ROOT, monitored_steps, skipped_together
@@ -953,6 +954,10 @@ def more_tensor_ranks(team):
 
 def unused_branches(team):
     return over_ranks(team)
+
+
+def unused_parts(team):
+    return parts_over_ranks(team)
 
 
 def main() -> None:
