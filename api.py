@@ -193,8 +193,10 @@ def pipeline(
             ``pipe.replan()`` does.
         shard: what the replicas of a stage share, so that each holds a part (ZeRO): ``"optimizer"``, each replica has
             and steps 1/dp of the optimizer's state: gradients are reduce-scattered, and parameters gathered after the
-            step; ``"auto"`` does that for the stages that do not fit otherwise; ``"none"``. By default as in the plan
-            (``shard``, per stage); an automatic plan then shards nothing. Results are the same as without sharding. The
+            step; ``"gradients"``, each replica keeps 1/dp of the gradients, too: they are reduce-scattered after the
+            backward of each microbatch, also with ``update=False``; ``"auto"`` does as little of that as fits, for the
+            stages that do not fit otherwise; ``"none"``. By default as in the plan (``shard``, per stage); an automatic
+            plan then shards nothing. Results are the same as without sharding. The
             optimizer has to be elementwise, such as SGD, Adam, AdamW, Adagrad or RMSprop; this is tested, and others
             are refused. The optimizers in ``optimizers`` step slices of the parameters, ``grad`` of a parameter is None
             after a step, and every rank calls ``state_dict()``. Checkpoints do not depend on it.

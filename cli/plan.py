@@ -85,9 +85,10 @@ def plan(
     shard: Annotated[
         str,
         typer.Option(
-            metavar="none|optimizer|auto",
+            metavar="none|optimizer|gradients|auto",
             help="What replicas share, so that each holds a part: with optimizer the state of the optimizer (ZeRO-1); "
-            "auto shards the stages that do not fit otherwise.",
+            "with gradients these, too (ZeRO-2), summed for each microbatch; auto shards the stages that do not fit "
+            "otherwise, as little as fits.",
         ),
     ] = "none",
     recompute: Annotated[

@@ -39,6 +39,7 @@ class Kind(str):
     RECOMPUTE: ClassVar["Kind"]
     OFFLOAD: ClassVar["Kind"]
     RELOAD: ClassVar["Kind"]
+    SCATTER_GRAD: ClassVar["Kind"]
     REDUCE_GRAD: ClassVar["Kind"]
     REDUCE_TIED: ClassVar["Kind"]
     SYNC: ClassVar["Kind"]
@@ -83,7 +84,9 @@ def declare_kind(letters: str, *, whole_step: bool = False) -> Kind:
     return kind
 
 
-for _letters in ("F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "RECOMPUTE", "OFFLOAD", "RELOAD"):
+for _letters in (
+    "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "RECOMPUTE", "OFFLOAD", "RELOAD", "SCATTER_GRAD",
+):  # fmt: skip
     setattr(Kind, _letters, declare_kind(_letters))
 for _letters in ("REDUCE_GRAD", "REDUCE_TIED", "SYNC", "STEP", "UNSHARD"):
     setattr(Kind, _letters, declare_kind(_letters, whole_step=True))

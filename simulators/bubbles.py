@@ -6,7 +6,8 @@ compute is what it waits for; from then on, communication (a rendezvous and the 
     device 0   ──── 0F3 ────┐ sent            arrived
     device 1   1F2 ─┤ dependency │ communication ├─ 1F3 ──
 
-If it then still waits for a copy to or from the host, the rest is the copy's::
+If it then still waits for a copy to or from the host, the rest is the copy's; and then that of the sum of an earlier
+microbatch's gradients over replicas::
 
     host copies      [     0OFFLOAD1     ]
     device 0   0F1 ──┤ host copy         ├─ 0F2 ──
@@ -87,7 +88,8 @@ def device_bubbles(
     reduced: dict[tuple[int, int], _Awaited] = {}
     for reduction in (each for each in tasks if each.action.kind in _SUMS):  # SYNC is not: the optimizer waits
         _keep_latest(reduced, (reduction.device, reduction.action.stage), reduction)
-    copied = _last_copied(queues, tasks)
+    summed = _last_ended(queues, [task for task in tasks if task.action.kind is Kind.SCATTER_GRAD])
+    copied = _last_ended(queues, [task for task in tasks if task.action.kind is not Kind.SCATTER_GRAD])
     gathered: dict[tuple[int, int], _Awaited] = {}
     for gather in (each for each in tasks if each.action.kind is Kind.UNSHARD):
         _keep_latest(gathered, (gather.device, 0), gather)
@@ -104,7 +106,8 @@ def device_bubbles(
                 elif action.kind is Kind.STEP:
                     found.before_step(last_end, start, reduced.get((device, action.stage)))
                 else:
-                    found.before_compute(last_end, start, sent.get((device, position)), copied.get((device, position)))
+                    at = device, position
+                    found.before_compute(last_end, start, sent.get(at), copied.get(at), summed.get(at))
             last_end = ends[position]
         after = gathered.get((device, 0))
         if after is not None:
@@ -139,12 +142,19 @@ class _Device:
         """After its last operation, its parameters are gathered."""
         self._moved(REDUCTION, max(awaited.until_s - last_end, 0.0), awaited)
 
-    def before_compute(self, last_end: float, start: float, message: _Awaited | None, copy: _Awaited | None) -> None:
+    def before_compute(
+        self, last_end: float, start: float, message: _Awaited | None, copy: _Awaited | None, summed: _Awaited | None
+    ) -> None:
         """It idles until F, I, W or B."""
+        arrived_s = max(message.until_s if message else last_end, last_end)
+        copied_s = max(copy.until_s if copy else last_end, arrived_s)
         there_s = start
+        if summed is not None:
+            there_s = min(copied_s, start)
+            self._moved(REDUCTION, start - there_s, summed)
         if copy is not None:
-            there_s = min(max(message.until_s if message else last_end, last_end), start)
-            self._moved(HOST_COPY, start - there_s, copy)
+            until_s, there_s = there_s, min(arrived_s, there_s)
+            self._moved(HOST_COPY, until_s - there_s, copy)
         sent_s = min(max(message.sent_s if message else last_end, last_end), there_s)
         self.causes[DEPENDENCY] += sent_s - last_end
         self._moved(COMMUNICATION, there_s - sent_s, message)
@@ -167,7 +177,7 @@ def _keep_latest(found: dict[tuple[int, int], _Awaited], key: tuple[int, int], t
         found[key] = _Awaited(task.end_s, task.end_s, task.contention)
 
 
-def _last_copied(queues: Queues, tasks: Sequence[TaskTimes]) -> dict[tuple[int, int], _Awaited]:
+def _last_ended(queues: Queues, tasks: Sequence[TaskTimes]) -> dict[tuple[int, int], _Awaited]:
     """For (device, operation) the task of another queue, such as a host copy, that ended last for it."""
     readers = {
         (device, item.action): position

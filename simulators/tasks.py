@@ -20,13 +20,12 @@ from ..core.cluster.cluster import Cluster
 from ..core.cluster.collectives import Crossing, Operation, Phase, collective_phases
 from ..core.cluster.routing import path_latency_s
 from ..core.costs.costs import StageCosts
-from ..core.evaluate.reduction import sync_bytes, sync_time
+from ..core.evaluate.reduction import reduced, sync_bytes, sync_time
 from ..core.plan.host_copies import copy_phase
 from ..core.plan.items import Task
 from ..core.plan.kinds import task_seconds
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues
-from ..core.plan.sharding import shards
 from .collectives import Collective
 from .delays import Delays, added, lost, scaled
 from .device import DeviceQueue
@@ -106,22 +105,28 @@ def _gradients(
     task: Task, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster
 ) -> tuple[Sequence[Sequence[Phase]], float, float]:
     """REDUCE_GRAD: the all-reduce or reduce-scatter that is fastest without contention, in one bucket."""
-    stage = task.items[0].action.stage
-    operation = Operation.REDUCE_SCATTER if shards(plan, stage) else Operation.ALL_REDUCE
-    return _over_replicas(task, costs, cluster, operation)
+    return _over_replicas(task, cluster, *reduced(plan, costs, task.items[0].action.stage))
+
+
+def _scattered(
+    task: Task, _: Plan, costs: Sequence[StageCosts], cluster: Cluster
+) -> tuple[Sequence[Sequence[Phase]], float, float]:
+    """SCATTER_GRAD: the reduce-scatter of the gradients of a microbatch, in one bucket."""
+    size = costs[task.items[0].action.stage].gradient_bytes
+    return _over_replicas(task, cluster, size, Operation.REDUCE_SCATTER)
 
 
 def _unshard(
     task: Task, _: Plan, costs: Sequence[StageCosts], cluster: Cluster
 ) -> tuple[Sequence[Sequence[Phase]], float, float]:
     """UNSHARD: the all-gather of the trained parameters, whose size is that of their gradients."""
-    return _over_replicas(task, costs, cluster, Operation.ALL_GATHER)
+    size = costs[task.items[0].action.stage].gradient_bytes
+    return _over_replicas(task, cluster, size, Operation.ALL_GATHER)
 
 
 def _over_replicas(
-    task: Task, costs: Sequence[StageCosts], cluster: Cluster, operation: Operation
+    task: Task, cluster: Cluster, size: float, operation: Operation
 ) -> tuple[Sequence[Sequence[Phase]], float, float]:
-    size = costs[task.items[0].action.stage].gradient_bytes
     phases = collective_phases(cluster, [item.device for item in task.items], size, operation)
     return [[phase] for phase in phases], size, 0.0
 
@@ -159,6 +164,7 @@ def _host_copy(
 
 
 moved_by: dict[Kind, Movement] = {
+    Kind.SCATTER_GRAD: _scattered,
     Kind.REDUCE_GRAD: _gradients,
     Kind.REDUCE_TIED: _tied,
     Kind.SYNC: _sync,

@@ -8,6 +8,7 @@ from typing import Any, NoReturn
 
 from ...core.cluster.tensor_groups import GroupedCluster
 from ...core.errors import InfeasibleError
+from ...core.plan.sharding import OPTIMIZER
 from ...core.search.suggestions.changes import (
     MORE_DEVICES,
     MORE_MEMORY,
@@ -117,7 +118,9 @@ class InfeasibleAnswer:
             return f"stage{'s' * (len(stages) > 1)} {' '.join(map(str, stages))} of {which}{step}"
         if change.what == SHARD:
             shape = f"pp={change.found.mesh.pipeline},dp={value:.0f}"
-            return f"--shard optimizer: {value:.0f} replicas share the optimizer's state, with mesh {shape}{step}"
+            level = change.found.shard[0]
+            what = "the optimizer's state" if level == OPTIMIZER else "gradients and the optimizer's state"
+            return f"--shard {level}: {value:.0f} replicas share {what}, with mesh {shape}{step}"
         if change.what == OFFLOAD:
             return f"--offload auto: {bytes_text(value)} a step to the host and back{step}"
         assert change.what == MORE_MEMORY

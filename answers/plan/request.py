@@ -13,7 +13,7 @@ from ...core.offload.request import OffloadRequest
 from ...core.plan.derive import Recompute
 from ...core.plan.interval import with_step_error
 from ...core.plan.plan import Plan
-from ...core.plan.sharding import NONE, OPTIMIZER, part_of_graph
+from ...core.plan.sharding import AUTO, LEVELS, NONE, part_of_graph
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families
 from ...core.search import Oracle
@@ -93,10 +93,11 @@ class PlanRequest:
         recompute_excluded, grouped = self.recompute == "none", isinstance(self.machine, GroupedCluster)
         offload_excluded = self.offload == "none" and not grouped and self.boundaries == "operators"
         # With sharding a device holds a part of the state, at best one of as many as there are devices.
-        graph = self.costs.graph if self.shard == NONE else part_of_graph(self.costs.graph, len(self.machine.devices))
-        replicas = max(data for _, data in self._meshes) if self.shard == NONE else 1
+        shard = LEVELS[-1] if self.shard == AUTO else self.shard
+        graph = part_of_graph(self.costs.graph, len(self.machine.devices), shard)
+        replicas = max(data for _, data in self._meshes) if shard != LEVELS[-1] else 1
         return InfeasibleRequest(
-            graph, self.microbatches, self.limits, recompute_excluded, rows, offload_excluded, replicas
+            graph, self.microbatches, self.limits, recompute_excluded, rows, offload_excluded, replicas, shard
         )
 
     @property
@@ -187,8 +188,8 @@ class PlanRequest:
         other = evolve(self, machine=with_more_memory(machine, change.extra_bytes), mesh=mesh, memory_limit=limit)
         if change.recompute:
             other = evolve(other, recompute=None)
-        if change.shard:
-            other = evolve(other, shard=OPTIMIZER)
+        if change.shard is not None:
+            other = evolve(other, shard=change.shard)
         if change.offload:
             more = () if len(self.families) == 1 else tuple(each for each in families().values() if each.offloads)
             other = evolve(other, offload="auto", families=(*self.families, *more))

@@ -31,6 +31,8 @@ class StageCosts:
             stages, over distinct storages, and the old values of the buffers that it wrote.
         reductions: the all-reduces over the stage's tensor ranks, whose time is part of ``forward_s``,
             ``backward_input_s``, ``backward_s`` and ``recompute_s``; None if it has none.
+        largest_gradient_bytes: of the parameters' gradients the largest; 0 if it is unknown. What replicas share is
+            summed in buckets of whole gradients.
     """
 
     forward_s: float
@@ -49,6 +51,7 @@ class StageCosts:
     input_bytes: float = 0
     reductions: TensorReductions | None = None
     shared_bytes: int = 0
+    largest_gradient_bytes: int = 0
 
     @property
     def full_backward_s(self) -> float:
@@ -81,7 +84,10 @@ class StageCosts:
 # Fields added later are omitted at their default, so that older plans keep their bytes and hashes.
 _later = override(omit_if_default=True)
 converter.register_unstructure_hook(
-    StageCosts, make_dict_unstructure_fn(StageCosts, converter, reductions=_later, shared_bytes=_later)
+    StageCosts,
+    make_dict_unstructure_fn(
+        StageCosts, converter, reductions=_later, shared_bytes=_later, largest_gradient_bytes=_later
+    ),
 )
 
 EMPTY_GRADIENT_BYTES = 1
@@ -149,6 +155,7 @@ def stage_costs(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageC
                 input_bytes=inputs[index],
                 workspace_bytes=max((node.workspace_bytes for node in nodes), default=0),
                 reductions=sum_of(node.reductions for node in nodes),
+                largest_gradient_bytes=max((node.undivided_bytes for node in nodes), default=0),
             )
         )
     return tuple(result)

@@ -37,6 +37,8 @@ class OpNode:
         workspace_bytes: needed only while it runs.
         parameters: names of the parameters it reads; empty if a file does not list them.
         reductions: its all-reduces over tensor ranks, whose time is part of its times; None if it has none.
+        largest_gradient_bytes: of its parameters' gradients the largest, for a node of several operators; 0 for all of
+            them together.
     """
 
     name: str
@@ -51,6 +53,17 @@ class OpNode:
     parameters: tuple[str, ...] = ()
     reductions: TensorReductions | None = None
     shared_bytes: int = 0
+    largest_gradient_bytes: int = 0
+
+    @property
+    def gradient_bytes(self) -> int:
+        """Bytes of the gradients of its parameters."""
+        return min(self.parameter_bytes, max(self.state_bytes - self.parameter_bytes, 0))
+
+    @property
+    def undivided_bytes(self) -> int:
+        """Bytes of the largest gradient, at most."""
+        return self.largest_gradient_bytes or self.gradient_bytes
 
     @property
     def resident_bytes(self) -> int:
@@ -61,7 +74,8 @@ class OpNode:
 # Fields added later are omitted at their default, so that older files keep their bytes.
 _later = override(omit_if_default=True)
 converter.register_unstructure_hook(
-    OpNode, make_dict_unstructure_fn(OpNode, converter, reductions=_later, shared_bytes=_later)
+    OpNode,
+    make_dict_unstructure_fn(OpNode, converter, reductions=_later, shared_bytes=_later, largest_gradient_bytes=_later),
 )
 
 
@@ -145,7 +159,14 @@ def _check_costs(node: OpNode) -> None:
             raise RequestError(f"{name} of '{node.name}' is {value}: a time must be finite, at least 0")
         if value > MOST_S:
             raise RequestError(f"{name} of '{node.name}' is {value:g} s, more than a year: give seconds")
-    for name in ("parameter_bytes", "state_bytes", "saved_bytes", "workspace_bytes", "shared_bytes"):
+    for name in (
+        "parameter_bytes",
+        "state_bytes",
+        "saved_bytes",
+        "workspace_bytes",
+        "shared_bytes",
+        "largest_gradient_bytes",
+    ):
         if getattr(node, name) < 0:
             raise RequestError(f"{name} of '{node.name}' is {getattr(node, name)}: a size must be at least 0")
 

@@ -3,7 +3,8 @@
 The analytic counterpart of the simulator: over the same devices the reductions run one after another, in the order in
 which the stages' last backwards end, each for the time of its collective alone. A stage's optimizer step waits for its
 own reduction, and a device steps its stages in order. A sharded stage's parameters are gathered after its step, one
-stage after another.
+stage after another. The reductions of microbatches, of stages whose replicas share gradients, are among these
+reductions; `collective_queue` has what waits for them.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,8 +13,9 @@ from ..actions import Kind
 from ..cluster.cluster import Cluster
 from ..cluster.collectives import Operation, collective_s
 from ..costs.costs import StageCosts
+from ..plan.gradient_reduction import LAST_BACKWARD, collectives
 from ..plan.plan import Plan
-from ..plan.sharding import replica_costs, shards
+from ..plan.sharding import replica_costs, shards, shards_gradients
 
 _NUMBER_BYTES = 8
 
@@ -32,8 +34,24 @@ def reduction_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) ->
 
     def seconds(stage: int) -> float:
         ranks = range(plan.placement[stage], plan.mesh.ranks, plan.devices)
-        operation = Operation.REDUCE_SCATTER if shards(plan, stage) else Operation.ALL_REDUCE
-        return collective_s(cluster, ranks, costs[stage].gradient_bytes, operation)
+        return collective_s(cluster, ranks, *reduced(plan, costs, stage))
+
+    return seconds
+
+
+def reduced(plan: Plan, costs: Sequence[StageCosts], stage: int) -> tuple[int, Operation]:
+    """Bytes of the gradients that a stage's REDUCE_GRAD sums, and how; none where SCATTER_GRAD has summed them."""
+    if shards_gradients(plan, stage):
+        return 0, Operation.ALL_REDUCE
+    return costs[stage].gradient_bytes, Operation.REDUCE_SCATTER if shards(plan, stage) else Operation.ALL_REDUCE
+
+
+def scatter_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> ReductionTime:
+    """The time of a SCATTER_GRAD of a stage; arguments as in `reduction_time`."""
+
+    def seconds(stage: int) -> float:
+        ranks = range(plan.placement[stage], plan.mesh.ranks, plan.devices)
+        return collective_s(cluster, ranks, costs[stage].gradient_bytes, Operation.REDUCE_SCATTER)
 
     return seconds
 
@@ -77,6 +95,7 @@ def step_ends(
     reduction: ReductionTime,
     sync_s: float = 0.0,
     unshard: ReductionTime | None = None,
+    scatter: ReductionTime | None = None,
 ) -> list[float]:
     """When each device along the pipeline has finished the step, in seconds.
 
@@ -87,9 +106,10 @@ def step_ends(
         reduction: time of a stage's reduction; not called with one replica.
         sync_s: duration of the SYNC, if the plan has one.
         unshard: time of the gather of a sharded stage's parameters; needed if there is one.
+        scatter: time of a SCATTER_GRAD of a stage; needed if there is one.
     """
     costs = replica_costs(plan, costs)
-    gradients = _gradient_ends(plan, ends, reduction)
+    gradients = _gradient_ends(plan, ends, reduction, scatter)
     if plan.sync:
         release = max(max(now, *summed.values()) for now, summed in gradients if summed) + sync_s
         gradients = [(max(now, release) if summed else now, summed) for now, summed in gradients]
@@ -106,18 +126,24 @@ def step_ends(
 
 
 def _gradient_ends(
-    plan: Plan, ends: Sequence[Sequence[Sequence[float]]], reduction: ReductionTime
+    plan: Plan,
+    ends: Sequence[Sequence[Sequence[float]]],
+    reduction: ReductionTime,
+    scatter: ReductionTime | None,
 ) -> list[tuple[float, dict[int, float]]]:
     """Per device the end of its compute, and of every stage's reduction."""
     result = []
     for device, actions in enumerate(plan.device_actions):
-        last = {action.stage: at for at, action in enumerate(actions) if action.kind in (Kind.B, Kind.W)}
-        summed = dict.fromkeys(last, 0.0)
+        summed = dict.fromkeys((action.stage for action in actions if action.kind in LAST_BACKWARD), 0.0)
         free = 0.0
-        for stage, at in sorted(last.items(), key=lambda item: item[1]):
-            if plan.mesh.data > 1:
-                free = max(free, *(replica[device][at] for replica in ends)) + reduction(stage)
-            summed[stage] = free
+        for at, action in collectives(plan, device):
+            free = max(free, *(replica[device][at] for replica in ends))
+            if action.kind is Kind.SCATTER_GRAD:
+                assert scatter is not None
+                free += scatter(action.stage)
+            else:
+                free += reduction(action.stage)
+                summed[action.stage] = free
         now = max(replica[device][-1] if replica[device] else 0.0 for replica in ends)
         result.append((now, summed))
     return result

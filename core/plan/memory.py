@@ -136,6 +136,7 @@ CHANGES: Mapping[Kind, tuple[Change, ...]] = {
         _allocates(Moment.START, Use.SAVED, Size.OFFLOADED),
         _frees(Moment.END, Use.SAVED, Size.OFFLOADED, Memory.HOST),
     ),
+    Kind.SCATTER_GRAD: (),
     Kind.REDUCE_GRAD: (),
     Kind.REDUCE_TIED: (),
     Kind.SYNC: (),

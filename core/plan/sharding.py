@@ -7,10 +7,21 @@ level           what happens in a step                                       wha
 ``optimizer``   REDUCE_GRAD is a reduce-scatter: each replica has the sum    parameters, gradients, 1/n of the
                 for its part. STEP steps this part. UNSHARD is an            optimizer state
                 all-gather of the parameters
+``gradients``   SCATTER_GRAD is a reduce-scatter after the backward of each  parameters, 1/n of the gradients and
+                microbatch, which each replica adds to its part. STEP and    of the optimizer state, and memory
+                UNSHARD as above                                             for the gradients that are on the way
 ==============  ===========================================================  ====================================
 
 A plan has a level for each of its stages. Costs are those of a whole stage, everywhere; `replica_costs` is what one
 replica holds and computes.
+
+With ``gradients`` a backward writes its gradients to *buckets*, each in a *slot* of memory. A complete bucket is summed
+over the replicas while the backward continues, and then its slot is free again::
+
+    slot 0    │ fills: bucket 5 │ is summed       │ fills: bucket 3 │ ...
+    slot 1                      │ fills: bucket 4 │ is summed       │
+
+So a stage needs two slots of its largest bucket (`slots_bytes`), in addition to its part of the sums.
 """
 
 from collections.abc import Sequence
@@ -24,15 +35,36 @@ from ..errors import RequestError
 from ..wording import first_of
 from .plan import Plan
 
-NONE, OPTIMIZER = "none", "optimizer"
-LEVELS = (NONE, OPTIMIZER)
+NONE, OPTIMIZER, GRADIENTS = "none", "optimizer", "gradients"
+LEVELS = (NONE, OPTIMIZER, GRADIENTS)
 """The levels, from the one that holds most."""
 AUTO = "auto"
-NOT_YET = {
-    "gradients": "gradients are released before the step ends",
-    "parameters": "parameters are gathered for each run of microbatches",
-}
+NOT_YET = {"parameters": "parameters are gathered for each run of microbatches"}
 """Levels of ZeRO that plans do not support, and what they would do."""
+
+
+SLOTS = 2
+"""Slots of a stage whose replicas share gradients: one fills while the other is summed."""
+_LARGEST_BUCKET = 25 << 20
+"""Most bytes of a bucket of several gradients, as in ``runtimes/optimizer/gradient_buckets``."""
+_BUCKETS = 16
+"""A stage has about this many buckets, if they are not limited by ``_LARGEST_BUCKET``: slots then take an eighth of the
+gradients, and a transfer is still as large as that of a microbatch allows."""
+
+
+def bucket_bytes(gradient_bytes: int) -> int:
+    """Most bytes of a bucket of several gradients, in a stage whose replicas share gradients of this size."""
+    return min(_LARGEST_BUCKET, max(1, ceil(gradient_bytes / _BUCKETS)))
+
+
+def slots_bytes(gradient_bytes: int, largest_bytes: int) -> int:
+    """Bytes of the slots of a stage whose replicas share gradients.
+
+    Args:
+        gradient_bytes: of all gradients.
+        largest_bytes: of the largest gradient, which is not divided; 0 if it is unknown.
+    """
+    return min(gradient_bytes, SLOTS * max(bucket_bytes(gradient_bytes), largest_bytes))
 
 
 def level_of(plan: Plan, stage: int) -> str:
@@ -45,6 +77,11 @@ def shards(plan: Plan, stage: int) -> bool:
     return level_of(plan, stage) != NONE and plan.mesh.data > 1 and not plan.forward_only
 
 
+def shards_gradients(plan: Plan, stage: int) -> bool:
+    """Whether each replica of a stage has a part of the gradients in the steps of a plan."""
+    return shards(plan, stage) and level_of(plan, stage) == GRADIENTS
+
+
 def with_level(plan: Plan, level: str) -> Plan:
     """The plan with one level for all stages; unchanged if it has one replica."""
     none = level == NONE or plan.mesh.data == 1
@@ -52,7 +89,7 @@ def with_level(plan: Plan, level: str) -> Plan:
 
 
 def replica_costs(plan: Plan, costs: Sequence[StageCosts]) -> Sequence[StageCosts]:
-    """Per stage what one replica holds and computes: of a sharded stage 1/n of the optimizer state, and of its step.
+    """Per stage what one replica holds and computes: of a sharded stage 1/n of what is shared, and of its step.
 
     Args:
         plan: its levels and replicas.
@@ -61,23 +98,45 @@ def replica_costs(plan: Plan, costs: Sequence[StageCosts]) -> Sequence[StageCost
     if not any(shards(plan, stage) for stage in range(len(costs))):
         return costs
     data = plan.mesh.data
-    return tuple(part_of(cost, data) if shards(plan, stage) else cost for stage, cost in enumerate(costs))
+    return tuple(
+        part_of(cost, data, level_of(plan, stage)) if shards(plan, stage) else cost for stage, cost in enumerate(costs)
+    )
 
 
-def part_of(cost: StageCosts, replicas: int) -> StageCosts:
-    """The costs of one of ``replicas`` replicas of a stage whose optimizer is sharded."""
-    held = ceil(cost.optimizer_bytes / replicas)
-    return evolve(cost, optimizer_bytes=held, optimizer_s=cost.optimizer_s / replicas)
+def part_of(cost: StageCosts, replicas: int, level: str = OPTIMIZER) -> StageCosts:
+    """The costs of one of ``replicas`` replicas of a stage that is sharded at this level."""
+    if level == NONE:
+        return cost
+    optimizer = ceil(cost.optimizer_bytes / replicas)
+    gradients = cost.gradient_bytes
+    if level == GRADIENTS:
+        gradients = ceil(gradients / replicas) + slots_bytes(gradients, cost.largest_gradient_bytes)
+    return evolve(cost, gradient_bytes=gradients, optimizer_bytes=optimizer, optimizer_s=cost.optimizer_s / replicas)
 
 
-def part_of_graph(graph: OpGraph, replicas: int) -> OpGraph:
-    """As `part_of`, for all operators of a graph: ``state_bytes`` without parameter and gradient is optimizer state."""
+def part_of_graph(graph: OpGraph, replicas: int, level: str = OPTIMIZER) -> OpGraph:
+    """As `part_of`, for all operators of a graph: ``state_bytes`` without parameter and gradient is optimizer state.
+
+    Slots are those of a stage, and are not counted (see `graph_slots_bytes`).
+    """
+    if level == NONE:
+        return graph
     nodes = []
     for node in graph.nodes:
+        parameters = min(node.parameter_bytes, node.state_bytes)
         whole = min(2 * node.parameter_bytes, node.state_bytes)
-        held = whole + ceil((node.state_bytes - whole) / replicas)
+        gradients = whole - parameters
+        if level == GRADIENTS:
+            gradients = ceil(gradients / replicas)
+        held = parameters + gradients + ceil((node.state_bytes - whole) / replicas)
         nodes.append(evolve(node, state_bytes=held, optimizer_s=node.optimizer_s / replicas))
     return evolve(graph, nodes=tuple(nodes))
+
+
+def graph_slots_bytes(graph: OpGraph, devices: int) -> int:
+    """Bytes of the slots of a device with an even share of a graph, in one stage whose replicas share gradients."""
+    whole = sum(node.gradient_bytes for node in graph.nodes)
+    return slots_bytes(ceil(whole / devices), max((node.undivided_bytes for node in graph.nodes), default=0))
 
 
 def check_level(level: object, *more: str) -> None:
@@ -96,7 +155,8 @@ def check_level(level: object, *more: str) -> None:
     listed = ", ".join(f"'{each}'" for each in accepted)
     if isinstance(level, str) and level in NOT_YET:
         raise RequestError(
-            f"shard is '{level}', where {NOT_YET[level]}: this version shards the optimizer alone; give one of {listed}"
+            f"shard is '{level}', where {NOT_YET[level]}: this version shards optimizers and gradients; give one of "
+            f"{listed}"
         )
     raise RequestError(f"shard is {level!r}: give one of {listed}")
 

@@ -1,4 +1,6 @@
-"""The kinds at the end of a step: gradient reductions, SYNC of all stages, and UNSHARD of parameters after STEP.
+"""The kinds at the end of a step: sums of tied weights, SYNC of all stages, and UNSHARD of parameters after STEP.
+
+The sums over replicas before them are in `gradient_reduction`.
 
 ::
 
@@ -14,12 +16,11 @@ from collections.abc import Iterator, Sequence
 from ..actions import Action, Kind
 from ..errors import RequestError
 from ..trace.trace import COLLECTIVE_QUEUE, COMPUTE_QUEUE
+from . import gradient_reduction  # noqa: F401 - declares its kinds, which are inserted first
 from .items import Item, Task
 from .kinds import AFTER_STEP, Compute, TaskKind, declare
 from .plan import Plan
 from .sharding import shards
-
-_NEEDS_GRADIENTS = "needs its gradients"
 
 
 def optimizer_steps(plan: Plan, device: int) -> list[Action]:
@@ -35,57 +36,6 @@ def _steps(compute: Compute) -> dict[int, tuple[int, int]]:
         for position, action in enumerate(actions)
         if action.kind is Kind.STEP
     }
-
-
-# Reduction over replicas
-
-
-def _insert_gradients(plan: Plan, device: int) -> Iterator[tuple[int, Action]]:
-    """REDUCE_GRAD of every stage, after its last backward."""
-    if plan.mesh.data == 1 or plan.forward_only:
-        return
-    actions = plan.device_actions[device]
-    last = {action.stage: position for position, action in enumerate(actions) if action.kind in (Kind.B, Kind.W)}
-    for stage, position in last.items():
-        yield position, Action(stage, Kind.REDUCE_GRAD)
-
-
-def _gradient_tasks(plan: Plan, compute: Compute, items: Sequence[Item], _: Sequence[Task]) -> Iterator[Task]:
-    """With replicas every stage has one REDUCE_GRAD, between its last backward and its STEP."""
-    by_device: list[list[Item]] = [[] for _ in compute]
-    for item in items:
-        by_device[item.device].append(item)
-    steps = _steps(compute)
-    for device, (actions, reduced) in enumerate(zip(compute, by_device, strict=True)):
-        stages = [item.action.stage for item in reduced]
-        if stages and (plan.mesh.data == 1 or plan.forward_only):
-            why = "is forward only" if plan.forward_only else "has one replica"
-            raise RequestError(
-                f"device {device} issues {stages[0]}REDUCE_GRAD and the plan {why}: there is nothing to reduce; "
-                "remove it"
-            )
-        if (
-            plan.mesh.data > 1
-            and not plan.forward_only
-            and sorted(stages) != sorted(stage.index for stage in plan.stages_on(device))
-        ):
-            raise RequestError(
-                f"device {device} issues REDUCE_GRAD of stages {stages} and holds "
-                f"{[stage.index for stage in plan.stages_on(device)]}: over replicas each stage reduces once"
-            )
-        for item in reduced:
-            stage = item.action.stage
-            early = next((a for a in actions[item.issued :] if a.stage == stage and a.kind is not Kind.STEP), None)
-            late = next((a for a in actions[: item.issued] if a.stage == stage and a.kind is Kind.STEP), None)
-            if early is not None or late is not None:
-                raise RequestError(
-                    f"{stage}REDUCE_GRAD is before {early}: move it after that"
-                    if early is not None
-                    else f"{stage}REDUCE_GRAD is after {late}: move it before that"
-                )
-            readers = (steps[stage],) if stage in steps else ()
-            order = (COLLECTIVE_QUEUE, device)
-            yield Task(Kind.REDUCE_GRAD, str(item.action), _NEEDS_GRADIENTS, (item,), readers, order)
 
 
 # Reduction of tied weights
@@ -208,7 +158,6 @@ def _unshard_tasks(plan: Plan, compute: Compute, items: Sequence[Item], _: Seque
         raise RequestError(f"stage {min(wanted)} is sharded and no device issues {min(wanted)}UNSHARD: add it")
 
 
-declare(TaskKind((Kind.REDUCE_GRAD,), COLLECTIVE_QUEUE, _insert_gradients, _gradient_tasks, joins_replicas=True))
 declare(TaskKind((Kind.REDUCE_TIED,), COMPUTE_QUEUE, _insert_tied, _tied_tasks))
 declare(TaskKind((Kind.SYNC,), COMPUTE_QUEUE, _insert_sync, _sync_tasks, joins_replicas=True))
 declare(TaskKind((Kind.UNSHARD,), COLLECTIVE_QUEUE, _insert_unshard, _unshard_tasks, joins_replicas=True))

@@ -1,7 +1,8 @@
-"""Searches in which the replicas of a stage share its optimizer (``plan/sharding.py``).
+"""Searches in which the replicas of a stage share its optimizer, or its gradients, too (``plan/sharding.py``).
 
 A sharded setting has the costs of one replica, so the search itself knows nothing of sharding; its plans have levels
-and the costs of whole stages. ``auto`` shards only if nothing else fits, and then only the stages that have to be.
+and the costs of whole stages. The oracle times the sums of each microbatch's gradients. ``auto`` shares as little as
+fits: it tries one level after another, and in the plan found each stage shares no more than it has to.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from attrs import evolve
 from ..cluster.mesh import least_by_position
 from ..errors import RequestError
 from ..plan.plan import Plan
-from ..plan.sharding import AUTO, NONE, OPTIMIZER, replica_costs
+from ..plan.sharding import AUTO, LEVELS, NONE, part_of
 from .confirm import SearchResult
 from .problem.meter import Meter
 from .problem.score import Oracle, with_costs
@@ -53,40 +54,65 @@ def sharded_search(
     except NothingFits:
         if not replicated or meter.exhausted:
             raise
-    further = meter.part(meter.budget, until_fit=meter.until_fit)
-    found = search([setting.sharded(OPTIMIZER) for setting in replicated], further)
-    meter.spent += further.spent
     memory = settings[0].memory
-    return evolve(found, plans=tuple(_where_needed(plan, memory, oracle) for plan in found.plans))
+    for level in LEVELS[1:]:
+        further = meter.part(meter.budget, until_fit=meter.until_fit)
+        try:
+            found = search([setting.sharded(level) for setting in replicated], further)
+        except NothingFits:
+            if level == LEVELS[-1] or further.exhausted:
+                raise
+        else:
+            return evolve(found, plans=tuple(_where_needed(plan, memory, oracle) for plan in found.plans))
+        finally:
+            meter.spent += further.spent
+    raise AssertionError("the last level returns or raises")
 
 
 def _where_needed(plan: Plan, memory: Sequence[float], oracle: Oracle) -> Plan:
-    """The plan without the sharding of stages whose devices hold them whole; those that need least are tried first.
+    """The plan in which each stage shares no more than its device needs; stages that need least are tried first.
+
+    As many as possible share optimizers alone, because sums of each microbatch's gradients cost most; then as many as
+    possible of these share nothing.
 
     Args:
-        plan: all stages are sharded; with a prediction.
+        plan: all stages have one level; with a prediction.
         memory: bytes that each of the cluster's devices may hold.
         oracle: predicts the result.
     """
     prediction = plan.predicted
     limits = least_by_position(memory, plan.mesh.replicas)
     spare = [limit - peak for limit, peak in zip(limits, prediction.peak_memory_bytes, strict=True)]
-    parts = replica_costs(plan, prediction.costs)
-    more = [whole.optimizer_bytes - part.optimizer_bytes for whole, part in zip(prediction.costs, parts, strict=True)]
     levels = list(plan.shard)
-    for group in sorted(_groups(plan), key=lambda group: (sum(more[stage] for stage in group), group)):
-        needs = [0.0] * plan.devices
-        for stage in group:
-            needs[plan.placement[stage]] += more[stage]
-        if all(need <= left for need, left in zip(needs, spare, strict=True)):
-            spare = [left - need for need, left in zip(needs, spare, strict=True)]
-            for stage in group:
-                levels[stage] = NONE
+    for level in reversed(LEVELS[: LEVELS.index(levels[0])]):
+        _lower(plan, levels, level, spare)
     if tuple(levels) == plan.shard or all(level == NONE for level in levels):
         return plan
     changed = with_costs(evolve(plan, shard=tuple(levels)), prediction.costs, oracle)
     fits = all(peak <= limit for peak, limit in zip(changed.predicted.peak_memory_bytes, limits, strict=True))
     return changed if fits else plan
+
+
+def _lower(plan: Plan, levels: list[str], level: str, spare: list[float]) -> None:
+    """Set stages of the level above this one to this one, where memory is left.
+
+    Args:
+        plan: its stages and costs.
+        levels: of each stage; changed.
+        level: the lower level.
+        spare: bytes that are left on each device; changed.
+    """
+    above, data = LEVELS[LEVELS.index(level) + 1], plan.mesh.data
+    costs = plan.predicted.costs
+    more = [part_of(cost, data, level).state_bytes - part_of(cost, data, above).state_bytes for cost in costs]
+    for group in sorted(_groups(plan), key=lambda group: (sum(more[stage] for stage in group), group)):
+        needs = [0.0] * plan.devices
+        for stage in group:
+            needs[plan.placement[stage]] += more[stage]
+        if levels[group[0]] == above and all(need <= left for need, left in zip(needs, spare, strict=True)):
+            spare[:] = [left - need for need, left in zip(needs, spare, strict=True)]
+            for stage in group:
+                levels[stage] = level
 
 
 def _groups(plan: Plan) -> list[tuple[int, ...]]:

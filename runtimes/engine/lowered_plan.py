@@ -6,14 +6,17 @@
    of the remaining actions is valid, because each waits for a subset of what it waited for before.
 """
 
+from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from math import prod
 
 from attrs import field, frozen
 
-from ...core.actions import Action, Kind
+from ...core.actions import COMPUTE_KINDS, Action, Kind
 from ...core.costs.costs import StageEdge
 from ...core.plan.derive import first_microbatches, reordered, with_edges
+from ...core.plan.gradient_reduction import collectives
 from ...core.plan.kinds import task_kinds
 from ...core.plan.lowering import Lowered, lower
 from ...core.plan.plan import Plan
@@ -23,6 +26,7 @@ from ...core.plan.validation.progress import AheadLimit
 from ...core.plan.validation.validate import validate
 from ..programs.linked_stage import Layout
 
+_SUMS = (Kind.SCATTER_GRAD, Kind.REDUCE_GRAD)
 MessagePairs = frozenset[tuple[int, int, bool]]
 """(sending stage, reading stage, whether a gradient is sent back) of every message of a microbatch."""
 Fences = Mapping[Action, Sequence[Action]]
@@ -89,7 +93,7 @@ def lowered_plan(plan: Plan, layouts: Sequence[Layout]) -> LoweredPlan:
         wanted = reordered(wanted)
     lowered = lower(wanted)
     if plan.mesh.data > 1 and not plan.forward_only and wanted.microbatches < plan.microbatches:
-        lowered = _reduced_in_order(lowered, lower(plan))
+        lowered = _reduced_in_order(lowered, plan)
     if wanted is not plan:
         validate(wanted, lowered=lowered)
     pairs = [message_pairs(layout) for layout in layouts]
@@ -98,17 +102,29 @@ def lowered_plan(plan: Plan, layouts: Sequence[Layout]) -> LoweredPlan:
     return LoweredPlan(wanted, moving, limit, find_fences(wanted, lowered))
 
 
-def _reduced_in_order(lowered: Lowered, whole: Lowered) -> Lowered:
-    """Move the reductions over replicas after all compute, in the order of the whole plan.
+def _reduced_in_order(lowered: Lowered, plan: Plan) -> Lowered:
+    """Insert the sums over replicas of the whole plan: after the same compute actions, without those that are missing.
 
-    Another replica may have more microbatches in this step, and all replicas reduce in one order.
+    Another replica may have more microbatches in this step. All replicas take part in the same sums in one order, and
+    where each waits for others as in the whole plan, no wait is circular.
     """
     found = []
-    for actions, reference in zip(lowered, whole, strict=True):
-        reductions = [action for action in reference if action.kind is Kind.REDUCE_GRAD]
-        others = [action for action in actions if action.kind is not Kind.REDUCE_GRAD]
-        end = next((i for i, action in enumerate(others) if action.microbatch is None), len(others))
-        found.append((*others[:end], *reductions, *others[end:]))
+    for device, actions in enumerate(lowered):
+        compute = plan.device_actions[device]
+        known = {action for action in actions if action.kind in COMPUTE_KINDS}
+        before = [0, *accumulate(action in known for action in compute)]
+        sums = deque((before[position + 1], action) for position, action in collectives(plan, device))
+        own: list[Action] = []
+        done = 0
+        for action in actions:
+            if action.kind in _SUMS:
+                continue
+            if action.microbatch is None or action.kind in COMPUTE_KINDS:
+                while sums and (sums[0][0] <= done or action.microbatch is None):
+                    own.append(sums.popleft()[1])
+                done += action.kind in COMPUTE_KINDS
+            own.append(action)
+        found.append((*own, *(action for _, action in sums)))
     return tuple(found)
 
 

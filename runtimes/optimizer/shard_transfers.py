@@ -1,8 +1,12 @@
 """What moves between replicas that share an optimizer: sums of gradients to their parts, parameters back to all."""
 
 import torch
+from torch import Tensor
 
 from ...backends.contract import Backend, Handle
+from ...core.plan.sharding import SLOTS
+from .gradient_buckets import fill_with_gradients
+from .sharded_buckets import ShardedBucket
 from .shards import Shards
 
 IN_FLIGHT = 2
@@ -23,7 +27,7 @@ class ShardedReduction:
     def __init__(self, shards: Shards, replicas: Backend) -> None:
         self._shards, self._replicas = shards, replicas
         self._here = [p.grad is not None for p in shards.names]
-        device = shards.buckets[0].memory.device if shards.buckets else torch.device("cpu")
+        device = shards.buckets[0].device if shards.buckets else torch.device("cpu")
         self._flags = torch.tensor(self._here, dtype=torch.float32).to(device)
         self._flagged = replicas.all_reduce(self._flags)
         self._left = list(shards.buckets)
@@ -33,14 +37,17 @@ class ShardedReduction:
     @property
     def bytes(self) -> int:
         """Bytes that are summed."""
-        return sum(bucket.memory.nbytes for bucket in self._shards.buckets)
+        return sum(bucket.nbytes for bucket in self._shards.buckets)
 
     def watch(self) -> None:
         """The end is not recorded: the waiting thread adds the parts."""
 
     def _start(self) -> None:
         while self._left and len(self._flying) < IN_FLIGHT:
-            self._flying.append(self._left.pop(0).reduce(self._replicas))
+            bucket = self._left.pop(0)
+            assert bucket.memory is not None
+            fill_with_gradients(bucket.gradients)  # a missing one counts as zeros
+            self._flying.append(bucket.reduce(self._replicas, bucket.memory))
 
     def wait(self) -> None:
         """Return when the slices of this replica have the sums; the parameters then have no gradient."""
@@ -49,15 +56,13 @@ class ShardedReduction:
             self._start()
         self._flagged.wait()
         anywhere = [True] * len(self._here) if all(self._here) else (self._flags != 0).tolist()
-        for (parameter, name), has_one in zip(self._shards.names.items(), anywhere, strict=True):
-            parameter.grad = None
-            part = self._shards.parts.get(name)
-            if part is not None:
-                part.value.grad = part.gradient if has_one else None
+        self._shards.assign_gradients(anywhere)
 
 
 class Gather:
     """The all-gather of a stage's parameters, in flight.
+
+    If replicas share gradients, the parameters pass through a few slots; `wait` starts the others.
 
     Args:
         shards: of the stage.
@@ -67,18 +72,31 @@ class Gather:
     def __init__(self, shards: Shards, replicas: Backend) -> None:
         shards.follow()  # no replica may have stepped, so the slices may still be in earlier memory
         for part in shards.parts.values():
-            part.value.grad = None  # its memory is overwritten
-        self._buckets = list(shards.buckets)
-        self._handles = [bucket.gather(replicas) for bucket in self._buckets]
-
-    @property
-    def bytes(self) -> int:
+            part.value.grad = None  # its memory is overwritten, or its sums are used up
+        self._slots, self._replicas = shards.slots, replicas
+        self._left = list(shards.buckets)
+        self._flying: list[tuple[ShardedBucket, Tensor | None, Tensor, Handle]] = []
+        self.bytes = sum(bucket.nbytes for bucket in shards.buckets)
         """Bytes of the parameters."""
-        return sum(bucket.memory.nbytes for bucket in self._buckets)
+        self._start()
+
+    def _start(self) -> None:
+        while self._left and (self._slots is None or len(self._flying) < SLOTS):
+            bucket = self._left.pop(0)
+            if self._slots is None:
+                assert bucket.memory is not None
+                slot, memory = None, bucket.memory
+            else:
+                slot = self._slots.take()
+                memory = bucket.memory_in(slot)
+            self._flying.append((bucket, slot, memory, bucket.gather(self._replicas, memory)))
 
     def wait(self) -> None:
         """Return when the model has the parameters."""
-        for handle, bucket in zip(self._handles, self._buckets, strict=True):
+        while self._flying:
+            bucket, slot, memory, handle = self._flying.pop(0)
             handle.wait()
-            bucket.assign()
-        self._handles, self._buckets = [], []
+            bucket.assign(memory)
+            if slot is not None and self._slots is not None:
+                self._slots.give_back(slot)
+            self._start()

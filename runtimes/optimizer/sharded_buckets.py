@@ -8,7 +8,6 @@ from torch import Tensor, nn
 
 from ...backends.contract import Backend, Handle
 from ...core.errors import RequestError
-from .gradient_buckets import fill_with_gradients
 
 
 @frozen
@@ -19,12 +18,16 @@ class Sharing:
         replicas: the transport of the stage's device to its replicas that is open now.
         replica, count: the number of this replica, and of all.
         tied: names of parameters that other stages read, too.
+        gradients: whether each replica holds its part of the gradients alone, too.
+        order: names of the parameters in the order in which a backward computes their gradients; others follow.
     """
 
     replicas: Callable[[], Backend]
     replica: int
     count: int
     tied: frozenset[str] = frozenset()
+    gradients: bool = False
+    order: tuple[str, ...] = ()
 
 
 @define(eq=False)
@@ -35,7 +38,7 @@ class Part:
         name, whole: the parameter.
         start, stop: of its elements in the order of memory.
         value: the slice, which the optimizer steps: a view of the parameter; a scalar stays one.
-        gradient: the slice of the parameter's gradient in the bucket.
+        gradient: the slice of the sum of the parameter's gradients, in the bucket's part.
     """
 
     name: str
@@ -58,28 +61,41 @@ class ShardedBucket:
     Args:
         parameters: by name, of one dtype and device.
         sharing: how they are shared.
+
+    Attributes:
+        memory: the whole tensor; None if replicas share gradients: it then is in a slot while it is used.
+        part: the sums of this replica's part.
+        elements: of the whole tensor, equal parts for all replicas.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], sharing: Sharing) -> None:
         self.parameters, self._sharing = parameters, sharing
-        count = sum(p.numel() for p in parameters.values())
+        self._count = sum(p.numel() for p in parameters.values())
         first = next(iter(parameters.values()))
-        self.length = -(-count // sharing.count)
-        self.memory = torch.empty(self.length * sharing.count, dtype=first.dtype, device=first.device)
-        self.memory[count:] = 0
+        self.dtype, self.device = first.dtype, first.device
+        self.length = -(-self._count // sharing.count)
+        self.elements = self.length * sharing.count
         begin = sharing.replica * self.length
-        self.gradients: dict[nn.Parameter, Tensor] = {}
+        self.memory: Tensor | None = None
+        if sharing.gradients:
+            self.part = torch.empty(self.length, dtype=self.dtype, device=self.device)
+        else:
+            self.memory = torch.empty(self.elements, dtype=self.dtype, device=self.device)
+            self.fill_up(self.memory)
+            self.part = self.memory[self.own]
         self.offsets: dict[str, int] = {}
         self.parts: list[Part] = []
+        self._places: dict[nn.Parameter, tuple[tuple[int, ...], int]] = {}
         offset = 0
         for name, parameter in parameters.items():
             size = parameter.numel()
             self.offsets[name] = offset
-            self.gradients[parameter] = self.memory.as_strided(parameter.shape, _strides(name, parameter), offset)
+            self._places[parameter] = _strides(name, parameter), offset
             start, stop = max(begin - offset, 0), min(begin + self.length - offset, size)
             if start < stop:
                 value = nn.Parameter(_slice(parameter, start, stop))
-                gradient = self.memory[offset + start : offset + stop].view(value.shape)
+                at = offset + start - begin
+                gradient = self.part[at : at + stop - start].view(value.shape)
                 self.parts.append(Part(name, parameter, start, stop, value, gradient))
             offset += size
 
@@ -89,24 +105,48 @@ class ShardedBucket:
         begin = self._sharing.replica * self.length
         return slice(begin, begin + self.length)
 
-    def reduce(self, replicas: Backend) -> Handle:
-        """Start to sum this replica's part over all; a missing gradient counts as zeros."""
-        fill_with_gradients(self.gradients)
-        return replicas.reduce_scatter(_numbers(self.memory))
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return self.elements * self.dtype.itemsize
 
-    def gather(self, replicas: Backend) -> Handle:
-        """Start to gather the parameters in the bucket's memory; `assign` copies them."""
+    @property
+    def gradients(self) -> dict[nn.Parameter, Tensor]:
+        """Each parameter's gradient in the whole tensor, which this replica holds."""
+        assert self.memory is not None
+        return {parameter: self.gradient_in(self.memory, parameter) for parameter in self._places}
+
+    def memory_in(self, slot: Tensor) -> Tensor:
+        """The whole tensor in a slot."""
+        return slot[: self.nbytes].view(self.dtype)
+
+    def gradient_in(self, memory: Tensor, parameter: nn.Parameter) -> Tensor:
+        """A parameter's gradient in the whole tensor, with the strides of the parameter."""
+        strides, offset = self._places[parameter]
+        return memory.as_strided(parameter.shape, strides, memory.storage_offset() + offset)
+
+    def fill_up(self, memory: Tensor) -> None:
+        """Write zeros to the end of the whole tensor, which no parameter uses."""
+        memory[self._count :] = 0
+
+    def reduce(self, replicas: Backend, memory: Tensor) -> Handle:
+        """Start to sum this replica's part of the whole tensor over all."""
+        return replicas.reduce_scatter(_numbers(memory))
+
+    def gather(self, replicas: Backend, memory: Tensor) -> Handle:
+        """Start to gather the parameters in the whole tensor; `assign` copies them."""
         with torch.no_grad():
             for part in self.parts:
-                part.gradient.copy_(part.value)
-        return replicas.all_gather(_numbers(self.memory))
+                at = self.offsets[part.name] + part.start
+                memory[at : at + part.value.numel()].view(part.value.shape).copy_(part.value)
+        return replicas.all_gather(_numbers(memory))
 
-    def assign(self) -> None:
+    def assign(self, memory: Tensor) -> None:
         """Copy the gathered parameters to the model's."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 at = self.offsets[name]
-                in_memory_order(parameter).copy_(self.memory[at : at + parameter.numel()])
+                in_memory_order(parameter).copy_(memory[at : at + parameter.numel()])
 
 
 def in_memory_order(tensor: Tensor) -> Tensor:

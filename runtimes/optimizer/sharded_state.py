@@ -100,7 +100,7 @@ class ShardedNamedState(NamedState):
                     "slices": {path: v.dtype for path, v in leaves.items() if self._is_slice(path, v, part)},
                 }
         sharing = self._shards.sharing
-        device = next((bucket.memory.device for bucket in self._shards.buckets), torch.device("cpu"))
+        device = next((bucket.device for bucket in self._shards.buckets), torch.device("cpu"))
         of_all = gather_values(mine, sharing.replicas(), device)
         return {name: one for of_one in of_all for name, one in of_one.items()}
 
@@ -131,7 +131,7 @@ class ShardedNamedState(NamedState):
         return found
 
     def _gather(self, bucket: ShardedBucket, path: str, dtype: torch.dtype) -> Tensor:
-        memory = torch.zeros(bucket.memory.shape, dtype=dtype, device=bucket.memory.device)
+        memory = torch.zeros(bucket.elements, dtype=dtype, device=bucket.device)
         for part in bucket.parts:
             value = leaves_of(self._own(part.name)).get(path)
             if isinstance(value, Tensor) and value.dtype == dtype and value.shape == part.value.shape:

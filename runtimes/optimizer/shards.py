@@ -9,17 +9,22 @@
 Slices are of a parameter's elements in the order of memory, in one dimension, so the optimizer's update of an element
 must not depend on others (`elementwise` checks that). A tied weight has a bucket of its own: all stages that read it
 then cut it at the same places. `sharded_buckets` has the buckets, `shard_transfers` their reduction and all-gather.
+
+If replicas share gradients, too (ZeRO-2), a bucket exists in a slot while its gradients are computed and summed; each
+replica keeps its part. See `gradient_scatter`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...core.plan.sharding import bucket_bytes
 from .gradient_buckets import BUCKET_BYTES, divided
 from .sharded_buckets import Part, ShardedBucket, Sharing, in_memory_order
+from .slots import Slots
 
 
 class Shards:
@@ -28,35 +33,64 @@ class Shards:
     Args:
         parameters: the stage's trained ones, by name.
         sharing: how they are shared.
-        size: most bytes of a bucket.
+        size: most bytes of a bucket; by default ``BUCKET_BYTES``, and less for small stages that share gradients.
 
     Attributes:
-        buckets: all of the stage.
+        buckets: all of the stage; if replicas share gradients, in the order in which they are computed.
+        bucket_of: the bucket of each parameter.
+        slots: memory of buckets, if replicas share gradients.
         members: names of the parameters of each group of the optimizer, also of those of which this replica has no
             slice.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], sharing: Sharing, size: int = BUCKET_BYTES) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], sharing: Sharing, size: int | None = None) -> None:
         self.sharing = sharing
         self.names = {parameter: name for name, parameter in parameters.items()}
-        tied = [name for name in parameters if name in sharing.tied]
-        together = [p for name, p in parameters.items() if name not in sharing.tied]
+        if size is None:
+            size = bucket_bytes(sum(p.nbytes for p in self.names)) if sharing.gradients else BUCKET_BYTES
+        place = {name: at for at, name in enumerate(sharing.order)} if sharing.gradients else {}
+        order = sorted(parameters, key=lambda name: place.get(name, len(place)))
+        tied = [name for name in order if name in sharing.tied]
+        together = [parameters[name] for name in order if name not in sharing.tied]
         self.buckets = [
             ShardedBucket({self.names[p]: p for p in bucket}, sharing) for bucket in divided(together, size)
         ] + [ShardedBucket({name: parameters[name]}, sharing) for name in tied]
+        # A bucket is complete with the last of its gradients.
+        self.buckets.sort(key=lambda bucket: max(place.get(name, len(place)) for name in bucket.parameters))
+        self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters.values()}
         self.parts = {part.name: part for bucket in self.buckets for part in bucket.parts}
         self.members: list[list[str]] = []
+        self.slots: Slots | None = None
+        if sharing.gradients and self.buckets:
+            self.slots = Slots(self.buckets[0].device, max(bucket.nbytes for bucket in self.buckets))
 
     def add(self, name: str, parameter: nn.Parameter) -> None:
         """Share another parameter, in a bucket of its own: the slices of the others stay where they are."""
         bucket = ShardedBucket({name: parameter}, self.sharing)
         self.names[parameter] = name
         self.buckets.append(bucket)
+        self.bucket_of[parameter] = bucket
         self.parts |= {part.name: part for part in bucket.parts}
+        if self.slots is not None:
+            self.slots.grow(bucket.nbytes)
+        elif self.sharing.gradients:
+            self.slots = Slots(bucket.device, bucket.nbytes)
+
+    def assign_gradients(self, has_one: Sequence[bool]) -> None:
+        """Give the slices their sums; the parameters then have no gradient.
+
+        Args:
+            has_one: for each parameter of ``names`` whether it has a gradient in any replica.
+        """
+        for (parameter, name), has in zip(self.names.items(), has_one, strict=True):
+            parameter.grad = None
+            part = self.parts.get(name)
+            if part is not None:
+                part.value.grad = part.gradient if has else None
 
     @property
     def gradients(self) -> dict[nn.Parameter, Tensor]:
-        """The tensors in which gradients are accumulated."""
+        """The tensors in which gradients are accumulated, if replicas share none."""
         return {p: gradient for bucket in self.buckets for p, gradient in bucket.gradients.items()}
 
     @property

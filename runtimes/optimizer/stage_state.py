@@ -14,6 +14,7 @@ from ..devices.compute import compute_device
 from ..launch.team import Team
 from .elementwise import check_elementwise
 from .gradient_buckets import Bucket, Reduction, buckets_of
+from .gradient_scatter import GradientScatter, ScatteredReduction
 from .optimizer_state import NamedState
 from .optimizers import (
     OptimizerFactory,
@@ -150,7 +151,11 @@ class StageState:
     def gradient_buffers(self) -> list[Tensor]:
         """The memory of all gradients allocated so far."""
         if self.sharing is not None:
-            return [bucket.memory for bucket in self.shards.buckets] if "shards" in vars(self) else []
+            if "shards" not in vars(self):
+                return []
+            if self.scatter is not None:
+                return self.scatter.buffers
+            return [bucket.memory for bucket in self.shards.buckets if bucket.memory is not None]
         if self._replicated:
             known = [name for name in ("_buckets", "_split_buckets") if name in vars(self)]
             buckets = [bucket.memory for name in known for bucket in vars(self)[name]]
@@ -182,6 +187,11 @@ class StageState:
         assert self.sharing is not None
         return Shards(self.trained, self.sharing)
 
+    @cached_property
+    def scatter(self) -> GradientScatter | None:
+        """Sums gradients microbatch by microbatch, if replicas share them; then no parameter has one."""
+        return GradientScatter(self.shards) if self.sharing is not None and self.sharing.gradients else None
+
     def gradient_buffer(self, parameter: nn.Parameter) -> Tensor:
         """The tensor in which a parameter's gradient is accumulated in every step.
 
@@ -207,13 +217,17 @@ class StageState:
         """Set all gradients to None, until the next one is added."""
         for tensor in self.with_gradients:
             tensor.grad = None
+        if vars(self).get("scatter") is not None:
+            self.scatter.clear()  # type: ignore[union-attr]
 
-    def reduce_gradients(self, replicas: Backend) -> Reduction | ShardedReduction:
+    def reduce_gradients(self, replicas: Backend) -> Reduction | ShardedReduction | ScatteredReduction:
         """Start to sum the gradients over all replicas.
 
         Args:
             replicas: the device's transport to them.
         """
+        if self.scatter is not None:
+            return self.scatter.reduce(replicas)
         if self.sharing is not None:
             return ShardedReduction(self.shards, replicas)
         started = [(bucket, replicas) for bucket in self._buckets]

@@ -135,16 +135,17 @@ def _stage_costs(
     median = {kind: series.median(kind) for kind in ("F", "B", "I", "W")}
     optimizer_s, optimizer_bytes = _optimizer_costs(run.state, watch)
     size = sum(p.nbytes for p in run.state.parameters.values())
+    trained = [p.nbytes for p in run.state.parameters.values() if p.requires_grad]
     memory = programs.memory
     # A stage without separate I and W runs its whole backward in I or W, as the executor does.
     first, second = (median["I"], median["W"]) if halves else (median["B"], 0.0) if run.returned else (0.0, median["B"])
     return StageCosts(
         forward_s=median["F"], backward_input_s=first, backward_weight_s=second, backward_s=median["B"],
         optimizer_s=optimizer_s, parameter_bytes=size,
-        gradient_bytes=sum(p.nbytes for p in run.state.parameters.values() if p.requires_grad),
+        gradient_bytes=sum(trained),
         optimizer_bytes=optimizer_bytes, saved_bytes=memory.saved, freed_by_input_bytes=memory.freed_by_input,
         created_by_input_bytes=memory.created_by_input, workspace_bytes=memory.workspace, input_bytes=memory.inputs,
-        shared_bytes=memory.shared,
+        shared_bytes=memory.shared, largest_gradient_bytes=max(trained, default=0),
     )  # fmt: skip
 
 

@@ -11,6 +11,7 @@ from ...core.capture.programs.generated_code import Sink
 from ...core.capture.programs.stage import Boundary, StageInputs
 from ...core.capture.programs.stage_programs import Backward
 from ...core.capture.regions.regions import is_no_gradient
+from ..optimizer.gradient_scatter import GradientScatter
 
 _KEY = -1
 """Marks the random key among positions in the batch."""
@@ -32,6 +33,8 @@ class BoundBackward:
         returned: for each message of gradients, positions of its tensors among the boundary inputs.
         device: the torch device of its tensors.
         shared: returns the stage's shared tensors, in a step.
+        scatter: gets the gradients of parameters, if replicas share them; None if ``grad`` does.
+        scattered: whether SCATTER_GRAD directly follows the program.
 
     Attributes:
         saved: positions of the saved tensors that it reads.
@@ -47,6 +50,8 @@ class BoundBackward:
         returned: Sequence[Sequence[int]],
         device: torch.device,
         shared: Callable[[], list[Tensor]] = _none,
+        scatter: GradientScatter | None = None,
+        scattered: bool = True,
     ) -> None:
         kept = len(inputs.boundary)
         self.saved = program.saved
@@ -55,7 +60,8 @@ class BoundBackward:
         order = {place: i for i, place in enumerate(program.gradients)}
         self._messages = [[(order.get(place), place) for place in places] for places in returned]
         self._parameters: list[nn.Parameter] = [static[i - kept] for i in program.parameters]
-        self._buffers = [buffer(parameter) for parameter in self._parameters]
+        self._scattering = None if scatter is None else scatter.sink(self._parameters, scattered)
+        self._buffers = [buffer(parameter) for parameter in self._parameters] if scatter is None else []
         self._run = program.run
         self._created = program.created
         self._loss = loss
@@ -99,7 +105,7 @@ class BoundBackward:
             leaves: of the microbatch.
             key: its random key.
             release: whether to empty ``saved`` and ``created``, so that each tensor is freed after its last use.
-            sink: gets the gradients of parameters in place of their ``grad``; None for ``grad``.
+            sink: gets the gradients of parameters; None for their ``grad``, or what replicas share.
 
         Returns:
             The messages of gradients, contiguous, with zeros for tensors without a gradient; and what I creates for W.
@@ -120,6 +126,9 @@ class BoundBackward:
         if release:
             saved.clear()
             created.clear()
+        if sink is None and self._scattering is not None:
+            self._scattering.begin()
+            sink = self._scattering
         values = self._run(given, self if sink is None else sink)
         boundary, device = self._boundary, self._device
         messages = [

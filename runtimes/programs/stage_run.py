@@ -88,6 +88,8 @@ class StageRun(CapturedStage):
                 returned,
                 self._device,
                 self._shared_tensors,
+                state.scatter,
+                program is not programs.backward_input,
             )
             for program in (programs.backward, programs.backward_input, programs.backward_weight)
         )

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from ...backends.contract import Backend
+from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.capture.values.stand_ins import stand_in
 from ...core.plan.plan import Plan, Stage
-from ...core.plan.sharding import shards
+from ...core.plan.sharding import shards, shards_gradients
 from ..batch.remote_tensors import as_meta_tensors
 from ..launch.team import Team
 from ..optimizer.replica_exchange import broadcast_initial_values
@@ -74,20 +75,26 @@ class LocalStages:
                 team.replicas > 1,
                 where[i],
                 training.scheduler,
-                self._sharing(i),
+                self._sharing(i, programs),
                 frozenset() if team.tensor is None else team.tensor.split,
                 team.same_parts_of(self.plan.placement[i]),
             )
-            for i in compiled.programs
+            for i, programs in compiled.programs.items()
         }
 
-    def _sharing(self, stage: int) -> Sharing | None:
+    def _sharing(self, stage: int, programs: StagePrograms) -> Sharing | None:
         """How the replicas of a stage share its optimizer; None if they do not."""
         if not shards(self.plan, stage) or self._training.optimizer is None:
             return None
         device, team = self.plan.placement[stage], self.team
         tied = frozenset(weight.name for weight in self.plan.tied)
-        return Sharing(partial(_replicas, team, device), team.replica, team.replicas, tied)
+        order: list[str] = []
+        if programs.backward is not None:
+            first = len(programs.inputs.boundary)
+            order = [programs.inputs.parameters[place - first] for place in programs.backward.computed]
+        gradients = shards_gradients(self.plan, stage)
+        replicas = partial(_replicas, team, device)
+        return Sharing(replicas, team.replica, team.replicas, tied, gradients, tuple(order))
 
     def load(self, weights: Weights, initial: InitialWeights | None = None) -> None:
         """Load the values of the stages here, and free the parameters that other processes hold.
@@ -171,6 +178,7 @@ class LocalStages:
         buffers = [(buffer, buffer.clone()) for state in states for buffer in state.buffers.values()]
         trained = [(tensor, tensor.grad) for state in states for tensor in state.with_gradients]
         gradients = [(gradient, gradient.clone()) for _, gradient in trained if gradient is not None]
+        scattered = [(state.scatter, state.scatter.kept()) for state in states if state.scatter is not None]
         try:
             yield
         finally:
@@ -178,6 +186,8 @@ class LocalStages:
                 tensor.copy_(value)
             for tensor, gradient in trained:
                 tensor.grad = gradient
+            for scatter, sums in scattered:
+                scatter.set(sums)
             if self.team.tensor is not None:
                 self.team.tensor.linked.publish_gradients()
             if not self._loaded:  # another plan may be rehearsed next

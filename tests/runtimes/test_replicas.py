@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from panpipe.core.plan.sharding import bucket_bytes
 
 from ..support.launch import results, results_of, torchrun, torchrun_on_nodes
 
@@ -28,7 +29,7 @@ def check(found: list[dict], places: list[list[int]]) -> None:
 def four(tmp_path_factory):
     """Two replicas of a pipeline of two: what several jobs find in one start."""
     return results_of(
-        ["replicas", "scaling", "not_finite", "monitored", "sharded_states"],
+        ["replicas", "scaling", "not_finite", "monitored", "sharded_states", "scattered_schedules"],
         tmp_path_factory.mktemp("four"),
         4,
         MESH="pp=2,dp=2",
@@ -175,13 +176,32 @@ def test_checkpoints_do_not_depend_on_sharding(four):
 
 def test_each_of_two_replicas_holds_half_of_the_optimizer_state(four):
     for one in four["sharded_states"]:
-        (whole, parameters), (part, same) = one["held"]["none"], one["held"]["optimizer"]
-        assert same == parameters
+        whole, parameters, _ = one["held"]["none"]
         assert whole == 2 * parameters
-        assert part == pytest.approx(whole / 2, rel=0.01)
+        for level in ("optimizer", "gradients"):
+            part, same, _ = one["held"][level]
+            assert same == parameters
+            assert part == pytest.approx(whole / 2, rel=0.01)
+
+
+def test_each_of_two_replicas_holds_half_of_the_gradients_and_two_slots(four):
+    for one in four["sharded_states"]:
+        _, parameters, gradients = one["held"]["optimizer"]
+        assert gradients == pytest.approx(parameters, rel=0.01)
+        largest = max(one["largest"], bucket_bytes(parameters))
+        assert one["held"]["gradients"][2] <= 1.01 * (parameters / 2 + 2 * largest)
 
 
 def test_plan_with_one_sharded_stage_gathers_that_stage_alone(four):
     for one in four["sharded_states"]:
-        assert one["gathers"] == ["1UNSHARD"]
-        assert one["partly"] < 1e-9
+        found = one["partly"]
+        assert found["optimizer"]["actions"] == ["1UNSHARD"]
+        assert found["gradients"]["actions"] == ["1SCATTER_GRAD0", "1SCATTER_GRAD1", "1UNSHARD"]
+        assert max(each["partly"] for each in found.values()) < 1e-9
+
+
+def test_split_backwards_and_uneven_microbatches_of_replicas_that_share_gradients(four):
+    for one in four["scattered_schedules"]:
+        assert len(one["schedules"]) == 5
+        for name, distances in one["schedules"].items():
+            assert max(distances) < 1e-9, (name, distances)

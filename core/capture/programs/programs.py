@@ -130,9 +130,10 @@ class _Cut:
         own = {i: node for i, node in gradients.items() if i >= self.kept}
         outputs = [*boundary.values(), *(extra or [])]
         function = self.make(run, order, outputs, handed_over=list(own.values()))
+        place = {node: at for at, node in enumerate(run)}
         return Backward(
             function, tuple(saved), tuple(made), tuple(i for _, i in inputs), tuple(i for _, i in tangents),
-            tuple(boundary), tuple(own),
+            tuple(boundary), tuple(own), tuple(sorted(own, key=lambda i: place.get(own[i], -1))),
         )  # fmt: skip
 
 

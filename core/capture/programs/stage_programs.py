@@ -25,6 +25,7 @@ class Backward:
         tangents: positions of the outputs whose gradient it reads.
         gradients: positions of the boundary inputs whose gradient it returns, in order.
         parameters: positions of the parameters whose gradient its sink gets, by number.
+        computed: the same positions in the order in which it computes them, if no operators are fused.
     """
 
     run: Program
@@ -34,6 +35,7 @@ class Backward:
     tangents: tuple[int, ...]
     gradients: tuple[int, ...]
     parameters: tuple[int, ...]
+    computed: tuple[int, ...] = ()
 
 
 @frozen

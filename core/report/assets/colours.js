@@ -4,13 +4,15 @@ const KIND_COLOURS = {
   F: "--kind-f", B: "--kind-b", I: "--kind-i", W: "--kind-w", RECOMPUTE: "--kind-recompute",
   SEND_F: "--kind-send-f", RECV_F: "--kind-send-f", SEND_B: "--kind-send-b", RECV_B: "--kind-send-b",
   OFFLOAD: "--kind-offload", RELOAD: "--kind-reload", STEP: "--kind-step",
-  REDUCE_GRAD: "--kind-reduce", REDUCE_TIED: "--kind-reduce", SYNC: "--kind-reduce", UNSHARD: "--kind-reduce",
+  SCATTER_GRAD: "--kind-reduce", REDUCE_GRAD: "--kind-reduce", REDUCE_TIED: "--kind-reduce", SYNC: "--kind-reduce",
+  UNSHARD: "--kind-reduce",
 };
 const KIND_NAMES = {
   F: "forward", B: "backward", I: "backward, inputs", W: "backward, weights", RECOMPUTE: "recompute",
   SEND_F: "send activations", RECV_F: "receive activations", SEND_B: "send gradients", RECV_B: "receive gradients",
   OFFLOAD: "copy to host", RELOAD: "copy from host", STEP: "optimizer step",
-  REDUCE_GRAD: "reduce gradients", REDUCE_TIED: "reduce tied weight", SYNC: "synchronise", UNSHARD: "gather parameters",
+  SCATTER_GRAD: "scatter gradients", REDUCE_GRAD: "reduce gradients", REDUCE_TIED: "reduce tied weight",
+  SYNC: "synchronise", UNSHARD: "gather parameters",
 };
 
 // A kind that another package declared has its letters as a name.

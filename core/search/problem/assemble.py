@@ -74,6 +74,7 @@ def with_replicas(graph: OpGraph, costs: tuple[StageCosts, ...], tied: Sequence[
                 cost,
                 parameter_bytes=cost.parameter_bytes + weight.bytes,
                 gradient_bytes=cost.gradient_bytes + weight.bytes,
+                largest_gradient_bytes=max(cost.largest_gradient_bytes, weight.bytes),
                 optimizer_bytes=cost.optimizer_bytes + round(share * weight.bytes),
             )
     return tuple(result)

@@ -123,6 +123,7 @@ def _joined(nodes: Sequence[OpNode]) -> OpNode:
         optimizer_s=sum(node.optimizer_s for node in nodes),
         parameter_bytes=sum(node.parameter_bytes for node in nodes),
         state_bytes=sum(node.state_bytes for node in nodes),
+        largest_gradient_bytes=max(node.undivided_bytes for node in nodes),
         saved_bytes=sum(node.saved_bytes for node in nodes),
         workspace_bytes=max(node.workspace_bytes for node in nodes),
         parameters=tuple(dict.fromkeys(name for node in nodes for name in node.parameters)),

@@ -1,17 +1,19 @@
 """The oracle for operator graphs: longest path with pure delays, and memory without communication buffers."""
 
 from collections.abc import Sequence
+from functools import cache
 
 from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts
+from ...evaluate.collective_queue import CollectiveQueue
 from ...evaluate.host_queue import TimedCopy, bytes_off_device
-from ...evaluate.reduction import reduction_time, step_ends, sync_time, unshard_time
+from ...evaluate.reduction import reduction_time, scatter_time, step_ends, sync_time, unshard_time
 from ...evaluate.reference import Evaluation, evaluate
 from ...offload.host_links import host_links
 from ...offload.timed_copies import timed_copies
 from ...plan.memory import held_bytes
 from ...plan.plan import Plan
-from ...plan.sharding import replica_costs
+from ...plan.sharding import replica_costs, shards_gradients
 from ...ratios import bubble_ratio
 from .score import Score
 
@@ -22,7 +24,8 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
     A message takes the latencies of its path plus its bytes at the rate of the path's slowest link, and delays only its
     reader. On each device the optimizer runs after the last action, with no barrier; with replicas each stage's
     optimizer also waits for the reduction of its gradients, which takes the time of its collective alone. Memory is the
-    device's state, its saved tensors, and the workspace of the running stage.
+    device's state, its saved tensors, and the workspace of the running stage. Sums of microbatches' gradients are timed
+    as the collective alone, and as if all replicas were equally fast.
 
     Raises:
         RequestError: the plan's orders deadlock.
@@ -35,7 +38,7 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
     sync_s = sync_time(plan, cluster, held) if plan.sync else 0.0
     ends = step_ends(
         plan, costs, [replica.ends for replica in replicas], reduction_time(plan, costs, cluster), sync_s,
-        unshard_time(plan, costs, cluster),
+        unshard_time(plan, costs, cluster), scatter_time(plan, costs, cluster),
     )  # fmt: skip
     held_by_one = replica_costs(plan, costs)
     peaks = [
@@ -54,6 +57,8 @@ def _replicas(
     place = plan.placement
     pairs = [(place[edge.src], place[edge.dst], edge.bytes) for edge in plan.edges]
     pairs += [(place[edge.dst], place[edge.src], edge.gradient_bytes) for edge in plan.edges]
+    scatter_s = cache(scatter_time(plan, costs, cluster))
+    scatters = any(shards_gradients(plan, stage) for stage in range(len(costs)))
     found: dict[tuple[float, ...], Evaluation] = {}
     result = []
     for first in range(0, plan.mesh.ranks, plan.devices):
@@ -63,6 +68,7 @@ def _replicas(
             found[key] = evaluate(
                 plan.device_actions, place, costs, edges=plan.edges, hop_s=lambda *pair, hops=hops: hops[pair],
                 recompute=plan.memory.recompute, copies=copies, host_queues=plan.memory.host_copy_queues,
+                sums=[CollectiveQueue(plan, device, scatter_s) for device in range(plan.devices)] if scatters else (),
             )  # fmt: skip
         result.append(found[key])
     return result

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from ...cluster.mesh import least_by_position
 from ...costs.graph import OpGraph
 from ...plan.plan import Plan
-from ...plan.sharding import part_of_graph
+from ...plan.sharding import LEVELS, NONE, part_of_graph
 from ..problem.score import Oracle, with_costs
 from .infeasible import NothingFits, excess, operator_bytes
 
@@ -41,8 +41,8 @@ class Change:
 
     Args:
         what: one of this module's names.
-        value: number of devices, of microbatches per step, of stages that recompute, or of replicas that share the
-            optimizer; further bytes for each device; or bytes that leave all devices together in one step.
+        value: number of devices, of microbatches per step, of stages that recompute, or of replicas that share; further
+            bytes for each device; or bytes that leave all devices together in one step.
         found: a plan that fits with the change.
     """
 
@@ -61,7 +61,7 @@ class Relaxation:
         extra_bytes: further memory of each device.
         recompute: whether stages may recompute, even if the request excludes it.
         offload: whether saved tensors may leave the devices, even if the request excludes it.
-        shard: whether the replicas of a stage share its optimizer.
+        shard: what the replicas of a stage share (see ``plan/sharding``); None for what the request has.
     """
 
     devices: int | None = None
@@ -69,7 +69,7 @@ class Relaxation:
     extra_bytes: float = 0.0
     recompute: bool = False
     offload: bool = False
-    shard: bool = False
+    shard: str | None = None
 
 
 Replan = Callable[[Relaxation], Plan | None]
@@ -88,7 +88,8 @@ class InfeasibleRequest:
         recompute_excluded: whether no stage may recompute.
         rows: of the batch of one step, if known: a microbatch has at least one.
         offload_excluded: whether all saved tensors stay on the devices, and a change may offload them.
-        replicas: the most that a plan may have and that could share the optimizer; 1 if they share it already.
+        replicas: the most that a plan may have and that could share more; 1 if they share everything already.
+        shard: what they share already.
     """
 
     graph: OpGraph
@@ -98,6 +99,7 @@ class InfeasibleRequest:
     rows: int | None = None
     offload_excluded: bool = True
     replicas: int = 1
+    shard: str = NONE
 
     @property
     def devices(self) -> int:
@@ -119,7 +121,7 @@ class InfeasibleRequest:
         All devices together hold the state of all operators and the saved tensors of one microbatch between its last
         forward and its first backward. One device holds each single operator while it runs.
         """
-        graph = part_of_graph(self.graph, self.replicas) if change.shard else self.graph
+        graph = self.graph if change.shard is None else part_of_graph(self.graph, self.replicas, change.shard)
         nodes, limit, devices = graph.nodes, self.limit + change.extra_bytes, change.devices or self.devices
         state = sum(node.resident_bytes for node in nodes)
         stay = self._all_stay(change)
@@ -218,7 +220,7 @@ def smallest_changes(
 
     search = problem.only_possible(replan)
     changes = (
-        _shard(search) if problem.replicas > 1 else None,
+        _shard(problem, search) if problem.replicas > 1 else None,
         _smaller_microbatches(problem, search),
         _recompute(plan, limits, oracle, search) if problem.recompute_excluded else None,
         _offload(search) if problem.offload_excluded else None,
@@ -276,10 +278,13 @@ def _smaller_microbatches(problem: InfeasibleRequest, replan: Replan) -> Change 
     return None
 
 
-def _shard(search: Replan) -> Change | None:
-    """A plan whose replicas share the optimizer."""
-    found = search(Relaxation(shard=True))
-    return None if found is None else Change(SHARD, found.mesh.data, found)
+def _shard(problem: InfeasibleRequest, search: Replan) -> Change | None:
+    """A plan whose replicas share as little more as fits."""
+    for level in LEVELS[LEVELS.index(problem.shard) + 1 :]:
+        found = search(Relaxation(shard=level))
+        if found is not None:
+            return Change(SHARD, found.mesh.data, found)
+    return None
 
 
 def _offload(search: Replan) -> Change | None:

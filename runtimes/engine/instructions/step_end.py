@@ -1,4 +1,5 @@
-"""The instructions at the end of a step: REDUCE_GRAD, REDUCE_TIED, SYNC, STEP, UNSHARD; see ``runtimes/optimizer``."""
+"""The instructions of sums of gradients and of the end of a step: SCATTER_GRAD, REDUCE_GRAD, REDUCE_TIED, SYNC, STEP,
+UNSHARD; see ``runtimes/optimizer``."""
 
 from collections.abc import Callable
 from functools import partial
@@ -43,6 +44,13 @@ def _bind_reduction_over_replicas(binder: Binder, action: Action) -> Instruction
         return reduction
 
     return _bind_over_replicas(binder, action, start)
+
+
+@executes(Kind.SCATTER_GRAD)
+def _bind_scatter(binder: Binder, action: Action) -> Instruction:
+    scatter = binder.runs[0][action.stage].state.scatter
+    assert scatter is not None
+    return _bind_over_replicas(binder, action, lambda _: scatter.scatter())
 
 
 @executes(Kind.UNSHARD)

@@ -47,8 +47,12 @@ WORDS = {
     RECOMPUTE: (
         Change(RECOMPUTE, 2, RECOMPUTES), "stages 0 1 of the closest plan, step at most 3 s", "stages", [0, 1]),
     SHARD: (
-        Change(SHARD, 2, PLAN), "--shard optimizer: 2 replicas share the optimizer's state, with mesh pp=2,dp=2, step",
-        "replicas", 2,
+        Change(SHARD, 2, evolve(PLAN, shard=("optimizer",) * 2)),
+        "--shard optimizer: 2 replicas share the optimizer's state, with mesh pp=2,dp=2, step", "replicas", 2,
+    ),
+    f"{SHARD} gradients": (
+        Change(SHARD, 2, evolve(PLAN, shard=("gradients",) * 2)),
+        "--shard gradients: 2 replicas share gradients and the optimizer's state, with mesh pp=2,dp=2", "replicas", 2,
     ),
     OFFLOAD: (Change(OFFLOAD, 64, PLAN), "--offload auto: 64 B a step to the host and back, step at most", "bytes", 64),
     MORE_MEMORY: (Change(MORE_MEMORY, 150, PLAN), "150 B more for each device, step at most 3 s", "bytes", 150),

@@ -71,13 +71,20 @@ def test_change_keeps_the_rest_of_the_request():
     assert wanted.relaxed(Relaxation(extra_bytes=100)).limits == (1400, 1400)
     assert len(wanted.relaxed(Relaxation(devices=5)).machine.devices) == 5
     assert wanted.relaxed(Relaxation(recompute=True)).recompute is None
-    assert wanted.relaxed(Relaxation(shard=True)).shard == "optimizer"
+    assert wanted.relaxed(Relaxation(shard="optimizer")).shard == "optimizer"
 
 
 @pytest.mark.parametrize(
     ("mesh", "shard", "replicas"),
-    [("pp=2,dp=2", "none", 2), ("auto", "none", 4), ("pp=4", "none", 1), ("pp=2,dp=2", "auto", 1)],
-)
+    [
+        ("pp=2,dp=2", "none", 2),
+        ("auto", "none", 4),
+        ("pp=4", "none", 1),
+        ("pp=2,dp=2", "auto", 1),
+        ("pp=2,dp=2", "optimizer", 2),
+        ("pp=2,dp=2", "gradients", 1),
+    ],
+)  # fmt: skip
 def test_replicas_that_hold_whole_optimizers_may_share_them(mesh, shard, replicas):
     assert evolve(request(4, 1300, 8, mesh), shard=shard).problem.replicas == replicas
 

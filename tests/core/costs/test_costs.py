@@ -20,7 +20,7 @@ def test_a_stage_costs_the_sum_of_its_nodes_and_the_largest_workspace():
     (cost,) = stage_costs(OpGraph(nodes), [["a", "b"]])
     assert cost == StageCosts(
         1.5, 2.5, 3.5, None, 4.5, parameter_bytes=11, gradient_bytes=11, optimizer_bytes=22, saved_bytes=11,
-        workspace_bytes=7,
+        workspace_bytes=7, largest_gradient_bytes=10,
     )  # fmt: skip
     assert cost.state_bytes == 44
     assert cost.full_backward_s == 6.0

@@ -22,6 +22,7 @@ LITERAL = {
     Kind.RECV_B: "start +message_bytes",
     Kind.OFFLOAD: "start +offloaded_bytes host, end -offloaded_bytes",
     Kind.RELOAD: "start +offloaded_bytes, end -offloaded_bytes host",
+    Kind.SCATTER_GRAD: "",
     Kind.REDUCE_GRAD: "",
     Kind.REDUCE_TIED: "",
     Kind.SYNC: "",

@@ -7,13 +7,21 @@ from panpipe.core.cluster.cluster import Cluster, Device
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
+from panpipe.core.costs.graph import OpGraph, OpNode
 from panpipe.core.errors import RequestError
 from panpipe.core.evaluate.reduction import step_ends
 from panpipe.core.plan.derive import check_agrees, forward_only
 from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.plan import Plan, Prediction, Stage, TiedWeight, parse_plan, plan_json
 from panpipe.core.plan.queues import queues_of
-from panpipe.core.plan.sharding import part_of, replica_costs
+from panpipe.core.plan.sharding import (
+    LEVELS,
+    graph_slots_bytes,
+    part_of,
+    part_of_graph,
+    replica_costs,
+    slots_bytes,
+)
 from panpipe.core.plan.validation.validate import validate
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.simulators.run import simulate
@@ -65,7 +73,10 @@ def test_plans_without_sharding_keep_their_bytes_and_hashes_and_others_are_read_
     [
         (plan_of("optimizer"), "shard has 1 levels and the plan has 2 stages"),
         (plan_of("optimizer", "both"), "shard is 'both': give one of 'none', 'optimizer'"),
-        (plan_of("optimizer", "parameters"), "shard is 'parameters', .* this version shards the optimizer alone"),
+        (
+            plan_of("optimizer", "parameters"),
+            "shard is 'parameters', .* this version shards optimizers and gradients; give one of",
+        ),
         (plan_of("none", "optimizer", data=1), "stage 1 has shard 'optimizer' and the mesh has one replica"),
         (
             plan_of("none", "optimizer", tied=(TiedWeight("w", (0, 1), 8),)),
@@ -116,6 +127,45 @@ def test_memory_and_times_of_simulator_validation_and_oracle_agree() -> None:
     whole = simulate(plan_of())
     assert whole.peak_memory_bytes[:2] == (401, 180)
     assert whole.step_s == pytest.approx(6 + 1.0 + 0.5)
+
+
+def test_shared_gradients_take_less_memory_and_sums_of_each_microbatch() -> None:
+    plan = plan_of("gradients", "none")
+    result, score, report = simulate(plan), longest_path(plan, COSTS, cluster()), validate(plan)
+    # 1/2 of the gradients of 100 bytes, and two slots of an unknown largest gradient: 1/16 of 100 bytes, rounded up.
+    held = 100 + 50 + 2 * 7 + 101
+    assert [found.peak_memory_bytes[0] for found in (result, score, report)] == [held] * 3
+    # Each sum sends 50 bytes at 100 bytes/s; the second backward waits for the first.
+    ends = 4 + 0.5 + 2 + 0.5 + 0.25 + 0.5
+    assert result.step_s == pytest.approx(ends)
+    assert score.step_s == pytest.approx(ends)
+    scatters = [
+        (task.start_s, task.end_s, task.bytes) for task in result.tasks if task.action.kind is Kind.SCATTER_GRAD
+    ]
+    assert scatters == [(4.0, 4.5, 100), (6.5, 7.0, 100)] * 2
+    slow = [evolve(COSTS[0], gradient_bytes=300), COSTS[1]]
+    late = simulate(plan, slow)
+    assert late.step_s == pytest.approx(4 + 1.5 + 2 + 1.5 + 0.25 + 1.5)
+    assert late.bubbles[0]["reduction"] == pytest.approx(1.5 + 1.5 + 1.5)
+    assert longest_path(plan, tuple(slow), cluster()).step_s == pytest.approx(late.step_s)
+
+
+def test_slots_are_two_of_the_largest_gradient_but_no_more_than_all() -> None:
+    assert slots_bytes(1600, 0) == 200
+    assert slots_bytes(1600, 300) == 600
+    assert slots_bytes(1600, 1000) == 1600
+    assert slots_bytes(10**10, 0) == 2 * 25 * 2**20
+    assert part_of(evolve(COSTS[0], gradient_bytes=1601, largest_gradient_bytes=300), 4, "gradients") == evolve(
+        COSTS[0], gradient_bytes=401 + 600, optimizer_bytes=51, optimizer_s=0.125, largest_gradient_bytes=300
+    )
+
+
+def test_part_of_a_graph_has_slots_apart() -> None:
+    graph = OpGraph((OpNode("a", 1, 1, 1, 1.0, 100, 400), OpNode("b", 1, 1, 1, 1.0, 100, 150)))
+    held = {level: [node.state_bytes for node in part_of_graph(graph, 4, level).nodes] for level in LEVELS}
+    assert held == {"none": [400, 150], "optimizer": [250, 150], "gradients": [175, 113]}
+    assert graph_slots_bytes(graph, 1) == 150
+    assert graph_slots_bytes(graph, 2) == 75  # no more than the gradients
 
 
 def test_device_gathers_its_stages_one_after_another() -> None:

@@ -66,5 +66,5 @@ def test_sharding_of_one_replica_is_refused():
 
 
 def test_words_that_are_no_levels_are_refused():
-    with pytest.raises(RequestError, match="shard is 'all': give one of 'none', 'optimizer', 'auto'"):
+    with pytest.raises(RequestError, match="shard is 'all': give one of 'none', 'optimizer', 'gradients', 'auto'"):
         evolve(SearchOptions(families=[]), shard="all")

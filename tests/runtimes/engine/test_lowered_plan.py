@@ -1,6 +1,7 @@
 """The plan of a step and its lowered actions, for the messages that its microbatches send."""
 
 import torch
+from attrs import evolve
 from panpipe.core.actions import Kind
 from panpipe.core.capture.programs.stage import Boundary
 from panpipe.core.plan.derive import forward_only
@@ -71,5 +72,21 @@ def test_replicas_with_different_numbers_of_microbatches_reduce_in_the_order_of_
         for row in (lowered_plan(plan, [layout]).lowered[0], lowered_plan(plan, [layout] * 2).lowered[0])
     ]
     assert reductions == [["1REDUCE_GRAD", "0REDUCE_GRAD"]] * 2
-    few = [str(action) for action in lowered_plan(plan, [layout]).lowered[0]]
-    assert few.index("1REDUCE_GRAD") > few.index("0B0")
+    few = texts(lowered_plan(plan, [layout]).lowered)
+    assert few == ["0F0 1F0 1B0 1REDUCE_GRAD 0B0 0REDUCE_GRAD 0STEP 1STEP"]
+
+
+def test_replicas_with_different_numbers_of_microbatches_take_part_in_all_sums_of_shared_gradients():
+    plan = plan_of(orders("0F0 1F0 0F1 1F1 1B0 1B1 0B0 0F2 1F2 1B2 0B1 0B2"), (0, 0), data=2)
+    plan = evolve(plan, shard=("none", "gradients"))
+    layout = {(0, 1): (tensor(),)}
+    one, two, all_ = (texts(lowered_plan(plan, [layout] * count).lowered) for count in (1, 2, 3))
+    end = "0STEP 1STEP 1UNSHARD"
+    assert one == [f"0F0 1F0 1B0 1SCATTER_GRAD0 1SCATTER_GRAD1 0B0 1SCATTER_GRAD2 1REDUCE_GRAD 0REDUCE_GRAD {end}"]
+    assert two == [
+        "0F0 1F0 0F1 1F1 1B0 1SCATTER_GRAD0 1B1 1SCATTER_GRAD1 0B0 1SCATTER_GRAD2 1REDUCE_GRAD 0B1 0REDUCE_GRAD " + end
+    ]
+    assert all_ == [
+        "0F0 1F0 0F1 1F1 1B0 1SCATTER_GRAD0 1B1 1SCATTER_GRAD1 0B0 0F2 1F2 1B2 1SCATTER_GRAD2 1REDUCE_GRAD 0B1 0B2 "
+        "0REDUCE_GRAD " + end
+    ]

@@ -38,7 +38,7 @@ def test_slices_have_the_sums_and_parameters_no_gradient(count):
         reduction.watch()
         reduction.wait()
         assert all(p.grad is None for p in named.values())
-        size = sum(bucket.memory.nbytes for bucket in shards.buckets)
+        size = sum(bucket.nbytes for bucket in shards.buckets)
         assert reduction.bytes == size >= 9 * 4
         return {name: part.value.grad for name, part in shards.parts.items()}, {
             name: part.value.numel() for name, part in shards.parts.items()
@@ -69,6 +69,17 @@ def test_gradient_of_one_replica_counts_for_all():
     assert [value for each in on_each(2, work) for value in each] == [2.0] * 3
 
 
+def test_missing_gradient_counts_as_zeros_in_the_sum():
+    def work(end):
+        named, shards = shards_of(end, 2)
+        shards.gradients[named["b"]].fill_(99.0)
+        with_gradients(named, shards, end.device, ("a", "b") if end.device else ("a",))
+        ShardedReduction(shards, end).wait()
+        return [value for name in ("b",) if name in shards.parts for value in shards.parts[name].value.grad.tolist()]
+
+    assert [value for each in on_each(2, work) for value in each] == [2.0] * 4
+
+
 def test_parameters_are_gathered_from_the_slices():
     def work(end):
         named, shards = shards_of(end, 2)
@@ -78,7 +89,7 @@ def test_parameters_are_gathered_from_the_slices():
             for part in shards.parts.values():
                 part.value.fill_(10.0 + end.device)
         gather = Gather(shards, end)
-        assert gather.bytes == sum(bucket.memory.nbytes for bucket in shards.buckets)
+        assert gather.bytes == sum(bucket.nbytes for bucket in shards.buckets)
         assert all(part.value.grad is None for part in shards.parts.values())
         gather.wait()
         return [p.detach().flatten().tolist() for p in named.values()]

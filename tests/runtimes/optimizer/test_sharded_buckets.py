@@ -56,22 +56,37 @@ class Transport:
     all_gather = reduce_scatter
 
 
-def test_missing_gradient_counts_as_zeros_in_the_sum():
+def test_part_of_the_whole_tensor_is_summed():
     found, transport = bucket(0), Transport()
-    found.parameters["w"].grad = torch.ones(2, 2)
-    found.gradients[found.parameters["b"]].fill_(99)
-    found.reduce(transport)
-    assert transport.seen[0].tolist() == [1, 1, 1, 1, 0, 0]
+    found.memory.copy_(torch.arange(6.0))
+    found.reduce(transport, found.memory)
+    assert transport.seen[0].tolist() == [0, 1, 2, 3, 4, 5]
+    assert found.part.tolist() == [0, 1, 2]
 
 
 def test_gathered_parameters_are_copied_to_the_model():
     found, transport = bucket(1), Transport()
-    found.gather(transport)
+    found.gather(transport, found.memory)
     assert transport.seen[0][3:5].tolist() == [3, 9]
     found.memory.copy_(torch.arange(10.0, 16.0))
-    found.assign()
+    found.assign(found.memory)
     assert found.parameters["w"].tolist() == [[10, 11], [12, 13]]
     assert found.parameters["b"].tolist() == [14]
+
+
+def test_shared_gradients_are_in_a_slot_and_the_part_apart():
+    given = {"w": nn.Parameter(torch.arange(4.0).view(2, 2).t()), "b": nn.Parameter(torch.tensor([9.0]))}
+    found = ShardedBucket(given, Sharing(lambda: None, 1, 2, gradients=True))
+    assert found.memory is None
+    assert (found.part.numel(), found.nbytes) == (3, 24)
+    memory = found.memory_in(torch.zeros(64, dtype=torch.uint8))
+    found.gradient_in(memory, given["w"]).copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    assert memory.tolist() == [1, 3, 2, 4, 0, 0]  # in the parameter's order of memory
+    memory.fill_(7)
+    found.fill_up(memory)
+    assert memory.tolist() == [7, 7, 7, 7, 7, 0]
+    found.part.copy_(memory[found.own])
+    assert [part.gradient.tolist() for part in found.parts] == [[7], [7]]
 
 
 def test_elements_are_in_the_order_of_memory():

@@ -7,7 +7,7 @@ import itertools
 import torch
 from attrs import evolve
 from panpipe.core.capture.batch.batch_dims import AUTO
-from panpipe.core.plan.sharding import with_level
+from panpipe.core.plan.sharding import LEVELS, with_level
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
@@ -95,7 +95,7 @@ def distances(team, make, optimizer, updates=None, shard="none", placement=None,
 
 def over_ranks(team):
     """The largest distances over ranks, by program, optimizer and what replicas share."""
-    shared = ["none", "optimizer"] if team.replicas > 1 else ["none"]
+    shared = LEVELS if team.replicas > 1 else ["none"]
     names = ("module_with_a_branch_after_another_one", "tied_weight_of_one_branch", "condition_of_one_replica")
     found = {}
     for name in names:

@@ -447,23 +447,45 @@ def replicas(team):
     return {"place": [team.replica, *team.local], "cases": found}
 
 
+def _shared(team, level):
+    """Replicas that share at a level: cases and optimizers."""
+    place = [team.replica, *team.local]
+    cases, optimizers = sharding.every_case(team, level), sharding.every_optimizer(team, level)
+    return {"place": place, "cases": cases, "optimizers": optimizers}
+
+
 @captures(*((case, torch.float64, 4, 2) for case in CASES.values()))
 def sharded(team):
-    """Replicas that share their optimizers: cases, optimizers, checkpoints, and a plan with one sharded stage."""
-    place = [team.replica, *team.local]
-    return {"place": place, "cases": sharding.every_case(team), "optimizers": sharding.every_optimizer(team)}
+    return _shared(team, "optimizer")
+
+
+@captures(*((case, torch.float64, 4, 2) for case in CASES.values()))
+def scattered(team):
+    return _shared(team, "gradients")
+
+
+@captures((GPT, torch.float64, 8, 4))
+def scattered_schedules(team):
+    return sharding.scheduled(team)
 
 
 @captures((GPT, torch.float64, 4, 2), (CASES["batchnorm with a skip"], torch.float64, 4, 2))
 def sharded_states(team):
-    """Checkpoints of replicas that share their optimizers, and a plan with one sharded stage."""
-    return {**sharding.resumed(team, Path(sys.argv[2])), **sharding.partly(team)}
+    """Checkpoints of replicas that share, and plans with one sharded stage."""
+    partly = {level: sharding.partly(team, level) for level in ("optimizer", "gradients")}
+    return {**sharding.resumed(team, Path(sys.argv[2])), "partly": partly}
 
 
 @captures((TAPPED, torch.float32, 8, 4))
 def sharded_scaling(team):
     """Losses that are scaled, where replicas share their optimizers."""
     return {"place": [team.replica, *team.local], "cases": scaled(team, "optimizer")}
+
+
+@captures((TAPPED, torch.float32, 8, 4))
+def scattered_scaling(team):
+    """Losses that are scaled, where replicas share gradients."""
+    return {"place": [team.replica, *team.local], "cases": scaled(team, "gradients")}
 
 
 def nodes(team):

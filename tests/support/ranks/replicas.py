@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import torch
+from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.diagnose.reference import reference_of_replicas
 from panpipe.runtimes.launch.team import Team
 from torch.utils import _pytree as pytree
@@ -31,9 +32,13 @@ class Trained:
         microbatches: into how many they are cut.
         stray: another seed of the model's parameters on every replica but the first, which must not matter.
         shard: what replicas share; then no parameter keeps a gradient.
+        plan: of the pipeline, with what replicas share; an even one by default.
     """
 
-    def __init__(self, team: Team, case: Case, rows: int, microbatches: int, stray: bool = False, shard: str = "none"):
+    def __init__(
+        self, team: Team, case: Case, rows: int, microbatches: int, stray: bool = False, shard: str = "none",
+        plan: Plan | None = None,
+    ):  # fmt: skip
         self.team, self.case, self.microbatches, self.shard = team, case, microbatches, shard
         self.alone = copy.deepcopy(case.model(torch.float64))
         model = case.model(torch.float64)
@@ -42,7 +47,15 @@ class Trained:
                 for parameter in model.parameters():
                     parameter.add_(1.0)
         self.pipe = pipeline_on(
-            team, case, rows, microbatches, OPTIMIZER, dtype=torch.float64, model=model, shard=shard
+            team,
+            case,
+            rows,
+            microbatches,
+            OPTIMIZER,
+            dtype=torch.float64,
+            model=model,
+            plan=plan,
+            shard=shard if plan is None else "none",
         )
         self.optimizer = OPTIMIZER(self.alone.named_parameters())
 

@@ -7,19 +7,22 @@ from typing import Any
 
 import torch
 from attrs import evolve
+from panpipe.core.plan.sharding import LEVELS, with_level
 from panpipe.runtimes.diagnose.reference import reference_of_replicas
 from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 
+from ..cuts import captured_once, even_plan
 from ..models import CASES
-from ..parity import OPTIMIZER
+from ..parity import OPTIMIZER, PLANS
 from ..programs.optimizing import two_groups, warm_up
 from .replicas import Trained, batches
 from .teams import SEED, pipeline_on
 
 F64 = torch.float64
 NAME = "tied gpt with dropout"
+SPLIT = ("split backward", "interleaved", "zb-v", "recompute in a v", "early gradients")
 OPTIMIZERS: dict[str, Any] = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
     "adagrad": partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.1),  # has state from the start
@@ -27,12 +30,12 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def every_case(team: Team) -> dict[str, Any]:
+def every_case(team: Team, shard: str) -> dict[str, Any]:
     """Every case with batches of several sizes; the last stage of one is sharded alone."""
     found: dict[str, Any] = {}
     rows = [[4] * team.replicas, [4, 1, 3], [4] * team.replicas]
     for name, case in CASES.items():
-        trained = Trained(team, case, 4, 2, stray=True, shard="optimizer")
+        trained = Trained(team, case, 4, 2, stray=True, shard=shard)
         found[name] = {
             "distances": [trained.step(each) for each in rows],
             "bits": trained.bits(),
@@ -41,7 +44,7 @@ def every_case(team: Team) -> dict[str, Any]:
     return found
 
 
-def every_optimizer(team: Team) -> dict[str, float]:
+def every_optimizer(team: Team, shard: str) -> dict[str, float]:
     """The largest distance of a parameter after three updates of two batches each, with clipping, by optimizer."""
     case, found = CASES[NAME], {}
     for name, make in OPTIMIZERS.items():
@@ -49,7 +52,7 @@ def every_optimizer(team: Team) -> dict[str, float]:
         alone = copy.deepcopy(model)
         stepped = make(alone.named_parameters())
         pipe = pipeline_on(
-            team, case, 4, 2, make, dtype=F64, model=model, training=Training(clip_norm=0.05), shard="optimizer"
+            team, case, 4, 2, make, dtype=F64, model=model, training=Training(clip_norm=0.05), shard=shard
         )
         parts = batches(case, team.replicas, [4] * team.replicas)
         far = 0.0
@@ -87,15 +90,16 @@ def resumed(team: Team, folder: Path) -> dict[str, Any]:
             pipe.step(parts[team.replica])
         return pipe
 
-    pipes = {shard: run(new(shard)) for shard in ("none", "optimizer")}
+    pipes = {shard: run(new(shard)) for shard in LEVELS}
     held = {shard: _held_bytes(pipe) for shard, pipe in pipes.items()}
     states = {shard: copy.deepcopy(pipe.state_dict()) for shard, pipe in pipes.items()}
     for shard, pipe in pipes.items():
         pipe.checkpoint(folder / shard)
         run(pipe, 1)
-    far = {"state": _state_distance(*states.values())}
-    wanted = pipes["none"]
-    far["trained"] = _distance(pipes["optimizer"], wanted.model)
+    wanted, far = pipes["none"], dict[str, float]()
+    for shard in LEVELS[1:]:
+        far[f"state of {shard}"] = _state_distance(states["none"], states[shard])
+        far[f"trained with {shard}"] = _distance(pipes[shard], wanted.model)
     for source in pipes:
         for target in pipes:
             pipe = new(target)
@@ -103,19 +107,22 @@ def resumed(team: Team, folder: Path) -> dict[str, Any]:
             run(pipe, 1)
             far[f"{source} to {target}"] = _distance(pipe, wanted.model)
             far[f"{source} to {target}, average"] = _average_distance(pipe, wanted)
-    twin = new("optimizer")
-    twin.load_state_dict(states["optimizer"])
-    far["in memory"] = _distance(run(twin, 1), wanted.model)
+    for shard in LEVELS[1:]:
+        twin = new(shard)
+        twin.load_state_dict(states[shard])
+        far[f"in memory with {shard}"] = _distance(run(twin, 1), wanted.model)
     loss = [pipe.evaluate(parts[team.replica]).item() for pipe in pipes.values()]
-    return {"held": held, "far": far, "evaluated": abs(loss[0] - loss[1])}
+    largest = max(p.nbytes for own in wanted.stage_parameters.values() for p in own.values())
+    return {"held": held, "largest": largest, "far": far, "evaluated": max(loss) - min(loss)}
 
 
 def _held_bytes(pipe: Pipeline) -> list[int]:
-    """Bytes of optimizer state here, without counters; and of parameters."""
+    """Bytes of optimizer state here, without counters; of parameters; and of gradients."""
     states = [state for optimizer in pipe.optimizers.values() for state in optimizer.state.values()]
     tensors = [value for state in states for value in state.values() if value.ndim]
     own = [p.nbytes for parameters in pipe.stage_parameters.values() for p in parameters.values()]
-    return [sum(tensor.untyped_storage().nbytes() for tensor in tensors), sum(own)]
+    gradients = [buffer for state in pipe._trainer.stages.states.values() for buffer in state.gradient_buffers]
+    return [sum(t.untyped_storage().nbytes() for t in tensors), sum(own), sum(buffer.nbytes for buffer in gradients)]
 
 
 def _state_distance(first: dict[str, Any], second: dict[str, Any]) -> float:
@@ -143,11 +150,23 @@ def _average_distance(pipe: Pipeline, other: Pipeline) -> float:
     return max((value - theirs[name]).abs().max().item() for name, value in mine.items())
 
 
-def partly(team: Team) -> dict[str, Any]:
+def scheduled(team: Team) -> dict[str, Any]:
+    """Schedules with a split backward and several stages on a device, with fewer microbatches in some batches."""
+    case, found = CASES[NAME], {}
+    for name in SPLIT:
+        plan = even_plan(captured_once(case, F64, 8, 4, "cpu"), team.size, 4, **PLANS[name])
+        plan = with_level(evolve(plan, mesh=team.mesh), "gradients")
+        trained = Trained(team, case, 8, 4, shard="gradients", plan=plan)
+        rows = ([8] * team.replicas, [8, 2, 1], [1, 5, 8], [8] * team.replicas)
+        found[name] = [max(trained.step(each).values()) for each in rows]
+    return {"schedules": found}
+
+
+def partly(team: Team, shard: str) -> dict[str, Any]:
     """A plan of which one stage alone is sharded, and the actions that its devices issue."""
     case = CASES["batchnorm with a skip"]
     trained = Trained(team, case, 4, 2)
-    plan = evolve(trained.pipe.plan, shard=("none", "optimizer"))
+    plan = evolve(trained.pipe.plan, shard=("none", shard))
     pipe = pipeline_on(team, case, 4, 2, OPTIMIZER, dtype=F64, plan=plan)
     part = batches(case, team.replicas, [4] * team.replicas)[team.replica]
     far = 0.0
@@ -155,4 +174,5 @@ def partly(team: Team) -> dict[str, Any]:
         trained.step([4] * team.replicas)
         _, trace = pipe.trace_step(part)
         far = max(far, _distance(pipe, trained.alone))
-    return {"partly": far, "gathers": sorted({str(e.action) for e in trace.events if e.action.kind.value == "UNSHARD"})}
+    kinds = ("UNSHARD", "SCATTER_GRAD")
+    return {"partly": far, "actions": sorted({str(e.action) for e in trace.events if e.action.kind.value in kinds})}

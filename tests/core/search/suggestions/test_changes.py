@@ -138,7 +138,7 @@ def test_offload_is_left_out_where_the_plan_found_moves_nothing():
 def test_shard_is_suggested_first_with_the_number_of_replicas_of_the_plan_found():
     found = evolve(scheduled("1f1b", 2, 4, data=2, costs=[COST] * 2), shard=("optimizer",) * 2)
     nothing, problem = NothingFits("", closest_plan(), (250, 187)), InfeasibleRequest(SLIGHT, 4, (250, 187), replicas=2)
-    finds = lambda asked: found if asked in (Relaxation(shard=True), Relaxation(parts=2)) else None  # noqa: E731
+    finds = lambda asked: found if asked in (Relaxation(shard="optimizer"), Relaxation(parts=2)) else None  # noqa: E731
     listed = smallest_changes(nothing, problem, None, finds, oracle=longest_path)
     assert [(change.what, change.value) for change in listed] == [("shard", 2), ("smaller microbatches", 8)]
     assert listed[0].found == found
@@ -148,12 +148,30 @@ def test_shard_is_suggested_first_with_the_number_of_replicas_of_the_plan_found(
     ]
 
 
+def test_shared_gradients_are_suggested_where_shared_optimizers_are_not_enough():
+    found = evolve(scheduled("1f1b", 2, 4, data=2, costs=[COST] * 2), shard=("gradients",) * 2)
+    nothing, problem = NothingFits("", closest_plan(), (250, 187)), InfeasibleRequest(SLIGHT, 4, (250, 187), replicas=2)
+    asked = []
+
+    def finds(change):
+        asked.append(change)
+        return found if change.shard == "gradients" else None
+
+    for shard, levels in (("none", ["optimizer", "gradients"]), ("optimizer", ["gradients"])):
+        asked.clear()
+        listed = smallest_changes(nothing, evolve(problem, shard=shard), None, finds, oracle=longest_path)
+        assert [(change.what, change.found) for change in listed] == [("shard", found)]
+        assert [change.shard for change in asked if change.shard is not None] == levels
+
+
 def test_shared_optimizer_may_fit_where_a_whole_one_cannot():
     nodes = tuple(OpNode(f"n{i}", 1.0, 1.0, 1.0, parameter_bytes=100, state_bytes=400) for i in range(4))
     problem = InfeasibleRequest(OpGraph(nodes), 4, (300,) * 4, replicas=2)
     assert not problem.may_fit(Relaxation())
-    assert problem.may_fit(Relaxation(shard=True))  # 200 of parameter and gradient, half of 200 of optimizer state
-    assert not evolve(problem, memory=(299,) * 4).may_fit(Relaxation(shard=True))
+    assert problem.may_fit(
+        Relaxation(shard="optimizer")
+    )  # 200 of parameter and gradient, half of 200 of optimizer state
+    assert not evolve(problem, memory=(299,) * 4).may_fit(Relaxation(shard="optimizer"))
 
 
 def test_recompute_suggests_the_plan_with_the_fewest_recomputed_stages():

@@ -53,6 +53,17 @@ class Parts:
         return INSTRUCTIONS[action.kind](self, action)
 
 
+def test_sums_of_a_microbatch_are_left_in_flight_also_of_one_that_other_replicas_alone_have():
+    parts = Parts()
+    parts.state.scatter = SimpleNamespace(scatter=lambda: parts.note("scatter", None))
+    parts.runs = [{1: SimpleNamespace(state=parts.state)}]
+    instruction = parts.bind("1SCATTER_GRAD5")
+    instruction.run()
+    assert parts.calls == [("scatter", None)]
+    assert instruction.moved() == 96
+    assert list(parts.frame.pending) == [Action(1, Kind.SCATTER_GRAD, 5)]
+
+
 def test_reduction_over_replicas_is_left_in_flight_with_its_bytes():
     parts = Parts()
     instruction = parts.bind("2REDUCE_GRAD")

@@ -1,0 +1,40 @@
+"""Memory that buckets use in turns."""
+
+import torch
+from panpipe.runtimes.optimizer.slots import Slots
+
+
+def test_two_slots_are_allocated_and_then_reused():
+    slots = Slots(torch.device("cpu"), 100)
+    assert slots.has_free
+    first, second = slots.take(), slots.take()
+    assert [slot.nbytes for slot in slots.all] == [100, 100]
+    assert not slots.has_free
+    slots.give_back(first)
+    assert slots.has_free
+    assert slots.take() is first
+    slots.give_back(second)
+    assert slots.take() is second
+
+
+def test_another_slot_is_allocated_if_all_are_in_use():
+    slots = Slots(torch.device("cpu"), 8)
+    assert len({id(slots.take()) for _ in range(3)}) == len(slots.all) == 3
+
+
+def test_dropped_slot_is_never_taken_again():
+    slots = Slots(torch.device("cpu"), 8)
+    slot = slots.take()
+    slots.drop(slot)
+    slots.give_back(slot)
+    assert slots.take() is not slot
+    assert len(slots.all) == 1
+
+
+def test_larger_slots_replace_smaller_ones():
+    slots = Slots(torch.device("cpu"), 8)
+    slots.give_back(slots.take())
+    slots.grow(4)
+    assert len(slots.all) == 1
+    slots.grow(16)
+    assert slots.take().nbytes == 16
