@@ -36,7 +36,9 @@ def test_float32_gradients(name):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.parametrize(("rows", "microbatches"), [(10, 4), pytest.param(5, 5, marks=pytest.mark.slow), (3, 1)])
+@pytest.mark.parametrize(
+    ("rows", "microbatches"), [(10, 4), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((5, 5), (3, 1)))]
+)
 def test_uneven_microbatches_are_weighted_by_their_size(name, rows, microbatches):
     found = distance(ThreadTeam(2), name, torch.float64, rows, microbatches)
     assert found.loss < 1e-12

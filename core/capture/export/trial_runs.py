@@ -86,7 +86,8 @@ class TrialRuns:
 
     def __attrs_post_init__(self) -> None:
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        _, self._state = fake_state(self.model, self._mode, self.device, self.gradients)
+        # They require gradients as the model's do without gradients, too: the step may read that.
+        _, self._state = fake_state(self.model, self._mode, self.device, gradients=True)
         parameters = dict(self.model.named_parameters(remove_duplicate=False))
         self._kept = KeptTensors(tensor for name, tensor in self._state.items() if name in parameters)
 

@@ -72,7 +72,13 @@ def test_evaluation_has_the_loss_of_one_process_and_changes_nothing(name):
     pipe.step(case.batch(8, F32))
 
 
-SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b", "looped", "zb-h2", "zb-v", "v-half", "v-min", "gis-h", "dualpipe-v")
+SCHEDULES = (
+    "1f1b",
+    "interleaved-1f1b",
+    "zb-v",
+    "dualpipe-v",
+    *(pytest.param(each, marks=pytest.mark.slow) for each in ("gpipe", "looped", "zb-h2", "v-half", "v-min", "gis-h")),
+)
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
@@ -363,7 +369,9 @@ def words(rows, dtype=F32, mask=True):
     return Words(left, right, torch.linspace(0, 1, rows) if mask else None, "words", 2.0)
 
 
-@pytest.mark.parametrize(("devices", "schedule"), [(2, "1f1b"), (4, "zb-h1"), (2, "v-min")])
+@pytest.mark.parametrize(
+    ("devices", "schedule"), [(2, "1f1b"), (4, "zb-h1"), pytest.param(2, "v-min", marks=pytest.mark.slow)]
+)
 def test_batches_of_any_nesting_and_stages_of_several_inputs_and_outputs(devices, schedule):
     case = case_of(Towers, towers_step, words)
     options = {"schedule_name": schedule, "chunks": 1 + schedule.startswith("v")}
