@@ -61,6 +61,19 @@ class Shape:
                 return f"{missing} {text}: the example has {known}, and this batch {found}"
         return None
 
+    def other_value(self, other: "Shape") -> tuple[str, Any, Any] | None:
+        """The first value other than a tensor that another shape has in place of this one's.
+
+        Returns:
+            The leaf's name, the other shape's value, and this one's.
+        """
+        mine = self.named
+        for name, value in other.named.items():
+            known = mine.get(name, value)
+            if not isinstance(value, tuple) and not isinstance(known, tuple) and value != known:
+                return name, value, known
+        return None
+
     def _beyond_rows(self, name: str, leaf: Any) -> Any:
         dim = self.dims.by_name.get(name)
         if dim is None or not isinstance(leaf, tuple):

@@ -60,7 +60,7 @@ class Shapes:
         self._latest: Compiled | None = None
         self._example: Shape | None = None
         self._captures, self._capture_s = 0, 0.0
-        self._reported: set[Shape] = set()
+        self._reported: set[Shape | str] = set()
         self._reported_limit = False
 
     def keep(self, shape: Shape, compiled: Compiled) -> None:
@@ -157,8 +157,11 @@ class Shapes:
         self._reported.add(shape)
         if first:
             return None
-        self._reported_limit = full
         each_s = self._capture_s / self._captures
+        other = None if self._example is None else self._example.other_value(shape)
+        if other is not None:
+            return self._remark_value(*other, each_s)
+        self._reported_limit = full
         if full:
             return (
                 f"batches keep changing shape: programs for {self._kept.limit} shapes of microbatches are kept, and "
@@ -166,3 +169,25 @@ class Shapes:
                 "give a larger max_shapes"
             )
         return f"microbatches of a new shape ({shape}): capturing the step for them took {each_s:.1f} s"
+
+    def _remark_value(self, name: str, value: Any, example: Any, each_s: float) -> str | None:
+        """The line for a value that is no tensor and is not the example's, once for each leaf.
+
+        Args:
+            name: of the leaf.
+            value, example: this batch's value, and the example's.
+            each_s: seconds of a capture.
+        """
+        if name in self._reported:
+            return None
+        self._reported.add(name)
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        fix = (
+            f"if it changes often, give it as a tensor, torch.tensor({value!r})"
+            if number
+            else "give a larger max_shapes for more"
+        )
+        return (
+            f"{name} is {value!r}, and {example!r} in the example: the step is captured again for each new value, "
+            f"which took {each_s:.1f} s, and programs for {self._kept.limit} shapes and values are kept: {fix}"
+        )

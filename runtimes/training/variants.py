@@ -151,8 +151,8 @@ class Variants:
             return None
         return (
             f"{_change(place, before, now)}: the step is captured again for each new value, {_OFTEN} times so far, and "
-            "programs are kept for a few: give it with the batch as a tensor of one row a sample, or make it a buffer "
-            "and write into it between steps"
+            f"programs are kept for {KEPT}: give it with the batch as a tensor, such as torch.tensor(0.5), or make it "
+            "a buffer and write into it between steps"
         )
 
 

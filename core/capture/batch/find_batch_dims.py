@@ -25,7 +25,7 @@ from ..values.containers import flatten_batch
 from ..values.sparse_tensors import refuse_sparse_tensors
 from .axes import Axis, AxisFinder, axes_of_differing_dimensions, lists_of_samples, with_fewer_tensors
 from .batch_dims import AUTO, BatchDims, read_batch_dims, tensor_names
-from .row_rules import LOOKUP, POSITIONAL, SEQUENCE
+from .row_rules import GROUPED, LOOKUP, POSITIONAL, SEQUENCE
 from .row_trace import RowTrace, RowTracer
 
 MAX_TRACES = 40
@@ -237,7 +237,9 @@ class _Search:
             return self._untraced(axes)
         best = running[0]
         trace = self._traces[best]
-        lookup = next((f for f in trace.findings if f.kind == LOOKUP), None)
+        # Sums by the labels of samples may be by the graphs of nodes, if another tensor has a row for each sum.
+        wrong = (LOOKUP,) if best.covered == len(self._tensors) else (LOOKUP, GROUPED)
+        lookup = next((f for f in trace.findings if f.kind in wrong), None)
         if lookup is not None:
             raise RequestError(
                 f"{lookup.line}{': ' if lookup.line else ''}{lookup.operator} reads rows of the batch that values of "

@@ -63,6 +63,9 @@ BY_INDEX = {
 }  # fmt: skip
 """Read or write positions along a dimension that are given as indices."""
 
+ACCUMULATING = ("scatter_add", "index_add", "scatter_reduce", "index_reduce")
+"""Prefixes of those of ``BY_INDEX`` whose result does not depend on the order of what is written."""
+
 SPATIAL = (
     "max_pool", "avg_pool", "adaptive_", "_adaptive_", "upsample_", "_upsample_", "reflection_pad", "replication_pad",
     "fractional_max_pool", "im2col", "col2im", "grid_sampler", "pixel_shuffle", "pixel_unshuffle", "mkldnn_max_pool",

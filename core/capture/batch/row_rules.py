@@ -27,6 +27,7 @@ from ..values.code_origin import is_user_code
 from ..values.placeholder_results import PlaceholderResults
 from .flattened_rows import FlattenedRows
 from .row_operators import (
+    ACCUMULATING,
     ALONG,
     BY_INDEX,
     COPIES,
@@ -42,7 +43,7 @@ from .row_operators import (
     SUMS,
 )
 
-LOOKUP, POSITIONAL, SEQUENCE, JOINT, TOTAL = "lookup", "positional", "sequence", "joint", "total"
+LOOKUP, GROUPED, POSITIONAL, SEQUENCE, JOINT, TOTAL = "lookup", "grouped", "positional", "sequence", "joint", "total"
 
 
 @frozen
@@ -50,7 +51,7 @@ class Finding:
     """An operator that does not treat samples independently.
 
     Args:
-        kind: `LOOKUP`, `POSITIONAL`, `SEQUENCE`, `JOINT` or `TOTAL`.
+        kind: `LOOKUP`, `GROUPED`, `POSITIONAL`, `SEQUENCE`, `JOINT` or `TOTAL`.
         operator: its name.
         line: of the user's code, or "".
     """
@@ -179,12 +180,41 @@ class RowWatch(PlaceholderResults):
             if min(1, scores.ndim - 1) in self.carried(scores):
                 self._note_index(call, labels)
 
+    def _any_selected(self, call: "_Call") -> bool:
+        return any("selected" in self._marks.get(t, ()) for t in call.given)
+
     def _judge_scattered(self, call: "_Call") -> None:
         """Judge values that a mask distributes: each sample takes those after the ones of earlier samples."""
         if call.name.startswith("masked_scatter"):
             tensor, _, source = call.args
             if self.carried(tensor) and not self.carried(source):
                 self._note(POSITIONAL, call)
+
+    def _judge_by_index(self, call: "_Call", first: Tensor, where: list[int]) -> None:
+        """Judge an operator of `BY_INDEX`; where it writes values of samples at places of a table without samples, such
+        as sums over those of each class."""
+        source, dim = call.args[3] if len(call.args) > 3 else None, call.args[1] % max(first.ndim, 1)
+        if call.name.startswith(("index_add", "index_copy", "index_reduce")):
+            _check_rows(first, dim, call.args[2], source)
+        if dim in where:
+            self._note_index(call, call.args[2])
+            return
+        if where or call.name in ("gather", "index_select"):
+            return
+        selected = isinstance(source, Tensor) and "selected" in self._marks.get(source, ())
+        if call.name.startswith(ACCUMULATING) and not selected:
+            self._note(GROUPED, call)
+        else:
+            self._note_index(call, call.args[2])
+
+    def _note_selected(self, call: "_Call", where: list[int]) -> None:
+        """Mark rows that values of the batch select from a table without samples, as edges of a graph select nodes."""
+        if call.name not in ("embedding", "index", "index_select"):
+            return
+        index = call.args[2 if call.name == "index_select" else 1]
+        given = any("given" in self._marks.get(t, ()) for t in pytree.tree_leaves(index) if isinstance(t, Tensor))
+        if given and not where:
+            self._pass_on(call, frozenset({"selected"}))
 
     def _judge_numbers(self, call: "_Call") -> None:
         """Judge an operator that uses row numbers for something else than selecting rows."""
@@ -217,7 +247,9 @@ class RowWatch(PlaceholderResults):
         first = args[0] if args and isinstance(args[0], Tensor) else call.given[0]
         where = self.carried(first)
         if torch.Tag.pointwise in call.func.tags or call.func.is_view:
+            self._pass_on(call, frozenset({"selected"}) if self._any_selected(call) else frozenset())
             return
+        self._note_selected(call, where)
         if name in PRODUCTS:
             one, other = PRODUCTS[name]
             ends = [(args[one], -1)] + ([] if other is None else [(args[other], max(args[other].ndim - 2, 0))])
@@ -231,8 +263,7 @@ class RowWatch(PlaceholderResults):
         elif name in ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"):
             self._judge_index(call, first, args[1])
         elif name in BY_INDEX:
-            if args[1] % max(first.ndim, 1) in where or (name.startswith(("scatter", "index_")) and not where):
-                self._note_index(call, args[2])
+            self._judge_by_index(call, first, where)
         elif name in ALONG:
             dims = call.argument("dim", "dims")
             dims = [dims] if isinstance(dims, int) else [-1] if dims is None else list(dims)
@@ -304,6 +335,14 @@ class _Call:
                     return self.kwargs[parameter.name]
                 return self.args[place] if place < len(self.args) else parameter.default_value
         return None
+
+
+def _check_rows(table: Tensor, dim: int, index: Tensor, source: Any) -> None:
+    """Raise the error of torch's kernels for rows of another shape than the table's; fake tensors do not."""
+    if isinstance(source, Tensor) and source.ndim == table.ndim > 0:
+        rows = [*table.shape[:dim], index.numel(), *table.shape[dim + 1 :]]
+        if list(source.shape) != rows:
+            raise RuntimeError(f"rows of shape {tuple(source.shape)} do not fit a table of {tuple(table.shape)}")
 
 
 def _is_whole(tensor: Tensor) -> bool:

@@ -267,6 +267,33 @@ def test_programs_of_the_most_recent_shapes_are_kept_and_others_are_freed():
     assert pair.distance([tokens(4, 6)]) < NEAR
 
 
+@pytest.mark.parametrize(("values", "said"), [
+    ((0.0, 0.1, 0.2), "batch['w'] is 0.1, and 0.0 in the example: the step is captured again for each new value"),
+    (("a", "b", "a"), "batch['w'] is 'b', and 'a' in the example: the step is captured again for each new value"),
+])  # fmt: skip
+def test_a_value_of_the_batch_that_is_no_tensor_is_named_once(values, said):
+    def step(model, batch):
+        loss = gpt_step(model, batch)
+        return loss * batch["w"] if isinstance(batch["w"], float) else loss * len(batch["w"])
+
+    case = Case(small, step, lambda rows, dtype: {**tokens(rows), "w": values[0]})
+    pair = Pair(ThreadTeam(2), case, 4, 2)
+    with pytest.warns(UserWarning, match="batch") as found:
+        assert pair.distance([{**tokens(4), "w": value} for value in values]) < NEAR
+    (text,) = [str(one.message) for one in found]
+    assert text.startswith(said)
+    assert ("torch.tensor(0.1)" in text) == isinstance(values[0], float)
+
+
+def test_a_number_in_a_tensor_of_the_batch_is_not_captured_again():
+    """As the warning advises."""
+    case = Case(small, lambda model, batch: gpt_step(model, batch) * batch["w"],
+                lambda rows, dtype: {**tokens(rows), "w": torch.tensor(0.5)})  # fmt: skip
+    pair = Pair(ThreadTeam(2), case, 4, 2)
+    assert pair.distance([{**tokens(4), "w": torch.tensor(value)} for value in (0.5, 0.6, 0.7)]) < NEAR
+    assert pair.pipe._trainer.variants.shapes._captures == 0
+
+
 @NEW
 def test_both_shapes_of_a_step_are_kept_with_max_shapes_one():
     pair = Pair(ThreadTeam(2), GPT, 4, 2, max_shapes=1)

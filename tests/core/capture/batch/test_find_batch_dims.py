@@ -159,6 +159,13 @@ def tokens(*shape: int) -> torch.Tensor:
     return torch.zeros(shape, dtype=torch.long)
 
 
+def class_centers(model: nn.Module, batch: Any) -> torch.Tensor:
+    found = model(batch["x"])
+    sums = torch.zeros(D, D).index_add(0, batch["y"], found)
+    counts = torch.zeros(D).scatter_add(0, batch["y"], torch.ones_like(batch["y"], dtype=found.dtype))
+    return F.mse_loss(found, (sums / counts.clamp(min=1)[:, None])[batch["y"]])
+
+
 FOUND = {
     "all rows": (nn.Linear(D, D), classify, {"x": torch.randn(N, D), "y": LABELS}, {"x": 0, "y": 0}),
     "mask first, as many rows": (
@@ -249,6 +256,9 @@ FOUND = {
     "nodes of a shared graph": (
         nn.Linear(D, D), lambda model, batch: F.mse_loss(batch["graph"] @ model(batch["x"]), batch["y"]),
         {"graph": torch.randn(N, N), "x": square(), "y": square()}, {"graph": None, "x": 0, "y": 0},
+    ),
+    "sums over the samples of each class": (
+        nn.Linear(D, D), class_centers, {"x": torch.randn(N, D), "y": LABELS}, {"x": 0, "y": 0},
     ),
     "texts among which labels select": (
         nn.Linear(D, D),
@@ -346,6 +356,16 @@ def convolve_graph(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.mse_loss(sums, batch["y"])
 
 
+def pool_graphs(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.mse_loss(torch.zeros_like(batch["y"]).index_add(0, batch["of"], model(batch["x"])), batch["y"])
+
+
+def pass_messages(model: nn.Module, batch: Any) -> torch.Tensor:
+    source, target = batch["edges"].unbind(1)
+    nodes = torch.zeros_like(model.weight).index_add(0, target, model.weight[source] * 0.5)
+    return F.mse_loss((nodes[source] * nodes[target]).sum(-1), batch["y"])
+
+
 REFUSED = {
     "offsets": (
         Bags(), lambda model, batch: F.cross_entropy(model(batch["t"], batch["o"]), batch["y"]),
@@ -354,6 +374,13 @@ REFUSED = {
     "graph": (
         nn.Linear(D, D), convolve_graph,
         {"x": torch.randn(N, D), "edges": tokens(2, 20), "y": torch.randn(N, D)}, "index reads rows of the batch",
+    ),
+    "nodes summed into graphs that have a label each": (
+        nn.Linear(D, D), pool_graphs, {"x": torch.randn(N, D), "of": torch.arange(N) // 2, "y": torch.randn(4, D)},
+        "index_add reads rows of the batch",
+    ),
+    "edges between nodes of a table": (
+        nn.Embedding(N, D), pass_messages, {"edges": tokens(20, 2), "y": torch.randn(20)}, "index_add reads rows",
     ),
     "a number of samples in the code": (
         nn.Linear(D, D), lambda model, batch: F.cross_entropy(model(batch["x"].view(N, D)), batch["y"]),

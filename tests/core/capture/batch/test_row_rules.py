@@ -2,7 +2,16 @@
 
 import pytest
 import torch
-from panpipe.core.capture.batch.row_rules import JOINT, LOOKUP, POSITIONAL, SEQUENCE, TOTAL, Dependent, RowWatch
+from panpipe.core.capture.batch.row_rules import (
+    GROUPED,
+    JOINT,
+    LOOKUP,
+    POSITIONAL,
+    SEQUENCE,
+    TOTAL,
+    Dependent,
+    RowWatch,
+)
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
 
@@ -63,7 +72,11 @@ DEPENDENT = {
     "gather over samples": (lambda x, ids, table: x.gather(0, ids[:, None]), LOOKUP, "gather"),
     "gather by shifted indices": (lambda x, ids, table: x.gather(0, ids[:, None] + 1), LOOKUP, "gather"),
     "scatter into classes": (
-        lambda x, ids, table: table[:, 0].clone().index_add(0, ids, x[:, 0]), LOOKUP, "index_add"),
+        lambda x, ids, table: table[:, 0].clone().index_add(0, ids, x[:, 0]), GROUPED, "index_add"),
+    "last value of each class": (
+        lambda x, ids, table: table[:, 0].clone().index_copy(0, ids, x[:, 0]), LOOKUP, "index_copy"),
+    "edges summed into nodes of a table": (
+        lambda x, ids, table: torch.zeros_like(table).index_add(0, ids, table[ids] * 2), LOOKUP, "index_add"),
     "a part of the samples": (lambda x, ids, table: x[1:], POSITIONAL, "slice"),
     "position of a sample": (rows_of_a_column, POSITIONAL, "add"),
     "rows of a table by position": (lambda x, ids, table: table[torch.arange(ROWS)] + x, POSITIONAL, "index"),
