@@ -26,6 +26,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from ..values.code_origin import is_user_code
 from ..values.placeholder_results import PlaceholderResults
 from .flattened_rows import FlattenedRows
+from .operator_call import OperatorCall
 from .row_operators import (
     ACCUMULATING,
     ALONG,
@@ -97,7 +98,7 @@ class RowWatch(PlaceholderResults):
         if made:
             name = func._schema.name.partition("::")[2]
             self._pass_on_given(given, made)
-            call = _Call(func, name, args, kwargs, list(given), made)
+            call = OperatorCall(func, name, args, kwargs, list(given), made)
             if self._flattened.note_call(func, name, given, made):
                 self._note(POSITIONAL, call)
             self._judge(call)
@@ -123,7 +124,7 @@ class RowWatch(PlaceholderResults):
         """Dimensions that carry samples."""
         return [d for d, size in enumerate(tensor.shape) if size and size % self._prime == 0]
 
-    def _judge(self, call: "_Call") -> None:
+    def _judge(self, call: OperatorCall) -> None:
         carrying = [t for t in call.given if self.carried(t)]
         marks: frozenset[str] = frozenset().union(*(self._marks.get(t, ()) for t in call.given))
         self._judge_labels(call)
@@ -149,7 +150,7 @@ class RowWatch(PlaceholderResults):
         self._judge_operator(call)
         self._judge_lost(call, kept)
 
-    def _judge_constant(self, call: "_Call", marks: frozenset[str]) -> None:
+    def _judge_constant(self, call: OperatorCall, marks: frozenset[str]) -> None:
         """Judge an operator without samples among its inputs."""
         made = [t for t in call.made if self.carried(t)]
         if "total" in marks:
@@ -163,7 +164,7 @@ class RowWatch(PlaceholderResults):
             else:
                 self._pass_on(call, frozenset({"reduced"}))
 
-    def _pass_on(self, call: "_Call", marks: frozenset[str]) -> None:
+    def _pass_on(self, call: OperatorCall, marks: frozenset[str]) -> None:
         if marks:
             for tensor in call.made:
                 if tensor.numel() > 1:
@@ -173,29 +174,29 @@ class RowWatch(PlaceholderResults):
         for tensor in tensors:
             self._marks[tensor] = self._marks.get(tensor, frozenset()) | {mark}
 
-    def _judge_labels(self, call: "_Call") -> None:
+    def _judge_labels(self, call: OperatorCall) -> None:
         """Judge a loss whose labels select among rows of the batch, such as among the texts of images."""
         if call.name.startswith("nll_loss") and call.name.endswith("forward"):
             scores, labels = call.args[:2]
             if min(1, scores.ndim - 1) in self.carried(scores):
                 self._note_index(call, labels)
 
-    def _any_selected(self, call: "_Call") -> bool:
+    def _any_selected(self, call: OperatorCall) -> bool:
         return any("selected" in self._marks.get(t, ()) for t in call.given)
 
-    def _judge_scattered(self, call: "_Call") -> None:
+    def _judge_scattered(self, call: OperatorCall) -> None:
         """Judge values that a mask distributes: each sample takes those after the ones of earlier samples."""
         if call.name.startswith("masked_scatter"):
             tensor, _, source = call.args
             if self.carried(tensor) and not self.carried(source):
                 self._note(POSITIONAL, call)
 
-    def _judge_by_index(self, call: "_Call", first: Tensor, where: list[int]) -> None:
+    def _judge_by_index(self, call: OperatorCall, first: Tensor, where: list[int]) -> None:
         """Judge an operator of `BY_INDEX`; where it writes values of samples at places of a table without samples, such
         as sums over those of each class."""
         source, dim = call.args[3] if len(call.args) > 3 else None, call.args[1] % max(first.ndim, 1)
         if call.name.startswith(("index_add", "index_copy", "index_reduce")):
-            _check_rows(first, dim, call.args[2], source)
+            call.check_rows(dim)
         if dim in where:
             self._note_index(call, call.args[2])
             return
@@ -207,7 +208,7 @@ class RowWatch(PlaceholderResults):
         else:
             self._note_index(call, call.args[2])
 
-    def _note_selected(self, call: "_Call", where: list[int]) -> None:
+    def _note_selected(self, call: OperatorCall, where: list[int]) -> None:
         """Mark rows that values of the batch select from a table without samples, as edges of a graph select nodes."""
         if call.name not in ("embedding", "index", "index_select"):
             return
@@ -216,7 +217,7 @@ class RowWatch(PlaceholderResults):
         if given and not where:
             self._pass_on(call, frozenset({"selected"}))
 
-    def _judge_numbers(self, call: "_Call") -> None:
+    def _judge_numbers(self, call: OperatorCall) -> None:
         """Judge an operator that uses row numbers for something else than selecting rows."""
         if call.name.startswith("index") or call.name in NEW or call.name.startswith("_embedding_bag"):
             return
@@ -226,7 +227,7 @@ class RowWatch(PlaceholderResults):
         else:
             self._note(JOINT if call.name in LOSSES or call.name in BY_INDEX else POSITIONAL, call)
 
-    def _judge_lost(self, call: "_Call", kept: bool) -> None:
+    def _judge_lost(self, call: OperatorCall, kept: bool) -> None:
         """Judge an operator whose results do not carry samples."""
         if call.name in NEW or not call.made:
             return
@@ -242,7 +243,7 @@ class RowWatch(PlaceholderResults):
         elif lost and lost[0] is call.made[0]:
             self._note(POSITIONAL, call)
 
-    def _judge_operator(self, call: "_Call") -> None:
+    def _judge_operator(self, call: OperatorCall) -> None:
         name, args = call.name, call.args
         first = args[0] if args and isinstance(args[0], Tensor) else call.given[0]
         where = self.carried(first)
@@ -272,7 +273,7 @@ class RowWatch(PlaceholderResults):
         else:
             self._judge_layer(call, first, where)
 
-    def _judge_layer(self, call: "_Call", first: Tensor, where: list[int]) -> None:
+    def _judge_layer(self, call: OperatorCall, first: Tensor, where: list[int]) -> None:
         name, args, kind = call.name, call.args, SEQUENCE
         if name in ("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm"):
             kind, wrong = POSITIONAL, any(d >= first.ndim - len(args[1]) for d in where)
@@ -292,7 +293,7 @@ class RowWatch(PlaceholderResults):
         if wrong:
             self._note(kind, call)
 
-    def _judge_index(self, call: "_Call", first: Tensor, indices: Sequence[Any]) -> None:
+    def _judge_index(self, call: OperatorCall, first: Tensor, indices: Sequence[Any]) -> None:
         for d, index in enumerate(indices):
             if not isinstance(index, Tensor):
                 continue
@@ -303,46 +304,17 @@ class RowWatch(PlaceholderResults):
             ):
                 self._note(POSITIONAL, call)
 
-    def _note_index(self, call: "_Call", index: Tensor) -> None:
+    def _note_index(self, call: OperatorCall, index: Tensor) -> None:
         """Record that rows are selected by an index, unless each sample selects its own row."""
         marks = self._marks.get(index, ())
         if "number" not in marks:
             self._note(LOOKUP if "given" in marks else JOINT, call)
 
-    def _note(self, kind: str, call: "_Call") -> None:
+    def _note(self, kind: str, call: OperatorCall) -> None:
         if (kind, call.name) not in self.findings:
             self.findings[kind, call.name] = Finding(kind, call.name, _current_line())
             if self._stops and kind != TOTAL:
                 raise Dependent
-
-
-@frozen
-class _Call:
-    """A call of an operator: its name, arguments, input tensors and result tensors."""
-
-    func: Any
-    name: str
-    args: Any
-    kwargs: Any
-    given: list[Tensor]
-    made: list[Tensor]
-
-    def argument(self, *names: str) -> Any:
-        """The value of the first of these parameters that the operator has; None if it has none of them."""
-        for place, parameter in enumerate(self.func._schema.arguments):
-            if parameter.name in names:
-                if parameter.name in self.kwargs:
-                    return self.kwargs[parameter.name]
-                return self.args[place] if place < len(self.args) else parameter.default_value
-        return None
-
-
-def _check_rows(table: Tensor, dim: int, index: Tensor, source: Any) -> None:
-    """Raise the error of torch's kernels for rows of another shape than the table's; fake tensors do not."""
-    if isinstance(source, Tensor) and source.ndim == table.ndim > 0:
-        rows = [*table.shape[:dim], index.numel(), *table.shape[dim + 1 :]]
-        if list(source.shape) != rows:
-            raise RuntimeError(f"rows of shape {tuple(source.shape)} do not fit a table of {tuple(table.shape)}")
 
 
 def _is_whole(tensor: Tensor) -> bool:
