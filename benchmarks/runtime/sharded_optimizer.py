@@ -1,11 +1,12 @@
-"""Four ranks over gloo, two replicas of a pipeline of two, with whole and with shared optimizers (ZeRO-1).
+"""Four ranks over gloo, two replicas of a pipeline of two, that share nothing, optimizers (ZeRO-1), gradients (ZeRO-2).
 
     python benchmarks/runtime/sharded_optimizer.py [--steps STEPS] [--record]
 
 It prints, for each, the predicted and the measured step and memory. The plan is an automatic one, measured on this
 machine without sharding; with sharding it is the same plan with other levels. Resident memory is that of a rank after
 the steps, less that of the same rank before it had parameters, both without the heap's free memory. It is compared with
-the predicted parameters, gradients and optimizer state, which are all that a rank holds between steps.
+the predicted parameters, gradients and optimizer state, which are all that a rank holds between steps. The peak is the
+largest resident memory during steps, less the same, and compared with the predicted peak of the device.
 """
 
 import argparse
@@ -24,8 +25,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks import recording
 
 WIDTH, LAYERS, ROWS, MICROBATCHES = 2048, 12, 32, 4
-SHARDS = ("none", "optimizer")
+SHARDS = ("none", "optimizer", "gradients")
 MEBI = 2**20
+WARM_UP = 3
+"""Steps that count neither for times nor for the peak."""
+KEYS = {"memory": ("predicted_bytes", "bytes"), "peak": ("predicted_peak", "peak")}
+"""What is compared, predicted and measured, by its name."""
 
 
 def main() -> None:
@@ -41,7 +46,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         found = {shard: run_case(shard, Path(folder), given.steps) for shard in SHARDS}
     rows = [row for shard in SHARDS for row in table(shard, found[shard])]
-    rows.append(fall(found))
+    rows += [fall(found, shard, what) for shard in SHARDS[1:] for what in ("memory", "peak")]
     for row in rows:
         print(" | ".join(row))
     if given.record:
@@ -63,6 +68,8 @@ def run_rank(shard: str, folder: str, steps: int) -> None:
     import panpipe
     import torch
     from attrs import evolve
+    from panpipe.core.plan.sharding import replica_costs
+    from panpipe.core.plan.validation.validate import validate
 
     with panpipe.empty_weights():
         model = torch.nn.Sequential(
@@ -90,19 +97,23 @@ def run_rank(shard: str, folder: str, steps: int) -> None:
     held = sum(p.nbytes for parameters in pipe.stage_parameters.values() for p in parameters.values())
     before.append(resident() - held)  # parameters have values here, gradients and state come with the first step
     times = []
-    for _ in range(steps):
+    for number in range(steps):
+        if number == WARM_UP:
+            forget_peak()
         start = time.perf_counter()
         pipe.step(batch)
         times.append(time.perf_counter() - start)
     position = pipe.plan.mesh.place(rank)[1]
-    costs = [prediction.costs[stage.index] for stage in pipe.plan.stages_on(position)]
-    shared = 2 if shard == "optimizer" else 1
+    costs = replica_costs(pipe.plan, prediction.costs)
+    own = [costs[stage.index] for stage in pipe.plan.stages_on(position)]
     found = {
+        "predicted_peak": validate(pipe.plan).peak_memory_bytes[position],
+        "peak": peak() - before[0],
         "predicted_step_s": panpipe.simulate(pipe.plan).step_s,
-        "step_s": statistics.median(times[3:]),
-        "low_s": statistics.quantiles(times[3:], n=4)[0],
-        "high_s": statistics.quantiles(times[3:], n=4)[2],
-        "predicted_bytes": sum(c.parameter_bytes + c.gradient_bytes + c.optimizer_bytes / shared for c in costs),
+        "step_s": statistics.median(times[WARM_UP:]),
+        "low_s": statistics.quantiles(times[WARM_UP:], n=4)[0],
+        "high_s": statistics.quantiles(times[WARM_UP:], n=4)[2],
+        "predicted_bytes": sum(c.state_bytes for c in own),
         "bytes": resident() - before[0],
     }
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
@@ -123,6 +134,18 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def forget_peak() -> None:
+    """Begin to record the peak of resident memory again."""
+    ctypes.CDLL("libc.so.6").malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+def peak() -> int:
+    """The largest resident memory since `forget_peak`, in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+
+
 def table(shard: str, ranks: list[dict[str, float]]) -> list[list[str]]:
     """Rows of one case: the slowest rank's step, and each rank's memory."""
     first = ranks[0]
@@ -138,19 +161,21 @@ def table(shard: str, ranks: list[dict[str, float]]) -> list[list[str]]:
         ]
     ]
     for rank, one in enumerate(ranks):
-        sizes = f"{one['predicted_bytes'] / MEBI:.1f} MiB", f"{one['bytes'] / MEBI:.1f} MiB"
-        rows.append([shard, f"memory of rank {rank}", *sizes, off(one["predicted_bytes"], one["bytes"])])
+        for what, keys in KEYS.items():
+            predicted, measured = (one[key] for key in keys)
+            sizes = f"{predicted / MEBI:.1f} MiB", f"{measured / MEBI:.1f} MiB"
+            rows.append([shard, f"{what} of rank {rank}", *sizes, off(predicted, measured)])
     return rows
 
 
-def fall(found: dict[str, list[dict[str, float]]]) -> list[str]:
-    """The row of the memory that sharding saves, over all ranks."""
+def fall(found: dict[str, list[dict[str, float]]], shard: str, what: str) -> list[str]:
+    """The row of the memory that a level saves, over all ranks."""
     predicted, measured = (
-        sum(whole[key] - part[key] for whole, part in zip(*(found[shard] for shard in SHARDS), strict=True))
-        for key in ("predicted_bytes", "bytes")
+        sum(whole[key] - part[key] for whole, part in zip(found["none"], found[shard], strict=True))
+        for key in KEYS[what]
     )
     sizes = f"{predicted / MEBI:.1f} MiB", f"{measured / MEBI:.1f} MiB"
-    return ["none − optimizer", "memory of all ranks", *sizes, off(predicted, measured)]
+    return [f"none − {shard}", f"{what} of all ranks", *sizes, off(predicted, measured)]
 
 
 def off(predicted: float, measured: float) -> str:

@@ -60,7 +60,7 @@ def sharded_search(
         try:
             found = search([setting.sharded(level) for setting in replicated], further)
         except NothingFits:
-            if level == LEVELS[-1] or further.exhausted:
+            if level == LEVELS[-1]:
                 raise
         else:
             return evolve(found, plans=tuple(_where_needed(plan, memory, oracle) for plan in found.plans))

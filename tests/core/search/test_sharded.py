@@ -13,6 +13,7 @@ from panpipe.core.search.choose import search_plans
 from panpipe.core.search.problem.workload import counted
 from panpipe.core.search.search_options import SearchOptions
 from panpipe.core.search.suggestions.infeasible import NothingFits
+from panpipe.simulators.run import simulate
 
 GRAPH = OpGraph(
     tuple(
@@ -22,15 +23,23 @@ GRAPH = OpGraph(
     tuple(OpEdge(f"n{i}", f"n{i + 1}", 10) for i in range(3)),
 )
 MEMORY = 14_000
+FINE = OpGraph(
+    tuple(
+        OpNode(f"n{i}", 0.01, 0.01, 0.01, optimizer_s=0.01, parameter_bytes=500, state_bytes=2000, saved_bytes=10)
+        for i in range(16)
+    ),
+    tuple(OpEdge(f"n{i}", f"n{i + 1}", 10) for i in range(15)),
+)
+"""Its stages of 8 hold 16,000 bytes; 12,000 if replicas share optimizers, and 11,000 if they share gradients, too."""
 
 
-def found(shard, memory=MEMORY, mesh=(2, 2), family="1f1b"):
+def found(shard, memory=MEMORY, mesh=(2, 2), family="1f1b", graph=GRAPH):
     cluster = Cluster(
         tuple(Device(f"g{i}", memory) for i in range(4)), (Hub("sw"),),
         tuple(Link(f"g{i}", "sw", 1e6, 1e-6) for i in range(4)),
     )  # fmt: skip
     options = SearchOptions(families=[find_family(family)], anneal=False, budget=50, shard=shard, max_chunks=1)
-    return search_plans(counted(GRAPH, cluster, 8), cluster, options, meshes=[mesh]).best
+    return search_plans(counted(graph, cluster, 8), cluster, options, meshes=[mesh]).best
 
 
 def test_sharded_plan_fits_where_a_whole_optimizer_does_not():
@@ -68,3 +77,33 @@ def test_sharding_of_one_replica_is_refused():
 def test_words_that_are_no_levels_are_refused():
     with pytest.raises(RequestError, match="shard is 'all': give one of 'none', 'optimizer', 'gradients', 'auto'"):
         evolve(SearchOptions(families=[]), shard="all")
+
+
+@pytest.mark.parametrize(
+    ("memory", "levels"),
+    [(17_000, {"none"}), (12_500, {"optimizer"}), (11_500, {"gradients"})],
+)
+def test_auto_shares_no_more_than_fits(memory, levels):
+    plan = found("auto", memory, graph=FINE)
+    assert set(plan.shard or ("none",)) == levels
+    assert max(validate(plan).peak_memory_bytes) <= memory
+    assert validate(plan).peak_memory_bytes == pytest.approx(plan.predicted.peak_memory_bytes, rel=0.01)
+
+
+def test_stages_share_gradients_only_where_their_device_needs_it():
+    heavy = tuple(evolve(node, state_bytes=2000 + 280 * (i < 8)) for i, node in enumerate(FINE.nodes))
+    plan = found("auto", 12_320, graph=evolve(FINE, nodes=heavy))
+    assert sorted(plan.shard) == ["gradients", "optimizer"]
+    assert max(validate(plan).peak_memory_bytes) <= 12_320
+    assert simulate(plan).step_s < simulate(evolve(plan, shard=("gradients",) * 2)).step_s
+
+
+def test_shared_gradients_fit_where_shared_optimizers_do_not():
+    with pytest.raises(NothingFits):
+        found("optimizer", 11_500, graph=FINE)
+    plan = found("gradients", 11_500, graph=FINE)
+    assert plan.shard == ("gradients",) * 2
+    assert sum(cost.gradient_bytes for cost in plan.predicted.costs) == 8000  # of whole stages
+    assert [cost.gradient_bytes for cost in replica_costs(plan, plan.predicted.costs)] == [2000 + 1000] * 2
+    with pytest.raises(NothingFits, match="needs"):
+        found("auto", 10_500, graph=FINE)
