@@ -217,6 +217,12 @@ def test_ranks_train_over_the_nccl_backend_as_one_process_does(tmp_path):
         assert found["communicators"] == 5
 
 
+def test_replicas_share_gradients_over_the_nccl_backend(tmp_path):
+    for found in results("scattered_over_nccl", tmp_path, 4, MESH="pp=2,dp=2"):
+        assert len(found["schedules"]) == 5
+        assert max(max(distances) for distances in found["schedules"].values()) < 1e-9
+
+
 def test_thread_blocks_are_limited_and_configurable(monkeypatch):
     assert nccl_groups.thread_blocks(nccl_groups.PAIR_VARIABLE, nccl_groups.PAIR_CTAS) == 4
     monkeypatch.setenv(nccl_groups.PAIR_VARIABLE, "8")

@@ -201,6 +201,15 @@ def over_nccl(team):
     return {"distance": found, "communicators": backend.communicators}
 
 
+@captures((GPT, torch.float64, 8, 4))
+def scattered_over_nccl(team):
+    """Replicas that share gradients with the nccl backend, whose sums over gloo end before the host goes on."""
+    import faulthandler
+
+    faulthandler.dump_traceback_later(110, exit=True)
+    return sharding.scheduled(RankTeam(OVER_GLOO, mesh=parse_mesh(os.environ["MESH"]).over(4)))
+
+
 def _refuse(name, allowed):
     """Let a method of process groups raise an error where ``allowed`` is empty."""
     function = getattr(torch.distributed.ProcessGroup, name)
