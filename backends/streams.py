@@ -11,7 +11,7 @@ peak of a step would vary.
 
 import gc
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -69,8 +69,12 @@ class Streams(ABC):
         """The tensor on a device, copied on the current stream; the host does not wait for the copy."""
 
     @abstractmethod
-    def download(self, tensor: Tensor) -> Tensor:
-        """The tensor on the host; the host waits until everything issued to the current stream has run."""
+    def download(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Copy a tensor to the host, on the current stream; the host does not wait.
+
+        Returns:
+            Waits on the host until the copy has run, and returns it.
+        """
 
     @abstractmethod
     def finish(self, stream: Any) -> None:
@@ -121,11 +125,16 @@ class CudaStreams(Streams):
             tensor = tensor.pin_memory()
         return tensor.to(device, non_blocking=True)
 
-    def download(self, tensor: Tensor) -> Tensor:
+    def download(self, tensor: Tensor) -> Callable[[], Tensor]:
         held = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         held.copy_(tensor, non_blocking=True)
-        self.finish(self.current(tensor.device))
-        return held
+        copied = self.record(self.current(tensor.device))
+
+        def wait() -> Tensor:
+            copied.event.synchronize()
+            return held
+
+        return wait
 
     def finish(self, stream: Any) -> None:
         self.record(stream).event.synchronize()

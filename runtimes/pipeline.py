@@ -97,7 +97,10 @@ class Pipeline:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """The other parts of the step's result for the last batch, trained on or evaluated."""
+        """The other parts of the step's result for the last batch, trained on or evaluated.
+
+        On a GPU reading them waits for the step.
+        """
         return self._trainer.metrics
 
     @property
@@ -143,10 +146,13 @@ class Pipeline:
 
         Returns:
             The loss over all replicas, a scalar tensor, on every rank. Other parts of the step's result are in
-            ``metrics``.
+            ``metrics``. On GPUs it is a tensor on one of them, as in plain PyTorch: the step is issued but has not run
+            yet, and reading the loss (``item()``, ``print``) waits for it. A scaler, ``clip_norm`` with
+            ``on_nonfinite``, monitors and ``replan="auto"`` wait in every step.
 
         Raises:
-            RequestError: the batch does not fit the plan; or the last ``checkpoint(…, wait=False)`` could not be
+            RequestError: the batch does not fit the plan, or ranks were given different ones: on GPUs that is raised by
+                the next call; or the last ``checkpoint(…, wait=False)`` could not be
                 written, which is raised once, on every rank and before anything else.
             NonFiniteError: the loss, or the global norm that ``clip_norm`` measures, is not finite, and
                 ``on_nonfinite`` is ``"raise"``; the step counts, nothing was updated, and training may go on with
@@ -178,6 +184,7 @@ class Pipeline:
         self._refuse_tensor_ranks("replan")
         self._trainer.refuse_closed()
         self._trainer.averages.refuse_applied("plan again")
+        self._trainer.checks.last()
         if self.replanner is None:
             raise RequestError("this pipeline cannot be planned again: build it with panpipe.pipeline on real devices")
         return self.replanner.replan(self._trainer, self.checkpoints)
@@ -450,6 +457,7 @@ class Pipeline:
                 no parameter.
         """
         self._refuse_tensor_ranks("state_dict")
+        self._trainer.checks.last()
         return self.checkpoints.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -465,6 +473,7 @@ class Pipeline:
         """
         self._refuse_tensor_ranks("load_state_dict")
         self.checkpoints.load_state_dict(state_dict)
+        self._trainer.checks.drop()
 
     def checkpoint(self, folder: str | Path, *, wait: bool = True, keep: int | None = None) -> None:
         """Write a checkpoint of training. Every rank calls this.
@@ -485,6 +494,7 @@ class Pipeline:
         """
         self._trainer.refuse_closed()
         with self._trainer.team.inside("checkpoint"):
+            self._trainer.checks.last()
             self.checkpoints.write(folder, wait, keep)
 
     def wait_for_checkpoint(self) -> None:
@@ -512,6 +522,7 @@ class Pipeline:
         self._trainer.refuse_closed()
         with self._trainer.team.inside("resume"):
             self.checkpoints.read(folder)
+            self._trainer.checks.drop()
 
     def close(self) -> None:
         """Close threads and connections; may be called again. Training, evaluation and saving are refused afterwards.
@@ -519,10 +530,12 @@ class Pipeline:
         A script that ends without it is closed at its end.
 
         Raises:
-            RequestError: the last ``checkpoint(…, wait=False)`` could not be written.
+            RequestError: the last ``checkpoint(…, wait=False)`` could not be written, or ranks of GPUs were given
+                different batches in the last step.
         """
         try:
             self.checkpoints.wait()
+            self._trainer.checks.last()
         finally:
             self._trainer.close()
 

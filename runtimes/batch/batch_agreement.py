@@ -4,14 +4,15 @@
                     │ waits │ change │ samples │ nesting │ leaf 0: shape │ … │ leaf 0: values │ … │
 
 A rank's update needs gradients that passed through all other ranks, so all of them have begun the step, the table has
-arrived, and no rank updates if rows differ. On a GPU the all-reduce is issued after the last backward and read with the
-results, so that the host waits for nothing within the step; the update has run by then.
+arrived, and no rank updates if rows differ. On a GPU the all-reduce is issued after the last backward, and the host
+reads it after it has issued the next step (`waits`), so that the device never waits for the host; the update has run by
+then.
 
 If a rank has new shapes, or a Python value that the step reads has changed, the ranks compare before they capture:
 otherwise a rank that captures would wait for ranks that do not.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from zlib import crc32
 
 import torch
@@ -79,15 +80,16 @@ class BatchAgreement:
         self._queue = queues[self._device]
         self._later = False
         self._rows: list[list[float]] | None = None
-        self._apart: int | None = None
+        self._read: Callable[[], Tensor] | None = None
+        self._apart: Callable[[], int | None] | None = None
         if len(team.local) == team.size:
             self._rows = []
             return
         self._table = self._own_row(known)
-        if self._queue.device.type == "cpu":
-            self._handle = team.sum_over_processes(self._table)
-        else:
+        if self._queue.runs_ahead:
             self._later = True
+        else:
+            self._handle = team.sum_over_processes(self._table)
 
     def refuse_before(self) -> None:
         """Wait for the other ranks, and refuse different batches before anything runs.
@@ -101,7 +103,7 @@ class BatchAgreement:
             rows = self._team.in_replica(lambda _: self._table[self._place].tolist())
             self._rows, self._later = rows, False
         else:
-            self._team.collectively(self._arrive)
+            self._team.collectively(self.arrive)
         failure = self._failure()
         if failure is not None:
             if self._team.tensor is None and not all(row[_WAITS] for row in self._rows or ()):
@@ -111,7 +113,7 @@ class BatchAgreement:
     def differ(self) -> bool:
         """Whether ranks of this replica have different batches, as far as known without waiting for a GPU."""
         if not self._later:
-            self._arrive()
+            self.arrive()
         return self._failure() is not None
 
     def announce(self) -> None:
@@ -120,12 +122,26 @@ class BatchAgreement:
             self._handle = self._team.backend(self._device).all_reduce(self._table)
 
     def collect(self) -> None:
-        """Wait for all rows, also for those of a GPU."""
-        self._arrive()
+        """Order what follows after the arrival of all rows; the host waits for none of a GPU."""
+        if self._handle is not None:
+            self._handle.wait()
+            self._handle, self._read = None, self._queue.start_read(self._table)
 
-    def note_replica(self, replica: int | None) -> None:
-        """Record the replica whose ranks have different batches, as exchanged between replicas; None for none."""
+    def arrive(self) -> None:
+        """Wait for all rows, also for those of a GPU."""
+        self.collect()
+        if self._read is not None:
+            self._rows, self._read = self._read().tolist(), None
+
+    def note_replica(self, replica: Callable[[], int | None]) -> None:
+        """Record what returns the replica whose ranks have different batches, as exchanged between replicas; it returns
+        None for none, and may wait for the device."""
         self._apart = replica
+
+    @property
+    def waits(self) -> bool:
+        """Whether `refuse` makes the host wait for the device."""
+        return self._queue.runs_ahead and (self._read is not None or self._apart is not None)
 
     def refuse(self, outcome: str) -> None:
         """Refuse the batch of a step that ran.
@@ -136,17 +152,12 @@ class BatchAgreement:
         Raises:
             RequestError: ranks have different batches.
         """
-        failure = self._failure()
-        if failure is None and self._apart is not None:
-            failure = RequestError(f"the ranks of replica {self._apart} were given different batches: {_RULE}")
+        self.arrive()
+        failure, apart = self._failure(), None if self._apart is None else self._apart()
+        if failure is None and apart is not None:
+            failure = RequestError(f"the ranks of replica {apart} were given different batches: {_RULE}")
         if failure is not None:
             raise RequestError(f"{failure}; {outcome}")
-
-    def _arrive(self) -> None:
-        if self._handle is not None:
-            self._handle.wait()
-            self._handle = None
-            self._rows = self._queue.read(self._table).tolist()
 
     def _own_row(self, known: bool) -> Tensor:
         """A table of zeros with this rank's row filled in, on its device."""

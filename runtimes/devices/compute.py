@@ -36,9 +36,11 @@ class ComputeQueue(ABC):
 
     Attributes:
         device: where its tensors are.
+        runs_ahead: whether the host issues operations before they run.
     """
 
     device: torch.device
+    runs_ahead: bool
 
     @abstractmethod
     def begin(self, traced: bool) -> None:
@@ -77,12 +79,22 @@ class ComputeQueue(ABC):
         """A small CPU tensor on this device, for what follows; the host does not wait for its copy."""
 
     @abstractmethod
+    def start_read(self, tensor: Tensor) -> Callable[[], Tensor]:
+        """Copy a tensor to the host after what was issued so far; the host does not wait.
+
+        Returns:
+            Waits for the copy, and returns it.
+        """
+
     def read(self, tensor: Tensor) -> Tensor:
-        """The tensor on the host. Waits for everything in the queue; used at the end of a step."""
+        """The tensor on the host. Waits for everything that was issued to the queue so far."""
+        return self.start_read(tensor)()
 
 
 class HostQueue(ComputeQueue):
     """The calling thread, which runs operations synchronously."""
+
+    runs_ahead = False
 
     def __init__(self) -> None:
         self.device = torch.device("cpu")
@@ -112,8 +124,8 @@ class HostQueue(ComputeQueue):
     def upload(self, tensor: Tensor) -> Tensor:
         return tensor
 
-    def read(self, tensor: Tensor) -> Tensor:
-        return tensor
+    def start_read(self, tensor: Tensor) -> Callable[[], Tensor]:
+        return lambda: tensor
 
 
 class StreamQueue(ComputeQueue):
@@ -124,6 +136,8 @@ class StreamQueue(ComputeQueue):
         number: of the device along the pipeline: several may share one GPU, with separate streams.
         streams: creates and orders them.
     """
+
+    runs_ahead = True
 
     def __init__(self, device: torch.device, number: int, streams: Streams) -> None:
         self.device = device
@@ -177,7 +191,7 @@ class StreamQueue(ComputeQueue):
     def upload(self, tensor: Tensor) -> Tensor:
         return self._streams.upload(tensor, self.device)
 
-    def read(self, tensor: Tensor) -> Tensor:
+    def start_read(self, tensor: Tensor) -> Callable[[], Tensor]:
         return self._streams.download(tensor)
 
 

@@ -25,8 +25,8 @@ class Computed:
 Part = Computed | float
 """A number that a device computes, or a constant of the step."""
 
-WEIGHT = 1
-"""Position of a microbatch's weight among its parts."""
+LOSS, WEIGHT = 0, 1
+"""Positions of a microbatch's loss and weight among its parts."""
 
 
 def parts_of(compiled: Compiled, placement: Sequence[int]) -> list[Part | None]:

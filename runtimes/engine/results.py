@@ -3,13 +3,20 @@
     numbers  loss, weight, metrics, numbers in printed text: one all-reduce of a table, then means over all replicas
     rows     of a function that returns tensors with a row for each sample: joined over microbatches (`joined_rows`)
 
-`BatchResults.announce` starts to exchange the results after a device's last compute action, and does not wait.
-`collect` waits. On CUDA only `collect` makes the host wait. Every device fills in the numbers that it computes, and
-their bits are summed as integers: the others are zero, so that the sum has the same bits.
+`BatchResults.announce` starts to exchange the results after a device's last compute action, and `collect` orders what
+follows after the exchange. Every device fills in the numbers that it computes, and their bits are summed as integers:
+the others are zero, so that the sum has the same bits.
+
+On CUDA the host waits in neither: `loss` is a tensor on the device, and numbers are copied to the host and read when
+they are first asked for, so that the host can issue the next step while this one runs::
+
+    host     step 1 │ step 2 │ … │ loss.item()
+    device       ╰─ step 1 ────────╯╰─ step 2 ──
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import groupby
 from typing import Any
 
@@ -21,11 +28,12 @@ from ...core.capture.graph.outputs import RowOutputs
 from ..batch.batch_agreement import BatchAgreement
 from ..batch.losses import mean_loss
 from ..batch.microbatches import Microbatch
+from ..later import Later
 from ..launch.team import Team
-from ..optimizer.replica_exchange import Rows, gather_rows
+from ..optimizer.replica_exchange import Rows, gathered, sum_rows
 from .joined_rows import JoinedRows
 from .prepared import Prepared
-from .result_parts import WEIGHT, Computed
+from .result_parts import LOSS, WEIGHT, Computed, Part
 from .step_data import StepRecord
 from .workers import Workers
 
@@ -85,8 +93,10 @@ class BatchResults:
             self.joined = JoinedRows(prepared, pieces, team, where, everywhere)
         self._tables: dict[int, Tensor] = {}
         self._handles: dict[int, list[Handle]] = {}
-        self._own: dict[int, Rows] = {}
-        self._rows: dict[int, Rows] = {}
+        self._summed: dict[int, Tensor] = {}
+        self._collected: set[int] = set()
+        self._own = self._rows = Later[Rows](list)
+        self._losses: dict[int, Tensor] = {}
 
     def announce(self, device: int, record: StepRecord) -> None:
         """Start to exchange the results of all devices; after a device's last compute action.
@@ -129,26 +139,41 @@ class BatchResults:
         return total
 
     def collect(self, device: int) -> None:
-        """Wait for the results of the other devices, and exchange the numbers between replicas; once a device."""
-        if device in self._rows:
+        """Order what follows after the results of the other devices, and sum the numbers over replicas; once a device.
+
+        The host waits for none of them on CUDA.
+        """
+        if device in self._collected:
             return
+        self._collected.add(device)
         self._agreement.collect()
         self._wait_arrivals(device)
-        own = [[0.0 if isinstance(part, Computed) else part for part in row] for row in self._parts]
-        if self._computed:
-            values = self._workers.queues[device].read(self._tables[device]).tolist()
-            for (place, m, _), value in zip(self._computed, values, strict=True):
-                own[m][place] = value
-        self._own[device] = self._rows[device] = own
-        replicas = self._team.replicas_of(device)
-        if replicas is not None and self._prepared.columns:
-            where = self._workers.queues[device].device
-            columns, differ = self._prepared.columns, self._agreement.differ()
-            of_each, apart = gather_rows(own, replicas, self._most, columns, where, differ)
-            self._rows[device] = [row for rows in of_each for row in rows]
-            self._agreement.note_replica(apart)
+        start_read, first = self._workers.queues[device].start_read, device == self._team.local[0]
+        if first:
+            read = start_read(self._tables[device]) if self._computed else None
+            self._own = self._rows = Later(partial(_rows_of, self._parts, self._computed, read))
+        replicas, columns = self._team.replicas_of(device), self._prepared.columns
+        if replicas is None or not columns:
+            return
+        rows = self._device_rows(device)[:, :columns]
+        table = self._summed[device] = sum_rows(rows, replicas, self._most, self._agreement.differ())
+        if first:
+            read = start_read(table)
+            of_each = Later(lambda: gathered(read()))
+            self._rows = Later(lambda: [row for rows in of_each()[0] for row in rows])
+            self._agreement.note_replica(lambda: of_each()[1])
             if self._team.tensor is not None:
-                self._team.tensor.check_equal(of_each)
+                self._team.tensor.check_equal(of_each()[0])
+
+    def _device_rows(self, device: int) -> Tensor:
+        """The numbers of this replica on the device: a row for each microbatch."""
+        queue = self._workers.queues[device]
+        known = torch.tensor([[_known(part) for part in row] for row in self._parts], dtype=torch.float64)
+        rows = queue.upload(known)
+        if self._computed:
+            places = torch.tensor([m * known.shape[1] + place for place, m, _ in self._computed])
+            rows.view(-1).index_copy_(0, queue.upload(places), self._tables[device])
+        return rows
 
     def _wait_arrivals(self, device: int) -> None:
         for handle in self._handles[device]:
@@ -157,49 +182,104 @@ class BatchResults:
 
     @property
     def own(self) -> Rows:
-        """For each microbatch of this replica loss, weight, metrics, and numbers in printed text."""
-        return self._own[self._team.local[0]]
+        """For each microbatch of this replica loss, weight, metrics, and numbers in printed text; waits for them."""
+        return self._own()
 
     def print_text(self) -> None:
         """Print and log what the step prints and logs, for each microbatch, in the process of the first device."""
         tensor = self._team.tensor
-        if 0 in self._team.local and (tensor is None or self._team.replica % tensor.size == 0):
-            for compiled, row in zip(self._prepared.compiled, self._own[0], strict=True):
-                compiled.operators.step.outputs.printed.emit(row[self._prepared.columns :])
+        if 0 not in self._team.local or (tensor is not None and self._team.replica % tensor.size):
+            return
+        printed = [compiled.operators.step.outputs.printed for compiled in self._prepared.compiled]
+        if any(text.lines for text in printed):
+            for text, row in zip(printed, self._own(), strict=True):
+                text.emit(row[self._prepared.columns :])
 
     def loss_is_finite(self, device: int) -> bool:
         """Whether the loss over all replicas is finite. The host waits for the device, and for the other devices."""
         self.collect(device)
-        loss, _ = self.loss_and_metrics(device)
-        return loss is None or bool(torch.isfinite(loss))
+        loss = self.loss(device)
+        return loss is None or bool(self._workers.queues[device].read(torch.isfinite(loss)))
 
-    def loss_and_metrics(self, device: int | None = None) -> tuple[Tensor | None, dict[str, float]]:
-        """The means of loss and metrics over the microbatches of all replicas, in their own dtypes.
+    def loss(self, device: int | None = None) -> Tensor | None:
+        """The mean of the loss over the microbatches of all replicas, in its own dtype, on the device.
 
-        Every device computes them from the same numbers. None and no metrics for a function that returns rows.
+        Every device computes it from the same numbers. None for a function that returns rows.
 
         Args:
             device: a device of this process that has collected them; by default the first one.
         """
-        prepared, rows = self._prepared, self._rows[self._team.local[0] if device is None else device]
         if self.joined is not None:
-            return None, {}
-        total = math.fsum(row[WEIGHT] for row in rows)
-        if self._team.replicas > 1 and not prepared.weighted:  # weights are samples here, not shares of a batch
-            rows = [[row[0], row[WEIGHT] / total, *row[2:]] for row in rows]
-            total = math.fsum(row[WEIGHT] for row in rows)
-        losses = [torch.tensor(row[0], dtype=prepared.loss_dtype) for row in rows]
-        dtype = prepared.weight_dtype
-        weights = [row[WEIGHT] if dtype is None else torch.tensor(row[WEIGHT], dtype=dtype) for row in rows]
-        metrics = {
-            name: sum(row[2 + i] * row[WEIGHT] for row in rows) / total for i, name in enumerate(prepared.metrics)
-        }
-        return mean_loss(losses, weights, prepared.weighted)[0], metrics
+            return None
+        device = self._team.local[0] if device is None else device
+        if device not in self._losses:
+            prepared, summed = self._prepared, device in self._summed
+            losses, weights = self._summed_losses(device) if summed else self._own_losses(device)
+            plain = summed and (prepared.weight_dtype is None or not prepared.weighted)
+            self._losses[device] = mean_loss(losses, weights, prepared.weighted, plain)[0]
+        return self._losses[device]
+
+    def _own_losses(self, device: int) -> tuple[list[Tensor], list[Any]]:
+        """Losses and weights of this replica's microbatches."""
+        prepared = self._prepared
+        found: dict[tuple[int, int], Tensor] = {}
+        if self._computed:
+            values = self._tables[device].unbind()
+            found = {(place, m): value for (place, m, _), value in zip(self._computed, values, strict=True)}
+        losses, weights = list[Tensor](), list[Any]()
+        for m, row in enumerate(self._parts):
+            loss, weight = found.get((LOSS, m)), found.get((WEIGHT, m))
+            if loss is None:
+                losses.append(torch.tensor(_known(row[LOSS]), dtype=prepared.loss_dtype))
+            else:
+                losses.append(loss.to(prepared.loss_dtype))
+            weights.append(_known(row[WEIGHT]) if weight is None else weight.to(prepared.weight_dtype))
+        return losses, weights
+
+    def _summed_losses(self, device: int) -> tuple[list[Tensor], list[Any]]:
+        """Losses and weights of all replicas' microbatches; zeros for those that a replica does not have."""
+        prepared, (_, losses, weights) = self._prepared, self._summed[device].flatten(0, 1).t()[:3]
+        if prepared.weighted:
+            weights = weights if prepared.weight_dtype is None else weights.to(prepared.weight_dtype)
+        else:  # weights are samples here, not shares of a batch
+            weights = weights / weights.sum()
+        return list(losses.to(prepared.loss_dtype).unbind()), list(weights.unbind())
+
+    def metrics(self) -> Later[dict[str, float]]:
+        """The means of the metrics over the microbatches of all replicas; empty for a function that returns rows.
+
+        They refer to no tensor of the batch.
+        """
+        if self.joined is not None or not self._prepared.metrics:
+            return Later(dict)
+        return Later(partial(_means_of_metrics, self._rows, self._prepared.metrics))
 
     @property
     def rows(self) -> Any:
         """The return value of a function; None for a training step."""
         return None if self.joined is None else self.joined.result()
+
+
+def _known(part: Part) -> float:
+    """A number that the host knows; 0 in the place of one that is computed."""
+    return 0.0 if isinstance(part, Computed) else part
+
+
+def _rows_of(
+    parts: Sequence[Sequence[Part]], computed: Sequence[tuple[int, int, Computed]], read: Callable[[], Tensor] | None
+) -> Rows:
+    """The numbers of each microbatch, with the computed ones in their places."""
+    rows = [[_known(part) for part in row] for row in parts]
+    if read is not None:
+        for (place, m, _), value in zip(computed, read().tolist(), strict=True):
+            rows[m][place] = value
+    return rows
+
+
+def _means_of_metrics(rows: Later[Rows], names: Sequence[str]) -> dict[str, float]:
+    """The mean of each metric. Weights are samples or shares: the means are the same."""
+    total = math.fsum(row[WEIGHT] for row in rows())
+    return {name: sum(row[2 + i] * row[WEIGHT] for row in rows()) / total for i, name in enumerate(names)}
 
 
 def _means(values: list[Tensor]) -> Tensor:

@@ -19,28 +19,36 @@ Rows = list[list[float]]
 """For each microbatch: loss, weight, metrics."""
 
 
-def gather_rows(
-    rows: Rows, replicas: Backend, microbatches: int, columns: int, where: torch.device, marked: bool = False
-) -> tuple[list[Rows], int | None]:
-    """The rows of each replica, in order: an all-reduce of a table in which each replica fills its own rows.
+def sum_rows(rows: Tensor, replicas: Backend, microbatches: int, marked: bool = False) -> Tensor:
+    """The rows of all replicas: an all-reduce of a table in which each replica fills its own rows.
+
+    The host does not wait for the device.
 
     Args:
-        rows: of this replica; one for each microbatch of its batch.
+        rows: of this replica, float64: a row for each microbatch of its batch, with loss, weight and metrics.
         replicas: this device's transport to its replicas.
         microbatches: the largest number of microbatches of a replica.
-        columns: number of the columns loss, weight and metrics; further columns are not exchanged.
-        where: the device of the tensors.
         marked: whether this replica reports that its ranks have different batches.
 
     Returns:
-        The rows by replica, and the first replica that is marked, if any.
+        [replica, microbatch, 1 + column]; the first column is 0 for a microbatch that a replica does not have, 2 if the
+        replica is marked, and otherwise 1.
     """
-    table = torch.zeros(replicas.devices, microbatches, 1 + columns, dtype=torch.float64)
-    there = 1.0 + marked
-    own = torch.tensor([[there, *row[:columns]] for row in rows], dtype=torch.float64)
-    table[replicas.device, : len(rows)] = own
-    table = table.to(where)
+    count, columns = rows.shape
+    table = rows.new_zeros(replicas.devices, microbatches, 1 + columns)
+    own = table[replicas.device, :count]
+    own[:, 0].fill_(1.0 + marked)
+    own[:, 1:].copy_(rows)
     replicas.all_reduce(table).wait()
+    return table
+
+
+def gathered(table: Tensor) -> tuple[list[Rows], int | None]:
+    """The rows by replica, and the first replica that is marked, if any.
+
+    Args:
+        table: of `sum_rows`, on the host.
+    """
     found = table.tolist()
     first = next((number for number, of_one in enumerate(found) if of_one[0][0] > 1), None)
     return [[values for there, *values in of_one if there] for of_one in found], first

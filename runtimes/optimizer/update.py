@@ -20,7 +20,7 @@ skips a step with a scaler by itself.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import Enum
 
 import torch
@@ -29,9 +29,16 @@ from torch import Tensor
 
 from ...backends.contract import Backend
 from ...core.plan.plan import Plan
+from ..later import Later
 from .clipping import NormParameters, clipping_factor
 from .scaling import check_agreed, unscale
 from .stage_state import StageState
+
+StartRead = Callable[[Tensor], Callable[[], Tensor]]
+"""Starts to copy a tensor to the host, and returns what waits for it: `ComputeQueue.start_read`."""
+
+UnusualNorm = tuple[float, int, str]
+"""A norm that is not finite, and a parameter whose gradient is not: its stage and its name, "" for none."""
 
 
 class Ending(Enum):
@@ -157,14 +164,26 @@ class Update:
             self._overflow = overflows > 0
         return self._overflow
 
-    def unusual_norm(self) -> tuple[float, int, str] | None:
-        """The global norm if it is not finite, with the parameter that the backward reached first of those whose
-        gradients are not finite: its stage and its name. None if the norm is finite or was not measured."""
-        if self.norm is None or self._norms is None or bool(self.norm.isfinite()):
-            return None
-        bad = (~self._norms.isfinite()).nonzero().flatten().tolist()
-        stage, name, _ = self.norm_parameters.parameters[bad[-1] if bad else 0]
-        return float(self.norm), stage, name if bad else ""
+    def unusual_norm(self, start_read: StartRead) -> Later[UnusualNorm | None]:
+        """The global norm of this update if it is not finite, with the parameter that the backward reached first of
+        those whose gradients are not finite. None if the norm is finite or was not measured.
+
+        Args:
+            start_read: starts to copy a tensor to the host.
+        """
+        if self.norm is None or self._norms is None:
+            return Later(lambda: None)
+        copy, parameters = start_read(torch.stack([self.norm.double(), *self._norms])), self.norm_parameters.parameters
+
+        def read() -> UnusualNorm | None:
+            norm, *norms = copy().tolist()
+            if math.isfinite(norm):
+                return None
+            bad = [number for number, each in enumerate(norms) if not math.isfinite(each)]
+            stage, name, _ = parameters[bad[-1] if bad else 0]
+            return norm, stage, name if bad else ""
+
+        return Later(read)
 
     def step(self, state: StageState) -> None:
         """STEP of a stage: clip its gradients, and step, unless gradients anywhere are not finite."""

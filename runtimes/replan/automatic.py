@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...core.errors import RequestError
 from ...core.logs import LOGGER
+from ..devices.compute import finished_s
 from ..engine.step_data import StepOptions
 from ..training.trainer import Trainer
 from .drift import WINDOW, DriftWatch
@@ -40,7 +41,8 @@ class AutomaticReplanning:
         self._before_step()
         start = time.perf_counter()
         loss, _ = self._trainer.train(batch, options)
-        self._watch.note(time.perf_counter() - start)
+        ended = max(finished_s(queue.device) for queue in self._trainer.queues.values())
+        self._watch.note(ended - start)
         return loss
 
     def _before_step(self) -> None:

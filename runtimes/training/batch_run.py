@@ -21,6 +21,7 @@ from ..batch.microbatches import Microbatch
 from ..engine.results import BatchResults
 from ..engine.step_data import StepInputs, StepOptions, StepRecord
 from ..engine.workers import Workers
+from ..later import Later
 from ..launch.team import Team
 from .variants import Variants
 
@@ -30,8 +31,8 @@ class BatchResult:
     """The result of a batch.
 
     Args:
-        loss: the mean over the batch; None for a function that returns rows.
-        metrics: the means of the other parts of the step's result.
+        loss: the mean over the batch, on the first device of this process; None for a function that returns rows.
+        metrics: the means of the other parts of the step's result, read when they are asked for.
         rows: the return value of such a function; None for a training step.
         records: device of this process → its record.
         plan: the plan that ran: the pipeline's, or one derived from it for other microbatches.
@@ -39,7 +40,7 @@ class BatchResult:
     """
 
     loss: Tensor | None
-    metrics: dict[str, float]
+    metrics: Later[dict[str, float]]
     rows: Any
     records: dict[int, StepRecord]
     plan: Plan
@@ -102,7 +103,8 @@ class BatchRun:
             after: called on each device after its last action, when it has all results.
 
         Raises:
-            RequestError: ranks were given different batches.
+            RequestError: ranks were given different batches. If the host would wait for the device to know it
+                (``agreement.waits``), the caller asks later: ``agreement.refuse``.
             WorkerError: a worker stopped.
         """
 
@@ -119,9 +121,10 @@ class BatchRun:
 
         try:
             records, clocked = self._workers.run(self.prepared, inputs, options, announce, collect)
-            self.agreement.refuse(outcome)
+            if not self.agreement.waits:
+                self.agreement.refuse(outcome)
         except BaseException:
             self._variants.forget()  # a failed run leaves messages and saved tensors
             raise
-        loss, metrics = self.results.loss_and_metrics()
-        return BatchResult(loss, metrics, self.results.rows, records, self.prepared.plan, clocked)
+        results = self.results
+        return BatchResult(results.loss(), results.metrics(), results.rows, records, self.prepared.plan, clocked)

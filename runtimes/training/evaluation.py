@@ -125,7 +125,9 @@ class Evaluator:
             RequestError: ranks were given different batches.
             WorkerError: a worker stopped.
         """
-        done = batch.run(self._inputs(batch), StepOptions(Ending.KEEP, trace, trace), "nothing was changed")
+        unchanged = "nothing was changed"
+        done = batch.run(self._inputs(batch), StepOptions(Ending.KEEP, trace, trace), unchanged)
+        batch.agreement.refuse(unchanged)
         self.count += 1
         batch.results.print_text()
         return done

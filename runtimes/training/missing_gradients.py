@@ -56,7 +56,7 @@ class MissingGradients:
         paths = [compiled.operators.paths for compiled in prepared.compiled]
         names = {name for each in paths for name in each.parameters}
         if names:  # steps without such parameters wait for nothing here
-            agreement.collect()
+            agreement.arrive()
             if agreement.differ():
                 names = set()  # all ranks of the replica know it, and exchange nothing
         crossed = self._crossed(device, prepared, paths) if names else [frozenset[Crossing]()] * len(paths)

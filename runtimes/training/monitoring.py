@@ -112,7 +112,7 @@ class Monitoring:
             skipped=update.due and update.skipped,
             time_s=time_s,
             loss=done.loss.item(),
-            metrics=dict(done.metrics),
+            metrics=dict(done.metrics()),
             rows=round(rows),
             rows_per_s=rates.samples_per_s or 0.0,
             tokens=known,

@@ -15,7 +15,7 @@ a norm would make every parameter NaN, so it is handled like such a loss. Scaler
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -28,8 +28,9 @@ from ...core.wording import counted
 from ..batch.microbatches import Microbatch
 from ..engine.peaks import Peaks, peaks_of
 from ..engine.result_parts import WEIGHT
+from ..later import Later
 from ..optimizer.training import RAISE, SKIP, WARN
-from ..optimizer.update import Ending
+from ..optimizer.update import Ending, UnusualNorm
 from .batch_run import BatchResult, BatchRun
 from .local_stages import LocalStages
 
@@ -75,6 +76,11 @@ class LossCheck:
     def on(self) -> bool:
         return self.mode is not None
 
+    @property
+    def warns(self) -> bool:
+        """Whether losses are checked for a warning alone, which need not precede the next step."""
+        return self.mode == WARN
+
     def follow(self, stages: LocalStages) -> None:
         """Continue with the stages of another plan."""
         self.stages, self._finite = stages, {}
@@ -86,7 +92,8 @@ class LossCheck:
         step: int,
         ending: Ending,
         updated: bool,
-        norm: tuple[float, int, str] | None = None,
+        read_loss: Callable[[], Tensor],
+        unusual_norm: Later[UnusualNorm | None],
     ) -> NonFiniteError | None:
         """Check the loss of a step that ran, and its norm. All ranks call this together.
 
@@ -96,15 +103,16 @@ class LossCheck:
             step: its number, from 1.
             ending: its ending.
             updated: whether parameters were updated with its gradients.
-            norm: the global norm if it is not finite, with the stage and the name of a parameter; else None.
+            read_loss: waits for its loss, and returns it on the host.
+            unusual_norm: the global norm, if it is not finite.
 
         Returns:
             The error to raise, if any.
         """
-        assert done.loss is not None
         if not self.on:
             return None
-        finite = bool(torch.isfinite(done.loss))
+        loss, norm = read_loss(), unusual_norm()
+        finite = bool(torch.isfinite(loss))
         if finite:
             self._finite = {device: record.peaks or {} for device, record in done.records.items()}
         if finite and norm is None:
@@ -116,7 +124,7 @@ class LossCheck:
         if self.mode == WARN and self.in_a_row > 1:
             return None
         origin = None if finite else self._origin(done, batch, updated)
-        text = self._text(done.loss, step, origin) if norm is None or not finite else _norm_text(step, *norm)
+        text = self._text(loss, step, origin) if norm is None or not finite else _norm_text(step, *norm)
         message = f"{text}; {self._outcome(ending, updated)}"
         failure = NonFiniteError(message, step, norm[1] if finite and norm is not None else None)
         if origin is not None:

@@ -13,9 +13,10 @@ from ..engine.result_parts import WEIGHT
 from ..engine.results import weight_of
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.workers import Workers
+from ..later import Later
 from ..optimizer.replica_exchange import broadcast_from_first, sum_over_replicas
 from ..optimizer.training import Training
-from ..optimizer.update import Ending, Update
+from ..optimizer.update import Ending, StartRead, UnusualNorm, Update
 from .batch_run import BatchResult, BatchRun
 from .kept_gradients import KeptGradients
 from .local_stages import LocalStages
@@ -134,11 +135,12 @@ class StepRunner:
 
         inputs = self._inputs(batch, index, size, before.scale)
         try:
-            done = batch.run(inputs, options, self._outcome(ending), before_end, after)
+            done = batch.run(inputs, options, self.outcome(ending), before_end, after)
         except BaseException:
             self._accumulated = None
             raise
-        here = math.fsum(row[WEIGHT] for row in batch.results.own) if counted else size
+        keeps = ending is Ending.KEEP
+        here = math.fsum(row[WEIGHT] for row in batch.results.own) if counted and keeps else size
         assert done.loss is not None
         finite = before.finite and (not self._needs_finite_loss or bool(torch.isfinite(done.loss)))
         self._stopped = not finite
@@ -152,9 +154,9 @@ class StepRunner:
         """The global norm of the last update's gradients, before clipping; None without ``clip_norm``."""
         return self._update.norm
 
-    def unusual_norm(self) -> tuple[float, int, str] | None:
+    def unusual_norm(self, start_read: StartRead) -> Later[UnusualNorm | None]:
         """The global norm of the last update's gradients if it is not finite; see `Update.unusual_norm`."""
-        return self._update.unusual_norm()
+        return self._update.unusual_norm(start_read)
 
     @property
     def skipped(self) -> bool:
@@ -165,11 +167,10 @@ class StepRunner:
     def _update(self) -> Update:
         return self._workers.update(self._team.local[0])
 
-    def _outcome(self, ending: Ending) -> str:
+    def outcome(self, ending: Ending) -> str:
         """The state of the model after a step that is refused at its end, for the message."""
-        on_host = all(queue.device.type == "cpu" for queue in self._workers.queues.values())
-        if ending is Ending.STEP and not on_host:
-            return "the update was made with them: go on from a checkpoint"
+        if ending is Ending.STEP and any(queue.runs_ahead for queue in self._workers.queues.values()):
+            return "updates were made with them: go on from a checkpoint"
         return "no parameter was updated, and gradients that waited for an update are dropped"
 
     def _keep(self, ending: Ending, accumulated: Accumulated) -> None:
@@ -211,7 +212,7 @@ class StepRunner:
         queue = self._workers.queues[device]
         summed, scales, apart = sum_over_replicas([total, before.scale or 0.0, float(differ)], replicas, queue)
         mean: Tensor = summed / (1 if batch.prepared.weighted else self._samples())
-        refused = queue.device.type == "cpu" and bool(apart)
+        refused = not queue.runs_ahead and bool(apart)
         return mean, None if before.scale is None else (scales, replicas.devices), refused
 
     def _inputs(self, batch: BatchRun, index: int, size: float, scale: float | None) -> StepInputs:

@@ -32,6 +32,7 @@ from ..batch.written_batches import WrittenBatches
 from ..engine.clocked import Clock
 from ..engine.step_data import StepOptions, StepRecord
 from ..engine.tracing import measured_trace, message_times
+from ..later import Later
 from ..launch.team import Team
 from ..monitor.monitors import Monitor
 from ..offload.tier import OffloadTier
@@ -42,12 +43,12 @@ from ..profile.reference_workload import PASSES, passes_around, reference_s
 from ..programs.options import ProgramOptions
 from ..weights.saving import save_checkpoint
 from .averages import Averages
-from .batch_run import BatchResult, BatchRun
+from .batch_run import BatchResult
 from .counts import Counts
 from .evaluation import Forwards
-from .monitoring import Monitoring, UpdateNumbers
-from .non_finite import LossCheck
+from .monitoring import UpdateNumbers
 from .plan_setup import PlanSetup, set_up_plan
+from .step_checks import StepChecks
 
 
 class Trainer:
@@ -72,9 +73,9 @@ class Trainer:
         evaluator: runs forwards.
         queues: device of this process → its compute queue.
         averages: of the weights.
+        checks: of steps.
         offloads: device of this process → its copies of saved tensors to the host.
         counts: steps and updates so far.
-        metrics: the other parts of the step's result for the last batch.
         norm: the global norm of the last update's gradients; None without ``clip_norm``.
         skipped: whether the last update was skipped because a gradient or the loss was not finite.
         trace: of the last traced step; None if there is none.
@@ -96,7 +97,7 @@ class Trainer:
         self.model, self.step, self.team, self.training = model, example.step, team, training
         self.optimizers_lent = False
         self.closed, self.counts, self._pid = False, Counts(), os.getpid()
-        self.metrics: dict[str, float] = {}
+        self._metrics = Later[dict[str, float]](dict)
         self.norm: Tensor | None = None
         self.skipped = False
         self.trace: Trace | None = None
@@ -108,9 +109,8 @@ class Trainer:
             set_up_plan, team=team, training=training, follow_model=self._follow_model, clock=clock, offload=offload
         )
         self.adopt(self._on_devices(example, plan, programs=programs))
-        self._check = LossCheck(training.on_nonfinite, self.stages)
-        self._monitoring = Monitoring(monitors, self.stages, self.queues)
         self._scaler = training.scaler if training.scaler is not None and training.scaler.is_enabled() else None
+        self.checks = StepChecks(training, monitors, self.stages, self.queues, self._scaler is not None)
         self._modes = ModuleModes(model if team.tensor is None else team.tensor.model)
         self.averages = Averages(model, self.stages.states, self.save, self.refuse_closed)
 
@@ -129,8 +129,7 @@ class Trainer:
         for each in self.offloads.values():
             each.memory.close()
         self.adopt(parts)
-        self._check.follow(parts.stages)
-        self._monitoring.follow(parts.stages, parts.queues)
+        self.checks.follow(parts.stages, parts.queues)
 
     def train(
         self, batch: Any, options: StepOptions, pieces: list[Microbatch] | None = None
@@ -169,10 +168,9 @@ class Trainer:
         if ready.remark is not None and self.counts.steps and self.team.first:
             warnings.warn(ready.remark, stacklevel=4)
         scale = None if self._scaler is None else float(self._scaler.get_scale())
-        if options.ending is not Ending.REDUCE:
-            options = self._monitoring.options(options)
         with naming_difference(self._shape, ready.pieces):
-            done = self.runner.run(ready, self.counts.steps, evolve(options, peaks=self._check.on))
+            done = self.runner.run(ready, self.counts.steps, self.checks.options(options))
+        self.checks.last()  # of the step before: meanwhile the device has this one to run
         assert done.loss is not None
         self.stages.tied.note()
         if tensor is not None:
@@ -183,10 +181,10 @@ class Trainer:
             self.counts.updates += not self.skipped
             if not self.skipped:
                 self.averages.update()
-        self.metrics = done.metrics
+        self._metrics = done.metrics
         self.trace = done.trace or self.trace
-        if options.ending is not Ending.REDUCE:
-            self._after_step(ready, done, options.ending, scale, time.perf_counter() - start)
+        numbers = UpdateNumbers(self.counts.steps, options.ending is Ending.STEP, self.skipped, self.norm, scale)
+        self.checks.after(ready, done, options.ending, self.runner, numbers, start)
         return done.loss, done
 
     def _pieces(self, batch: Any) -> list[Microbatch]:
@@ -194,20 +192,6 @@ class Trainer:
         pieces = self._cutter.cut(batch)
         self._written.add(batch)
         return pieces
-
-    def _after_step(
-        self, ready: BatchRun, done: BatchResult, ending: Ending, scale: float | None, took_s: float
-    ) -> None:
-        """Check the loss of a step, and report the step to the monitors."""
-        due = ending is Ending.STEP
-        norm = self.runner.unusual_norm() if due and self._check.on and self._scaler is None else None
-        failure = self._check.after(done, ready, self.counts.steps, ending, due and not self.skipped, norm)
-        if self._monitoring.on:
-            numbers = UpdateNumbers(self.counts.steps, due, self.skipped, self.norm, scale)
-            self._monitoring.after(done, ready.pieces, took_s, numbers)
-        if failure is not None:
-            self.runner.drop_accumulated()
-            raise failure
 
     def _log_position(self, step: int) -> None:
         """Set rank, stages and step of log records."""
@@ -226,6 +210,7 @@ class Trainer:
 
     def _evaluate(self, batch: Any, forwards: Forwards, trace: bool) -> BatchResult:
         self.refuse_closed()
+        self.checks.last()
         tensor = self.team.tensor
         if tensor is not None:
             tensor.linked.follow()
@@ -236,7 +221,7 @@ class Trainer:
         done = self.evaluator.run(ready, trace)
         if ready.remark is not None and self.team.first:
             warnings.warn(ready.remark, stacklevel=4)
-        self.metrics = done.metrics if done.loss is not None else self.metrics
+        self._metrics = done.metrics if done.loss is not None else self._metrics
         self.trace = done.trace or self.trace
         return done
 
@@ -283,12 +268,12 @@ class Trainer:
     @contextmanager
     def _rehearsing(self) -> Iterator[None]:
         """A context for steps that change nothing of this trainer."""
-        before_them = self.counts.steps, self.counts.visits, self.metrics, self.trace
+        before_them = self.counts.steps, self.counts.visits, self._metrics, self.trace
         try:
             with self.stages.rehearsing():
                 yield
         finally:
-            self.counts.steps, self.counts.visits, self.metrics, self.trace = before_them
+            self.counts.steps, self.counts.visits, self._metrics, self.trace = before_them
 
     def _rehearsed(self, batch: Any, pieces: list[Microbatch] | None) -> tuple[float, BatchResult]:
         """Run and record one step without an update. Returns its seconds on the first rank, and its result."""
@@ -303,6 +288,11 @@ class Trainer:
         return self.trace
 
     @property
+    def metrics(self) -> dict[str, float]:
+        """The other parts of the step's result for the last batch. On CUDA the host waits for them."""
+        return self._metrics()
+
+    @property
     def optimizers(self) -> dict[int, Optimizer]:
         """The optimizers of this process, by stage; stages without one are omitted."""
         self.stages.have_values()
@@ -311,6 +301,7 @@ class Trainer:
     def save(self, folder: str | Path, frozen: bool = True) -> None:
         """Write parameters and persistent buffers; see `Pipeline.save`."""
         self.refuse_closed()
+        self.checks.last()
         with self.team.inside("save"):
             self.stages.have_equal_values()
             save_checkpoint(Path(folder), self.model, self.team, frozen)
@@ -318,7 +309,7 @@ class Trainer:
     def close(self) -> None:
         """Close threads and connections."""
         if not self.closed:
-            self._monitoring.close()
+            self.checks.close()
         self.closed = True
         for each in self.offloads.values():
             each.memory.close()

@@ -215,6 +215,12 @@ def test_ranks_train_over_the_nccl_backend_as_one_process_does(tmp_path):
         assert found["distance"]["gradient"] < 1e-12
         assert found["distance"]["parameter"] < 1e-9
         assert found["communicators"] == 5
+        later = found["shuffled"]
+        for call in ("step", "evaluate", "save", "checkpoint", "state", "close"):
+            assert "rank 1 has other values in batch['x'] than rank 0" in later[call][0]
+            assert later[call][0].endswith("; updates were made with them: go on from a checkpoint")
+            assert later[call][1] == "nothing" or call == "close"
+        assert later["evaluated"].endswith("nothing was changed")
 
 
 def test_replicas_share_gradients_over_the_nccl_backend(tmp_path):

@@ -11,13 +11,16 @@ import torch
 from panpipe.backends import streams
 from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.profile.link_measurements import measure_links
 from panpipe.runtimes.profile.measured_cluster import measured_cluster
+from panpipe.runtimes.training.steps import StepRunner
 
 from ..support.backends.recorded_streams import RecordedStreams
 from ..support.cuts import batch_on
 from ..support.models import CASES
 from ..support.parity import PLANS, build
+from ..support.training import SGD, pipeline_of
 
 CPU = torch.device("cpu")
 
@@ -102,6 +105,79 @@ def test_trace_has_the_times_of_transfer_events(monkeypatch):
     compute = [event.end_s for event in trace.events if event.queue == COMPUTE_QUEUE]
     assert all(0 <= sample.time_s <= trace.step_s for sample in trace.memory)
     assert max(sample.time_s for sample in trace.memory) > max(compute) / 2
+
+
+def note_reads(recorded, monkeypatch):
+    """Note in ``recorded.host_waits`` when the host reads a tensor directly."""
+    for name in ("item", "tolist", "numpy", "__bool__", "__float__", "__int__"):
+        usual = getattr(torch.Tensor, name)
+
+        def read(tensor, *args, usual=usual, name=name):
+            memory = recorded._memory.get(tensor.untyped_storage()._cdata)
+            if memory is not None and memory.made_on is not None:
+                recorded.host_waits.append(name)
+            return usual(tensor, *args)
+
+        monkeypatch.setattr(torch.Tensor, name, read)
+
+
+def note_issued_steps(recorded, monkeypatch):
+    """Note in ``recorded.host_waits`` when all actions of a step were issued."""
+    run = StepRunner.run
+
+    def noted(*arguments):
+        done = run(*arguments)
+        recorded.host_waits.append("issued")
+        return done
+
+    monkeypatch.setattr(StepRunner, "run", noted)
+
+
+@pytest.mark.parametrize("case", ["tied gpt with dropout", "batchnorm with a skip", "token-weighted"])
+def test_host_issues_a_step_without_waiting_for_the_step_before(case, monkeypatch):
+    """The host then waits for the step before, to check its loss, and for a step whose loss or metrics are read."""
+    batches = [batch_on(CASES[case], 8, torch.float64, "cpu") for _ in range(3)]
+    plain = build(ThreadTeam(2), case, torch.float64, 8, None, 4, **PLANS["1f1b"])
+    wanted = [(plain.step(batch), plain.metrics) for batch in batches]
+    recorded = RecordedStreams()
+    monkeypatch.setitem(streams._KINDS, "cpu", recorded)
+    if case == "token-weighted":  # a divisor is read where it is on a CPU, by the type of the device
+        monkeypatch.setattr(StageState, "divide_gradients", divided)
+    with recorded.using(recorded.current(CPU)):
+        pipe = build(ThreadTeam(2), case, torch.float64, 8, None, 4, **PLANS["1f1b"])
+        found = [pipe.step(batches[0])]
+        note_issued_steps(recorded, monkeypatch)
+        note_reads(recorded, monkeypatch)
+        for batch in batches[1:]:
+            recorded.host_waits.clear()
+            found.append(pipe.step(batch))
+            assert recorded.host_waits == ["issued", "download", "__bool__"]
+        recorded.host_waits.clear()
+        metrics = pipe.metrics
+        assert recorded.host_waits[:1] == (["download"] if metrics else [])
+        assert [loss.item() for loss in found] == [loss.item() for loss, _ in wanted]
+        assert recorded.host_waits[-3:] == ["item"] * 3
+    assert metrics == wanted[-1][1]
+    assert recorded.problems == []
+
+
+def divided(state, divisor):
+    """`StageState.divide_gradients` as on a GPU."""
+    torch._foreach_div_([p.grad for p in state.updated.values()], divisor)
+
+
+@pytest.mark.parametrize(("mode", "clip"), [("warn", 0.1), (None, None)])
+def test_norm_of_a_step_is_read_with_its_loss(mode, clip, monkeypatch):
+    recorded = RecordedStreams()
+    monkeypatch.setitem(streams._KINDS, "cpu", recorded)
+    with recorded.using(recorded.current(CPU)):
+        pipe, _ = pipeline_of(CASES["tied gpt with dropout"], 8, 4, optimizer=SGD, clip_norm=clip, on_nonfinite=mode)
+        batch = batch_on(CASES["tied gpt with dropout"], 8, torch.float32, "cpu")
+        pipe.step(batch)
+        note_issued_steps(recorded, monkeypatch)
+        recorded.host_waits.clear()
+        pipe.step(batch)
+        assert recorded.host_waits == ["issued", *(["download"] * 2 if mode else [])]
 
 
 def test_links_are_timed_by_the_events_around_messages(monkeypatch):

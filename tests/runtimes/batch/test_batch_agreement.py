@@ -125,9 +125,56 @@ def test_values_that_changed_differently_are_refused_with_what_changed_here():
 def test_another_replica_whose_ranks_differ_is_named():
     _, found = compared(batch(), batch())
     found[0].collect()
-    found[0].note_replica(3)
+    found[0].note_replica(lambda: 3)
     with pytest.raises(RequestError, match=r"the ranks of replica 3 were given different batches.*; done"):
         found[0].refuse("done")
+
+
+class Ahead(HostQueue):
+    """A queue whose host runs ahead, and which counts reads."""
+
+    runs_ahead = True
+
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+
+    def start_read(self, tensor):
+        def read():
+            self.reads += 1
+            return tensor
+
+        return read
+
+
+class GpuRank(Rank):
+    """A rank whose table is summed after the last backward."""
+
+    def backend(self, device):
+        return self
+
+    def all_reduce(self, table):
+        return self.sum_over_processes(table)
+
+
+def test_table_of_a_gpu_is_read_by_the_host_when_the_batch_is_refused_and_not_before():
+    ranks, queues = [GpuRank(number) for number in range(2)], [Ahead(), Ahead()]
+    found = [
+        BatchAgreement(rank, {number: queue}, split_batch(batch(rows), 2), True)
+        for number, (rank, queue, rows) in enumerate(zip(ranks, queues, (4, 6), strict=True))
+    ]
+    for agreement in found:
+        agreement.announce()
+    total = ranks[0].table + ranks[1].table
+    for rank, agreement in zip(ranks, found, strict=True):
+        rank.table.copy_(total)
+        agreement.collect()
+        assert not agreement.differ()  # as far as it is known
+        assert agreement.waits
+    assert [queue.reads for queue in queues] == [0, 0]
+    assert "rank 1 has a batch of 6 samples and rank 0 one of 4" in refusals(found)
+    assert [queue.reads for queue in queues] == [1, 1]
+    assert not any(agreement.waits for agreement in found)
 
 
 def test_devices_of_one_process_compare_nothing():

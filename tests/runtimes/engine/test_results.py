@@ -7,6 +7,7 @@ import pytest
 import torch
 from panpipe.backends.memcpy import connect
 from panpipe.core.capture.values.printed import Printed
+from panpipe.runtimes.batch.losses import mean_loss
 from panpipe.runtimes.devices.compute import HostQueue
 from panpipe.runtimes.engine.result_parts import Computed
 from panpipe.runtimes.engine.results import BatchResults, weight_of
@@ -39,7 +40,7 @@ class Agreement:
         return False
 
     def note_replica(self, apart):
-        self.calls.append(("replica", apart))
+        self.calls.append(("replica", apart()))
 
 
 def prepared(parts, weighted=False, weight_dtype=None, printed=None):
@@ -51,7 +52,7 @@ def prepared(parts, weighted=False, weight_dtype=None, printed=None):
     )  # fmt: skip
 
 
-def collected(step, numbers=NUMBERS, replicas=None, agreement=None, count=1):
+def collected(step, numbers=NUMBERS, replicas=None, agreement=None, count=1, queue=HostQueue, pieces=PIECES):
     """The results on each of two devices, after both have collected them."""
     ends = connect(2)
 
@@ -60,8 +61,8 @@ def collected(step, numbers=NUMBERS, replicas=None, agreement=None, count=1):
             backend=lambda device: end, replicas_of=lambda device: replicas and replicas[device], replicas=count,
             local=(end.device,), tensor=None, replica=0,
         )  # fmt: skip
-        workers = SimpleNamespace(queues={end.device: HostQueue()})
-        results = BatchResults(step, PIECES, 2, team, workers, agreement or Agreement())
+        workers = SimpleNamespace(queues={end.device: queue()})
+        results = BatchResults(step, pieces, 2, team, workers, agreement or Agreement())
         results.announce(end.device, SimpleNamespace(results=numbers[end.device]))
         weight = results.total_weight(end.device)
         results.collect(end.device)
@@ -82,7 +83,7 @@ def test_every_device_has_the_numbers_of_all_with_their_bits():
 
 def test_loss_and_metrics_are_means_by_share_in_their_dtype():
     (results, _), _ = collected(prepared(BY_SHARE))
-    loss, metrics = results.loss_and_metrics()
+    loss, metrics = results.loss(), results.metrics()()
     assert loss.item() == 1.0 * 0.75 + 3.0 * 0.25
     assert loss.dtype is torch.float32
     assert metrics == {"accuracy": 0.5 * 0.75 + 1.0 * 0.25}
@@ -96,7 +97,7 @@ def test_weights_that_the_step_returns_are_divided_by():
     step = prepared(parts, weighted=True, weight_dtype=torch.float32)
     for results, weight in collected(step, {**NUMBERS, 1: weights}):
         assert (weight.item(), weight.dtype) == (20.0, torch.float32)
-        loss, metrics = results.loss_and_metrics()
+        loss, metrics = results.loss(), results.metrics()()
         assert loss.item() == (1.0 * 5 + 3.0 * 15) / 20
         assert metrics["accuracy"] == (0.5 * 5 + 1.0 * 15) / 20
 
@@ -134,26 +135,86 @@ def test_replicas_with_other_numbers_of_samples_count_by_samples():
     with ThreadPoolExecutor(2) as pool:
         found = [results for each in pool.map(replica, range(2)) for results in each]
     for results in found:
-        loss, metrics = results.loss_and_metrics()
+        loss, metrics = results.loss(), results.metrics()()
         assert loss.item() == pytest.approx((3 * 1.0 + 3.0 + 3 * 5.0 + 3.0) / 8)
         assert metrics["accuracy"] == pytest.approx(0.625)
     assert [row[0] for row in found[2].own] == [5.0, 3.0]  # of this replica alone
     assert ("replica", None) in agreements[0].calls
 
 
+class DeviceQueue(HostQueue):
+    """A queue whose reads are counted."""
+
+    def __init__(self):
+        super().__init__()
+        self.reads = 0
+
+    def start_read(self, tensor):
+        def read():
+            self.reads += 1
+            return tensor.clone()
+
+        return read
+
+
+def test_numbers_are_read_once_when_they_are_asked_for():
+    queues = []
+
+    def queue():
+        queues.append(DeviceQueue())
+        return queues[-1]
+
+    for results, _ in collected(prepared(BY_SHARE), queue=queue):
+        metrics, loss = results.metrics(), results.loss()
+        results.print_text()  # nothing is printed
+        assert [each.reads for each in queues].count(0) >= 1
+        before = sum(each.reads for each in queues)
+        assert loss.item() == 1.5
+        assert metrics() == metrics() == {"accuracy": 0.625}
+        assert len(results.own) == 2
+        assert sum(each.reads for each in queues) == before + 1
+
+
+@pytest.mark.parametrize("weights", ["shares", "constants", "computed"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_loss_of_replicas_has_the_bits_of_that_which_the_host_computes(weights, dtype):
+    losses = [[0.1, 0.7], [1.3]]
+    counts = [[5.0, 3.0], [7.0]]
+    parts = {"shares": None, "constants": 0.3, "computed": Computed("weight", 1)}
+    pairs = {device: connect(2) for device in range(2)}
+
+    def replica(number):
+        own = {device: ends[number] for device, ends in pairs.items()}
+        named = {("loss", m): torch.tensor(x, dtype=dtype) for m, x in enumerate(losses[number])}
+        named |= {("weight", m): torch.tensor(x) for m, x in enumerate(counts[number])}
+        step = prepared([[LOSS, parts[weights]]] * len(losses[number]), weights != "shares")
+        step.weight_dtype = torch.float32 if weights == "computed" else None
+        step.loss_dtype, step.metrics, step.columns = dtype, [], 2
+        pieces = PIECES[: len(losses[number])]
+        return [each.loss() for each, _ in collected(step, {0: {}, 1: named}, own, None, 2, pieces=pieces)]
+
+    with ThreadPoolExecutor(2) as pool:
+        found = [loss for each in pool.map(replica, range(2)) for loss in each]
+    of_host = [torch.tensor(x, dtype=dtype) for x in (0.1, 0.7, 1.3)]
+    by = {
+        "shares": [3 / 7, 1 / 7, 3 / 7],
+        "constants": [0.3] * 3,
+        "computed": [torch.tensor(x) for x in (5.0, 3.0, 7.0)],
+    }
+    wanted = mean_loss(of_host, by[weights], weights != "shares")[0]
+    assert [(loss.item(), loss.dtype) for loss in found] == [(wanted.item(), wanted.dtype)] * 4
+
+
 class Emitting(Printed):
     """Notes what is printed."""
 
     def __init__(self):
-        super().__init__()
-        self.lines = []
-
-    def emit(self, values):
-        self.lines.append(values)
+        self.shown = []
+        super().__init__([self.shown.append])
 
 
 def test_text_is_printed_by_the_process_of_the_first_device_with_each_microbatchs_numbers():
     printed = Emitting()
     for results, _ in collected(prepared(BY_SHARE, printed=printed)):
         results.print_text()
-    assert printed.lines == [[torch.tensor(0.1).double().item()], [torch.tensor(0.2).double().item()]]
+    assert printed.shown == [[torch.tensor(0.1).double().item()], [torch.tensor(0.2).double().item()]]

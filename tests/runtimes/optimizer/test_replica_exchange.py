@@ -6,9 +6,7 @@ import pytest
 import torch
 from panpipe.backends.memcpy import connect
 from panpipe.runtimes.devices.compute import HostQueue
-from panpipe.runtimes.optimizer.replica_exchange import broadcast_from_first, gather_rows, sum_over_replicas
-
-CPU = torch.device("cpu")
+from panpipe.runtimes.optimizer.replica_exchange import broadcast_from_first, gathered, sum_over_replicas, sum_rows
 
 
 def on_each(replicas, work):
@@ -18,14 +16,14 @@ def on_each(replicas, work):
 
 
 def test_rows_of_all_replicas_are_in_their_order_whatever_their_number():
-    rows = [[[1.0, 2.0, 9.0]], [[3.0, 4.0, 9.0], [5.0, 6.0, 9.0]]]
-    found = on_each(2, lambda end: gather_rows(rows[end.device], end, 3, 2, CPU))
+    rows = [torch.tensor([[1.0, 2.0]]), torch.tensor([[3.0, 4.0], [5.0, 6.0]])]
+    found = on_each(2, lambda end: gathered(sum_rows(rows[end.device], end, 3)))
     assert found == [([[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]], None)] * 2
 
 
 @pytest.mark.parametrize(("marked", "first"), [([], None), ([2], 2), ([1, 2], 1)])
 def test_first_replica_that_is_marked_is_known_to_all(marked, first):
-    found = on_each(3, lambda end: gather_rows([[0.5]], end, 1, 1, CPU, end.device in marked))
+    found = on_each(3, lambda end: gathered(sum_rows(torch.tensor([[0.5]]), end, 1, end.device in marked)))
     assert found == [([[[0.5]]] * 3, first)] * 3
 
 

@@ -7,6 +7,7 @@ import torch
 from attrs import evolve
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import Plan
+from panpipe.runtimes.devices.compute import HostQueue
 from panpipe.runtimes.engine.step_data import StepOptions
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.replan.automatic import CHECK, AutomaticReplanning
@@ -26,7 +27,7 @@ class Counting:
     def __init__(self, interval_s):
         self.team, self.plan = ThreadTeam(2), planned(interval_s)
         self.counts = self.runner = self
-        self.steps, self.accumulating, self.replanned = 0, False, []
+        self.steps, self.accumulating, self.replanned, self.queues = 0, False, [], {0: HostQueue()}
         self._now_s, self._step_s = 0.0, [0.0]
 
     def _now(self):

@@ -36,7 +36,7 @@ def test_batch_has_the_mean_loss_and_the_records_of_all_devices(made):
         lambda device: called.append(("before the end", device)), lambda device: called.append(("after", device)),
     )  # fmt: skip
     assert done.loss.item() == pytest.approx(loss)
-    assert (done.metrics, done.rows, done.trace) == ({}, None, None)
+    assert (done.metrics(), done.rows, done.trace) == ({}, None, None)
     assert set(done.records) == {0, 1}
     assert done.plan == made.plan
     assert sorted(called) == [("after", 0), ("after", 1), ("before the end", 0), ("before the end", 1)]

@@ -76,6 +76,6 @@ def test_replicas_that_do_not_compare_a_missing_gradient_refuse_the_step(monkeyp
     missing = MissingGradients(team, SimpleNamespace(), operators[0])
     monkeypatch.setattr(missing, "_crossed", lambda device, prepared, paths: [frozenset()])
     prepared = SimpleNamespace(compiled=[SimpleNamespace(operators=operators[1])])
-    agreement = SimpleNamespace(collect=lambda: None, differ=lambda: False)
+    agreement = SimpleNamespace(arrive=lambda: None, differ=lambda: False)
     with pytest.raises(RequestError, match=r"uses parameter 'head\.weight'.*give panpipe\.pipeline an example batch"):
         missing.drop(0, prepared, agreement, accumulating=False, over_replicas=True)

@@ -11,7 +11,7 @@ nothing else: that the host called it later, or that the CPU ran it later, does 
 
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -53,12 +53,14 @@ class RecordedStreams(Streams):
     Attributes:
         problems: what is not ordered.
         operators: stream name → operators that ran there.
+        host_waits: methods by which the host waited for the device, in order.
     """
 
     def __init__(self, deaf: str = "") -> None:
         super().__init__()
         self.problems: list[str] = []
         self.operators: dict[Any, int] = {}
+        self.host_waits: list[str] = []
         self._deaf = deaf
         self._lock = threading.RLock()
         self._streams: list[Stream] = []
@@ -114,19 +116,28 @@ class RecordedStreams(Streams):
     def upload(self, tensor: Tensor, device: torch.device) -> Tensor:
         return tensor.clone()
 
-    def download(self, tensor: Tensor) -> Tensor:
-        return tensor.clone()
+    def download(self, tensor: Tensor) -> Callable[[], Tensor]:
+        held = tensor.clone()
+
+        def wait() -> Tensor:
+            self.host_waits.append("download")
+            return held
+
+        return wait
 
     def finish(self, stream: Stream) -> None:
+        self.host_waits.append("finish")
         self.wait(self.current(torch.device("cpu")), self.record(stream))
 
     def synchronize(self, device: torch.device) -> None:
+        self.host_waits.append("synchronize")
         with self._lock:
             for stream in self._streams:
                 for other in self._streams:
                     self.wait(stream, (dict(other.clock), 0))
 
     def elapsed_s(self, start: tuple[Clock, int], end: tuple[Clock, int]) -> float:
+        self.host_waits.append("elapsed_s")
         return (end[1] - start[1]) * 1e-6
 
     # What an operator does

@@ -197,8 +197,29 @@ def over_nccl(team):
     faulthandler.dump_traceback_later(110, exit=True)
     team = RankTeam(OVER_GLOO)
     found = attrs.asdict(distance(team, "tied gpt with dropout", torch.float64, 10, 4, **PLANS["interleaved"]))
-    backend = team.backend(team.local[0])
-    return {"distance": found, "communicators": backend.communicators}
+    communicators = team.backend(team.local[0]).communicators
+    return {"distance": found, "communicators": communicators, "shuffled": _shuffled_on_streams(team)}
+
+
+def _shuffled_on_streams(team):
+    """What is said by the calls after a step with samples in another order on one rank, where the host runs ahead."""
+    pipe = build(team, "tied gpt with dropout", torch.float64, 10, None, 4, **PLANS["interleaved"])
+    batch = tokens(10)
+    mixed = {name: leaf.flip(0) if team.rank_here else leaf for name, leaf in batch.items()}
+    folder = Path(sys.argv[2], "shuffled on streams")
+    pipe.step(batch)  # batches of a new shape are compared before they run
+    pipe.evaluate(batch)
+
+    def after(call):
+        pipe.step(mixed)
+        return [refusal(call), refusal(lambda: pipe.step(batch))]
+
+    return {
+        "step": after(lambda: pipe.step(batch)), "evaluate": after(lambda: pipe.evaluate(batch)),
+        "save": after(lambda: pipe.save(folder)), "checkpoint": after(lambda: pipe.checkpoint(folder)),
+        "state": after(pipe.state_dict), "evaluated": refusal(lambda: pipe.evaluate(mixed)),
+        "close": after(pipe.close),
+    }  # fmt: skip
 
 
 @captures((GPT, torch.float64, 8, 4))

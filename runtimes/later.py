@@ -1,0 +1,25 @@
+"""A value that is computed when it is first asked for: on CUDA the host then waits for the device, and not before."""
+
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Later(Generic[T]):
+    """A value of a step; calling it returns it.
+
+    Args:
+        compute: computes the value, once; it is freed then.
+    """
+
+    __slots__ = ("_compute", "_value")
+
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self._compute: Callable[[], T] | None = compute
+        self._value: T
+
+    def __call__(self) -> T:
+        if self._compute is not None:
+            self._value, self._compute = self._compute(), None
+        return self._value
