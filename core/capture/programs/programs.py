@@ -19,6 +19,7 @@ from .joint_graph import (
     trace_joint,
 )
 from .measured_memory import measured
+from .recomputed_casts import recompute_casts
 from .saved_storages import python_reads
 from .shared_program import shared_nodes, shared_program, shared_values
 from .stage import StageGraph
@@ -47,6 +48,8 @@ def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = No
     shared = shared_values(once)
     done = in_forward.union(once)
     in_forward.difference_update(once)
+    fixed = {node for i, node in joint.primals.items() if i >= kept and i not in joint.mutations}
+    again = recompute_casts(joint, in_forward, once, fixed)
     backward_nodes = ancestors(gradients.values()) - done
     reads = closed_over(ordered(joint.graph, backward_nodes), backward_nodes)
     reads += [node for node in gradients.values() if node not in backward_nodes and node not in reads]
@@ -60,7 +63,7 @@ def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = No
     make = functools.partial(compile_program, modules=modules, fusions=fusions)
     forward = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved])
     alone = make(ordered(joint.graph, in_forward), inputs, returned)
-    cut = _Cut(joint, make, saved, persistent, kept, done)
+    cut = _Cut(joint, make, saved, persistent, kept, done, again)
     backward = cut.program(backward_nodes, dict(gradients), ()) if gradients else None
     input_gradients = {i: node for i, node in gradients.items() if i < kept}
     backward_input = backward_weight = None
@@ -99,7 +102,7 @@ def _recompute(cut: "_Cut", inputs: list[fx.Node], once: list[fx.Node]) -> Recom
 class _Cut:
     """The common inputs of the backward programs of one joint graph; see `stage_programs`.
 
-    ``done`` are the nodes of F and the shared nodes.
+    ``done`` are the nodes of F and the shared nodes, ``again`` those of the backward that F computed before.
     """
 
     joint: JointGraph
@@ -108,6 +111,7 @@ class _Cut:
     persistent: dict[fx.Node, int]
     kept: int
     done: set[fx.Node]
+    again: set[fx.Node]
 
     def program(
         self,
@@ -141,7 +145,7 @@ def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, B
     """I and W, or None if nothing is left for W."""
     joint, done = cut.joint, cut.done
     split_masked(joint.graph, ancestors(input_gradients.values()))
-    input_nodes = ancestors(input_gradients.values()) - done
+    input_nodes = ancestors(input_gradients.values()) - done | cut.again
     first_gradients, weight_gradients = dict(input_gradients), dict[int, fx.Node]()
     for i, node in joint.gradients.items():
         if i in input_gradients:

@@ -1,0 +1,100 @@
+"""Casts to a narrower dtype that the backward computes again instead of saving them.
+
+Under autocast a normalisation returns float32, and the product after it reads a copy in bfloat16. The backward of the
+product reads the copy, that of the normalisation its float32 input: per microbatch both would be saved, which the same
+model cast by hand does not need::
+
+    F            add ─▶ layer_norm ─▶ cast ─▶ mm
+                  │ saved                │ not saved
+    backward      ╰──▶ layer_norm ─▶ cast ─▶ mm of the weight's gradient
+
+It has the same bits, and takes one more pass over memory. A cast is computed again if only operators that work element
+by element or along rows are between it and tensors that the backward reads anyway. If the backward is split, I computes
+it and hands it to W, so that what only I reads is freed before W.
+"""
+
+import operator
+from collections.abc import Collection
+
+import torch
+from torch import fx
+
+from .fusible import fusible, is_single_view
+from .joint_graph import JointGraph, ancestors, closed_over, ordered
+
+_MOST = 8
+"""Largest number of operators that are computed again for one cast: those of a normalisation spelled out."""
+
+
+def recompute_casts(
+    joint: JointGraph, in_forward: Collection[fx.Node], shared: Collection[fx.Node], fixed: Collection[fx.Node]
+) -> set[fx.Node]:
+    """Let the backward compute casts again.
+
+    Args:
+        joint: forward and backward of a stage; its graph is changed in place.
+        in_forward: the nodes of F.
+        shared: the nodes that all microbatches share.
+        fixed: inputs that are held until the backward, and that no microbatch changes.
+
+    Returns:
+        The added nodes, which belong to the backward.
+    """
+    backward = ancestors(joint.gradients.values()).difference(in_forward, shared)
+    read = closed_over(ordered(joint.graph, backward), backward)
+    casts: dict[fx.Node, list[fx.Node]] = {}
+    for node in read:
+        root = _shown(node)
+        if node in in_forward and root in in_forward and _narrows(root) and node not in joint.gradients.values():
+            casts.setdefault(root, []).append(node)
+    given = {node for node in read if _shown(node) not in casts}.union(shared, fixed)
+    added: set[fx.Node] = set()
+    for saved in casts.values():
+        nodes = _between(saved, given)
+        if nodes is not None:
+            added |= _copied(joint.graph, ordered(joint.graph, nodes), saved, backward)
+    return added
+
+
+def _shown(node: fx.Node) -> fx.Node:
+    """The node whose memory a node shows."""
+    while is_single_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _narrows(node: fx.Node) -> bool:
+    """Whether a node is a cast to a narrower floating-point dtype."""
+    if node.target is not torch.ops.aten._to_copy.default:
+        return False
+    value, source = node.meta["val"], node.all_input_nodes[0].meta["val"]
+    return bool(value.is_floating_point() and source.is_floating_point() and value.itemsize < source.itemsize)
+
+
+def _between(saved: Collection[fx.Node], given: Collection[fx.Node]) -> set[fx.Node] | None:
+    """What computes these nodes from given ones; None if another kind of operator takes part, or too many do."""
+    found: set[fx.Node] = set()
+    todo = list(saved)
+    while todo:
+        node = todo.pop()
+        if node in found or node in given:
+            continue
+        if not (fusible(node) or is_single_view(node) or node.target is operator.getitem):
+            return None
+        found.add(node)
+        todo.extend(node.all_input_nodes)
+    return found if sum(map(fusible, found)) <= _MOST else None
+
+
+def _copied(
+    graph: fx.Graph, nodes: Collection[fx.Node], saved: Collection[fx.Node], backward: Collection[fx.Node]
+) -> set[fx.Node]:
+    """Copies of nodes, which the backward reads in place of the saved ones."""
+    readers = {user for node in saved for user in node.users if user in backward}
+    copies: dict[fx.Node, fx.Node] = {}
+    with graph.inserting_before(next(node for node in graph.nodes if node in readers)):
+        for node in nodes:
+            copies[node] = graph.node_copy(node, lambda source: copies.get(source, source))
+    for node in saved:
+        node.replace_all_uses_with(copies[node], lambda user: user in readers)
+    return set(copies.values())
