@@ -23,6 +23,7 @@ from ...wording import first_of
 from ..python.reads import Reads
 from ..values.containers import flatten_batch
 from ..values.sparse_tensors import refuse_sparse_tensors
+from ..values.user_lines import raised_by_user
 from .axes import Axis, AxisFinder, axes_of_differing_dimensions, lists_of_samples, with_fewer_tensors
 from .batch_dims import AUTO, BatchDims, read_batch_dims, tensor_names
 from .row_rules import GROUPED, LOOKUP, POSITIONAL, SEQUENCE
@@ -279,6 +280,7 @@ class _Search:
                 if axis.leading and self._all_run_cut(axis):
                     return axis
             self._refuse_several_rows(axes)
+            self._refuse_fewer_samples(best)
             raise RequestError(
                 f"{self._traces[best].reason} (with {best} of another size than {best.rows}); {_ask(best)}"
             )
@@ -293,6 +295,21 @@ class _Search:
         if best.leading and not rivals and len(shapes) == 1:
             return best
         raise RequestError(f"which dimensions hold the samples cannot be traced ({whole.reason}); {_ask(best)}")
+
+    def _refuse_fewer_samples(self, axis: Axis) -> None:
+        """Refuse a step that raises an error with the samples of a microbatch, too.
+
+        Raises:
+            RequestError: it does, and dimensions that are given would not help.
+        """
+        rows = -(-axis.rows // self._microbatches)
+        if axis.leading and axis.covered == len(self._tensors) and rows < axis.rows:
+            cut = self._tracer.trace_with(dict(axis.dims), axis.lists, rows)
+            if not cut.runs and cut.error is not None and raised_by_user(cut.error):
+                raise RequestError(
+                    f"{cut.reason} (with {rows} of {axis.rows} samples of {axis}, as in a microbatch): change that "
+                    "line so that it accepts them, or the batch or the number of microbatches"
+                )
 
     def _refuse_several_rows(self, axes: Sequence[Axis]) -> None:
         """Refuse tensors with several rows for each sample in one dimension, such as both views of each image.

@@ -31,6 +31,7 @@ from ..regions.gradient_paths import GradientPaths
 from ..regions.region_writes import note_later_writes
 from ..values.nesting import tensors_of
 from ..values.sparse_tensors import refuse_sparse_results
+from ..values.user_lines import line_of
 from .captured_step import CapturedStep
 from .fake_run import FakeRun, fake_inputs
 
@@ -106,9 +107,11 @@ def operators_of(
     note_roots(step.graph, fake_run.values)
     note_later_writes(step.graph, fake_run.values)
     if step.gradients and not fake_run.values[step.outputs.home].requires_grad:
+        loss = next(node for node in step.graph.nodes if node.name == step.outputs.home)
+        line = f"{found}: " if (found := line_of(loss)) else ""
         raise RequestError(
-            "the loss does not depend on any parameter that requires a gradient: there is nothing to train; "
-            "check requires_grad, and that the step does not detach"
+            f"{line}the loss does not depend on any parameter that requires a gradient: there is nothing to train; "
+            "check requires_grad, and that the step neither detaches it nor computes it under no_grad or from argmax"
         )
     calls = [node for node in step.graph.nodes if node.op == "call_function"]
     refuse_sparse_gradients(calls, fake_run.values)

@@ -5,9 +5,10 @@ runs the step's Python; if that fails, Dynamo reads its bytecode; if that fails 
 backward programs are derived from a stage's part of the graph on the machine that runs it.
 """
 
+import io
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, redirect_stderr
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -42,7 +43,7 @@ from ..values.capture_errors import Refused, depends_on_value, error_of_type
 from ..values.containers import BatchNesting, flatten_batch
 from ..values.fake_tensors import fake_of, fake_state
 from ..values.sparse_tensors import refuse_sparse_tensors
-from ..values.user_lines import first_line, lines_recorded, reason_of, user_line
+from ..values.user_lines import first_line, lines_recorded, raised_by_user, reason_of, user_line
 from .captured_step import CapturedStep, captured_step
 from .quiet_logging import quiet_torch
 from .repeatability import refuse_unrepeatable
@@ -159,18 +160,43 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
             if (refused := error_of_type(Refused, error)) is not None:
                 raise RequestError(f"{line}: {refused}") from error
             if depends_on_value(error):
-                breaks.widen(error, line)
+                _widen(breaks, error, line)
                 continue
             captured = _exported_by_dynamo(breaks, export)
             if captured is not None:
                 return captured
             if not breaks.keep_python(error, line):
-                raise RequestError(
-                    f"{line}: the step cannot be captured as one graph: {reason_of(error)}; change that line"
-                ) from error
+                raise RequestError(_refusal(breaks, error, line)) from error
     raise RequestError(
         f"{_MAX_BREAKS} kinds of modules need values of tensors, such as {next(iter(breaks.lines.values()))}: too much "
         "of the step would stay Python; compute both ways and choose with torch.where"
+    )
+
+
+def _widen(breaks: Breaks, error: Exception, line: str) -> None:
+    """Leave the part of the step in Python that needs a value; see `Breaks.widen`.
+
+    Raises:
+        RequestError: the step fails when it runs with values.
+    """
+    try:
+        breaks.widen(error, line)
+    except RequestError:
+        raise
+    except Exception as failure:
+        raise RequestError(_refusal(breaks, failure, user_line(failure) or line)) from failure
+
+
+def _refusal(breaks: Breaks, error: Exception, line: str) -> str:
+    """The message for a step that raises an error, for one of the user's with the microbatch."""
+    reason = reason_of(error)
+    if not raised_by_user(error):
+        return f"{line}: the step cannot be captured as one graph: {reason}; change that line"
+    leaves, _ = flatten_batch(breaks.batch)
+    shapes = ", ".join("×".join(map(str, leaf.shape)) or "scalar" for leaf in leaves if isinstance(leaf, Tensor))
+    return (
+        f"{line}: the step raises {reason} for a microbatch of {shapes}: change that line so that it accepts one, or "
+        "the batch or the number of microbatches"
     )
 
 
@@ -186,7 +212,8 @@ def _exported_by_dynamo(breaks: Breaks, export: Callable[..., CapturedStep]) -> 
     if breaks.lines:
         return None
     try:
-        return export(strict=True)
+        with redirect_stderr(io.StringIO()):  # export prints the graph there where an assert fails
+            return export(strict=True)
     except Exception:
         return None
 

@@ -8,6 +8,7 @@ of the step on the example, with real tensors.
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 from attrs import define, field
 from torch import Tensor, fx, nn
@@ -28,7 +29,7 @@ from ..values.late_numbers import LateNumber, with_late_numbers_as_tensors
 from ..values.printed import Printed, noted
 from ..values.results import plain_result
 from ..values.stand_ins import stand_in_for
-from ..values.user_lines import reason_of
+from ..values.user_lines import first_line, reason_of
 from ..values.value_watch import ValueWatch
 from .calls import numbered
 from .module_regions import ModuleRegions
@@ -129,11 +130,7 @@ class Breaks:
         if tail is not None:
             self.printed = Printed()  # the tail prints when it runs
             return tail.call(self.model, self._called, regions, model, batch, locator), []
-        if isinstance(result[0] if isinstance(result, tuple | list) and result else result, LateNumber):
-            raise RequestError(
-                "the step returns a number and not a scalar loss: return the tensor that backward starts from, without "
-                ".item()"
-            )
+        self._refuse_number(result)
         self.printed = printed
         return with_late_numbers_as_tensors(result), watch.texts
 
@@ -141,6 +138,26 @@ class Breaks:
         """Call the step; return its result."""
         result = self.step(model, batch)
         return plain_result(result) if self.loss else result
+
+    def _refuse_number(self, result: Any) -> None:
+        """Refuse a step that returns a number in place of a loss."""
+        loss = result[0] if isinstance(result, tuple | list) and result else result
+        if self.loss and isinstance(loss, LateNumber | int | float | numpy.ndarray | numpy.generic):
+            what = "an array" if isinstance(loss, numpy.ndarray) else "a number"
+            raise RequestError(
+                f"{first_line(self.step)}: the step returns {what} and not a scalar loss: return the tensor that "
+                "backward starts from, without .item(), float() or .numpy()"
+            )
+
+    def _refuse_without_gradient(self, result: Any) -> None:
+        """Refuse the result of a run with values whose loss depends on no parameter, such as one made from a number."""
+        loss = result[0] if isinstance(result, tuple | list) and result else result
+        if self.loss and torch.is_grad_enabled() and isinstance(loss, Tensor) and not loss.requires_grad:
+            raise RequestError(
+                f"{first_line(self.step)}: the loss that the step returns has no gradient: there is nothing to train; "
+                "check requires_grad, and return the tensor that was computed from the model, without .detach(), "
+                ".item() or no_grad"
+            )
 
     # After capture stopped
 
@@ -175,11 +192,7 @@ class Breaks:
         else:
             raise RequestError(_refusal(line, error)) from error
         if name is None and isinstance(stopped, NeedsAutograd):
-            raise RequestError(
-                f"{line}: the step differentiates here what the model computed, which other stages then hold: "
-                "move the call into the module whose results it differentiates; if that is the model itself, make "
-                "it a submodule of another one, which then runs it whole, on one stage"
-            ) from error
+            raise RequestError(f"{line}: {_differentiates(stopped)}") from error
         if name is None and self._tail is not None:
             raise RequestError(_refusal(line, error)) from error
         if name is not None:
@@ -247,6 +260,9 @@ class Breaks:
                 self._modules.watched(random), numbered(self.model, regions, observer), self.autocasts.again(),
             ):  # fmt: skip
                 result = self._called(self.model, self.batch)
+            self._refuse_number(result)
+            if not missing:  # what stands in for parameters without values has no gradient
+                self._refuse_without_gradient(result)
             if tail_line is not None:
                 self._tail = TailRegion.observed(
                     self.model, stand_ins, observer, self._names, result, random.ordinal, tail_line
@@ -270,6 +286,20 @@ def _leave_modules(error: BaseException) -> None:
         if isinstance(tracer, fx.Tracer) and key is not None:
             tracer.module_stack.pop(key, None)
         trace = trace.tb_next
+
+
+def _differentiates(stopped: NeedsAutograd) -> str:
+    """The refusal of a step that differentiates, without its line."""
+    if str(stopped).startswith("backward "):
+        return (
+            "the step calls backward() here: a step only returns its loss, and pipe.step(batch) runs the backward of "
+            "all stages, and the optimizer; leave backward() out"
+        )
+    return (
+        "the step differentiates here what the model computed, which other stages then hold: move the call into the "
+        "module whose results it differentiates; if that is the model itself, make it a submodule of another one, "
+        "which then runs it whole, on one stage"
+    )
 
 
 def _refusal(line: str, error: BaseException) -> str:

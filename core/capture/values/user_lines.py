@@ -38,6 +38,14 @@ def user_line(error: BaseException | None) -> str:
     return found
 
 
+def raised_by_user(error: BaseException) -> bool:
+    """Whether a line of the user's code itself raised an error, as ``assert`` and ``raise`` do."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and is_user_code(trace.tb_frame.f_code.co_filename)
+
+
 def calling_line(frame: FrameType | None) -> str:
     """The innermost line of the user's among a frame and those that called it; "" without any."""
     while frame is not None and not is_user_code(frame.f_code.co_filename):

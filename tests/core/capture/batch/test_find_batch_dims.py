@@ -366,6 +366,11 @@ def pass_messages(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.mse_loss((nodes[source] * nodes[target]).sum(-1), batch["y"])
 
 
+def assert_rows(model: nn.Module, batch: Any) -> torch.Tensor:
+    assert len(batch["x"]) == N, "all of them"
+    return F.cross_entropy(model(batch["x"]), batch["y"])
+
+
 REFUSED = {
     "offsets": (
         Bags(), lambda model, batch: F.cross_entropy(model(batch["t"], batch["o"]), batch["y"]),
@@ -406,6 +411,15 @@ def test_unclear_batch_dims_are_refused_with_the_reason(case: str) -> None:
         find_batch_dims(model, step, batch, microbatches=3)
     assert "\n" not in str(refused.value)
     assert case == "no rows" or "batch_dims=" in str(refused.value)
+
+
+def test_a_step_that_asserts_its_number_of_samples_is_refused_without_advice_for_dimensions() -> None:
+    said = (
+        r"test_find_batch_dims.py:\d+ in assert_rows: all of them \(with 3 of 8 samples of dimension 0 of .*, as in a "
+        r"microbatch\): change that line so that it accepts them, or the batch or the number of microbatches$"
+    )
+    with pytest.raises(RequestError, match=said):
+        find_batch_dims(nn.Linear(D, D), assert_rows, {"x": torch.randn(N, D), "y": LABELS}, microbatches=3)
 
 
 SHARED = {

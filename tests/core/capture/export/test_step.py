@@ -116,17 +116,43 @@ def test_data_dependent_control_flow_names_the_line():
     ("step", "said"),
     [
         (lambda m, x: m(x), r"float32 tensor of shape \(2, 4\), which is not a scalar loss"),
-        (lambda m, x: 3.0, "float and not a scalar loss"),
+        (lambda m, x: 3.0, "a number and not a scalar loss"),
+        (
+            lambda m, x: float(m(x).mean().detach()),
+            r"test_step.py:\d+: the step returns a number and not a scalar loss",
+        ),
+        (lambda m, x: m(x).mean().detach().numpy(), r"test_step.py:\d+: the step returns (an array|a number) and not"),
+        (lambda m, x: torch.tensor(m(x).mean().item()), r"test_step.py:\d+: the loss that the step returns has no gr"),
+        (lambda m, x: m(x).mean().backward(), r"test_step.py:\d+.*: the step calls backward\(\) here.* leave"),
         (lambda m, x: None, "not a scalar loss"),
         (lambda m, x: {"output": m(x).mean()}, r"test_step.py:\d+: the step returns dict and not a scalar loss"),
         (lambda m, x: m(x).argmax(), "int64 tensor of shape"),
         (lambda m, x: m(x).mean().item(), "not a scalar loss"),
-        (lambda m, x: m(x).detach().mean(), "does not depend on any parameter"),
+        (lambda m, x: m(x).detach().mean(), r"test_step.py:\d+: the loss does not depend on any parameter"),
     ],
 )
 def test_a_step_without_a_scalar_loss_is_refused(step, said):
     with pytest.raises(RequestError, match=said):
         operators_of(capture_step(nn.Linear(4, 4), step, torch.ones(2, 4)))
+
+
+def _fails_with_four_rows(model, x):
+    assert len(x) != 4, "four rows"
+    return model(x).mean()
+
+
+def _fails_with_four_rows_of_values(model, x):
+    assert torch.equal(torch.tensor(x.shape[:1]), torch.tensor([8])), "four rows"
+    return model(x).mean()
+
+
+@pytest.mark.parametrize("step", [_fails_with_four_rows, _fails_with_four_rows_of_values])
+def test_an_assertion_that_fails_is_refused_with_the_shape_and_nothing_is_printed(step, capfd):
+    said = r"test_step.py:\d+ in _fails.*the step raises AssertionError: four rows for a microbatch of 4×4: change"
+    with pytest.raises(RequestError, match=said) as refusal:
+        capture_step(nn.Linear(4, 4), step, torch.randn(4, 4))
+    assert "\n" not in str(refusal.value)
+    assert capfd.readouterr() == ("", "")
 
 
 @dataclasses.dataclass
