@@ -31,6 +31,7 @@ from .launch.launch import make_team, mesh_for, rank_of_job, virtual_team, world
 from .launch.meeting import Meeting, begin
 from .launch.progress import Report, silent
 from .launch.random_states import random_states_kept
+from .launch.step_agreement import check_same_step
 from .launch.team import Team
 from .optimizer.described_updates import describe_update
 from .options import PipelineOptions
@@ -204,6 +205,7 @@ class _Builder:
             **describe_update(options.training.optimizer, options.training.scheduler, example.model.named_parameters()),
         }
         check_same(self.team, given)
+        check_same_step(self.team, example.operators)
         initial = compare_initial_weights(self.team, example.model, source)
         if initial.warning is not None:
             self.report(initial.warning)

@@ -1,4 +1,6 @@
-"""Checks before planning that all ranks have the same arguments, model and step; see `batch_agreement` for batches.
+"""Checks before planning that all ranks have the same arguments and model.
+
+See `step_agreement` for the step, and `batch_agreement` for batches.
 
 A rank with other ones would run a part of another model, or wait for messages that are never sent.
 """
@@ -54,7 +56,7 @@ def model_in_words(model: nn.Module, operators: Operators) -> dict[str, str]:
         operators: the captured step.
 
     Returns:
-        Its modules' modes, its parameters, what the step returns, and last the identity of the operator graph.
+        Its modules' modes, its parameters, and last what the step returns.
     """
     modes = {f"{name}.training" if name else "model.training": str(m.training) for name, m in model.named_modules()}
     parameters = {
@@ -62,7 +64,7 @@ def model_in_words(model: nn.Module, operators: Operators) -> dict[str, str]:
         for name, p in model.named_parameters()
     }
     returned = parts_in_words(operators.step.outputs)
-    return {**parameters, **modes, "a step that returns": returned, "operator graph": operators.graph.hash[:12]}
+    return {**parameters, **modes, "a step that returns": returned}
 
 
 def _in_one_process(team: Team) -> bool:
