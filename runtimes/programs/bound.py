@@ -38,6 +38,7 @@ class BoundBackward:
 
     Attributes:
         saved: positions of the saved tensors that it reads.
+        apart: a sink for a run that SCATTER_GRAD does not directly follow; None if ``grad`` gets the gradients.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class BoundBackward:
         order = {place: i for i, place in enumerate(program.gradients)}
         self._messages = [[(order.get(place), place) for place in places] for places in returned]
         self._parameters: list[nn.Parameter] = [static[i - kept] for i in program.parameters]
+        self.apart = None if scatter is None else scatter.sink(self._parameters, scattered=False)
         self._scattering = None if scatter is None else scatter.sink(self._parameters, scattered)
         self._buffers = [buffer(parameter) for parameter in self._parameters] if scatter is None else []
         self._run = program.run

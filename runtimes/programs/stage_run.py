@@ -203,12 +203,24 @@ class StageRun(CapturedStage):
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
     ) -> list[list[Tensor]]:
         """B. Returns the messages of gradients, one for each stage in ``returned``."""
+        return self._run_backward(microbatch, tangents, seed, leaves, key)
+
+    def _run_backward(
+        self,
+        microbatch: int,
+        tangents: dict[int, Tensor],
+        seed: Tensor,
+        leaves: tuple[Any, ...],
+        key: Tensor,
+        scattered: bool = True,
+    ) -> list[list[Tensor]]:
+        """The whole backward; ``scattered`` is whether SCATTER_GRAD directly follows, if replicas share gradients."""
         saved, program = self._saved.pop(microbatch), self._backward
         if program is None:
             boundary, device = self.programs.inputs.boundary, self._device
             return [[zeros(boundary[place], device) for place in places] for places in self.returned.values()]
         with self._noting(microbatch):
-            return program.run(saved, [], tangents, seed, leaves, key)[0]
+            return program.run(saved, [], tangents, seed, leaves, key, sink=None if scattered else program.apart)[0]
 
     def backward_input(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
@@ -220,7 +232,7 @@ class StageRun(CapturedStage):
         program = self._backward_input
         if program is None:
             if self.returned:
-                return self.backward(microbatch, tangents, seed, leaves, key)
+                return self._run_backward(microbatch, tangents, seed, leaves, key, scattered=False)
             self._created[microbatch] = [tangents]
             return []
         saved = self._saved[microbatch]

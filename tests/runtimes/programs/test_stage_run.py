@@ -5,6 +5,12 @@ import weakref
 
 import pytest
 import torch
+from attrs import evolve
+from panpipe.backends.contract import Backend
+from panpipe.backends.memcpy import connect
+from panpipe.runtimes.optimizer.sharded_buckets import Sharing
+from panpipe.runtimes.optimizer.stage_state import StageState
+from panpipe.runtimes.programs.stage_run import StageRun
 
 from ...support.stages.two_stages import KEY, WIDTH, TwoStages, assert_same_gradients
 
@@ -120,3 +126,45 @@ def test_a_dropped_stage_is_freed_at_once_and_not_by_the_garbage_collector():
         assert [ref() for ref in dropped] == [None, None]
     finally:
         gc.enable()
+
+
+def sharing_runs(stages: TwoStages, end: Backend, halves: bool) -> dict[int, StageRun]:
+    """Runs of the same stages whose replicas share gradients; without halves, I or W runs the whole backward."""
+    runs, step = {}, stages.compiled.operators.step
+    for i, programs in stages.compiled.programs.items():
+        own = programs if halves else evolve(programs, backward_input=None, backward_weight=None)
+        sharing = Sharing(lambda: end, 0, 1, gradients=True)
+        parameters = stages.states[i].parameters
+        state = StageState(parameters, {}, lambda groups: torch.optim.SGD(groups, lr=0.1), True, sharing=sharing)
+        runs[i] = StageRun(i, own, stages.compiled.layout, state, step.constants, step.outputs.home)
+    return runs
+
+
+@pytest.mark.parametrize("kind", ["B", "I and W", "whole backward in I or W"])
+@torch.no_grad()
+def test_gradients_that_replicas_share_are_summed_apart_from_parameters(kind):
+    stages, (end,) = TwoStages(), connect(1)
+    expected = dict(stages.alone().named_parameters())
+    stages.runs = sharing_runs(stages, end, kind == "I and W")
+    for m in range(2):
+        forward(stages, m)
+    for m in range(2):
+        leaves, tangents = stages.pieces[m].leaves, dict[int, torch.Tensor]()
+        for run in (stages.runs[1], stages.runs[0]):
+            program = run.backward if kind == "B" else run.backward_input
+            messages = program(m, tangents, SEED, leaves, KEY)
+            tangents = dict(enumerate(messages[0])) if messages else {}
+            if kind == "B":
+                run.state.scatter.scatter().wait()
+    if kind != "B":
+        assert stages.runs[1].state.shards.slots.all == []  # what I computes waits outside of the slots
+    for m in range(2 if kind != "B" else 0):
+        for run in stages.runs.values():
+            run.backward_weight(m, SEED, stages.pieces[m].leaves, KEY)
+            run.state.scatter.scatter().wait()
+    for run in stages.runs.values():
+        run.state.reduce_gradients(end).wait()
+        assert len(run.state.shards.slots.all) == 2
+        for name, part in run.state.shards.parts.items():
+            assert run.state.parameters[name].grad is None
+            torch.testing.assert_close(part.value.grad, expected[name].grad.flatten())
