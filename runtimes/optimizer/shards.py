@@ -60,9 +60,10 @@ class Shards:
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters.values()}
         self.parts = {part.name: part for bucket in self.buckets for part in bucket.parts}
         self.members: list[list[str]] = []
-        self.slots: Slots | None = None
-        if sharing.gradients and self.buckets:
-            self.slots = Slots(self.buckets[0].device, max(bucket.nbytes for bucket in self.buckets))
+        self.slots = Slots() if sharing.gradients else None
+        if self.slots is not None:
+            for bucket in self.buckets:
+                self.slots.grow(bucket.nbytes, bucket.device)
 
     def add(self, name: str, parameter: nn.Parameter) -> None:
         """Share another parameter, in a bucket of its own: the slices of the others stay where they are."""
@@ -72,9 +73,7 @@ class Shards:
         self.bucket_of[parameter] = bucket
         self.parts |= {part.name: part for part in bucket.parts}
         if self.slots is not None:
-            self.slots.grow(bucket.nbytes)
-        elif self.sharing.gradients:
-            self.slots = Slots(bucket.device, bucket.nbytes)
+            self.slots.grow(bucket.nbytes, bucket.device)
 
     def assign_gradients(self, has_one: Sequence[bool]) -> None:
         """Give the slices their sums; the parameters then have no gradient.

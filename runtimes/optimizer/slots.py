@@ -9,16 +9,14 @@ from ...core.plan.sharding import SLOTS
 class Slots:
     """Slots of equal size, allocated when they are needed and then kept, `SLOTS` or more if all are in use.
 
-    Args:
-        device: of the memory.
-        size: bytes of a slot.
+    They have no memory until `grow` is called.
 
     Attributes:
         all: the slots that exist, as bytes.
     """
 
-    def __init__(self, device: torch.device, size: int) -> None:
-        self._device, self.size = device, size
+    def __init__(self) -> None:
+        self._device, self._size = torch.device("cpu"), 0
         self.all: list[Tensor] = []
         self._free: list[Tensor] = []
 
@@ -31,7 +29,7 @@ class Slots:
         """A slot; another one is allocated if none is free."""
         if self._free:
             return self._free.pop()
-        slot = torch.empty(self.size, dtype=torch.uint8, device=self._device)
+        slot = torch.empty(self._size, dtype=torch.uint8, device=self._device)
         self.all.append(slot)
         return slot
 
@@ -44,8 +42,8 @@ class Slots:
         """Forget a slot to which something may still be written."""
         self.all = [known for known in self.all if known is not slot]
 
-    def grow(self, size: int) -> None:
-        """Make slots of at least this many bytes, while none is taken."""
-        if size > self.size:
-            self.size = size
+    def grow(self, size: int, device: torch.device) -> None:
+        """Make slots of at least this many bytes on a device, while none is taken."""
+        if size > self._size:
+            self._size, self._device = size, device
             self.all, self._free = [], []

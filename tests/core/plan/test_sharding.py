@@ -6,7 +6,7 @@ from panpipe.core.actions import Action, Kind, parse_action
 from panpipe.core.cluster.cluster import Cluster, Device
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link
-from panpipe.core.costs.costs import StageCosts
+from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.graph import OpGraph, OpNode
 from panpipe.core.errors import RequestError
 from panpipe.core.evaluate.reduction import step_ends
@@ -148,6 +148,14 @@ def test_shared_gradients_take_less_memory_and_sums_of_each_microbatch() -> None
     assert late.step_s == pytest.approx(4 + 1.5 + 2 + 1.5 + 0.25 + 1.5)
     assert late.bubbles[0]["reduction"] == pytest.approx(1.5 + 1.5 + 1.5)
     assert longest_path(plan, tuple(slow), cluster()).step_s == pytest.approx(late.step_s)
+
+
+def test_sums_share_links_with_messages() -> None:
+    plan = evolve(plan_of("gradients", "gradients"), edges=(StageEdge(0, 1, 40, 40),))
+    costs = [evolve(cost, gradient_bytes=400) for cost in COSTS]
+    together, apart = (simulate(plan, costs, sharing=sharing) for sharing in (True, False))
+    assert together.step_s > apart.step_s + 0.1  # each device has one link for both
+    assert any(bubbles["contention"] > 0 for bubbles in together.bubbles)
 
 
 def test_slots_are_two_of_the_largest_gradient_but_no_more_than_all() -> None:

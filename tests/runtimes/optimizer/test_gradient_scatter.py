@@ -34,13 +34,9 @@ def update(state, end):
     state.gather(end).wait()
 
 
-@pytest.mark.parametrize("make", [adamw, eager])
+@pytest.mark.parametrize(("make", "dtype"), [(adamw, torch.float64), (eager, torch.float64), (adamw, torch.complex128)])
 @pytest.mark.parametrize(("count", "size"), [(2, 1), (3, 100), (5, 10**6)])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_replicas_that_sum_each_microbatch_have_the_parameters_of_one_optimizer(count, size, make, dtype):
-    if dtype.is_complex and make is eager:
-        pytest.skip("amounts to the same")
-
     def work(end):
         state = state_of(end, count, make, dtype, size)
         for step in range(2):
@@ -211,6 +207,27 @@ def test_parameter_that_joins_gets_a_bucket_and_larger_slots():
         state.reduce_gradients(end).wait()
         check_sums(state, [(0, 1), (1, 1)])
         return True
+
+    assert all(on_each(2, work))
+
+
+def test_stage_without_trained_parameters_sums_nothing_until_one_joins():
+    def work(end):
+        state = state_of(end, 2)
+        for parameter in state.parameters.values():
+            parameter.requires_grad_(False)
+        state._trained.clear()
+        backward(state, end, 0, ())
+        assert state.scatter.scatter().bytes == 0
+        update(state, end)
+        state.parameters["w"].requires_grad_(True)
+        state.join("w")
+        state.clear_gradients()
+        backward(state, end, 1, ("w",))
+        state.scatter.scatter().wait()
+        state.reduce_gradients(end).wait()
+        check_sums(state, [(0, 1), (1, 1)])
+        return state.gradient_buffers != []
 
     assert all(on_each(2, work))
 

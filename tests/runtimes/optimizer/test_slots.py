@@ -3,9 +3,17 @@
 import torch
 from panpipe.runtimes.optimizer.slots import Slots
 
+CPU = torch.device("cpu")
+
+
+def slots_of(size):
+    slots = Slots()
+    slots.grow(size, CPU)
+    return slots
+
 
 def test_two_slots_are_allocated_and_then_reused():
-    slots = Slots(torch.device("cpu"), 100)
+    slots = slots_of(100)
     assert slots.has_free
     first, second = slots.take(), slots.take()
     assert [slot.nbytes for slot in slots.all] == [100, 100]
@@ -18,12 +26,12 @@ def test_two_slots_are_allocated_and_then_reused():
 
 
 def test_another_slot_is_allocated_if_all_are_in_use():
-    slots = Slots(torch.device("cpu"), 8)
+    slots = slots_of(8)
     assert len({id(slots.take()) for _ in range(3)}) == len(slots.all) == 3
 
 
 def test_dropped_slot_is_never_taken_again():
-    slots = Slots(torch.device("cpu"), 8)
+    slots = slots_of(8)
     slot = slots.take()
     slots.drop(slot)
     slots.give_back(slot)
@@ -32,9 +40,9 @@ def test_dropped_slot_is_never_taken_again():
 
 
 def test_larger_slots_replace_smaller_ones():
-    slots = Slots(torch.device("cpu"), 8)
+    slots = slots_of(8)
     slots.give_back(slots.take())
-    slots.grow(4)
+    slots.grow(4, CPU)
     assert len(slots.all) == 1
-    slots.grow(16)
+    slots.grow(16, CPU)
     assert slots.take().nbytes == 16
