@@ -8,11 +8,13 @@ would compute something else the next time. No list of such sources is complete,
     counts of the step increased ──▶ run    a branch such as ``if self.calls > 100``
     its counts followed          ──▶ runs   both sides of ``if self.calls % 50 == 0``       (kept_number_runs.py)
     a run whose ``item()`` returns another number ──▶ run    a branch such as ``if loss > 3 * mean(self.losses)``
+    runs whose ``item()`` returns other numbers   ──▶        ``len(f"{loss.item()}")``, if only texts need a value
 
 Runs are compared by their operators, with shapes and numbers. A difference is refused with the user's line. Values that
 the first run sets up are checked in `set_up_values`.
 """
 
+import math
 import weakref
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -39,10 +41,12 @@ _LONGER = 1000
 """Number of entries added to a list to which the step appends."""
 _OTHERS = (1e-6, 1e6)
 """Results of ``item()`` in the run before a compared run, because a step may keep the number and compare with it."""
-MAX_RUNS = 34
+_IN_TEXTS = (123456.789, math.nan)
+"""Results of ``item()`` in compared runs of a step that writes values into texts and needs them for nothing else."""
+MAX_RUNS = 34 + len(_IN_TEXTS)
 """Largest number of trial runs of a first capture: 3 at first, one for each of `_FAR`, 3 and one for each of `_FAR` for
-each of `_OTHERS`, 4 for values that it sets up, 3 and 2 for each of `MAX_SIDES` for numbers that it keeps; a later
-shape has at most 17 more. `MAX_OPERATORS` limits each."""
+each of `_OTHERS`, 4 for values that it sets up, 3 and 2 for each of `MAX_SIDES` for numbers that it keeps, and one for
+each of `_IN_TEXTS`; a later shape has at most 17 more. `MAX_OPERATORS` limits each."""
 _OTHER_NUMBERS = "after steps with other losses or other numbers of tensors"
 
 
@@ -53,6 +57,7 @@ def refuse_unrepeatable(
     device: torch.device,
     gradients: bool,
     pending: Sequence[PendingRefusal] = (),
+    texts: bool = False,
 ) -> None:
     """Refuse a step that computes something else when it runs again; a step that passed before does not run again.
 
@@ -63,6 +68,7 @@ def refuse_unrepeatable(
         gradients: whether a backward follows.
         pending: values that the step assigns and reads, and may only set up, such as a table of positions; if it does
             more, the first one's refusal is raised.
+        texts: whether the step writes values into texts, and needs values for nothing else.
 
     Raises:
         RequestError: two runs differ; the message has the line, and a value that the step changes.
@@ -78,7 +84,7 @@ def refuse_unrepeatable(
         return
     runs = TrialRuns(model, step, nesting, device, gradients, reached)
     try:
-        repeated = _Repeated(runs, leaves)
+        repeated = _Repeated(runs, leaves, texts)
         sets_up = repeated.compare() if judged is None else True
         if repeated.kept and not pending:
             repeated.refuse_kept()
@@ -133,13 +139,14 @@ class _Repeated:
     Args:
         runs: of the step.
         leaves: of the batch.
+        texts: whether the step needs values for texts alone.
 
     Attributes:
         kept: the names of numbers that differ in each run.
     """
 
-    def __init__(self, runs: TrialRuns, leaves: Leaves) -> None:
-        self._runs, self._leaves = runs, leaves
+    def __init__(self, runs: TrialRuns, leaves: Leaves, texts: bool) -> None:
+        self._runs, self._leaves, self._texts = runs, leaves, texts
         self._changed: list[str] = []
         self.kept: set[Any] = set()
 
@@ -170,6 +177,8 @@ class _Repeated:
                 after = self._runs.now()
                 self._run(number)
                 self._refuse_later(second, before, after, _OTHER_NUMBERS)
+            for number in _IN_TEXTS if self._texts and self._runs.ended else ():
+                self._refuse_read_text(second, self._run(number))
         check_foreign_gradients(start, self._runs.given)  # outside, where its warnings are shown
         return sets_up
 
@@ -194,6 +203,14 @@ class _Repeated:
         self._refuse_read_kept()
         if (found := first_difference(known, other)) is not None:
             raise refusal_of(found, cause_in(self._changed), when)
+
+    def _refuse_read_text(self, known: list[RecordedOperator], other: list[RecordedOperator]) -> None:
+        if self._runs.ended and (found := first_difference(known, other)) is not None:
+            raise RequestError(
+                f"{found.line or 'the step'}: the step computes something else here if the values differ that it "
+                "writes into a text, such as its length, and a text is only known after the step: use the tensor "
+                "itself in the condition"
+            )
 
     def _refuse_read_kept(self) -> None:
         if self._runs.read_kept:

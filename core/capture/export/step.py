@@ -118,7 +118,8 @@ def capture_step(
             captured = _captured(breaks, export)
         if not repeats:
             with earlier.restored():
-                refuse_unrepeatable(model, step, batch, torch.device(device), gradients, breaks.pending)
+                texts = bool(captured.outputs.texts) and not breaks.lines
+                refuse_unrepeatable(model, step, batch, torch.device(device), gradients, breaks.pending, texts)
         elif breaks.pending:
             raise breaks.pending[0].refusal
     return captured

@@ -1,5 +1,6 @@
 """Consecutive runs of a step on fake tensors: each starts with the Python state that the one before left."""
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -192,5 +193,6 @@ class _Values(PlaceholderResults):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].dtype != torch.bool:
             self.gave_number = True
-            return self._number if args[0].is_floating_point() else int(self._number)
+            whole = 0 if math.isnan(self._number) else int(self._number)
+            return self._number if args[0].is_floating_point() else whole
         return super().__torch_dispatch__(func, types, args, kwargs)

@@ -60,7 +60,7 @@ class UnknownText(str):
     """A text of one value that is not known: it can be written and joined, and every other use of it stops the capture.
 
     Python joins it to a plain text in an f-string with other parts, and in ``%`` and ``format``: uses of such a text
-    are not detected.
+    are detected where they change what a trial run with other values computes (``export/repeatability``).
     """
 
     __slots__ = ()

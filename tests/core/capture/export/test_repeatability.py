@@ -514,6 +514,50 @@ def test_lru_cache_of_the_user_keeps_no_traced_tensor():
     assert table(4).sum() == 6
 
 
+def doubled_by_the_length(loss):
+    return loss * 2 if len(f"loss {loss.item():.3f}") > 10 else loss
+
+
+def doubled_if_the_text_has_nan(loss):
+    return loss * 2 if "nan" in f"loss {loss.item()}" else loss
+
+
+def factor_by_the_text(loss):
+    return loss * {"loss 1.00": 2.0}.get("loss {:.2f}".format(loss.item()), 1.0)  # noqa: UP032
+
+
+def factor_by_the_number_of_digits(loss):
+    return loss * len("%.1f of it" % loss.item())  # noqa: UP031
+
+
+@pytest.mark.parametrize("use", [
+    doubled_by_the_length, doubled_if_the_text_has_nan, factor_by_the_text, factor_by_the_number_of_digits,
+])  # fmt: skip
+def test_a_text_of_a_value_that_decides_what_is_computed_is_refused_with_the_line(use):
+    """Also where the text is joined to others, so that it is a plain text."""
+    try:
+        step = captured(model(), lambda m, b: use(fit(m, b)))
+    except RequestError as refusal:
+        said = str(refusal)
+        assert names_a_line(said, __file__)
+        assert "use the tensor itself in the condition" in said
+    else:
+        assert step.regions  # the line stays Python, and reads the text of the value
+
+
+def test_texts_of_values_that_are_printed_and_kept_are_captured(capsys):
+    texts = []
+
+    def step(m, b):
+        loss = fit(m, b)
+        print(f"loss {loss.item():.3f} of {loss.detach() * 2:.1f}".center(40))
+        texts.append(f"loss {loss.item():.3f}")
+        return loss
+
+    with pytest.warns(UserWarning, match="the step writes 'texts'"):
+        assert not captured(model(), step).regions
+
+
 def test_trial_runs_are_few_even_where_a_step_counts_collects_and_compares(monkeypatch):
     runs, run = [], trial_runs.TrialRuns.run
     monkeypatch.setattr(trial_runs.TrialRuns, "run", lambda *given, **more: runs.append(1) or run(*given, **more))
