@@ -206,13 +206,14 @@ def train(pipe, data, losses, leads, console):
     with Progress(*columns, console=console, disable=not leads, auto_refresh=False) as progress:
         task = progress.add_task("training", total=len(data))
         for index, batch in enumerate(data):
-            start = time.perf_counter()
-            if index == len(data) // 2:
+            start, traced = time.perf_counter(), index == len(data) // 2
+            if traced:
                 loss, trace = pipe.trace_step(batch)
             else:
                 loss = pipe.step(batch)
+            losses.append(loss.item())  # on a GPU this waits for the step
+            if not traced:
                 times.append(time.perf_counter() - start)
-            losses.append(loss.item())
             if index % PACE == PACE - 1 or index == len(data) - 1:
                 after = read()
                 readings += [(before + after) / 2] * (len(times) - len(readings))

@@ -16,6 +16,7 @@ from ..costs.graph import OpGraph, OpNode
 from ..costs.reductions import TensorReductions
 from .kernels import Kernel
 from .optimizers import DEFAULT, Optimizer, find_optimizer
+from .recomputed import casts_computed_again
 from .roofline import kernels_s
 from .single_operator import LoneOperator
 from .work import TracedOperator, work_of
@@ -193,7 +194,7 @@ def _first_saved(lone: list[LoneOperator], works: list[TracedOperator]) -> list[
     Of each storage the node that allocates it, its bytes, and whether all microbatches share it.
     """
     kept: set[str] = set()
-    found = []
+    found, casts = list[list[tuple[str | None, int, bool]]](), dict[tuple[int, int], str]()
     for operator, work in zip(lone, works, strict=True):
         own: list[tuple[str | None, int, bool]] = []
         for tensor in work.kept:
@@ -204,11 +205,14 @@ def _first_saved(lone: list[LoneOperator], works: list[TracedOperator]) -> list[
                 continue  # a view of a parameter
             name = None if root is None else root.name
             if name is None or name not in kept:
+                if tensor.cast_of is not None and tensor.cast_of < len(operator.activations):
+                    casts[len(found), len(own)] = root_of(operator.given[tensor.cast_of]).name
                 own.append((name, tensor.bytes, tensor.shared))
             if name is not None:
                 kept.add(name)
         found.append(own)
-    return found
+    again = casts_computed_again(lone, works, kept, casts)
+    return [[each for at, each in enumerate(own) if (number, at) not in again] for number, own in enumerate(found)]
 
 
 def _saved(lone: list[LoneOperator], works: list[TracedOperator]) -> tuple[list[int], list[int], set[str]]:

@@ -12,6 +12,7 @@ from ..capture.graph.nodes import root_of
 from ..capture.graph.storages import storage_sizes
 from ..capture.graph.tensor_sums import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ..capture.programs.accumulated_products import products_of
+from ..capture.programs.fusible import is_row_wise
 from ..capture.programs.joint_graph import (
     JointGraph,
     ancestors,
@@ -23,6 +24,7 @@ from ..capture.programs.joint_graph import (
     trace_joint,
 )
 from ..capture.programs.overwriting import may_overwrite
+from ..capture.programs.recomputed_casts import narrows, shown_by
 from .kernels import Kernel, kernel_of
 from .region_work import REGION_OPERATORS, RegionWork, region_work
 from .single_operator import LoneOperator, is_copy
@@ -37,12 +39,14 @@ class KeptStorage:
         returned: if the tensor is a result, its position among the results; otherwise None.
         bytes: of the storage.
         shared: whether it depends on parameters alone, so that all microbatches share it.
+        cast_of: position of the input that it is a cast of to a narrower dtype; None for another tensor.
     """
 
     given: int | None
     returned: int | None
     bytes: int
     shared: bool = False
+    cast_of: int | None = None
 
 
 @frozen
@@ -55,6 +59,7 @@ class TracedOperator:
         forward_bytes, backward_bytes: the peak memory of F and of the backward, without their inputs and the kept
             storages.
         forward_reduced, backward_reduced: bytes of each all-reduce over tensor ranks in F, and in the backward.
+        row_wise: whether F works element by element or along rows, so that it takes one pass over memory.
     """
 
     forward: tuple[Kernel, ...] = ()
@@ -65,6 +70,7 @@ class TracedOperator:
     backward_bytes: int = 0
     forward_reduced: tuple[int, ...] = ()
     backward_reduced: tuple[int, ...] = ()
+    row_wise: bool = True
 
     @property
     def has_backward(self) -> bool:
@@ -101,7 +107,7 @@ def work_of(operator: LoneOperator) -> TracedOperator:
         _peak(
             joint, backward, kept.storages | kept.given, _without_memory(joint, backward, len(operator.activations))
         ),
-        _reduced(joint, nodes.forward), _reduced(joint, backward),
+        _reduced(joint, nodes.forward), _reduced(joint, backward), all(map(is_row_wise, nodes.forward)),
     )  # fmt: skip
 
 
@@ -213,9 +219,19 @@ def _kept(joint: JointGraph, operator: LoneOperator, nodes: _Nodes, regions: dic
             elif place is not None and not _is_local(operator, place):
                 continue
             else:
-                found[key] = KeptStorage(place, None if place is not None else returned.get(key), size, node in shared)
+                output = None if place is not None else returned.get(key)
+                found[key] = KeptStorage(place, output, size, node in shared, _cast_of(node, joint))
     tensors = [*found.values(), *(KeptStorage(None, None, work.kept_bytes) for work in regions.values())]
     return _KeptStorages(tuple(tensors), frozenset(found) | frozenset(tangents), frozenset(given))
+
+
+def _cast_of(node: fx.Node, joint: JointGraph) -> int | None:
+    """The position of the input that a node is a cast of to a narrower dtype, if any."""
+    root = shown_by(node)
+    if not narrows(root):
+        return None
+    source = shown_by(root.all_input_nodes[0])
+    return next((position for position, given in joint.primals.items() if given is source), None)
 
 
 def _is_local(operator: LoneOperator, place: int) -> bool:

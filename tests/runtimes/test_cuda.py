@@ -133,13 +133,15 @@ def test_copies_overlap_with_compute():
     assert sum(overlap) > len(copies) // 4
 
 
-def step_times(pipe, batch, steps):
-    """Seconds of the host in each step, with the device idle at its beginning."""
+def step_times(pipe, batch, steps, wait=True):
+    """Seconds of each step, or only of the host that issues it, with the device idle at its beginning."""
     times = []
     for _ in range(steps):
         torch.cuda.synchronize()
         start = time.perf_counter()
         pipe.step(batch)
+        if wait:
+            torch.cuda.synchronize()
         times.append(time.perf_counter() - start)
     return times
 
@@ -147,7 +149,7 @@ def step_times(pipe, batch, steps):
 def test_issuing_an_action_takes_the_host_less_than_a_millisecond():
     pipe, batch = even_pipeline(8, 8, count=2)
     actions = max(len(actions) for actions in pipe.plan.device_actions)
-    assert min(step_times(pipe, batch, 20)) / actions < 1e-3
+    assert min(step_times(pipe, batch, 20, wait=False)) / actions < 1e-3
 
 
 def planned(stages: int):

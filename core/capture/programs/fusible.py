@@ -106,6 +106,11 @@ def is_single_view(node: fx.Node) -> bool:
     )
 
 
+def is_row_wise(node: fx.Node) -> bool:
+    """Whether a node is fusible, a view, or a part of a result: it takes at most one pass over memory."""
+    return fusible(node) or is_single_view(node) or node.target is operator.getitem
+
+
 def parts(node: fx.Node) -> list[fx.Node]:
     """The nodes that select one of several results."""
     return [user for user in node.users if user.target is operator.getitem]

@@ -13,16 +13,15 @@ by element or along rows are between it and tensors that the backward reads anyw
 it and hands it to W, so that what only I reads is freed before W.
 """
 
-import operator
 from collections.abc import Collection
 
 import torch
 from torch import fx
 
-from .fusible import fusible, is_single_view
+from .fusible import fusible, is_row_wise, is_single_view
 from .joint_graph import JointGraph, ancestors, closed_over, ordered
 
-_MOST = 8
+MOST = 8
 """Largest number of operators that are computed again for one cast: those of a normalisation spelled out."""
 
 
@@ -44,10 +43,10 @@ def recompute_casts(
     read = closed_over(ordered(joint.graph, backward), backward)
     casts: dict[fx.Node, list[fx.Node]] = {}
     for node in read:
-        root = _shown(node)
-        if node in in_forward and root in in_forward and _narrows(root) and node not in joint.gradients.values():
+        root = shown_by(node)
+        if node in in_forward and root in in_forward and narrows(root) and node not in joint.gradients.values():
             casts.setdefault(root, []).append(node)
-    given = {node for node in read if _shown(node) not in casts}.union(shared, fixed)
+    given = {node for node in read if shown_by(node) not in casts}.union(shared, fixed)
     added: set[fx.Node] = set()
     for saved in casts.values():
         nodes = _between(saved, given)
@@ -56,14 +55,14 @@ def recompute_casts(
     return added
 
 
-def _shown(node: fx.Node) -> fx.Node:
+def shown_by(node: fx.Node) -> fx.Node:
     """The node whose memory a node shows."""
     while is_single_view(node):
         node = node.all_input_nodes[0]
     return node
 
 
-def _narrows(node: fx.Node) -> bool:
+def narrows(node: fx.Node) -> bool:
     """Whether a node is a cast to a narrower floating-point dtype."""
     if node.target is not torch.ops.aten._to_copy.default:
         return False
@@ -79,11 +78,11 @@ def _between(saved: Collection[fx.Node], given: Collection[fx.Node]) -> set[fx.N
         node = todo.pop()
         if node in found or node in given:
             continue
-        if not (fusible(node) or is_single_view(node) or node.target is operator.getitem):
+        if not is_row_wise(node):
             return None
         found.add(node)
         todo.extend(node.all_input_nodes)
-    return found if sum(map(fusible, found)) <= _MOST else None
+    return found if sum(map(fusible, found)) <= MOST else None
 
 
 def _copied(
