@@ -14,6 +14,7 @@ from ...core.documents import as_plain
 from ...core.evaluate.idle import IdleTime
 from ...core.plan.interval import interval_text
 from ...core.plan.plan import Plan, Prediction
+from ...core.plan.sharding import GRADIENTS, OPTIMIZER
 from ...core.plan.wording import plan_size
 from ...core.schedules.meaning import meaning_of
 from ...core.trace.throughput import StepTotals, Throughput, throughput
@@ -115,6 +116,8 @@ class PlanAnswer:
             print(rates)
         if plan.memory.offload:
             print(_offload_text(plan))
+        if plan.shard:
+            print(_shard_text(plan))
         if plan.mesh.tensor > 1:
             share = reduction_share(plan)
             print(f"All-reduces over {plan.mesh.tensor} tensor ranks: {share:.1%} of the time of F, B, I and W")
@@ -202,6 +205,16 @@ def _offload_text(plan: Plan) -> str:
     )
 
 
+def _shard_text(plan: Plan) -> str:
+    """What replicas share, by level."""
+    parts = []
+    for level, what in ((OPTIMIZER, "the optimizer"), (GRADIENTS, "gradients and the optimizer")):
+        stages = [str(stage) for stage, own in enumerate(plan.shard) if own == level]
+        if stages:
+            parts.append(f"{what} of stage{'s' * (len(stages) > 1)} {' '.join(stages)}")
+    return f"{plan.mesh.data} replicas share {', '.join(parts)}"
+
+
 def plain_plan(plan: Plan) -> dict[str, Any]:
     """Everything needed to evaluate a plan again."""
     prediction = _prediction(plan)
@@ -214,6 +227,7 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
         "device_actions": as_plain(plan.device_actions),
         "recompute": list(plan.memory.recompute),
         **({"offload": _plain_offload(plan)} if plan.memory.offload else {}),
+        **({"shard": list(plan.shard)} if plan.shard else {}),
         "predicted_step_s": prediction.step_s,
         "predicted_interval_s": prediction.interval_s,
         "peak_memory_bytes": list(prediction.peak_memory_bytes),

@@ -44,7 +44,7 @@ def test_plain_data_evaluate_again():
     ]  # fmt: skip
     assert (found["predicted_step_s"], found["evaluations"], found["recompute"]) == (9, 7, [])
     assert found["peak_memory_bytes"] == [110, 105]
-    assert not {"offload", "tensor"} & set(found)
+    assert not {"offload", "tensor", "shard"} & set(found)
 
 
 def test_offload_and_tensor_ranks_are_named_only_if_there_are_some():
@@ -96,6 +96,23 @@ def test_offload_is_described(capsys):
     )  # fmt: skip
     text = shown(capsys, answer(plan))
     assert "Offload: 4 B of saved tensors a step to the host and back, of stages 0" in text
+
+
+@pytest.mark.parametrize(
+    ("levels", "words"),
+    [
+        (("gradients", "optimizer"), "the optimizer of stage 1, gradients and the optimizer of stage 0"),
+        (("gradients", "gradients"), "gradients and the optimizer of stages 0 1"),
+        (("none", "optimizer"), "the optimizer of stage 1"),
+    ],
+)
+def test_what_replicas_share_is_described(capsys, levels, words):
+    plan = planned()
+    cluster = fully_connected(4, 200, 1e9, 0.0)
+    prediction = evolve(plan.prediction, cluster=cluster)
+    plan = evolve(plan, mesh=evolve(plan.mesh, data=2), shard=levels, prediction=prediction)
+    assert plain_plan(plan)["shard"] == list(levels)
+    assert f"2 replicas share {words}\n" in shown(capsys, answer(plan))
 
 
 def test_other_plans_are_compared_with_the_best(capsys):
