@@ -1,11 +1,17 @@
-"""What compiling stages makes of a step.
+"""What compiling makes of a step: of a pipeline's stages, and of the whole step in one process.
 
-    python benchmarks/runtime/compiled_stages.py [--steps N] [--rounds N] [--record FILE]
+    python benchmarks/runtime/compiled_stages.py [--steps N] [--rounds N] [--model NAME] [--record FILE]
 
-Two stages on two threads, 1F1B, 4 microbatches, float32, cut at equal numbers of operators; of a GPT with biases,
-dropout left out, and of a model whose work is mostly element by element. In one run, taking turns: stages as they are,
-and compiled. A turn's time is the median over its steps; what is reported is the median over turns, and the median over
-turns of the ratio. Building both is timed once, whatever Inductor has on disk.
+Two stages on two threads, 1F1B, float32, cut at equal numbers of operators, against one process that runs the same
+microbatches one after another, eager and with ``torch.compile`` of the user's step. Models: the benchmark model, a GPT
+with biases and a GELU written out, and one whose work is mostly element by element. In one run, taking turns. A turn's
+time is the median over its steps; reported is the median over turns, and the median over turns of the ratios:
+
+    speed-up  eager in one process ÷ pipeline              gain  plain ÷ compiled, of one process and of the pipeline
+    bar       (one process compiled ÷ speed-up) ÷ pipeline compiled: at least 1 if compiling gains a pipeline as much as
+              it gains one process
+
+Each by the time on the clock, and by the CPU seconds of all threads, which other programs on the machine change less.
 """
 
 import argparse
@@ -21,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import torch
+from attrs import frozen
 from panpipe.answers.output import print_table
 from panpipe.core.capture.export.operators import operators_of, tensor_bytes
 from panpipe.core.capture.export.step import capture_step
@@ -33,9 +40,9 @@ from torch.nn import functional
 from benchmarks import gpt
 from benchmarks.recording import machine, record
 
-MICROBATCHES, ROWS, LENGTH, LAYERS, VOCABULARY = 4, 8, 128, 4, 512
-Block = Callable[[int], nn.Module]
+ROWS, LENGTH, LAYERS, VOCABULARY = 8, 128, 4, 512
 Batch = tuple[torch.Tensor, torch.Tensor]
+Step = Callable[[Batch], object]
 
 
 def spelled_out_gelu(x: torch.Tensor) -> torch.Tensor:
@@ -58,58 +65,117 @@ class Elementwise(nn.Module):
         return x + self.mix(y)
 
 
-def pipelines(block: Block, width: int) -> tuple[list[panpipe.Pipeline], list[float], Batch]:
-    """The same plan, plain and compiled; the seconds to build each; and a batch."""
-    batch = gpt.data(ROWS, LENGTH, VOCABULARY)
-    piece = tuple(tensor[: ROWS // MICROBATCHES] for tensor in batch)
-    operators = operators_of(capture_step(gpt.stack(block, width, LAYERS, VOCABULARY), gpt.step, piece))
+@frozen
+class Case:
+    """A model and its batches.
+
+    Args:
+        make: creates the model, with the same values at every call.
+        batch: whole.
+        microbatches: that it is cut into.
+    """
+
+    make: Callable[[], nn.Module]
+    batch: Batch
+    microbatches: int
+
+    def pieces(self) -> list[Batch]:
+        """The microbatches."""
+        inputs, targets = (tensor.chunk(self.microbatches) for tensor in self.batch)
+        return list(zip(inputs, targets, strict=True))
+
+
+def stack_of(block: Callable[[int], nn.Module], width: int) -> Case:
+    return Case(lambda: gpt.stack(block, width, LAYERS, VOCABULARY), gpt.data(ROWS, LENGTH, VOCABULARY), 4)
+
+
+CASES = {
+    "benchmark": Case(gpt.make, gpt.data(), gpt.MICROBATCHES),
+    "gpt": stack_of(functools.partial(gpt.Block, gelu=spelled_out_gelu), 256),
+    "elementwise": stack_of(Elementwise, 512),
+}
+
+
+def one_process(case: Case, compiled: bool) -> Step:
+    """A step in one process: the microbatches one after another, and an update."""
+    model = case.make()
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss_of = torch.compile(gpt.step) if compiled else gpt.step
+
+    def run(_batch: Batch) -> None:
+        optimizer.zero_grad()
+        for piece in case.pieces():
+            (loss_of(model, piece) / case.microbatches).backward()
+        optimizer.step()
+
+    return run
+
+
+def pipelines(case: Case) -> list[panpipe.Pipeline]:
+    """The same plan, plain and compiled."""
+    operators = operators_of(capture_step(case.make(), gpt.step, case.pieces()[0]))
     sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
-    plan = even_plan(operators.graph, find_family("1f1b").build(ScheduleProblem(2, MICROBATCHES, 1)), sizes)
-    pipes, seconds = [], []
-    for compile in (None, "inductor"):
-        start = time.perf_counter()
-        model = gpt.stack(block, width, LAYERS, VOCABULARY)
-        options = {"plan": plan, "optimizer": torch.optim.AdamW, "compile": compile}
-        pipes.append(panpipe.pipeline(model, gpt.step, batch, **options))
-        seconds.append(time.perf_counter() - start)
-    return pipes, seconds, batch
+    plan = even_plan(operators.graph, find_family("1f1b").build(ScheduleProblem(2, case.microbatches, 1)), sizes)
+    options = {"plan": plan, "optimizer": torch.optim.AdamW}
+    return [panpipe.pipeline(case.make(), gpt.step, case.batch, compile=how, **options) for how in (None, "inductor")]
 
 
-def turn(pipe: panpipe.Pipeline, batch: Batch, steps: int) -> float:
-    found = []
+CLOCKS = {"clock": time.perf_counter, "CPU": time.process_time}
+
+
+def turn(step: Step, batch: Batch, steps: int) -> dict[str, float]:
+    """The median seconds of a step, by each clock."""
+    found: dict[str, list[float]] = {name: [] for name in CLOCKS}
     for _ in range(steps):
-        start = time.perf_counter()
-        pipe.step(batch)
-        found.append(time.perf_counter() - start)
-    return statistics.median(found)
+        start = {name: now() for name, now in CLOCKS.items()}
+        step(batch)
+        for name, now in CLOCKS.items():
+            found[name].append(now() - start[name])
+    return {name: statistics.median(each) for name, each in found.items()}
 
 
-def row(name: str, block: Block, width: int, steps: int, rounds: int) -> list[str]:
-    pipes, seconds, batch = pipelines(block, width)
-    for pipe in pipes:
-        turn(pipe, batch, 2)
-    turns = [[turn(pipe, batch, steps) for pipe in pipes] for _ in range(rounds)]
-    plain, compiled = (1e3 * statistics.median(column) for column in zip(*turns, strict=True))
-    ratio = statistics.median(after / before for before, after in turns)
+def rows_of(name: str, case: Case, steps: int, rounds: int) -> list[list[str]]:
+    pipes = pipelines(case)
+    runners = [one_process(case, False), one_process(case, True), *(pipe.step for pipe in pipes)]
+    for runner in runners:
+        turn(runner, case.batch, 2)
+    turns = [[turn(runner, case.batch, steps) for runner in runners] for _ in range(rounds)]
     for pipe in pipes:
         pipe.close()
-    compiling_s = seconds[1] - seconds[0]
-    return [f"{name}, width {width}", f"{plain:.1f}", f"{compiled:.1f}", f"{ratio:.2f}", f"{compiling_s:.0f}"]
+    return [row(name, clock, [[each[clock] for each in one] for one in turns]) for clock in CLOCKS]
+
+
+def row(name: str, clock: str, turns: list[list[float]]) -> list[str]:
+    times = [f"{1e3 * statistics.median(column):.1f}" for column in zip(*turns, strict=True)]
+
+    def ratio(of: Callable[[float, float, float, float], float]) -> str:
+        return f"{statistics.median(of(*each) for each in turns):.2f}"
+
+    ratios = [
+        ratio(lambda eager, whole, plain, compiled: eager / plain),
+        ratio(lambda eager, whole, plain, compiled: eager / whole),
+        ratio(lambda eager, whole, plain, compiled: plain / compiled),
+        ratio(lambda eager, whole, plain, compiled: whole / (eager / plain) / compiled),
+    ]
+    return [name, clock, *times, *ratios]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--model", choices=CASES, action="append", help="by default all")
     parser.add_argument("--record", help="append the result to this Markdown file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     rows = [
-        row("GPT", functools.partial(gpt.Block, gelu=spelled_out_gelu), 256, options.steps, options.rounds),
-        row("element by element", Elementwise, 512, options.steps, options.rounds),
+        each for name in options.model or CASES for each in rows_of(name, CASES[name], options.steps, options.rounds)
     ]
-    title = f"Stages compiled by Inductor, two threads, {options.rounds} rounds of {options.steps} steps"
-    header = ("model", "plain ms", "compiled ms", "ratio", "seconds to compile")
+    title = f"Compiled by Inductor, ms a step, {options.rounds} rounds of {options.steps} steps"
+    header = (
+        "model", "by", "one process", "compiled", "pipeline", "compiled stages", "speed-up", "gain of one process",
+        "gain of the pipeline", "bar",
+    )  # fmt: skip
     print_table(title, header, rows)
     if options.record:
         record(options.record, title, machine(), header, rows)
