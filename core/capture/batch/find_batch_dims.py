@@ -340,7 +340,7 @@ def _dict_text(dims: Mapping[str, int | None]) -> str:
 
 
 def _ask(axis: Axis) -> str:
-    names = [*dict(axis.dims), *axis.lists]
-    key = names[0].removeprefix("batch")
-    example = f"{{{key[1:-1]}: 0}}" if key.startswith("['") and key.count("[") == 1 else "0"
+    keys = [name.removeprefix("batch") for name in (*dict(axis.dims), *axis.lists)]
+    flat = not axis.lists and all(key.startswith("['") and key.count("[") == 1 for key in keys)
+    example = _dict_text(dict(axis.dims[:8])) if flat and keys else "0"
     return f"give batch_dims=, such as batch_dims={example}, with None for what all microbatches share"

@@ -147,7 +147,7 @@ class RowWatch(PlaceholderResults):
             self._pass_on(call, marks & {"number"})
         elif "number" in marks:
             self._judge_numbers(call)
-        self._judge_operator(call)
+        self._judge_operator(call, marks)
         self._judge_lost(call, kept)
 
     def _judge_constant(self, call: OperatorCall, marks: frozenset[str]) -> None:
@@ -181,9 +181,6 @@ class RowWatch(PlaceholderResults):
             if min(1, scores.ndim - 1) in self.carried(scores):
                 self._note_index(call, labels)
 
-    def _any_selected(self, call: OperatorCall) -> bool:
-        return any("selected" in self._marks.get(t, ()) for t in call.given)
-
     def _judge_scattered(self, call: OperatorCall) -> None:
         """Judge values that a mask distributes: each sample takes those after the ones of earlier samples."""
         if call.name.startswith("masked_scatter"):
@@ -202,20 +199,24 @@ class RowWatch(PlaceholderResults):
             return
         if where or call.name in ("gather", "index_select"):
             return
-        selected = isinstance(source, Tensor) and "selected" in self._marks.get(source, ())
+        own = _selected_by(call.args[2])
+        selected = {mark for mark in self._marks.get(source, ()) if mark.startswith(_SELECTED)} - {own}
         if call.name.startswith(ACCUMULATING) and not selected:
             self._note(GROUPED, call)
         else:
             self._note_index(call, call.args[2])
 
     def _note_selected(self, call: OperatorCall, where: list[int]) -> None:
-        """Mark rows that values of the batch select from a table without samples, as edges of a graph select nodes."""
+        """Mark rows that values of the batch select from a table without samples, as edges of a graph select nodes.
+
+        Sums of such rows by the same values are by the class of each sample; by others they relate samples.
+        """
         if call.name not in ("embedding", "index", "index_select"):
             return
-        index = call.args[2 if call.name == "index_select" else 1]
-        given = any("given" in self._marks.get(t, ()) for t in pytree.tree_leaves(index) if isinstance(t, Tensor))
-        if given and not where:
-            self._pass_on(call, frozenset({"selected"}))
+        index = pytree.tree_leaves(call.args[2 if call.name == "index_select" else 1])
+        given = [t for t in index if isinstance(t, Tensor) and "given" in self._marks.get(t, ())]
+        if not where:
+            self._pass_on(call, frozenset(map(_selected_by, given)))
 
     def _judge_numbers(self, call: OperatorCall) -> None:
         """Judge an operator that uses row numbers for something else than selecting rows."""
@@ -243,12 +244,12 @@ class RowWatch(PlaceholderResults):
         elif lost and lost[0] is call.made[0]:
             self._note(POSITIONAL, call)
 
-    def _judge_operator(self, call: OperatorCall) -> None:
+    def _judge_operator(self, call: OperatorCall, marks: frozenset[str]) -> None:
         name, args = call.name, call.args
         first = args[0] if args and isinstance(args[0], Tensor) else call.given[0]
         where = self.carried(first)
         if torch.Tag.pointwise in call.func.tags or call.func.is_view:
-            self._pass_on(call, frozenset({"selected"}) if self._any_selected(call) else frozenset())
+            self._pass_on(call, frozenset(mark for mark in marks if mark.startswith(_SELECTED)))
             return
         self._note_selected(call, where)
         if name in PRODUCTS:
@@ -315,6 +316,14 @@ class RowWatch(PlaceholderResults):
             self.findings[kind, call.name] = Finding(kind, call.name, _current_line())
             if self._stops and kind != TOTAL:
                 raise Dependent
+
+
+_SELECTED = "selected by "
+
+
+def _selected_by(index: Tensor) -> str:
+    """The mark of rows that an index selects."""
+    return f"{_SELECTED}{id(index)}"
 
 
 def _is_whole(tensor: Tensor) -> bool:

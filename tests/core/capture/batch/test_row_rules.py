@@ -75,8 +75,10 @@ DEPENDENT = {
         lambda x, ids, table: table[:, 0].clone().index_add(0, ids, x[:, 0]), GROUPED, "index_add"),
     "last value of each class": (
         lambda x, ids, table: table[:, 0].clone().index_copy(0, ids, x[:, 0]), LOOKUP, "index_copy"),
+    "samples without the center of their class": (
+        lambda x, ids, table: torch.zeros_like(table).index_add(0, ids, x - table[ids]), GROUPED, "index_add"),
     "edges summed into nodes of a table": (
-        lambda x, ids, table: torch.zeros_like(table).index_add(0, ids, table[ids] * 2), LOOKUP, "index_add"),
+        lambda x, ids, table: torch.zeros_like(table).index_add(0, ids + 1, table[ids] * 2), LOOKUP, "index_add"),
     "a part of the samples": (lambda x, ids, table: x[1:], POSITIONAL, "slice"),
     "position of a sample": (rows_of_a_column, POSITIONAL, "add"),
     "rows of a table by position": (lambda x, ids, table: table[torch.arange(ROWS)] + x, POSITIONAL, "index"),
