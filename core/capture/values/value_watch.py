@@ -68,6 +68,11 @@ class ValueWatch(TorchFunctionMode):
             )
         self.seeds.refuse_draws(func)
         if func == _SETS_DATA:
+            if isinstance(args[0], nn.Parameter):
+                raise Refused(
+                    "the step assigns .data of a parameter, and only the optimizer may change parameters in a step: "
+                    "write it after pipe.step(batch), under torch.no_grad(), or make it a buffer"
+                )
             raise Refused("the step assigns .data, which cannot be captured: write into it by .copy_ under no_grad")
         if func == _GETS_DATA:
             return args[0].detach()  # tracing would record it as a constant
