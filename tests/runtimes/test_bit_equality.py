@@ -78,7 +78,7 @@ RECOMPUTING = [{"recompute": None}, {"schedule_name": "v-half", "chunks": 2, "re
 @pytest.mark.parametrize(
     ("devices", "options"),
     [
-        pytest.param(devices, options, marks=[pytest.mark.slow] * (devices == 3 and "chunks" not in options))
+        pytest.param(devices, options, marks=[pytest.mark.slow] * (devices == 3))
         for devices, options in itertools.product((2, 3), OPTIONS)
     ]
     + [(2, options) for options in RECOMPUTING],

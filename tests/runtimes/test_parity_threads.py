@@ -8,8 +8,14 @@ from ..support.models import CASES
 from ..support.parity import EVERYWHERE, PLANS, distance
 
 
-@pytest.mark.parametrize("plan", PLANS)
-@pytest.mark.parametrize("devices", [2, 3])
+@pytest.mark.parametrize(
+    ("devices", "plan"),
+    [
+        pytest.param(devices, plan, marks=[pytest.mark.slow] * (devices == 3 and plan not in EVERYWHERE))
+        for devices in (2, 3)
+        for plan in PLANS
+    ],
+)
 @pytest.mark.parametrize("name", CASES)
 def test_float64_training_equals_eager(name, devices, plan):
     found = distance(ThreadTeam(devices), name, torch.float64, 8, 4, **PLANS[plan])

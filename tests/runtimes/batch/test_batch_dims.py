@@ -148,7 +148,11 @@ def check_equal(pipe: Pipeline, model: nn.Module, step: Any, batch: Any) -> None
         torch.testing.assert_close(own[name].grad, parameter.grad, rtol=1e-9, atol=1e-12)
 
 
-@pytest.mark.parametrize("case", CASES)
+ALIKE = ("recurrent", "sequence second, square", "mask, sequence first")
+"""Cases of which another one has all the mechanisms."""
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (case in ALIKE)) for case in CASES])
 def test_cut_batch_trains_as_the_whole_batch(case: str) -> None:
     model, step, batch = CASES[case]
     model = copy.deepcopy(model).to(F64)

@@ -151,7 +151,10 @@ def square(model, batch):
 
 
 @NEW
-@pytest.mark.parametrize(("devices", "schedule", "example"), [(2, "gpipe", 4), (4, "1f1b", 8), (4, "zb-h1", 4)])
+@pytest.mark.parametrize(
+    ("devices", "schedule", "example"),
+    [(2, "gpipe", 4), *(pytest.param(*each, marks=pytest.mark.slow) for each in ((4, "1f1b", 8), (4, "zb-h1", 4)))],
+)
 def test_messages_between_stages_change_with_the_shape(devices, schedule, example):
     case = Case(shortcuts, square, lambda rows, dtype: vectors(rows))
     pair = Pair(ThreadTeam(devices), case, example, 4, schedule_name=schedule)
@@ -352,7 +355,9 @@ def narrow_counted(model, batch):
 
 
 @NEW
-@pytest.mark.parametrize("step", [narrow, narrow_weighted, narrow_counted])
+@pytest.mark.parametrize(
+    "step", [narrow_weighted, *(pytest.param(step, marks=pytest.mark.slow) for step in (narrow, narrow_counted))]
+)
 def test_loss_of_uneven_microbatches_has_the_bits_of_the_reference(step):
     def model(dtype):
         return GPT.model(dtype).eval()
