@@ -1,7 +1,8 @@
 """Detects that the user's ``zero_grad()`` cleared gradients accumulated by ``step(batch, update=False)``.
 
 In one process, the next update would not contain them. Here the update divides by the number of all accumulated
-batches, so it would be too small.
+batches, so it would be too small. Where replicas share gradients, or an optimizer, ``grad`` of parameters, or of their
+slices in the optimizer, has no value to compare: between these steps it is a `SharedGradient`.
 """
 
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from ...core.errors import RequestError
 from ..optimizer.stage_state import StageState
+from .shared_gradient import CLEARED, PARTS, SLICE, SharedGradient
 
 
 class KeptGradients:
@@ -21,22 +23,42 @@ class KeptGradients:
 
     def __init__(self, states: Mapping[int, StageState]) -> None:
         users: dict[str, nn.Parameter] = {}  # of a tied weight the first one here is the user's
+        self._shared: list[tuple[nn.Parameter, SharedGradient]] = []
         for _, state in sorted(states.items()):
             users = {**state.parameters, **users}
+            self._shared += _without_value(state)
         self._held = [(p, p.grad, p.grad._version) for p in users.values() if p.grad is not None]
+        for parameter, gradient in self._shared:
+            parameter.grad = gradient
 
     def refuse_cleared(self) -> None:
-        """Raise an error if all of them were set to None or zero; only some of them may be.
+        """Raise an error if all of them were set to None or zero, or a shared one was set to anything.
 
         Raises:
-            RequestError: all were.
+            RequestError: they were.
         """
+        for parameter, gradient in self._shared:
+            found, parameter.grad = parameter.grad, None
+            if found is None:
+                raise RequestError(CLEARED)
+            if found is not gradient:
+                gradient.refuse("grad")
         if self._held and all(_cleared(*held) for held in self._held):
-            raise RequestError(
-                "zero_grad() cleared the gradients that step(batch, update=False) had accumulated, but their batches "
-                "count in the mean of the next update: remove the call of zero_grad(); every update clears gradients "
-                "itself"
-            )
+            raise RequestError(CLEARED)
+
+
+def _without_value(state: StageState) -> list[tuple[nn.Parameter, SharedGradient]]:
+    """Parameters and slices that have a gradient, but not its value, and what stands for it."""
+    if state.sharing is None:
+        return []
+    why = SLICE if state.scatter is None else PARTS
+    waiting = {name: p for name, p in state.trained.items() if p.grad is not None}
+    if state.scatter is not None:
+        waiting = {name: p for name, p in state.trained.items() if p in state.scatter.reached}
+    values = state.shards.values
+    slices = {name: values[name] for name in waiting if name in values}
+    users = slices.items() if state.scatter is None else (*waiting.items(), *slices.items())
+    return [(parameter, SharedGradient.of(parameter, name, why)) for name, parameter in users]
 
 
 def _cleared(parameter: nn.Parameter, kept: Tensor, version: int) -> bool:

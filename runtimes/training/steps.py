@@ -7,6 +7,7 @@ from attrs import frozen
 from torch import Tensor
 
 from ...core.capture.export.operators import Operators
+from ...core.errors import RequestError
 from ..batch.microbatches import Microbatch
 from ..engine.prepared import Prepared
 from ..engine.result_parts import WEIGHT
@@ -108,7 +109,11 @@ class StepRunner:
             WorkerError: a worker stopped.
         """
         if self._accumulated is not None and self._kept is not None:
-            self._kept.refuse_cleared()
+            try:
+                self._kept.refuse_cleared()
+            except RequestError:
+                self._accumulated = None
+                raise
         prepared, ending = batch.prepared, options.ending
         samples = sum(piece.shape.samples for piece in batch.pieces)
         before = self._accumulated or Accumulated(samples, 0.0, self._loss_scale.now() if self._loss_scale else None)

@@ -205,3 +205,14 @@ def test_split_backwards_and_uneven_microbatches_of_replicas_that_share_gradient
         assert len(one["schedules"]) == 5
         for name, distances in one["schedules"].items():
             assert max(distances) < 1e-9, (name, distances)
+
+
+def test_shared_gradients_that_the_user_clears_reads_or_replaces_are_refused(four):
+    for one in four["scattered_schedules"]:
+        for level, found in one["cleared"].items():
+            assert found.pop("nothing") == "nothing"
+            for name in ("zero_grad", "to zero"):
+                assert "zero_grad() cleared the gradients" in found.pop(name), (level, name)
+            assert len(found) == {"optimizer": 1, "gradients": 3}[level]
+            for text in found.values():
+                assert f"which waits for an update, would be lost or wrong: with shard='{level}'" in text

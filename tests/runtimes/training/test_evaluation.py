@@ -395,6 +395,7 @@ def test_batches_of_any_nesting_and_stages_of_several_inputs_and_outputs(devices
     assert all(map(torch.equal, both, wanted))
 
 
+@pytest.mark.filterwarnings("ignore:.*the step is captured again for each new value")
 def test_batches_may_be_tuples_with_plain_values():
     def step(model, batch):
         (x, scale), kind, rate, nothing = batch

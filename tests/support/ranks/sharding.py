@@ -18,6 +18,7 @@ from ..models import CASES
 from ..parity import OPTIMIZER, PLANS
 from ..programs.optimizing import two_groups, warm_up
 from .replicas import Trained, batches
+from .scaling_ranks import refusal
 from .teams import SEED, pipeline_on
 
 F64 = torch.float64
@@ -159,7 +160,40 @@ def scheduled(team: Team) -> dict[str, Any]:
         trained = Trained(team, case, 8, 4, shard="gradients", plan=plan)
         rows = ([8] * team.replicas, [8, 2, 1], [1, 5, 8], [8] * team.replicas)
         found[name] = [max(trained.step(each).values()) for each in rows]
-    return {"schedules": found}
+    return {"schedules": found, "cleared": {level: _cleared(team, level) for level in LEVELS[1:]}}
+
+
+def _cleared(team: Team, shard: str) -> dict[str, str]:
+    """What is said where the user clears, reads or replaces gradients that wait for an update."""
+    case, found = CASES[NAME], {}
+    pipe = pipeline_on(team, case, 4, 2, OPTIMIZER, dtype=F64, shard=shard)
+    part = batches(case, team.replicas, [4] * team.replicas)[team.replica]
+    own = [p for parameters in pipe.stage_parameters.values() for p in parameters.values()]
+
+    def slices() -> list[torch.nn.Parameter]:
+        groups = [group for optimizer in pipe.optimizers.values() for group in optimizer.param_groups]
+        return [p for group in groups for p in group["params"]]
+
+    def assign() -> None:
+        own[0].grad = torch.zeros_like(own[0])
+
+    uses = {
+        "zero_grad": lambda: [optimizer.zero_grad() for optimizer in pipe.optimizers.values()],
+        "to zero": lambda: pipe.model.zero_grad(set_to_none=False),
+        "slices' norm": lambda: torch.nn.utils.get_total_norm([p.grad for p in slices() if p.grad is not None]),
+        "nothing": lambda: None,
+    }
+    if shard == "gradients":
+        uses |= {
+            "norm": lambda: torch.nn.utils.get_total_norm([p.grad for p in own if p.grad is not None]),
+            "assigned": assign,
+        }
+    for name, use in uses.items():
+        pipe.step(part, update=False)
+        found[name] = refusal(use)
+        if found[name] == "nothing":
+            found[name] = refusal(lambda: pipe.step(part))
+    return found
 
 
 def partly(team: Team, shard: str) -> dict[str, Any]:

@@ -1,0 +1,61 @@
+"""What stands for a gradient that has no value here: its shape may be read, its value may not."""
+
+import copy
+
+import pytest
+import torch
+from panpipe.core.errors import RequestError
+from panpipe.runtimes.training.shared_gradient import CLEARED, PARTS, SLICE, SharedGradient
+from torch import nn
+
+
+@pytest.fixture
+def model():
+    made = nn.Linear(3, 2)
+    for name, parameter in made.named_parameters():
+        parameter.grad = SharedGradient.of(parameter, name)
+    return made
+
+
+def test_shape_and_type_are_those_of_the_parameter(model):
+    gradient = model.weight.grad
+    assert (gradient.shape, gradient.dtype, gradient.device, gradient.numel()) == ((2, 3), torch.float32, CPU, 6)
+    assert repr(gradient) == str(gradient) == f"{gradient}" == "<gradient of 'weight', shared by replicas>"
+    assert model.weight.grad is gradient
+    gradient.requires_grad_(False)
+    assert not gradient.requires_grad
+    copy.deepcopy(model)
+
+
+CPU = torch.device("cpu")
+READS = {
+    "norm": lambda model: torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0),
+    "mul_": lambda model: model.weight.grad.mul_(2),
+    "__getitem__": lambda model: model.weight.grad[0],
+    "data": lambda model: model.weight.grad.data,
+    "add": lambda model: torch.ones(2, 3) + model.weight.grad,
+    "cat": lambda model: torch.cat([torch.ones(3), model.bias.grad]),
+    "add_": lambda model: torch.optim.SGD(model.parameters(), lr=0.1, foreach=False).step(),
+    "tolist": lambda model: model.weight.grad.tolist(),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_any_use_of_the_value_is_refused_with_the_name_and_what_to_do(model, name):
+    with pytest.raises(RequestError, match=r"of the gradient of '(weight|bias)', which waits for an update") as raised:
+        READS[name](model)
+    assert str(raised.value).endswith(f"{PARTS}, or use clip_norm= to clip all of them")
+
+
+@pytest.mark.parametrize("foreach", [True, False])
+def test_clearing_it_to_zero_is_refused(model, foreach):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, foreach=foreach)
+    with pytest.raises(RequestError) as raised:
+        optimizer.zero_grad(set_to_none=False)
+    assert str(raised.value) == CLEARED
+
+
+def test_a_slice_says_where_its_gradient_can_be_read():
+    weight = nn.Linear(3, 2).weight
+    with pytest.raises(RequestError, match="read or change that of the parameter in the model"):
+        SharedGradient.of(weight, "weight", SLICE).sum()
