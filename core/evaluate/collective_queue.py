@@ -4,34 +4,29 @@ another, in the order issued; the next backward of the same stage waits for each
 It is the counterpart of ``plan/gradient_reduction`` for one replica: all replicas are taken to issue at the same time.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from ..actions import Kind
-from ..plan.gradient_reduction import LAST_BACKWARD, collectives
-from ..plan.plan import Plan
+from ..actions import Action, Kind
 
 
 class CollectiveQueue:
     """Runs the sums of a device concurrently with its compute order.
 
     Args:
-        plan: the plan.
-        device: whose.
+        collectives: the device's actions on the collective queue, each with the position of the backward it follows;
+            see ``plan/gradient_reduction``.
         scatter_s: stage → seconds of a sum over its replicas.
     """
 
-    def __init__(self, plan: Plan, device: int, scatter_s: Callable[[int], float]) -> None:
-        actions = plan.device_actions[device]
+    def __init__(self, collectives: Iterable[tuple[int, Action]], scatter_s: Callable[[int], float]) -> None:
         self._seconds: dict[int, float] = {}
         self._awaited: dict[int, int] = {}  # position of a backward → that of the one before it
         self._ends: dict[int, float] = {}
         self._free = 0.0
         last: dict[int, int] = {}
-        for at, action in collectives(plan, device):
+        for at, action in collectives:
             if action.kind is Kind.SCATTER_GRAD:
                 self._seconds[at] = scatter_s(action.stage)
-        for at, action in enumerate(actions):
-            if action.kind in LAST_BACKWARD and at in self._seconds:
                 if action.stage in last:
                     self._awaited[at] = last[action.stage]
                 last[action.stage] = at

@@ -11,6 +11,7 @@ from ...evaluate.reduction import reduction_time, scatter_time, step_ends, sync_
 from ...evaluate.reference import Evaluation, evaluate
 from ...offload.host_links import host_links
 from ...offload.timed_copies import timed_copies
+from ...plan.gradient_reduction import collectives
 from ...plan.memory import held_bytes
 from ...plan.plan import Plan
 from ...plan.sharding import replica_costs, shards_gradients
@@ -68,7 +69,9 @@ def _replicas(
             found[key] = evaluate(
                 plan.device_actions, place, costs, edges=plan.edges, hop_s=lambda *pair, hops=hops: hops[pair],
                 recompute=plan.memory.recompute, copies=copies, host_queues=plan.memory.host_copy_queues,
-                sums=[CollectiveQueue(plan, device, scatter_s) for device in range(plan.devices)] if scatters else (),
+                sums=[CollectiveQueue(collectives(plan, device), scatter_s) for device in range(plan.devices)]
+                if scatters
+                else (),
             )  # fmt: skip
         result.append(found[key])
     return result

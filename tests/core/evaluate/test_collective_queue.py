@@ -5,6 +5,7 @@ from attrs import evolve
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.evaluate.collective_queue import CollectiveQueue
+from panpipe.core.plan.gradient_reduction import collectives
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.simulators.run import simulate
 
@@ -13,7 +14,7 @@ from ...support.plans import orders, plan_of, scheduled
 
 def test_next_backward_of_a_stage_waits_for_the_sum_of_the_one_before():
     plan = plan_of(orders("0F0 1F0 0F1 1F1 1B0 0B0 1B1 0B1"), (0, 0), data=2)
-    queue = CollectiveQueue(evolve(plan, shard=("gradients", "none")), 0, lambda stage: 5.0)
+    queue = CollectiveQueue(collectives(evolve(plan, shard=("gradients", "none")), 0), lambda stage: 5.0)
     assert [queue.ready_s(position) for position in range(7)] == [0.0] * 7
     queue.issue(4, 9.0)  # 1B0: its stage sums once a step
     queue.issue(5, 10.0)
@@ -24,7 +25,7 @@ def test_next_backward_of_a_stage_waits_for_the_sum_of_the_one_before():
 
 def test_sums_of_a_device_run_one_after_another():
     plan = plan_of(orders("0F0 1F0 0F1 1F1 1B0 0B0 1B1 0B1"), (0, 0), data=2)
-    queue = CollectiveQueue(evolve(plan, shard=("gradients",) * 2), 0, lambda stage: (2.0, 5.0)[stage])
+    queue = CollectiveQueue(collectives(evolve(plan, shard=("gradients",) * 2), 0), lambda stage: (2.0, 5.0)[stage])
     queue.issue(4, 1.0)
     queue.issue(5, 2.0)
     assert queue.ready_s(6) == 6.0
