@@ -57,8 +57,8 @@ class _Call:
         found, self.returned = extract_tensors(self.apply(*args, **kwargs))
         if versions != [tensor._version for tensor in given]:
             raise RequestError(
-                f"{calling_line(sys._getframe(1))}: autograd function {self.function.__qualname__} changes its input in "
-                "place: a captured function may not do that; return a new tensor"
+                f"{calling_line(sys._getframe(1))}: autograd function {self.function.__qualname__} changes its input "
+                "in place: a captured function may not do that; return a new tensor"
             )
         return found
 
