@@ -127,6 +127,18 @@ def test_source_files_that_a_page_names_exist(page):
         assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 
+def test_names_of_the_api_reference_exist_and_their_options_are_on_lines_of_their_own():
+    lines = (ROOT / "docs" / "api.md").read_text(encoding="utf-8").splitlines()
+    names = [line.removeprefix("::: ") for line in lines if line.startswith(":::")]
+    assert len(names) > 15
+    for name in names:
+        module, _, last = name.removeprefix("panpipe.").replace(".", "/").rpartition("/")
+        whole = ROOT / module / f"{last}.py"
+        source = (ROOT / f"{module}.py").read_text(encoding="utf-8") if not whole.exists() else f"class {last}"
+        assert re.search(rf"^(class|def) {last}\b", source, re.MULTILINE), name
+    assert [line for line in lines if "options:" in line] == ["    options:"] * 3
+
+
 def test_every_page_is_in_the_index():
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     for page in (ROOT / "docs").glob("*.md"):
