@@ -10,7 +10,7 @@ training no longer changes.
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
@@ -18,32 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import RequestError
+from .tensor_metadata import METADATA_FUNCTIONS, first_of, name_of
 
-_METADATA = (
-    "_base", "_cdata", "_backward_hooks", "_is_param", "_is_view", "_python_dispatch", "_version", "device", "dtype",
-    "grad_dtype", "grad_fn", "is_cpu", "is_cuda", "is_ipu", "is_leaf", "is_maia", "is_meta", "is_mkldnn", "is_mps",
-    "is_mtia", "is_nested", "is_quantized", "is_sparse", "is_sparse_csr", "is_vulkan", "is_xla", "is_xpu", "itemsize",
-    "layout", "name", "names", "nbytes", "ndim", "output_nr", "requires_grad", "retains_grad", "shape",
-)  # fmt: skip
-"""Attributes with metadata of a tensor, which need none of its values."""
-_METHODS = (
-    "__hash__", "__len__", "dim", "dim_order", "element_size", "get_device", "has_names", "is_complex", "is_contiguous",
-    "is_conj", "is_distributed", "is_floating_point", "is_inference", "is_neg", "is_same_size",
-    "is_shared", "is_signed", "ndimension", "nelement", "numel", "requires_grad_", "size", "storage_offset", "stride",
-)  # fmt: skip
-"""Methods with metadata of a tensor."""
-
-
-def _getters(names: Iterable[str]) -> set[Any]:
-    return {getattr(Tensor, name).__get__ for name in names if hasattr(getattr(Tensor, name, None), "__get__")}
-
-
-_ALLOWED: set[Any] = {
-    *_getters(_METADATA),
-    Tensor.requires_grad.__set__,  # type: ignore[attr-defined]
-    *(getattr(Tensor, name) for name in _METHODS if hasattr(Tensor, name)),
-    torch.is_complex, torch.is_floating_point, torch.is_signed, torch.numel, torch.is_same_size,
-}  # fmt: skip
 _READ_GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
 _GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
 _CLEARING = (nn.Module.zero_grad.__code__, inspect.unwrap(torch.optim.Optimizer.zero_grad).__code__)
@@ -66,23 +42,20 @@ class RemoteTensor(Tensor):
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
-        if func in _ALLOWED or (func == _GRADIENT and args[1] is None):
+        if func in METADATA_FUNCTIONS or (func == _GRADIENT and args[1] is None):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **named)
         if func == _READ_GRADIENT and sys._getframe(1).f_code in _CLEARING:
             return None
-        held = _first_held((args, named))
+        held = first_of(RemoteTensor, (args, named))
         assert held is not None
         if func in (Tensor.detach, torch.detach):  # state_dict() calls it, and needs only the tensor's name
             with torch._C.DisableTorchFunctionSubclass():
                 found: Tensor = func(*args, **named)
             return _marked(found, held.held_as, held.holder)
-        held._refuse(getattr(func, "__name__", str(func)), func)
+        held._refuse(name_of(func))
 
-    def _refuse(self, what: str, func: Any = None) -> NoReturn:
-        if what in ("__get__", "__set__"):
-            owner = getattr(func, "__self__", None)
-            what = getattr(owner, "__name__", what)
+    def _refuse(self, what: str) -> NoReturn:
         raise RequestError(
             f"'{self.held_as}' is held by {self.holder}, and this rank has only its shape: '{what}' would be lost or "
             "wrong; pipe.on_parameters(function) runs where parameters are, pipe.ema() averages them, clip_norm= clips "
@@ -142,14 +115,3 @@ def as_meta_tensors(model: nn.Module) -> Iterator[None]:
     finally:
         for tensor, kind in zip(held, classes, strict=True):
             tensor.__class__ = kind
-
-
-def _first_held(given: Any) -> RemoteTensor | None:
-    """The first such tensor among the arguments of a function."""
-    if isinstance(given, RemoteTensor):
-        return given
-    if isinstance(given, Mapping):
-        given = given.values()
-    if isinstance(given, str | bytes | Tensor) or not isinstance(given, Iterable):
-        return None
-    return next((found for each in given if (found := _first_held(each)) is not None), None)

@@ -48,17 +48,16 @@ class KeptGradients:
 
 
 def _without_value(state: StageState) -> list[tuple[nn.Parameter, SharedGradient]]:
-    """Parameters and slices that have a gradient, but not its value, and what stands for it."""
+    """The parameters and slices whose accumulated gradient is not in ``grad``, each with what is set there instead."""
     if state.sharing is None:
         return []
-    why = SLICE if state.scatter is None else PARTS
-    waiting = {name: p for name, p in state.trained.items() if p.grad is not None}
-    if state.scatter is not None:
-        waiting = {name: p for name, p in state.trained.items() if p in state.scatter.reached}
-    values = state.shards.values
-    slices = {name: values[name] for name in waiting if name in values}
-    users = slices.items() if state.scatter is None else (*waiting.items(), *slices.items())
-    return [(parameter, SharedGradient.of(parameter, name, why)) for name, parameter in users]
+    values, scatter = state.shards.values, state.scatter
+    if scatter is None:
+        waiting = [name for name, p in state.trained.items() if p.grad is not None and name in values]
+        return [(values[name], SharedGradient.of(values[name], name, SLICE)) for name in waiting]
+    reached = {name: parameter for name, parameter in state.trained.items() if parameter in scatter.reached}
+    users = [*reached.items(), *((name, values[name]) for name in reached if name in values)]
+    return [(parameter, SharedGradient.of(parameter, name, PARTS)) for name, parameter in users]
 
 
 def _cleared(parameter: nn.Parameter, kept: Tensor, version: int) -> bool:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import RequestError
+from ..batch.tensor_metadata import METADATA_FUNCTIONS, first_of, name_of
 
 CLEARED = (
     "zero_grad() cleared the gradients that step(batch, update=False) had accumulated, but their batches count in the "
@@ -20,21 +21,11 @@ SLICE = (
     "with shard='optimizer' a slice in an optimizer has no gradient before the update; read or change that of the "
     "parameter in the model"
 )
-_ALLOWED = {
-    Tensor.size,
-    Tensor.dim,
-    Tensor.numel,
-    Tensor.requires_grad_,
-    *(
-        getattr(Tensor, name).__get__
-        for name in ("shape", "ndim", "dtype", "device", "layout", "is_sparse", "is_leaf", "grad_fn", "requires_grad")
-    ),
-}
 _ZERO = ("zero_", "_foreach_zero_")
 
 
 class SharedGradient(Tensor):
-    """Stands for a gradient between steps. It has a shape and no value: any use of a value is refused.
+    """Is ``grad`` between steps where it has no value here. Its shape can be read; any use of a value is refused.
 
     Attributes:
         parameter_name: the parameter's qualified name.
@@ -61,15 +52,13 @@ class SharedGradient(Tensor):
     def __torch_function__(
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in _ALLOWED:
+        if func in METADATA_FUNCTIONS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        what = getattr(func, "__name__", str(func))
+        what = name_of(func)
         if what in _ZERO:
             raise RequestError(CLEARED)
-        if what in ("__get__", "__set__"):
-            what = getattr(getattr(func, "__self__", None), "__name__", what)
-        first = _first((args, kwargs or {}))
+        first = first_of(cls, (args, kwargs or {}))
         assert first is not None
         first.refuse(what)
 
@@ -92,13 +81,3 @@ class SharedGradient(Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"<gradient of '{self.parameter_name}', shared by replicas>"
-
-
-def _first(values: Any) -> SharedGradient | None:
-    if isinstance(values, SharedGradient):
-        return values
-    if isinstance(values, Mapping):
-        values = list(values.values())
-    if not isinstance(values, list | tuple):
-        return None
-    return next((found for found in map(_first, values) if found is not None), None)

@@ -112,7 +112,7 @@ class StepRunner:
             try:
                 self._kept.refuse_cleared()
             except RequestError:
-                self._accumulated = None
+                self.drop_accumulated()
                 raise
         prepared, ending = batch.prepared, options.ending
         samples = sum(piece.shape.samples for piece in batch.pieces)

@@ -132,10 +132,10 @@ def test_names_of_the_api_reference_exist_and_their_options_are_on_lines_of_thei
     names = [line.removeprefix("::: ") for line in lines if line.startswith(":::")]
     assert len(names) > 15
     for name in names:
-        module, _, last = name.removeprefix("panpipe.").replace(".", "/").rpartition("/")
-        whole = ROOT / module / f"{last}.py"
-        source = (ROOT / f"{module}.py").read_text(encoding="utf-8") if not whole.exists() else f"class {last}"
-        assert re.search(rf"^(class|def) {last}\b", source, re.MULTILINE), name
+        path = ROOT.joinpath(*name.split(".")[1:])
+        if not path.with_suffix(".py").exists():
+            source = path.parent.with_suffix(".py").read_text(encoding="utf-8")
+            assert re.search(rf"^(class|def) {path.name}\b", source, re.MULTILINE), name
     assert [line for line in lines if "options:" in line] == ["    options:"] * 3
 
 

@@ -7,7 +7,6 @@ programs are derived, the user's forward and backward are both traced.
 
 import functools
 import operator
-import sys
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +24,7 @@ from ...errors import RequestError
 from ..values.capture_errors import NeedsValue
 from ..values.late_numbers import LateNumber
 from ..values.nesting import Nesting, extract_tensors
-from ..values.user_lines import calling_line
+from ..values.user_lines import current_line
 from .numbered_objects import NumberedObjects
 
 _library = torch.library.Library("panpipe_python", "DEF")
@@ -57,7 +56,7 @@ class _Call:
         found, self.returned = extract_tensors(self.apply(*args, **kwargs))
         if versions != [tensor._version for tensor in given]:
             raise RequestError(
-                f"{calling_line(sys._getframe(1))}: autograd function {self.function.__qualname__} changes its input "
+                f"{current_line()}autograd function {self.function.__qualname__} changes its input "
                 "in place: a captured function may not do that; return a new tensor"
             )
         return found

@@ -6,7 +6,6 @@ Stage programs are traced under it, with the key as an input of the program; an 
 same numbers.
 """
 
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import RequestError
-from ..values.user_lines import calling_line
+from ..values.user_lines import current_line
 from .draw_seeds import seed_of
 from .keyed_attention import BACKWARDS, RULES
 
@@ -158,15 +157,10 @@ class KeyedRandom(TorchDispatchMode):
         seeded = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and func not in BACKWARDS
         if seeded and not _draws_nothing(func, args, kwargs):
             raise RequestError(
-                f"{_line()}operator {func} draws random numbers in an unsupported way: random numbers must "
+                f"{current_line()}operator {func} draws random numbers in an unsupported way: random numbers must "
                 "not depend on the plan; use dropout, rand, randn, randint, bernoulli, normal or multinomial"
             )
         return func(*args, **kwargs)
-
-
-def _line() -> str:
-    line = calling_line(sys._getframe(1))
-    return f"{line}: " if line else ""
 
 
 def _draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:

@@ -4,7 +4,6 @@ A copy of the module runs on one stage. Tensors of other modules, or computed el
 copy would have their values at capture, or none, and no gradient would be sent back.
 """
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -16,7 +15,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...errors import RequestError
-from ..values.user_lines import calling_line
+from ..values.user_lines import current_line
 
 _METADATA = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point, Tensor.__len__}
 _OF_VALUES = {"T", "mT", "H", "mH", "real", "imag", "data", "grad"}
@@ -71,11 +70,11 @@ class ForeignReads(TorchFunctionMode):
     def _refuse(self, tensor: Tensor) -> None:
         name = self._names.get(id(tensor))
         if name is not None:
-            raise RequestError(f"{_line()}{self._who} stays Python and {_FOREIGN.format(name)}")
+            raise RequestError(f"{current_line()}{self._who} stays Python and {_FOREIGN.format(name)}")
         if tensor in self._before:
             raise RequestError(
-                f"{_line()}{self._who} stays Python and reads a tensor of shape {tuple(tensor.shape)} here that the "
-                "step computed outside of it, and that is not an argument: pass it to its forward as one"
+                f"{current_line()}{self._who} stays Python and reads a tensor of shape {tuple(tensor.shape)} here that "
+                "the step computed outside of it, and that is not an argument: pass it to its forward as one"
             )
 
 
@@ -90,7 +89,7 @@ class _Foreign(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
         name = next(leaf.qualified_name for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, _Foreign))
-        raise RequestError(f"{_line()}a module that stays Python {_FOREIGN.format(name)}")
+        raise RequestError(f"{current_line()}a module that stays Python {_FOREIGN.format(name)}")
 
 
 def foreign_tensors(model: nn.Module) -> dict[int, Tensor]:
@@ -112,11 +111,6 @@ _FOREIGN = (
     "submodule"
 )
 """The rest of a message, with the tensor's name."""
-
-
-def _line() -> str:
-    line = calling_line(sys._getframe(1))
-    return f"{line}: " if line else ""
 
 
 def _reads(func: Any) -> bool:

@@ -4,6 +4,7 @@ Lines of model libraries count as the user's; see `code_origin`.
 """
 
 import re
+import sys
 import traceback
 import warnings
 from collections.abc import Iterator
@@ -51,6 +52,12 @@ def calling_line(frame: FrameType | None) -> str:
     while frame is not None and not is_user_code(frame.f_code.co_filename):
         frame = frame.f_back
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def current_line() -> str:
+    """The user's line that is running now, as the start of a message; "" without any."""
+    line = calling_line(sys._getframe(1))
+    return f"{line}: " if line else ""
 
 
 def first_line(step: Any) -> str:

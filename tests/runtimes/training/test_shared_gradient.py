@@ -1,4 +1,4 @@
-"""What stands for a gradient that has no value here: its shape may be read, its value may not."""
+"""The ``grad`` whose value is not here: its shape may be read, its value may not."""
 
 import copy
 
