@@ -11,9 +11,11 @@ from ..core.cluster.cluster import fully_connected
 from ..core.cluster.mesh import Mesh
 from ..core.costs.costs import StageEdge
 from ..core.errors import InfeasibleError
-from ..core.evaluate.idle import IdleTime, idle_time
+from ..core.evaluate.idle import IdleTime, KnownStep, idle_time
 from ..core.evaluate.reference import evaluate
-from ..core.plan.plan import Plan, Stage
+from ..core.offload.schedule_copies import schedule_offload
+from ..core.plan.plan import MemoryPolicy, Plan, Stage
+from ..core.report.data import idle_data
 from ..core.report.schedule import schedule_data
 from ..core.schedules.registry import families, resident_families
 from ..core.schedules.scored import Scored, costs_of, exceeds
@@ -21,7 +23,6 @@ from ..core.schedules.tradeoff import candidate_schedules, frontier, peak_of
 from .exports import File, schedule_file
 from .lines import Report, progress
 from .question import UniformQuestion, key_of, plain_question
-from .report_data import plain_idle
 
 MOST_CACHED = 256
 """Most schedules that are cached, by question."""
@@ -86,10 +87,8 @@ def answer(question: UniformQuestion, scored: Scored, misfit: str = "") -> dict[
     }
 
 
-def idle_of(scored: Scored) -> IdleTime | None:
-    """The idle time by cause; None for a schedule that offloads: the step here is evaluated without copies."""
-    if scored.copies:
-        return None
+def idle_of(scored: Scored) -> IdleTime:
+    """The idle time of a schedule by cause."""
     problem, schedule = scored.problem, scored.schedule
     costs = costs_of(problem)
     stages = tuple(Stage(index, device, (f"stage{index}",)) for index, device in enumerate(schedule.placement))
@@ -97,11 +96,24 @@ def idle_of(scored: Scored) -> IdleTime | None:
     plan = Plan(
         "", "", Mesh(problem.devices), problem.microbatches, schedule.name, stages, edges, schedule.device_actions
     )
+    if schedule.offload:
+        offload = schedule_offload(
+            plan.device_actions, plan.placement, costs, schedule.offload, hop_s=problem.hop_s,
+            copy_s_per_byte=problem.copy_s_per_byte,
+        )  # fmt: skip
+        plan = evolve(plan, memory=MemoryPolicy(offload=offload))
 
     def step_time(plan: Plan, costs: Any, cluster: Any) -> float:
-        return evaluate(plan.device_actions, plan.placement, costs, edges=plan.edges, hop_s=problem.hop_s).makespan
+        copies = scored.copies if plan.memory.offload else ()
+        hop_s = problem.hop_s
+        return evaluate(
+            plan.device_actions, plan.placement, costs, edges=plan.edges, hop_s=hop_s, copies=copies
+        ).makespan
 
-    return idle_time(plan, costs, fully_connected(problem.devices, 1, float("inf"), problem.hop_s), step_time)
+    step_s = scored.result.makespan
+    known = KnownStep(step_s, without_update_s=step_s, contended=False)
+    cluster = fully_connected(problem.devices, 1, float("inf"), problem.hop_s)
+    return idle_time(plan, costs, cluster, step_time, known=known)
 
 
 def report_points(question: UniformQuestion, report: Report) -> None:
@@ -155,9 +167,9 @@ def report_answer(question: UniformQuestion, report: Report) -> None:
     report(idle=why_not_faster(scored))
 
 
-def why_not_faster(scored: Scored) -> dict[str, Any] | None:
+def why_not_faster(scored: Scored) -> dict[str, Any]:
     """The idle time of a schedule by cause, as plain data for the page."""
-    return plain_idle(idle_of(scored))
+    return idle_data(idle_of(scored))
 
 
 def file_of(question: UniformQuestion, what: str, report: Report) -> File:

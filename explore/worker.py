@@ -19,6 +19,9 @@ from ..core.errors import PanpipeError, in_a_line
 from .lines import Report, progress
 from .question import Question, parse_question
 
+LOWER_PRIORITY = 5
+"""Added to the process's nice value: while a search runs, the server answers a moved slider, and the browser draws."""
+
 
 class Cancelled(BaseException):
     """The job was cancelled. Not an ``Exception``: a search that continues after errors must not catch it."""
@@ -95,6 +98,7 @@ def _run(report: Report, job: str, asked: Question, what: str) -> None:
 
 def main() -> None:
     """Read jobs until standard input ends."""
+    os.nice(LOWER_PRIORITY)
     # 1. Output that models print is redirected to standard error; only jobs write to the server's pipe.
     file = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)

@@ -7,9 +7,9 @@ from ..costs.costs import StageCosts, StageEdge
 from ..evaluate.host_queue import TimedCopy
 from ..evaluate.latest_times import latest_times
 from ..evaluate.reference import evaluate
-from ..plan.offload import Storage
+from ..plan.offload import StageOffload, Storage
 from .choice import Offloadable, choose_offload, of_stages
-from .host_links import HostLink, same_links
+from .host_links import HostLink, HostLinks, same_links
 from .timed_copies import timed_copies
 
 FREE_S_PER_BYTE = 1e-15
@@ -25,7 +25,21 @@ def schedule_copies(
     hop_s: float,
     copy_s_per_byte: float,
 ) -> list[list[TimedCopy]]:
-    """The copies of each device, with their positions and times.
+    """The copies of each device, with their positions and times; arguments as in ``schedule_offload``."""
+    chosen = schedule_offload(orders, placement, costs, offload, hop_s=hop_s, copy_s_per_byte=copy_s_per_byte)
+    return timed_copies(orders, placement, chosen, _links(len(orders), copy_s_per_byte))
+
+
+def schedule_offload(
+    orders: Sequence[Sequence[Action]],
+    placement: Sequence[int],
+    costs: Sequence[StageCosts],
+    offload: Sequence[tuple[int, float]],
+    *,
+    hop_s: float,
+    copy_s_per_byte: float,
+) -> tuple[StageOffload, ...]:
+    """What each stage offloads, and between which actions.
 
     Args:
         orders, placement, costs, hop_s: of the schedule.
@@ -34,10 +48,12 @@ def schedule_copies(
     """
     edges = [StageEdge(stage, stage + 1, 1, 1) for stage in range(len(placement) - 1)]
     result = evaluate(orders, placement, costs, edges=edges, hop_s=hop_s)
-    rate = 1 / max(copy_s_per_byte, FREE_S_PER_BYTE)
-    links = same_links(len(orders), HostLink(rate, rate))
     storages = [(Storage("saved tensors", round(cost.saved_bytes)),) for cost in costs]
-    task = Offloadable(
-        orders, latest_times(orders, placement, costs, result, edges=edges, hop_s=hop_s), costs, storages, links
-    )
-    return timed_copies(orders, placement, choose_offload(task, of_stages(dict(offload))), links)
+    latest = latest_times(orders, placement, costs, result, edges=edges, hop_s=hop_s)
+    task = Offloadable(orders, latest, costs, storages, _links(len(orders), copy_s_per_byte))
+    return choose_offload(task, of_stages(dict(offload)))
+
+
+def _links(devices: int, copy_s_per_byte: float) -> HostLinks:
+    rate = 1 / max(copy_s_per_byte, FREE_S_PER_BYTE)
+    return same_links(devices, HostLink(rate, rate))

@@ -75,6 +75,21 @@ def test_two_sides_share_the_span_and_the_cursor(page, address):
 
 
 @in_a_browser
+def test_parts_of_two_sides_are_next_to_each_other_also_if_one_does_not_fit(page, address):
+    from playwright.sync_api import expect
+
+    limited = {"kind": "uniform", "schedule": "1f1b", "devices": 4, "memory_limit": 3.0}
+    sides = {"a": json.dumps(limited), "b": json.dumps({**limited, "schedule": "v-half"})}
+    page.goto(f"{address}#a={quote(sides['a'])}&b={quote(sides['b'])}")
+    for side in "ab":
+        expect(page.locator(f"[data-side={side}] [data-id=idle]")).to_be_visible(timeout=HANGS_S * 1000)
+    assert page.locator(".misfit").count() == 1
+    for part in ("figures", "step", "idle", "memory"):
+        tops = page.locator(f".panel [data-id={part}]").evaluate_all("parts => parts.map((part) => part.offsetTop)")
+        assert len(set(tops)) == 1, (part, tops)
+
+
+@in_a_browser
 def test_address_of_two_sides_opens_both_with_the_causes_of_their_idle_time(page, address):
     from playwright.sync_api import expect
 

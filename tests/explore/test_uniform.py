@@ -1,9 +1,12 @@
 """Answers on uniform stages: the schedule, why it does not fit, and the points of time against memory."""
 
 import pytest
+from attrs import evolve
 from panpipe.core.errors import InfeasibleError, RequestError
+from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.report.schedule import schedule_data
 from panpipe.core.schedules.registry import find_family
+from panpipe.core.schedules.scored import costs_of
 from panpipe.explore import uniform
 from panpipe.explore.question import UniformQuestion
 from panpipe.explore.uniform import (
@@ -14,7 +17,6 @@ from panpipe.explore.uniform import (
     report_points,
     scored_of,
     stages_of,
-    why_not_faster,
 )
 
 SMALL = UniformQuestion(devices=2, microbatches=4)
@@ -95,10 +97,15 @@ def test_idle_time_is_divided_by_cause():
     assert causes == {"fill and drain": 3.0, "messages": 2.0}
 
 
-def test_schedule_that_offloads_has_no_idle_time_by_cause():
-    scored, _ = scored_of(UniformQuestion(schedule="po-h", devices=2, microbatches=4, host_copy=0.5))
-    assert idle_of(scored) is None
-    assert why_not_faster(scored) is None
+def test_copies_that_delay_the_step_are_a_cause_of_idle_time():
+    planned = scored_of(UniformQuestion(schedule="po-f", devices=2, microbatches=4, host_copy=0.5))[0]
+    copies = [[copy._replace(out_s=4.0) for copy in own] for own in planned.copies]
+    schedule = planned.schedule
+    result = evaluate(schedule.device_actions, schedule.placement, costs_of(planned.problem), copies=copies)
+    delay = result.makespan - planned.result.makespan
+    assert delay > 0
+    before, delayed = idle_of(planned).causes, idle_of(evolve(planned, copies=copies, result=result)).causes
+    assert delayed == pytest.approx({**before, "host copies": delay})
 
 
 def test_answer_is_reported_before_its_idle_time():
