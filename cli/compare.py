@@ -62,7 +62,9 @@ def compare(
     if report is not None:
         from ..core.report.page import report_html
 
-        write_text(report, report_html(plan=ran, predicted=traces[0], measured=traces[1]))
+        with naming(*([] if plan is None else [plan])):
+            page = report_html(plan=ran, predicted=traces[0], measured=traces[1])
+        write_text(report, page)
         note(f"written to {report}")
     if svg is not None:
         from ..core.report.chart import comparison_svg

@@ -6,6 +6,7 @@ import pytest
 from attrs import evolve
 from panpipe.cli import main
 from panpipe.core.actions import parse_action
+from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.plan.plan import plan_json
 from panpipe.core.trace.perfetto import write_trace
 from panpipe.core.trace.perfetto_reader import read_trace
@@ -13,7 +14,7 @@ from panpipe.core.trace.trace import MemorySample, Trace, TraceEvent
 from panpipe.simulators.run import simulate
 
 from ..support.browser import Page
-from ..support.plans import scheduled
+from ..support.plans import hosted, leaves, orders, plan_of, scheduled
 
 
 @pytest.fixture
@@ -165,3 +166,16 @@ def test_file_without_a_trace_is_refused(files, capsys, tmp_path):
     assert captured.out == ""
     assert "bad.json is not a trace" in captured.err
     assert len(captured.err.splitlines()) == 1
+
+
+def test_plan_whose_device_has_no_host_is_named(tmp_path, capsys):
+    cluster = hosted(fully_connected(1, 10**9, 1e9, 0.0), 1e9)
+    plan = plan_of(orders("0F0 0F1 0F2 0B0 0B1 0B2"), (0,), cluster=cluster, offload=(leaves(0, 50, "1: 0F2 0B0"),))
+    trace, file, report = (str(tmp_path / name) for name in ("trace.json", "plan.json", "report.html"))
+    write_trace(simulate(plan).trace, trace)
+    without = evolve(cluster, hubs=(), links=tuple(link for link in cluster.links if "host" not in (link.a, link.b)))
+    evolve(plan, prediction=evolve(plan.prediction, cluster=without)).save(file)
+    assert main(["compare", trace, trace, "--plan", file, "--report", report]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"panpipe: {file}: device 0 ")
+    assert "reaches no hub of kind host" in line
