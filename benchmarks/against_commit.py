@@ -2,6 +2,8 @@
 
     python benchmarks/against_commit.py COMMIT [--rounds 3] [--only simulator,search] [--small] [--record FILE]
 
+``--tree OTHER`` compares another commit than the tree that is here, such as the end of a change of many commits.
+
 The commit is checked out as a worktree of git in a temporary folder. Each tree runs its own benchmark scripts, and the
 command line for plans and schedules, with this Python: only the folder that is imported as ``panpipe`` differs. The
 first run of a search is not counted, because it compiles. A figure's ratio is that of the two runs of a round, this
@@ -87,6 +89,7 @@ def main() -> None:
     """Run, print and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("commit", help="any name that git knows")
+    parser.add_argument("--tree", metavar="OTHER", help="the commit to compare, in place of this tree")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(BENCHMARKS), help="some benchmarks, separated by commas")
     parser.add_argument("--small", action="store_true", help="toy sizes, to try whether everything runs")
@@ -95,8 +98,9 @@ def main() -> None:
     unknown = set(given.only.split(",")) - set(BENCHMARKS)
     if unknown:
         parser.error(f"there is no benchmark {', '.join(sorted(unknown))}: choose from {', '.join(BENCHMARKS)}")
-    header, rows = ("figure", "commit", "this tree", "ratio", "smallest and largest"), []
-    with trees(given.commit) as (there, here):
+    compared = given.tree or "this tree"
+    header, rows = ("figure", given.commit, compared, "ratio", "smallest and largest"), []
+    with trees(given.commit, given.tree) as (there, here):
         for name in given.only.split(","):
             measure = BENCHMARKS[name]
             for tree in (there, here) if name in COMPILED else ():
@@ -113,7 +117,13 @@ def main() -> None:
                 rows.append((figure, *medians, f"{ratios[0]:.3f} to {ratios[-1]:.3f}"))
                 print(" | ".join(rows[-1]), flush=True)
     if given.record:
-        record(given.record, f"This tree against {given.commit}, {given.rounds} rounds", machine(), header, rows)
+        record(
+            given.record,
+            f"{given.tree or 'This tree'} against {given.commit}, {given.rounds} rounds",
+            machine(),
+            header,
+            rows,
+        )
 
 
 if __name__ == "__main__":

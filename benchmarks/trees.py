@@ -8,7 +8,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from attrs import frozen
@@ -67,19 +67,24 @@ class Tree:
 
 
 @contextmanager
-def trees(commit: str) -> Iterator[tuple[Tree, Tree]]:
-    """A commit's tree, checked out in a temporary folder, and this one."""
-    with tempfile.TemporaryDirectory() as name:
+def trees(commit: str, other: str | None = None) -> Iterator[tuple[Tree, Tree]]:
+    """A commit's tree, checked out in a temporary folder, and this one, or that of another commit."""
+    with tempfile.TemporaryDirectory() as name, ExitStack() as stack:
         folder, found = Path(name), []
-        git = ["git", "-C", str(ROOT), "worktree"]
-        there = folder / "commit"
-        subprocess.run([*git, "add", "--quiet", "--detach", str(there), commit], check=True)
-        try:
-            for number, tree in enumerate((there, ROOT)):
-                imports = folder / f"imports{number}"
-                imports.mkdir()
-                (imports / "panpipe").symlink_to(tree, target_is_directory=True)
-                found.append(Tree(tree, imports))
-            yield found[0], found[1]
-        finally:
-            subprocess.run([*git, "remove", "--force", str(there)], check=True)
+        for number, wanted in enumerate((commit, other)):
+            tree = ROOT if wanted is None else stack.enter_context(_checked_out(wanted, folder / f"commit{number}"))
+            imports = folder / f"imports{number}"
+            imports.mkdir()
+            (imports / "panpipe").symlink_to(tree, target_is_directory=True)
+            found.append(Tree(tree, imports))
+        yield found[0], found[1]
+
+
+@contextmanager
+def _checked_out(commit: str, folder: Path) -> Iterator[Path]:
+    git = ["git", "-C", str(ROOT), "worktree"]
+    subprocess.run([*git, "add", "--quiet", "--detach", str(folder), commit], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run([*git, "remove", "--force", str(folder)], check=True)
