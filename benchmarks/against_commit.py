@@ -117,13 +117,8 @@ def main() -> None:
                 rows.append((figure, *medians, f"{ratios[0]:.3f} to {ratios[-1]:.3f}"))
                 print(" | ".join(rows[-1]), flush=True)
     if given.record:
-        record(
-            given.record,
-            f"{given.tree or 'This tree'} against {given.commit}, {given.rounds} rounds",
-            machine(),
-            header,
-            rows,
-        )
+        title = f"{given.tree or 'This tree'} against {given.commit}, {given.rounds} rounds"
+        record(given.record, title, machine(), header, rows)
 
 
 if __name__ == "__main__":

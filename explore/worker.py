@@ -19,7 +19,7 @@ from ..core.errors import PanpipeError, in_a_line
 from .lines import Report, progress
 from .question import Question, parse_question
 
-LOWER_PRIORITY = 5
+LOWER_PRIORITY = 10
 """Added to the process's nice value: while a search runs, the server answers a moved slider, and the browser draws."""
 
 
