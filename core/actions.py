@@ -93,6 +93,8 @@ for _letters in ("REDUCE_GRAD", "REDUCE_TIED", "SYNC", "STEP", "UNSHARD"):
 
 COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
 """The kinds in a compute order."""
+BACKWARD_KINDS = frozenset({Kind.B, Kind.I})
+"""The kinds that begin the backward of a microbatch: they read its saved tensors and the gradient of its output."""
 WORK_KINDS = COMPUTE_KINDS | {Kind.RECOMPUTE}
 """The kinds that compute for a microbatch in a lowered plan."""
 SEND_KINDS = frozenset({Kind.SEND_F, Kind.SEND_B})
@@ -102,7 +104,7 @@ COMM_KINDS = SEND_KINDS | RECV_KINDS
 
 @frozen(order=False)
 class Action:
-    """One step of a device's work.
+    """One piece of a device's work.
 
     Args:
         stage: the stage it works on; for a send the sender's, for a receive the receiver's.

@@ -5,9 +5,9 @@ Delaying all actions to these times at once is possible: it is the longest path 
 
 from collections.abc import Sequence
 
-from ..actions import Action, Kind
+from ..actions import BACKWARD_KINDS, Action, Kind
 from ..costs.costs import StageCosts, StageEdge
-from .reference import Evaluation, HopDelay
+from .reference import Evaluation, HopDelay, hop_delay
 
 Times = tuple[tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]
 """Per device the starts and the ends of its actions."""
@@ -33,18 +33,18 @@ def latest_times(
     forward_to: list[list[tuple[int, float]]] = [[] for _ in costs]
     gradient_to: list[list[tuple[int, float]]] = [[] for _ in costs]
     for edge in edges:
-        forward_to[edge.src].append((edge.dst, _delay(hop_s, placement[edge.src], placement[edge.dst], edge.bytes)))
+        forward_to[edge.src].append((edge.dst, hop_delay(hop_s, placement[edge.src], placement[edge.dst], edge.bytes)))
         if edge.gradient_bytes > 0:
-            delay = _delay(hop_s, placement[edge.dst], placement[edge.src], edge.gradient_bytes)
+            delay = hop_delay(hop_s, placement[edge.dst], placement[edge.src], edge.gradient_bytes)
             gradient_to[edge.dst].append((edge.src, delay))
     latest: dict[_Key, float] = {}  # start of F, B and I
     starts = [list(row) for row in result.starts]
     ends = [list(row) for row in result.ends]
     free = [row[-1] if row else 0.0 for row in ends]  # the latest end of the next action, read from the end
     left = [len(order) for order in device_actions]
-    going = True
-    while going:
-        going = False
+    progressed = True
+    while progressed:
+        progressed = False
         for device, order in enumerate(device_actions):
             while left[device]:
                 action = order[left[device] - 1]
@@ -56,17 +56,11 @@ def latest_times(
                         break
                     end = min([end, *(latest[key] - delay for key, delay in keys)])
                 left[device] -= 1
-                at, going = left[device], True
+                at, progressed = left[device], True
                 starts[device][at], ends[device][at] = end - (ends[device][at] - starts[device][at]), end
                 free[device] = starts[device][at]
                 if action.kind is not Kind.W:
                     latest[action.kind is Kind.F, action.stage, action.microbatch] = starts[device][at]
-                if action.stage in recompute and action.kind in (Kind.B, Kind.I):
+                if action.stage in recompute and action.kind in BACKWARD_KINDS:
                     free[device] -= costs[action.stage].second_forward_s
     return tuple(map(tuple, starts)), tuple(map(tuple, ends))
-
-
-def _delay(hop_s: HopDelay, source: int, target: int, size: float) -> float:
-    if source == target:
-        return 0.0
-    return hop_s(source, target, size) if callable(hop_s) else hop_s

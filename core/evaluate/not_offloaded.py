@@ -1,8 +1,8 @@
 """Why saved tensors stay on the device in a plan that offloads.
 
 A microbatch's tensors wait from the end of F to the start of B or I. Where that is shorter than their copies there and
-back take on free links, they cannot leave. All others stay because the plan does not offload them: there is memory for
-them, or the link carries no more.
+back take on free links, or their device reaches no host, they cannot leave. All others stay because the plan does not
+offload them: there is memory for them, or the link carries no more.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,9 +13,12 @@ from ..actions import Action, Kind
 from ..cluster.cluster import Cluster
 from ..cluster.routing import path_latency_s, path_rate, reverse
 from ..costs.costs import StageCosts
+from ..errors import RequestError
+from ..plan.offload import backward_of
 from ..plan.plan import Plan
 
 RECOMPUTES = "the stage recomputes them"
+NO_HOST = "their device reaches no host"
 TOO_SHORT = "their backward follows sooner than the copies to the host and back take"
 NOT_CHOSEN = "the plan does not offload these microbatches"
 REST = "the plan does not offload these storages"
@@ -67,22 +70,28 @@ def tensors_not_offloaded(
         if cost.saved_bytes:
             size = cost.saved_bytes if own is None else own.bytes
             copies_s = _copies_s(cluster, plan.placement[stage], size)
+            if copies_s is None:
+                result.append(NotOffloaded(stage, len(stays), cost.saved_bytes, NO_HOST))
+                continue
             waits = [_wait_s(spans, stage, microbatch) for microbatch in stays]
             short = [wait for wait in waits if wait < copies_s]
             if short:
-                result.append(NotOffloaded(stage, len(short), size, TOO_SHORT, (min(short), max(short)), copies_s))
+                wait = min(short), max(short)
+                result.append(NotOffloaded(stage, len(short), cost.saved_bytes, TOO_SHORT, wait, copies_s))
             if len(waits) > len(short):
                 result.append(NotOffloaded(stage, len(waits) - len(short), cost.saved_bytes, NOT_CHOSEN))
     return tuple(result)
 
 
-def _copies_s(cluster: Cluster, device: int, size: float) -> float:
-    path = cluster.host_path(device)
+def _copies_s(cluster: Cluster, device: int, size: float) -> float | None:
+    """Seconds of the copies to the host and back; None if the device reaches no host."""
+    try:
+        path = cluster.host_path(device)
+    except RequestError:
+        return None
     return 2 * path_latency_s(path) + size / path_rate(path) + size / path_rate(reverse(path))
 
 
 def _wait_s(spans: Mapping[Action, tuple[float, float]], stage: int, microbatch: int) -> float:
     """Seconds from the end of F to the start of the backward."""
-    end = spans[Action(stage, Kind.F, microbatch)][1]
-    backward = next(action for kind in (Kind.B, Kind.I) if (action := Action(stage, kind, microbatch)) in spans)
-    return spans[backward][0] - end
+    return spans[backward_of(stage, microbatch, spans)][0] - spans[Action(stage, Kind.F, microbatch)][1]

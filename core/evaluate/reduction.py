@@ -31,12 +31,7 @@ def reduction_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) ->
         costs: per stage; their ``gradient_bytes`` are summed.
         cluster: its devices in the order of ranks (``Mesh.arrange``).
     """
-
-    def seconds(stage: int) -> float:
-        ranks = range(plan.placement[stage], plan.mesh.ranks, plan.devices)
-        return collective_s(cluster, ranks, *reduced(plan, costs, stage))
-
-    return seconds
+    return lambda stage: _over_replicas_s(plan, cluster, stage, *reduced(plan, costs, stage))
 
 
 def reduced(plan: Plan, costs: Sequence[StageCosts], stage: int) -> tuple[int, Operation]:
@@ -48,22 +43,20 @@ def reduced(plan: Plan, costs: Sequence[StageCosts], stage: int) -> tuple[int, O
 
 def scatter_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> ReductionTime:
     """The time of a SCATTER_GRAD of a stage; arguments as in `reduction_time`."""
-
-    def seconds(stage: int) -> float:
-        ranks = range(plan.placement[stage], plan.mesh.ranks, plan.devices)
-        return collective_s(cluster, ranks, costs[stage].gradient_bytes, Operation.REDUCE_SCATTER)
-
-    return seconds
+    operation = Operation.REDUCE_SCATTER
+    return lambda stage: _over_replicas_s(plan, cluster, stage, costs[stage].gradient_bytes, operation)
 
 
 def unshard_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> ReductionTime:
     """The time in which the parameters of a sharded stage are gathered; arguments as in `reduction_time`."""
+    operation = Operation.ALL_GATHER
+    return lambda stage: _over_replicas_s(plan, cluster, stage, costs[stage].gradient_bytes, operation)
 
-    def seconds(stage: int) -> float:
-        ranks = range(plan.placement[stage], plan.mesh.ranks, plan.devices)
-        return collective_s(cluster, ranks, costs[stage].gradient_bytes, Operation.ALL_GATHER)
 
-    return seconds
+def _over_replicas_s(plan: Plan, cluster: Cluster, stage: int, size_bytes: float, operation: Operation) -> float:
+    """Seconds of a collective over the replicas of a stage."""
+    ranks = range(plan.placement[stage], plan.mesh.ranks, plan.devices)
+    return collective_s(cluster, ranks, size_bytes, operation)
 
 
 def sync_bytes(plan: Plan) -> int:

@@ -115,10 +115,10 @@ class Evaluator:
         self._forward_from: list[list[tuple[int, float]]] = [[] for _ in placement]
         self._gradient_from: list[list[tuple[int, float]]] = [[] for _ in placement]
         for edge in edges:
-            delay = _delay(hop_s, placement[edge.src], placement[edge.dst], edge.bytes)
+            delay = hop_delay(hop_s, placement[edge.src], placement[edge.dst], edge.bytes)
             self._forward_from[edge.dst].append((edge.src, delay))
             if edge.gradient_bytes > 0:
-                delay = _delay(hop_s, placement[edge.dst], placement[edge.src], edge.gradient_bytes)
+                delay = hop_delay(hop_s, placement[edge.dst], placement[edge.src], edge.gradient_bytes)
                 self._gradient_from[edge.src].append((edge.dst, delay))
         again = [stage in frozenset(recompute) for stage in range(len(costs))]
         # By kind and stage: the time, the recomputation before the wait, and the changes of the saved tensors at the
@@ -273,7 +273,8 @@ class Evaluator:
         return peak, where
 
 
-def _delay(hop_s: HopDelay, source: int, target: int, size: float) -> float:
+def hop_delay(hop_s: HopDelay, source: int, target: int, size: float) -> float:
+    """Delay of a message of this many bytes from one device to another; 0 on one device."""
     if source == target:
         return 0.0
     return hop_s(source, target, size) if callable(hop_s) else hop_s

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from attrs import evolve, frozen
 
-from ..actions import Action, Kind
+from ..actions import BACKWARD_KINDS, Action
 from ..costs.costs import StageCosts
 from ..evaluate.latest_times import Times
 from ..plan.offload import HostCopy, StageOffload, Storage
@@ -81,7 +81,7 @@ def _clock(task: Offloadable, device: int) -> Clock:
     """Times of a device's actions; one that recomputes first begins with that."""
     starts = [
         start - task.costs[action.stage].second_forward_s
-        if action.stage in task.recompute and action.kind in (Kind.B, Kind.I)
+        if action.stage in task.recompute and action.kind in BACKWARD_KINDS
         else start
         for action, start in zip(task.orders[device], task.times[0][device], strict=True)
     ]

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ..actions import Action, Kind
 from ..evaluate.host_queue import TimedCopy
-from ..plan.offload import StageOffload
+from ..plan.offload import StageOffload, backward_of
 from .host_links import HostLinks
 
 
@@ -32,12 +32,12 @@ def timed_copies(
         assert link is not None
         times = link.out_s(each.bytes), link.back_s(each.bytes)
         for copy in each.copies:
-            forward, backward, inputs = (Action(each.stage, kind, copy.microbatch) for kind in (Kind.F, Kind.B, Kind.I))
-            reader = at[device].get(backward)
+            forward = Action(each.stage, Kind.F, copy.microbatch)
+            backward = backward_of(each.stage, copy.microbatch, at[device])
             found[device].append(
                 TimedCopy(
                     at[device][forward], at[device][copy.freed_at], at[device][copy.reload_after],
-                    at[device][inputs] if reader is None else reader, *times, each.bytes,
+                    at[device][backward], *times, each.bytes,
                 )
             )  # fmt: skip
     return found

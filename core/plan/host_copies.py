@@ -20,7 +20,7 @@ first, in the order in which they are read. Both directions share one queue, or 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..actions import Action, Kind
+from ..actions import BACKWARD_KINDS, Action, Kind
 from ..cluster.cluster import Cluster
 from ..cluster.collectives import Phase
 from ..cluster.routing import path_latency_s, reverse
@@ -29,6 +29,7 @@ from ..trace.trace import FROM_HOST_QUEUE, HOST_COPY_QUEUE, TO_HOST_QUEUE
 from .items import Item, Task
 from .kinds import Compute, TaskKind, declare
 from .memory import CHANGES
+from .offload import backward_of
 from .plan import Plan
 
 _KINDS = (Kind.OFFLOAD, Kind.RELOAD)
@@ -63,8 +64,7 @@ def planned_copies(plan: Plan, device: int) -> list[PlannedCopy]:
     at = {action: position for position, action in enumerate(plan.device_actions[device] if own else ())}
     found = []
     for stage, copy in ((each.stage, copy) for each in own for copy in each.copies):
-        forward, backward, inputs = (Action(stage, kind, copy.microbatch) for kind in (Kind.F, Kind.B, Kind.I))
-        backward = backward if backward in at else inputs
+        forward, backward = Action(stage, Kind.F, copy.microbatch), backward_of(stage, copy.microbatch, at)
         for kind, after, reader in (
             (Kind.OFFLOAD, forward, copy.freed_at),
             (Kind.RELOAD, copy.reload_after, backward),
@@ -113,13 +113,13 @@ def _tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequence[
 
 def _places(actions: Sequence[Action]) -> dict[Action, tuple[int, int]]:
     """Per action of a compute order the positions of its first and last item: a backward begins with its RECOMPUTE."""
-    again: dict[tuple[int, int | None], int] = {}
+    recomputed: dict[tuple[int, int | None], int] = {}
     found = {}
     for position, action in enumerate(actions):
         if action.kind is Kind.RECOMPUTE:
-            again[action.stage, action.microbatch] = position
-        elif action.kind in (Kind.B, Kind.I):
-            found[action] = again.get((action.stage, action.microbatch), position), position
+            recomputed[action.stage, action.microbatch] = position
+        elif action.kind in BACKWARD_KINDS:
+            found[action] = recomputed.get((action.stage, action.microbatch), position), position
         else:
             found[action] = position, position
     return found

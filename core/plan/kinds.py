@@ -103,19 +103,19 @@ def task_seconds_alone(task: Task, plan: Plan, costs: Sequence[StageCosts], clus
     return alone(plan, task, cluster) if alone is not None else task_seconds(task, costs) or 0.0
 
 
-def declare(found: TaskKind) -> TaskKind:
+def declare(declaration: TaskKind) -> TaskKind:
     """Register a declaration. It replaces earlier declarations of the same kinds."""
-    _DECLARED.update(dict.fromkeys(found.kinds, found))
-    return found
+    _DECLARED.update(dict.fromkeys(declaration.kinds, declaration))
+    return declaration
 
 
 @contextmanager
-def declared(found: TaskKind) -> Iterator[TaskKind]:
+def declared(declaration: TaskKind) -> Iterator[TaskKind]:
     """Declare kinds within a context; the earlier declarations are restored when it exits."""
     before = dict(_DECLARED)
-    declare(found)
+    declare(declaration)
     try:
-        yield found
+        yield declaration
     finally:
         _DECLARED.clear()
         _DECLARED.update(before)

@@ -21,15 +21,13 @@ import sys
 from collections.abc import Iterable
 from operator import itemgetter
 
-from ..actions import Action, Kind
+from ..actions import BACKWARD_KINDS, Action, Kind
 from ..errors import RequestError
 from . import host_copies  # noqa: F401 - declares its kinds
 from .kinds import AFTER_STEP, declarations
 from .messages import Positions, computed_at
 from .plan import Plan
 from .step_end import optimizer_steps
-
-_BACKWARD = (Kind.B, Kind.I)
 
 Lowered = tuple[tuple[Action, ...], ...]
 """Per device its actions in the order in which it issues them."""
@@ -60,9 +58,9 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     sends = [[_sends(action, peers, queues) for action in actions] for actions in plan.device_actions]
     ends: list[list[Action]] = [[] for _ in plan.device_actions]
     steps = [optimizer_steps(plan, device) for device in range(plan.devices)]
-    for declared in declarations():
+    for declaration in declarations():
         for device, after in enumerate(sends):
-            _insert(declared.insert(plan, device), after, ends[device], steps[device])
+            _insert(declaration.insert(plan, device), after, ends[device], steps[device])
     receives: list[Placed] = [{} for _ in plan.device_actions]
     for (src, dst), messages in queues.items():
         _place(src, messages, readers[dst], prefetch, receives[dst])
@@ -156,7 +154,7 @@ def _merged(
             if len(entries) > 1:
                 entries.sort(key=itemgetter(0, 1, 2))
             lowered += [entry[3] for entry in entries]
-        if action.stage in recompute and action.kind in _BACKWARD:
+        if action.stage in recompute and action.kind in BACKWARD_KINDS:
             lowered.append(Action(action.stage, Kind.RECOMPUTE, action.microbatch))
         lowered.append(action)
         lowered += sends[position]

@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from attrs import frozen
 
-from ..actions import COMPUTE_KINDS, Action, Kind
+from ..actions import BACKWARD_KINDS, COMPUTE_KINDS, Action, Kind
 from ..costs.costs import StageCosts
 
 
@@ -168,7 +168,7 @@ def changes(kind: Kind, *, recomputes: bool = False, forward_only: bool = False)
 
 def order_changes(kind: Kind, *, recomputes: bool = False) -> tuple[Change, ...]:
     """The memory changes of an action of a compute order: the changes of RECOMPUTE are included in its B or I."""
-    if recomputes and kind in (Kind.B, Kind.I):
+    if recomputes and kind in BACKWARD_KINDS:
         second = tuple(change for change in CHANGES[Kind.RECOMPUTE] if change.use is not Use.WORKSPACE)
         return (*second, *CHANGES[kind])
     return changes(kind, recomputes=recomputes)

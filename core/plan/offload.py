@@ -12,9 +12,11 @@ The bytes are on the device until ``freed_at`` starts, which waits for the copy 
 ``reload_after`` on. They are on the host from the end of F to the start of the backward, which waits for the copy back.
 """
 
+from collections.abc import Container
+
 from attrs import frozen
 
-from ..actions import Action
+from ..actions import Action, Kind
 
 
 @frozen
@@ -64,3 +66,9 @@ class StageOffload:
     def bytes(self) -> int:
         """Bytes of one microbatch that are offloaded."""
         return sum(storage.bytes for storage in self.storages)
+
+
+def backward_of(stage: int, microbatch: int, actions: Container[Action]) -> Action:
+    """The B of a stage and microbatch if it is among these actions; otherwise the I: their backward is split."""
+    full = Action(stage, Kind.B, microbatch)
+    return full if full in actions else Action(stage, Kind.I, microbatch)

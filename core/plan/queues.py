@@ -105,7 +105,7 @@ def queues_of(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Queues:
     received: Posted = {}
     compute: list[tuple[Action, ...]] = []
     kinds = task_kinds()
-    items: dict[TaskKind, list[Item]] = {declared: [] for declared in declarations()}
+    items: dict[TaskKind, list[Item]] = {declaration: [] for declaration in declarations()}
     for device, actions in enumerate(lowered):
         ops: list[Action] = []
         peers: dict[tuple[int, int | None], int] = {}
@@ -128,6 +128,6 @@ def queues_of(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Queues:
         compute.append(tuple(ops))
     messages = match_messages(plan, sent, received, compute)
     tasks: list[Task] = []
-    for declared, found in items.items():
-        tasks += declared.tasks(plan, compute, found, tuple(tasks))
+    for declaration, found in items.items():
+        tasks += declaration.tasks(plan, compute, found, tuple(tasks))
     return Queues(tuple(compute), messages, tuple(tasks))

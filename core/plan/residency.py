@@ -41,7 +41,7 @@ from .sharding import replica_costs
 STATE_KINDS = ("parameters", "gradients", "optimizer")
 MOVING_KINDS = ("saved", "communication", "workspace")
 
-_F, _B, _I, _RECV_F = Kind.F, Kind.B, Kind.I, Kind.RECV_F
+_F, _B, _I = Kind.F, Kind.B, Kind.I
 
 OperationTimes = Sequence[tuple[Sequence[float], Sequence[float]]]
 """Per device the starts and the ends of its operations, in seconds."""
@@ -180,35 +180,40 @@ def _communication(plan: Plan, queues: Queues, arrivals: Arrivals) -> tuple[list
     The changes of a device: the receives posted before its first operation, then the start and the end of every
     operation; what is issued after an operation is added to its end.
     """
-    read = 2 if plan.forward_only else 1
+    read = {kind: _read_offset(kind, plan) for kind in (_F, _B, _I)}
     rows = [[0.0] * (2 * len(actions) + 1) for actions in queues.compute]
     releases: list[list[Release]] = [[] for _ in queues.compute]
     for (src, dst), messages in queues.messages.items():
-        sender, receiver, given_back = rows[src], rows[dst], releases[src]
-        for (_, receive, _, _, size, issued, posted, reader), arrived_s in zip(
-            messages, arrivals[src, dst], strict=True
-        ):
+        sender, receiver, released, readers = rows[src], rows[dst], releases[src], queues.compute[dst]
+        for (_, _, _, _, size, issued, posted, reader), arrived_s in zip(messages, arrivals[src, dst], strict=True):
             receiver[2 * posted] += size
-            receiver[2 * reader + (read if receive.kind is _RECV_F else 2)] -= size
+            receiver[2 * reader + read[readers[reader].kind]] -= size
             sender[2 * issued + 2] += size
-            given_back.append((arrived_s, 2 * issued + 2, size))
+            released.append((arrived_s, 2 * issued + 2, size))
     return rows, releases
+
+
+def _read_offset(kind: Kind, plan: Plan) -> int:
+    """The change at which an action frees the messages that it reads, counted from 2 × its position."""
+    found = changes(kind, forward_only=plan.forward_only)
+    return next(1 if change.moment is Moment.START else 2 for change in found if change.size is Size.READ)
 
 
 def _add_passed(plan: Plan, queues: Queues, rows: list[list[float]]) -> None:
     """Add tensors that pass between stages of one device to its communication bytes."""
     where = plan.placement
     passed = [edge for edge in plan.edges if where[edge.src] == where[edge.dst]]
+    read = _read_offset(_F, plan)
     for row, actions in zip(rows if passed else (), queues.compute, strict=False):
-        made = {(a.stage, a.kind is _F, a.microbatch): i for i, a in enumerate(actions) if a.kind in (_F, _B, _I)}
+        at = {(a.stage, a.kind is _F, a.microbatch): i for i, a in enumerate(actions) if a.kind in (_F, _B, _I)}
         for edge in passed:
-            for microbatch in range(plan.microbatches) if (edge.src, True, 0) in made else ():
-                row[2 * made[edge.src, True, microbatch] + 2] += edge.bytes
-                row[2 * made[edge.dst, True, microbatch] + (2 if plan.forward_only else 1)] -= edge.bytes
+            for microbatch in range(plan.microbatches) if (edge.src, True, 0) in at else ():
+                row[2 * at[edge.src, True, microbatch] + 2] += edge.bytes
+                row[2 * at[edge.dst, True, microbatch] + read] -= edge.bytes
                 if plan.forward_only:
                     continue
-                row[2 * made[edge.dst, False, microbatch] + 2] += edge.gradient_bytes
-                row[2 * made[edge.src, False, microbatch] + 2] -= edge.gradient_bytes
+                row[2 * at[edge.dst, False, microbatch] + 2] += edge.gradient_bytes
+                row[2 * at[edge.src, False, microbatch] + 2] -= edge.gradient_bytes
 
 
 def _timeline(

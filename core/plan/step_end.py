@@ -101,8 +101,8 @@ def _sync_tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequ
                 f"the SYNC of device {item.device} is before {late}: it needs complete gradients; move it after that"
             )
     if plan.sync:
-        there = {item.device for item in items}
-        absent = next((d for d in range(plan.devices) if d not in there and plan.stages_on(d)), None)
+        taking_part = {item.device for item in items}
+        absent = next((d for d in range(plan.devices) if d not in taking_part and plan.stages_on(d)), None)
         if absent is not None:
             raise RequestError(f"device {absent} issues no SYNC, and the plan's steps wait for all stages: add it")
         yield from sync_task(compute, items, known)

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import evolve
 
-from ..actions import COMPUTE_KINDS, Kind
+from ..actions import BACKWARD_KINDS, COMPUTE_KINDS, Kind
 from ..costs.module_names import module_ranges
 from ..documents import as_plain
 from ..evaluate.idle import CAUSES, IdleTime
@@ -20,7 +20,6 @@ from .facts import ReportFacts
 from .hosts import Host, hosts_of
 from .operators import condensed
 
-BACKWARD = (Kind.B, Kind.I)
 UNNAMED = "Pipeline plan"
 """Headline if neither the facts nor the plan have a name."""
 OFFLOADED = "offloaded"
@@ -163,7 +162,7 @@ def _phases(trace: Trace) -> list[dict[str, float] | None]:
         ends[device] = max(ends[device], event.end_s)
         if kind is Kind.F:
             last[device] = max(last[device], event.end_s)
-        elif kind in BACKWARD:
+        elif kind in BACKWARD_KINDS:
             first[device] = min(first[device], event.start_s)
     return [
         {"warm": round(warm, 9), "cool": round(max(warm, cool), 9), "end": round(end, 9)}

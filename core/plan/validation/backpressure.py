@@ -14,7 +14,7 @@ from ...actions import Action
 from ...errors import RequestError
 from ..plan import Plan
 from ..queues import queues_of
-from .progress import AheadLimit, run_order, waits_of
+from .progress import AheadLimit, dependency_graph, topological_order
 
 _AHEAD = 2
 """Messages to the next stage that may be in memory, including the one being computed."""
@@ -32,7 +32,7 @@ def choose_ahead_limit(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Ahead
     while ahead < plan.microbatches:
         found = _ahead_by(ahead)
         try:
-            run_order(waits_of(plan, queues, found))
+            topological_order(dependency_graph(plan, queues, found))
         except RequestError:
             ahead *= 2
         else:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ...actions import COMPUTE_KINDS, Action, Kind
 from ...errors import RequestError
-from ..offload import HostCopy, StageOffload
+from ..offload import HostCopy, StageOffload, backward_of
 from ..plan import Plan
 
 
@@ -80,8 +80,7 @@ def _check_copy(stage: int, device: int, copy: HostCopy, positions: Mapping[Acti
             rule = "is not compute" if action.kind not in COMPUTE_KINDS else f"is not in the order of device {device}"
             raise RequestError(f"{where}: {name} is {action}, which {rule}: name an F, B, I or W of that device")
     forward = Action(stage, Kind.F, microbatch)
-    inputs, full = (Action(stage, kind, microbatch) for kind in (Kind.I, Kind.B))
-    backward = full if full in positions else inputs
+    backward = backward_of(stage, microbatch, positions)
     freed, back = positions[copy.freed_at], positions[copy.reload_after]
     if freed <= positions[forward]:
         raise RequestError(

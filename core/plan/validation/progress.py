@@ -27,7 +27,7 @@ from ..plan import Plan
 from ..queues import Queues
 
 Node = int
-"""Index of a compute item, message or task in `Waits`."""
+"""Index of a compute item, message or task in `DependencyGraph`."""
 
 AheadLimit = Callable[[int, int], int]
 """(stage, reader) → how many microbatches the stage may run ahead of the transfers to that reader."""
@@ -46,7 +46,7 @@ _ORDER, _READS, _SENDS, _POSTS, _QUEUE, _AHEAD = (
 
 
 @frozen
-class Waits:
+class DependencyGraph:
     """The dependency graph.
 
     Args:
@@ -68,7 +68,7 @@ class Waits:
         return len(self.names) - 1
 
 
-def waits_of(plan: Plan, queues: Queues, limit: AheadLimit | None = None) -> Waits:
+def dependency_graph(plan: Plan, queues: Queues, limit: AheadLimit | None = None) -> DependencyGraph:
     """The dependency graph of a lowered plan.
 
     Args:
@@ -76,70 +76,72 @@ def waits_of(plan: Plan, queues: Queues, limit: AheadLimit | None = None) -> Wai
         queues: of the lowered plan.
         limit: how many microbatches a stage may run ahead of the transfers to a reader; None for no limit.
     """
-    waits = Waits()
-    made: dict[tuple[int, bool, int | None], Node] = {}
+    graph = DependencyGraph()
+    produced: dict[tuple[int, bool, int | None], Node] = {}
     for actions in queues.compute:
-        waits.first_operation.append(len(waits.names))
+        graph.first_operation.append(len(graph.names))
         for position, action in enumerate(actions):
-            node = waits.add(str(action), [(len(waits.names) - 1, _ORDER)] if position else [])
+            node = graph.add(str(action), [(len(graph.names) - 1, _ORDER)] if position else [])
             if action.kind in _PRODUCERS:
-                made[action.stage, action.kind is Kind.F, action.microbatch] = node
-    _add_local_reads(plan, waits, made)
+                produced[action.stage, action.kind is Kind.F, action.microbatch] = node
+    _add_local_reads(plan, graph, produced)
     for (src, dst), messages in queues.messages.items():
-        waits.first_message[src, dst] = len(waits.names)
+        graph.first_message[src, dst] = len(graph.names)
         for position, message in enumerate(messages):
-            before = [(waits.first_operation[src] + message.issued, _SENDS)]
+            before = [(graph.first_operation[src] + message.issued, _SENDS)]
             if message.posted:
-                before.append((waits.first_operation[dst] + message.posted - 1, _POSTS))
+                before.append((graph.first_operation[dst] + message.posted - 1, _POSTS))
             if position:
-                before.append((len(waits.names) - 1, _QUEUE))
-            node = waits.add(str(message.send), before)
-            waits.before[waits.first_operation[dst] + message.reader].append((node, _READS))
+                before.append((len(graph.names) - 1, _QUEUE))
+            node = graph.add(str(message.send), before)
+            graph.before[graph.first_operation[dst] + message.reader].append((node, _READS))
     if limit is not None:
-        _add_ahead_limits(queues, waits, limit, made)
-    _add_tasks(queues, waits)
-    return waits
+        _add_ahead_limits(queues, graph, limit, produced)
+    _add_tasks(queues, graph)
+    return graph
 
 
 def _add_ahead_limits(
-    queues: Queues, waits: Waits, limit: AheadLimit, made: Mapping[tuple[int, bool, int | None], Node]
+    queues: Queues, graph: DependencyGraph, limit: AheadLimit, produced: Mapping[tuple[int, bool, int | None], Node]
 ) -> None:
     """A forward waits until its stage is no longer too far ahead of its readers."""
-    for pair, first in waits.first_message.items():
+    for pair, first in graph.first_message.items():
         for position, message in enumerate(queues.messages[pair]):
             stage, reader, microbatch = message.send.stage, message.send.peer, message.send.microbatch
             if message.send.kind is Kind.SEND_F and reader is not None and microbatch is not None:
-                later = made.get((stage, True, microbatch + limit(stage, reader)))
+                later = produced.get((stage, True, microbatch + limit(stage, reader)))
                 if later is not None:
-                    waits.before[later].append((first + position, _AHEAD))
+                    graph.before[later].append((first + position, _AHEAD))
 
 
-def _add_local_reads(plan: Plan, waits: Waits, made: dict[tuple[int, bool, int | None], Node]) -> None:
+def _add_local_reads(plan: Plan, graph: DependencyGraph, produced: dict[tuple[int, bool, int | None], Node]) -> None:
     """Stages of one device read each other's tensors without a message."""
     for edge in plan.edges:
         if plan.placement[edge.src] != plan.placement[edge.dst]:
             continue
         for microbatch in range(plan.microbatches):
-            waits.before[made[edge.dst, True, microbatch]].append((made[edge.src, True, microbatch], _READS))
+            graph.before[produced[edge.dst, True, microbatch]].append((produced[edge.src, True, microbatch], _READS))
             if edge.gradient_bytes > 0:
-                waits.before[made[edge.src, False, microbatch]].append((made[edge.dst, False, microbatch], _READS))
+                graph.before[produced[edge.src, False, microbatch]].append(
+                    (produced[edge.dst, False, microbatch], _READS)
+                )
 
 
-def _add_tasks(queues: Queues, waits: Waits) -> None:
-    first = len(waits.names)
+def _add_tasks(queues: Queues, graph: DependencyGraph) -> None:
+    first = len(graph.names)
     ahead: dict[tuple[str, int], Node] = {}
     for task in queues.tasks:
         before = [
-            (waits.first_operation[item.device] + item.issued - 1, task.reason) for item in task.items if item.issued
+            (graph.first_operation[item.device] + item.issued - 1, task.reason) for item in task.items if item.issued
         ]
         before += [(first + other, queues.tasks[other].reason) for item in task.items for other in item.waits]
         if task.order in ahead:
             before.append((ahead[task.order], _QUEUE))
-        node = waits.add(task.name, before)
+        node = graph.add(task.name, before)
         if task.order is not None:
             ahead[task.order] = node
         for device, position in task.readers:
-            waits.before[waits.first_operation[device] + position].append((node, task.reason))
+            graph.before[graph.first_operation[device] + position].append((node, task.reason))
 
 
 def report_deadlock(plan: Plan, queues: Queues) -> NoReturn:
@@ -148,19 +150,19 @@ def report_deadlock(plan: Plan, queues: Queues) -> NoReturn:
     Raises:
         RequestError: always; the message shows the cycle.
     """
-    run_order(waits_of(plan, queues))
+    topological_order(dependency_graph(plan, queues))
     raise AssertionError("the plan does not run to its end, and its dependencies have no cycle")
 
 
-def run_order(waits: Waits) -> list[Node]:
+def topological_order(graph: DependencyGraph) -> list[Node]:
     """All nodes in topological order.
 
     Raises:
         RequestError: the plan deadlocks; the message shows the cycle.
     """
-    missing = [len(before) for before in waits.before]
-    after: list[list[Node]] = [[] for _ in waits.names]
-    for node, before in enumerate(waits.before):
+    missing = [len(before) for before in graph.before]
+    after: list[list[Node]] = [[] for _ in graph.names]
+    for node, before in enumerate(graph.before):
         for other, _ in before:
             after[other].append(node)
     order = [node for node, count in enumerate(missing) if not count]
@@ -169,17 +171,17 @@ def run_order(waits: Waits) -> list[Node]:
             missing[other] -= 1
             if not missing[other]:
                 order.append(other)
-    if len(order) < len(waits.names):
-        _report_cycle(waits, set(order))
+    if len(order) < len(graph.names):
+        _report_cycle(graph, set(order))
     return order
 
 
-def _report_cycle(waits: Waits, done: set[Node]) -> None:
-    graph: networkx.DiGraph[Node] = networkx.DiGraph()
-    for node, before in enumerate(waits.before):
+def _report_cycle(graph: DependencyGraph, done: set[Node]) -> None:
+    left: networkx.DiGraph[Node] = networkx.DiGraph()
+    for node, before in enumerate(graph.before):
         if node not in done:
-            graph.add_edges_from((node, other, {"reason": reason}) for other, reason in before if other not in done)
-    edges = [(a, b, graph.edges[a, b]["reason"]) for a, b in networkx.find_cycle(graph)]
+            left.add_edges_from((node, other, {"reason": reason}) for other, reason in before if other not in done)
+    edges = [(a, b, left.edges[a, b]["reason"]) for a, b in networkx.find_cycle(left)]
     # Begin where the reason changes, so that consecutive "runs after it" edges are joined into one.
     first = next((i for i, edge in enumerate(edges) if edge[2] != _ORDER or edges[i - 1][2] != _ORDER), 0)
     edges = edges[first:] + edges[:first]
@@ -189,5 +191,5 @@ def _report_cycle(waits: Waits, done: set[Node]) -> None:
             joined[-1] = joined[-1][0], edge[1], _ORDER
         else:
             joined.append(edge)
-    steps = [f"{waits.names[a]} waits for {waits.names[b]} ({reason})" for a, b, reason in joined]
+    steps = [f"{graph.names[a]} waits for {graph.names[b]} ({reason})" for a, b, reason in joined]
     raise RequestError(f"the plan deadlocks: {', '.join(steps)}; change the order of one of them")

@@ -5,7 +5,7 @@ import math
 
 from attrs import asdict
 
-from ...actions import COMPUTE_KINDS, Action, Kind
+from ...actions import BACKWARD_KINDS, COMPUTE_KINDS, Action, Kind
 from ...cluster.tensor_groups import GroupedCluster
 from ...costs.costs import StageCosts
 from ...errors import RequestError
@@ -13,8 +13,6 @@ from ...wording import first_of
 from ..plan import Plan
 from ..sharding import check_sharding
 from .offload import check_offload
-
-_BACKWARD = (Kind.B, Kind.I)
 
 
 def check_structure(plan: Plan) -> list[str]:
@@ -228,7 +226,7 @@ def _check_order(plan: Plan, device: int) -> list[str]:
     warnings: dict[tuple[int, str], str] = {}
     for action in plan.device_actions[device]:
         stage, kind, microbatch = action.stage, action.kind, action.microbatch
-        if kind in _BACKWARD and (stage, "F", microbatch) not in done:
+        if kind in BACKWARD_KINDS and (stage, "F", microbatch) not in done:
             raise RequestError(f"{action} is before {stage}F{microbatch} on device {device}: F runs first; swap them")
         if kind is Kind.W and (stage, "I", microbatch) not in done:
             raise RequestError(f"{action} is before {stage}I{microbatch} on device {device}: I runs first; swap them")

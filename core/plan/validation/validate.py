@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from attrs import frozen
 
-from ...actions import COMPUTE_KINDS, Action, Kind
+from ...actions import BACKWARD_KINDS, COMPUTE_KINDS, Action, Kind
 from ...cluster.cluster import Cluster
 from ...cluster.routing import path_latency_s, path_rate
 from ...costs.costs import StageCosts
@@ -149,19 +149,19 @@ def _check_recompute(plan: Plan, device: int, actions: Sequence[Action]) -> None
     if not plan.memory.recompute and all(action.kind is not Kind.RECOMPUTE for action in actions):
         return
     forward: set[tuple[int, int | None]] = set()
-    again: set[tuple[int, int | None]] = set()
+    recomputed: set[tuple[int, int | None]] = set()
     for action in actions:
         key = action.stage, action.microbatch
         if action.kind is Kind.F:
             forward.add(key)
         elif action.kind is Kind.RECOMPUTE:
-            if action.stage not in plan.memory.recompute or key not in forward or key in again:
+            if action.stage not in plan.memory.recompute or key not in forward or key in recomputed:
                 raise RequestError(
                     f"device {device} issues {action}: a stage of the plan's memory.recompute "
                     f"({list(plan.memory.recompute)}) recomputes once, after its F; remove it"
                 )
-            again.add(key)
-        elif action.kind in (Kind.B, Kind.I) and action.stage in plan.memory.recompute and key not in again:
+            recomputed.add(key)
+        elif action.kind in BACKWARD_KINDS and action.stage in plan.memory.recompute and key not in recomputed:
             raise RequestError(
                 f"device {device} issues {action}, and stage {action.stage} has nothing saved for it: put "
                 f"{Action(action.stage, Kind.RECOMPUTE, action.microbatch)} before it"

@@ -7,7 +7,7 @@ from panpipe.core.errors import RequestError
 from panpipe.core.plan.kinds import compute_times, task_seconds
 from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.queues import queues_of
-from panpipe.core.plan.validation.progress import run_order, waits_of
+from panpipe.core.plan.validation.progress import dependency_graph, topological_order
 from panpipe.core.plan.validation.uncontended_times import uncontended_times
 
 from ....support.plans import offloading_plans, orders, plan_of, plans
@@ -35,19 +35,19 @@ def test_a_message_occupies_its_queue_without_its_latency():
 
 def by_graph(plan, queues, hop, task_s):
     """The same by the dependency graph: per node its start and when it is ready, in topological order."""
-    waits = waits_of(plan, queues)
-    size, latency = [0.0] * len(waits.names), [0.0] * len(waits.names)
-    for first, seconds in zip(waits.first_operation, compute_times(queues.compute, plan.predicted.costs), strict=True):
+    graph = dependency_graph(plan, queues)
+    size, latency = [0.0] * len(graph.names), [0.0] * len(graph.names)
+    for first, seconds in zip(graph.first_operation, compute_times(queues.compute, plan.predicted.costs), strict=True):
         size[first : first + len(seconds)] = seconds
-    for pair, first in waits.first_message.items():
+    for pair, first in graph.first_message.items():
         latency_s, bytes_per_s = hop(*pair)
         for node, message in enumerate(queues.messages[pair], first):
             size[node], latency[node] = message.bytes / bytes_per_s, latency_s
-    for node, task in enumerate(queues.tasks, len(waits.names) - len(queues.tasks)):
+    for node, task in enumerate(queues.tasks, len(graph.names) - len(queues.tasks)):
         size[node] = task_s(task)
-    starts, drained, ready = ([0.0] * len(waits.names) for _ in range(3))
-    for node in run_order(waits):
-        others = waits.before[node]
+    starts, drained, ready = ([0.0] * len(graph.names) for _ in range(3))
+    for node in topological_order(graph):
+        others = graph.before[node]
         starts[node] = max(
             (drained[at] if why == "is next in the queue" else ready[at] for at, why in others), default=0.0
         )
@@ -55,9 +55,9 @@ def by_graph(plan, queues, hop, task_s):
         ready[node] = starts[node] + (size[node] + latency[node])
     operations = tuple(
         (starts[first : first + len(actions)], ready[first : first + len(actions)])
-        for first, actions in zip(waits.first_operation, queues.compute, strict=True)
+        for first, actions in zip(graph.first_operation, queues.compute, strict=True)
     )
-    arrivals = {pair: ready[at : at + len(queues.messages[pair])] for pair, at in waits.first_message.items()}
+    arrivals = {pair: ready[at : at + len(queues.messages[pair])] for pair, at in graph.first_message.items()}
     return operations, arrivals
 
 
@@ -84,7 +84,7 @@ def test_orders_that_the_graph_calls_a_deadlock_have_no_times(plan, data):
     other = plan_of(tuple(changed), plan.placement, edges=plan.edges, tied=plan.tied, recompute=plan.memory.recompute)
     queues = queues_of(other, lower(other))
     try:
-        run_order(waits_of(other, queues))
+        topological_order(dependency_graph(other, queues))
     except RequestError:
         deadlocks = True
     else:
