@@ -8,11 +8,11 @@ import typer
 from ..answers.output import note, print_json, print_table
 from ..answers.searching import check_search, run_search
 from ..answers.uniform import CHUNKS_TO_TRY, UniformStages, numbers, uniform_times
-from ..core.errors import RequestError
+from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.problem import ScheduleFamily, ScheduleProblem
 from ..core.schedules.registry import families, resident_families
 from ..core.schedules.scored import Scored, exceeds
-from ..core.schedules.tradeoff import frontier, named_schedules, peak_of
+from ..core.schedules.tradeoff import frontier, named_schedules, peak_of, search_limits
 from .search_options import Evaluations, Seconds, Seed
 from .uniform_options import (
     HOST_COPY,
@@ -67,11 +67,16 @@ def schedules(
     given = {key: value for key, value in budget.items() if value is not None}
     if given and not auto:
         raise RequestError(f"--{next(iter(given))} is for the search: also give --auto")
-    check_search(given, memory_limit)
+    # Schedules that offload may fit where one microbatch's saved tensors do not.
+    check_search(given, memory_limit if host_copy is None else None)
     known = list(families().values()) if host_copy is not None else resident_families()
     found = _named([stages.problem(count, memory_limit) for count in counts], known)
     if auto:
         found += _searched(lambda limit: [stages.problem(count, limit) for count in counts], found, memory_limit, given)
+    if not found and memory_limit is not None:
+        raise InfeasibleError(
+            f"no schedule holds at most {memory_limit:g} on each device: raise --memory-limit, or leave it out"
+        )
     best = frontier(found)
     found.sort(key=lambda scored: (peak_of(scored), scored.result.makespan))
     if json:
@@ -96,11 +101,15 @@ def _searched(
     given: Mapping[str, Any],
 ) -> list[Scored]:
     """New schedules that the search finds at the memory of each schedule on the frontier, and at the limit."""
-    limits = sorted({peak_of(scored) for scored in frontier(named)} | ({limit} if limit is not None else set()))
+    limits = search_limits(named, limit)
     found = []
     for number, memory in enumerate(limits, start=1):
         note(f"auto: {number} of {len(limits)}, at most {memory:.4g} on a device")
-        best = run_search(problems(memory), given)
+        try:
+            best = run_search(problems(memory), given)
+        except InfeasibleError as error:  # the search does not offload
+            note(f"auto: {error}")
+            continue
         if all(best.schedule.name != scored.schedule.name for scored in named):
             found.append(best)
     return found

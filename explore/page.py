@@ -3,6 +3,8 @@
 from string import Template
 from typing import Any
 
+from attrs import asdict
+
 from ..answers.bundled import BUNDLED
 from ..core.analytic.optimizers import OPTIMIZERS
 from ..core.cluster.catalog import catalogue
@@ -10,7 +12,7 @@ from ..core.cluster.device_type import NUMBER_TYPES
 from ..core.report.html_document import html_document, read_template
 from ..core.report.page import drawing_script, embedded, sections, style
 from ..core.schedules.registry import families
-from .question import MOST_CHUNKS, MOST_DEVICES, MOST_MICROBATCHES, Question, plain_question
+from .question import KINDS, MOST_CHUNKS, MOST_DEVICES, MOST_MICROBATCHES, Question, plain_question
 from .results import Results
 
 SCRIPTS = ("ask.js", "address.js", "form.js", "frontier.js", "side.js", "explore.js")
@@ -40,6 +42,7 @@ def choices(start: Question, results: Results, factory: str | None) -> dict[str,
     known = catalogue()
     return {
         "start": plain_question(start),
+        "defaults": {name: {"kind": name, **asdict(kind())} for name, kind in KINDS.items()},
         "results": results.titles,
         "graph": None if results.graph is None else str(results.graph),
         "factory": factory,

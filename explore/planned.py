@@ -46,7 +46,7 @@ class Found:
 
 
 _costs: dict[tuple[object, ...], Callable[[int], Any]] = {}
-_found: dict[str, Found] = {}
+_found: dict[tuple[object, ...], Found] = {}
 
 
 def report_answer(question: PlanQuestion, report: Report) -> None:
@@ -92,7 +92,7 @@ def search(question: PlanQuestion, report: Report, what: str = "searching plans"
         RequestError: an option is wrong.
         NothingFits: no plan fits.
     """
-    key = key_of(evolve(question, rank=1))
+    key = key_of(evolve(question, rank=1)), *_file_times(question)
     if key in _found:
         return _found[key]
     request, known = _request(question)
@@ -113,9 +113,14 @@ def _request(question: PlanQuestion) -> tuple[PlanRequest, Sequence[ScheduleFami
     graph = None if question.graph is None else Path(question.graph)
     request, known = plan_request(options.pop("cluster"), options.pop("microbatches"), **{**options, "graph": graph})
     names = ("graph", "model", "batch", "sequence", "dtype", "optimizer", "cluster")
-    changed = None if graph is None else graph.stat().st_mtime_ns if graph.is_file() else None
-    costs = _costs.setdefault((changed, *(getattr(question, name) for name in names)), cache(request.costs_of))
-    return evolve(request, costs_of=costs), known
+    key = *_file_times(question), *(getattr(question, name) for name in names)
+    return evolve(request, costs_of=_costs.setdefault(key, cache(request.costs_of))), known
+
+
+def _file_times(question: PlanQuestion) -> list[int | None]:
+    """When the files of a question were written: an answer to an earlier version of a file is not used again."""
+    files = [Path(name) for name in (question.graph, question.cluster.partition("#")[0]) if name is not None]
+    return [file.stat().st_mtime_ns if file.is_file() else None for file in files]
 
 
 def answer(question: PlanQuestion, shown: PlanAnswer) -> dict[str, Any]:

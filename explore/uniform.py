@@ -19,7 +19,7 @@ from ..core.report.data import idle_data
 from ..core.report.schedule import schedule_data
 from ..core.schedules.registry import families, resident_families
 from ..core.schedules.scored import Scored, costs_of, exceeds
-from ..core.schedules.tradeoff import candidate_schedules, frontier, peak_of
+from ..core.schedules.tradeoff import candidate_schedules, frontier, peak_of, search_limits
 from .exports import File, schedule_file
 from .lines import Report, progress
 from .question import UniformQuestion, key_of, plain_question
@@ -138,12 +138,12 @@ def report_points(question: UniformQuestion, report: Report) -> None:
         for scored, parameters in own:
             if any(scored is each for each in best):
                 report(point=_point(question, scored, family.name, parameters))
-    limits = sorted({peak_of(scored) for scored in frontier(named)} | ({limit} if limit is not None else set()))
+    limits = search_limits(named, limit)
     for number, memory in enumerate(limits):
         report(**progress(f"auto, at most {memory:.4g}", number, len(limits)))
         asked = evolve(question, schedule="auto", memory_limit=memory, parameters={"evaluations": ORDERS_TO_TRY})
-        found = scored_of(asked)[0]
-        if all(found.schedule.name != scored.schedule.name for scored in named):
+        found, misfit = scored_of(asked)
+        if not misfit and all(found.schedule.name != scored.schedule.name for scored in named):
             report(point=_point(asked, found, "auto", asked.parameters))
 
 

@@ -40,7 +40,7 @@ class Output:
         self.job = 0
 
     def cancel(self, job: int) -> None:
-        """Let a job end at its next line."""
+        """Make a job end at its next line."""
         self._cancelled.add(job)
 
     def write(self, **line: Any) -> None:
@@ -99,7 +99,7 @@ def _run(report: Report, job: str, asked: Question, what: str) -> None:
 def main() -> None:
     """Read jobs until standard input ends."""
     os.nice(LOWER_PRIORITY)
-    # 1. Output that models print is redirected to standard error; only jobs write to the server's pipe.
+    # Output that models print is redirected to standard error; only jobs write to the server's pipe.
     file = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)
     output, jobs, ready = Output(file), [], threading.Semaphore(0)

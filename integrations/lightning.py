@@ -28,6 +28,7 @@ from .requirements import needs
 
 with needs("lightning"):
     from lightning.pytorch.strategies import SingleDeviceStrategy
+    from lightning.pytorch.trainer.states import TrainerFn
     from lightning.pytorch.utilities.data import extract_batch_size
 
 _OWN = {
@@ -69,7 +70,8 @@ class PanpipeStrategy(SingleDeviceStrategy):
         self._given = options
         self._logged: dict[str, Logged] = {}
         self._steps: dict[str, Any] = {}
-        self._resumes: Path | None = None
+        self._loaded = Path()  # the pipeline's state next to the checkpoint that was read last
+        self._resumes: Path | None = None  # the state to resume from when the pipeline is built
 
     # Ranks
 
@@ -102,9 +104,9 @@ class PanpipeStrategy(SingleDeviceStrategy):
         """Create the module's optimizer, whose groups and options the stages' optimizers follow."""
         self._close()
         super().setup_optimizers(trainer)
-        made: list[Any] = super().optimizers
-        _refuse(trainer, self.lightning_module, made)
-        self.optimizers = [ModelOptimizer(made[0], self.lightning_module)]
+        created: list[Any] = super().optimizers
+        _refuse_settings(trainer, self.lightning_module, created)
+        self.optimizers = [ModelOptimizer(created[0], self.lightning_module)]
 
     def training_step(self, batch: Any, *_: Any) -> Tensor:
         """Train on a batch; the last one of an accumulation updates.
@@ -172,9 +174,9 @@ class PanpipeStrategy(SingleDeviceStrategy):
 
     @property
     def _model_optimizer(self) -> ModelOptimizer:
-        made = self.optimizers[0]
-        assert isinstance(made, ModelOptimizer)
-        return made
+        (optimizer,) = self.optimizers
+        assert isinstance(optimizer, ModelOptimizer)
+        return optimizer
 
     def _build(self, batch: Any, trainer: Any) -> Pipeline:
         """The pipeline of the module, built for the first batch."""
@@ -190,6 +192,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
         )
         if self._resumes is not None:
             self.pipe.resume(self._resumes)
+            self._resumes = None
         # Lightning clears gradients that this rank may not hold; the pipeline clears them after its update.
         self.lightning_module.__dict__["zero_grad"] = _clear_nothing
         return self.pipe
@@ -224,18 +227,29 @@ class PanpipeStrategy(SingleDeviceStrategy):
             shutil.rmtree(f"{filepath}.pipeline", ignore_errors=True)
 
     def load_checkpoint(self, checkpoint_path: Any, weights_only: bool | None = None) -> dict[str, Any]:
-        """Read a checkpoint; the pipeline's state is read when it is built."""
-        state = Path(f"{checkpoint_path}.pipeline")
-        self._resumes = state if state.is_dir() else None
+        """Read a checkpoint, without the pipeline's state."""
+        self._loaded = Path(f"{checkpoint_path}.pipeline")
         found: dict[str, Any] = super().load_checkpoint(checkpoint_path, weights_only)
         return found
 
     def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
-        """Load the weights into the module, or into the pipeline if it is built."""
+        """Load the weights into the module, or into the pipeline if it is built.
+
+        Raises:
+            RequestError: the pipeline is built, and its state is not next to the checkpoint.
+        """
+        state = self._loaded if self._loaded.is_dir() else None
+        if self.lightning_module.trainer.state.fn == TrainerFn.FITTING:
+            self._resumes = state  # fit builds the pipeline, also if an earlier fit did
         if self.pipe is None:
             super().load_model_state_dict(checkpoint, strict)
-        elif self._resumes is not None:
-            self.pipe.resume(self._resumes)
+        elif state is None:
+            raise RequestError(
+                f"the pipeline is built and there is no folder '{self._loaded}' with its state: use a checkpoint of "
+                "PanpipeStrategy without save_weights_only, or a new Trainer"
+            )
+        else:
+            self.pipe.resume(state)
 
     def teardown(self) -> None:
         """Keep the pipeline, which has the weights: ``save_checkpoint`` and ``test`` may follow ``fit``."""
@@ -268,7 +282,7 @@ def _read(folder: Path, wanted: Mapping[str, Any]) -> dict[str, Tensor]:
     return {name: found[name] if name in found else found[identities[id(value)]] for name, value in wanted.items()}
 
 
-def _refuse(trainer: Any, module: Any, optimizers: list[Any]) -> None:
+def _refuse_settings(trainer: Any, module: Any, optimizers: list[Any]) -> None:
     """Refuse settings of lightning that have no meaning for a pipeline."""
     if not module.automatic_optimization:
         raise RequestError(

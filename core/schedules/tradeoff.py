@@ -43,6 +43,20 @@ def frontier(found: Sequence[Scored]) -> list[Scored]:
     return tradeoff.frontier(found, _makespan, peak_of)[::-1]
 
 
+def search_limits(found: Sequence[Scored], limit: float | None) -> list[float]:
+    """The memory limits at which a search is compared with named schedules, ascending.
+
+    They are the peaks of the schedules on the frontier, and the given limit. The search keeps all saved tensors on the
+    device, so peaks of schedules that offload are left out: it may have no order within them.
+
+    Args:
+        found: the named schedules.
+        limit: of a device; None for no limit.
+    """
+    peaks = {peak_of(scored) for scored in frontier(found) if not scored.schedule.offload}
+    return sorted(peaks if limit is None else {*peaks, limit})
+
+
 def fastest(found: Sequence[Scored]) -> Scored:
     """The fastest schedule, of equally fast ones the one with the least memory."""
     return tradeoff.by_time(found, _makespan, peak_of)[0]

@@ -9,7 +9,7 @@ const allowed = new Set(CHOICES.factory ? [CHOICES.factory] : []); // functions 
 let points = [];
 let pointsOf = null; // the pipeline that they belong to
 let pointsRunning = null;
-let settled = null;
+let changeTimer = null; // until the form's last change is answered
 
 const current = () => sides[state.side];
 const runsCode = (question) => question.kind === "plan" && (question.model ?? "").includes(":");
@@ -21,9 +21,9 @@ function change(question, moving = false) {
   state[state.side] = question;
   state.base = null;
   if (!moving) showForm(complete(question), change);
-  clearTimeout(settled);
+  clearTimeout(changeTimer);
   if (question.kind === "uniform") run(current(), question);
-  else if (!moving) settled = setTimeout(() => run(current(), question), 250);
+  else if (!moving) changeTimer = setTimeout(() => run(current(), question), 250);
   remember();
 }
 
@@ -40,7 +40,7 @@ async function run(side, question) {
     return;
   }
   pointsRunning?.abort();
-  if (pointsOf && pointsOf.question.kind !== question.kind) {  // in other units: not of this question
+  if (pointsOf && pointsOf.question.kind !== question.kind) {  // their units differ
     [points, pointsOf] = [[], null];
     byName("frontier-hint").textContent = "";
     drawPoints();
@@ -61,13 +61,13 @@ async function run(side, question) {
   if (side.again) {
     side.again = false;
     run(side, side.question);
-  } else rested(side);
+  } else askSlowAnswers(side);
 }
 
-// What takes longer waits until the sliders rest: why the schedule is not faster, and the frontier.
-function rested(side) {
-  clearTimeout(side.resting);
-  side.resting = setTimeout(async () => {
+// What takes longer is asked for once no slider has moved for a while: why the schedule is not faster, and the frontier.
+function askSlowAnswers(side) {
+  clearTimeout(side.slowTimer);
+  side.slowTimer = setTimeout(async () => {
     const { question, answer } = side;
     if (side.running || !question) return;
     if (question.kind === "uniform" && question.schedule !== "auto" && answer) {
@@ -113,7 +113,7 @@ function offerCode(question) {
 // The pipeline of a question, without the choice of a schedule: what the frontier is of.
 function pipelineOf(question) {
   if (question.kind === "file") return null;
-  const { schedule, parameters, chunks, rank, budget, ...rest } = question;
+  const { schedule, parameters, chunks, rank, budget, ...rest } = complete(question);
   return rest;
 }
 
@@ -185,7 +185,7 @@ async function drawCluster() {
   else picture.replaceChildren(element("img", { alt: `Topology of ${name}`, src: `data:image/svg+xml,${encodeURIComponent(found.svg)}` }));
 }
 
-// ---- what is around ----
+// ---- progress, errors, and the two sides ----
 
 function showProgress(progress) {
   byName("progress").hidden = !progress;

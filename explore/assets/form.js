@@ -33,33 +33,30 @@ function planFields(question) {
     { name: "source", label: "model", type: "source", value: source },
     text("cluster", "cluster", { list: CHOICES.clusters, required: true,
       about: "a name such as 4x8xA100-80GB, cpu:N for this machine, or a cluster file" }),
-    slider("microbatches", "microbatches of a step", 1, 128, 1, { most: 4096, late: true }),
-    slider("memory_limit", "memory limit", 1, 192, 1, { none: "the device's", scale: GB, unit: "GB", most: 100000, late: true }),
+    slider("microbatches", "microbatches of a step", 1, 128, 1, { most: 4096 }),
+    slider("memory_limit", "memory limit", 1, 192, 1, { none: "the device's", scale: GB, unit: "GB", most: 100000 }),
     select("recompute", "recompute", [["", "by default"], "none", "auto", "all"]),
     select("offload", "offload", [["", "none"], "auto", "all"]),
     select("dtype", "precision", [["", "the model's"], ...CHOICES.dtypes], { only: source !== "graph" }),
     select("schedule", "schedule", ["auto", ...CHOICES.schedules.map((each) => each.name)]),
     { type: "more", label: "more", fields: [
       text("mesh", "mesh", { about: "auto, or pp=N,dp=N" }),
-      select("shard", "replicas share", [["", "nothing"], ["optimizer", "the optimizer"], ["auto", "auto"]]),
-      slider("batch", "samples of a step", 1, 512, 1, { none: "one a microbatch", most: 1e6, late: true, only: source === "bundled" }),
-      slider("sequence", "tokens of a sample", 128, 8192, 128, { none: "as published", most: 1e6, late: true, only: source === "bundled" }),
+      select("shard", "replicas share", [["none", "nothing"], ["optimizer", "the optimizer"],
+        ["gradients", "gradients and the optimizer"], ["auto", "auto"]]),
+      slider("batch", "samples of a step", 1, 512, 1, { none: "one a microbatch", most: 1e6, only: source === "bundled" }),
+      slider("sequence", "tokens of a sample", 128, 8192, 128, { none: "as published", most: 1e6, only: source === "bundled" }),
       select("optimizer", "optimizer", [["", "adam-master"], ...CHOICES.optimizers], { only: source !== "graph" }),
-      slider("host_memory", "host memory for offload", 8, 2048, 8, { none: "no limit", scale: GB, unit: "GB", most: 1e6, late: true }),
-      slider("budget", "plans to evaluate", 500, 50000, 500, { none: "by default", most: 1e7, late: true }),
-      slider("seed", "seed", 0, 20, 1, { most: 2 ** 31 - 1, late: true }),
+      slider("host_memory", "host memory for offload", 8, 2048, 8, { none: "no limit", scale: GB, unit: "GB", most: 1e6 }),
+      slider("budget", "plans to evaluate", 500, 50000, 500, { none: "by default", most: 1e7 }),
+      slider("seed", "seed", 0, 20, 1, { most: 2 ** 31 - 1 }),
     ] },
   ];
 }
 
 const modelSource = (question) => (question.graph != null ? "graph" : (question.model ?? "").includes(":") ? "factory" : "bundled");
 
-const DEFAULTS = {
-  uniform: { kind: "uniform", schedule: "1f1b", devices: 4, microbatches: 8, chunks: null, forward: 1, backward_input: 1,
-    backward_weight: 1, comm: 0, freed_by_input: 0, memory_limit: null, host_copy: 0, parameters: {} },
-  plan: { kind: "plan", cluster: "4xA100-40GB", model: CHOICES.models[0], graph: null, microbatches: 8, schedule: "auto" },
-  file: { kind: "file", number: 0 },
-};
+const DEFAULTS = CHOICES.defaults;
+const NEW_PLAN = { ...DEFAULTS.plan, ...(CHOICES.graph ? { graph: CHOICES.graph } : { model: CHOICES.models[0] }) };
 
 const complete = (question) => ({ ...DEFAULTS[question.kind], ...question });
 
@@ -85,8 +82,7 @@ function tabs(question, replace) {
   const kinds = [["uniform", "uniform stages"], ["plan", "a model"], ...(CHOICES.results.length ? [["file", "results"]] : [])];
   return element("div", { class: "tabs", role: "group" }, ...kinds.map(([kind, label]) => {
     const button = element("button", { type: "button", "aria-pressed": String(question.kind === kind) }, label);
-    button.addEventListener("click", () => question.kind !== kind && replace({ ...DEFAULTS[kind],
-      ...(kind === "plan" && CHOICES.graph ? { graph: CHOICES.graph, model: null } : {}) }));
+    button.addEventListener("click", () => question.kind !== kind && replace(kind === "plan" ? NEW_PLAN : DEFAULTS[kind]));
     return button;
   }));
 }
@@ -98,7 +94,7 @@ function fileFields(question) {
 function fieldNode(field, question, set, replace) {
   if (field.only === false) return [];
   if (field.type === "more") {
-    const open = field.fields.some((each) => each.name && question[each.name] != null && question[each.name] !== 0);
+    const open = field.fields.some((each) => question[each.name] !== DEFAULTS[question.kind][each.name]);
     return [element("details", open ? { open: "" } : {}, element("summary", {}, field.label),
       ...field.fields.flatMap((each) => fieldNode(each, question, set, replace)))];
   }
@@ -145,8 +141,7 @@ function selectNode(field, question, set) {
 
 function textNode(field, question, set) {
   const id = `list-${field.name}`;
-  const node = element("input", { type: "text", name: field.name, spellcheck: "false", ...(field.list ? { list: id } : {}),
-    ...(field.placeholder ? { placeholder: field.placeholder } : {}) });
+  const node = element("input", { type: "text", name: field.name, spellcheck: "false", ...(field.list ? { list: id } : {}) });
   node.value = question[field.name] ?? "";
   node.addEventListener("change", () => {
     const typed = node.value.trim();

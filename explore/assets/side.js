@@ -7,9 +7,9 @@ class Side {
     this.question = null;
     this.answer = null;
     this.report = null;
-    this.running = null; // what aborts the question in flight
+    this.running = null; // aborts the question in flight
     this.again = false;
-    this.resting = null; // the timer after which slower answers are asked for
+    this.slowTimer = null; // after which slow answers are asked for
     this.root = element("article", { class: "panel", "data-side": name, hidden: "" });
     this.root.addEventListener("pointerdown", () => activate(this.name));
     byName("panels").append(this.root);

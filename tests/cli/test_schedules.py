@@ -4,6 +4,7 @@ import json
 
 import pytest
 from panpipe import cli
+from panpipe.core.errors import InfeasibleError
 
 SMALL = ("--devices", "4", "--microbatches", "8", "--forward", "10", "--backward-input", "12", "--backward-weight", "8")
 
@@ -58,6 +59,32 @@ def test_schedules_with_the_search(capsys):
     found = [row for row in rows if row["schedule"].startswith("auto")]
     assert found
     assert all(row["makespan"] >= row["lower_bound"] for row in found)
+
+
+def test_search_is_compared_with_schedules_that_keep_their_saved_tensors(capsys, monkeypatch):
+    limits = []
+
+    def search(problems, given):
+        limits.append(problems[0].memory_limit / problems[0].chunks)
+        raise InfeasibleError("nothing fits")
+
+    monkeypatch.setattr("panpipe.cli.schedules.run_search", search)
+    rows, err = answer(capsys, *SMALL, "--host-copy", "2", "--auto")
+    offloading = {row["peak_memory"] for row in rows if row["schedule"].startswith("po-f") and row["on_frontier"]}
+    assert min(offloading) < 1
+    assert limits
+    assert not offloading & set(limits)
+    assert err.splitlines()[1] == "auto: nothing fits"
+
+
+def test_memory_limit_below_one_microbatch_is_for_schedules_that_offload(capsys):
+    rows, _ = answer(capsys, *SMALL, "--host-copy", "2", "--memory-limit", "0.8")
+    assert {row["schedule"].partition("(")[0] for row in rows} == {"po-f"}
+    status, _, err = run(capsys, *SMALL, "--host-copy", "2", "--memory-limit", "0.1")
+    assert (status, err) == (
+        3,
+        "panpipe: no schedule holds at most 0.1 on each device: raise --memory-limit, or leave it out\n",
+    )
 
 
 def test_schedules_table(capsys, monkeypatch):

@@ -5,6 +5,7 @@ import re
 from urllib.parse import quote
 
 from panpipe.cli import main
+from panpipe.explore.question import PlanQuestion, parse_question
 
 from ..support.browser import in_a_browser
 from ..support.launch import HANGS_S
@@ -123,6 +124,19 @@ def test_other_kind_of_question_takes_the_frontier_away_and_saves_what_is_shown(
     with page.expect_download() as saved:
         page.locator("[data-file=plan]").click()
     assert saved.value.suggested_filename == "schedule.csv"
+
+
+@in_a_browser
+def test_every_choice_of_a_form_can_be_taken_back(page, address):
+    page.goto(address)
+    shows(page, "^1f1b$")
+    page.evaluate("() => showForm(complete({ kind: 'plan' }), (question) => { window.asked = question; })")
+    page.locator("aside summary").click()
+    for name, default in (("shard", "none"), ("offload", ""), ("recompute", "")):
+        page.locator(f"select[name={name}]").select_option("auto")
+        assert page.evaluate("() => window.asked")[name] == "auto"
+        page.locator(f"select[name={name}]").select_option(default)
+        assert parse_question(page.evaluate("() => window.asked")) == PlanQuestion()
 
 
 @in_a_browser

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+from types import SimpleNamespace
 
 import pytest
 from panpipe.cli import main
@@ -34,6 +36,23 @@ def reported(job, question):
     found = []
     job(question, lambda **line: found.append(line))
     return found
+
+
+@pytest.mark.parametrize("name", ["graph", "cluster"])
+def test_file_that_has_changed_is_planned_for_again(tmp_path, monkeypatch, name):
+    searched = []
+    request = SimpleNamespace(search=lambda progress: searched.append(1) or SimpleNamespace(plans=()))
+    monkeypatch.setattr(planned, "_request", lambda question: (request, ()))
+    monkeypatch.setattr(planned, "_found", {})
+    file = tmp_path / "file.json"
+    file.write_text("{}", encoding="utf-8")
+    question = PlanQuestion(**{name: str(file)})
+    for _ in range(2):
+        planned.search(question, lambda **line: None)
+    assert len(searched) == 1
+    os.utime(file, ns=(1, 1))
+    planned.search(question, lambda **line: None)
+    assert len(searched) == 2
 
 
 @pytest.mark.slow

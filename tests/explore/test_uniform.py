@@ -152,6 +152,14 @@ def test_schedule_that_auto_finds_among_the_named_ones_is_one_point(monkeypatch)
     assert points == ["1f1b"]
 
 
+def test_limit_within_which_auto_finds_nothing_has_no_point(monkeypatch):
+    auto, _ = scored_of(UniformQuestion(schedule="zb-h1", devices=2, microbatches=4))
+    monkeypatch.setattr(uniform, "resident_families", lambda: [find_family("1f1b")])
+    monkeypatch.setattr(uniform, "scored_of", lambda asked: (auto, "nothing fits"))
+    points = [data["point"]["family"] for data in reports(report_points, SMALL) if "point" in data]
+    assert points == ["1f1b"]
+
+
 def test_file_is_that_of_the_schedule():
     found = file_of(SMALL, "plan", lambda **data: None)
     assert (found.name, found.text.splitlines()[1]) == ("schedule.csv", ",1F0,1B0,1F1,1B1,1F2,1B2,1F3,1B3")

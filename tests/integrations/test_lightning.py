@@ -1,9 +1,13 @@
 """`PanpipeStrategy` against lightning in one process: losses, logs, weights, checkpoints and resuming."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.trainer.states import TrainerFn
+from panpipe.core.errors import RequestError
 from panpipe.integrations.lightning import PanpipeStrategy
 from torch import nn
 
@@ -73,3 +77,42 @@ def test_lightning_logs_and_weights_equal_those_of_one_process(tmp_path):
     for name, value in first.callback_metrics.items():
         assert second.callback_metrics[name].item() == pytest.approx(value.item(), rel=1e-6), name
     assert_same(piped, alone)
+
+
+class ResumedPipeline:
+    """In place of a pipeline: records what it resumes from."""
+
+    def __init__(self):
+        self.resumed = []
+
+    def resume(self, folder):
+        self.resumed.append(folder.name)
+
+
+def loads(strategy, function, path):
+    """Load a checkpoint file as lightning does for one of its functions."""
+    module = Regression()
+    torch.save({"state_dict": module.state_dict()}, path)
+    module._trainer = SimpleNamespace(state=SimpleNamespace(fn=function))
+    strategy._lightning_module = module
+    strategy.load_model_state_dict(strategy.load_checkpoint(path))
+
+
+def test_pipeline_resumes_once_and_only_from_the_checkpoint_of_its_fit(tmp_path):
+    for name in ("fit", "test"):
+        (tmp_path / f"{name}.ckpt.pipeline").mkdir()
+    strategy = PanpipeStrategy(**OPTIONS)
+    loads(strategy, TrainerFn.FITTING, tmp_path / "fit.ckpt")
+    loads(strategy, TrainerFn.TESTING, tmp_path / "test.ckpt")
+    assert strategy._resumes == tmp_path / "fit.ckpt.pipeline"
+    strategy._resumes, strategy.pipe = None, ResumedPipeline()
+    loads(strategy, TrainerFn.TESTING, tmp_path / "test.ckpt")
+    assert strategy.pipe.resumed == ["test.ckpt.pipeline"]
+    assert strategy._resumes is None
+
+
+def test_checkpoint_without_the_pipelines_state_is_refused_once_it_is_built(tmp_path):
+    strategy = PanpipeStrategy(**OPTIONS)
+    strategy.pipe = ResumedPipeline()
+    with pytest.raises(RequestError, match=r"no folder '.*weights\.ckpt\.pipeline'.*without save_weights_only"):
+        loads(strategy, TrainerFn.TESTING, tmp_path / "weights.ckpt")
