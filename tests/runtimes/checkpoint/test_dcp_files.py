@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import pickle
 import warnings
 from pathlib import Path
@@ -113,11 +114,11 @@ def test_code_in_a_checkpoint_is_refused_and_not_run(tmp_path):
     ran = tmp_path / "ran"
     folder = saved(tmp_path / "metadata")
     metadata(folder, lambda kept: setattr(kept, "planner_data", Harmful(ran)))
-    refused(folder, tmp_path / "a", "which does not belong to DCP's metadata")
+    refused(folder, tmp_path / "a", "which is not plain data")
     folder = saved(tmp_path / "item", {**STATE, "scheduler": ("StepLR", {"a": Harmful(ran)})})
     refused(folder, tmp_path / "a", "cannot be read as a checkpoint of torch.distributed.checkpoint")
     (folder / ".metadata").write_bytes(pickle.dumps(Harmful(ran)))
-    refused(folder, tmp_path / "a", "which does not belong to DCP's metadata")
+    refused(folder, tmp_path / "a", "which is not plain data")
     with pytest.raises(panpipe.RequestError, match=r"a checkpoint of torch\.distributed\.checkpoint, whose"):
         CheckpointReader(folder)
     assert not ran.exists()
@@ -166,6 +167,54 @@ def test_shapes_beyond_the_files_are_refused(tmp_path):
 
     metadata(saved(tmp_path / "dcp"), grow)
     refused(tmp_path / "dcp", tmp_path / "a", "has a shape of more bytes than the files have")
+
+
+HUGE = tuple([1 << 8 * 200] * 4000)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensor: setattr(tensor, "size", HUGE), "a shape of too many dimensions"),
+        (lambda tensor: setattr(tensor, "chunks", [type(tensor.chunks[0])(torch.Size([0, 0]), HUGE)]), "too many dim"),
+        (lambda tensor: tensor.chunks.append(tensor.chunks[0]), "more bytes than the files have"),
+    ],
+    ids=["sizes", "sizes of a chunk", "one chunk twice"],
+)
+def test_metadata_that_asks_for_much_is_refused(tmp_path, change, said):
+    """A product of thousands of long integers takes hours."""
+    state = {**STATE, "model": {**STATE["model"], "a.weight": torch.randn(100, 100)}}
+    metadata(saved(tmp_path / "dcp", state), lambda k: change(k.state_dict_metadata["pipe.model.a.weight"]))
+    refused(tmp_path / "dcp", tmp_path / "a", said)
+
+
+def test_chunks_that_overlap_instead_of_covering_a_tensor_are_refused(tmp_path):
+    def halve(kept):
+        tensor = kept.state_dict_metadata["pipe.model.a.weight"]
+        tensor.chunks[:] = [type(tensor.chunks[0])(torch.Size([0, 0]), torch.Size([3, 4]))] * 2
+        tensor.size = torch.Size([6, 4])
+
+    metadata(saved(tmp_path / "dcp"), halve)
+    refused(tmp_path / "dcp", tmp_path / "a", "has values for only a part of its shape")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "device"])
+def test_data_that_is_no_regular_file_of_the_folder_is_refused(tmp_path, kind):
+    """Opening a named pipe would wait forever."""
+    (path,) = saved(tmp_path / "dcp").glob("*.distcp")
+    path.rename(tmp_path / "elsewhere")
+    {
+        "pipe": lambda: os.mkfifo(path),
+        "link": lambda: path.symlink_to(tmp_path / "elsewhere"),
+        "device": lambda: path.symlink_to("/dev/zero"),
+    }[kind]()
+    refused(tmp_path / "dcp", tmp_path / "a", "outside its folder|not a regular file|more bytes than the files have")
+
+
+@pytest.mark.parametrize("steps", [True, 1 << 63, -1, 1.5])
+def test_a_number_of_steps_that_no_manifest_has_is_refused(tmp_path, steps):
+    folder = saved(tmp_path / "dcp", {**STATE, "progress": {**STATE["progress"], "steps": steps}})
+    refused(folder, tmp_path / "a", "has no 'pipe.progress.steps'")
 
 
 def test_other_checkpoints_are_refused(tmp_path):
