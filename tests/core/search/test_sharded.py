@@ -107,3 +107,11 @@ def test_shared_gradients_fit_where_shared_optimizers_do_not():
     assert [cost.gradient_bytes for cost in replica_costs(plan, plan.predicted.costs)] == [2000 + 1000] * 2
     with pytest.raises(NothingFits, match="needs"):
         found("auto", 10_500, graph=FINE)
+
+
+def test_auto_takes_a_level_that_shares_more_where_that_is_faster():
+    heavy = evolve(FINE, nodes=tuple(evolve(node, saved_bytes=400) for node in FINE.nodes))
+    optimizer, gradients, auto = (found(shard, 17_900, graph=heavy) for shard in ("optimizer", "gradients", "auto"))
+    assert auto.predicted.step_s == gradients.predicted.step_s < 0.95 * optimizer.predicted.step_s
+    assert sorted(auto.shard) == ["gradients", "optimizer"]
+    assert max(validate(auto).peak_memory_bytes) <= 17_900
