@@ -48,15 +48,13 @@ def traced(name, options):
     ],
 )
 def test_saved_tensors_after_every_action_are_as_predicted(name, options):
-    """Not of plans that offload (``PANPIPE_TEST_OFFLOAD``): a reload after an action is in the action's prediction, and
-    is measured after the action."""
     pipe, trace = traced(name, options)
     assert measured(trace) == predicted(simulated(pipe.plan, pipe))
 
 
 def test_tensors_shared_by_stages_of_one_device_are_predicted_for_each():
     """A tensor between stages 1 and 2 that both save counts twice; one that still waits for its reader is
-    communication. Not of plans that offload, as above."""
+    communication."""
     pipe, trace = traced("batchnorm with a skip", "v")
     result = simulated(pipe.plan, pipe)
     found, wanted, most = measured(trace), predicted(result), predicted(result, passed=True)

@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Iterable
 
-from panpipe.core.actions import WORK_KINDS
+from panpipe.core.actions import WORK_KINDS, Action
 from panpipe.core.capture.programs.stage_programs import StageMemory
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
@@ -34,16 +34,23 @@ def simulated(plan: Plan, pipe: Pipeline) -> SimulationResult:
 
 
 def predicted(result: SimulationResult, passed: bool = False) -> Held:
-    """Bytes by the memory timeline; with ``passed`` communication in addition to the saved tensors."""
+    """Bytes by the memory timeline; with ``passed`` communication in addition to the saved tensors.
+
+    A reload that the end of an action issues is in the timeline at that end, and is measured after it: not counted.
+    """
     found: Held = []
+    reloads: dict[Action, int] = {}
+    for each in result.plan.memory.offload:
+        for copy in each.copies:
+            reloads[copy.reload_after] = reloads.get(copy.reload_after, 0) + each.bytes
     for timeline in result.timelines:
         after: dict[int, float] = {}
         for position, size in zip(
             timeline.operations.tolist(), timeline.moving[: 1 + passed].sum(axis=0).tolist(), strict=True
         ):
             after[position] = size
-        actions = enumerate(timeline.actions)
-        found.append([(str(action), after[i]) for i, action in actions if action.kind in WORK_KINDS])
+        actions = [(i, action) for i, action in enumerate(timeline.actions) if action.kind in WORK_KINDS]
+        found.append([(str(action), after[i] - reloads.get(action, 0)) for i, action in actions])
     return found
 
 

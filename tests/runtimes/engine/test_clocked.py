@@ -195,7 +195,7 @@ def test_clock_that_runs_an_action_before_its_message_arrived_raises():
     def hasty(plan, perform):
         return simulate(plan, costs, cluster, perform=lambda *told: told[0] == "arrival" or perform(*told)).trace
 
-    costs, cluster = [StageCosts(1.0, 1.0, 1.0)] * 2, fully_connected(2, 10**9, 1e9, 0.0)
+    costs, cluster = [StageCosts(1.0, 1.0, 1.0)] * 2, hosted(fully_connected(2, 10**9, 1e9, 0.0), 1e9)
     plan = even_plan(captured_once(CASES[CONV], F32, 8, 4), 2, 4)
     pipe = build(ThreadTeam(2), CONV, F32, 8, plan, 4, clock=hasty)
     with pytest.raises(RuntimeError, match="from device 0 to device 1 was waited for before the clock delivered it"):
@@ -211,7 +211,7 @@ def test_clock_that_stops_before_the_last_action_raises():
 
 
 def test_virtual_devices_of_two_types_are_placed_as_in_the_plan():
-    cluster = fully_connected(2, 10**9, 1e9, 1e-6)
+    cluster = hosted(fully_connected(2, 10**9, 1e9, 1e-6), 1e9)
     devices = tuple(evolve(device, type=kind) for device, kind in zip(cluster.devices, TYPES, strict=True))
     pipe = conv(plan="auto", schedule="1f1b", max_chunks=1, microbatches=4, cluster=evolve(cluster, devices=devices))
     threads = conv(plan=evolve(pipe.plan, mesh=Mesh(2), prediction=None), target="devices")

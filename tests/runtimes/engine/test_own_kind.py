@@ -143,7 +143,7 @@ def test_executor_runs_a_declared_kind_and_its_fence_waits(monkeypatch):
         pipe = build(ThreadTeam(2), NAME, DTYPE, 8, plan, 4)
         pipe.step(case.batch(8, DTYPE))
         _, trace = pipe.trace_step(case.batch(8, DTYPE))
-        prediction = simulated(plan, pipe)
+        prediction = simulated(pipe.plan, pipe)
     names = {f"{stage}CHECKSUM{m}" for stage in range(2) for m in range(4)}
     assert set(sums) == names
     assert len(set(sums.values())) == len(names)

@@ -1,10 +1,12 @@
 """Ranks over gloo whose saved tensors leave: the same bits, and all of them stop when a file is full."""
 
+import pytest
 import torch
 from panpipe.runtimes.launch.team import ThreadTeam
 
 from ...support.launch import alone, results
 from ...support.parity import build
+from ...support.programs.offload_features import FEATURES, check
 
 
 def test_two_ranks_have_the_same_bits_with_offload_to_the_host_and_to_a_file(tmp_path):
@@ -24,3 +26,18 @@ def test_a_full_disk_ends_all_ranks_with_its_name_and_leaves_the_checkpoint(tmp_
     pipe.resume(tmp_path / "checkpoint")
     assert pipe.steps == 1
     pipe.close()
+
+
+def test_replicas_have_the_same_bits_with_offload_whatever_they_share(tmp_path):
+    first, second = results("offloading_replicas", tmp_path, MESH="dp=2,pp=1")
+    check(first)
+    check(second)
+    assert len(first) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", ["pp=2", "dp=2,pp=1", "pp=2,dp=2"])
+def test_features_have_the_same_bits_with_offload_over_ranks(tmp_path, mesh):
+    for found in results("offloading_features", tmp_path, 4 if mesh == "pp=2,dp=2" else 2, MESH=mesh):
+        check(found)
+        assert len(found) >= len(FEATURES)

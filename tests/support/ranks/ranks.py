@@ -26,6 +26,7 @@ import panpipe
 import panpipe.runtimes.batch.shapes
 from panpipe.core.cluster.mesh import parse_mesh
 from panpipe.core.plan.plan import parse_plan, plan_json
+from panpipe.core.plan.sharding import LEVELS
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.devices.devices import of_rank
@@ -51,6 +52,7 @@ from tests.support.offloading import all_away
 from tests.support.parity import EVERYWHERE, OPTIMIZER, PLANS, SOME, build, distance
 from tests.support.programs import team_calls
 from tests.support.programs.evaluation import joined_alone, loss_alone, state
+from tests.support.programs.offload_features import FEATURES, compared
 from tests.support.programs.optimizing import on_mesh
 from tests.support.programs.shapes import Pair, tokens
 from tests.support.programs.unused_branches import over_ranks
@@ -942,6 +944,21 @@ def _bits(team, plan, tier):
     for each in pipe._trainer.offloads.values():
         each.memory.close()
     return found
+
+
+@captures((GPT, torch.float32, 12, 4, PLANS["gpipe"]))
+def offloading_replicas(team):
+    """Replicas whose saved tensors leave, with gradients that wait, clipping, and all that replicas may share."""
+    return compared(team, Path(sys.argv[2]), ["accumulation_and_clipping"], ["gpipe"], LEVELS)
+
+
+def offloading_features(team):
+    """Every feature with saved tensors that leave, by some plans, or with what replicas may share."""
+    if team.replicas == 1:
+        plans, levels = ["gpipe", "zb-v", "interleaved"], ["none"]
+    else:
+        plans, levels = ["gpipe"], LEVELS if team.size == 1 else ["gradients"]
+    return compared(team, Path(sys.argv[2]), FEATURES, plans, levels)
 
 
 @captures(*((CASES[name], torch.float32, 8, 4) for name in CHANGES))
