@@ -96,9 +96,12 @@ class Cell:
         return self.microbatches * work / len(self.cluster.devices)
 
     def _options(
-        self, found: Sequence[ScheduleFamily], limit: float | None, recompute: str | None = "none",
+        self,
+        found: Sequence[ScheduleFamily],
+        limit: float | None,
+        recompute: str | None = "none",
         offload: str = "none",
-    ) -> SearchOptions:  # fmt: skip
+    ) -> SearchOptions:
         """One schedule is not annealed."""
         anneal = len(found) > 1
         return SearchOptions(

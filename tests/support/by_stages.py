@@ -19,9 +19,15 @@ Gradients = dict[str, Tensor | None]
 
 
 def by_stages(
-    model: nn.Module, step: Callable[[nn.Module, Any], Tensor], batch: Any, cuts: int, *, split: bool = False,
-    recompute: bool = False, real: Any = None,
-) -> tuple[Tensor, Gradients]:  # fmt: skip
+    model: nn.Module,
+    step: Callable[[nn.Module, Any], Tensor],
+    batch: Any,
+    cuts: int,
+    *,
+    split: bool = False,
+    recompute: bool = False,
+    real: Any = None,
+) -> tuple[Tensor, Gradients]:
     """Loss and gradients of one microbatch.
 
     Args:
@@ -82,9 +88,7 @@ def stage_runs(
     return runs
 
 
-def in_one_process(
-    model: nn.Module, step: Callable[[nn.Module, Any], Tensor], batch: Any
-) -> tuple[Tensor, Gradients]:  # fmt: skip
+def in_one_process(model: nn.Module, step: Callable[[nn.Module, Any], Tensor], batch: Any) -> tuple[Tensor, Gradients]:
     """The same in eager PyTorch, with the same random numbers."""
     model.zero_grad(set_to_none=True)
     with KeyedRandom(random_key(0, 0, 0)):
@@ -94,9 +98,14 @@ def in_one_process(
 
 
 def compare(
-    model: nn.Module, step: Callable[[nn.Module, Any], Tensor], batch: Any, cuts: int, *, real: Any = None,
+    model: nn.Module,
+    step: Callable[[nn.Module, Any], Tensor],
+    batch: Any,
+    cuts: int,
+    *,
+    real: Any = None,
     **options: Any,
-) -> None:  # fmt: skip
+) -> None:
     """Loss, gradients and buffers by stages equal those of one process; arguments are those of `by_stages`."""
     alone = copy.deepcopy(model)
     wanted, gradients = in_one_process(alone, step, batch if real is None else real)

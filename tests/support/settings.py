@@ -8,9 +8,14 @@ from panpipe.core.search.problem.setting import Setting, one_setting
 
 
 def setting_of(
-    forward_s: Sequence[float], *, devices: int = 2, microbatches: int = 4, saved: int = 0, memory: float = 1e6,
+    forward_s: Sequence[float],
+    *,
+    devices: int = 2,
+    microbatches: int = 4,
+    saved: int = 0,
+    memory: float = 1e6,
     backward: bool = False,
-) -> Setting:  # fmt: skip
+) -> Setting:
     """A chain of operators with these times of F, each of which saves as many bytes, over links without any delay.
 
     Args:

@@ -21,9 +21,15 @@ SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
 
 def pipeline_of(
-    case: Case, rows: int, microbatches: int, devices: int = 2, dtype: torch.dtype = torch.float32, *,
-    plan_options: dict[str, Any] | None = None, **options: Any,
-) -> tuple[panpipe.Pipeline, nn.Module]:  # fmt: skip
+    case: Case,
+    rows: int,
+    microbatches: int,
+    devices: int = 2,
+    dtype: torch.dtype = torch.float32,
+    *,
+    plan_options: dict[str, Any] | None = None,
+    **options: Any,
+) -> tuple[panpipe.Pipeline, nn.Module]:
     """A pipeline of threads by an even plan, and a copy of its model for one process.
 
     Where the options are those of training alone, pipelines of the same case share its capture.

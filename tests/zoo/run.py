@@ -84,9 +84,12 @@ class Worker:
 
 
 def run_zoo(
-    names: Sequence[str], folder: Path, limit_s: float, report: Callable[[Result], None] = lambda _: None,
+    names: Sequence[str],
+    folder: Path,
+    limit_s: float,
+    report: Callable[[Result], None] = lambda _: None,
     workers: int = 2,
-) -> list[Result]:  # fmt: skip
+) -> list[Result]:
     """Train models by threads and over gloo.
 
     Args:

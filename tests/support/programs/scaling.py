@@ -65,9 +65,13 @@ class Alone:
     """
 
     def __init__(
-        self, case: Case, model: nn.Module, optimizer: Callable[..., torch.optim.Optimizer] = Momentum,
-        clip_norm: float | None = None, **scaler: Any,
-    ) -> None:  # fmt: skip
+        self,
+        case: Case,
+        model: nn.Module,
+        optimizer: Callable[..., torch.optim.Optimizer] = Momentum,
+        clip_norm: float | None = None,
+        **scaler: Any,
+    ) -> None:
         self.case, self.model, self.clip_norm = case, model, clip_norm
         self.optimizer, self.scaler = optimizer(model.parameters()), Scaler(**scaler)
         self.index, self.norm = 0, None

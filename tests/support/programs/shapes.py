@@ -35,9 +35,16 @@ class Pair:
     """
 
     def __init__(
-        self, team: Team, case: Case | str, rows: int, microbatches: int, plan: Plan | None = None,
-        max_shapes: int = 8, own_programs: bool = False, **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        team: Team,
+        case: Case | str,
+        rows: int,
+        microbatches: int,
+        plan: Plan | None = None,
+        max_shapes: int = 8,
+        own_programs: bool = False,
+        **options: Any,
+    ) -> None:
         self.case = case = CASES[case] if isinstance(case, str) else case
         self.microbatches = microbatches
         self.alone = case.model(torch.float64)

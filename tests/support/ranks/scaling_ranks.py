@@ -53,9 +53,13 @@ def in_bfloat16(team: Team) -> dict[str, Any]:
 
 
 def _trained(
-    team: Team, case: Case, updates: list[list[list[Any]]], options: dict[str, Any], clip_norm: float,
+    team: Team,
+    case: Case,
+    updates: list[list[list[Any]]],
+    options: dict[str, Any],
+    clip_norm: float,
     shard: str = "none",
-) -> dict[str, Any]:  # fmt: skip
+) -> dict[str, Any]:
     scaler = Scaler(**options)
     pipe, model = on_team(team, case, Training(clip_norm, scaler), shard)
     alone = Alone(case, model, SGD, clip_norm, **options)

@@ -30,12 +30,25 @@ SEED = 3
 
 
 def pipeline_on(
-    team: Team, case: Case, rows: int, microbatches: int, optimizer: OptimizerFactory, *,
-    dtype: torch.dtype = torch.float32, device: str = "cpu", plan: Plan | None = None,
-    plan_options: dict[str, Any] | None = None, model: nn.Module | None = None, training: Training | None = None,
-    clock: Clock | None = None, offload: OffloadTier | None = None, seed: int = SEED,
-    monitors: Sequence[Monitor] = (), shard: str = "none", **options: Any,
-) -> Pipeline:  # fmt: skip
+    team: Team,
+    case: Case,
+    rows: int,
+    microbatches: int,
+    optimizer: OptimizerFactory,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: str = "cpu",
+    plan: Plan | None = None,
+    plan_options: dict[str, Any] | None = None,
+    model: nn.Module | None = None,
+    training: Training | None = None,
+    clock: Clock | None = None,
+    offload: OffloadTier | None = None,
+    seed: int = SEED,
+    monitors: Sequence[Monitor] = (),
+    shard: str = "none",
+    **options: Any,
+) -> Pipeline:
     """A pipeline that is ready to train.
 
     Args:
