@@ -16,7 +16,8 @@ on two cores). So candidates are measured. To choose the same one in another run
    So on a machine too loaded to show anything, nothing is chosen that may be slower.
 5. That plan is rehearsed alone, as it will run, for its prediction: the typical one of its steps
    (`core/paired_difference.robust_geometric_mean`), at the typical speed of the machine meanwhile
-   (`core/drift`), and an interval for it (`planning/interval`).
+   (`core/drift`), and an interval for it (`planning/interval`). The times of programs are those of its steps, and so
+   are the rates of its copies to the host and back (`planning/rehearsed_copies`).
 
 If the budget has no time for 2 to 4, 1F1B is rehearsed alone, and a line reports which comparison needs more time. If
 there is no time for 5 either, as on a loaded machine, the prediction is that of the profiled stages, without an
@@ -40,6 +41,7 @@ from .pipeline import Pipeline
 from .planning.automatic import LEAST_TURNS, PLAIN, Planning, step_s
 from .planning.interval import with_interval
 from .planning.rehearsed import Rehearsal, length_ratio, rehearsed_profile, times_scaled
+from .planning.rehearsed_copies import copy_rates, scaled, with_copy_rates
 from .profile.reference_workload import passes_around
 
 CANDIDATES = 2
@@ -66,12 +68,14 @@ class Candidate:
         oracle: predicts a step.
         batch: a whole batch.
         seen: its rehearsed steps, turn by turn.
+        given_cluster: whether the user gave the cluster, whose rates are then not measured.
     """
 
     pipe: Pipeline
     oracle: Oracle
     batch: Any
     seen: list[Rehearsal] = field(factory=list)
+    given_cluster: bool = False
 
     def rehearse(self, steps: int, warm_up: int = 0) -> None:
         """Rehearse more steps, after some that are not recorded."""
@@ -102,8 +106,9 @@ class Candidate:
         assert plan.prediction is not None
         profile = rehearsed_profile([(plan, plan.prediction.costs, self.seen)], TYPICAL)
         costs, steady = profile.of(plan), self.steady
-        ratio = length_ratio(plan, costs, steady, self.oracle)
-        plan = with_costs(plan, times_scaled(costs, ratio), self.oracle)
+        rates = {} if self.given_cluster else copy_rates([one.trace for one in self.seen], TYPICAL)
+        ratio = length_ratio(with_copy_rates(plan, rates), costs, steady, self.oracle)
+        plan = with_costs(with_copy_rates(plan, scaled(rates, ratio)), times_scaled(costs, ratio), self.oracle)
         again = self.pipe.rehearses(self.batch)
         return with_interval(plan, self.times, self.readings, robust_geometric_mean(steady) if again else None)
 
@@ -127,7 +132,8 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
     least_s = 2 * max(map(step_s, wanted))  # one to warm up
     if not planning.budget.allows_least(f"rehearsing, about {least_s:.2g} s", least_s):
         return ready((plain or wanted)[0])
-    candidates = [Candidate(ready(plan), planning.options.oracle, batch) for plan in wanted]
+    given = planning.options.cluster is not None
+    candidates = [Candidate(ready(plan), planning.options.oracle, batch, given_cluster=given) for plan in wanted]
     names = " and ".join(f"{plan.schedule} ({len(plan.stages)} stages)" for plan in wanted)
     planning.report(f"rehearsing {names}")
     for candidate in candidates:

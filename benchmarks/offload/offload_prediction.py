@@ -2,7 +2,9 @@
 
 python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/offload/offload_prediction.py [OPTIONS]
 
-Planning measures the operators and the rates of the copies; each case is a model and a schedule.
+Planning measures the operators and the rates of the copies, and rehearses the plan, as by default; each case is a model
+and a schedule. The corrected error is at the speed that the machine had when it planned: next to each timed step is a
+rehearsed one.
 """
 
 import argparse
@@ -19,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import panpipe
 import torch
 import torch.distributed as dist
+from panpipe.core.drift import paired_times
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -86,20 +89,25 @@ def measured(case: str, options: argparse.Namespace) -> tuple[list[str], float]:
         offload=options.offload, offload_to=options.folder, plan_cache=False, plan_seconds=options.seconds,
         progress=False, **settings,
     )  # fmt: skip
-    took = []
+    assert pipe.plan.prediction is not None
+    predicted, then_s = pipe.plan.prediction.step_s, pipe.plan.prediction.rehearsed_s
+    took, readings = [], []
     for _ in range(options.steps + 1):
         begun = time.perf_counter()
         pipe.step(batch)
         took.append(time.perf_counter() - begun)
+        if then_s is not None:
+            readings.append(pipe.rehearsed_s(batch))
     middle = statistics.median(took[1:])
-    assert pipe.plan.prediction is not None
-    predicted = pipe.plan.prediction.step_s
+    steady = "not rehearsed"
+    if then_s is not None:
+        steady = f"{predicted / statistics.median(paired_times(took[1:], readings[1:], then_s)) - 1:+.1%}"
     moved = sum(each.bytes * len(each.copies) for each in pipe.plan.memory.offload)
     pipe.close()
     spread = f"{min(took[1:]):.3f}–{max(took[1:]):.3f}"
     error = predicted / middle - 1
     what = f"{name}, {pipe.plan.schedule}, {len(pipe.plan.stages)} stages"
-    return [what, f"{moved / 1e6:.0f}", f"{predicted:.3f}", f"{middle:.3f}", spread, f"{error:+.1%}"], error
+    return [what, f"{moved / 1e6:.0f}", f"{predicted:.3f}", f"{middle:.3f}", spread, f"{error:+.1%}", steady], error
 
 
 def main() -> None:
@@ -107,7 +115,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each plan, after one more")
     parser.add_argument("--cases", default=CASES, help="model:schedule, with commas between")
     parser.add_argument("--chunks", type=int, default=1, help="most stages of a device")
-    parser.add_argument("--seconds", type=float, default=3, help="of planning, for each case")
+    parser.add_argument("--seconds", type=float, help="of planning, for each case; by default that of panpipe.pipeline")
     parser.add_argument("--offload", default="all")
     parser.add_argument("--folder", default="disk", help="folder of the file; by default that for temporary files")
     parser.add_argument("--record", help="append the result to this Markdown file")
@@ -126,7 +134,15 @@ def main() -> None:
             f"Predicted step with saved tensors in a file: width {WIDTH}, 2 gloo ranks, {MICROBATCHES} microbatches; "
             f"median error {statistics.median(errors):.1%}, worst {max(errors):.1%}"
         )
-        header = ("plan", "MB to the file and back", "predicted s", "measured s (median)", "spread", "error")
+        header = (
+            "plan",
+            "MB to the file and back",
+            "predicted s",
+            "measured s (median)",
+            "spread",
+            "error",
+            "corrected",
+        )
         print(title, " | ".join(header), sep="\n", flush=True)
         if options.record:
             record(options.record, title, machine(), header, rows)

@@ -167,8 +167,10 @@ def _work(jobs: _Jobs, arena: Arena, bytes_per_s: float | None, closed: threadin
         copy = jobs.get()
         if copy is None:
             return
-        copy.started = time.perf_counter_ns()
         try:
+            if copy.own is not None:
+                copy.own.wait()
+            copy.started = time.perf_counter_ns()
             _move(copy, arena, bytes_per_s, closed)
         except BaseException as failure:  # the compute thread raises it
             copy.failure = failure
@@ -180,8 +182,6 @@ def _work(jobs: _Jobs, arena: Arena, bytes_per_s: float | None, closed: threadin
 
 
 def _move(copy: ThreadCopy, arena: Arena, bytes_per_s: float | None, closed: threading.Event) -> None:
-    if copy.own is not None:
-        copy.own.wait()
     begun, moved = time.perf_counter(), 0
     move: Callable[[int, Tensor], None] = arena.write if copy.outward else arena.read
     for data, offset in copy.parts:

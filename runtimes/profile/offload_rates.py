@@ -1,61 +1,122 @@
-"""How fast saved tensors go to the host and back: measured on all devices at once, through the copies of a step."""
+"""How fast saved tensors go to the host and back: measured on all devices at once, through the copies of a step.
+
+On a CPU a copy is one of memory, on the cores that compute. So it is measured as steps copy: all of some microbatches
+are copied out before the first is copied back, from storages that were just written, and into new ones; and the device
+computes meanwhile.
+"""
 
 import socket
-import statistics
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch
 from attrs import evolve
 
+from ...backends.streams import streams_of
 from ...core.cluster.cluster import Cluster, Hub
 from ...core.cluster.routing import Link
-from ..devices.compute import compute_queue
+from ..devices.compute import ComputeQueue, compute_queue
 from ..launch.team import Team
-from ..offload.copies import Part
+from ..offload.copies import Copy, Part
 from ..offload.host_memory import HostMemory
 from ..offload.offloads import usable_bytes
 from ..offload.tier import OffloadTier
 
-SIZE = 32 << 20
-"""Bytes of a copy: as the saved tensors of a small stage."""
-REPEATS = 5
+STORAGE, STORAGES, MICROBATCHES = 8 << 20, 4, 4
+"""Bytes of a storage, storages of a copy, and microbatches that are on the host at once: 128 MB, more than a core's
+caches. The C library's heap keeps freed blocks of a storage's size (`devices/heap`)."""
+SMALLEST = 1 << 16
+"""Bytes of a storage where the host has almost no memory."""
+ROUNDS = 3
+"""Measured rounds, after one that touches the arena's memory first."""
+ROWS = 512
+"""Rows and columns of the matrices that are multiplied meanwhile: some milliseconds on a core."""
 
 HOST = "host"
-"""Names of the hubs in a measured cluster start with it."""
+"""Names of the hubs in a measured cluster start with it; then they have their number, and what limits their memory."""
 
 
-def host_rates(tier: OffloadTier, device: torch.device, number: int, size: int | None = None) -> tuple[float, float]:
-    """Bytes per second out and back, the median of some copies.
+def host_rates(
+    tier: OffloadTier, device: torch.device, number: int, usable: int | None = None, storage: int = STORAGE
+) -> tuple[float, float]:
+    """Bytes per second out and back: of all copies together, because slow and fast ones add up in a step, too.
 
     Args:
         tier: where they go.
         device: the torch device.
         number: of the device along the pipeline.
-        size: bytes of a copy; ``SIZE`` by default.
+        usable: bytes of the tier that may be used; None for no limit.
+        storage: bytes of a storage, at most.
 
     Raises:
-        RequestError: there is no space for one.
+        RequestError: there is no space for the copies.
     """
-    size = SIZE if size is None else size
+    if usable is not None:
+        storage = max(min(storage, usable // (STORAGES * MICROBATCHES)), SMALLEST)
     memory, queue = HostMemory(tier, device, number), compute_queue(device, number)
-    memory.reserve(size)
+    memory.reserve(storage * STORAGES * MICROBATCHES)
+    out_s, back_s = 0.0, 0.0
     try:
         queue.begin(True)
-        with queue.active():
-            data = torch.zeros(size, dtype=torch.uint8, device=device)
-            rates: tuple[list[float], list[float]] = ([], [])
-            for _ in range(REPEATS + 1):
-                out = memory.copies.out([Part(data, 0)])
-                out.wait()
-                back = memory.copies.back([Part(data, 0)], out)
-                back.wait()
-                for found, copy in zip(rates, (out, back), strict=True):
-                    took = queue.nanoseconds(copy.ended_ns) - queue.nanoseconds(copy.started_ns)
-                    found.append(size / max(took, 1) * 1e9)
+        with queue.active(), computing(device):
+            _round(memory, device, storage)
+            for _ in range(ROUNDS):
+                outs, backs = _round(memory, device, storage)
+                out_s += sum(_seconds(queue, copy) for copy in outs)
+                back_s += sum(_seconds(queue, copy) for copy in backs)
         queue.end()
     finally:
         memory.close()
-    return statistics.median(rates[0][1:]), statistics.median(rates[1][1:])
+    size = ROUNDS * MICROBATCHES * STORAGES * storage
+    return size / out_s, size / back_s
+
+
+def _round(memory: HostMemory, device: torch.device, storage: int) -> tuple[list[Copy], list[Copy]]:
+    """Copy microbatches out, and then back, the last one first."""
+    outs, backs = list[Copy](), list[Copy]()
+    for microbatch in range(MICROBATCHES):
+        outs.append(memory.copies.out(_parts(microbatch, device, storage, written=True)))
+        outs[-1].wait()
+    for microbatch in reversed(range(MICROBATCHES)):
+        backs.append(memory.copies.back(_parts(microbatch, device, storage, written=False), outs[microbatch]))
+        backs[-1].wait()
+    return outs, backs
+
+
+def _parts(microbatch: int, device: torch.device, storage: int, *, written: bool) -> list[Part]:
+    first, make = microbatch * STORAGES, torch.ones if written else torch.empty
+    return [
+        Part(make(storage, dtype=torch.uint8, device=device), (first + place) * storage) for place in range(STORAGES)
+    ]
+
+
+def _seconds(queue: ComputeQueue, copy: Copy) -> float:
+    return max(queue.nanoseconds(copy.ended_ns) - queue.nanoseconds(copy.started_ns), 1) / 1e9
+
+
+@contextmanager
+def computing(device: torch.device) -> Iterator[None]:
+    """A context in which a device on the CPU computes; others have engines for copies that do not compute."""
+    if streams_of(device) is not None:
+        yield
+        return
+    end, threads = threading.Event(), torch.get_num_threads()
+
+    def compute() -> None:
+        torch.set_num_threads(threads)  # of this thread: a new one would use all cores
+        with torch.no_grad():
+            matrix = torch.full((ROWS, ROWS), 1 / ROWS)
+            while not end.is_set():
+                torch.mm(matrix, matrix)
+
+    thread = threading.Thread(target=compute, name="panpipe computes during copies", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        end.set()
+        thread.join()
 
 
 def with_hosts(cluster: Cluster, team: Team, where: Mapping[int, torch.device], tier: OffloadTier) -> Cluster:
@@ -69,18 +130,21 @@ def with_hosts(cluster: Cluster, team: Team, where: Mapping[int, torch.device], 
         where: device of this process → the torch device that it computes on.
         tier: where saved tensors go.
     """
-    here = socket.gethostname(), usable_bytes(tier)[0]
-    found = team.everywhere(lambda device: (*here, *host_rates(tier, where[device], device)))
+    here = socket.gethostname()
+    # Before any device occupies a part of it.
+    usable = team.everywhere(lambda _: (here, *usable_bytes(tier)))
+    share = min(size for _, size, _ in usable) // len(usable)
+    found = team.everywhere(lambda device: (here, *host_rates(tier, where[device], device, share)))
     names = list(dict.fromkeys(host for host, *_ in found))
-    hubs = [
-        Hub(f"{HOST} {number}", "host", min(usable for host, usable, *_ in found if host == name))
-        for number, name in enumerate(names)
-    ]
+    hubs = []
+    for number, name in enumerate(names):
+        size, limit = min((size, limit) for host, size, limit in usable if host == name)
+        hubs.append(Hub(f"{HOST} {number} ({limit})", "host", size))
     # No message between devices is to take this way, as paths are chosen by latency.
     latency_s = max((link.latency_s for link in cluster.links), default=0.0)
     ranks = team.mesh.cluster_devices
     links = [
         Link(cluster.devices[rank].name, hubs[names.index(host)].name, out, latency_s, back_bytes_per_s=back)
-        for rank, (host, _, out, back) in zip(ranks, found, strict=True)
+        for rank, (host, out, back) in zip(ranks, found, strict=True)
     ]
     return evolve(cluster, hubs=(*cluster.hubs, *hubs), links=(*cluster.links, *links))

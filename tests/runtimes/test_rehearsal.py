@@ -18,8 +18,9 @@ from panpipe.runtimes.planning.options import PlanningOptions
 from panpipe.runtimes.planning.rehearsed import Rehearsal, length_ratio, times_scaled
 from panpipe.runtimes.rehearsal import PLAIN, Candidate, best_rehearsed, undecided, winner
 from panpipe.simulators.oracle import simulated
+from panpipe.simulators.run import simulate
 
-from ..support.plans import orders, plan_of
+from ..support.plans import hosted, leaves, orders, plan_of
 
 
 def candidate(schedule, times, speeds=None):
@@ -157,3 +158,24 @@ def test_costs_are_scaled_to_the_rehearsed_steps():
     assert ratio == pytest.approx(6.6 / 6.0)
     assert plan.prediction.cluster == fully_connected(2, 10**9, float("inf"), 0.0)
     assert simulated(plan, times_scaled(costs, ratio), plan.prediction.cluster).step_s == pytest.approx(6.6 + 5.0)
+
+
+@pytest.mark.parametrize("ratio", [1.0, 1.25])
+def test_rehearsed_copies_give_the_rates_and_the_step_of_a_plan_that_waits_for_them(ratio):
+    """Copies of 200 bytes take 4 s and not 0.2 s: 0F1 waits for one and 0B0 for the other. Steps take ``ratio`` times
+    as long as their parts."""
+    fast, slow = (hosted(fully_connected(1, 10**6, 1.0, 0.0), rate) for rate in (1000.0, 50.0))
+    plan = plan_of(
+        orders("0F0 0F1 0B0 0B1"), (0,), costs=[StageCosts(1.0, 1.0, 1.0, saved_bytes=200)], cluster=fast,
+        offload=[leaves(0, 200, "0: 0F1 0F1")],
+    )  # fmt: skip
+    trace = simulate(plan, cluster=slow).trace
+    assert trace.step_s == pytest.approx(simulate(plan).step_s + 7.6)
+    seen = [Rehearsal(trace, MessageTimes({}, {}), trace.step_s * ratio)] * 2
+    pipe = SimpleNamespace(rank_plan=plan, rehearses=lambda batch: False)
+    found = Candidate(pipe, simulated, None, seen).plan().prediction
+    assert found.step_s == pytest.approx(trace.step_s * ratio)
+    ((link, _),) = found.cluster.host_path(0)
+    assert (link.rate(True), link.rate(False)) == pytest.approx((50.0 / ratio, 50.0 / ratio))
+    given = Candidate(pipe, simulated, None, seen, given_cluster=True).plan().prediction
+    assert given.cluster == fast
