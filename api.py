@@ -31,8 +31,8 @@ from .runtimes.planning.options import PlanningOptions
 from .runtimes.programs.options import MAX_SHAPES
 from .runtimes.programs.stage_compiler import Compile
 from .runtimes.weights import ModuleInit
+from .simulator_target import SimulatedDevices
 from .simulators.oracle import simulated
-from .virtual import SimulatedDevices
 
 
 def pipeline(

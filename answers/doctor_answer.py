@@ -44,8 +44,8 @@ def print_findings(found: Findings) -> None:
     for where, line in found.regions.items():
         what = "the end of the step" if where == "the end of the step" else f"module '{where}'"
         cause = found.causes.get(where, "this line needs the value of a tensor")
-        print(f"- {what} stays Python, on one stage: {line}: {cause}.")
-        print("  To let it be cut, compute both branches and select with torch.where.")
+        print(f"- {what} remains Python code, on one stage: {line}: {cause}.")
+        print("  To make it possible to cut it, compute both branches and select with torch.where.")
     for piece in found.pieces:
         print(
             f"- {piece.operator} has {piece.share:.0%} of all operations and cannot be cut: {piece.line} writes a "

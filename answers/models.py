@@ -27,7 +27,7 @@ from ..core.trace.throughput import StepTotals
 from ..runtimes.batch.microbatches import split_batch
 from ..runtimes.devices.empty_weights import empty_weights
 from ..runtimes.profile.operator_profile import profile_operators
-from .bundled import BUNDLED, make
+from .bundled_models import BUNDLED, make
 from .output import note
 
 NAMED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)

@@ -188,7 +188,9 @@ def _show(found: LinkProfile) -> None:
         )
         for cut in found.tree.cuts
     ]
-    print_table("Together: a group to all others at once, and back", ("group", "sent", "got", "fitted", "off"), cuts)
+    print_table(
+        "Together: a group to all others at once, and back", ("group", "sent", "received", "fitted", "error"), cuts
+    )
     for link in found.cluster.links:
         group = next((found.tree.shared[end] for end in (link.a, link.b) if end in found.tree.shared), None)
         shared = f", shared by {', '.join(map(str, sorted(group)))}" if group else ""

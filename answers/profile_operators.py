@@ -1,4 +1,4 @@
-"""Measuring operators and a link for ``panpipe profile``, and the device type that is fitted to them."""
+"""``panpipe profile``: measures operators and a link, and fits a device type to them."""
 
 import datetime
 import statistics
@@ -22,7 +22,7 @@ GPU_SCALE = 64
 """How many times larger the measured operators are on a GPU than on a CPU core."""
 
 
-def profile_operators(
+def fit_device(
     model: str | None,
     where: torch.device,
     base: DeviceType,

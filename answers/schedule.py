@@ -8,7 +8,7 @@ from typing import Any, Union, get_args, get_origin
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.registry import find_family
 from ..core.schedules.scored import Scored, exceeds, score
-from .searching import PARAMETERS, check_search, run_search
+from .schedule_search import PARAMETERS, check_search, run_search
 from .uniform import CHUNKS_TO_TRY, UniformStages
 
 _SINGLE = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}

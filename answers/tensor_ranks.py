@@ -43,7 +43,7 @@ EMBEDDINGS = {"LlamaForCausalLM": "model.embed_tokens", "GPT2LMHeadModel": "tran
 Step = Callable[[nn.Module, Any], Any]
 
 
-def refuse_tensor_ranks(name: str, architecture: str, sizes: dict[str, int], tensor: int) -> None:
+def check_tensor_ranks(name: str, architecture: str, sizes: dict[str, int], tensor: int) -> None:
     """Refuse a model that these tensor ranks cannot share.
 
     Args:
@@ -75,7 +75,7 @@ def model_of_rank(model: nn.Module, tensor: int, rank: int = 0) -> tuple[nn.Modu
     whole parameters are then summed over the ranks.
 
     Args:
-        model: on meta; changed in place. `refuse_tensor_ranks` has checked it.
+        model: on meta; changed in place. `check_tensor_ranks` has checked it.
         tensor: number of ranks.
         rank: number of the rank; all of them have the same costs.
     """

@@ -40,7 +40,7 @@ def two_workers(tree: Tree, small: bool) -> Figures:
 
 
 def action_overhead(tree: Tree, small: bool) -> Figures:
-    """Time of a compute action of stages of next to nothing."""
+    """Time of a compute action of very small stages."""
     steps, rounds = ("5", "2") if small else ("20", "5")
     return {"action, µs": json.loads(tree.script("action_overhead", "--steps", steps, "--rounds", rounds))["panpipe"]}
 

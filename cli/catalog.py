@@ -269,7 +269,7 @@ def _summary(cluster: Cluster, topology: Topology) -> str:
 
 
 def _coloured(line: str) -> Text:
-    """A line of the drawing, with colours: lines are dim, names of devices are bold."""
+    """A row of the drawing, with colours: lines are dim, names of devices are bold."""
     text = Text(line)
     text.highlight_regex(r"[─│┌┬┐├┤└┴┘┼╭╮]+", "dim")
     text.highlight_regex(r"\b(gpu|device)\d+", "bold bright_blue")

@@ -88,7 +88,6 @@ def _print(comparison: Comparison) -> None:
             f"Drift: the same work took {_percent(comparison.drift)} when the step was measured; "
             f"error corrected for it {_percent(comparison.corrected.error)}"
         )
-
     _print_kinds("Durations by kind", comparison.kinds)
     _print_devices(comparison)
     _print_worst(comparison)
@@ -107,7 +106,7 @@ def _print_kinds(title: str, kinds: Sequence[KindSummary]) -> None:
             seconds_text(kind.predicted_s),
             seconds_text(kind.measured_s),
             _percent(kind.bias),
-            _size(kind.median_error),
+            _magnitude(kind.median_error),
             _worst(kind),
             "–" if kind.worst is None else str(kind.worst.action),
         )
@@ -225,6 +224,6 @@ def _percent(error: float | None) -> str:
     return "–" if error is None else f"{error:+.1%}"
 
 
-def _size(error: float | None) -> str:
+def _magnitude(error: float | None) -> str:
     """An error without its sign."""
     return "–" if error is None else f"{error:.1%}"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..answers.bundled import check_model_name
+from ..answers.bundled_models import check_model_name
 from ..answers.output import note, print_json
 
 

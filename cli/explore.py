@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ..answers.bundled import BUNDLED, check_model_name
+from ..answers.bundled_models import BUNDLED, check_model_name
 from ..core.errors import RequestError
 
 
@@ -43,7 +43,7 @@ def explore(
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise RequestError(f"panpipe explore needs {error.name}: pip install 'panpipe[explore]'") from None
-    from ..answers.clusters import find_cluster
+    from ..core.cluster.catalog.find import find_cluster
     from ..explore.app import Explorer
     from ..explore.question import FileQuestion, PlanQuestion, Question, UniformQuestion
     from ..explore.results import open_results

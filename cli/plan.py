@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ..answers.bundled import check_model_name
+from ..answers.bundled_models import check_model_name
 
 
 def plan(
@@ -179,11 +179,13 @@ def plan(
     """
     if model is not None and graph is None:
         check_model_name(model)  # before slow imports
+    from ..answers.plan.options import PlanOptions
     from ..answers.plan.planning import run
 
-    run(
-        cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
-        optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
-        host_memory=host_memory, schedule=schedule, budget=budget, seconds=seconds, seed=seed, layers=layers,
-        samples=samples, tokens=tokens, top=top, out=out, json=json, tp=tp, shard=shard,
+    options = PlanOptions(
+        cluster=cluster, microbatches=microbatches, graph=graph, model=model, batch=batch, sequence=sequence,
+        dtype=dtype, optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
+        host_memory=host_memory, shard=shard, schedule=schedule, budget=budget, seed=seed, layers=layers,
+        samples=samples, tokens=tokens,
     )  # fmt: skip
+    run(options, tp=tp, seconds=seconds, top=top, out=out, json=json)

@@ -1,6 +1,6 @@
-"""``panpipe profile``: measure operators on this machine, and fit a device type to them.
+"""``panpipe profile``: measure operators on this machine, or links between ranks.
 
-The measuring modules are imported after the request has been checked: `profile_operators` and `profile_links`.
+`answers/profile_operators` and `answers/profile_links`, which import torch, are imported after the request was checked.
 """
 
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..answers.bundled import check_model_name
+from ..answers.bundled_models import check_model_name
 from ..answers.output import check_writable
 from ..core.cluster.catalog import catalogue
 from ..core.cluster.device_type import NUMBER_TYPES
@@ -80,11 +80,11 @@ def profile(
         raise RequestError(f"there is no number type '{dtype}': use one of {', '.join(NUMBER_TYPES)}")
     if model is not None:
         check_model_name(model)
-    from ..answers.profile_operators import chosen_device, described_device, profile_operators
+    from ..answers.profile_operators import chosen_device, described_device, fit_device
 
     where, base = chosen_device(device), described_device(like, device)
     title = name or f"measured-{base.name}"
     if out is not None and title in catalogue().devices:
         raise RequestError(f"device '{title}' is in the catalogue already: give the measured one another --name")
-    profile_operators(model, where, base, dtype, threads, repeats, title, out, json=json)
+    fit_device(model, where, base, dtype, threads, repeats, title, out, json=json)
     return 0

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ..answers.output import note, print_json, print_table
-from ..answers.searching import check_search, run_search
+from ..answers.schedule_search import check_search, run_search
 from ..answers.uniform import CHUNKS_TO_TRY, UniformStages, numbers, uniform_times
 from ..core.errors import InfeasibleError, RequestError
 from ..core.schedules.problem import ScheduleFamily, ScheduleProblem
@@ -21,8 +21,8 @@ from .uniform_options import (
     Devices,
     Forward,
     FreedByInput,
-    Hop,
     MemoryLimit,
+    MessageTime,
     Microbatches,
     StageScale,
 )
@@ -39,7 +39,7 @@ def schedules(
     forward: Forward = 1,
     backward_input: BackwardInput = None,
     backward_weight: BackwardWeight = None,
-    comm: Hop = 0,
+    comm: MessageTime = 0,
     stage_scale: StageScale = None,
     freed_by_input: FreedByInput = 0,
     memory_limit: MemoryLimit = None,

@@ -17,7 +17,7 @@ BackwardWeight = Annotated[
     float | None,
     typer.Option(help="The same for W, the weight-gradient half; as long as F if not given.", show_default=False),
 ]
-Hop = Annotated[float, typer.Option(help="Delay of a message on every hop between two devices.")]
+MessageTime = Annotated[float, typer.Option(help="Delay of a message on every hop between two devices.")]
 StageScale = Annotated[
     str | None, typer.Option(metavar="S0,S1,…", help="Factors on the times of each stage.", show_default=False)
 ]

@@ -1,4 +1,4 @@
-"""Train with two replicas on two nodes, and go on with one replica when a node is lost.
+"""Train with two replicas on two nodes, and continue with one replica when a node is lost.
 
 On each of two nodes:
 
@@ -23,8 +23,8 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 STAGES = 2
-SHARES, ROWS = 2, 32
-"""Batches of an update, and samples of a batch: each replica takes as many batches as there are for it."""
+BATCHES, ROWS = 2, 32
+"""Batches of an update, which the replicas divide among them, and samples of a batch."""
 WIDTH = 64
 
 
@@ -35,9 +35,9 @@ def make_model() -> nn.Module:
     return nn.Sequential(*hidden, nn.Linear(WIDTH, 1))
 
 
-def batch_of(update: int, share: int) -> dict[str, torch.Tensor]:
+def batch_of(update: int, number: int) -> dict[str, torch.Tensor]:
     """One batch of an update."""
-    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(update * SHARES + share))
+    x = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(update * BATCHES + number))
     return {"x": x, "y": x.square().mean(1, keepdim=True)}
 
 
@@ -48,7 +48,7 @@ def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def update_once(pipe: panpipe.Pipeline, replica: int, replicas: int) -> float:
     """One update by all batches; each replica takes every ``replicas``-th one. Returns their mean loss."""
-    own = [batch_of(pipe.updates, share) for share in range(replica, SHARES, replicas)]
+    own = [batch_of(pipe.updates, number) for number in range(replica, BATCHES, replicas)]
     losses = [pipe.step(batch, update=batch is own[-1]).item() for batch in own]
     return sum(losses) / len(losses)
 
@@ -61,8 +61,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     rank, replicas = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]) // STAGES
-    if not replicas or SHARES % replicas:
-        raise SystemExit(f"{replicas} replicas cannot share the {SHARES} batches of an update equally")
+    if not replicas or BATCHES % replicas:
+        raise SystemExit(f"{replicas} replicas cannot divide the {BATCHES} batches of an update equally")
 
     pipe = panpipe.pipeline(
         make_model(), step, batch_of(0, 0), optimizer=torch.optim.AdamW, microbatches=4, schedule="1f1b", max_chunks=1,

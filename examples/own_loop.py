@@ -1,4 +1,4 @@
-"""A training loop of one's own, of torchtitan's kind: tokens counted over the whole batch, replicas, meta weights.
+"""Your own training loop, similar to torchtitan's: tokens counted over the whole batch, replicas, meta weights.
 
     python examples/own_loop.py
     torchrun --nproc-per-node 4 examples/own_loop.py --mesh pp=2,dp=2
@@ -66,11 +66,11 @@ def main() -> None:
     arguments = parser.parse_args()
     rank, pipeline_ranks = int(os.environ.get("RANK", "0")), int(arguments.mesh.split(",")[0].removeprefix("pp="))
     data = list(batches(rank // pipeline_ranks, arguments.steps))
-    warm_up = lambda update: min(1.0, (update + 1) / 5) * 0.5 * (1 + math.cos(math.pi * update / arguments.steps))  # noqa: E731
+    rate = lambda update: min(1.0, (update + 1) / 5) * 0.5 * (1 + math.cos(math.pi * update / arguments.steps))  # noqa: E731
     with panpipe.pipeline(
         make_model(), step, data[0], optimizer=lambda named: torch.optim.AdamW(named, lr=3e-3), microbatches=4,
         mesh=arguments.mesh, schedule="1f1b", clip_norm=1.0, progress=False,
-        scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, warm_up),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, rate),
     ) as pipe:  # fmt: skip
         for number, batch in enumerate(data):
             loss = pipe.step(batch)

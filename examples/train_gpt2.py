@@ -29,7 +29,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 SEQUENCE = 128
 MICROBATCHES = 8
 ROWS = 32
-PACE = 3  # steps between two readings of the machine's speed
+READING_EVERY = 3  # steps between two readings of the machine's speed
 
 
 def standard_library_text(limit: int = 4_000_000) -> torch.Tensor:
@@ -154,7 +154,7 @@ def between(prediction):
 
 
 def without_drift(prediction, times, readings):
-    """How much slower the typical step is than at the speed of planning, and that step at the speed of planning.
+    """The machine's drift since planning, as a share of a step, and the typical step in seconds, corrected for it.
 
     The speed of a shared machine changes. The plan's own step was rehearsed while planning, and it is rehearsed again
     between these steps: the same arithmetic and memory traffic at the same moments. A plan that was not rehearsed is
@@ -196,14 +196,14 @@ def prediction_checks(prediction, predicted, measured, times, drift, steady):
     ]
 
 
-def train(pipe, data, losses, leads, console):
+def train(pipe, data, losses, shows_progress, console):
     """Train over the batches. Returns step times, the trace of the middle step, and for each step the reading of the
     machine's speed around it: of the rehearsed step if the plan was rehearsed, or else of the reference workload."""
     rehearsed = pipe.plan.prediction.rehearsed_s is not None
     read = functools.partial(pipe.rehearsed_s, data[0]) if rehearsed else pipe.reference_s
     times, trace, readings, before = [], None, [], read()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not leads, auto_refresh=False) as progress:
+    with Progress(*columns, console=console, disable=not shows_progress, auto_refresh=False) as progress:
         task = progress.add_task("training", total=len(data))
         for index, batch in enumerate(data):
             start, traced = time.perf_counter(), index == len(data) // 2
@@ -214,7 +214,7 @@ def train(pipe, data, losses, leads, console):
             losses.append(loss.item())  # on a GPU this waits for the step
             if not traced:
                 times.append(time.perf_counter() - start)
-            if index % PACE == PACE - 1 or index == len(data) - 1:
+            if index % READING_EVERY == READING_EVERY - 1 or index == len(data) - 1:
                 after = read()
                 readings += [(before + after) / 2] * (len(times) - len(readings))
                 before = after

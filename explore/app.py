@@ -17,10 +17,9 @@ from ..core.cluster.catalog.find import find_cluster
 from ..core.compile_notice import compile_notice
 from ..core.errors import PanpipeError, RequestError
 from ..core.report.chart.topology import topology_svg
-from . import exports, uniform
+from . import exports, uniform_answers
 from .access import Access
-from .jobs import Worker
-from .lines import progress
+from .job_lines import progress
 from .page import explorer_html
 from .question import (
     REQUEST_LIMITS,
@@ -32,6 +31,7 @@ from .question import (
     parse_request,
 )
 from .results import Results
+from .worker_client import Worker
 
 Q = TypeVar("Q")
 HEADERS = {
@@ -99,8 +99,8 @@ class Explorer:
         question = parse_question((await _request_data(request)).get("question"))
         if not isinstance(question, UniformQuestion) or question.schedule == "auto":
             raise RequestError("the answer to this question has its idle time already")
-        scored, _ = await run_in_threadpool(uniform.scored_of, question)
-        return JSONResponse({"idle": await run_in_threadpool(uniform.why_not_faster, scored)}, headers=HEADERS)
+        scored, _ = await run_in_threadpool(uniform_answers.scored_of, question)
+        return JSONResponse({"idle": await run_in_threadpool(uniform_answers.why_not_faster, scored)}, headers=HEADERS)
 
     async def points(self, request: Request) -> Response:
         """Time and memory of all schedules, a line for each."""
@@ -123,7 +123,7 @@ class Explorer:
         if isinstance(question, FileQuestion):
             file = await run_in_threadpool(self._results.file, question.number, what)
         elif isinstance(question, UniformQuestion) and question.schedule != "auto":
-            scored, _ = await run_in_threadpool(uniform.scored_of, question)
+            scored, _ = await run_in_threadpool(uniform_answers.scored_of, question)
             file = await run_in_threadpool(exports.schedule_file, scored, what)
         else:
             file = await self._file(data["question"], what)
@@ -144,7 +144,7 @@ class Explorer:
         if isinstance(question, FileQuestion):
             yield {"answer": await run_in_threadpool(self._results.answer, question.number)}
         elif isinstance(question, UniformQuestion) and question.schedule != "auto":
-            async for line in _announced(uniform.answered, question):
+            async for line in _announced(uniform_answers.answered, question):
                 yield line
         else:
             async for line in self._worker.run("answer", data["question"]):

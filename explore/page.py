@@ -5,7 +5,7 @@ from typing import Any
 
 from attrs import asdict
 
-from ..answers.bundled import BUNDLED
+from ..answers.bundled_models import BUNDLED
 from ..core.analytic.optimizers import OPTIMIZERS
 from ..core.cluster.catalog import catalogue
 from ..core.cluster.device_type import NUMBER_TYPES

@@ -20,7 +20,7 @@ from ..core.trace.perfetto_reader import read_trace
 from ..core.trace.trace import Trace
 from ..simulators.run import simulate
 from .exports import File, plan_file
-from .report_data import with_names
+from .module_search import with_names
 
 GRAPH = "panpipe.opgraph/"
 

@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from ..core.compile_notice import compile_notice
 from ..core.errors import PanpipeError, in_a_line
-from .lines import Report, progress
+from .job_lines import Report, progress
 from .question import Question, parse_question
 
 LOWER_PRIORITY = 10
@@ -85,9 +85,9 @@ def run(report: Report, job: str, question: dict[str, Any], what: str) -> None:
 
 
 def _run(report: Report, job: str, asked: Question, what: str) -> None:
-    from . import planned, uniform  # here: the process reports that it runs before it imports torch
+    from . import plan_answers, uniform_answers  # here: the process reports that it runs before it imports torch
 
-    module = uniform if asked.kind == "uniform" else planned
+    module = uniform_answers if asked.kind == "uniform" else plan_answers
     if job == "file":
         file = module.file_of(asked, what, report)
         report(file={"name": file.name, "media_type": file.media_type, "text": file.text})

@@ -43,13 +43,15 @@ def step_of_trainer(trainer: Any, count: BatchCount, dtype: torch.dtype | None, 
             f"{trainer.args.gradient_accumulation_steps} batches of an update: divide a sum by num_items_in_batch, or "
             "set trainer.model_accepts_loss_kwargs = False"
         )
-    known = (count, evolve(count, shifts=not count.shifts), evolve(count, used=False))
-    errors = [_weight_error(loss_step(trainer, each, None), trainer.model, inputs) for each in known[:-1]]
+    counts = (count, evolve(count, shifts=not count.shifts), evolve(count, used=False))
+    errors = [_weight_error(loss_step(trainer, each, None), trainer.model, inputs) for each in counts[:-1]]
     with suppress(Exception):  # a loss that divides by the number of items needs one
-        errors.append(_weight_error(loss_step(trainer, known[-1], None), trainer.model, inputs))
+        errors.append(_weight_error(loss_step(trainer, counts[-1], None), trainer.model, inputs))
     # The first right count is used. A loss that divides by the given number of items is a weighted mean with any count,
     # but only right with Trainer's own count, which is therefore first.
-    found = next((each for each, error in zip(known, errors, strict=False) if error <= _tolerance(trainer.model)), None)
+    found = next(
+        (each for each, error in zip(counts, errors, strict=False) if error <= _tolerance(trainer.model)), None
+    )
     if found is not None:
         return loss_step(trainer, found, dtype)
     raise RequestError(

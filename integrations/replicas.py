@@ -74,11 +74,11 @@ class ReplicaRows:
         """This replica's rows; None if there are fewer rows than replicas."""
         if self._cutter is None:
             return batch
-        self._refuse_others(batch)
+        self._check_equal(batch)
         pieces = self._cutter.cut(batch, step)
         return pieces[self._own].batch if len(pieces) == self._count else None
 
-    def _refuse_others(self, batch: Any) -> None:
+    def _check_equal(self, batch: Any) -> None:
         """Refuse batches that differ between ranks: the pipeline compares those of one replica only."""
         if not dist.is_initialized():  # the example batch, which is also a training batch
             return

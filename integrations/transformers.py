@@ -109,7 +109,7 @@ class PanpipeTrainer(Trainer):
 
     def create_accelerator_and_postprocess(self) -> None:
         """Create accelerate's state of one process: the ranks of a pipeline read the same batches."""
-        _refuse(self.args)
+        _refuse_arguments(self.args)
         _ = self.args.device  # creates the process group under torchrun
         if self.args.distributed_state is not None:
             as_one_process(self.args.distributed_state)
@@ -268,9 +268,8 @@ class PanpipeTrainer(Trainer):
         super()._save_optimizer_and_scheduler(output_dir)  # the options of groups, and the scheduler
         if self.pipe is not None:
             state = Path(output_dir) / STATE
-            if (
-                self.args.should_save and state.exists()
-            ):  # from an earlier run that was stopped or resumed; Trainer also replaces its files
+            if self.args.should_save and state.exists():
+                # From an earlier run that was stopped or resumed; Trainer also replaces its files.
                 shutil.rmtree(state)
             self.pipe.checkpoint(state)
 
@@ -308,7 +307,7 @@ class PanpipeTrainer(Trainer):
         return True
 
 
-def _refuse(args: Any) -> None:
+def _refuse_arguments(args: Any) -> None:
     """Refuse arguments of Trainer that have no meaning for a pipeline."""
     reasons = {
         "fp16": "a pipeline computes in bf16 or float32 here: use bf16=True",

@@ -51,6 +51,8 @@ class Allowance:
     def timed(self, searches: int = 1) -> Iterator[float | None]:
         """Run one search, of the ``searches`` that are left; yields its limit in seconds, or None."""
         start = self.clock()
-        yield None if self.seconds is None else self.seconds / searches
-        if self.seconds is not None:
-            self.seconds -= self.clock() - start
+        try:
+            yield None if self.seconds is None else self.seconds / searches
+        finally:
+            if self.seconds is not None:
+                self.seconds -= self.clock() - start

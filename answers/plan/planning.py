@@ -1,4 +1,7 @@
-"""The implementation of ``panpipe plan``; not in ``plan``, so that a mistyped model is refused before slow imports."""
+"""``panpipe plan``: the request for its options, the search, and the answer.
+
+It is not in ``cli/plan``, so that a mistyped model is refused before slow imports.
+"""
 
 import os
 from collections.abc import Sequence
@@ -6,8 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attrs import evolve
+from attrs import evolve, frozen
 
+from ...core.cluster.catalog.find import find_cluster
 from ...core.cluster.cluster import Cluster
 from ...core.cluster.mesh import least_by_position
 from ...core.cluster.tensor_groups import consecutive_groups
@@ -23,7 +27,6 @@ from ...core.search.suggestions.fewer_devices import faster_alone
 from ...core.search.suggestions.infeasible import NothingFits
 from ...core.trace.throughput import StepTotals
 from ...core.tradeoff import by_time
-from ..clusters import find_cluster
 from ..output import check_writable, note, print_json
 from ..progress import search_progress
 from .allowance import Allowance
@@ -31,6 +34,7 @@ from .answer import PlanAnswer
 from .choices import judge_of, of_one_replica, oracle_of, replicas_allowed, wanted_meshes, wanted_recompute
 from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
 from .infeasible import refuse
+from .options import PlanOptions
 from .request import PlanRequest
 from .tensor import wanted_tensor, with_tensor_ranks
 
@@ -39,70 +43,32 @@ if TYPE_CHECKING:
 
 
 def run(
-    cluster: str,
-    microbatches: int | None,
-    *,
-    graph: Path | None,
-    model: str | None,
-    batch: int | None,
-    sequence: int | None,
-    dtype: str | None,
-    optimizer: str | None,
-    memory_limit: float | None,
-    mesh: str | None,
-    recompute: str | None,
-    offload: str | None,
-    host_memory: float | None,
-    schedule: str,
-    budget: int | None,
-    seconds: float | None,
-    seed: int,
-    layers: bool,
-    samples: int | None,
-    tokens: int | None,
-    top: int | None,
-    out: Path | None,
-    json: bool,
-    tp: str | None = None,
-    shard: str = "none",
+    options: PlanOptions, *, tp: str | None, seconds: float | None, top: int | None, out: Path | None, json: bool
 ) -> None:
-    """Search plans and print the best; the options are those of ``panpipe plan`` (``cli/plan``).
+    """Search plans and print the best.
+
+    Args:
+        options: of the request.
+        tp, seconds, top, out, json: options of ``panpipe plan`` for the search, and for what is printed and written.
 
     Raises:
         RequestError: an option is wrong.
+        InfeasibleError: no plan fits.
     """
     check_writable(out)
     if seconds is not None and not 0 < seconds < float("inf"):
         raise RequestError(f"--seconds is {seconds:g}: give a finite number above 0")
-    files = [file for file in (graph, cluster) if file is not None and os.path.isfile(str(file).partition("#")[0])]
-    found: list[tuple[PlanRequest, SearchResult]] = []
-    failed: list[tuple[PlanRequest, NothingFits]] = []
-    _check_counts(budget=budget)
-    try_fewer, allowance = graph is not None and mesh is None, Allowance(budget, seconds)
-    wanted = wanted_tensor(tp, find_cluster(cluster), cluster, model)
-    for searches, tensor in zip(range(len(wanted), 0, -1), wanted, strict=True):
-        share = allowance.share(searches, reserve=try_fewer)
-        request, known = plan_request(
-            cluster, microbatches, graph=graph, model=model, batch=batch, sequence=sequence, dtype=dtype,
-            optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
-            host_memory=host_memory, schedule=schedule, budget=share, seed=seed, layers=layers, samples=samples,
-            tokens=tokens, tensor=tensor, shard=shard,
-        )  # fmt: skip
-        try:
-            with naming(*files):
-                request.prepare()
-            with naming(*files), search_progress() as progress, allowance.timed(searches) as limit_s:
-                result = request.search(seconds=limit_s, progress=progress, alternatives=top is not None)
-            allowance.spend(result.evaluations)
-            found.append((request, result))
-        except NothingFits as nothing:
-            failed.append((request, nothing))
+    _check_counts(budget=options.budget)
+    try_fewer = options.graph is not None and options.mesh is None
+    allowance = Allowance(options.budget, seconds)
+    found, failed = _search(options, tp, allowance, try_fewer=try_fewer, alternatives=top is not None)
     if not found:
         request, unfit = failed[-1]  # the most tensor ranks: the least memory on each
         refuse(unfit, request, json=json)
-    request, result = by_time(
-        found, lambda one: one[1].best.predicted.step_s, lambda one: max(one[1].best.predicted.peak_memory_bytes)
-    )[0]
+    best = by_time(found, lambda one: one.plan.predicted.step_s, lambda one: max(one.plan.predicted.peak_memory_bytes))[
+        0
+    ]
+    request, result = best.request, best.result
     if result.stopped:
         note(f"the search ended after --seconds with {result.evaluations} evaluations; this is the best plan so far")
     plans = result.plans[: top or 1]
@@ -110,7 +76,7 @@ def run(
     fewer = None
     if try_fewer and not result.stopped:
         fewer = faster_alone(plans[0], lambda devices: request.alone(devices, allowance))
-    answer = plan_answer(request, known, plans, fewer)
+    answer = plan_answer(request, best.families, plans, fewer)
     if json:
         print_json(answer.plain())
         return
@@ -121,31 +87,49 @@ def run(
         print(f"\nWritten to {', '.join(map(str, written))}.")
 
 
-def plan_request(
-    cluster: str,
-    microbatches: int | None,
-    *,
-    graph: Path | None = None,
-    model: str | None = None,
-    batch: int | None = None,
-    sequence: int | None = None,
-    dtype: str | None = None,
-    optimizer: str | None = None,
-    memory_limit: float | None = None,
-    mesh: str | None = None,
-    recompute: str | None = None,
-    offload: str | None = None,
-    host_memory: float | None = None,
-    schedule: str = "auto",
-    budget: int | None = None,
-    seed: int = 0,
-    layers: bool = False,
-    samples: int | None = None,
-    tokens: int | None = None,
-    tensor: int = 1,
-    shard: str = "none",
-) -> tuple[PlanRequest, Sequence[ScheduleFamily]]:
+@frozen
+class _Found:
+    """A request with the schedule families that it may use, and its result."""
+
+    request: PlanRequest
+    families: Sequence[ScheduleFamily]
+    result: "SearchResult"
+
+    @property
+    def plan(self) -> Plan:
+        return self.result.best
+
+
+def _search(
+    options: PlanOptions, tp: str | None, allowance: Allowance, *, try_fewer: bool, alternatives: bool
+) -> tuple[list[_Found], list[tuple[PlanRequest, NothingFits]]]:
+    """Search with every number of tensor ranks; what was found, and the errors of searches in which nothing fits."""
+    named = (options.graph, options.cluster)
+    files = [file for file in named if file is not None and os.path.isfile(str(file).partition("#")[0])]
+    found, failed = [], []
+    wanted = wanted_tensor(tp, find_cluster(options.cluster), options.cluster, options.model)
+    for searches, tensor in zip(range(len(wanted), 0, -1), wanted, strict=True):
+        share = allowance.share(searches, reserve=try_fewer)
+        request, families = plan_request(evolve(options, budget=share), tensor)
+        try:
+            with naming(*files):
+                request.prepare()
+            with naming(*files), search_progress() as progress, allowance.timed(searches) as limit_s:
+                result = request.search(seconds=limit_s, progress=progress, alternatives=alternatives)
+            allowance.spend(result.evaluations)
+            found.append(_Found(request, families, result))
+        except NothingFits as nothing:
+            allowance.spend(nothing.closest.predicted.evaluations)
+            failed.append((request, nothing))
+    return found, failed
+
+
+def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Sequence[ScheduleFamily]]:
     """The request for the options of ``panpipe plan``.
+
+    Args:
+        options: the options.
+        tensor: number of tensor ranks that share each stage.
 
     Returns:
         The request, whose costs are computed when they are first read, and the schedule families that may be used.
@@ -153,41 +137,54 @@ def plan_request(
     Raises:
         RequestError: an option is wrong.
     """
-    _check_counts(microbatches=microbatches, budget=budget)
-    check_level(shard, AUTO)
-    wanted_offload = parse_offload(offload or "none")
-    known = resident_families() if wanted_offload == "none" else list(families().values())
-    wanted = known if schedule == "auto" else [find_family(schedule)]
-    if layers and (wanted_offload != "none" or all(family.offloads for family in wanted)):
+    _check_counts(microbatches=options.microbatches, budget=options.budget)
+    check_level(options.shard, AUTO)
+    offload = parse_offload(options.offload or "none")
+    usable = resident_families() if offload == "none" else list(families().values())
+    wanted = usable if options.schedule == "auto" else [find_family(options.schedule)]
+    if options.layers and (offload != "none" or all(family.offloads for family in wanted)):
         raise RequestError("--layers does not plan offload, whose storages are those of operators: give one of the two")
-    machine, analytic_costs = find_cluster(cluster), replicas_allowed(graph is not None, cluster)
-    machine = _with_host_memory(machine, host_memory)
+    of_graph = options.graph is not None
+    machine, analytic_costs = find_cluster(options.cluster), replicas_allowed(of_graph, options.cluster)
+    machine = _with_host_memory(machine, options.host_memory)
     if tensor > 1:
-        if wanted_offload != "none":
+        if offload != "none":
             raise RequestError(
                 "--offload is given with --tp: copies of tensor ranks to their hosts cannot be planned; leave one out"
             )
         machine = consecutive_groups(machine, tensor)
-    device_limits(machine, memory_limit)
-    with naming(cluster):
-        wanted_meshes(mesh, machine, analytic_costs=analytic_costs)
-    if microbatches is None and (model is None or batch is None):
-        raise RequestError("--microbatches is missing: give a step's number, or a bundled model's --batch")
-    source = ModelRequest(model, batch, sequence, dtype, optimizer, tensor) if model else None
+    device_limits(machine, options.memory_limit)
+    with naming(options.cluster):
+        wanted_meshes(options.mesh, machine, analytic_costs=analytic_costs)
+    if options.microbatches is None and (options.model is None or options.batch is None):
+        raise RequestError(
+            "--microbatches is missing: give the number of microbatches of a step, or a bundled model's --batch"
+        )
 
     @cache
     def costs_of(microbatches: int) -> PlanningCosts:
-        return _costs(graph, source, machine, cluster, microbatches, StepTotals(samples, tokens))
+        return _costs(options, machine, microbatches, tensor)
 
     request = PlanRequest(
-        costs_of, machine, microbatches, batch=batch or 1, families=wanted, anneal=schedule == "auto",
-        oracle=oracle_of(graph is not None), mesh=mesh, analytic_costs=analytic_costs,
-        recompute=wanted_recompute(recompute, analytic_costs=analytic_costs),
-        memory_limit=memory_limit, budget=budget, seed=seed, offload=wanted_offload, judge=judge_of(graph is not None),
-        boundaries="layers" if layers else "operators",
-        shard=shard,
-    )  # fmt: skip
-    return request, known
+        costs_of,
+        machine,
+        options.microbatches,
+        batch=options.batch or 1,
+        families=wanted,
+        anneal=options.schedule == "auto",
+        oracle=oracle_of(of_graph),
+        mesh=options.mesh,
+        analytic_costs=analytic_costs,
+        recompute=wanted_recompute(options.recompute, analytic_costs=analytic_costs),
+        memory_limit=options.memory_limit,
+        budget=options.budget,
+        seed=options.seed,
+        offload=offload,
+        judge=judge_of(of_graph),
+        boundaries="layers" if options.layers else "operators",
+        shard=options.shard,
+    )
+    return request, usable
 
 
 def _with_host_memory(machine: Cluster, limit: float | None) -> Cluster:
@@ -217,26 +214,33 @@ def _write(out: Path, plans: Sequence[Plan]) -> list[Path]:
 
 
 def plan_answer(
-    request: PlanRequest, known: Sequence[ScheduleFamily], plans: Sequence[Plan], fewer: Plan | None
+    request: PlanRequest, usable: Sequence[ScheduleFamily], plans: Sequence[Plan], fewer: Plan | None
 ) -> PlanAnswer:
-    """The answer for the plans that were found."""
+    """The answer for the plans that were found.
+
+    Args:
+        request: what was searched.
+        usable: the schedule families that it may use.
+        plans: the fastest first.
+        fewer: a faster plan for fewer of the devices, if one is known.
+    """
     # Imported here: compiled code takes a second to load.
     from ...core.search.suggestions.unlimited_memory import unlimited_step_s
 
     limits = least_by_position(request.limits, plans[0].mesh.replicas)
     work, peaks = of_one_replica(request.costs, plans[0])
-    unlimited_s = unlimited_step_s(plans[0], known, limits)
+    unlimited_s = unlimited_step_s(plans[0], usable, limits)
     first, *others = (with_tensor_ranks(plan, request.machine) for plan in plans)
     return PlanAnswer(first, limits, work, unlimited_s, peaks, others, fewer)
 
 
-def _costs(
-    graph: Path | None, model: ModelRequest | None, machine: Cluster, cluster: str, microbatches: int, work: StepTotals
-) -> PlanningCosts:
+def _costs(options: PlanOptions, machine: Cluster, microbatches: int, tensor: int) -> PlanningCosts:
     """The operators to plan for, with costs on the cluster's devices."""
-    if (graph is None) == (model is None):
+    graph, model, work = options.graph, options.model, StepTotals(options.samples, options.tokens)
+    if (graph is None) == (not model):
         raise RequestError("give one of --graph FILE and --model module:factory, to plan for")
     if graph is not None:
         return graph_costs(graph, work)
     assert model is not None
-    return model_costs(model, machine, cluster, microbatches, work)
+    request = ModelRequest(model, options.batch, options.sequence, options.dtype, options.optimizer, tensor)
+    return model_costs(request, machine, options.cluster, microbatches, work)

@@ -10,7 +10,7 @@ from ...core.cluster.mesh import Mesh, plain
 from ...core.cluster.tensor_groups import GroupedCluster, consecutive_groups
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
-from ..bundled import BUNDLED, shared_sizes
+from ..bundled_models import BUNDLED, shared_sizes
 
 AUTO = "auto"
 

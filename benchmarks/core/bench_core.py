@@ -1,4 +1,4 @@
-"""What panpipe's own work costs before anything trains: commands, schedules built, lowered, validated and evaluated.
+"""The time of panpipe's own work before anything trains: commands, schedules built, lowered, validated and evaluated.
 
 A schedule of 32 devices and 128 microbatches is to be built in under a second, and lowered and validated in under two;
 1F1B of 16 devices and 64 microbatches is to be evaluated at 300,000 actions a second, and at 1,000,000 by the compiled

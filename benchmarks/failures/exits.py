@@ -1,4 +1,4 @@
-"""Counts processes that end wrongly: two ranks train a small model and end in each of several ways, again and again.
+"""Counts processes that end wrongly: two ranks train a small model and end in each of several ways, many times.
 
 A rank that leaves threads or process groups to the interpreter's end can abort there, after all of its work, and some
 of the time only. So exits are counted, on a quiet machine and under load::
@@ -98,7 +98,7 @@ class Job:
         self._children: list[int] = []
 
     def start(self) -> Callable[[], None] | None:
-        """In a child what it is to do; None in this process, when all are started."""
+        """In a child the function to run; None in this process, when all are started."""
         alone = self._ending == "compiled"
         for rank in range(1 if alone else RANKS):
             child = os.fork()
@@ -118,8 +118,8 @@ class Job:
 
 
 def counted(exits: int, folder: Path) -> tuple[Counter[str], list[str]] | Callable[[], None]:
-    """Processes that ended, by the way that they were to end in, and one line for each that ended wrongly; in a child
-    what it is to do.
+    """Processes that ended, by the intended way, and one line for each that ended wrongly; in a child the function to
+    run.
 
     Args:
         exits: how many processes at least.
@@ -141,14 +141,14 @@ def counted(exits: int, folder: Path) -> tuple[Counter[str], list[str]] | Callab
 
 
 def worker(exits: int, folder: Path) -> Callable[[], None] | None:
-    """What a worker of torchrun does: fork this rank of one job after another, and write down how each ended.
-
-    Returns:
-        In a child what it is to do; None in the worker, when it is through.
+    """What a worker of torchrun does: fork this rank of one job after another, and record how each ended.
 
     Args:
         exits: how many; 0 to be the rank itself, of one job.
-        folder: for the plan, and for what it found.
+        folder: for the plan, and for the records.
+
+    Returns:
+        In a child the function to run; None in the worker, after all jobs.
     """
     rank, plan = os.environ["RANK"], folder / "plan.json"
     if not exits:

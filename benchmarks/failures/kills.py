@@ -1,4 +1,4 @@
-"""Kills ranks at random moments of training, restarts the job, and compares it with one that nobody disturbed.
+"""Kills ranks at random moments of training, restarts the job, and compares it with an undisturbed one.
 
 Each trial draws a mesh of 2 to 4 ranks, a rank, a phase of the job, and a moment in that phase. The rank is killed
 (``SIGKILL``) there. Then every other rank must end by itself, with one line that names the killed rank. The job is
@@ -113,7 +113,7 @@ class Phases:
 
 
 def train(mesh: str, folder: Path, moment: Moment | None) -> None:
-    """What a rank does: it continues from the last checkpoint, and writes down its losses and last parameters."""
+    """What a rank does: it continues from the last checkpoint, and records its losses and last parameters."""
     rank = int(os.environ["RANK"])
     replica = rank // 2 if mesh.startswith("dp") else 0
     phases, log = Phases(folder, rank, moment), (folder / f"{rank}.log").open("a", buffering=1)
@@ -174,7 +174,7 @@ class Job:
         self._children: dict[int, int] = {}
 
     def start(self) -> Callable[[], None] | None:
-        """In a child what it is to do; None in this process, when all are started."""
+        """In a child the function to run; None in this process, when all are started."""
         with socket.create_server(("127.0.0.1", 0)) as taken:
             port = taken.getsockname()[1]
         for rank in range(self._ranks):
@@ -210,7 +210,7 @@ class Job:
 
 @define
 class Log:
-    """What a rank wrote down in its last start.
+    """The records of a rank in its last start.
 
     Args:
         begins: the step that it began with.
@@ -306,7 +306,7 @@ class Found:
     lost: int = 0
 
 
-def tried(trial: Trial, folder: Path, undisturbed: list[Log]) -> Found:
+def run_trial(trial: Trial, folder: Path, undisturbed: list[Log]) -> Found:
     """Run a trial.
 
     Args:
@@ -362,7 +362,7 @@ def fault_of_end(end: Mapping[str, str] | None, whole: Mapping[str, str] | None)
         whole: of the undisturbed one.
     """
     if end is None or whole is None:
-        return "did not write down its last parameters"
+        return "did not record its last parameters"
     others = [name for name in {**whole, **end} if end.get(name) != whole.get(name)]
     return f"ended with other values of {', '.join(others)}" if others else ""
 
@@ -479,7 +479,7 @@ def kill_often(given: argparse.Namespace) -> bool:
         trial = Trial.drawn(draw, undisturbed, given.phases)
         folder = parent / f"trial {given.seed}-{trials}"
         folder.mkdir()
-        found = tried(trial, folder, undisturbed[trial.mesh, False])
+        found = run_trial(trial, folder, undisturbed[trial.mesh, False])
         if found.phase == "none" and not found.faults:
             shutil.rmtree(folder)
             continue
@@ -506,7 +506,7 @@ def kill_often(given: argparse.Namespace) -> bool:
 
 
 def main() -> None:
-    """Kill ranks, and print what followed."""
+    """Kill ranks, and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("kills", type=int, nargs="?", default=200)
     parser.add_argument("--seed", type=int, default=0)

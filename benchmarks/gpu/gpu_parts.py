@@ -1,7 +1,7 @@
 """The parts of ``gpu.py``: functions that measure one thing on a GPU and return it as JSON.
 
-Each also runs on the CPU at toy size, with the same code but for what only a GPU has: streams are the host there, and
-times of kernels are those of the calls.
+Each also runs on the CPU at toy size, with the same code except what only a GPU has: without streams, and with
+the times of calls for those of kernels.
 """
 
 import argparse
@@ -124,12 +124,12 @@ def steps(size: Size) -> Found:
             pipe.close()
             found[f"{stages} stages{f', {compile}' if compile else ''}"] = {
                 **summary(seconds), "peak_bytes": peak, "saved_bytes": saved_peaks(trace),
-                "copies during compute": beside_compute(trace),
+                "copies during compute": overlap_with_compute(trace),
             }  # fmt: skip
     return found
 
 
-def beside_compute(trace: Trace) -> float:
+def overlap_with_compute(trace: Trace) -> float:
     """The share of the time of copies in which some device computes."""
     compute = sorted((e.start_s, e.end_s) for e in trace.events if e.queue == COMPUTE_QUEUE)
     copies = [(e.start_s, e.end_s) for e in trace.events if e.action.peer is not None]
@@ -152,7 +152,7 @@ def saved_peaks(trace: Trace) -> int:
 
 
 def calls(size: Size) -> Found:
-    """Microseconds of the host for an action whose program is next to nothing, with 1, 2 and 4 threads."""
+    """Microseconds of the host for an action with almost no computation, with 1, 2 and 4 threads."""
 
     def mean(model: nn.Module, batch: tuple[torch.Tensor]) -> torch.Tensor:
         return model(batch[0]).mean()

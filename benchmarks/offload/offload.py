@@ -1,4 +1,4 @@
-"""Offload in plans: the bars of PipeOffload and of panpipe. All steps and peaks are simulated; nothing runs on devices.
+"""Offload in plans, against bounds of PipeOffload and of panpipe. Steps and peaks are simulated; no device is used.
 
     python benchmarks/offload/offload.py PART [--record FILE] [--svg FILE]
 
@@ -59,7 +59,7 @@ LONGER = 0.02
 
 Row = list[str]
 Part = tuple[str, tuple[str, ...], list[Row], bool]
-"""Title, header, rows, and whether the bars are met."""
+"""Title, header, rows, and whether the bounds are kept."""
 
 
 def graph_of(layers: int, k: float, round_trip_s: float = 2 * SAVED / RATE) -> OpGraph:
@@ -191,6 +191,7 @@ def free(shapes: Sequence[tuple[int, int, str]] = ((4, 2, ""), (8, 2, ""), (8, 4
 
 
 def depth() -> Part:
+    """PO-F and PO-H from 4 to 64 devices, with two stages on each."""
     rows, kept = [], True
     for devices in (4, 8, 16, 32, 64):
         cells = [str(devices)]
@@ -238,6 +239,7 @@ def scaling(svg: Path | None) -> Part:
 
 
 def neighbours() -> Part:
+    """PO-F on pairs of devices that share the link to their host."""
     rows, kept = [], True
     for devices, k in ((4, 0.3), (4, 0.5), (8, 0.3), (8, 0.5), (8, 0.8)):
         case = Case("po-f", devices, 2, 4 * devices, k, per_switch=2)
@@ -268,7 +270,7 @@ def main() -> None:
     print(" | ".join(header))
     for row in rows:
         print(" | ".join(row))
-    print("all bars met" if kept else "NOT all bars met")
+    print("all bounds kept" if kept else "NOT all bounds kept")
     if arguments.record:
         record(arguments.record, title, machine(), header, rows)
     sys.exit(0 if kept else 1)

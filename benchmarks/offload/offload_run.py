@@ -81,7 +81,7 @@ def batch() -> Tensor:
 
 
 def plans(operators: Operators) -> tuple[Plan, Plan, Compiled]:
-    """The plan without offload, and with all that may leave away for as long as possible; and the stages' programs."""
+    """The plan without offload, the plan with all that can be offloaded, for as long as possible, and the programs."""
     sizes = {n: tensor_bytes(operators.values[p]) for p, n in operators.step.parameters.items()}
     plan = even_plan(operators.graph, find_family("gpipe").build(ScheduleProblem(RANKS, MICROBATCHES, 1)), sizes)
     compiled = compile_stages(operators, [stage.nodes for stage in plan.stages], range(RANKS))
@@ -157,8 +157,8 @@ def rank(folder: Path, steps: int, offload: bool, limit: int | None, disk: str) 
 
 
 def run(steps: int, disk: str, *, offload: bool, limit: int | None = None, fits: bool = True) -> list[dict[str, Any]]:
-    """Both ranks in processes of their own; what each found. Where the step need not fit, what those found that could
-    say so: a rank that fails ends the other one."""
+    """Run both ranks in processes of their own; returns what each found. If the step need not fit, only what the ranks
+    found that could write it: a rank that fails ends the other one."""
     with tempfile.TemporaryDirectory() as name:
         words = [__file__, "--rank-of", name, "--steps", str(steps), "--folder", disk]
         words += ["--offload"] * offload + (["--limit", str(limit)] if limit is not None else [])

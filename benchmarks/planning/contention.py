@@ -2,12 +2,12 @@
 
 Thirty clusters from a seed: devices on one switch, on two switches with a link between them, or on hosts with a network
 card each; random graphs, with messages that take from a tenth to more than the time of a stage. For each, a plan with
-the schedule ``auto`` is compared with the plan of every named schedule, by the simulator's step. The bar is 2 %.
+the schedule ``auto`` is compared with the plan of every named schedule, by the simulator's step. The bound is 2 %.
 
     python benchmarks/planning/contention.py [--cases 0,5] [--record FILE]
 
 A row has the contention-free prediction of the chosen plan, its simulated step, the best named schedule with its
-simulated step, and the ratio of the two. The exit status is 1 if a ratio is above the bar.
+simulated step, and the ratio of the two. The exit status is 1 if a ratio is above the bound.
 """
 
 import argparse
@@ -35,7 +35,7 @@ from panpipe.simulators.run import simulate
 from benchmarks.recording import machine, record
 
 CASES = 30
-BAR = 1.02
+BOUND = 1.02
 NAMED = 20_000
 """Evaluations for the cuts of a named schedule: more find nothing better for this few operators."""
 HEADER = ("case", "predicted s", "simulated s", "best named", "simulated s", "ratio", "s")
@@ -149,7 +149,7 @@ def main() -> int:
     print_table(summary, HEADER, rows)
     if given.record:
         record(given.record, summary, machine(), HEADER, rows)
-    return int(max(ratios) > BAR)
+    return int(max(ratios) > BOUND)
 
 
 if __name__ == "__main__":

@@ -148,7 +148,7 @@ def worker(rank: int, port: int, steps: int, against_plain: bool, cache: str, wi
                 robust_geometric_mean(steady), robust_geometric_mean(by_reference),
                 robust_geometric_mean(rehearsed) / then_s - 1, ratio)
         )  # fmt: skip
-    # Nobody waits for the group to be torn down in order; what a worker had to send is sent.
+    # The group need not be destroyed: what a worker had to send is sent.
     dist.barrier()
     os._exit(0)
 
@@ -284,7 +284,7 @@ def main() -> None:
     lines.append(f"{time.perf_counter() - start:.0f} s in all, {arguments.steps} steps of each run")
     print("\n".join(lines))
     if arguments.record:
-        title = "The demo's plan, again and again" + (f", {arguments.load} busy processes" * bool(arguments.load))
+        title = "Repeated plans of the demo" + (f", {arguments.load} busy processes" * bool(arguments.load))
         record(
             arguments.record, title, machine(), HEADER, [cells(i, each) for i, each in enumerate(runs, 1)]
         )  # fmt: skip

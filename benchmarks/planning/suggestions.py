@@ -2,7 +2,7 @@
 
 A dozen requests for GPT-2 large that fit on no device. Each runs in a separate process, and so does each suggested
 change, as a user would request it: more devices, smaller microbatches (the graph's costs divided), more memory,
-``--recompute auto``. Offload cannot be requested. Some requests, some changes, or all of them:
+``--recompute auto``, ``--offload auto``; a sharded state is not requested. Some requests, some changes, or all of them:
 
     python benchmarks/planning/suggestions.py --graph gpt2_large.opgraph.json [--cases 1,4] [--change recompute]
                                               [--jobs 2] [--record FILE]

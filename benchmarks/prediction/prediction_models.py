@@ -45,7 +45,7 @@ def classify(model: nn.Module, batch: Batch) -> Tensor:
 
 
 def gpt2() -> Case:
-    """A decoder with learned places, dropout, and its embedding tied to its head."""
+    """A decoder with learned positions, dropout, and its embedding tied to its head."""
     config = transformers.GPT2Config(
         vocab_size=1024, n_positions=128, n_embd=256, n_layer=6, n_head=8, use_cache=False,
         bos_token_id=0, eos_token_id=1,
@@ -54,7 +54,7 @@ def gpt2() -> Case:
 
 
 def bert() -> Case:
-    """An encoder, normalised after each block, with a head that predicts every token."""
+    """An encoder with a layer norm after each block, and with a head that predicts every token."""
     config = transformers.BertConfig(
         vocab_size=2048, hidden_size=256, num_hidden_layers=6, num_attention_heads=4, intermediate_size=1024,
         max_position_embeddings=128,
@@ -80,7 +80,7 @@ def resnet() -> Case:
 
 
 def t5() -> Case:
-    """Encoder and decoder: what the encoder gives is read by every layer of the decoder, several stages away."""
+    """Encoder and decoder: the encoder's output is read by every layer of the decoder, several stages away."""
     config = transformers.T5Config(
         vocab_size=1024, d_model=256, d_kv=32, d_ff=1024, num_layers=4, num_decoder_layers=4, num_heads=8,
         pad_token_id=0, eos_token_id=1, decoder_start_token_id=0, use_cache=False,
@@ -93,7 +93,7 @@ def t5() -> Case:
 
 
 def llama() -> Case:
-    """A decoder with rotary places, grouped queries and gated layers, its head untied."""
+    """A decoder with rotary positions, grouped queries and gated layers, its head untied."""
     config = transformers.LlamaConfig(
         vocab_size=2048, hidden_size=256, intermediate_size=768, num_hidden_layers=6, num_attention_heads=8,
         num_key_value_heads=4, max_position_embeddings=256, use_cache=False, bos_token_id=0, eos_token_id=1,

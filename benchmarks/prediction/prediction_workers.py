@@ -51,7 +51,7 @@ from panpipe.simulators.oracle import simulated
 from panpipe.simulators.run import simulate
 from prediction_models import MICROBATCHES, MODELS
 
-from tests.support.early import early_gradients
+from tests.support.early_gradients import early_gradients
 
 PORTS = {"profiling": 29690, "training": 29692}
 SCHEDULES = {"gpipe": "1f1b", "1f1b": "1f1b", "zb-h1": "1f1b", "interleaved-1f1b": "interleaved-1f1b", "zb-v": "v-half"}
@@ -270,7 +270,7 @@ def trained(case: Case, plan: Plan, steps: int, turns: Barrier, written: Path | 
     processor = team.everywhere(lambda _: statistics.median(own))
     _, trace = pipe.trace_step(case.batch)
     del pipe
-    freed()
+    free_memory()
     result = simulate(plan)
     if written is not None and team.first:
         write_traces(written, result.trace, trace)
@@ -308,7 +308,7 @@ class ProcessorTimes:
         self._since = self._now()
 
     def stop(self) -> None:
-        """Count no more."""
+        """Stop counting."""
         spans = zip(self._sums, self._now(), self._since, strict=True)
         everything, busy, own = (total + now - then for total, now, then in spans)
         self._sums = everything, busy, own
@@ -333,7 +333,7 @@ def with_prediction(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster)
     return evolve(bare, prediction=Prediction(costs, cluster, **asdict(simulated(bare, costs, cluster))))
 
 
-def freed() -> None:
+def free_memory() -> None:
     """Return what an ended pipeline held to the operating system."""
     gc.collect()
     give_back_freed_memory()
@@ -348,7 +348,7 @@ def write_traces(start: Path, predicted: Trace, measured: Trace) -> None:
 
 def profiling(rank: int, request: Request, turns: Barrier, wire: Any) -> None:
     """A worker of the pair that profiles. For each cut it sends `Frozen`, and for each plan `Rehearsed`."""
-    team, last = _joined(rank, "profiling"), ""
+    team, last = _join(rank, "profiling"), ""
     profiled: Profiled
     for model, cut, schedules in request.cuts():
         if model != last:
@@ -363,13 +363,13 @@ def profiling(rank: int, request: Request, turns: Barrier, wire: Any) -> None:
                 wire.send(drift)
             turns.wait()  # the other pair has ended its plan
         del rehearsed
-        freed()
-    _left()
+        free_memory()
+    _exit()
 
 
 def training(rank: int, request: Request, turns: Barrier, wire: Any) -> None:
     """A worker of the pair that trains. For each cut it receives `Frozen`; for each plan it sends `Measured`."""
-    team, last = _joined(rank, "training"), ""
+    team, last = _join(rank, "training"), ""
     case: Case
     for model, _, schedules in request.cuts():
         plans: Frozen = wire.recv()
@@ -382,11 +382,11 @@ def training(rank: int, request: Request, turns: Barrier, wire: Any) -> None:
             if rank == 0:
                 wire.send(measured)
             turns.wait()
-    _left()
+    _exit()
 
 
-def _joined(rank: int, pair: str) -> RankTeam:
-    """The pair's workers have met."""
+def _join(rank: int, pair: str) -> RankTeam:
+    """Create the pair's process group, and its team."""
     os.environ.update(
         MASTER_ADDR="127.0.0.1", MASTER_PORT=str(PORTS[pair]), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank)
     )
@@ -397,7 +397,7 @@ def _joined(rank: int, pair: str) -> RankTeam:
     return RankTeam()
 
 
-def _left() -> None:
+def _exit() -> None:
     """End without destroying the group: the worker has sent its results."""
     dist.barrier()
     os._exit(0)

@@ -16,7 +16,7 @@ DROPOUT = 0.1
 
 @frozen
 class Shape:
-    """Sizes of a model and of its microbatches; ``flash`` where attention is one kernel."""
+    """Sizes of a model and of its microbatches; ``flash``: whether attention is one kernel."""
 
     layers: int
     hidden: int
@@ -34,7 +34,7 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ahead: torch.Te
 
 
 class Layer(nn.Module):
-    """One transformer layer, normalised in front."""
+    """One transformer layer, with a layer norm before attention and before the feed-forward part."""
 
     def __init__(self, shape: Shape) -> None:
         super().__init__()

@@ -11,7 +11,7 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -46,7 +46,8 @@ class Run:
     """A published run.
 
     Args:
-        name, source: what it is called here, and where its figures are.
+        name: what it is called here.
+        source: of its figures.
         model: its layers.
         device: of the catalogue.
         gpus: in all.
@@ -267,7 +268,13 @@ def _data_terms(
     return {"dp": exposed, "slow-down": terms["slow-down"] + both - covered - exposed}
 
 
-def _gathered(run, device, own, terms, alone) -> dict[str, float]:  # type: ignore[no-untyped-def]
+def _gathered(
+    run: Run,
+    device: DeviceType,
+    own: Sequence[tuple[Pass, Pass]],
+    terms: dict[str, float],
+    alone: Callable[[str, float], float],
+) -> dict[str, float]:
     """FSDP: parameters are gathered for F and again for B, gradients reduced and scattered, in each microbatch."""
     size = HALF * (run.model.layers * run.model.layer_parameters + run.model.vocabulary * run.model.hidden)
     gather, scatter = alone("all-gather", size), alone("reduce-scatter", size)
@@ -332,7 +339,7 @@ def _others() -> list[Run]:
     bloom = Model(70, 14336, 112, 250880, 2048)
     neox = Model(44, 6144, 64, 50432, 2048, rotary=True)
     llama = Model(126, 16384, 128, 128256, 8192, 8, 53248, gated=True, rotary=True, flash=True, biases=False)
-    herd = Run("", LLAMA, llama, "H100", 8192, 1, 2048, 8, 16, 8, "none", by_tokens=True, blocking=False,
+    llama_run = Run("", LLAMA, llama, "H100", 8192, 1, 2048, 8, 16, 8, "none", by_tokens=True, blocking=False,
                sharded="optimizer", overlapped=True, nic="400g", flops_per_s=430e12,
                assumed="one sample a microbatch; sequence parallelism; a ring for each replica dimension")  # fmt: skip
     return [
@@ -346,8 +353,8 @@ def _others() -> list[Run]:
             4, 1536, 2, 4, 1, "full", fused_sums=False, sum_bytes=2, sharded="optimizer", spread=False,
             flops_per_s=117e12, counted="hardware",
             assumed="the rate counts 8 FLOPs for each parameter and token"),
-        evolve(herd, name="Llama 3 405B on 8192"),
-        evolve(herd, name="Llama 3 405B on 16384", gpus=16384, flops_per_s=400e12),
+        evolve(llama_run, name="Llama 3 405B on 8192"),
+        evolve(llama_run, name="Llama 3 405B on 16384", gpus=16384, flops_per_s=400e12),
     ]  # fmt: skip
 
 
@@ -374,7 +381,7 @@ def _mpt() -> list[Run]:
 RUNS = (*_korthikanti(), *_megatron(), *_others(), *_mpt())
 NOT_MODELLED = ("MT-NLG", "BLOOM", "GPT-NeoX")
 """Runs of DeepSpeed's pipeline engine: reported, and used for no fit. The same model in Megatron-LM alone (GPT 530B) is
-15 % faster after its shorter bubble is counted; what DeepSpeed adds is no term here."""
+15 % faster after its shorter bubble is counted; what DeepSpeed adds is not modelled."""
 ARCHITECTURES = {"A100": "A100", "H100": "H100"}
 """Devices by the beginning of their names: the runs of each determine one number."""
 LEVEL = 0.9

@@ -1,4 +1,4 @@
-"""What the executor costs for each compute action: stages of next to nothing, 64 microbatches, 1F1B on two gloo ranks.
+"""What the executor costs for each compute action: very small stages, 64 microbatches, 1F1B on two gloo ranks.
 
 In one run, taking turns: panpipe; a hand-written 1F1B loop over the raw process group with the same F and B programs;
 ``torch.distributed.pipelining``. A turn's time is the median over its steps, barrier to barrier, divided by a rank's
@@ -65,7 +65,7 @@ def panpipe_step(batch: torch.Tensor) -> Any:
 
 
 def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
-    """1F1B over the process group, with the very programs of the pipeline's stage."""
+    """1F1B over the process group, with the programs of the pipeline's stage."""
     [stage] = pipe.programs.values()
     parameters = list(pipe.stage_parameters[rank].values())
     group, rows = dist.group.WORLD, list(batch.chunk(MICROBATCHES))
@@ -164,13 +164,13 @@ def worker(rank: int, steps: int, rounds: int, port: int, out: Any) -> None:
     dist.init_process_group("gloo")
     batch = torch.randn(MICROBATCHES, 8, generator=torch.Generator().manual_seed(1))
     pipe = panpipe_step(batch)
-    loop, rival = hand_written(pipe, batch, rank), peer(batch, rank)
+    loop, torch_step = hand_written(pipe, batch, rank), peer(batch, rank)
     times: dict[str, list[float]] = {"panpipe": [], "hand-written loop": [], "torch 1F1B": []}
     for _ in range(rounds):
         times["panpipe"].append(timed(steps, lambda: pipe.step(batch)))
         with torch.no_grad():
             times["hand-written loop"].append(timed(steps, loop))
-        times["torch 1F1B"].append(timed(steps, rival))
+        times["torch 1F1B"].append(timed(steps, torch_step))
     if rank == 0:
         pairs = zip(times["panpipe"], times["hand-written loop"], strict=True)
         result = {name: statistics.median(series) for name, series in times.items()}

@@ -1,8 +1,8 @@
-"""Host time per operator: a pipeline's step compared with eager PyTorch, for tensors that take no time.
+"""Host time per operator: a pipeline's step compared with eager PyTorch, for very small tensors.
 
     python benchmarks/runtime/host_time.py [--microbatches 16] [--rounds 15] [--record FILE]
 
-A GPT of width 16 on sequences of 4 tokens: its kernels take next to no time, so a step takes the host's time. In one
+A GPT of width 16 on sequences of 4 tokens: its kernels take almost no time, so a step takes the host's time. In one
 run, taking turns: a pipeline of one device, and eager PyTorch with autograd, which runs the same microbatches one after
 another and accumulates gradients; without an optimizer. Both are divided by the number of operators that the stage's
 programs run for a microbatch. What is reported is the median over rounds, and the median over rounds of the ratio.
@@ -96,9 +96,9 @@ def main() -> None:
             for name, found in times.items()]  # fmt: skip
     rows.append(("ratio", f"{statistics.median(ratios):.2f}", f"{min(ratios):.2f} … {max(ratios):.2f}"))
     columns = ("runner", f"µs per operator, of {count} for a microbatch", "range")
-    print_table("Host time per operator, tensors of next to nothing", columns, rows)
+    print_table("Host time per operator, very small tensors", columns, rows)
     if arguments.record:
-        record(arguments.record, "Host time per operator, tensors of next to nothing", machine(), columns, rows)
+        record(arguments.record, "Host time per operator, very small tensors", machine(), columns, rows)
 
 
 if __name__ == "__main__":

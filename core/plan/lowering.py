@@ -25,7 +25,7 @@ from ..actions import BACKWARD_KINDS, Action, Kind
 from ..errors import RequestError
 from . import host_copies  # noqa: F401 - declares its kinds
 from .kinds import AFTER_STEP, declarations
-from .messages import Positions, computed_at
+from .message_matching import Positions, computed_at
 from .plan import Plan
 from .step_end import optimizer_steps
 

@@ -14,7 +14,7 @@ from ..errors import RequestError
 from . import host_copies, step_end  # noqa: F401 - declare their kinds
 from .items import Item, Message, Task
 from .kinds import COMPUTE_SECONDS, TaskKind, declarations, task_kinds
-from .messages import Posted, match_messages, peer_device
+from .message_matching import Posted, match_messages, peer_device
 from .plan import Plan
 
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from attrs import field, frozen
 
-from ..costs.message_times import FREE, MessageLine
+from ..costs.message_overhead import FREE, MessageLine
 from ..errors import RequestError
 from ..offload.request import OffloadRequest, check_offload_request
 from ..plan.derive import Recompute

@@ -30,7 +30,7 @@ from ..batch.losses import mean_loss
 from ..batch.microbatches import Microbatch
 from ..later import Later
 from ..launch.team import Team
-from ..optimizer.replica_exchange import Rows, gathered, sum_rows
+from ..optimizer.replica_values import Rows, gathered, sum_rows
 from .joined_rows import JoinedRows
 from .prepared import Prepared
 from .result_parts import LOSS, WEIGHT, Computed, Part

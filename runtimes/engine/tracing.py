@@ -5,7 +5,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 
 from ...core.actions import COMM_KINDS, RECV_KINDS, SEND_KINDS, Action
-from ...core.costs.message_times import MessageTimes
+from ...core.costs.message_overhead import MessageTimes
 from ...core.plan.kinds import task_kinds
 from ...core.plan.lowering import lower
 from ...core.plan.memory import Change, Memory, Moment

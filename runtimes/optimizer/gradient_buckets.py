@@ -10,7 +10,7 @@ After the gradients a flag for each parameter records whether it has a gradient 
 another branch in one replica. A parameter without a gradient in any replica keeps ``grad`` None, as in one process.
 
 Where replicas share an optimizer, each sums a part of the gradients instead: see `shards` and `shard_transfers`. What
-else replicas exchange is in `replica_exchange`.
+else replicas exchange is in `replica_values`.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

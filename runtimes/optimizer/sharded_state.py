@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from .optimizer_state import NamedState, leaves_of, zeros_of
 from .optimizers import MEMBERS, OptimizerFactory
-from .replica_exchange import gather_values
+from .replica_values import gather_values
 from .sharded_buckets import Part, ShardedBucket, in_memory_order
 from .shards import Shards, narrowed
 

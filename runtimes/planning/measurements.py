@@ -11,7 +11,7 @@ from torch import Tensor
 from ...core.capture.export.operators import Operators, tensor_bytes
 from ...core.costs.costs import StageCosts
 from ...core.costs.graph import OpGraph, OpNode
-from ...core.costs.message_times import MessageLine
+from ...core.costs.message_overhead import MessageLine
 from ...core.plan.offload import Storage
 from ...core.schedules.placement import folded_placement, looped_placement
 from ..batch.example import Example

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 
 from ...core.actions import Kind
 from ...core.costs.costs import StageCosts
-from ...core.costs.message_times import MessageTimes, typical, with_message_times
+from ...core.costs.message_overhead import MessageTimes, typical, with_message_times
 from ...core.paired_difference import robust_geometric_mean
 from ...core.plan.plan import Plan
 from ...core.search import Oracle

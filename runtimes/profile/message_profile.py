@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 
 from ...backends.contract import Backend
-from ...core.costs.message_times import FREE, MessageLine
+from ...core.costs.message_overhead import FREE, MessageLine
 from ..devices.compute import finished_s
 from ..launch.team import Team
 

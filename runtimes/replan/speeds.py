@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 from ...core.actions import COMPUTE_KINDS, Kind
 from ...core.costs.costs import StageCosts, stage_costs, stage_edges
 from ...core.costs.graph import OpGraph
-from ...core.costs.message_times import MessageLine, with_message_times
+from ...core.costs.message_overhead import MessageLine, with_message_times
 from ...core.plan.plan import Plan
 from ...core.search import Oracle
 from ...core.trace.trace import Trace

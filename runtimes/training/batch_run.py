@@ -23,7 +23,7 @@ from ..engine.step_data import StepInputs, StepOptions, StepRecord
 from ..engine.workers import Workers
 from ..later import Later
 from ..launch.team import Team
-from .variants import Variants
+from .value_variants import Variants
 
 
 @frozen

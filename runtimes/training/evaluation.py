@@ -43,7 +43,7 @@ from ..optimizer.update import Ending
 from ..programs.options import ProgramOptions
 from .batch_run import BatchResult, BatchRun
 from .local_stages import LocalStages
-from .variants import Variants
+from .value_variants import Variants
 
 KEPT = 4
 """Number of functions and modes whose programs are kept, each for several shapes."""

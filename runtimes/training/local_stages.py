@@ -17,7 +17,7 @@ from ...core.plan.plan import Plan, Stage
 from ...core.plan.sharding import shards, shards_gradients
 from ..batch.remote_tensors import as_meta_tensors
 from ..launch.team import Team
-from ..optimizer.replica_exchange import broadcast_initial_values
+from ..optimizer.replica_values import broadcast_initial_values
 from ..optimizer.sharded_buckets import Sharing
 from ..optimizer.stage_state import StageState, make_optimizers
 from ..optimizer.training import Training

@@ -8,7 +8,7 @@ from attrs import frozen
 from ...core.capture.export.captured_step import CapturedStep
 from ...core.capture.export.carry_over import cut_of
 from ...core.capture.export.step import capture_step
-from ...core.plan.messages import sending_pairs
+from ...core.plan.message_matching import sending_pairs
 from ...core.plan.plan import Plan
 from ..batch.example import Example
 from ..batch.remote_tensors import as_meta_tensors
@@ -30,7 +30,7 @@ from .evaluation import Evaluator
 from .local_stages import LocalStages
 from .steps import StepRunner
 from .unused_tensors import stages_of_unused
-from .variants import Variants
+from .value_variants import Variants
 
 
 @frozen

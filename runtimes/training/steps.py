@@ -15,14 +15,14 @@ from ..engine.results import weight_of
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.workers import Workers
 from ..later import Later
-from ..optimizer.replica_exchange import broadcast_from_first, sum_over_replicas
+from ..optimizer.replica_values import broadcast_from_first, sum_over_replicas
 from ..optimizer.training import Training
 from ..optimizer.update import Ending, StartRead, UnusualNorm, Update
 from .batch_run import BatchResult, BatchRun
 from .kept_gradients import KeptGradients
 from .local_stages import LocalStages
 from .missing_gradients import MissingGradients
-from .variants import Variants
+from .value_variants import Variants
 
 
 @frozen

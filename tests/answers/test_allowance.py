@@ -1,5 +1,6 @@
 """``--budget`` and ``--seconds`` are of all searches of an answer together."""
 
+import pytest
 from panpipe.answers.plan.allowance import Allowance
 
 
@@ -21,6 +22,14 @@ def test_only_the_time_of_searches_counts_and_each_gets_an_equal_share_of_the_re
     with allowance.timed() as seconds:
         assert seconds == 6.0
     assert allowance.exhausted
+
+
+def test_time_of_a_search_that_fails_counts():
+    now = iter([0.0, 4.0])
+    allowance = Allowance(None, 10.0, clock=lambda: next(now))
+    with pytest.raises(ValueError, match="nothing fits"), allowance.timed():
+        raise ValueError("nothing fits")
+    assert allowance.seconds == 6.0
 
 
 def test_without_budget_and_seconds_each_search_has_its_default():

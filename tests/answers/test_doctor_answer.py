@@ -76,7 +76,10 @@ def test_table_has_zero_as_zero_and_a_dash_for_what_did_not_run(capsys):
 def test_text_names_python_and_its_cause(capsys):
     regions = {"1": "a.py:3", "the end of the step": "a.py:9"}
     text = printed(capsys, findings(RIGHT, regions=regions, causes={"1": "it branches"}))
-    assert "- module '1' stays Python, on one stage: a.py:3: it branches.\n" in text
-    assert "- the end of the step stays Python, on one stage: a.py:9: this line needs the value of a tensor.\n" in text
+    assert "- module '1' remains Python code, on one stage: a.py:3: it branches.\n" in text
+    assert (
+        "- the end of the step remains Python code, on one stage: a.py:9: this line needs the value of a tensor.\n"
+        in text
+    )
     text = printed(capsys, findings(RIGHT, pieces=(Piece("add_", 0.25, "a.py:5"),)))
     assert "- add_ has 25% of all operations and cannot be cut: a.py:5 writes" in text

@@ -80,7 +80,7 @@ def test_number_of_ranks_that_the_job_has_not_is_refused(ranked):
         profiled(3)
 
 
-def test_answer_as_data(ranked, capsys):
+def test_data_has_each_pair_and_each_group_with_its_fit(ranked, capsys):
     ranked(0)
     assert profiled(2) == 0
     found = json.loads(capsys.readouterr().out)
@@ -103,7 +103,7 @@ def test_only_the_first_rank_prints_and_writes(ranked, capsys, tmp_path):
     assert not (tmp_path / "cluster.json").exists()
 
 
-def test_text_and_file(ranked, capsys, tmp_path):
+def test_text_and_file_have_the_shared_links(ranked, capsys, tmp_path):
     ranked(0)
     profiled(out=tmp_path / "cluster.json", json=False)
     text = capsys.readouterr().out

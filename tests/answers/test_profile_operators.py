@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from panpipe.answers import profile_operators as module
-from panpipe.answers.profile_operators import chosen_device, described_device, profile_operators
+from panpipe.answers.profile_operators import chosen_device, described_device, fit_device
 from panpipe.core.analytic.calibration import Calibration, Residual, Sample
 from panpipe.core.analytic.kernels import Kernel
 from panpipe.core.cluster.catalog import find_device
@@ -44,7 +44,7 @@ def measured(monkeypatch):
 def profiled(out=None, dtype="fp32", json=True):
     allowed = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     try:
-        profile_operators(None, CPU, BASE, dtype, 3, 5, "mine", out, json=json)
+        fit_device(None, CPU, BASE, dtype, 3, 5, "mine", out, json=json)
     finally:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = allowed
 
@@ -80,7 +80,7 @@ def test_name_of_a_gpu_finds_the_longest_name_in_the_catalogue(monkeypatch):
     assert described_device(None, "cuda") == "x1"
 
 
-def test_answer_as_data(measured, capsys):
+def test_data_has_the_fitted_numbers_and_the_errors_of_each_kind(measured, capsys):
     profiled(dtype="tf32")
     found = json.loads(capsys.readouterr().out)
     assert measured == [3, (None, CPU, "tf32", 5), (["sample"], BASE, True)]
@@ -98,7 +98,7 @@ def test_answer_as_data(measured, capsys):
     }  # fmt: skip
 
 
-def test_text_and_file(measured, capsys, tmp_path):
+def test_text_and_file_have_the_fit_and_its_held_out_errors(measured, capsys, tmp_path):
     profiled(tmp_path / "devices.toml", json=False)
     text = capsys.readouterr().out
     assert "peak rates of cpu-core" in text

@@ -7,8 +7,8 @@ from threading import Barrier, local
 
 import pytest
 import torch
-from panpipe.answers import bundled
-from panpipe.answers.bundled import make
+from panpipe.answers import bundled_models
+from panpipe.answers.bundled_models import make
 from panpipe.answers.tensor_ranks import model_of_rank
 from panpipe.cli import main
 from panpipe.core.analytic.model import model_work
@@ -25,15 +25,15 @@ pytest.importorskip("transformers")
 
 HIDDEN, LAYERS, TOKENS = 128, 1, 32
 SMALL = {
-    "gpt": bundled._gpt2(LAYERS, 8, HIDDEN, vocab_size=1024),
-    "llama": bundled._llama(LAYERS, 8, 4, HIDDEN, 256, vocab_size=1024),
+    "gpt": bundled_models._gpt2(LAYERS, 8, HIDDEN, vocab_size=1024),
+    "llama": bundled_models._llama(LAYERS, 8, 4, HIDDEN, 256, vocab_size=1024),
 }
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
     for name, model in SMALL.items():
-        monkeypatch.setitem(bundled.BUNDLED, name, model)
+        monkeypatch.setitem(bundled_models.BUNDLED, name, model)
 
 
 EACH = [pytest.param("gpt", marks=pytest.mark.slow), "llama"]

@@ -98,7 +98,7 @@ def test_narrow_network_has_the_first_nodes_and_the_last():
 
 
 @pytest.mark.parametrize(("rate", "text"), [(23.5e9, "23.5 GB/s"), (1e9, "1 GB/s"), (12345e9, "1.234e+04 GB/s")])
-def test_rates(rate, text):
+def test_rate_of_a_link_has_a_unit(rate, text):
     assert rate_text(rate) == text
 
 

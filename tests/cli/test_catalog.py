@@ -88,7 +88,7 @@ network
 @pytest.mark.parametrize(
     ("name", "lines"), [("8xA100-40GB", A100), ("8xRTX3090", RTX3090), ("2x4xA100-80GB", TWO_NODES)]
 )
-def test_topology_drawings(name, lines):
+def test_topology_of_known_clusters_is_drawn_as_recorded(name, lines):
     assert drawn(name) == lines.strip("\n").split("\n")
 
 

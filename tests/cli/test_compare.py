@@ -34,7 +34,7 @@ def files(tmp_path):
     return [str(path) for path in paths]
 
 
-def test_compare_table(files, capsys, monkeypatch):
+def test_compare_prints_step_kinds_and_order(files, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "140")
     assert main(["compare", *files]) == 0
     out = capsys.readouterr().out
@@ -54,7 +54,7 @@ def test_drift_of_the_machine_is_printed_apart_from_the_error(files, capsys):
     assert "took +20.0% when the step was measured; error corrected for it -20.0%" in out
 
 
-def test_compare_json(files, capsys):
+def test_compare_json_has_every_action(files, capsys):
     assert main(["compare", *files, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["step"]["error"] == pytest.approx(-1 / 3)

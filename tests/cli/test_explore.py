@@ -6,7 +6,7 @@ import pytest
 
 pytest.importorskip("starlette", reason="needs panpipe[explore]")
 
-from panpipe.answers.bundled import BUNDLED
+from panpipe.answers.bundled_models import BUNDLED
 from panpipe.cli.explore import explore
 from panpipe.core.costs.graph import OpGraph, OpNode, graph_json
 from panpipe.core.errors import RequestError
@@ -36,7 +36,7 @@ def test_uniform_stages_by_default(started):
     assert started[1] == ("explorer", 81, False)
 
 
-def test_model_and_cluster(started):
+def test_explore_starts_with_the_given_model_and_cluster(started):
     name = next(iter(BUNDLED))
     found = start_of(started, model=name, cluster="4xA100-40GB")
     assert isinstance(found, PlanQuestion)

@@ -8,10 +8,10 @@ import sys
 from collections import defaultdict
 
 import pytest
-from panpipe.answers.clusters import find_cluster, host_memory_bytes
 from panpipe.answers.output import seconds_text
 from panpipe.cli import main
 from panpipe.core.cluster.catalog import find_device
+from panpipe.core.cluster.catalog.find import find_cluster, host_memory_bytes
 from panpipe.core.cluster.cluster import cluster_json, fully_connected
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json
 from panpipe.core.plan.plan import read_plan

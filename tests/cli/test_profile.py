@@ -64,7 +64,7 @@ def test_profile_measures_every_kind_and_prints_residuals(tmp_path, capsys):
     assert answer["link"]["latency_s"] > 0
 
 
-def test_profile_table(capsys):
+def test_profile_prints_the_efficiency_of_each_kind(capsys):
     status, text, err = run(capsys, "--repeats", 1)
     assert status == 0
     assert "measuring on" in err

@@ -6,7 +6,7 @@ import shlex
 
 import pytest
 from panpipe.cli import main
-from panpipe.explore import planned
+from panpipe.explore import plan_answers
 from panpipe.explore.question import parse_question
 
 FORWARD_S = 1e-3
@@ -58,7 +58,7 @@ def test_numbers_of_a_plan_are_the_same_everywhere(folder, question, capsys):
     compared = answer("compare", trace, trace)
     drawn = json.loads(re.search('id="data">(.*?)</script>', report.read_text(encoding="utf-8"))[1])
     lines = []
-    planned.report_answer(parse_question(question), lambda **line: lines.append(line))
+    plan_answers.report_answer(parse_question(question), lambda **line: lines.append(line))
     explored = next(line["answer"] for line in lines if "answer" in line)
 
     step, bubble, peaks = (simulated[name] for name in ("step_s", "bubble_ratio", "peak_memory_bytes"))

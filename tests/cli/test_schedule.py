@@ -25,7 +25,7 @@ def answer(capsys, *words):
 SMALL = ("--devices", 4, "--microbatches", 8)
 
 
-def test_schedule_json(capsys):
+def test_schedule_json_has_the_evaluated_figures(capsys):
     got = answer(capsys, "1f1b", "--devices", 2, "--microbatches", 3, "--comm", 0.5)
     assert got["schedule"] == "1f1b"
     assert got["makespan"] == 14
@@ -56,7 +56,7 @@ def test_stage_scale_multiplies_times(capsys):
     assert looped["chunks"] == 3
 
 
-def test_parameters_of_families(capsys):
+def test_schedule_takes_the_parameters_of_its_family(capsys):
     got = answer(capsys, "looped", "--devices", 2, "--microbatches", 4, "--chunks", 2, "--microbatches-per-loop", 4,
                  "--run-ahead", "8,8")  # fmt: skip
     assert got["schedule"] == "looped(loops=2,microbatches_per_loop=4,run_ahead=8,8)"
@@ -104,7 +104,7 @@ def test_peak_at_the_limit_is_accepted(capsys):
     assert answer(capsys, "1f1b", *SMALL, "--memory-limit", 4)["peak_memory"] == [4, 3, 2, 1]
 
 
-def test_schedule_table(capsys):
+def test_schedule_prints_its_devices_and_chart(capsys):
     status, out, err = run(capsys, "interleaved-1f1b", *SMALL)
     assert (status, err) == (0, "")
     assert "interleaved-1f1b(chunks=2)" in out

@@ -87,7 +87,7 @@ def test_memory_limit_below_one_microbatch_is_for_schedules_that_offload(capsys)
     )
 
 
-def test_schedules_table(capsys, monkeypatch):
+def test_schedules_prints_all_schedules_with_a_star_for_the_best(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "120")
     status, out, err = run(capsys, *SMALL)
     assert (status, err) == (0, "")

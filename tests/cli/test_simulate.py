@@ -30,7 +30,7 @@ def plan_file(tmp_path):
     return str(path)
 
 
-def test_simulate_table(plan_file, capsys, monkeypatch):
+def test_simulate_prints_step_bubbles_links_and_memory(plan_file, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "150")
     assert main(["simulate", plan_file]) == 0
     out = capsys.readouterr().out
@@ -72,7 +72,7 @@ def test_an_action_is_not_broken_in_a_narrow_table(tmp_path, capsys, monkeypatch
         assert str(action) in out
 
 
-def test_simulate_json(plan_file, capsys):
+def test_simulate_json_has_the_simulated_figures(plan_file, capsys):
     assert main(["simulate", plan_file, "--json"]) == 0
     answer = json.loads(capsys.readouterr().out)
     result = simulate(PLAN)
@@ -257,7 +257,7 @@ def test_simulated_evaluation_has_no_optimizer_step(plan_file, capsys):
     assert "--optimizer is barrier with --forward-only: an evaluation has no optimizer step" in capsys.readouterr().err
 
 
-def test_plan_that_offloads(tmp_path, capsys, monkeypatch):
+def test_simulate_prints_the_copies_and_host_memory_of_a_plan_that_offloads(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     cluster = hosted(fully_connected(2, 10**9, 100.0, 0.0), 100.0)
     plan = scheduled("1f1b", 2, 4, cluster=cluster, offload=[leaves(0, 80, "1: 0B0 0B0")])

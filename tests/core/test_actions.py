@@ -35,7 +35,7 @@ def test_parse_action_is_the_inverse_of_str(action):
         ("4REDUCE_GRAD", Action(4, Kind.REDUCE_GRAD)),
     ],
 )
-def test_grammar(text, action):
+def test_text_of_each_action_kind_is_parsed(text, action):
     assert parse_action(text) == action
 
 

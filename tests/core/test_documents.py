@@ -63,7 +63,7 @@ def test_message_of_a_class_s_validation_is_kept():
         from_json(json.dumps({"format": FORMAT, "name": "a"}), FORMAT, Strict, "x")
 
 
-def test_plain_data():
+def test_object_becomes_plain_data_with_actions_as_text():
     assert as_plain(EXAMPLE) == {"name": "a", "sizes": [1, 2], "order": [["0F0", "0SEND_F0>1"]]}
 
 

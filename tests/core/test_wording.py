@@ -13,7 +13,7 @@ from panpipe.core.wording import counted, first_of, module_text
         (3, "microbatch", "3 microbatches"),
     ],
 )
-def test_counted(count, noun, text):
+def test_counted_noun_has_a_plural(count, noun, text):
     assert counted(count, noun) == text
 
 

@@ -50,6 +50,6 @@ def test_other_requests_are_refused(headers, expected):
     assert status(headers) == expected
 
 
-def test_tokens_differ():
+def test_every_token_is_new():
     assert len({new_token() for _ in range(3)}) == 3
     assert len(new_token()) >= 32

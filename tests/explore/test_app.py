@@ -4,7 +4,7 @@ import json
 
 import pytest
 from panpipe.core.errors import RequestError
-from panpipe.explore import uniform
+from panpipe.explore import uniform_answers
 from panpipe.explore.app import Explorer
 from panpipe.explore.question import PlanQuestion, UniformQuestion, parse_question, plain_question
 from panpipe.explore.results import Results
@@ -131,10 +131,10 @@ def test_points_carry_their_questions():
             raise StopIteration
 
     with pytest.raises(StopIteration):
-        uniform.report_points(question, report)
+        uniform_answers.report_points(question, report)
     for point in (line["point"] for line in found if "point" in line):
         asked = parse_question(point["question"])
-        scored, misfit = uniform.scored_of(asked)
+        scored, misfit = uniform_answers.scored_of(asked)
         assert misfit == ""
         assert scored.schedule.name == point["name"]
         assert scored.result.makespan == point["time"]

@@ -21,7 +21,7 @@ from panpipe.core.costs.reductions import TensorReductions
 from panpipe.core.errors import PanpipeError, printed
 from panpipe.core.plan.plan import Plan, plan_json
 from panpipe.core.trace.perfetto import trace_json
-from panpipe.explore import uniform
+from panpipe.explore import uniform_answers
 from panpipe.explore.question import UniformQuestion, parse_question, parse_request, plain_question
 from panpipe.explore.results import open_results
 from panpipe.runtimes.planning.plan_cache import PlanCache
@@ -240,8 +240,8 @@ def _asked(file: Path, folder: Path) -> int:
     question = parse_question(data.get("question"))
     plain_question(question)
     if isinstance(question, UniformQuestion) and question.schedule != "auto":
-        scored, misfit = uniform.scored_of(question)
-        json.dumps(uniform.answer(question, scored, misfit), allow_nan=False)
+        scored, misfit = uniform_answers.scored_of(question)
+        json.dumps(uniform_answers.answer(question, scored, misfit), allow_nan=False)
     return int(question.command is None)
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..support.launch import torchrun_script
 
-DOORS = Path(__file__).parents[1] / "support" / "doors.py"
+FRAMEWORKS = Path(__file__).parents[1] / "support" / "framework_runs.py"
 
 
 def rows_of(monkeypatch, rank, mesh, batch):
@@ -57,8 +57,8 @@ def test_framework_over_replicas_equals_one_process(tmp_path, names):
     alone, ranks = tmp_path / "alone", tmp_path / "ranks"
     for folder in (alone, ranks):
         folder.mkdir()
-    subprocess.run([sys.executable, str(DOORS), str(alone), names], check=True, timeout=600)
-    done = torchrun_script(DOORS, str(ranks), names, ranks=4)
+    subprocess.run([sys.executable, str(FRAMEWORKS), str(alone), names], check=True, timeout=600)
+    done = torchrun_script(FRAMEWORKS, str(ranks), names, ranks=4)
     assert done.returncode == 0, done.stderr[-3000:]
     wanted, found = (json.loads((folder / "found.json").read_text(encoding="utf-8")) for folder in (alone, ranks))
     torch.testing.assert_close(found, wanted, rtol=2e-5, atol=1e-7)

@@ -33,7 +33,7 @@ def test_plans_by_value_and_by_file(tmp_path):
         given_plan(3)
 
 
-def test_meshes():
+def test_mesh_is_given_as_number_text_or_object():
     assert given_mesh(None) is None
     assert given_mesh(2) == given_mesh("pp=2")
     assert given_mesh(Mesh(2, 2)) == Mesh(2, 2)
@@ -41,7 +41,7 @@ def test_meshes():
         given_mesh("pp=x")
 
 
-def test_number_of_microbatches():
+def test_number_of_microbatches_is_given_or_that_of_the_plan():
     assert options().microbatches == 8
     assert options(microbatches=3).microbatches == 3
     assert options(plan=PLAN).microbatches == 4
@@ -83,7 +83,7 @@ def test_simulated_pipelines_are_on_the_host():
     assert found.check(nn.Linear(2, 2)) == "cpu"
 
 
-def test_types_of_devices():
+def test_type_of_devices_is_given_or_that_of_the_model():
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     assert not DeviceOptions().given
     assert (DeviceOptions().type_with(cpu), DeviceOptions().type_with(cuda)) == ("cpu", "cuda")

@@ -312,7 +312,9 @@ def test_a_rank_killed_inside_a_step_is_named_by_all_the_others(tmp_path, victim
 )
 def test_transport_that_would_wait_forever_for_a_killed_rank_ends_with_its_name(tmp_path, mesh, ranks, victim, where):
     """As NCCL does. No call of the transport fails; all ranks detect the broken connection of `peer_connections`."""
-    assert_all_name(victim, tmp_path, "dying", ranks, backend="deaf", MESH=mesh, VICTIM=str(victim), WHERE=where)
+    assert_all_name(
+        victim, tmp_path, "dying", ranks, backend="endless-waits", MESH=mesh, VICTIM=str(victim), WHERE=where
+    )
 
 
 def test_a_rank_killed_while_another_one_plans_is_named(tmp_path):
@@ -321,7 +323,7 @@ def test_a_rank_killed_while_another_one_plans_is_named(tmp_path):
 
 def test_ranks_that_leave_after_a_killed_rank_are_not_named(tmp_path):
     """The first of them without closing anything: it ends as it is through."""
-    for rank, one in enumerate(alone("leaving", tmp_path, 3, backend="deaf")):
+    for rank, one in enumerate(alone("leaving", tmp_path, 3, backend="endless-waits")):
         assert (rank, one.returncode, one.stderr) == (rank, 0, "")
 
 

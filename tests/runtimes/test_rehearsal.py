@@ -8,7 +8,7 @@ import pytest
 from attrs import evolve
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.costs.message_times import MessageTimes
+from panpipe.core.costs.message_overhead import MessageTimes
 from panpipe.core.search.suggestions.preference import preference
 from panpipe.core.trace.trace import Trace
 from panpipe.runtimes.launch.team import ThreadTeam

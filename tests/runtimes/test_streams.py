@@ -86,11 +86,11 @@ def test_streams_of_three_devices_with_metrics_and_weights(case, rows, devices, 
     assert recorded.problems == []
 
 
-@pytest.mark.parametrize("deaf", ["compute", "load", "memcpy"])
-def test_recorded_streams_detect_a_queue_that_does_not_wait(deaf, monkeypatch):
-    recorded = RecordedStreams(deaf)
+@pytest.mark.parametrize("ignored", ["compute", "load", "memcpy"])
+def test_recorded_streams_detect_a_queue_that_does_not_wait(ignored, monkeypatch):
+    recorded = RecordedStreams(ignored)
     train(recorded, monkeypatch, "1f1b")
-    assert any(f"('{deaf}'," in problem.split(" on ", 1)[1] for problem in recorded.problems)
+    assert any(f"('{ignored}'," in problem.split(" on ", 1)[1] for problem in recorded.problems)
 
 
 def test_trace_has_the_times_of_transfer_events(monkeypatch):

@@ -19,7 +19,7 @@ from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.programs.compiled import Programs
 from torch.utils import _pytree as pytree
 
-from .early import early_gradients
+from .early_gradients import early_gradients
 from .models import Case
 
 

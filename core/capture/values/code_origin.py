@@ -23,7 +23,7 @@ _STANDARD = tuple({os.path.join(sysconfig.get_path(name), "") for name in ("stdl
 _ROOTS = {Path(__file__).parents[3], Path(__file__).resolve().parents[3]}  # they differ through a symbolic link
 _FOLDERS = ("core", "runtimes", "simulators", "backends", "answers", "cli", "explore", "integrations")
 _OWN = tuple(str(root / name) + os.sep for root in _ROOTS for name in _FOLDERS)
-_OWN_FILES = tuple(str(root / name) for root in _ROOTS for name in ("__init__.py", "api.py", "virtual.py"))
+_OWN_FILES = tuple(str(root / name) for root in _ROOTS for name in ("__init__.py", "api.py", "simulator_target.py"))
 
 
 class Origin(enum.Enum):

@@ -17,7 +17,7 @@ from attrs import frozen
 from ...costs.costs import StageCosts
 from ..items import Message, Task
 from ..kinds import compute_times
-from ..messages import computed_at
+from ..message_matching import computed_at
 from ..plan import Plan
 from ..queues import Queues
 

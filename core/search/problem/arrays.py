@@ -11,7 +11,7 @@ from ...cluster.cluster import Cluster
 from ...cluster.routing import path_latency_s, path_rate
 from ...costs.costs import EMPTY_GRADIENT_BYTES
 from ...costs.graph import OpGraph
-from ...costs.message_times import FREE, MessageLine
+from ...costs.message_overhead import FREE, MessageLine
 from ...evaluate.coding import Floats, Integers
 from ...evaluate.link_arrays import LinkArrays, link_arrays, no_links
 from .arrangements import Replicas, reduction_rates

@@ -11,7 +11,7 @@ from ...cluster.cluster import Cluster
 from ...cluster.mesh import least_by_position
 from ...costs.costs import StageCosts, StageEdge, stage_costs, stage_edges
 from ...costs.graph import OpGraph
-from ...costs.message_times import FREE, MessageLine, with_message_times
+from ...costs.message_overhead import FREE, MessageLine, with_message_times
 from ...costs.partition import boundary_bytes, stages_of
 from ...evaluate.compiled import StageArrays
 from ...plan.sharding import GRADIENTS, NONE, graph_slots_bytes, part_of, part_of_graph

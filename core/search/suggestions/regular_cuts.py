@@ -19,7 +19,7 @@ from attrs import evolve
 from ...cluster.cluster import Cluster
 from ...costs.costs import stage_costs, stage_edges
 from ...costs.graph import OpGraph
-from ...costs.message_times import MessageLine, with_message_times
+from ...costs.message_overhead import MessageLine, with_message_times
 from ...costs.partition import boundary_bytes
 from ...plan.plan import Plan
 from ...schedules.problem import Schedule

@@ -58,7 +58,7 @@ def test_offload_and_tensor_ranks_are_named_only_if_there_are_some():
     assert reduction_share(planned()) == 0
 
 
-def test_answer_as_data():
+def test_data_has_the_plan_its_simulated_step_and_the_alternatives():
     found = answer(work=StepTotals(samples=18), fewer=planned(8.0), others=[planned(10.0)]).plain()
     assert found["simulated_step_s"] == 9
     assert found["simulated_peak_memory_bytes"] == pytest.approx([110, 105], abs=3)  # and messages of 1 byte

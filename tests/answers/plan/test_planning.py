@@ -1,12 +1,15 @@
 """The request that the options of ``panpipe plan`` make, files that are written, and options that are refused."""
 
 import pytest
+from attrs import evolve
 from panpipe.answers.plan import planning as module
+from panpipe.answers.plan.options import PlanOptions
 from panpipe.answers.plan.planning import plan_request
 from panpipe.core.cluster.cluster import cluster_json, fully_connected
 from panpipe.core.costs.graph import OpGraph, OpNode, graph_json
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import plan_json, read_plan
+from panpipe.core.search.suggestions.infeasible import NothingFits
 
 from ...support.plans import hosted, predicted, scheduled
 
@@ -21,8 +24,8 @@ def files(tmp_path):
     return str(tmp_path / "cluster.json"), tmp_path / "graph.json"
 
 
-def request(files, microbatches=4, **options):
-    return plan_request(files[0], microbatches, graph=files[1], **options)
+def request(files, microbatches=4, tensor=1, **options):
+    return plan_request(PlanOptions(cluster=files[0], graph=files[1], microbatches=microbatches, **options), tensor)
 
 
 def test_request_of_a_graph(files):
@@ -61,7 +64,7 @@ def test_host_memory_limits_hosts_alone(files):
 REFUSED = {
     "microbatches": ({"microbatches": 0}, "--microbatches is 0: give a whole number of at least 1"),
     "budget": ({"budget": 0}, "--budget is 0: give a whole number"),
-    "no microbatches": ({"microbatches": None}, "--microbatches is missing: give a step's number"),
+    "no microbatches": ({"microbatches": None}, "--microbatches is missing: give the number of microbatches"),
     "host memory": ({"host_memory": -1.0}, "--host-memory is -1: give a finite number of bytes, at least 0"),
     "infinite": ({"host_memory": float("inf")}, "--host-memory is inf"),
     "layers": ({"layers": True, "offload": "auto"}, "--layers does not plan offload"),
@@ -78,12 +81,40 @@ def test_wrong_options_are_refused(files, options, reason):
 
 
 def test_one_of_graph_and_model_is_needed(files):
-    found, _ = plan_request(files[0], 4)
+    found, _ = plan_request(PlanOptions(cluster=files[0], microbatches=4))
     with pytest.raises(RequestError, match="give one of --graph FILE and --model module:factory"):
         found.costs_of(4)
     both, _ = request(files, model="mlp")
     with pytest.raises(RequestError, match="give one of --graph FILE"):
         both.costs_of(4)
+
+
+def test_evaluations_of_a_search_in_which_nothing_fits_count(files, monkeypatch):
+    closest, budgets = predicted(scheduled("1f1b", 2, 4)), []
+    closest = evolve(closest, prediction=evolve(closest.predicted, evaluations=30))
+
+    class Unfit:
+        def prepare(self):
+            pass
+
+        def search(self, **_):
+            raise NothingFits("nothing fits", closest, [1.0, 1.0])
+
+    def request_of(options, tensor):
+        budgets.append(options.budget)
+        return Unfit(), ()
+
+    monkeypatch.setattr(module, "plan_request", request_of)
+    monkeypatch.setattr(module, "wanted_tensor", lambda *_: [1, 2])
+    monkeypatch.setattr(module, "refuse", refuse)
+    options = PlanOptions(cluster=files[0], graph=files[1], microbatches=4, mesh="pp=2", budget=100)
+    with pytest.raises(NothingFits):
+        module.run(options, tp="auto", seconds=None, top=None, out=None, json=False)
+    assert budgets == [50, 70]
+
+
+def refuse(nothing, request, *, json):
+    raise nothing
 
 
 def test_plans_are_written_with_numbers(tmp_path):

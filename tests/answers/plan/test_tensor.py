@@ -2,7 +2,7 @@
 
 import pytest
 from attrs import evolve
-from panpipe.answers import bundled
+from panpipe.answers import bundled_models
 from panpipe.answers.plan import tensor
 from panpipe.answers.plan.tensor import wanted_tensor, with_tensor_ranks
 from panpipe.core.cluster.catalog.find import find_cluster
@@ -19,7 +19,7 @@ EIGHT = fully_connected(8, 10**9, 1e9, 0.0)
 @pytest.fixture
 def sizes(monkeypatch):
     known = {"attention heads": 16, "features inside the MLP": 64}
-    monkeypatch.setitem(bundled.BUNDLED, "net", None)
+    monkeypatch.setitem(bundled_models.BUNDLED, "net", None)
     monkeypatch.setattr(tensor, "shared_sizes", lambda model: known)
     return known
 
@@ -28,7 +28,7 @@ def wanted(tp, machine=EIGHT, cluster="eight", model="net"):
     return list(wanted_tensor(tp, machine, cluster, model))
 
 
-def test_given_numbers(sizes):
+def test_given_number_of_tensor_ranks_is_the_only_one(sizes):
     assert wanted(None) == wanted("1") == [1]
     assert wanted("4") == [4]
     assert list(wanted_tensor("2", EIGHT, "eight", "module:factory")) == [2]

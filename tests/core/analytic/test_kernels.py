@@ -26,14 +26,14 @@ def test_bytes_of_distinct_elements(tensor, size):
     assert touched_bytes(tensor) == size
 
 
-def test_product_of_matrices():
+def test_product_of_matrices_counts_its_flops_and_bytes():
     found = called(aten.mm.default, torch.ones(2, 3), torch.ones(3, 5))
     # 2 · 2 · 3 · 5 FLOPs; 6 + 15 elements read and 10 written, of 4 bytes
     assert found == Kernel("mm", found.kind, "fp32", 60, 60, 84, 40, Product(1, 2, 5, 3, 4))
     assert found.bytes == 124
 
 
-def test_batch_of_products_and_product_with_a_bias():
+def test_products_in_a_batch_and_with_a_bias_count_their_flops_and_bytes():
     found = called(aten.bmm.default, *(torch.ones(4, *shape, dtype=torch.bfloat16) for shape in ((2, 3), (3, 5))))
     assert (found.flops, found.shape, found.dtype) == (240, Product(4, 2, 5, 3, 2), "bf16")
     found = called(aten.addmm.default, torch.ones(5), torch.ones(2, 3), torch.ones(3, 5))

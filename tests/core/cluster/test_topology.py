@@ -21,7 +21,7 @@ def test_topology_of_one_node_has_its_switches_and_devices():
     )
 
 
-def test_bridges_are_pairs():
+def test_bridges_of_a_node_are_pairs_of_devices():
     (node,) = topology_of(find_cluster("8xRTX3090")).nodes
     assert node.bridges == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert node.host_links == (("host0", "host1"),)

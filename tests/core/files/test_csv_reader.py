@@ -22,5 +22,5 @@ def test_csv_outside_the_limits_is_refused(text, message):
     assert message in str(caught.value)
 
 
-def test_csv_rows():
+def test_quoted_and_empty_cells_of_csv_are_read():
     assert list(parse_csv('a,"b,c"\r\n,d\r\n', "x", FEW)) == [["a", "b,c"], ["", "d"]]

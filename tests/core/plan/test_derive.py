@@ -11,7 +11,7 @@ from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import BUILT_IN
 
-from ...support.early import early_gradients
+from ...support.early_gradients import early_gradients
 from ...support.plans import orders, plan_of, plans, scheduled
 
 FAMILIES = tuple(family for family in BUILT_IN if family.name != "building-block")  # that one needs a block

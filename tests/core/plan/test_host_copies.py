@@ -168,7 +168,7 @@ def test_first_microbatches_keep_the_copies_that_something_runs_during():
 
 
 @given(offloading_plans())
-def test_laws_of_plans_that_offload(plan):
+def test_offload_frees_all_its_memory_and_neither_raises_a_peak_nor_shortens_a_step(plan):
     result, report = simulate(plan), validate(plan)
     for timeline in result.timelines:
         assert timeline.moving[0].min() >= -1e-9

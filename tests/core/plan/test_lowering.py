@@ -90,7 +90,7 @@ def test_gradients_are_reduced_after_the_last_backward_of_their_stage():
 
 
 @given(plans(), st.integers(0, 4))
-def test_laws(plan, prefetch):
+def test_lowered_plan_keeps_compute_orders_and_matches_sends_with_receives(plan, prefetch):
     lowered = lower(plan, prefetch)
     assert tuple(tuple(a for a in actions if a.kind in COMPUTE_KINDS) for actions in lowered) == plan.device_actions
     sent, received = {}, {}

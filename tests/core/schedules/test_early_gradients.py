@@ -9,7 +9,7 @@ from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 
-from ...support.early import early_gradients
+from ...support.early_gradients import early_gradients
 
 
 def orders(*rows):

@@ -3,7 +3,7 @@
 from ...support.plans import table
 
 
-def test_gpipe_table():
+def test_gpipe_orders_equal_its_published_table():
     assert table("gpipe", 2, 3) == ["0F0 0F1 0F2 0B0 0B1 0B2", "1F0 1F1 1F2 1B0 1B1 1B2"]
 
 

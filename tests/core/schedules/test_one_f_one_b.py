@@ -6,7 +6,7 @@ from panpipe.core.errors import RequestError
 from ...support.plans import table
 
 
-def test_1f1b_table():
+def test_1f1b_orders_equal_the_published_table():
     assert table("1f1b", 3, 4) == [
         "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3",
         "1F0 1F1 1B0 1F2 1B1 1F3 1B2 1B3",

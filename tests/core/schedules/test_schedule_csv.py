@@ -124,7 +124,7 @@ def test_groups_are_flattened_and_sharding_is_dropped_with_notes():
 @given(
     st.sampled_from(["gpipe", "interleaved-1f1b", "looped"]), st.integers(1, 5), st.integers(1, 9), st.integers(1, 3)
 )
-def test_csv_round_trip(name, devices, microbatches, chunks):
+def test_csv_is_read_as_it_was_written(name, devices, microbatches, chunks):
     schedule = find_family(name).build(ScheduleProblem(devices, microbatches, chunks))
     read = parse_schedule_csv(schedule_csv(schedule.device_actions, schedule.placement), "x")
     assert (read.device_actions, read.placement) == (schedule.device_actions, schedule.placement)

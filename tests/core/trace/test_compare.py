@@ -43,7 +43,7 @@ MEASURED = Trace(
 )
 
 
-def test_step_error():
+def test_step_error_is_relative_to_the_measured_step():
     assert compare(PREDICTED, MEASURED).step == Pair(6.0, 5.0, pytest.approx(0.2))
 
 
@@ -74,7 +74,7 @@ def test_each_action_is_compared_with_the_same_action():
     assert rows["0F1"].start == Pair(1.0, 0.0, None)
 
 
-def test_summary_by_kind():
+def test_summary_of_a_kind_has_bias_median_and_worst_error():
     forward, backward = compare(PREDICTED, MEASURED).kinds
     assert (forward.kind, forward.count) == (Kind.F, 3)
     assert (forward.predicted_s, forward.measured_s, forward.bias) == (4.0, 5.0, pytest.approx(-0.2))

@@ -46,7 +46,7 @@ def saved(found):
     return {**kept, "model": {name: tensor.clone() for name, tensor in kept["model"].items()}}
 
 
-def test_entries_by_name():
+def test_state_has_entries_by_the_names_of_parameters():
     found = trained(state_of()).read({"steps": 3})
     assert set(found) == {"model", "optimizer", "stepped", "progress"}
     assert set(found["model"]) == {

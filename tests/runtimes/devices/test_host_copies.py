@@ -6,7 +6,7 @@ from panpipe.runtimes.devices import host_copies as module
 from panpipe.runtimes.devices.host_copies import host_copies
 
 
-def test_cpu_has_none():
+def test_cpu_has_no_host_copies():
     assert host_copies(torch.device("cpu")) == []
 
 

@@ -2,7 +2,7 @@
 
 from attrs import evolve
 from panpipe.core.actions import parse_action
-from panpipe.core.costs.message_times import MessageTimes
+from panpipe.core.costs.message_overhead import MessageTimes
 from panpipe.core.trace.trace import COLLECTIVE_QUEUE, COMPUTE_QUEUE, HOST_COPY_QUEUE, HOST_MEMORY
 from panpipe.runtimes.engine.step_data import StepRecord
 from panpipe.runtimes.engine.tracing import measured_trace, message_times

@@ -8,7 +8,7 @@ from attrs import evolve
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.costs.message_times import FREE
+from panpipe.core.costs.message_overhead import FREE
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.core.search.suggestions.regular_cuts import regular_cut
 from panpipe.runtimes.launch.team import ThreadTeam

@@ -5,7 +5,7 @@ import torch
 from attrs import evolve
 from panpipe.core.actions import parse_action
 from panpipe.core.costs.costs import StageCosts, StageEdge
-from panpipe.core.costs.message_times import MessageTimes
+from panpipe.core.costs.message_overhead import MessageTimes
 from panpipe.core.trace.trace import COMPUTE_QUEUE, Trace, TraceEvent
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch

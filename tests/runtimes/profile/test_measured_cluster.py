@@ -53,6 +53,6 @@ def test_one_host_has_one_kind_of_link():
         ("abba", 2, [], [(0, 1)]),
     ],
 )
-def test_measured_pairs(hosts, size, inside, between):
+def test_measured_pairs_are_disjoint_in_a_host_and_one_between_hosts(hosts, size, inside, between):
     assert inside_hosts(hosts, size) == inside
     assert between_hosts(hosts, size) == between

@@ -5,7 +5,7 @@ import threading
 import pytest
 import torch
 from panpipe.backends.contract import Backend
-from panpipe.core.costs.message_times import FREE
+from panpipe.core.costs.message_overhead import FREE
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.profile import message_profile
 from panpipe.runtimes.profile.message_profile import measured_message_line

@@ -81,7 +81,7 @@ def test_evaluation_runs_compiled_groups(name):
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:microbatches of a new shape")
 @pytest.mark.parametrize("name", [GPT, CONV])
-def test_evaluation_with_inductor(name):
+def test_evaluation_with_inductor_equals_one_without_compilation(name):
     evaluate_compiled(name, "inductor", {"rtol": 0, "atol": 1e-9})
 
 

@@ -5,7 +5,7 @@ from attrs import evolve
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import stage_costs
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.costs.message_times import FREE
+from panpipe.core.costs.message_overhead import FREE
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import longest_path
 from panpipe.core.search.choose import plan, plan_for_devices

@@ -74,7 +74,7 @@ def test_report_of_all_replicas(monkeypatch):
     assert found.tokens_per_s == pytest.approx(10)
 
 
-def test_report_of_devices(monkeypatch):
+def test_report_has_the_numbers_of_each_device(monkeypatch):
     (found,) = report_of(monkeypatch).reports
     assert [(d.rank, d.replica, d.device, d.stages) for d in found.devices] == [
         (10, 0, 0, (0,)), (11, 0, 1, (1,)), (12, 1, 0, (0,)), (13, 1, 1, (1,))
@@ -88,7 +88,7 @@ def test_report_of_devices(monkeypatch):
     ("due", "skipped", "wanted"),
     [(True, False, (True, False, 7)), (True, True, (False, True, 7)), (False, False, (False, False, None))],
 )
-def test_updates(monkeypatch, due, skipped, wanted):
+def test_report_names_updates_that_were_skipped(monkeypatch, due, skipped, wanted):
     (found,) = report_of(monkeypatch, due=due, skipped=skipped).reports
     assert (found.updated, found.skipped, found.grad_norm) == wanted
 

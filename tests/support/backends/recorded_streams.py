@@ -48,7 +48,7 @@ class RecordedStreams(Streams):
     """Streams of the CPU that record.
 
     Args:
-        deaf: names of streams whose waits are ignored, to see that this is found.
+        ignored: name of the stream whose waits are ignored, to see that this is found.
 
     Attributes:
         problems: what is not ordered.
@@ -56,12 +56,12 @@ class RecordedStreams(Streams):
         host_waits: methods by which the host waited for the device, in order.
     """
 
-    def __init__(self, deaf: str = "") -> None:
+    def __init__(self, ignored: str = "") -> None:
         super().__init__()
         self.problems: list[str] = []
         self.operators: dict[Any, int] = {}
         self.host_waits: list[str] = []
-        self._deaf = deaf
+        self._ignored = ignored
         self._lock = threading.RLock()
         self._streams: list[Stream] = []
         self._memory: dict[int, _Memory] = {}
@@ -107,7 +107,7 @@ class RecordedStreams(Streams):
             return dict(stream.clock), sum(stream.clock.values())
 
     def wait(self, stream: Stream, event: tuple[Clock, int]) -> None:
-        if stream.name is not None and stream.name[0] == self._deaf:
+        if stream.name is not None and stream.name[0] == self._ignored:
             return
         with self._lock:
             for number, count in event[0].items():

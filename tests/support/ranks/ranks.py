@@ -57,7 +57,7 @@ from tests.support.programs.optimizing import on_mesh
 from tests.support.programs.shapes import Pair, tokens
 from tests.support.programs.unused_branches import over_ranks
 from tests.support.programs.unused_parts import parts_over_ranks
-from tests.support.ranks import deaf, demo, hangs, sharding, tensor_parallel
+from tests.support.ranks import demo, endless_waits, hangs, sharding, tensor_parallel
 from tests.support.ranks.forks import serve
 from tests.support.ranks.operator_ranks import POISONED, ROOT, monitored_steps, skipped_together
 from tests.support.ranks.replanning import CHANGES, moved_and_not
@@ -1036,7 +1036,7 @@ def main() -> None:
     torch.set_num_threads(1)
     jobs, folder, *backend = sys.argv[1:]
     mesh = os.environ.get("MESH")
-    named = {"deaf": deaf.KIND}
+    named = {"endless-waits": endless_waits.KIND}
     team = make_team(parse_mesh(mesh) if mesh else None, *(named.get(name, name) for name in backend))
     found = {job: globals()[job](team) for job in jobs.split(",")}
     Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(found), encoding="utf-8")

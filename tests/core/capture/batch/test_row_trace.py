@@ -56,7 +56,7 @@ def test_message_of_an_error_without_text_is_its_class():
     assert tracer(fails).trace(DIMS).reason.endswith("in fails: KeyError")
 
 
-def test_findings_by_kind():
+def test_positional_operator_is_a_finding_of_its_kind():
     found = tracer(lambda model, batch: model(batch["x"]).flip(0).mean()).trace({X: 0})
     assert found.carries
     assert not found.independent

@@ -39,7 +39,7 @@ def targets(step):
     return [str(node.target) for node in step.graph.nodes if node.op == "call_function"]
 
 
-def test_placeholders_by_meaning():
+def test_placeholders_are_sorted_into_batch_parameters_and_buffers():
     table = torch.arange(3.0)
     found = captured(
         lambda model, x, unused, y: (model(x) * table - y).mean(), torch.ones(2, 3), 7, torch.ones(2, 3),

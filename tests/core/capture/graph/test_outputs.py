@@ -42,7 +42,7 @@ def of_rows(function, rows=None):
     return row_outputs(program, PRINTED, rows or ResultRows(ROWS)), program.graph
 
 
-def test_loss_alone():
+def test_step_that_returns_a_loss_alone_has_no_weight_and_metrics():
     found = of_step(lambda x, y: x.mean())
     assert (found.loss, found.weight, found.metrics, found.texts) == ("mean", None, {}, ("sum_1",))
     assert found.nodes == ["mean", "sum_1"]
@@ -50,7 +50,7 @@ def test_loss_alone():
     assert found.printed is PRINTED
 
 
-def test_weight_and_metrics():
+def test_weight_and_metrics_are_found_after_the_loss():
     found = of_step(lambda x, y: (x.mean(), x.sum(), {"n": 3, "top": x.amax()}))
     assert (found.loss, found.weight) == ("mean", "sum_1")
     assert dict(found.metrics) == {"n": 3, "top": "amax"}
@@ -156,6 +156,6 @@ def test_weight_of_the_batch_alone_stays():
     assert found is outputs
 
 
-def test_parts_in_words():
+def test_parts_of_a_result_are_named_in_words():
     assert parts_in_words(StepOutputs("l", None, {}, (), PRINTED)) == "a loss"
     assert parts_in_words(StepOutputs("l", 1.0, {"a": "x", "b": 2}, (), PRINTED)) == "a loss, a weight, 'a', 'b'"

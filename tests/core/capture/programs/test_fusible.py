@@ -32,7 +32,7 @@ def of(target, *more, dtype=torch.float32):
     ],
     ids=str,
 )
-def test_fusible_operators(made, expected):
+def test_operators_are_fusible_by_their_kind(made, expected):
     assert fusible(made) == expected
 
 

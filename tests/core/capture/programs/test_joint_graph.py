@@ -79,7 +79,7 @@ def graph_of(*calls):
     return graph, nodes
 
 
-def test_dependencies_of_nodes():
+def test_ancestors_of_nodes_are_found_and_ordered():
     graph, n = graph_of(("c", abs, "a"), ("d", abs, "c"), ("e", operator.add, "b", "d"), ("f", abs, "b"))
     assert ancestors([n["d"]]) == {n["c"], n["d"]}
     assert ancestors([n["e"], n["f"]]) == {n["c"], n["d"], n["e"], n["f"]}

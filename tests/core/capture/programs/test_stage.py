@@ -49,7 +49,7 @@ def three(found):
     return stages(found, 1, 2)
 
 
-def test_messages_between_stages(found):
+def test_messages_between_stages_have_shape_dtype_and_differentiability(found):
     pairs = boundaries(found, cut(found, 1, 2))
     assert {pair: [(b.shape, b.dtype, b.differentiable) for b in each] for pair, each in pairs.items()} == {
         (0, 1): [((2, 4), F32, True)],
@@ -76,7 +76,7 @@ def test_inputs_of_each_stage(three):
     assert not any(inputs.random for inputs in (first, second, third))
 
 
-def test_outputs_and_results(three):
+def test_outputs_are_what_later_stages_read_and_results_what_the_step_returns(three):
     first, second, third = three
     assert first.outputs == second.inputs.boundary
     assert set(third.inputs.boundary) == {*first.outputs, *second.outputs}

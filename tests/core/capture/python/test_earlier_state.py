@@ -43,7 +43,7 @@ def test_later_state_is_back_after_an_error():
     assert (model.calls, model.shapes) == (5, [1, 2])
 
 
-def test_submodules_have_theirs():
+def test_earlier_state_of_submodules_is_restored():
     model = nn.Sequential(Noting())
     earlier = EarlierState(model)
     changed(model[0])

@@ -41,7 +41,7 @@ def test_shared_memory_in_pairs():
     assert shared_memory([a, a], []) == []
 
 
-def test_results_and_gradients():
+def test_region_computes_results_and_gradients_of_its_function():
     one = region(lambda v: [v[0] * v[1]], given=(X, X))
     found, ticket = one.forward([X, X + 1], None, 0)
     assert found.tolist() == [2, 6]

@@ -9,7 +9,7 @@ from panpipe.core.report.chart.layout import Axis
 
 
 @pytest.mark.parametrize(("value", "text"), [(1.0, "1"), (100.0, "100"), (1.256, "1.26"), (0.5, "0.5"), (0.0, "0")])
-def test_pixels_are_short(value, text):
+def test_pixels_are_written_without_needless_digits(value, text):
     assert px(value) == text
 
 

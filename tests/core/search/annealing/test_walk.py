@@ -11,7 +11,7 @@ from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, stage_costs, stage_edges
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.costs.message_times import FREE, MessageLine, with_message_times
+from panpipe.core.costs.message_overhead import FREE, MessageLine, with_message_times
 from panpipe.core.costs.partition import stages_of
 from panpipe.core.errors import RequestError
 from panpipe.core.evaluate.coding import decode_orders, encode

@@ -3,7 +3,7 @@
 from panpipe.core.cluster.cluster import Cluster, Device
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.costs.message_times import MessageLine
+from panpipe.core.costs.message_overhead import MessageLine
 from panpipe.core.search.problem.arrays import OPTIMIZER, PARAMETERS, SAVED, STATE, graph_arrays, machine_arrays
 
 NODES = (

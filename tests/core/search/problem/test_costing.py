@@ -5,7 +5,7 @@ import pytest
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.costs.message_times import FREE, MessageLine
+from panpipe.core.costs.message_overhead import FREE, MessageLine
 from panpipe.core.evaluate.coding import BOTH, FORWARD
 from panpipe.core.evaluate.compiled import START, make_stage_arrays
 from panpipe.core.search.problem.arrays import graph_arrays, machine_arrays

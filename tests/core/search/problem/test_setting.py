@@ -6,7 +6,7 @@ from attrs import evolve
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.costs.message_times import MessageLine
+from panpipe.core.costs.message_overhead import MessageLine
 from panpipe.core.evaluate.compiled import make_stage_arrays
 from panpipe.core.search.problem.candidate import Candidate
 from panpipe.core.search.problem.setting import FixedStages, one_setting

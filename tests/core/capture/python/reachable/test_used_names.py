@@ -66,7 +66,7 @@ def test_names_and_prefixes_of_code():
     assert "scale" not in used_names(reads_strings.__code__, False)
 
 
-def test_names_together():
+def test_union_of_used_names_has_the_names_of_both():
     one = UsedNames(frozenset({"a"}), frozenset({"w_"}), False)
     other = UsedNames(frozenset({"b"}), frozenset(), True)
     assert one | other == UsedNames(frozenset({"a", "b"}), frozenset({"w_"}), True)

@@ -21,7 +21,7 @@ from ..core.schedules.registry import families, resident_families
 from ..core.schedules.scored import Scored, costs_of, exceeds
 from ..core.schedules.tradeoff import candidate_schedules, frontier, peak_of, search_limits
 from .exports import File, schedule_file
-from .lines import Report, progress
+from .job_lines import Report, progress
 from .question import UniformQuestion, key_of, plain_question
 
 MOST_CACHED = 256

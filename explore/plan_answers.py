@@ -13,6 +13,7 @@ from attrs import asdict, evolve, frozen
 from ..answers.output import bytes_text, seconds_text
 from ..answers.plan.answer import PlanAnswer
 from ..answers.plan.infeasible import InfeasibleAnswer
+from ..answers.plan.options import PlanOptions
 from ..answers.plan.planning import plan_answer, plan_request
 from ..answers.plan.request import PlanRequest
 from ..core.errors import InfeasibleError, RequestError
@@ -22,9 +23,9 @@ from ..core.report.facts import ReportFacts
 from ..core.schedules.problem import ScheduleFamily
 from ..core.search.suggestions.infeasible import NothingFits
 from .exports import File, plan_file
-from .lines import Report, progress
+from .job_lines import Report, progress
+from .module_search import with_names
 from .question import PlanQuestion, key_of, plain_question
-from .report_data import with_names
 
 EVALUATIONS_PER_FAMILY = 2_000
 """Evaluations of the search for the plan of one schedule family on the frontier."""
@@ -108,10 +109,9 @@ def search(question: PlanQuestion, report: Report, what: str = "searching plans"
 
 
 def _request(question: PlanQuestion) -> tuple[PlanRequest, Sequence[ScheduleFamily]]:
-    options = asdict(question)
-    del options["rank"]
+    options = asdict(question, filter=lambda field, _: field.name != "rank")
     graph = None if question.graph is None else Path(question.graph)
-    request, known = plan_request(options.pop("cluster"), options.pop("microbatches"), **{**options, "graph": graph})
+    request, known = plan_request(PlanOptions(**{**options, "graph": graph}))
     names = ("graph", "model", "batch", "sequence", "dtype", "optimizer", "cluster")
     key = *_file_times(question), *(getattr(question, name) for name in names)
     return evolve(request, costs_of=_costs.setdefault(key, cache(request.costs_of))), known

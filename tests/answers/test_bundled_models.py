@@ -5,7 +5,7 @@ import sys
 
 import pytest
 import torch
-from panpipe.answers.bundled import BUNDLED, check_model_name, make
+from panpipe.answers.bundled_models import BUNDLED, check_model_name, make
 from panpipe.core.errors import RequestError
 
 PARAMETERS = {

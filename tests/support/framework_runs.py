@@ -1,6 +1,6 @@
-"""Frameworks' training over replicas of a pipeline: ``torchrun … doors.py FOLDER``; rank 0 writes FOLDER/found.json.
+"""Frameworks' training over replicas of a pipeline: ``torchrun … framework_runs.py FOLDER``.
 
-Weights are in FOLDER/NAME, as each framework saves them.
+Rank 0 writes FOLDER/found.json. Weights are in FOLDER/NAME, as each framework saves them.
 """
 
 import json
@@ -145,7 +145,7 @@ def lightnings(folder):
     return [losses.seen, metrics]
 
 
-DOORS = {
+FRAMEWORKS = {
     "transformers": transformers,
     "resumed": resumed,
     "peft": peft,
@@ -158,7 +158,7 @@ def main() -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     folder, names = Path(sys.argv[1]), sys.argv[2].split(",")
-    found = {name: DOORS[name](folder) for name in names}
+    found = {name: FRAMEWORKS[name](folder) for name in names}
     if os.environ.get("RANK", "0") == "0":
         (folder / "found.json").write_text(json.dumps(found), encoding="utf-8")
 

@@ -155,9 +155,9 @@ def make(name: str, batch: int, sequence: int | None = None, tensor: int = 1) ->
     import torch
 
     if tensor > 1:
-        from .tensor_ranks import refuse_tensor_ranks
+        from .tensor_ranks import check_tensor_ranks
 
-        refuse_tensor_ranks(name, bundled.classes[1], shared_sizes(name), tensor)
+        check_tensor_ranks(name, bundled.classes[1], shared_sizes(name), tensor)
     length = sequence or bundled.sequence or 0
     config = getattr(transformers, bundled.classes[0])(**bundled.config)
     for limit in ("max_position_embeddings", "n_positions"):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.training.variants import KEPT, Variants
+from panpipe.runtimes.training.value_variants import KEPT, Variants
 from torch import nn
 
 

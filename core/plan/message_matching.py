@@ -1,6 +1,7 @@
-"""Messages: matches each send of the lowered lists with its receive, and finds both positions in the compute queues.
+"""Matches each send of the lowered lists with its receive, and finds both positions in the compute queues.
 
-Each send has the last compute item issued before it, each receive the next compute item after it::
+The order of sends and receives is decided in `lowering`. Here each send has the last compute item issued before it, and
+each receive the next compute item after it::
 
     issued         1RECV_F0<0   1F0   1SEND_F0>2   1RECV_B0<2   1B0
     compute item                 0                                1

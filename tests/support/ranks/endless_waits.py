@@ -9,36 +9,36 @@ from panpipe.core.errors import WorkerError
 
 
 @contextmanager
-def for_ever():
+def waiting_forever_on_failure():
     try:
         yield
     except WorkerError:
         threading.Event().wait()
 
 
-class _Deaf:
+class EndlessHandle:
     def __init__(self, handle):
         self._handle = handle
 
     def wait(self):
-        with for_ever():
+        with waiting_forever_on_failure():
             self._handle.wait()
 
 
-class DeafBackend(GlooBackend):
-    name = "deaf"
+class EndlessBackend(GlooBackend):
+    name = "endless-waits"
 
     def send(self, tensors, peer):
-        with for_ever():
-            return _Deaf(super().send(tensors, peer))
+        with waiting_forever_on_failure():
+            return EndlessHandle(super().send(tensors, peer))
 
     def receive(self, buffers, peer):
-        with for_ever():
-            return _Deaf(super().receive(buffers, peer))
+        with waiting_forever_on_failure():
+            return EndlessHandle(super().receive(buffers, peer))
 
     def all_reduce(self, tensor):
-        with for_ever():
-            return _Deaf(super().all_reduce(tensor))
+        with waiting_forever_on_failure():
+            return EndlessHandle(super().all_reduce(tensor))
 
 
-KIND = BackendKind("deaf", "waits forever for dead ranks", ranks=DeafBackend, detects_dead_peers=False)
+KIND = BackendKind("endless-waits", "waits forever for dead ranks", ranks=EndlessBackend, detects_dead_peers=False)

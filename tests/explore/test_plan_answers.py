@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from panpipe.cli import main
 from panpipe.core.errors import InfeasibleError, RequestError
-from panpipe.explore import planned
+from panpipe.explore import plan_answers
 from panpipe.explore.question import PlanQuestion, parse_question
 
 from ..support.browser import in_a_browser
@@ -42,23 +42,23 @@ def reported(job, question):
 def test_file_that_has_changed_is_planned_for_again(tmp_path, monkeypatch, name):
     searched = []
     request = SimpleNamespace(search=lambda progress: searched.append(1) or SimpleNamespace(plans=()))
-    monkeypatch.setattr(planned, "_request", lambda question: (request, ()))
-    monkeypatch.setattr(planned, "_found", {})
+    monkeypatch.setattr(plan_answers, "_request", lambda question: (request, ()))
+    monkeypatch.setattr(plan_answers, "_found", {})
     file = tmp_path / "file.json"
     file.write_text("{}", encoding="utf-8")
     question = PlanQuestion(**{name: str(file)})
     for _ in range(2):
-        planned.search(question, lambda **line: None)
+        plan_answers.search(question, lambda **line: None)
     assert len(searched) == 1
     os.utime(file, ns=(1, 1))
-    planned.search(question, lambda **line: None)
+    plan_answers.search(question, lambda **line: None)
     assert len(searched) == 2
 
 
 @pytest.mark.slow
 def test_plan_is_that_of_its_command_line(graph, capsys):
     question = PlanQuestion(graph=str(graph), cluster="4xA100-40GB", microbatches=8, budget=1500)
-    *before, last = reported(planned.report_answer, question)
+    *before, last = reported(plan_answers.report_answer, question)
     assert any("best step" in line["progress"]["text"] for line in before)
     words = last["answer"]["command"].split()
     assert main([*words[1:], "--json"]) == 0
@@ -72,10 +72,10 @@ def test_plan_is_that_of_its_command_line(graph, capsys):
 @pytest.mark.slow
 def test_points_are_plans_that_can_be_asked_for(graph):
     question = PlanQuestion(graph=str(graph), cluster="4xA100-40GB", microbatches=8, budget=1500)
-    points = [line["point"] for line in reported(planned.report_points, question) if "point" in line]
+    points = [line["point"] for line in reported(plan_answers.report_points, question) if "point" in line]
     assert {"auto", "1f1b", "zb-h1"} <= {point["family"] for point in points}
     for point in (points[0], points[-1]):
-        answer = reported(planned.report_answer, parse_question(point["question"]))[-1]["answer"]
+        answer = reported(plan_answers.report_answer, parse_question(point["question"]))[-1]["answer"]
         assert answer["figures"]["schedule"] == point["name"]
         assert answer["figures"]["predicted_step_s"] == point["time"]
 
@@ -84,10 +84,10 @@ def test_points_are_plans_that_can_be_asked_for(graph):
 def test_plan_that_does_not_fit_says_what_would(graph):
     question = PlanQuestion(graph=str(graph), cluster="2xA100-40GB", microbatches=4, budget=500, memory_limit=5e9)
     with pytest.raises(InfeasibleError, match="smallest change that fits"):
-        planned.report_answer(question, lambda **line: None)
+        plan_answers.report_answer(question, lambda **line: None)
     fits = PlanQuestion(graph=str(graph), cluster="2xA100-40GB", microbatches=4, budget=500, rank=99)
     with pytest.raises(RequestError, match="and no plan 99"):
-        planned.report_answer(fits, lambda **line: None)
+        plan_answers.report_answer(fits, lambda **line: None)
 
 
 @pytest.mark.slow

@@ -7,9 +7,9 @@ from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.report.schedule import schedule_data
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.schedules.scored import costs_of
-from panpipe.explore import uniform
+from panpipe.explore import uniform_answers
 from panpipe.explore.question import UniformQuestion
-from panpipe.explore.uniform import (
+from panpipe.explore.uniform_answers import (
     answer,
     file_of,
     idle_of,
@@ -24,7 +24,7 @@ SMALL = UniformQuestion(devices=2, microbatches=4)
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
-    monkeypatch.setattr(uniform, "_scored", {})
+    monkeypatch.setattr(uniform_answers, "_scored", {})
 
 
 def reports(function, question):
@@ -56,7 +56,7 @@ def test_equal_questions_are_answered_once():
 
 
 def test_oldest_answers_are_forgotten(monkeypatch):
-    monkeypatch.setattr(uniform, "MOST_CACHED", 2)
+    monkeypatch.setattr(uniform_answers, "MOST_CACHED", 2)
     questions = [UniformQuestion(devices=2, microbatches=count) for count in (1, 2, 3)]
     first, second, third = map(scored_of, questions)
     assert scored_of(questions[2]) is third
@@ -77,7 +77,7 @@ def test_request_that_no_memory_is_enough_for_has_its_first_reason(monkeypatch):
         limits.append(limit)
         raise InfeasibleError(f"nothing fits in {limit}")
 
-    monkeypatch.setattr(uniform, "build_schedule", refused)
+    monkeypatch.setattr(uniform_answers, "build_schedule", refused)
     with pytest.raises(InfeasibleError, match=r"nothing fits in 2\.0"):
         scored_of(UniformQuestion(memory_limit=2.0))
     assert limits == [2.0, None]
@@ -122,8 +122,8 @@ def test_points_are_the_schedules_that_no_other_excels_and_what_auto_finds(monke
         return found_by_auto
 
     known = [find_family(name) for name in ("gpipe", "looped", "1f1b")]
-    monkeypatch.setattr(uniform, "resident_families", lambda: known)
-    monkeypatch.setattr(uniform, "scored_of", search)
+    monkeypatch.setattr(uniform_answers, "resident_families", lambda: known)
+    monkeypatch.setattr(uniform_answers, "scored_of", search)
     found = reports(report_points, UniformQuestion(devices=2, microbatches=4, chunks=1, memory_limit=3.0))
     assert [data["progress"] for data in found if "progress" in data] == [
         {"text": "gpipe", "done": 0, "of": 3},
@@ -141,21 +141,21 @@ def test_points_are_the_schedules_that_no_other_excels_and_what_auto_finds(monke
     assert points[1]["question"] == {
         "kind": "uniform", "devices": 2, "microbatches": 4, "chunks": 1, "memory_limit": 3.0,
     }  # fmt: skip
-    assert searched == [("auto", limit, {"evaluations": uniform.ORDERS_TO_TRY}) for limit in (2.0, 3.0)]
+    assert searched == [("auto", limit, {"evaluations": uniform_answers.ORDERS_TO_TRY}) for limit in (2.0, 3.0)]
 
 
 def test_schedule_that_auto_finds_among_the_named_ones_is_one_point(monkeypatch):
     plain = scored_of(SMALL)
-    monkeypatch.setattr(uniform, "resident_families", lambda: [find_family("1f1b")])
-    monkeypatch.setattr(uniform, "scored_of", lambda asked: plain)
+    monkeypatch.setattr(uniform_answers, "resident_families", lambda: [find_family("1f1b")])
+    monkeypatch.setattr(uniform_answers, "scored_of", lambda asked: plain)
     points = [data["point"]["family"] for data in reports(report_points, SMALL) if "point" in data]
     assert points == ["1f1b"]
 
 
 def test_limit_within_which_auto_finds_nothing_has_no_point(monkeypatch):
     auto, _ = scored_of(UniformQuestion(schedule="zb-h1", devices=2, microbatches=4))
-    monkeypatch.setattr(uniform, "resident_families", lambda: [find_family("1f1b")])
-    monkeypatch.setattr(uniform, "scored_of", lambda asked: (auto, "nothing fits"))
+    monkeypatch.setattr(uniform_answers, "resident_families", lambda: [find_family("1f1b")])
+    monkeypatch.setattr(uniform_answers, "scored_of", lambda asked: (auto, "nothing fits"))
     points = [data["point"]["family"] for data in reports(report_points, SMALL) if "point" in data]
     assert points == ["1f1b"]
 

@@ -1,7 +1,7 @@
 """Parameters of a search for schedules."""
 
 import pytest
-from panpipe.answers.searching import check_search
+from panpipe.answers.schedule_search import check_search
 from panpipe.core.errors import InfeasibleError, RequestError
 
 

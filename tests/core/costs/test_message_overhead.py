@@ -2,7 +2,7 @@
 
 import pytest
 from panpipe.core.costs.costs import StageCosts, StageEdge
-from panpipe.core.costs.message_times import MessageLine, MessageTimes, typical, with_message_times
+from panpipe.core.costs.message_overhead import MessageLine, MessageTimes, typical, with_message_times
 
 TIMES = MessageTimes(send={100: 1.0, 300: 3.0}, receive={100: 0.25})
 PROGRAMS = [StageCosts(10.0, 20.0, 30.0, backward_s=45.0)] * 3

@@ -6,7 +6,7 @@ import pytest
 import torch
 from panpipe.backends.memcpy import connect
 from panpipe.runtimes.devices.compute import HostQueue
-from panpipe.runtimes.optimizer.replica_exchange import broadcast_from_first, gathered, sum_over_replicas, sum_rows
+from panpipe.runtimes.optimizer.replica_values import broadcast_from_first, gathered, sum_over_replicas, sum_rows
 
 
 def on_each(replicas, work):

@@ -1,0 +1,36 @@
+"""The options of ``panpipe plan`` that describe a request: the same for the command line and the explorer."""
+
+from pathlib import Path
+
+from attrs import frozen
+
+from ...core.plan.sharding import NONE
+
+
+@frozen(kw_only=True)
+class PlanOptions:
+    """The options of ``panpipe plan``, whose help texts describe them (``cli/plan``). None is an option not given.
+
+    ``tp`` is not one of them: each number of tensor ranks that it allows has a request of its own.
+    """
+
+    cluster: str
+    microbatches: int | None = None
+    graph: Path | None = None
+    model: str | None = None
+    batch: int | None = None
+    sequence: int | None = None
+    dtype: str | None = None
+    optimizer: str | None = None
+    memory_limit: float | None = None
+    mesh: str | None = None
+    recompute: str | None = None
+    offload: str | None = None
+    host_memory: float | None = None
+    shard: str = NONE
+    schedule: str = "auto"
+    budget: int | None = None
+    seed: int = 0
+    layers: bool = False
+    samples: int | None = None
+    tokens: int | None = None
