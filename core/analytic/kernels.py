@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
+from ..capture.graph.schemas import written_tensors
 from .attention import BACKWARD, FORWARD, attention_flops
 from .kinds import kind_of, operator_name
 from .shapes import Product, Scores, Shape
@@ -70,7 +71,7 @@ def kernel_of(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
         None for a call without a kernel: a view, a memory allocation, a number.
     """
     name = operator_name(target)
-    written = _written(target, args, kwargs)
+    written = written_tensors(target, args, kwargs)
     given = _tensors((args, kwargs))
     known = {tensor.untyped_storage()._cdata for tensor in given}
     made = [t for t in _tensors(result) if t.untyped_storage()._cdata not in known]
@@ -102,16 +103,6 @@ def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
         key = (tensor.untyped_storage()._cdata, tensor.storage_offset(), tuple(tensor.shape), tensor.stride())
         found.setdefault(key, tensor)
     return list(found.values())
-
-
-def _written(target: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
-    """Arguments that an operator writes in place."""
-    schema = getattr(target, "_schema", None)
-    found: list[Tensor] = []
-    for position, argument in enumerate(schema.arguments if schema is not None else ()):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += _tensors(args[position] if position < len(args) else kwargs.get(argument.name))
-    return found
 
 
 def _read_bytes(name: str, args: Sequence[Any], given: list[Tensor], made: list[Tensor]) -> int:

@@ -106,6 +106,7 @@ class ModelWork:
                     backward_weight_s=weights + kernels_s(operator.backward_weight, device),
                     optimizer_s=sum(n * chosen.moved_bytes(size) for n, size in operator.trained) / bandwidth,
                     state_bytes=_state_bytes(operator.trained, operator.frozen_bytes, chosen),
+                    trained_bytes=_trained_bytes(operator.trained, operator.frozen_bytes),
                     saved_bytes=operator.saved_bytes,
                     shared_bytes=operator.shared_bytes,
                     workspace_bytes=operator.workspace_bytes,
@@ -303,12 +304,17 @@ def with_state(graph: OpGraph, operators: Operators, optimizer: Optimizer) -> Op
         own = [name for name in node.parameters if name not in seen]
         seen.update(own)
         trained, frozen_bytes = _state(operators, own)
-        nodes.append(evolve(node, state_bytes=_state_bytes(trained, frozen_bytes, optimizer)))
+        state_bytes = _state_bytes(trained, frozen_bytes, optimizer)
+        nodes.append(evolve(node, state_bytes=state_bytes, trained_bytes=_trained_bytes(trained, frozen_bytes)))
     return evolve(graph, nodes=tuple(nodes))
 
 
 def _state_bytes(trained: Iterable[tuple[int, int]], frozen_bytes: int, optimizer: Optimizer) -> int:
     return sum(count * optimizer.state_bytes(size) for count, size in trained) + frozen_bytes
+
+
+def _trained_bytes(trained: Iterable[tuple[int, int]], frozen_bytes: int) -> int | None:
+    return sum(count * size for count, size in trained) if frozen_bytes else None
 
 
 def _parameter_values(operators: Operators) -> Mapping[str, Tensor]:

@@ -27,7 +27,7 @@ def kernel_s(kernel: Kernel, device: DeviceType, *, tf32: bool = False) -> float
 
 
 def peak_s(kernel: Kernel, device: DeviceType, *, tf32: bool = False) -> float:
-    """Seconds of a kernel's arithmetic if large kernels of its kind reached the peak rate: its shape costs the rest."""
+    """Seconds of a kernel's arithmetic at the part of the peak rate that its shape can reach, see `shapes`."""
     if not kernel.flops:
         return 0.0
     share = 1.0

@@ -131,25 +131,21 @@ def stage_edges(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageE
 def stage_costs(graph: OpGraph, stages: Sequence[Sequence[str]]) -> tuple[StageCosts, ...]:
     """Costs of stages as the sum of their nodes; the workspace is the largest of any node.
 
-    A parameter's gradient is as large as the parameter; the rest of ``state_bytes`` is optimizer state. The inputs that
-    a stage keeps for recompute are the tensors on its edges from earlier stages, each once.
+    The inputs that a stage keeps for recompute are the tensors on its edges from earlier stages, each once.
     """
     inputs = _input_bytes(graph, stages)
     result = []
     for index, names in enumerate(stages):
         nodes = [graph.nodes[graph.index[name]] for name in names]
-        parameters = sum(node.parameter_bytes for node in nodes)
-        state = sum(node.state_bytes for node in nodes)
-        gradients = min(parameters, max(state - parameters, 0))
         result.append(
             StageCosts(
                 forward_s=sum(node.forward_s for node in nodes),
                 backward_input_s=sum(node.backward_input_s for node in nodes),
                 backward_weight_s=sum(node.backward_weight_s for node in nodes),
                 optimizer_s=sum(node.optimizer_s for node in nodes),
-                parameter_bytes=min(parameters, state),
-                gradient_bytes=gradients,
-                optimizer_bytes=max(state - parameters - gradients, 0),
+                parameter_bytes=sum(node.held_parameter_bytes for node in nodes),
+                gradient_bytes=sum(node.gradient_bytes for node in nodes),
+                optimizer_bytes=sum(node.optimizer_bytes for node in nodes),
                 saved_bytes=sum(node.saved_bytes for node in nodes),
                 shared_bytes=sum(node.shared_bytes for node in nodes),
                 input_bytes=inputs[index],

@@ -31,7 +31,7 @@ class OpNode:
         forward_s, backward_input_s, backward_weight_s: time of F, I and W.
         optimizer_s: time of the optimizer step over this operator's parameters, once a step.
         parameter_bytes: of its parameters alone.
-        state_bytes: of parameters, gradients and optimizer state together.
+        state_bytes: of parameters, gradients and optimizer state together, at the parameters' first reader.
         saved_bytes: held from forward to backward, for each microbatch in flight.
         shared_bytes: held for all microbatches together: values that it computes from parameters alone.
         workspace_bytes: needed only while it runs.
@@ -39,6 +39,7 @@ class OpNode:
         reductions: its all-reduces over tensor ranks, whose time is part of its times; None if it has none.
         largest_gradient_bytes: of its parameters' gradients the largest, for a node of several operators; 0 for all of
             them together.
+        trained_bytes: of those of its parameters that get a gradient; None for all of them.
     """
 
     name: str
@@ -54,11 +55,23 @@ class OpNode:
     reductions: TensorReductions | None = None
     shared_bytes: int = 0
     largest_gradient_bytes: int = 0
+    trained_bytes: int | None = None
+
+    @property
+    def held_parameter_bytes(self) -> int:
+        """The part of ``state_bytes`` that is parameters: none for a parameter that an earlier operator reads."""
+        return min(self.parameter_bytes, self.state_bytes)
 
     @property
     def gradient_bytes(self) -> int:
-        """Bytes of the gradients of its parameters."""
-        return min(self.parameter_bytes, max(self.state_bytes - self.parameter_bytes, 0))
+        """The part of ``state_bytes`` that is gradients, which are as large as their parameters."""
+        trained = self.parameter_bytes if self.trained_bytes is None else self.trained_bytes
+        return min(trained, self.state_bytes - self.held_parameter_bytes)
+
+    @property
+    def optimizer_bytes(self) -> int:
+        """The part of ``state_bytes`` that is optimizer state."""
+        return self.state_bytes - self.held_parameter_bytes - self.gradient_bytes
 
     @property
     def undivided_bytes(self) -> int:
@@ -75,7 +88,9 @@ class OpNode:
 _later = override(omit_if_default=True)
 converter.register_unstructure_hook(
     OpNode,
-    make_dict_unstructure_fn(OpNode, converter, reductions=_later, shared_bytes=_later, largest_gradient_bytes=_later),
+    make_dict_unstructure_fn(
+        OpNode, converter, reductions=_later, shared_bytes=_later, largest_gradient_bytes=_later, trained_bytes=_later
+    ),
 )
 
 
@@ -148,7 +163,7 @@ class OpGraph:
         return hashlib.sha256(json.dumps(identity, separators=(",", ":")).encode()).hexdigest()
 
 
-MOST_S = 365 * 24 * 3600.0
+LONGEST_S = 365 * 24 * 3600.0
 """The longest time of an operator: a year. A larger one is a wrong unit, and sums of such times lose all digits."""
 
 
@@ -157,7 +172,7 @@ def _check_costs(node: OpNode) -> None:
         value = getattr(node, name)
         if not 0 <= value < float("inf"):
             raise RequestError(f"{name} of '{node.name}' is {value}: a time must be finite, at least 0")
-        if value > MOST_S:
+        if value > LONGEST_S:
             raise RequestError(f"{name} of '{node.name}' is {value:g} s, more than a year: give seconds")
     for name in (
         "parameter_bytes",
@@ -166,9 +181,16 @@ def _check_costs(node: OpNode) -> None:
         "workspace_bytes",
         "shared_bytes",
         "largest_gradient_bytes",
+        "trained_bytes",
     ):
-        if getattr(node, name) < 0:
-            raise RequestError(f"{name} of '{node.name}' is {getattr(node, name)}: a size must be at least 0")
+        value = getattr(node, name)
+        if value is not None and value < 0:
+            raise RequestError(f"{name} of '{node.name}' is {value}: a size must be at least 0")
+    if node.trained_bytes is not None and node.trained_bytes > node.parameter_bytes:
+        raise RequestError(
+            f"trained_bytes of '{node.name}' is {node.trained_bytes}, above its parameter_bytes "
+            f"{node.parameter_bytes}: it is a part of them"
+        )
 
 
 def read_graph(path: str | Path) -> OpGraph:

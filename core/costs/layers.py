@@ -12,7 +12,7 @@ from itertools import pairwise
 from ..errors import RequestError
 
 ALIKE = 0.5
-"""Share of operators that two layers of a list have in common at least."""
+"""Smallest share of operators that two children of a list have in common if they are like each other."""
 _NAMED = re.compile(r"(.*?[^\d_-])[_-]?(\d+)")
 _BARE = ("layer", "block", "l", "h")
 """Names of layers that are a whole operator of a file, such as ``layer3``."""
@@ -22,7 +22,7 @@ Layer = tuple[str, ...]
 
 
 def layer_blocks(names: Sequence[str]) -> tuple[tuple[str, ...], ...]:
-    """The operators in blocks that no stage may divide: the layers, and what is before, between and after them.
+    """The operators in blocks that no stage may divide: each layer, and the operators before, between and after layers.
 
     Args:
         names: of the operators, in the graph's order.
@@ -93,10 +93,13 @@ def _layers(names: Sequence[str], lists: Lists) -> list[Layer]:
 
 
 def _repeat(layers: dict[Layer, set[str]]) -> bool:
-    """Whether most operators of a list are in children that are like one of the next two, or of the two before.
+    """Whether the children of a list repeat: most operators are in children that are like one at a distance of 1 or 2.
 
-    The second neighbour is compared for a Sequential of two alternating modules. Only most operators have to match, so
-    that a list of an embedding, the layers and a head is not taken for a list of layers.
+    A distance of 2 is that of equal modules in a Sequential of two alternating kinds. A list of an embedding, one
+    container of layers and a head is not a list of layers, because most operators are in children without a like.
+
+    Args:
+        layers: each child → its operators, with names relative to the child.
     """
     children = [layers[layer] for layer in sorted(layers, key=lambda layer: int(layer[-1]))]
     alike: set[int] = set()

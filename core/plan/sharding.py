@@ -123,12 +123,8 @@ def part_of_graph(graph: OpGraph, replicas: int, level: str = OPTIMIZER) -> OpGr
         return graph
     nodes = []
     for node in graph.nodes:
-        parameters = min(node.parameter_bytes, node.state_bytes)
-        whole = min(2 * node.parameter_bytes, node.state_bytes)
-        gradients = whole - parameters
-        if level == GRADIENTS:
-            gradients = ceil(gradients / replicas)
-        held = parameters + gradients + ceil((node.state_bytes - whole) / replicas)
+        gradients = ceil(node.gradient_bytes / replicas) if level == GRADIENTS else node.gradient_bytes
+        held = node.held_parameter_bytes + gradients + ceil(node.optimizer_bytes / replicas)
         nodes.append(evolve(node, state_bytes=held, optimizer_s=node.optimizer_s / replicas))
     return evolve(graph, nodes=tuple(nodes))
 

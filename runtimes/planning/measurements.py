@@ -113,7 +113,8 @@ class Measurements:
             gradients = {n: self.sizes[n] for n in node.parameters if self.parameters[n].requires_grad}
             size = sum(self.sizes[n] * (trained if n in gradients else 1) for n in own)
             workspace = max([node.workspace_bytes, *gradients.values()])
-            nodes.append(evolve(node, state_bytes=round(size), workspace_bytes=workspace))
+            part = None if all(n in gradients for n in own) else sum(self.sizes[n] for n in own if n in gradients)
+            nodes.append(evolve(node, state_bytes=round(size), workspace_bytes=workspace, trained_bytes=part))
         return evolve(graph, nodes=tuple(nodes))
 
     def costs_of(self, stages: Stages) -> tuple[StageCosts, ...]:

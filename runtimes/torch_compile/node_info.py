@@ -12,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...core.capture.graph.randomness import KeyedRandom, random_key
+from ...core.capture.graph.schemas import written_tensors
 
 
 @frozen
@@ -50,11 +51,7 @@ class _Writes(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         named = kwargs or {}
-        if func._schema.is_mutable:
-            for place, argument in enumerate(func._schema.arguments):
-                value = args[place] if place < len(args) else named.get(argument.name)
-                if argument.alias_info is not None and argument.alias_info.is_write and isinstance(value, Tensor):
-                    self.found.add(value.untyped_storage()._cdata)
+        self.found.update(tensor.untyped_storage()._cdata for tensor in written_tensors(func, args, named))
         return func(*args, **named)
 
 

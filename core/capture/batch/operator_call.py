@@ -5,6 +5,8 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor
 
+from ..graph.schemas import arguments_by_name
+
 
 @frozen
 class OperatorCall:
@@ -18,13 +20,9 @@ class OperatorCall:
     made: list[Tensor]
 
     def argument(self, *names: str) -> Any:
-        """The value of the first of these parameters that the operator has; None if it has none of them."""
-        for place, parameter in enumerate(self.func._schema.arguments):
-            if parameter.name in names:
-                if parameter.name in self.kwargs:
-                    return self.kwargs[parameter.name]
-                return self.args[place] if place < len(self.args) else parameter.default_value
-        return None
+        """The argument with the first of these names that the operator has; None if it has none of them."""
+        given = arguments_by_name(self.func, self.args, self.kwargs)
+        return next((given[name] for name in names if name in given), None)
 
     def check_rows(self, dim: int) -> None:
         """Raise the error of torch's kernels for ``index_add`` and the like, which fake tensors do not raise.

@@ -17,8 +17,9 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..graph.schemas import written_tensors
 from ..values.nesting import tensors_of
-from .kept_tensors import takes_no_values, written_by
+from .kept_tensors import takes_no_values
 
 _LARGEST = 1 << 24
 """Largest number of elements of a tensor whose values are computed: 64 MB of float32, a mask of 4096 x 4096."""
@@ -90,7 +91,7 @@ class ConstantValues:
                 real = pytree.tree_map_only(Tensor, lambda t: self._given(t, shapes_alone), (args, kwargs))
                 values = tensors_of(func(*real[0], **real[1]))
         if values is None or len(values) != len(fakes):
-            for tensor in (*fakes, *written_by(func, (args, kwargs))):
+            for tensor in (*fakes, *written_tensors(func, args, kwargs)):
                 self.known.pop(tensor, None)
             return
         for tensor, value in zip(fakes, values, strict=True):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..graph.schemas import written_tensors
 from ..graph.storages import memory_of
 from ..values.nesting import tensors_of
 
@@ -71,13 +72,13 @@ class KeptTensors:
             func, given: as in `depends`, which was true.
             result: the operator's.
         """
-        for tensor in (*tensors_of(result), *written_by(func, given)):
+        for tensor in (*tensors_of(result), *written_tensors(func, *given)):
             if self._run_of.get(memory_of(tensor)) != 0:
                 self._mark(tensor, self._run)
 
     def note_written(self, func: Any, given: Any) -> None:
         """Record the tensors that an operator writes, including constants."""
-        self._written |= {memory_of(tensor) for tensor in written_by(func, given)}
+        self._written |= {memory_of(tensor) for tensor in written_tensors(func, *given)}
 
     def give(self, tensors: Iterable[Tensor]) -> None:
         """Record tensors that are inputs of every run."""
@@ -94,21 +95,3 @@ def takes_no_values(func: Any) -> bool:
     """Whether an operator reads only the shapes and dtypes of its arguments."""
     schema = getattr(func, "_schema", None)
     return schema is not None and schema.name.partition("::")[2] in _NO_VALUES
-
-
-def written_by(func: Any, given: Any) -> list[Tensor]:
-    """The tensors that an operator writes in place.
-
-    Args:
-        func: the operator.
-        given: its arguments, (args, kwargs).
-    """
-    schema = getattr(func, "_schema", None)
-    if schema is None or not schema.is_mutable:
-        return []
-    args, kwargs = given
-    found: list[Tensor] = []
-    for place, argument in enumerate(schema.arguments):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            found += tensors_of(args[place] if place < len(args) else kwargs.get(argument.name))
-    return found

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from .draw_seeds import seed_of
+from .schemas import arguments_by_name
 
 aten = torch.ops.aten
 
@@ -110,16 +111,9 @@ BACKWARDS = frozenset(
 Rule = Callable[..., Any]
 
 
-def _arguments(kernel: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a call by name, with defaults."""
-    named = {a.name: a.default_value for a in kernel._schema.arguments if a.has_default_value()}
-    positional = zip((argument.name for argument in kernel._schema.arguments), args, strict=False)
-    return {**named, **dict(positional), **kwargs}
-
-
 def _rule(kernel: Any, keyed: Keyed, lengths: bool) -> Rule:
     def rule(mode: Any, *args: Any, **kwargs: Any) -> Any:
-        given = _arguments(kernel, args, kwargs)
+        given = arguments_by_name(kernel, args, kwargs)
         if not given["dropout_p"]:
             return kernel(*args, **kwargs)
         values = [given[argument.name] for argument in kernel._schema.arguments if argument.name != "scale"]

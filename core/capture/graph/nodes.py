@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch import fx
 
+from .schemas import written_values
+
 _NORM_WITH_STATISTICS = {
     torch.ops.aten.batch_norm.default: (3, 4, 5),
     torch.ops.aten.instance_norm.default: (3, 4, 5),
@@ -23,11 +25,8 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
         *positions, flag = _NORM_WITH_STATISTICS[node.target]
         if node.args[flag]:
             found += [node.args[p] for p in positions if isinstance(node.args[p], fx.Node)]
-    schema = getattr(node.target, "_schema", None)
-    for position, argument in enumerate(schema.arguments if schema else ()):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-            found += [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, fx.Node)]
+    for value in written_values(node.target, node.args, node.kwargs):
+        found += [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, fx.Node)]
     return found
 
 

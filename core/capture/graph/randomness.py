@@ -18,6 +18,7 @@ from ...errors import RequestError
 from ..values.user_lines import current_line
 from .draw_seeds import seed_of
 from .keyed_attention import BACKWARDS, RULES
+from .schemas import arguments_by_name
 
 aten = torch.ops.aten
 
@@ -164,16 +165,10 @@ class KeyedRandom(TorchDispatchMode):
 
 
 def _draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
-    """Operators with a probability that is 0 here, such as attention without dropout."""
-    for position, argument in enumerate(func._schema.arguments):
-        if argument.name in ("dropout_p", "p", "dropout"):
-            value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
-            return bool(value == 0)
-        if argument.name == "train":
-            value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
-            if not value:
-                return True
-    return False
+    """Whether an operator's dropout is off in this call, as in attention without dropout or in evaluation mode."""
+    given = arguments_by_name(func, args, kwargs)
+    rates = [given[name] for name in ("dropout_p", "p", "dropout") if name in given]
+    return given.get("train") is False or bool(rates and rates[0] == 0)
 
 
 def _bernoulli_inplace(mode: KeyedRandom, x: Tensor, p: float = 0.5) -> Tensor:

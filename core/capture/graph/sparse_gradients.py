@@ -8,6 +8,7 @@ from torch import fx
 from ...errors import RequestError
 from ..values.user_lines import line_of
 from .nodes import module_of
+from .schemas import arguments_by_name
 
 RULE = "a pipeline supports only dense gradients; give sparse=False (sparse_grad=False), and use an optimizer for them"
 """The rule and the fix, for messages."""
@@ -31,15 +32,12 @@ def refuse_sparse_gradients(nodes: Iterable[fx.Node], values: Mapping[str, Any])
     """
     for node in nodes:
         source = node.args[0] if node.args else None
-        if isinstance(source, fx.Node) and _asked(node) and values[source.name].requires_grad:
+        if isinstance(source, fx.Node) and _is_sparse(node) and values[source.name].requires_grad:
             module = module_of(node)
             where = f"module '{module}'" if module else "the step"
             raise RequestError(f"{line_of(node)}: {where} asks {node.target} for sparse gradients: {RULE}")
 
 
-def _asked(node: fx.Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    for position, argument in enumerate(schema.arguments if schema else ()):
-        if argument.name in _FLAGS:
-            return bool(node.args[position] if position < len(node.args) else node.kwargs.get(argument.name))
-    return False
+def _is_sparse(node: fx.Node) -> bool:
+    given = arguments_by_name(node.target, node.args, node.kwargs)
+    return any(given.get(flag) for flag in _FLAGS)

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ..graph.schemas import arguments_by_name
+
 aten = torch.ops.aten
 
 _VIEWS = {
@@ -24,8 +26,8 @@ _VIEWS = {
 }
 """Views that often return the whole tensor unchanged."""
 
-_HOMES = (torch, torch._C._nn, Tensor)
-"""Where the bindings are."""
+_BINDINGS = (torch, torch._C._nn, Tensor)
+"""The modules and the class that have the bindings."""
 
 _known: dict[str, Callable[..., Any]] = {}
 
@@ -45,7 +47,7 @@ def binding_of(node: fx.Node) -> Callable[..., Any]:
     number = {source: f"tensor {source.meta['val'].dim() == 0}" for source in tensors}
     key = str((target, fx.map_arg((node.args, node.kwargs), lambda n: number[n])))
     if key not in _known:
-        _known[key] = _found(node, target)
+        _known[key] = _find_binding(node, target)
     return _known[key]
 
 
@@ -55,19 +57,20 @@ def same_tensor(node: fx.Node) -> fx.Node | None:
     if node.target not in _VIEWS or not isinstance(source, fx.Node) or not isinstance(value, Tensor):
         return None
     given = source.meta.get("val")
-    return source if isinstance(given, Tensor) and _look(given) == _look(value) else None
+    return source if isinstance(given, Tensor) and _layout(given) == _layout(value) else None
 
 
-def _look(tensor: Tensor) -> Any:
+def _layout(tensor: Tensor) -> Any:
     return tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
-def _found(node: fx.Node, target: torch._ops.OpOverload) -> Callable[..., Any]:
+def _find_binding(node: fx.Node, target: torch._ops.OpOverload) -> Callable[..., Any]:
+    """The first binding that dispatches to the operator alone; without any the operator itself."""
     name = target._schema.name.partition("::")[2]
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda source: source.meta["val"])
     wanted = _Arrivals(target, args, kwargs)
-    for home in _HOMES:
-        binding: Any = getattr(home, name, None)
+    for owner in _BINDINGS:
+        binding: Any = getattr(owner, name, None)
         if binding is None or isinstance(binding, type) or hasattr(binding, "__code__"):
             continue  # a function in Python calls operators of its own
         wanted.calls = []
@@ -90,23 +93,17 @@ class _Arrivals(TorchDispatchMode):
 
     def __init__(self, target: torch._ops.OpOverload, args: Any, kwargs: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._target, self._given = target, self._bound(target, args, kwargs)
+        self._target, self._given = target, arguments_by_name(target, args, kwargs)
         self.calls: list[bool] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.namespace == "prim":  # fake tensors are asked for their device
             return func(*args, **(kwargs or {}))
-        same = func is self._target and _equal(self._given, self._bound(func, args, kwargs or {}))
+        same = func is self._target and _equal(self._given, arguments_by_name(func, args, kwargs or {}))
         self.calls.append(same)
         if not same:
             raise TypeError(f"{func} is another operator")
         return func(*args, **(kwargs or {}))
-
-    @staticmethod
-    def _bound(target: torch._ops.OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
-        arguments = target._schema.arguments
-        named = {a.name: a.default_value for a in arguments if a.has_default_value()}
-        return {**named, **dict(zip((a.name for a in arguments), args, strict=False)), **kwargs}
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -17,7 +17,7 @@ from ...evaluate.link_arrays import LinkArrays, link_arrays, no_links
 from .arrangements import Replicas, reduction_rates
 from .assemble import parameter_bytes, replica_share
 
-OPTIMIZER, STATE, SAVED, PARAMETERS = 3, 4, 5, 6
+OPTIMIZER, STATE, SAVED, GRADIENT_BYTES = 3, 4, 5, 6
 """Rows of ``GraphArrays.sums`` after those of F, I and W."""
 SUMS = (
     "forward_s",
@@ -26,7 +26,7 @@ SUMS = (
     "optimizer_s",
     "resident_bytes",
     "saved_bytes",
-    "parameter_bytes",
+    "gradient_bytes",
 )
 
 

@@ -81,10 +81,9 @@ def with_replicas(graph: OpGraph, costs: tuple[StageCosts, ...], tied: Sequence[
 
 
 def replica_share(graph: OpGraph) -> float:
-    """Bytes of optimizer state per byte of parameters in the graph."""
-    parameters = sum(node.parameter_bytes for node in graph.nodes)
-    state = sum(node.state_bytes for node in graph.nodes)
-    return max(state / parameters - 2, 0.0) if parameters else 0.0
+    """Bytes of optimizer state per byte of gradients in the graph."""
+    gradients = sum(node.gradient_bytes for node in graph.nodes)
+    return sum(node.optimizer_bytes for node in graph.nodes) / gradients if gradients else 0.0
 
 
 def _parameters(graph: OpGraph, names: Sequence[str]) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ from ...costs.costs import StageCosts, StageEdge
 from ...evaluate.coding import BOTH, FORWARD, INPUT, WEIGHT, Integers
 from ...evaluate.compiled import StageArrays, fill_saved
 from ...numba_cache import njit
-from .arrays import OPTIMIZER, PARAMETERS, SAVED, STATE, MachineArrays
+from .arrays import GRADIENT_BYTES, OPTIMIZER, SAVED, STATE, MachineArrays
 
 
 def fill_fixed(
@@ -88,8 +88,7 @@ def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: 
         out.optimizer[s] = sums[OPTIMIZER, high] - sums[OPTIMIZER, low]
         out.state[s] = sums[STATE, high] - sums[STATE, low]
         saved[s] = sums[SAVED, high] - sums[SAVED, low]
-        parameters = sums[PARAMETERS, high] - sums[PARAMETERS, low]
-        gradients[s] = min(parameters, max(out.state[s] - parameters, 0.0))
+        gradients[s] = sums[GRADIENT_BYTES, high] - sums[GRADIENT_BYTES, low]
         level = 0
         while (2 << level) <= high - low:
             level += 1

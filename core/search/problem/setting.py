@@ -16,7 +16,7 @@ from ...costs.partition import boundary_bytes, stages_of
 from ...evaluate.compiled import StageArrays
 from ...plan.sharding import GRADIENTS, NONE, graph_slots_bytes, part_of, part_of_graph
 from .arrangements import Replicas
-from .arrays import PARAMETERS, SAVED, STATE, GraphArrays, MachineArrays, graph_arrays, machine_arrays
+from .arrays import GRADIENT_BYTES, SAVED, STATE, GraphArrays, MachineArrays, graph_arrays, machine_arrays
 from .candidate import Candidate
 from .costing import cost_stages, fill_fixed
 from .looped_cuts import Prefix, prefix_of
@@ -188,7 +188,7 @@ class Setting:
         least, each = self.machine.reduce.max(axis=1)
         held = state + min(devices, self.microbatches) * saved
         work_s = (RECOMPUTE_FACTOR if held > limit else 1.0) * pace * (self.microbatches + (devices - 1) / 2)
-        gradients = float(totals[0, PARAMETERS]) / devices
+        gradients = float((self.whole or self).arrays.sums[0, GRADIENT_BYTES, -1]) / devices
         return state + boundary * devices > limit, work_s + 2 * sum(hops) + float(least + gradients * each)
 
     @cached_property

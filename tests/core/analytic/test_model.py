@@ -95,6 +95,7 @@ def test_times_and_state_on_a_device(found, work):
     state = {name: find_optimizer(name).state_bytes(4) for name in ("sgd", "adam")}
     assert sgd.nodes[0].state_bytes == WEIGHT * state["sgd"] + BIAS * 4
     assert adam.nodes[0].state_bytes == WEIGHT * state["adam"] + BIAS * 4
+    assert [graph.nodes[0].gradient_bytes for graph in (sgd, adam)] == [WEIGHT * 4] * 2  # the bias is frozen
     moved = WEIGHT * find_optimizer("sgd").moved_bytes(4)
     bandwidth = device.peak_memory_bytes_per_s * device.efficiency["elementwise"]
     assert first.optimizer_s == pytest.approx(moved / bandwidth)
@@ -105,8 +106,10 @@ def test_graphs_by_type_and_measured_ones_with_state(found, work):
     graphs = costs_by_type(work, [device], optimizer=chosen)
     assert list(graphs) == [device.name]
     states = [node.state_bytes for node in graphs[device.name].nodes]
-    assert [node.state_bytes for node in with_state(found.graph, found, chosen).nodes] == states
-    assert [node.forward_s for node in with_state(found.graph, found, chosen).nodes] == [0] * len(states)
+    measured = with_state(found.graph, found, chosen)
+    assert [node.state_bytes for node in measured.nodes] == states
+    assert [n.gradient_bytes for n in measured.nodes] == [n.gradient_bytes for n in graphs[device.name].nodes]
+    assert [node.forward_s for node in measured.nodes] == [0] * len(states)
 
 
 def test_model_without_tensor_ranks_has_no_reductions(found):

@@ -36,6 +36,18 @@ def test_state_bytes_are_split_into_parameters_gradients_and_optimizer(parameter
     assert cost.state_bytes == state
 
 
+def test_frozen_parameters_and_later_readers_have_no_gradient():
+    nodes = (
+        OpNode("frozen", parameter_bytes=100, state_bytes=100),
+        OpNode("trained", parameter_bytes=10, state_bytes=40, parameters=("w",)),
+        OpNode("partly", parameter_bytes=50, state_bytes=50 + 2 * 3, trained_bytes=2),
+        OpNode("reads it again", parameter_bytes=10, parameters=("w",)),
+    )
+    (cost,) = stage_costs(OpGraph(nodes), [[node.name for node in nodes]])
+    assert (cost.parameter_bytes, cost.gradient_bytes, cost.optimizer_bytes) == (160, 12, 24)
+    assert cost.largest_gradient_bytes == 10
+
+
 def test_full_backward_with_a_separate_time_is_used():
     assert StageCosts(1, 2, 3, backward_s=4).full_backward_s == 4
 

@@ -56,6 +56,7 @@ BAD = {
     "missing name": (lambda d: d["nodes"][0].pop("name"), "name"),
     "no nodes": (lambda d: d.update(nodes=[], edges=[]), "at least one"),
     "twice": (lambda d: d["nodes"][1].update(name="a"), "'a' appears twice"),
+    "trained above all": (lambda d: d["nodes"][0].update(trained_bytes=5), "trained_bytes of 'a' is 5, above its"),
     "negative time": (lambda d: d["nodes"][0].update(forward_s=-1), "forward_s of 'a' is -1.*at least 0"),
     "endless time": (lambda d: d["nodes"][0].update(forward_s=1e999), "inf is not a finite number"),
     "negative size": (lambda d: d["nodes"][1].update(saved_bytes=-5), "saved_bytes of 'b' is -5"),

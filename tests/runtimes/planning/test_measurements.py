@@ -53,7 +53,11 @@ def test_frozen_parameters_have_no_gradient_and_no_state(measured):
         parameter.requires_grad_(False)
     graph = measured._with_state(measured.operators.graph)
     assert graph.nodes[0].state_bytes == 256 + 32
+    assert graph.nodes[0].gradient_bytes == 0
     assert sum(node.state_bytes for node in graph.nodes) == 288 + 4 * (sum(BYTES.values()) - 288)
+    measured.example.model[0].bias.requires_grad_(True)
+    first = measured._with_state(measured.operators.graph).nodes[0]
+    assert (first.held_parameter_bytes, first.gradient_bytes, first.optimizer_bytes) == (288, 32, 64)
 
 
 def test_times_are_the_means_over_devices(measured, monkeypatch):

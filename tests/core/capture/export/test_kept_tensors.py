@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.export.kept_tensors import KeptTensors, takes_no_values, written_by
+from panpipe.core.capture.export.kept_tensors import KeptTensors, takes_no_values
 
 aten = torch.ops.aten
 
@@ -92,11 +92,3 @@ def test_written_tensors_are_recorded_also_if_they_are_constants(kept):
 )  # fmt: skip
 def test_operators_that_take_shapes_alone(func, alone):
     assert takes_no_values(func) is alone
-
-
-def test_written_arguments_by_place_and_by_name():
-    one, other, out = torch.zeros(2), torch.ones(2), torch.empty(2)
-    assert [t is one for t in written_by(aten.add_.Tensor, ((one, other), {}))] == [True]
-    assert [t is out for t in written_by(aten.add.out, ((one, other), {"out": out}))] == [True]
-    assert written_by(aten.add.Tensor, ((one, other), {})) == []
-    assert written_by(len, ((one,), {})) == []

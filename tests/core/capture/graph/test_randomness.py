@@ -61,6 +61,23 @@ def test_operators_that_draw_nothing_have_no_ordinal():
     assert mode.ordinal == 0
 
 
+def test_recurrent_layer_in_evaluation_mode_draws_nothing():
+    def on_meta(*shape):
+        return torch.empty(shape, device="meta")
+
+    weights, state = [on_meta(16, 4), on_meta(16, 4), on_meta(16), on_meta(16)], on_meta(1, 2, 4)
+    run = torch.ops.aten._cudnn_rnn.default  # cuDNN's operator has the rate of the dropout in evaluation mode, too
+
+    def call(rate, train):
+        given = (on_meta(3, 2, 4), weights, 4, on_meta(160), state, state, 2, 4, 0, 1, False, rate, train, False, [])
+        with KeyedRandom(random_key(0, 0, 0)):
+            return run(*given, None)[0].shape
+
+    assert call(0.5, False) == call(0.0, True) == (3, 2, 4)
+    with pytest.raises(RequestError, match="_cudnn_rnn"):
+        call(0.5, True)
+
+
 def test_an_operator_that_cannot_be_keyed_is_refused_by_name():
     with pytest.raises(RequestError, match="poisson"), KeyedRandom(random_key(0, 0, 0)):
         torch.poisson(torch.ones(4))

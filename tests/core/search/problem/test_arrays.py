@@ -4,7 +4,7 @@ from panpipe.core.cluster.cluster import Cluster, Device
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.costs.message_overhead import MessageLine
-from panpipe.core.search.problem.arrays import OPTIMIZER, PARAMETERS, SAVED, STATE, graph_arrays, machine_arrays
+from panpipe.core.search.problem.arrays import GRADIENT_BYTES, OPTIMIZER, SAVED, STATE, graph_arrays, machine_arrays
 
 NODES = (
     OpNode("a", 1, 2, 3, workspace_bytes=5, saved_bytes=7, parameter_bytes=10, state_bytes=40, optimizer_s=4.0,
@@ -18,7 +18,7 @@ EDGES = (OpEdge("a", "b", 8), OpEdge("a", "c", 6), OpEdge("b", "c", 4, False), O
 def test_graph_arrays_are_prefix_sums():
     sums = graph_arrays([OpGraph(NODES, EDGES)]).sums[0]
     assert sums[:3].tolist() == [[0, 1, 11, 111], [0, 2, 22, 222], [0, 3, 33, 333]]
-    assert [sums[row].tolist() for row in (OPTIMIZER, STATE, SAVED, PARAMETERS)] == [
+    assert [sums[row].tolist() for row in (OPTIMIZER, STATE, SAVED, GRADIENT_BYTES)] == [
         [0, 4, 4, 4], [0, 40, 40, 40], [0, 7, 7, 77], [0, 10, 10, 10],
     ]  # fmt: skip
 

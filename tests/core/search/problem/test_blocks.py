@@ -18,13 +18,14 @@ from panpipe.core.search.search_options import SearchOptions
 
 @st.composite
 def layered(draw):
-    """A graph of layers of some operators, with skip edges, several readers of a tensor, and a tied parameter."""
-    numbers = st.integers(0, 9)
+    """A graph of layers of some operators, with skip edges, several readers of a tensor, frozen parameters, and a tied
+    parameter whose state is that of its first reader."""
+    numbers, states = st.integers(0, 9), st.sampled_from([4, 8, 12, 13])
     names = [f"layers.{i}.part{j}/mm" for i in range(draw(st.integers(2, 4))) for j in range(draw(st.integers(1, 3)))]
     names = ["embedding/e", *names, "/loss"]
     nodes = [
-        OpNode(name, *(float(draw(numbers)) + 1 for _ in range(4)), 4, 12, *(draw(numbers) for _ in range(2)),
-               ("tied",) if name in ("embedding/e", "/loss") else (f"p.{name}",))
+        OpNode(name, *(float(draw(numbers)) + 1 for _ in range(4)), 4, 0 if name == "/loss" else draw(states),
+               *(draw(numbers) for _ in range(2)), ("tied",) if name in ("embedding/e", "/loss") else (f"p.{name}",))
         for name in names
     ]  # fmt: skip
     edges = [OpEdge(a, b, draw(numbers), draw(st.booleans())) for a, b in pairwise(names)]

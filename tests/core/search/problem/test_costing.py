@@ -27,12 +27,12 @@ def machine(message=FREE, replicas=((0, 1),)):
     return machine_arrays(cluster, replicas, (1e6, 1e6), (0, 0), message)
 
 
-def cut(cuts, placement, recompute=None, **options):
+def cut(cuts, placement, recompute=None, graph=GRAPH, **options):
     """The arrays of the stages between these cuts."""
     stages = len(placement)
     out = make_stage_arrays(stages, 4)
     again = np.array(recompute or [False] * stages)
-    cost_stages(GRAPH, machine(**options), np.array(placement), np.array(cuts), again, out)
+    cost_stages(graph, machine(**options), np.array(placement), np.array(cuts), again, out)
     return out
 
 
@@ -52,6 +52,18 @@ def test_stages_of_cuts_have_the_sums_of_their_operators():
     assert (out.optimizer.tolist(), out.workspace.tolist()) == ([4, 0], [5, 9])
     assert out.after_forward.tolist() == [7, 70]
     assert (out.second_forward.tolist(), out.reduce.tolist()) == ([0, 0], [0, 0])
+
+
+def test_only_gradients_of_trained_parameters_are_reduced():
+    frozen = OpNode("frozen", parameter_bytes=100, state_bytes=100, shared_bytes=50)
+    trained = OpNode("trained", parameter_bytes=10, state_bytes=40)
+    both, alone = (
+        cut((0, len(nodes)), (0,), graph=graph_arrays([OpGraph(nodes)]), replicas=((0, 1), (2, 3))).reduce.tolist()
+        for nodes in ((frozen, trained), (trained,))
+    )
+    assert both == alone != [0]
+    found = cut((0, 1), (0,), graph=graph_arrays([OpGraph((frozen,))]), replicas=((0, 1), (2, 3)))
+    assert found.reduce.tolist() == [0]
 
 
 def test_copy_of_a_parameter_that_two_stages_read_counts_in_the_later_one():
