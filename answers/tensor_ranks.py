@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..core.capture.graph.tensor_sums import ALL_REDUCE, MAX, SUM
+from ..core.capture.graph.tensor_collectives import ALL_REDUCE, MAX, SUM
 from ..core.errors import RequestError
 
 VOCABULARY_MULTIPLE = 128

@@ -1,6 +1,6 @@
-"""Texts for messages: counts, lists of names, modules."""
+"""Texts for messages: counts, lists of names, shapes, modules."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 
 def counted(count: int, noun: str) -> str:
@@ -13,6 +13,11 @@ def first_of(names: Sequence[str], shown: int = 1) -> str:
     """The first of several names and the number of the others: ``wte.weight and 3 more``."""
     more = len(names) - shown
     return ", ".join(names[:shown]) + (f" and {more} more" if more > 0 else "")
+
+
+def shape_text(shape: Iterable[int]) -> str:
+    """A shape: ``8×3×224``, or ``scalar`` for one without dimensions."""
+    return "×".join(map(str, shape)) or "scalar"
 
 
 def module_text(name: str) -> str:

@@ -8,7 +8,7 @@ from torch import nn
 
 from ..backends.streams import release_unused
 from ..core.capture.export.operators import Operators
-from ..core.capture.graph.tensor_sums import Alone, communicating
+from ..core.capture.graph.tensor_collectives import OneRank, communicating
 from ..core.capture.python.reads import Reads
 from ..core.capture.python.torch_settings import refuse_inference_tensors, with_gradients
 from ..core.capture.regions.breaks import StepFunction
@@ -71,10 +71,10 @@ def build_pipeline(
         InfeasibleError: no plan fits in memory.
     """
     with HERE.inside("pipeline()"), random_states_kept():
-        return _build(model, step, batch, options, virtual, report)
+        return _check_and_build(model, step, batch, options, virtual, report)
 
 
-def _build(
+def _check_and_build(
     model: nn.Module,
     step: StepFunction,
     batch: Any,
@@ -91,7 +91,7 @@ def _build(
     refuse_inference_tensors(model)
     meeting = begin(options.timeout_s) if (world_size() or 1) > 1 and not options.simulated else None
     try:
-        return _built(model, step, batch, options, virtual, report, kind, meeting, tensor)
+        return _build_checked(model, step, batch, options, virtual, report, kind, meeting, tensor)
     except BaseException as failure:
         if meeting is not None:
             if not isinstance(failure, PanpipeError):
@@ -100,7 +100,7 @@ def _build(
         raise
 
 
-def _built(
+def _build_checked(
     model: nn.Module,
     step: StepFunction,
     batch: Any,
@@ -128,7 +128,7 @@ def _built(
             tensor.check_mesh(options.mesh, team.mesh)
             tensor.check([example])
         initial = builder.check_ranks(source)
-        with communicating(Alone()):  # profiles time the operators of one rank; steps communicate with the others
+        with communicating(OneRank()):  # profiles time the operators of one rank; steps communicate with the others
             pipe = builder.ready(plan) if plan is not None else _automatic(builder, batch)
         pipe.load(source, initial)
         if virtual is None and tensor is None:

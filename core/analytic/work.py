@@ -10,7 +10,7 @@ from ..capture.export.operators import tensor_bytes
 from ..capture.graph.fixed_nodes import fixed_nodes
 from ..capture.graph.nodes import root_of
 from ..capture.graph.storages import storage_sizes
-from ..capture.graph.tensor_sums import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from ..capture.graph.tensor_collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ..capture.programs.accumulated_products import products_of
 from ..capture.programs.fusible import is_row_wise
 from ..capture.programs.joint_graph import (

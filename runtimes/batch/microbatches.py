@@ -8,14 +8,14 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from ...core.capture.batch.batch_dims import BatchDims, read_batch_dims, shape_text
+from ...core.capture.batch.batch_dims import BatchDims, read_batch_dims
 from ...core.capture.batch.find_batch_dims import find_batch_dims
 from ...core.capture.batch.row_trace import with_lists
 from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.containers import BatchNesting, flatten_batch
 from ...core.capture.values.sparse_tensors import refuse_if_not_strided
 from ...core.errors import RequestError
-from ...core.wording import first_of
+from ...core.wording import first_of, shape_text
 from .remote_tensors import as_meta_tensors
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import RequestError
-from .tensor_metadata import METADATA_FUNCTIONS, first_of, name_of
+from ...core.tensor_metadata import METADATA_FUNCTIONS, first_of, name_of
 
 _READ_GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
 _GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]

@@ -14,6 +14,7 @@ from torch import nn
 from ...core.capture.export.operators import Operators
 from ...core.capture.graph.outputs import parts_in_words
 from ...core.errors import RequestError
+from ...core.wording import shape_text
 from .team import Team
 
 
@@ -60,7 +61,7 @@ def model_in_words(model: nn.Module, operators: Operators) -> dict[str, str]:
     """
     modes = {f"{name}.training" if name else "model.training": str(m.training) for name, m in model.named_modules()}
     parameters = {
-        name: f"{'×'.join(map(str, p.shape)) or 'scalar'} {p.dtype}{'' if p.requires_grad else ', frozen'}"
+        name: f"{shape_text(p.shape)} {p.dtype}{'' if p.requires_grad else ', frozen'}"
         for name, p in model.named_parameters()
     }
     returned = parts_in_words(operators.step.outputs)

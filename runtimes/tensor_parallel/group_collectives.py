@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...core.capture.graph.tensor_sums import MAX, SUM
+from ...core.capture.graph.tensor_collectives import MAX, SUM
 from ...core.errors import WorkerError, message_of
 from ..watch.activity import HERE
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ...core.capture.graph.tensor_sums import ALL_GATHER, ALL_REDUCE, MAX, REDUCE_SCATTER, SUM
+from ...core.capture.graph.tensor_collectives import ALL_GATHER, ALL_REDUCE, MAX, REDUCE_SCATTER, SUM
 from ...core.errors import RequestError
 
 

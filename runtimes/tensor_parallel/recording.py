@@ -6,9 +6,9 @@ what each rank computes and where it communicates. The recorded program has plai
     step(model) ──▶ DTensor over fake tensors ──▶ operators of one rank, _c10d_functional.all_reduce ──▶ a plain step
 
 The backward is derived from the recorded forward, where each all-reduce has an all-reduce as its gradient: as many as
-DTensor's own backward has with column and row layouts, at other places (`core/capture/graph/tensor_sums`). So a user's
-own backward cannot be kept, and is refused; operators that ran under ``no_grad`` run under it again. For planning
-torch's fake process group is enough: no other rank and no device is needed.
+DTensor's own backward has with column and row layouts, at other places (`core/capture/graph/tensor_collectives`). So a
+user's own backward cannot be kept, and is refused; operators that ran under ``no_grad`` run under it again. For
+planning torch's fake process group is enough: no other rank and no device is needed.
 """
 
 from collections.abc import Callable, Hashable, Iterator, Mapping

@@ -9,7 +9,7 @@ plain model; the all-reduces that DTensor recorded run inside F, B, I and W, ove
 
 In teams and lowered plans these pipelines are *replicas*, so that REDUCE_GRAD sums the gradients of whole parameters
 over them. Parts of parameters are not summed. The losses of all of them are equal, so the means over replicas are
-those of one process (`core/capture/graph/tensor_sums`).
+those of one process (`core/capture/graph/tensor_collectives`).
 """
 
 import math
@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...core.capture.export.operators import Operators
-from ...core.capture.graph.tensor_sums import communicating
+from ...core.capture.graph.tensor_collectives import communicating
 from ...core.capture.values.distributed_tensors import distributed_tensors
 from ...core.cluster.mesh import PIPELINE, TENSOR, Mesh, MeshShape
 from ...core.cluster.tensor_groups import GroupedCluster

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import RequestError
-from ..batch.tensor_metadata import METADATA_FUNCTIONS, first_of, name_of
+from ...core.tensor_metadata import METADATA_FUNCTIONS, first_of, name_of
 
 CLEARED = (
     "zero_grad() cleared the gradients that step(batch, update=False) had accumulated, but their batches count in the "

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from panpipe.answers.models import planned_model
 from panpipe.cli import main
 from panpipe.core.analytic.model import model_work
-from panpipe.core.capture.graph.tensor_sums import Alone, communicating
+from panpipe.core.capture.graph.tensor_collectives import OneRank, communicating
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.tensor_parallel.recording import program_of_rank
 from torch import nn
@@ -105,7 +105,7 @@ def test_program_of_a_rank_has_parts_of_parameters_and_all_reduces():
 def test_program_computes_what_the_rank_computes_eagerly():
     model, _, batch = make()
     part, part_step = program_of_rank(model, step, 2)
-    with communicating(Alone()):  # the fake process group's all-reduce changes nothing, either
+    with communicating(OneRank()):  # the fake process group's all-reduce changes nothing, either
         found = part_step(part, batch)
         found.backward()
     expected = step(model, batch)

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
-from ...wording import first_of
+from ...wording import first_of, shape_text
 from ..values.containers import BatchNesting, flatten_batch, one_level
 
 AUTO = "auto"
@@ -137,11 +137,6 @@ def _text(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def shape_text(shape: Any) -> str:
-    """A shape as text for messages."""
-    return "×".join(map(str, shape)) or "scalar"
-
-
-def tensor_names(leaves: list[Any], nesting: BatchNesting) -> dict[str, Tensor]:
+def tensors_by_name(leaves: list[Any], nesting: BatchNesting) -> dict[str, Tensor]:
     """The tensors of a batch that have dimensions, by name."""
     return {n: leaf for n, leaf in zip(nesting.names, leaves, strict=True) if isinstance(leaf, Tensor) and leaf.ndim}

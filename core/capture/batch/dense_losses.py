@@ -1,7 +1,9 @@
-"""Losses of torch that need the values of their targets, computed without them, for traces without values.
+"""Losses of torch that need the values of their targets, replaced by forms that do not, for traces without values.
 
 `AdaptiveLogSoftmaxWithLoss` selects the rows of each cluster of classes and raises an error unless every row belongs to
-one. A trace on fake tensors selects placeholders, which fail this check. `ctc_loss` reads its lengths.
+one. A trace on fake tensors selects placeholders, which fail this check. So it is computed from the scores of all
+classes, with the same result. `ctc_loss` reads its lengths. It is replaced by a number for each sample that depends on
+all of its scores, targets and lengths, as the loss does.
 """
 
 from collections.abc import Iterator
@@ -17,8 +19,7 @@ from torch.nn.modules.adaptive import _ASMoutput
 
 @contextmanager
 def dense_losses() -> Iterator[None]:
-    """Within this context the first computes the same from the scores of all classes, and the second a number for each
-    sample that depends on all of its scores, targets and lengths."""
+    """Within this context the two losses need no values; see the module."""
     ctc_loss = F.ctc_loss
 
     def padded(log_probs: Tensor, targets: Tensor, *lengths: Any, **options: Any) -> Tensor:
@@ -53,7 +54,7 @@ def _of_every_sample(
 
 
 def _all_clusters(loss: nn.AdaptiveLogSoftmaxWithLoss, input_: Tensor, target_: Tensor) -> Any:
-    """Of rows, or of a single sample without dimension of rows, as ``forward``."""
+    """``forward`` of the adaptive softmax, for inputs of shape (N, features) or (features,)."""
     rows, targets = (input_, target_) if target_.dim() else (input_.unsqueeze(0), target_.unsqueeze(0))
     output = loss.log_prob(rows).gather(1, targets.unsqueeze(1)).squeeze(1)
     mean = (-output).mean()

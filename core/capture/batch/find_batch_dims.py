@@ -25,7 +25,7 @@ from ..values.containers import flatten_batch
 from ..values.sparse_tensors import refuse_sparse_tensors
 from ..values.user_lines import raised_by_user
 from .axes import Axis, AxisFinder, axes_of_differing_dimensions, lists_of_samples, with_fewer_tensors
-from .batch_dims import AUTO, BatchDims, read_batch_dims, tensor_names
+from .batch_dims import AUTO, BatchDims, read_batch_dims, tensors_by_name
 from .row_rules import GROUPED, LOOKUP, POSITIONAL, SEQUENCE
 from .row_trace import RowTrace, RowTracer
 
@@ -78,7 +78,7 @@ _recent: deque[tuple[Any, Any, Any, BatchDims]] = deque(maxlen=16)
 class _Search:
     def __init__(self, tracer: RowTracer, known: BatchDims, microbatches: int) -> None:
         self._tracer, self._known, self._microbatches = tracer, known, microbatches
-        self._tensors = tensor_names(tracer.leaves, tracer.nesting)
+        self._tensors = tensors_by_name(tracer.leaves, tracer.nesting)
         lists = lists_of_samples(tracer.nesting.plain(tracer.leaves), "batch")
         self._axes = AxisFinder(self._tensors, lists, known, tracer.nesting.names).axes()
         self._traces: dict[Axis, RowTrace] = {}
@@ -145,7 +145,7 @@ class _Search:
             shared = first_of([name for name, _ in axis.dims if name not in dict(found.dims)], 8)
             given = {name: dict(found.dims).get(name) for name, _ in axis.dims}
             raise RequestError(
-                f"{finding.line}{': ' if finding.line else ''}{finding.operator} relates all rows of the batch to each "
+                f"{finding} relates all rows of the batch to each "
                 f"other, and the step runs whether {shared} is cut into microbatches or shared by all of them; give "
                 f"batch_dims={_dict_text(dict(axis.dims))} to cut it, or batch_dims={_dict_text(given)} to share it"
             )
@@ -243,7 +243,7 @@ class _Search:
         lookup = next((f for f in trace.findings if f.kind in wrong), None)
         if lookup is not None:
             raise RequestError(
-                f"{lookup.line}{': ' if lookup.line else ''}{lookup.operator} reads rows of the batch that values of "
+                f"{lookup} reads rows of the batch that values of "
                 f"the batch name, so {best} cannot be cut into microbatches; {_ask(best)}"
             )
         rivals = [axis for axis in running[1:] if axis.covered >= best.covered]
@@ -264,7 +264,7 @@ class _Search:
         finding = next((f for f in self._traces[axis].findings if f.kind == SEQUENCE), None)
         if finding is not None:
             raise RequestError(
-                f"{finding.line}{': ' if finding.line else ''}{finding.operator} treats {axis} as a sequence, which "
+                f"{finding} treats {axis} as a sequence, which "
                 "cannot be cut into microbatches: give batches with a dimension of samples, or microbatches=1; "
                 f"{_ask(axis)}"
             )

@@ -51,7 +51,15 @@ JOINT_ALONG = {
 }  # fmt: skip
 """Those of ``ALONG`` that do not depend on the order along the dimension."""
 
-GROUPS = ("native_group_norm", "group_norm", "convolution", "_convolution", "mkldnn_convolution", "conv", "im2col")
+SAMPLES_FIRST = (
+    "native_group_norm",
+    "group_norm",
+    "convolution",
+    "_convolution",
+    "mkldnn_convolution",
+    "conv",
+    "im2col",
+)
 """Prefixes of operators whose samples are along dimension 0."""
 
 MATRICES = ("tril", "triu", "linalg_", "_linalg_", "cholesky", "inverse")

@@ -4,6 +4,7 @@ A step runs on fake tensors with a number of samples that has a prime factor whi
 size is divisible by it *carries* samples. `RowWatch` records the operators that do not treat samples independently:
 
     lookup       reads rows that are selected by values of the batch, such as table[ids]
+    grouped      sums rows by values of the batch, such as the samples of each class
     positional   depends on a sample's position: positions, order, a part of the rows
     sequence     relates neighbours along a sequence: attention, convolution, recurrence, pooling
     joint        relates samples in another way: all pairs, a sum over samples that is not a mean
@@ -23,8 +24,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..values.code_origin import is_user_code
 from ..values.placeholder_results import PlaceholderResults
+from ..values.user_lines import calling_line
 from .flattened_rows import FlattenedRows
 from .operator_call import OperatorCall
 from .row_operators import (
@@ -32,7 +33,6 @@ from .row_operators import (
     ALONG,
     BY_INDEX,
     COPIES,
-    GROUPS,
     JOINT_ALONG,
     LOSSES,
     MATRICES,
@@ -40,11 +40,23 @@ from .row_operators import (
     NUMBERS_ROWS,
     PRODUCTS,
     REDUCTIONS,
+    SAMPLES_FIRST,
     SPATIAL,
     SUMS,
 )
 
 LOOKUP, GROUPED, POSITIONAL, SEQUENCE, JOINT, TOTAL = "lookup", "grouped", "positional", "sequence", "joint", "total"
+
+_NUMBERED, _OF_BATCH, _REDUCED, _TOTAL = "row numbers", "integers of the batch", "reduced", "total"
+_SELECTED = "selected by "
+"""Marks of tensors in a trace:
+
+    row numbers              the number of each row, or of some selected rows
+    integers of the batch    integers that the batch has, or computed from these: they may be indices
+    reduced                  computed from all samples, without a dimension of samples
+    total                    one number of all samples
+    selected by …            rows of a table without samples that an integer tensor of the batch selects
+"""
 
 
 @frozen
@@ -60,6 +72,9 @@ class Finding:
     kind: str
     operator: str
     line: str
+
+    def __str__(self) -> str:
+        return f"{self.line}: {self.operator}" if self.line else self.operator
 
 
 class Dependent(BaseException):
@@ -97,14 +112,14 @@ class RowWatch(PlaceholderResults):
         made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
         if made:
             name = func._schema.name.partition("::")[2]
-            self._pass_on_given(given, made)
+            self._pass_on_integers(given, made)
             call = OperatorCall(func, name, args, kwargs, list(given), made)
             if self._flattened.note_call(func, name, given, made):
                 self._note(POSITIONAL, call)
             self._judge(call)
 
     def note_selection(self, indices: Tensor) -> None:
-        self._marks[indices] = frozenset({"number"})
+        self._marks[indices] = frozenset({_NUMBERED})
 
     def selected_rows(self, tensor: Tensor) -> int:
         return self._rows if self.carried(tensor) else super().selected_rows(tensor)
@@ -112,13 +127,13 @@ class RowWatch(PlaceholderResults):
     def read_numbers(self, batch: Sequence[Tensor]) -> None:
         """Mark the integer tensors of a batch, which may be indices of its rows."""
         for tensor in batch:
-            if _is_whole(tensor):
-                self._marks[tensor] = frozenset({"given"})
+            if _is_integer(tensor):
+                self._marks[tensor] = frozenset({_OF_BATCH})
 
-    def _pass_on_given(self, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
-        if any(_is_whole(t) and "given" in self._marks.get(t, ()) for t in given):
-            for tensor in filter(_is_whole, made):
-                self._marks[tensor] = self._marks.get(tensor, frozenset()) | {"given"}
+    def _pass_on_integers(self, given: Sequence[Tensor], made: Sequence[Tensor]) -> None:
+        if any(_is_integer(t) and _OF_BATCH in self._marks.get(t, ()) for t in given):
+            for tensor in filter(_is_integer, made):
+                self._marks[tensor] = self._marks.get(tensor, frozenset()) | {_OF_BATCH}
 
     def carried(self, tensor: Tensor) -> list[int]:
         """Dimensions that carry samples."""
@@ -138,14 +153,14 @@ class RowWatch(PlaceholderResults):
             self._judge_constant(call, marks)
             return
         self.reach += 1
-        if "reduced" in marks:
+        if _REDUCED in marks:
             self._note(JOINT, call)
-        if "total" in marks and torch.Tag.pointwise in call.func.tags:
+        if _TOTAL in marks and torch.Tag.pointwise in call.func.tags:
             self._note(TOTAL, call)
         kept = call.func.is_view or call.name in COPIES
         if kept:
-            self._pass_on(call, marks & {"number"})
-        elif "number" in marks:
+            self._pass_on(call, marks & {_NUMBERED})
+        elif _NUMBERED in marks:
             self._judge_numbers(call)
         self._judge_operator(call, marks)
         self._judge_lost(call, kept)
@@ -153,16 +168,16 @@ class RowWatch(PlaceholderResults):
     def _judge_constant(self, call: OperatorCall, marks: frozenset[str]) -> None:
         """Judge an operator without samples among its inputs."""
         made = [t for t in call.made if self.carried(t)]
-        if "total" in marks:
-            self._mark(call.made, "total")
+        if _TOTAL in marks:
+            self._mark(call.made, _TOTAL)
         if made and call.name in NUMBERS_ROWS:
-            self._pass_on(call, frozenset({"number"}))
-        elif "reduced" in marks:
-            products = sum("reduced" in self._marks.get(t, ()) for t in call.given) > 1 and call.name in ("mul", "div")
+            self._pass_on(call, frozenset({_NUMBERED}))
+        elif _REDUCED in marks:
+            products = sum(_REDUCED in self._marks.get(t, ()) for t in call.given) > 1 and call.name in ("mul", "div")
             if not (call.func.is_view or call.name in COPIES | SUMS) or products:
                 self._note(JOINT, call)
             else:
-                self._pass_on(call, frozenset({"reduced"}))
+                self._pass_on(call, frozenset({_REDUCED}))
 
     def _pass_on(self, call: OperatorCall, marks: frozenset[str]) -> None:
         if marks:
@@ -214,7 +229,7 @@ class RowWatch(PlaceholderResults):
         if call.name not in ("embedding", "index", "index_select"):
             return
         index = pytree.tree_leaves(call.args[2 if call.name == "index_select" else 1])
-        given = [t for t in index if isinstance(t, Tensor) and "given" in self._marks.get(t, ())]
+        given = [t for t in index if isinstance(t, Tensor) and _OF_BATCH in self._marks.get(t, ())]
         if not where:
             self._pass_on(call, frozenset(map(_selected_by, given)))
 
@@ -222,9 +237,9 @@ class RowWatch(PlaceholderResults):
         """Judge an operator that uses row numbers for something else than selecting rows."""
         if call.name.startswith("index") or call.name in NEW or call.name.startswith("_embedding_bag"):
             return
-        others = [t for t in call.given if "number" not in self._marks.get(t, ()) and t.numel() > 1]
+        others = [t for t in call.given if _NUMBERED not in self._marks.get(t, ()) and t.numel() > 1]
         if torch.Tag.pointwise in call.func.tags and not others:
-            self._pass_on(call, frozenset({"number"}))
+            self._pass_on(call, frozenset({_NUMBERED}))
         else:
             self._note(JOINT if call.name in LOSSES or call.name in BY_INDEX else POSITIONAL, call)
 
@@ -238,9 +253,9 @@ class RowWatch(PlaceholderResults):
                 self._note(POSITIONAL, call)
         elif call.name in REDUCTIONS | LOSSES | BY_INDEX or call.name in PRODUCTS:
             if call.name in REDUCTIONS:
-                self._mark([t for t in call.made if t.numel() == 1], "total")
+                self._mark([t for t in call.made if t.numel() == 1], _TOTAL)
             for tensor in lost:
-                self._marks[tensor] = frozenset({"reduced"})
+                self._marks[tensor] = frozenset({_REDUCED})
         elif lost and lost[0] is call.made[0]:
             self._note(POSITIONAL, call)
 
@@ -260,7 +275,7 @@ class RowWatch(PlaceholderResults):
         elif name == "embedding" or name.startswith("_embedding_bag"):
             if where:
                 self._note_index(call, args[1])
-            if name != "embedding" and self.carried(args[2]) and "number" not in self._marks.get(args[2], ()):
+            if name != "embedding" and self.carried(args[2]) and _NUMBERED not in self._marks.get(args[2], ()):
                 self._note(LOOKUP, call)
         elif name in ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl_"):
             self._judge_index(call, first, args[1])
@@ -278,7 +293,7 @@ class RowWatch(PlaceholderResults):
         name, args, kind = call.name, call.args, SEQUENCE
         if name in ("native_layer_norm", "layer_norm", "_fused_rms_norm", "rms_norm"):
             kind, wrong = POSITIONAL, any(d >= first.ndim - len(args[1]) for d in where)
-        elif name.startswith(GROUPS) or "convolution" in name:
+        elif name.startswith(SAMPLES_FIRST) or "convolution" in name:
             wrong = any(d != 0 for d in where) or any(self.carried(t) for t in call.given[1:])
         elif name.startswith(SPATIAL):
             digits = [int(c) for c in name if c.isdigit()]
@@ -300,7 +315,7 @@ class RowWatch(PlaceholderResults):
                 continue
             if d in self.carried(first):
                 self._note_index(call, index)
-            elif "number" in self._marks.get(index, ()) and not any(
+            elif _NUMBERED in self._marks.get(index, ()) and not any(
                 d in self.carried(first) for d, i in enumerate(indices) if isinstance(i, Tensor)
             ):
                 self._note(POSITIONAL, call)
@@ -308,17 +323,14 @@ class RowWatch(PlaceholderResults):
     def _note_index(self, call: OperatorCall, index: Tensor) -> None:
         """Record that rows are selected by an index, unless each sample selects its own row."""
         marks = self._marks.get(index, ())
-        if "number" not in marks:
-            self._note(LOOKUP if "given" in marks else JOINT, call)
+        if _NUMBERED not in marks:
+            self._note(LOOKUP if _OF_BATCH in marks else JOINT, call)
 
     def _note(self, kind: str, call: OperatorCall) -> None:
         if (kind, call.name) not in self.findings:
-            self.findings[kind, call.name] = Finding(kind, call.name, _current_line())
+            self.findings[kind, call.name] = Finding(kind, call.name, calling_line(sys._getframe(1)))
             if self._stops and kind != TOTAL:
                 raise Dependent
-
-
-_SELECTED = "selected by "
 
 
 def _selected_by(index: Tensor) -> str:
@@ -326,15 +338,5 @@ def _selected_by(index: Tensor) -> str:
     return f"{_SELECTED}{id(index)}"
 
 
-def _is_whole(tensor: Tensor) -> bool:
+def _is_integer(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
-
-
-def _current_line() -> str:
-    """The user's line that is running now."""
-    frame: Any = sys._getframe(1)
-    while frame is not None:
-        if is_user_code(frame.f_code.co_filename):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-        frame = frame.f_back
-    return ""

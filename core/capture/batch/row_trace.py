@@ -147,11 +147,6 @@ class RowTracer:
         """An earlier trace that ran to its end."""
         return self._known.get(_key(dims, lists))
 
-    def fails(self, dims: Mapping[str, int | None], lists: frozenset[str]) -> bool:
-        """Whether an earlier trace failed."""
-        known = self.known(dims, lists)
-        return known is not None and not known.runs
-
     def trace_groups(self, dims: Mapping[str, int | None], lists: frozenset[str] = frozenset()) -> RowTrace:
         """Trace with a multiple of the prime that has many divisors, for a step that forms groups of samples."""
         found = self._run(dims, lists, _EVEN * self._prime)

@@ -13,11 +13,11 @@ from ..graph.aliases import copy_written, rewrite_aliases
 from ..graph.assigned_buffer_reads import keep_read_values
 from ..graph.autograd_functions import place_hooks
 from ..graph.masked_scatters import rewrite_masked_scatters
-from ..graph.nodes import module_of, root_of, written_arguments
-from ..graph.outputs import Outputs, ResultRows, row_outputs, step_outputs, weight_beside_loss
-from ..graph.plain_tensors import refuse_written_constants
+from ..graph.nodes import module_of, root_of, written_arguments, written_roots
+from ..graph.outputs import Outputs, ResultRows, keep_weight_with_loss, row_outputs, step_outputs
 from ..graph.recurrent_layers import split_layers
 from ..graph.value_checks import depends_on_values, drop_checks
+from ..graph.written_attributes import refuse_written_constants
 from ..regions.breaks import Breaks
 from ..regions.modes import note_modes
 from ..values.capture_errors import LateSize
@@ -103,7 +103,7 @@ def captured_step(
     outputs: Outputs
     if rows is None:
         results = step_outputs(program, breaks.printed, first_line(breaks.step))
-        outputs = weight_beside_loss(graph, results, {*inputs.batch, *inputs.constants})
+        outputs = keep_weight_with_loss(graph, results, {*inputs.batch, *inputs.constants})
     else:
         outputs = row_outputs(program, breaks.printed, rows)
     regions, causes = ({name or TAIL: text for name, text in d.items()} for d in (breaks.lines, breaks.causes))
@@ -114,7 +114,7 @@ def captured_step(
     )  # fmt: skip
     _refuse_written_parameters(step)
     refuse_written_constants(step.graph, step.constants)
-    written = (root_of(argument).name for node in graph.nodes for argument in written_arguments(node))
+    written = written_roots(graph.nodes)
     step.mutated_buffers = frozenset(inputs.buffers[name] for name in written if name in inputs.buffers)
     return step
 

@@ -117,9 +117,14 @@ class ConstantValues:
     def _copy(self, value: Tensor) -> Tensor:
         """A copy; the same one for equal values, so that a mask that every layer reads is kept once."""
         with _disable_current_modes():
-            flat = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-            key = hash((tuple(value.shape), value.dtype, crc32(flat.numpy().data) if flat.numel() else 0))
+            key = hash((tuple(value.shape), value.dtype, digest_of_values(value)))
             kept = self._copies.get(key)
             if kept is None or not torch.equal(kept, value):
                 kept = self._copies[key] = value.clone()
         return kept
+
+
+def digest_of_values(tensor: Tensor) -> int:
+    """32 bits over the bytes of a tensor's values; 0 if it has none."""
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return crc32(flat.numpy().data) if flat.numel() else 0

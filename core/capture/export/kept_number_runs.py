@@ -30,8 +30,8 @@ MAX_SIDES = 6
 
 
 @frozen
-class Found:
-    """What trial runs show of kept numbers.
+class KeptNumberEffect:
+    """The effect of kept numbers, as trial runs show it.
 
     Args:
         differs: the first operator that another number changes; None if there is none.
@@ -42,7 +42,7 @@ class Found:
     complete: bool
 
 
-def follow_kept(runs: TrialRuns, leaves: Leaves, names: Collection[Any]) -> Found:
+def follow_kept(runs: TrialRuns, leaves: Leaves, names: Collection[Any]) -> KeptNumberEffect:
     """Follow the numbers that a step keeps.
 
     Args:
@@ -56,7 +56,7 @@ def follow_kept(runs: TrialRuns, leaves: Leaves, names: Collection[Any]) -> Foun
         sides: list[tuple[bool, ...]] = [()]
         for _ in range(1 + MAX_SIDES):
             if not sides:
-                return Found(None, True)
+                return KeptNumberEffect(None, True)
             forced = sides.pop(0)
             followed.begin(forced)
             found = _run(runs, leaves, names, followed)
@@ -65,11 +65,11 @@ def follow_kept(runs: TrialRuns, leaves: Leaves, names: Collection[Any]) -> Foun
             followed.begin()
             later = _run(runs, leaves, names, followed) if forced else found
             if followed.escaped or not runs.ended:
-                return Found(None, False)
+                return KeptNumberEffect(None, False)
             differs = first_difference(known, found) or first_difference(known, later)
             if differs is not None:
-                return Found(differs, True)
-    return Found(None, not sides)
+                return KeptNumberEffect(differs, True)
+    return KeptNumberEffect(None, not sides)
 
 
 def _run(runs: TrialRuns, leaves: Leaves, names: Collection[Any], followed: Followed) -> list[RecordedOperator]:

@@ -25,7 +25,7 @@ from ...costs.graph import OpEdge, OpGraph, OpNode
 from ...errors import RequestError
 from ..graph.autograd_functions import called_name
 from ..graph.fixed_nodes import fixed_nodes
-from ..graph.nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of, written_arguments
+from ..graph.nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of, written_arguments, written_roots
 from ..graph.sparse_gradients import refuse_sparse_gradients
 from ..regions.gradient_paths import GradientPaths
 from ..regions.region_writes import note_later_writes
@@ -72,8 +72,7 @@ class Operators:
     def fixed(self) -> frozenset[str]:
         """Names of nodes that depend on parameters, buffers that are not written and constants alone: every stage
         computes those that it reads once a step (``programs/shared_program``)."""
-        step, calls = self.step, [node for node in self.step.graph.nodes if node.op == "call_function"]
-        written = {root_of(argument).name for node in calls for argument in written_arguments(node)}
+        step, written = self.step, written_roots(self.step.graph.nodes)
         names = {*step.parameters, *step.buffers, *step.constants} - written
         inputs = {node: None for node in step.graph.nodes if node.op == "placeholder" and node.name in names}
         found = fixed_nodes(step.graph, inputs, (), lambda node: self.values.get(node.name))
@@ -118,27 +117,27 @@ def operators_of(
     paths = fake_run.gradient_paths(step.outputs.home) if step.gradients else GradientPaths()
     if step.gradients:
         fake_run.note_gradients(step.outputs.home)
-    live = _live(step)
+    needed = _needed_nodes(step)
     local = _local_nodes(step, calls, fake_run)
-    groups = _groups([node for node in calls if node.name not in local and node in live], fake_run, apart)
+    groups = _groups([node for node in calls if node.name not in local and node in needed], fake_run, apart)
     names = _names(groups)
     members = {name: tuple(node.name for node in group) for name, group in zip(names, groups, strict=True)}
     graph = _graph(step, names, groups, local, fake_run, state_bytes or (lambda size: 4 * size))
     return Operators(step, graph, members, frozenset(local), fake_run.first_draw, fake_run.values, paths)
 
 
-def _live(step: CapturedStep) -> set[fx.Node]:
+def _needed_nodes(step: CapturedStep) -> set[fx.Node]:
     """Nodes that the result of the step depends on, and those that write in place."""
-    live: set[fx.Node] = set()
+    needed: set[fx.Node] = set()
     for node in reversed(step.graph.nodes):
-        if node.op == "output" or node in live or written_arguments(node):
-            live.add(node)
-            live.update(node.all_input_nodes)
-    return live
+        if node.op == "output" or node in needed or written_arguments(node):
+            needed.add(node)
+            needed.update(node.all_input_nodes)
+    return needed
 
 
 def _local_nodes(step: CapturedStep, calls: list[fx.Node], fake_run: FakeRun) -> set[str]:
-    written = {root_of(argument).name for node in calls for argument in written_arguments(node)}
+    written = written_roots(calls)
     free = {node.name for node in step.graph.nodes if node.op in ("placeholder", "get_attr")}
     free -= set(step.parameters) | (written - set(step.constants) - set(step.batch))
     local: set[str] = set()
@@ -162,10 +161,10 @@ def _groups(calls: list[fx.Node], fake_run: FakeRun, apart: Collection[str]) -> 
     joined = [i > 0 and bool(node.meta.get(WITH_PREVIOUS)) for i, node in enumerate(calls)]
     for i, node in enumerate(calls):
         source = node.args[0] if node.args else None
-        shows = node.target is operator.getitem or is_view(node)
-        free = i > 0 and node.name not in apart
+        free, shows = i > 0 and node.name not in apart, not computes(node)
         if free and shows and node.name not in fake_run.strided and isinstance(source, fx.Node) and source in position:
-            joined[i] = _no_larger(node, source, fake_run) and _between_shows(calls, position[source], i)
+            computed_between = any(computes(calls[j]) for j in range(position[source] + 1, i))
+            joined[i] = _is_no_larger(node, source, fake_run) and not computed_between
         if free and any(
             s.name in fake_run.strided and _group_end(calls, joined, position, s) == i - 1 for s in node.all_input_nodes
         ):
@@ -197,13 +196,10 @@ def _touches(node: fx.Node, root: fx.Node) -> bool:
     return any(root_of(source) is root for source in node.all_input_nodes)
 
 
-def _no_larger(node: fx.Node, source: fx.Node, fake_run: FakeRun) -> bool:
+def _is_no_larger(node: fx.Node, source: fx.Node, fake_run: FakeRun) -> bool:
+    """Whether a view, or a part of a result, has no more bytes than its source, unlike an expanded tensor."""
     shown, whole = ([tensor_bytes(t) for t in tensors_of(fake_run.values[n.name])] for n in (node, source))
     return sum(shown) <= sum(whole)
-
-
-def _between_shows(calls: list[fx.Node], start: int, end: int) -> bool:
-    return all(calls[j].target is operator.getitem or is_view(calls[j]) for j in range(start + 1, end))
 
 
 def computes(node: fx.Node) -> bool:

@@ -7,27 +7,26 @@ import sys
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
-from zlib import crc32
 
 import torch
 from attrs import frozen
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from ...errors import RequestError
 from ..python.foreign_state import foreign_state_noted
 from ..python.opened_files import looked_for, opened_otherwise
 from ..values.user_lines import calling_line
-from .constant_values import ConstantValues
+from .constant_values import ConstantValues, digest_of_values
 from .kept_tensors import KeptTensors
 from .operand_origins import Operands
 
 READS_FILE = "reads a file"
 """An entry of a run for a file that is read or looked for, which is not an operator."""
 ASKS = "asks for a state"
-"""The first part of an entry of a run for a state that cannot be compared; the second one says whose."""
+"""The first part of an entry of a run for a read of a state that cannot be compared; the second one is its object."""
 
 
 @frozen
@@ -64,8 +63,8 @@ class Recording(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        # The first reads a device or layout, which a fake tensor caches; the second a number, which a step may print in
-        # some steps, and which has no effect alone.
+        # Operators of ``prim`` read a device or layout, which a fake tensor caches. A number that ``item()`` reads has
+        # no effect alone, and a step may print it in some steps only.
         if func.namespace == "prim" or func is torch.ops.aten._local_scalar_dense.default:
             return func(*args, **kwargs)
         depends = self._kept.depends(func, (args, kwargs))
@@ -96,15 +95,16 @@ class Recording(TorchDispatchMode):
 
 
 def _digest(tensor: Tensor) -> int:
-    with torch.utils._python_dispatch._disable_current_modes(), suppress(Exception):
-        return crc32(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    """32 bits over a tensor's values; 0 for a tensor whose values cannot be read."""
+    with _disable_current_modes(), suppress(Exception):
+        return digest_of_values(tensor)
     return 0
 
 
 @contextmanager
 def outside_noted(ran: list[RecordedOperator], objects: Sequence[Any]) -> Iterator[None]:
-    """A context in which files that the user's code opens for reading, or looks for, are recorded, and questions for a
-    state that cannot be compared.
+    """A context in which reads of what is outside of the process's Python objects are recorded: files that the user's
+    code opens for reading or looks for, and states that cannot be compared.
 
     Args:
         ran: the record.

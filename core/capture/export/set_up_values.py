@@ -17,7 +17,7 @@ from typing import Any
 from ..python.pending_refusals import PendingRefusal
 from ..python.reached import Reached
 from ..values.user_lines import warn_at
-from .kept_number_runs import Found, follow_kept
+from .kept_number_runs import KeptNumberEffect, follow_kept
 from .run_record import RecordedOperator, first_difference, read_kept_refusal, refusal_of
 from .trial_runs import Leaves, TrialRuns
 
@@ -65,7 +65,7 @@ def refuse_other_set_up(
         if pending:
             raise pending[0].refusal
         return
-    if kept and follow_kept(runs, leaves, kept) != Found(None, complete=True):
+    if kept and follow_kept(runs, leaves, kept) != KeptNumberEffect(None, complete=True):
         raise next(each.refusal for each in pending if each.number in kept)
     for each in pending:
         if each.number in kept and each.remark is not None:

@@ -20,11 +20,12 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
+from ...wording import shape_text
 from ..graph.autograd_functions import own_functions
 from ..graph.generated_sources import sources_removed
 from ..graph.numbered_objects import holding
 from ..graph.outputs import ResultRows
-from ..graph.plain_tensors import WritesConstant, make_buffer, make_constant_a_buffer
+from ..graph.written_attributes import WritesConstant, make_buffer, make_constant_a_buffer
 from ..python.assigned_buffers import assigned_buffers_written
 from ..python.dynamo import PlainStep, nothing_omitted, refuse_transforms
 from ..python.earlier_state import EarlierState
@@ -97,7 +98,7 @@ def capture_step(
             a scalar loss, or no rows.
     """
     leaves, nesting = flatten_batch(batch)
-    _check_loss(step, leaves)
+    _check_arguments(step, leaves)
     refuse_sparse_tensors(model, nesting.plain(leaves))
     if gradients:
         check_gradient_hooks(model)
@@ -194,7 +195,7 @@ def _refusal(breaks: Breaks, error: Exception, line: str) -> str:
     if not raised_by_user(error):
         return f"{line}: the step cannot be captured as one graph: {reason}; change that line"
     leaves, _ = flatten_batch(breaks.batch)
-    shapes = ", ".join("×".join(map(str, leaf.shape)) or "scalar" for leaf in leaves if isinstance(leaf, Tensor))
+    shapes = ", ".join(shape_text(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
     return (
         f"{line}: the step raises {reason} for a microbatch of {shapes}: change that line so that it accepts one, or "
         "the batch or the number of microbatches"
@@ -256,7 +257,7 @@ def _exporting_hidden() -> Iterator[None]:
         yield
 
 
-def _check_loss(step: StepFunction, leaves: Sequence[Any]) -> None:
+def _check_arguments(step: StepFunction, leaves: Sequence[Any]) -> None:
     if not leaves:
         raise RequestError("the batch is empty: give the step a batch with at least one tensor")
     if not callable(step):

@@ -152,7 +152,7 @@ class TrialRuns:
             stack.enter_context(without_checkpoints())
             try:
                 yield
-            except RequestError as error:  # `isolated` lets none through
+            except RequestError as error:  # `isolated` suppresses all exceptions
                 failure = error
         if failure is not None:
             raise failure

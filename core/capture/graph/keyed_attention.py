@@ -132,4 +132,4 @@ RULES: dict[Any, Rule] = {
     _EFFICIENT: _rule(_EFFICIENT, _efficient, lengths=False),
     _CUDNN: _rule(_CUDNN, _cudnn, lengths=True),
 }
-"""For `KeyedRandom`: fused attention → what it calls in place of it."""
+"""Fused attention → the function that `KeyedRandom` calls in its place."""

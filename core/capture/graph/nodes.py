@@ -1,7 +1,7 @@
 """Properties of the nodes of a captured graph: arguments that they write, storages of their results, their module."""
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -28,6 +28,11 @@ def written_arguments(node: fx.Node) -> list[fx.Node]:
     for value in written_values(node.target, node.args, node.kwargs):
         found += [v for v in (value if isinstance(value, list | tuple) else [value]) if isinstance(v, fx.Node)]
     return found
+
+
+def written_roots(nodes: Iterable[fx.Node]) -> set[str]:
+    """Names of the nodes whose storages some nodes write in place."""
+    return {root_of(argument).name for node in nodes for argument in written_arguments(node)}
 
 
 def is_view(node: fx.Node) -> bool:

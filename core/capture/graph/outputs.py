@@ -189,7 +189,7 @@ def _described(leaf: Any, value: Any) -> str:
     return f"a tensor of shape {tuple(value.shape)}" if value.ndim else "a scalar"
 
 
-def weight_beside_loss(graph: fx.Graph, outputs: StepOutputs, given: set[str]) -> StepOutputs:
+def keep_weight_with_loss(graph: fx.Graph, outputs: StepOutputs, given: set[str]) -> StepOutputs:
     """Compute a weight that depends on the model in the loss's stage, because the loss's gradient starts from it.
 
     Args:

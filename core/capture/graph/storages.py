@@ -42,7 +42,7 @@ def state_of(tensor: Tensor) -> tuple[int, int | None]:
 class StorageMeter:
     """Counts the bytes of watched storages that are alive.
 
-    A finalizer of each storage reports its end; code that is expected to free it does not.
+    It learns that a storage is freed from a finalizer of the storage, and not from the code that should free it.
 
     Args:
         changed: called with the bytes alive after every change, if given.
@@ -69,10 +69,10 @@ class StorageMeter:
                 continue
             self._watched.add(key)
             size = storage.nbytes()
-            weakref.finalize(storage, self._died, key, size)
+            weakref.finalize(storage, self._freed, key, size)
             self._add(size)
 
-    def _died(self, key: int, size: int) -> None:
+    def _freed(self, key: int, size: int) -> None:
         self._watched.discard(key)
         self._add(-size)
 

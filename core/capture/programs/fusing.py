@@ -176,7 +176,7 @@ def _pieces(
         nodes, inputs = dict[fx.Node, None](), dict[fx.Node, None]()
         for node in run:
             for source in node.all_input_nodes:
-                _take_in(source, members, inside, nodes, inputs)
+                _add_source(source, members, inside, nodes, inputs)
             nodes[node] = None
         if outputs := tuple(node for node in run if node in read):
             found.append(Fusion(tuple(nodes), tuple(inputs), outputs))
@@ -184,7 +184,7 @@ def _pieces(
     return found[::-1]
 
 
-def _take_in(
+def _add_source(
     source: fx.Node,
     members: Collection[fx.Node],
     inside: Collection[fx.Node],
@@ -195,7 +195,7 @@ def _take_in(
     if source in members or source in nodes:
         return
     if source in inside and is_single_view(source):
-        _take_in(source.all_input_nodes[0], members, inside, nodes, inputs)
+        _add_source(source.all_input_nodes[0], members, inside, nodes, inputs)
         nodes[source] = None
     else:
         inputs[source] = None

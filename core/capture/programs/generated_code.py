@@ -97,7 +97,7 @@ def compile_program(
             assert fusions is not None
             fusions.add(scope, f"g{position}", piece)
             made = piece.outputs
-            lines.append(_group(f"g{position}", piece, names))
+            lines.append(_group_call(f"g{position}", piece, names))
         elif piece in left_out:
             continue
         elif piece.op == "get_attr":
@@ -105,13 +105,13 @@ def compile_program(
             continue
         elif piece in products:
             made = ()
-            lines.append(_product(products[piece], names))
+            lines.append(_product_call(products[piece], names))
         else:
             made = (piece,)
             lines.append(f"    {names[piece]} = {_call(piece, position, names, scope, over.get(piece), piece in kept)}")
-        lines += [line for node in made if node in last for line in _checked(node, names, scope)]
+        lines += [line for node in made if node in last for line in _stride_check(node, names, scope)]
         lines += [line for node in made for line in sinks.get(node, ())]
-        lines += _gone([*piece.all_input_nodes, *made], position, last, names, scope)
+        lines += _deletion([*piece.all_input_nodes, *made], position, last, names, scope)
         traces.update(dict.fromkeys(range(begin, len(lines)), _stack_trace(piece)))
     lines.append(f"    return [{', '.join('None' if node is None else names[node] for node in outputs)}]")
     scope["noted"] = partial(_noted, {_HEAD + number: trace for number, trace in traces.items() if trace})
@@ -145,7 +145,7 @@ def _noted(traces: Mapping[int, str], error: Exception) -> None:
         error.add_note(f"at {line}")
 
 
-def _gone(
+def _deletion(
     nodes: Sequence[fx.Node], position: int, last: dict[fx.Node, int], names: dict[fx.Node, str], scope: dict[str, Any]
 ) -> list[str]:
     """The line that deletes the names of nodes that are not read any more."""
@@ -153,7 +153,7 @@ def _gone(
     return [f"    del {', '.join(done)}"] if done else []
 
 
-def _checked(node: fx.Node, names: dict[fx.Node, str], scope: dict[str, Any]) -> list[str]:
+def _stride_check(node: fx.Node, names: dict[fx.Node, str], scope: dict[str, Any]) -> list[str]:
     """The line that gives a result the strides that it was traced with, if its kernel may return others."""
     strides = strides_to_check(node)
     if strides is None:
@@ -162,7 +162,7 @@ def _checked(node: fx.Node, names: dict[fx.Node, str], scope: dict[str, Any]) ->
     return [f"    if {name}.stride() != {wanted}: {name} = restrided({name}, {wanted})"]
 
 
-def _group(name: str, fusion: Fusion, names: dict[fx.Node, str]) -> str:
+def _group_call(name: str, fusion: Fusion, names: dict[fx.Node, str]) -> str:
     made, given = ("".join(f"{names[n]}, " for n in of).rstrip() for of in (fusion.outputs, fusion.inputs))
     return f"    {made} = {name}({given})"
 
@@ -173,17 +173,19 @@ def _call(
     names: dict[fx.Node, str],
     scope: dict[str, Any],
     over: tuple[Any, str, fx.Node] | None,
-    own: bool,
+    kept: bool,
 ) -> str:
-    """The call of an operator; of its ``out=`` variant if it overwrites an operand.
+    """The call of an operator.
 
-    ``own`` is whether the result is returned: then it is no other tensor of the program.
+    Args:
+        over: if it overwrites an operand: the variant that writes to a given tensor, its argument, and the operand.
+        kept: whether the program returns the result or hands it over: then it must not be an input of the operator.
     """
     arguments = [_argument(value, names, scope) for value in node.args]
     arguments += [f"{key}={_argument(value, names, scope)}" for key, value in node.kwargs.items()]
     if over is not None:
         arguments.append(f"{over[1]}={names[over[2]]}")
-    same = None if own else same_tensor(node)
+    same = None if kept else same_tensor(node)
     if same is not None:
         return names[same]
     if node.target is operator.getitem:
@@ -193,7 +195,7 @@ def _call(
     return f"{function}({', '.join(arguments)})"
 
 
-def _product(product: Product, names: dict[fx.Node, str]) -> str:
+def _product_call(product: Product, names: dict[fx.Node, str]) -> str:
     left, right = (names[factor] for factor in product.node.args[:2])  # type: ignore[index]
     if product.transposed:
         left, right = f"{right}.t()", f"{left}.t()"

@@ -16,7 +16,7 @@ from ..graph.nodes import always_views
 
 aten = torch.ops.aten
 
-_OVER = {
+_VARIANTS = {
     aten.add.Tensor: (aten.add.out, "out"),
     aten.sub.Tensor: (aten.sub.out, "out"),
     aten.mul.Tensor: (aten.mul.out, "out"),
@@ -30,7 +30,7 @@ _OVER = {
 """Pointwise operators → the variant that writes to a given tensor, which may be an operand, and its argument."""
 
 _FRESH = {
-    *_OVER,
+    *_VARIANTS,
     aten.mm.default,
     aten.addmm.default,
     aten.bmm.default,
@@ -49,7 +49,7 @@ _FRESH = {
 
 
 def overwriting(
-    nodes: Sequence[fx.Node], kept: Collection[fx.Node | None], passed_over: Collection[fx.Node] = ()
+    nodes: Sequence[fx.Node], kept: Collection[fx.Node | None], fused: Collection[fx.Node] = ()
 ) -> dict[fx.Node, tuple[Any, str, fx.Node]]:
     """For each operator that may overwrite an operand: the operator to call, its argument, and the operand.
 
@@ -59,18 +59,18 @@ def overwriting(
     Args:
         nodes: of a program, in the order in which they run.
         kept: nodes that the program returns or hands over.
-        passed_over: nodes that run inside of a fused group, where nothing is overwritten.
+        fused: nodes that run inside of a fused group, where nothing is overwritten.
     """
     place = {node: position for position, node in enumerate(nodes)}
     found: dict[fx.Node, tuple[Any, str, fx.Node]] = {}
     for node in nodes:
-        if node.target not in _OVER or node in passed_over:
+        if node.target not in _VARIANTS or node in fused:
             continue
         # The operand that was computed last is the most likely to be in the cache.
         operands = sorted((n for n in dict.fromkeys(node.all_input_nodes) if n in place), key=lambda n: -place[n])
         for operand in operands:
             if may_overwrite(node, operand) and _is_last_read(operand, node, place, kept, found):
-                function, name = _OVER[node.target]
+                function, name = _VARIANTS[node.target]
                 found[node] = function, name, operand
                 break
     return found
@@ -80,7 +80,7 @@ def may_overwrite(node: fx.Node, operand: fx.Node) -> bool:
     """Whether an operator can write its result over an operand, by its kind and the layout of both."""
     one, other = node.meta.get("val"), operand.meta.get("val")
     return (
-        node.target in _OVER
+        node.target in _VARIANTS
         and isinstance(one, Tensor)
         and isinstance(other, Tensor)
         and (one.dtype, one.shape, one.stride(), one.device) == (other.dtype, other.shape, other.stride(), other.device)

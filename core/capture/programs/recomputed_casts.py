@@ -28,7 +28,7 @@ MOST = 8
 def recompute_casts(
     joint: JointGraph, in_forward: Collection[fx.Node], shared: Collection[fx.Node], fixed: Collection[fx.Node]
 ) -> set[fx.Node]:
-    """Let the backward compute casts again.
+    """Change a joint graph so that its backward computes casts again instead of saving them.
 
     Args:
         joint: forward and backward of a stage; its graph is changed in place.
@@ -71,7 +71,7 @@ def narrows(node: fx.Node) -> bool:
 
 
 def _between(saved: Collection[fx.Node], given: Collection[fx.Node]) -> set[fx.Node] | None:
-    """What computes these nodes from given ones; None if another kind of operator takes part, or too many do."""
+    """The nodes that compute these from given ones; None if others than row-wise operators, or too many, are needed."""
     found: set[fx.Node] = set()
     todo = list(saved)
     while todo:

@@ -1,7 +1,7 @@
 """The storages of a stage's saved tensors: what each is called, how large it is, and what else holds it.
 
-Offload moves storages and not tensors: two views of one storage are one copy, and the storage is free only when all its
-views have left. The list is the same for every microbatch of a shape.
+Offload copies storages and not tensors: two views of one storage are one copy, and the storage is freed only when no
+view of it is held. The list is the same for every microbatch of a shape.
 """
 
 import operator

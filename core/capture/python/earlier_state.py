@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .holders import INTERNAL, contents_of, has_entries, refill
+from .holders import INTERNAL, contents_of, has_entries, number_of_forward_hooks, refill
 
 _State = list[tuple[nn.Module, dict[str, Any], dict[str, Any]]]
 """Modules, their attributes, and copies of the containers among these."""
@@ -24,12 +24,12 @@ class EarlierState:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model, self._state, self._hooks = model, _state(model), _hooks(model)
+        self._model, self._state, self._hooks = model, _state(model), number_of_forward_hooks(model)
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """A context in which modules have this state; not if hooks were added, since modules keep flags of that."""
-        if _hooks(self._model) != self._hooks:
+        if number_of_forward_hooks(self._model) != self._hooks:
             yield
             return
         now = _state(self._model)
@@ -59,7 +59,3 @@ def _restore(state: _State) -> None:
         for key, value in contents.items():
             if not has_entries(values[key], value):
                 refill(values[key], value)
-
-
-def _hooks(model: nn.Module) -> int:
-    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())

@@ -55,7 +55,7 @@ def _hooks(model: nn.Module) -> Iterator[tuple[str, Any, bool]]:
             yield f"parameter '{name}'", hook, True
 
 
-def number_of_hooks(modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> int:
+def number_of_gradient_hooks(modules: Sequence[nn.Module], parameters: Sequence[nn.Parameter]) -> int:
     """The number of hooks on the gradients of modules and parameters, which is compared before each step."""
     of_modules = sum(len(module._backward_hooks) + len(module._backward_pre_hooks) for module in modules)
     with torch._C.DisableTorchFunctionSubclass():  # of parameters that other ranks hold, too

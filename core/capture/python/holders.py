@@ -74,6 +74,11 @@ class _Cells(_Variables):
                 yield name
 
 
+def number_of_forward_hooks(model: nn.Module) -> int:
+    """The number of hooks on the forwards of a model's modules."""
+    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
+
+
 def contents_of(holder: MutableMapping[str, Any]) -> dict[str, Any]:
     """Copies of the lists, dicts and sets of a holder, without torch's own."""
     return {

@@ -16,7 +16,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
-from ..values.code_origin import is_users_own
+from ..values.user_lines import calling_line, current_line
 
 _GETS: Any = Tensor.requires_grad.__get__  # type: ignore[attr-defined]
 _SETS: Any = Tensor.requires_grad.__set__  # type: ignore[attr-defined]
@@ -56,7 +56,7 @@ def begin_as_it_ends(model: nn.Module, ends: EndsOtherwise) -> None:
         )
 
 
-class Toggles(TorchFunctionMode):
+class RequiresGradWrites(TorchFunctionMode):
     """A mode in which a captured step may freeze and unfreeze parameters.
 
     Args:
@@ -97,7 +97,7 @@ class Toggles(TorchFunctionMode):
 
     def _set(self, parameter: Tensor, trained: bool) -> None:
         self._now[id(parameter)] = trained
-        self._lines[id(parameter)] = _users_line()
+        self._lines[id(parameter)] = calling_line(sys._getframe(1)) or "the step"
 
     def _requires_gradient(self, parameter: Tensor) -> bool:
         key = id(parameter)
@@ -108,7 +108,7 @@ class Toggles(TorchFunctionMode):
     def _refuse_gradient(self, parameter: Tensor) -> None:
         name = self._name(id(parameter))
         raise RequestError(
-            f"{_users_line()}: the step reads or sets the gradient of parameter '{name}' here, which would "
+            f"{current_line()}the step reads or sets the gradient of parameter '{name}' here, which would "
             "be that of earlier microbatches: a step only returns the loss, and gradients are complete after "
             "pipe.step(batch); leave zero_grad() and backward() out, clip by clip_norm=, and read gradients between "
             "steps"
@@ -146,10 +146,3 @@ class Toggles(TorchFunctionMode):
 
     def _name(self, key: int) -> str:
         return self._names[key]
-
-
-def _users_line() -> str:
-    frame = sys._getframe(1)
-    while frame.f_back is not None and not is_users_own(frame.f_code.co_filename):
-        frame = frame.f_back
-    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -16,7 +16,7 @@ from ...errors import RequestError
 from ...wording import module_text
 from ..values.late_numbers import holds_captured, holds_late_numbers
 from ..values.user_lines import warn_at
-from .holders import INTERNAL, STEP, contents_of, refill, step_holders
+from .holders import INTERNAL, STEP, contents_of, number_of_forward_hooks, refill, step_holders
 from .pending_refusals import PendingRefusal, have_grown
 from .reachable.code_names import read_line, written_line
 from .reachable.compared_values import is_number
@@ -54,7 +54,7 @@ def attributes_restored(
     kept = {id(module): values for (_, module), (_, _, values, _) in zip(modules, before, strict=False)}
     read: set[tuple[int, str]] = set()
     used: set[tuple[int, str]] = set()
-    hooks = _hooks(model)
+    hooks = number_of_forward_hooks(model)
 
     def get(module: nn.Module, name: str) -> Any:
         values = kept.get(id(module))
@@ -64,7 +64,7 @@ def attributes_restored(
             (read if as_before else used).add((id(now), name))
         return object.__getattribute__(module, name)
 
-    restored = _Restored(reached, read, used, lambda: hooks == _hooks(model), pending)
+    restored = _Restored(reached, read, used, lambda: hooks == number_of_forward_hooks(model), pending)
     finished = False
     try:
         with mock.patch.object(nn.Module, "__getattribute__", get, create=True):
@@ -170,7 +170,7 @@ class _Restored:
 
     def _remark(self, label: str, key: str, now: str) -> tuple[str, str]:
         line = written_line(self.reached.codes, key) or self.reached.line_of(key)
-        return line, _remark(label, key, now)
+        return line, _remark_text(label, key, now)
 
 
 class WritesTensor(Exception):
@@ -202,11 +202,7 @@ def _replaced(value: Any, before: Any) -> list[tuple[Tensor, Any]]:
     return [(old, new) for old, new in pairs if isinstance(old, Tensor) and new is not old and holds_captured(new)]
 
 
-def _hooks(model: nn.Module) -> int:
-    return sum(len(module._forward_hooks) + len(module._forward_pre_hooks) for module in model.modules())
-
-
-def _remark(label: str, key: str, now: str) -> str:
+def _remark_text(label: str, key: str, now: str) -> str:
     what = "a variable" if label == STEP else "its attribute"
     return (
         f"{label} sets {what} '{key}' in the step, but in a captured step it keeps the value that it has now, {now}; "

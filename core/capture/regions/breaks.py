@@ -20,7 +20,7 @@ from ..graph.value_checks import late_checks_dropped
 from ..python.pending_refusals import PendingRefusal
 from ..python.reachable.reach import reach
 from ..python.reached import Reached
-from ..python.requires_grad_writes import Toggles
+from ..python.requires_grad_writes import RequiresGradWrites
 from ..python.restored_modules import modules_restored
 from ..python.side_effects import tensors_restored
 from ..python.torch_settings import Autocasts
@@ -110,9 +110,9 @@ class Breaks:
         locator = Locator([there for _, there in tail.places] if tail is not None else ())
         result = None
         with (
-            noted(self.reached.holds) as printed, late_checks_dropped(), Toggles(model, self.trained) as toggles, watch,
-            watch.seeds.observed(), self._modules.called(model, self._meta),
-            numbered(model, regions, locator),
+            noted(self.reached.holds) as printed, late_checks_dropped(),
+            RequiresGradWrites(model, self.trained) as writes, watch, watch.seeds.observed(),
+            self._modules.called(model, self._meta), numbered(model, regions, locator),
         ):  # fmt: skip
             try:
                 result = self._called(model, batch)
@@ -126,7 +126,7 @@ class Breaks:
                     raise NeedsValue(str(error)) from error
                 _leave_modules(error)
         if result is not None:  # the step ran to its end
-            toggles.check_ends()
+            writes.check_ends()
         if tail is not None:
             self.printed = Printed()  # the tail prints when it runs
             return tail.call(self.model, self._called, regions, model, batch, locator), []

@@ -10,20 +10,38 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
+from ...tensor_metadata import METADATA_PROPERTIES
+
 Place = tuple[int, int]
 """A computed tensor: the number of its call, and its position among the call's results."""
 
 
 @frozen
 class Slot:
-    """A tensor among a call's results: its metadata, and the index of the argument if the call returned that."""
+    """A tensor among a call's results.
+
+    Args:
+        shape, stride, dtype, requires_grad: of the tensor.
+        argument: index among the call's tensor arguments if the call returned one of them.
+    """
 
     shape: tuple[int, ...]
+    stride: tuple[int, ...]
     dtype: torch.dtype
+    requires_grad: bool
     argument: int | None
 
+    @classmethod
+    def of(cls, tensor: Tensor, argument: int | None = None) -> "Slot":
+        """The slot of a tensor; contiguous for one without strides, as a sparse tensor."""
+        shape = tuple(tensor.shape)
+        stride = tensor.stride() if tensor.layout is torch.strided else torch.empty(shape, device="meta").stride()
+        return cls(shape, tuple(stride), tensor.dtype, tensor.requires_grad, argument)
+
     def stand_in(self) -> Tensor:
-        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+        """A tensor without values that has the same metadata, except for its device."""
+        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+        return made.requires_grad_(self.requires_grad)
 
 
 class Calls(TorchFunctionMode, ABC):
@@ -33,13 +51,13 @@ class Calls(TorchFunctionMode, ABC):
         super().__init__()
         self.count = 0
         self._inside = False
-        self.held: tuple[Tensor, ...] = ()  # by the module that is called as one
+        self.held: tuple[Tensor, ...] = ()  # the state of the module that is called as one
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         if self._inside:
             return func(*args, **kwargs)
-        if _property(func) not in _TENSOR_PROPERTIES:
+        if func in METADATA_PROPERTIES:
             return self.metadata(func, args)
         number, self.count = self.count, self.count + 1
         return self.call(number, func, lambda: func(*args, **kwargs), (args, kwargs))
@@ -56,7 +74,7 @@ class Calls(TorchFunctionMode, ABC):
             self._inside, self.held = False, ()
 
     def metadata(self, func: Any, args: Any) -> Any:
-        """Read a tensor's metadata; this does not count as a call."""
+        """Read a property that is metadata; this does not count as a call."""
         return func(*args)
 
     @abstractmethod
@@ -92,17 +110,3 @@ def numbered(model: nn.Module, names: Sequence[str], calls: Calls) -> Iterator[N
                 del module.forward
             else:
                 module.forward = own
-
-
-_TENSOR_PROPERTIES = {None, "T", "mT", "H", "mH", "real", "imag", "data", "grad"}
-"""Properties whose values are tensors, and None for a function that is not a property; all others are metadata."""
-
-
-def _property(func: Any) -> str | None:
-    """Name of the property that a function reads; None if it is not the getter of one."""
-    return func.__self__.__name__ if getattr(func, "__name__", "") == "__get__" else None
-
-
-def name_of(func: Any) -> str:
-    """Name of a called function."""
-    return getattr(func, "__name__", type(func).__name__)

@@ -15,11 +15,8 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...errors import RequestError
+from ...tensor_metadata import METADATA_READS, first_of
 from ..values.user_lines import current_line
-
-_METADATA = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point, Tensor.__len__}
-_OF_VALUES = {"T", "mT", "H", "mH", "real", "imag", "data", "grad"}
-"""Properties of tensors whose values are tensors; the others are metadata."""
 
 
 class ForeignReads(TorchFunctionMode):
@@ -57,7 +54,7 @@ class ForeignReads(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if self._own is not None and _reads(func):
+        if self._own is not None and func not in METADATA_READS:
             for tensor in pytree.tree_leaves((args, kwargs)):
                 if isinstance(tensor, Tensor) and id(tensor) not in self._own and tensor not in self._made:
                     self._refuse(tensor)
@@ -85,11 +82,12 @@ class _Foreign(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not _reads(func):
+        if func in METADATA_READS:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **(kwargs or {}))
-        name = next(leaf.qualified_name for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, _Foreign))
-        raise RequestError(f"{current_line()}a module that stays Python {_FOREIGN.format(name)}")
+        foreign = first_of(_Foreign, (args, kwargs or {}))
+        assert foreign is not None
+        raise RequestError(f"{current_line()}a module that stays Python {_FOREIGN.format(foreign.qualified_name)}")
 
 
 def foreign_tensors(model: nn.Module) -> dict[int, Tensor]:
@@ -111,10 +109,3 @@ _FOREIGN = (
     "submodule"
 )
 """The rest of a message, with the tensor's name."""
-
-
-def _reads(func: Any) -> bool:
-    """Whether a function reads the values of its arguments, and not only metadata."""
-    if getattr(func, "__name__", "") == "__get__":
-        return func.__self__.__name__ in _OF_VALUES
-    return func not in _METADATA

@@ -7,10 +7,11 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from ...tensor_metadata import name_of
 from ..graph.alignment import aligned
 from ..graph.storages import memory_of, state_of
 from ..values.value_watch import reads_values
-from .calls import Calls, Place, Slot, name_of
+from .calls import Calls, Place, Slot
 
 
 @define(eq=False)
@@ -92,7 +93,7 @@ class Observer(Calls):
             if not isinstance(leaf, Tensor):
                 slots.append(leaf)
                 continue
-            slots.append(Slot(tuple(leaf.shape), leaf.dtype, places.get(id(leaf))))
+            slots.append(Slot.of(leaf, places.get(id(leaf))))
             if id(leaf) not in places:
                 self._made.setdefault(id(leaf), (number, position))
         self._record.names.append(name_of(func))

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
+from ...tensor_metadata import METADATA_READS, name_of
 from ..python.holders import INTERNAL
 from ..values.capture_errors import NeedsValue, depends_on_value
-from .calls import Calls, Place, Slot, name_of
+from .calls import Calls, Place, Slot
 from .observer import Record
 
 
@@ -87,19 +88,20 @@ class Replay(Calls):
         spec, slots = self._record.returned[number]
         tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
         leaves = [
-            leaf
-            if not isinstance(leaf, Slot)
-            else tensors[leaf.argument]
-            if leaf.argument is not None
-            else self._received.get((number, position), None)
-            if (number, position) in self._received
-            else leaf.stand_in()
+            self._tensor((number, position), leaf, tensors) if isinstance(leaf, Slot) else leaf
             for position, leaf in enumerate(slots)
         ]
         return pytree.tree_unflatten(leaves, spec)
 
+    def _tensor(self, place: Place, slot: Slot, arguments: Sequence[Tensor]) -> Tensor:
+        """What a call before the tail returns in place of a tensor."""
+        if slot.argument is not None:
+            return arguments[slot.argument]
+        received = self._received.get(place)
+        return slot.stand_in() if received is None else received
+
     def _refuse_stand_ins(self, func: Any, given: Any) -> None:
-        if func in _HARMLESS or not any(isinstance(t, Tensor) and t.is_meta for t in pytree.tree_leaves(given)):
+        if func in METADATA_READS or not any(isinstance(t, Tensor) and t.is_meta for t in pytree.tree_leaves(given)):
             return
         raise RequestError(
             f"{self._line}: after this line the step reads a tensor in {name_of(func)} that it did not read for the "
@@ -110,9 +112,6 @@ class Replay(Calls):
 
 _MODES = {torch._C._set_grad_enabled}
 """Calls that change how later ones run."""
-
-_HARMLESS = {Tensor.size, Tensor.dim, Tensor.numel, Tensor.stride, Tensor.is_floating_point, Tensor.__len__}
-"""Calls that need no data."""
 
 
 def copy_on_meta(module: nn.Module, foreign: Mapping[int, Tensor]) -> nn.Module:

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from panpipe.core.capture.graph.tensor_sums import MAX, SUM
+from panpipe.core.capture.graph.tensor_collectives import MAX, SUM
 from panpipe.core.errors import WorkerError
 from panpipe.runtimes.tensor_parallel.group_collectives import GroupCollectives
 

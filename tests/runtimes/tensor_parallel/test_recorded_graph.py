@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed._functional_collectives
-from panpipe.core.capture.graph.tensor_sums import ALL_GATHER, ALL_REDUCE, MAX, REDUCE_SCATTER, SUM
+from panpipe.core.capture.graph.tensor_collectives import ALL_GATHER, ALL_REDUCE, MAX, REDUCE_SCATTER, SUM
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.tensor_parallel.recorded_graph import drop_views, replace_collectives
 from torch import fx

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.distributed as dist
-from panpipe.core.capture.graph.tensor_sums import ALL_REDUCE, communicating
+from panpipe.core.capture.graph.tensor_collectives import ALL_REDUCE, communicating
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.tensor_parallel.recording import program_of_rank
 from torch import nn

@@ -24,9 +24,9 @@ def visit_module(walk: Walk, place: str, module: nn.Module, depth: int) -> None:
     if isinstance(module, torch.jit.ScriptModule):
         return  # its attributes are not Python values
     own: dict[str, Any] = module.__dict__
-    walk.probes.append((functools.partial(type, module), type(module)))
+    walk.add_probe(functools.partial(type, module), type(module))
     walk.values[f"{place}.training"] = "bool", module.training
-    walk.probes.append((functools.partial(own.get, "training"), module.training))
+    walk.add_probe(functools.partial(own.get, "training"), module.training)
     visit_class(walk, type(module), depth)
     walk.visit_attributes(place, own, depth)
     if "forward" in own and "forward" not in walk.known:
@@ -77,7 +77,7 @@ def visit_class(walk: Walk, kind: type, depth: int) -> None:
             else:
                 walk.visit(f"{base.__name__}.{name}", value, depth + 1, (base, name))
             if origin is Origin.USER or function is not None:
-                _add_entry(walk, base, name, value)
+                _add_attribute(walk, base, name, value)
 
 
 def _visit_others(walk: Walk, base: type, depth: int) -> None:
@@ -86,16 +86,14 @@ def _visit_others(walk: Walk, base: type, depth: int) -> None:
         value = vars(base)[name]
         if is_leaf(value) or is_users_function(value):
             walk.visit(f"{base.__name__}.{name}", value, depth + 1, (base, name))
-            _add_entry(walk, base, name, value)
+            _add_attribute(walk, base, name, value)
         elif isinstance(value, types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType):
             walk.values[f"{base.__name__}.{name}"] = "a function", value
-            _add_entry(walk, base, name, value)
+            _add_attribute(walk, base, name, value)
 
 
-def _add_entry(walk: Walk, base: type, name: str, value: Any) -> None:
-    read = functools.partial(vars(base).get, name)
-    walk.probes.append((read, value))
-    walk.variables.append((read, functools.partial(setattr, base, name), value))
+def _add_attribute(walk: Walk, base: type, name: str, value: Any) -> None:
+    walk.add_variable(functools.partial(vars(base).get, name), functools.partial(setattr, base, name), value)
 
 
 def _function_in(value: Any) -> Any:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from ...values.code_origin import Origin, is_own, is_users_own, origin_of
 from ..foreign_state import has_foreign_state
-from ..gradient_hooks import number_of_hooks
+from ..gradient_hooks import number_of_gradient_hooks
 from ..reached import Reached
 from .code_names import names_in, strings_in
 from .compared_values import (
@@ -34,7 +34,7 @@ from .compared_values import (
     plain_items,
 )
 from .getters import getters_called, result_of
-from .known_functions import known_function, library_function, without_users_code
+from .known_functions import known_function, library_function
 from .module_walk import visit_class, visit_module
 from .standard_objects import ATTRIBUTES, held_by
 from .used_names import UsedNames, names_of_getter, used_names
@@ -45,6 +45,7 @@ _MANY, _MOST = 4096, 50_000
 """Numbers of items of a container above which its values are compared by a digest, and above which objects in it are
 compared by identity alone, such as those of a data set."""
 _DEEPEST = 40
+"""Largest number of objects on the way from the step to a value that is visited."""
 _BUILTIN = (dict, list, tuple, set, frozenset, deque, numpy.ndarray, bytearray, array)
 """Classes of containers whose own objects have no attributes."""
 
@@ -71,12 +72,12 @@ class _Walk(Walk):
         self.visit("model", model, 0)
         visit_class(self, Tensor, 0)
         size = functools.partial(len, vars(Tensor))
-        self.probes.append((size, size()))
+        self.add_probe(size, size())
         for kind in ("_global_forward_pre_hooks", "_global_forward_hooks"):
             self.visit(f"torch.nn.modules.module.{kind}", getattr(nn.modules.module, kind), 0)
-        count = functools.partial(number_of_hooks, list(model.modules()), list(model.parameters()))
+        count = functools.partial(number_of_gradient_hooks, list(model.modules()), list(model.parameters()))
         self.values["hooks on gradients"] = hooks = count()
-        self.probes.append((count, hooks))
+        self.add_probe(count, hooks)
         self.parameters = list(model.parameters())
 
     def visit(  # noqa: PLR0912 - one case for each kind of value
@@ -159,38 +160,31 @@ class _Walk(Walk):
                 self.visit_entries(place, own, [name for name in own if name in self.known], depth)
             self._properties(place, value)
             return
-        self.probes.append((functools.partial(type, value), kind))
+        self.add_probe(functools.partial(type, value), kind)
         visit_class(self, kind, depth)
         if isinstance(own, dict):
             self.visit_attributes(place, own, depth)
         for name in [n for base in kind.__mro__ for n in _slots(base) if n in self.known or self.known.any_name]:
             descriptor = getattr(kind, name, None)
             if isinstance(descriptor, types.MemberDescriptorType):
-                probe = functools.partial(getattr, value, name, None)
-                self.probes.append((probe, found := probe()))
-                self.variables.append((probe, functools.partial(setattr, value, name), found))
+                read = functools.partial(getattr, value, name, None)
+                self.add_variable(read, functools.partial(setattr, value, name), found := read())
                 self.visit(f"{place}.{name}", found, depth + 1, (value, name))
 
     def _length(self, place: str, value: Any) -> None:
         """The length of an object of another package, such as a data set."""
-        probe = functools.partial(_length_of, value)
-        if (found := without_users_code(probe)) is not None:
-            self.values[f"len({place})"] = leaf_key(found)
-            self.probes.append((probe, found))
+        self.add_result(f"len({place})", functools.partial(_length_of, value), leaf_key)
 
     def _properties(self, place: str, value: Any) -> None:
         """Numbers and texts that properties of an object of another package return."""
         held = [(name, item) for base in type(value).__mro__ for name, item in vars(base).items()]
         for name in [name for name, item in held if isinstance(item, property) and name in self.known.names]:
-            probe = functools.partial(_number, value, name)
-            if (found := without_users_code(probe)) is not None:
-                self.values[f"{place}.{name}"] = leaf_key(found)
-                self.probes.append((probe, found))
+            self.add_result(f"{place}.{name}", functools.partial(_number, value, name), leaf_key)
 
     def _held(self, place: str, value: Any, depth: int) -> None:
         held = held_by(value)
         if held is not None:
-            self.probes.append((held.read, found := held.read()))
+            self.add_probe(held.read, found := held.read())
             owner = None if held.attribute is None else (value, held.attribute)
             self.visit(f"{place}{held.name}", found, depth + 1, owner)
 
@@ -204,9 +198,10 @@ class _Walk(Walk):
             and not isinstance(value, set | frozenset)
             and (len(items) > _MOST or all(map(is_leaf, items_of(value))))
         ):
-            self.values[place] = type(value).__name__, digest_of_items(value)
+            digest = digest_of_items(value)
+            self.values[place] = type(value).__name__, digest
             if not isinstance(value, tuple):
-                self.probes.append((functools.partial(digest_of_items, value), self.values[place][1]))  # type: ignore[index]
+                self.add_probe(functools.partial(digest_of_items, value), digest)
         elif isinstance(value, dict):
             self.orders.append((value, items))
             keys = tuple(leaf_key(key) if is_leaf(key) else id(key) for key in items)
@@ -217,7 +212,7 @@ class _Walk(Walk):
                 self.visit(there, dict.__getitem__(value, key), depth + 1, (value, key))
         elif isinstance(value, set | frozenset):
             self.values[place] = type(value).__name__, frozenset(leaf_key(v) if is_leaf(v) else id(v) for v in items)
-            self.probes.append((lambda: frozenset(plain.__iter__(value)), frozenset(items)))
+            self.add_probe(lambda: frozenset(plain.__iter__(value)), frozenset(items))
         else:
             if not isinstance(value, tuple):
                 self.sequences.append((value, items))
@@ -227,9 +222,10 @@ class _Walk(Walk):
 
     def _bytes(self, place: str, value: Any, depth: int) -> None:
         """An array, compared by a digest of its values if these can change."""
-        self.values[place] = type(value).__name__, digest_of_array(value)
+        digest = digest_of_array(value)
+        self.values[place] = type(value).__name__, digest
         if not isinstance(value, numpy.ndarray) or value.flags.writeable:
-            self.probes.append((functools.partial(digest_of_array, value), self.values[place][1]))  # type: ignore[index]
+            self.add_probe(functools.partial(digest_of_array, value), digest)
         if isinstance(value, numpy.ndarray) and value.dtype.hasobject and value.size <= _MANY:
             for i, item in enumerate(value.flat):
                 self.visit(f"{place}[{i}]", item, depth + 1)
@@ -245,9 +241,8 @@ class _Walk(Walk):
             held = _content(cell)
             # A library's decorator around the user's function, or around several, as in functools.singledispatch.
             if origin is not Origin.INTERNAL or isinstance(held, _FUNCTIONS) or _has_functions(held):
-                self.probes.append((functools.partial(_content, cell), held))
                 assign = functools.partial(setattr, cell, "cell_contents")
-                self.variables.append((functools.partial(_content, cell), assign, held))
+                self.add_variable(functools.partial(_content, cell), assign, held)
                 self.visit(name, held, depth + 1, (cell, name))
         if origin is Origin.INTERNAL:
             return
@@ -255,7 +250,7 @@ class _Walk(Walk):
             self.visit(f"a default of {function.__qualname__}", default, depth + 1)
         if origin is Origin.USER:
             for part in ("__code__", "__defaults__", "__kwdefaults__"):
-                self.probes.append((functools.partial(getattr, function, part), getattr(function, part)))
+                self.add_probe(functools.partial(getattr, function, part), getattr(function, part))
             self._visit_environment(code)
             self._visit_getters(function)
         if function.__dict__:
@@ -282,9 +277,9 @@ class _Walk(Walk):
         if {"environ", "getenv"}.isdisjoint(names_in(code, False)):
             return
         for name in sorted(strings_in(code)):
-            probe = functools.partial(os.environ.get, name)
-            self.values[f"os.environ[{name!r}]"] = leaf_key(probe())
-            self.probes.append((probe, probe()))
+            read = functools.partial(os.environ.get, name)
+            self.values[f"os.environ[{name!r}]"] = leaf_key(read())
+            self.add_probe(read, read())
 
     def _visit_getters(self, function: types.FunctionType) -> None:
         cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
@@ -294,10 +289,7 @@ class _Walk(Walk):
             if getter is None:
                 self._visit_state_of(library_function(names, variables))
             elif place not in self.values:
-                probe = functools.partial(result_of, getter)
-                if (found := without_users_code(probe)) is not None:
-                    self.values[place] = found
-                    self.probes.append((probe, found))
+                self.add_result(place, functools.partial(result_of, getter), lambda found: found)
 
     def _visit_state_of(self, function: types.FunctionType | None) -> None:
         """The global variables from which another package's function may return a state; it is not called."""

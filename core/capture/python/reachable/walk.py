@@ -3,12 +3,14 @@
 import sys
 import types
 from abc import abstractmethod
+from collections.abc import Callable, Hashable
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ...values.code_origin import Origin, origin_of
 from ..reached import Reached
 from .compared_values import is_leaf, items_of
+from .known_functions import without_users_code
 from .used_names import UsedNames
 
 _SPECIAL = {"_parameters", "_buffers", "_modules", "training", "_forward_hooks", "_forward_pre_hooks"}
@@ -72,6 +74,38 @@ class Walk(Reached):
             elif isinstance(held, types.FunctionType | types.BuiltinFunctionType):
                 self.add_entry(f"{place}.{name}", own, name)
                 self.values[f"{place}.{name}"] = "a function", held
+
+    def add_probe(self, read: Callable[[], Any], value: Any) -> None:
+        """Record a value that is not in a dict.
+
+        Args:
+            read: reads it again.
+            value: what it is now.
+        """
+        self.probes.append((read, value))
+
+    def add_result(self, place: str, read: Callable[[], Any], key: Callable[[Any], Hashable]) -> None:
+        """Record what a call returns, unless it fails or would run code of the user's.
+
+        Args:
+            place: of the call, as text.
+            read: the call; it returns None if there is nothing to compare.
+            key: the result → what is compared.
+        """
+        if (found := without_users_code(read)) is not None:
+            self.values[place] = key(found)
+            self.add_probe(read, found)
+
+    def add_variable(self, read: Callable[[], Any], assign: Callable[[Any], Any], value: Any) -> None:
+        """Record a class attribute, slot or variable of an enclosing function.
+
+        Args:
+            read: reads it again.
+            assign: assigns it.
+            value: what it is now.
+        """
+        self.add_probe(read, value)
+        self.variables.append((read, assign, value))
 
     def add_entry(self, place: str, holder: dict[Any, Any], name: Any) -> None:
         """Record an entry of a dict."""

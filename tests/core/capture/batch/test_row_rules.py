@@ -132,7 +132,7 @@ def test_finding_has_the_users_line_and_each_operator_is_found_once():
                        ).findings.values()  # fmt: skip
     assert (found.kind, found.operator) == (POSITIONAL, "add")
     line = rows_of_a_column.__code__.co_firstlineno + 1
-    assert found.line == f"{__file__}:{line} in rows_of_a_column"
+    assert found.line == f"{__file__}:{line}"
 
 
 def test_first_finding_ends_a_trace_that_stops():

@@ -77,11 +77,10 @@ def test_traces_are_kept_and_run_once():
     assert found.trace({**DIMS, SPARE: None}) is first
     assert found.is_independent(DIMS)
     assert found.known(DIMS, frozenset()) is first
-    assert not found.fails(DIMS, frozenset())
     assert len(ran) == 0  # changes of Python are undone
     found.trace({X: 0})
-    assert found.fails({X: 0}, frozenset())
-    assert not found.fails({Y: 0}, frozenset())  # not traced
+    assert not found.known({X: 0}, frozenset()).runs
+    assert found.known({Y: 0}, frozenset()) is None  # not traced
 
 
 def test_trace_that_stops_at_a_finding_is_not_kept():

@@ -6,10 +6,10 @@ from panpipe.core.capture.graph.nodes import WITH_PREVIOUS
 from panpipe.core.capture.graph.outputs import (
     ResultRows,
     StepOutputs,
+    keep_weight_with_loss,
     parts_in_words,
     row_outputs,
     step_outputs,
-    weight_beside_loss,
 )
 from panpipe.core.capture.values.printed import Printed
 from panpipe.core.errors import RequestError
@@ -129,7 +129,7 @@ def test_results_without_rows_are_refused(function, reason):
 def weighted(function, given=()):
     program = program_of(function)
     outputs = step_outputs(program, PRINTED)
-    return outputs, weight_beside_loss(program.graph, outputs, set(given)), program.graph
+    return outputs, keep_weight_with_loss(program.graph, outputs, set(given)), program.graph
 
 
 def test_weight_of_the_model_is_computed_with_the_loss():

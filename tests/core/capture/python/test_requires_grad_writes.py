@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.python.requires_grad_writes import EndsOtherwise, Toggles, begin_as_it_ends
+from panpipe.core.capture.python.requires_grad_writes import EndsOtherwise, RequiresGradWrites, begin_as_it_ends
 from panpipe.core.errors import RequestError
 from torch import nn
 
@@ -20,14 +20,14 @@ def settings(model):
 
 def test_operators_that_run_while_a_parameter_is_frozen_give_it_no_gradient(model):
     x = torch.ones(1, 2)
-    with Toggles(model, settings(model)) as toggles:
+    with RequiresGradWrites(model, settings(model)) as writes:
         model.weight.requires_grad_(False)
         assert not model.weight.requires_grad
         frozen = torch.nn.functional.linear(x, model.weight, model.bias)
         model.weight.requires_grad = True
         assert model.weight.requires_grad
         trained = torch.nn.functional.linear(3 * x, model.weight, model.bias)
-        toggles.check_ends()
+        writes.check_ends()
     (frozen + trained).sum().backward()
     assert model.weight.grad.tolist() == [[3, 3]]  # of the second operator alone
     assert model.bias.grad.tolist() == [2]
@@ -35,31 +35,31 @@ def test_operators_that_run_while_a_parameter_is_frozen_give_it_no_gradient(mode
 
 def test_parameter_that_was_frozen_from_the_start_stays_so(model):
     model.weight.requires_grad_(False)
-    with Toggles(model, settings(model)) as toggles:
+    with RequiresGradWrites(model, settings(model)) as writes:
         model.weight.requires_grad_(False)
         model(torch.ones(1, 2)).sum().backward()
-        toggles.check_ends()
+        writes.check_ends()
     assert model.weight.grad is None
 
 
 @pytest.mark.parametrize("first", [True, False])
 def test_step_that_sets_what_it_uses_begins_with_the_settings_of_its_end(model, first):
     model.weight.requires_grad_(first)
-    with Toggles(model, settings(model)) as toggles:
+    with RequiresGradWrites(model, settings(model)) as writes:
         model.weight.requires_grad = not first
         model(torch.ones(1, 2))
         with pytest.raises(EndsOtherwise) as raised:
-            toggles.check_ends()
+            writes.check_ends()
     assert raised.value.settings == {"weight": not first}
     assert ("test_requires_grad_writes.py" in raised.value.line) is first  # the line that froze it
 
 
 def test_parameter_that_is_frozen_at_the_end_may_be_used_before(model):
-    with Toggles(model, settings(model)) as toggles:
+    with RequiresGradWrites(model, settings(model)) as writes:
         model(torch.ones(1, 2))
         model.weight.requires_grad = False
         with pytest.raises(EndsOtherwise):
-            toggles.check_ends()
+            writes.check_ends()
 
 
 def use(weight):
@@ -80,24 +80,24 @@ def branch(weight):
 )
 def test_step_that_depends_on_the_settings_of_its_start_is_refused_with_its_line(model, first, early, words):
     model.weight.requires_grad_(first)
-    with Toggles(model, settings(model)) as toggles:
+    with RequiresGradWrites(model, settings(model)) as writes:
         early(model.weight)
         model.weight.requires_grad = not first
         with pytest.raises(
             RequestError, match=rf"test_requires_grad_writes.py:\d+: the step leaves parameter 'weight' {words}"
         ):
-            toggles.check_ends()
+            writes.check_ends()
 
 
 def test_captured_tensors_without_gradients_have_the_settings_of_the_users_parameters(model):
     given = settings(model)
     model.requires_grad_(False)  # as for an evaluation
-    with Toggles(model, given) as toggles:
+    with RequiresGradWrites(model, given) as writes:
         assert model.weight.requires_grad
         model.weight.requires_grad_(False)
         assert not model.weight.requires_grad
         model.weight.requires_grad_(True)
-        toggles.check_ends()
+        writes.check_ends()
     assert not model.weight.requires_grad
 
 
@@ -125,7 +125,7 @@ def clear(weight):
 @pytest.mark.parametrize("access", [read, clear])
 def test_gradients_within_a_step_are_refused(model, access):
     with (
-        Toggles(model, settings(model)),
+        RequiresGradWrites(model, settings(model)),
         pytest.raises(RequestError, match="the step reads or sets the gradient of parameter 'weight'"),
     ):
         access(model.weight)
@@ -133,23 +133,23 @@ def test_gradients_within_a_step_are_refused(model, access):
 
 def test_other_tensors_are_left_alone(model):
     other = torch.ones(2)
-    with Toggles(model, settings(model)):
+    with RequiresGradWrites(model, settings(model)):
         other.requires_grad_(True)
         assert other.requires_grad
         assert other.grad is None
 
 
 def test_settings_are_given_by_keyword_or_by_default(model):
-    with Toggles(model, settings(model)) as toggles:
+    with RequiresGradWrites(model, settings(model)) as writes:
         model.weight.requires_grad_(requires_grad=False)
         assert not model.weight.requires_grad
         model.weight.requires_grad_()
         assert model.weight.requires_grad
-        toggles.check_ends()
+        writes.check_ends()
 
 
 def test_operators_on_a_frozen_parameter_compute(model):
-    with Toggles(model, settings(model)):
+    with RequiresGradWrites(model, settings(model)):
         model.weight.requires_grad_(False)
         doubled = model.weight * 2
         model.weight.requires_grad_(True)

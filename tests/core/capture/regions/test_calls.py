@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from panpipe.core.capture.regions.calls import Calls, Slot, name_of, numbered
+from panpipe.core.capture.regions.calls import Calls, Slot, numbered
+from panpipe.core.tensor_metadata import name_of
 from torch import nn
 
 
@@ -49,8 +50,8 @@ def test_operators_are_numbered_and_properties_with_tensors_are_operators(calls)
         assert x.requires_grad is False
         _ = torch.ones(2, dtype=torch.complex64).real
     assert y == 12
-    assert calls.names[:3] == ["__get__", "add", "sum"]
-    assert calls.names[-1] == "__get__"
+    assert calls.names[:3] == ["T", "add", "sum"]
+    assert calls.names[-1] == "real"
     assert calls.count == len(calls.names)
     assert calls.metadata_read == ["shape", "requires_grad"]
 
@@ -93,9 +94,12 @@ def test_forwards_are_put_back_after_an_error(calls):
     assert calls.names[-1] == "add"  # counts again
 
 
-def test_stand_in_has_shape_and_dtype_and_no_memory():
-    made = Slot((2, 3), torch.int64, None).stand_in()
-    assert (made.shape, made.dtype, made.is_meta) == ((2, 3), torch.int64, True)
+def test_stand_in_has_the_metadata_and_no_memory():
+    given = torch.ones(3, 2, dtype=torch.float64, requires_grad=True).t()
+    made = Slot.of(given).stand_in()
+    assert (made.shape, made.stride(), made.dtype, made.requires_grad) == ((2, 3), (1, 2), torch.float64, True)
+    assert made.is_meta
+    assert Slot.of(torch.eye(2).to_sparse()).stand_in().shape == (2, 2)
 
 
 def test_name_of_a_called_object_is_that_of_its_class():

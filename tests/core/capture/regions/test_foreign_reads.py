@@ -36,6 +36,7 @@ def test_parameter_of_another_module_is_refused(model, reads):
             model[0].weight.sum()
         assert model[0].weight.shape == (2, 2)  # metadata
         assert model[0].weight.size(0) == len(model[0].weight) == 2
+        assert model[0].weight.is_contiguous()
 
 
 def test_tensor_computed_elsewhere_in_the_step_is_refused(model, reads):
@@ -71,6 +72,7 @@ def test_copies_of_modules_have_replacements_of_foreign_tensors(model):
     assert set(found) == {id(t) for t in (*model.parameters(), *model.buffers())}
     weight, mean = found[id(model[0].weight)], found[id(model[1].mean)]
     assert (weight.shape, weight.is_meta, weight.size(1)) == ((2, 2), True, 2)
+    assert (weight.is_contiguous(), weight.is_complex(), weight.nelement()) == (True, False, 4)
     with pytest.raises(RequestError, match=r"a module that stays Python reads '0.weight' here, which is not its own"):
         weight + 1
     with pytest.raises(RequestError, match=r"reads '1.mean' here"):

@@ -62,8 +62,8 @@ def test_results_of_calls_are_recorded_without_their_values(tensors):
     tail, _ = observer.tail(["chunk", "add_", "tolist"], None)
     assert tail.record.names == ["chunk", "add_", "tolist"]
     slots = [leaves for _, leaves in tail.record.returned]
-    assert slots[0] == [Slot((1,), F32, None), Slot((1,), F32, None)]
-    assert slots[1] == [Slot((2,), F32, 0)]  # its argument
+    assert slots[0] == [Slot((1,), (1,), F32, False, None)] * 2
+    assert slots[1] == [Slot((2,), (1,), F32, False, 0)]  # its argument
     assert slots[2] == [1.0]
 
 

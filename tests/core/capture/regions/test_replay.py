@@ -76,6 +76,18 @@ def test_metadata_of_such_a_tensor_may_be_read():
         assert function(BARE) == 2 * 6
 
 
+def test_layout_and_requires_grad_of_such_a_tensor_are_those_of_the_example():
+    def function(x):
+        made = x.t().exp()
+        total = made.relu().sum()
+        return total, made.stride(), made.is_contiguous(), made.requires_grad
+
+    weight = torch.ones(2, 3, requires_grad=True)
+    record = record_of(function, ["t", "exp", "relu", "sum"], weight)
+    with Replay(record, {(2, 0): torch.ones(2)}, "train.py:3"):
+        assert function(weight) == (2, (1, 3), False, True)
+
+
 def test_another_call_before_the_tail_is_refused():
     def other(x):
         return x.sin().relu().sum()

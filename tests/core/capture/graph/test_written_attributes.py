@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from panpipe.core.capture.graph.plain_tensors import WritesConstant, make_buffer, make_constant_a_buffer
+from panpipe.core.capture.graph.written_attributes import WritesConstant, make_buffer, make_constant_a_buffer
 from panpipe.core.errors import RequestError
 from torch import nn
 

@@ -36,7 +36,7 @@ class Collectives(Protocol):
         """Sum ``whole`` over the ranks, and write this rank's slice into ``part``."""
 
 
-class Alone:
+class OneRank:
     """The collectives of one rank without the others, as in a profile: it computes as if all ranks had its values,
     except for constant factors."""
 
@@ -65,7 +65,7 @@ def communicating(collectives: Collectives) -> Iterator[None]:
         _running.remove(collectives)
 
 
-def _now() -> Collectives:
+def _active() -> Collectives:
     if not _running:
         raise RuntimeError("a collective of tensor ranks runs outside of a step: no ranks are known there")
     return _running[-1]
@@ -94,19 +94,19 @@ def _empty_part(whole: Tensor, ranks: int) -> Tensor:
 
 def _all_reduce(part: Tensor, operation: str) -> Tensor:
     whole = part.clone(memory_format=torch.contiguous_format)
-    _now().all_reduce(whole, operation)
+    _active().all_reduce(whole, operation)
     return whole
 
 
 def _all_gather(part: Tensor, ranks: int) -> Tensor:
     whole = _empty_whole(part, ranks)
-    _now().all_gather(part.contiguous(), whole)
+    _active().all_gather(part.contiguous(), whole)
     return whole
 
 
 def _reduce_scatter(whole: Tensor, ranks: int) -> Tensor:
     part = _empty_part(whole, ranks)
-    _now().reduce_scatter(whole.contiguous(), part)
+    _active().reduce_scatter(whole.contiguous(), part)
     return part
 
 

@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from panpipe.core.capture.graph.tensor_sums import (
+from panpipe.core.capture.graph.tensor_collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     MAX,
     REDUCE_SCATTER,
     SUM,
-    Alone,
+    OneRank,
     communicating,
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -62,9 +62,9 @@ def test_operators_do_not_change_what_they_are_given():
 
 def test_rank_alone_sees_equal_ranks():
     part, whole = torch.tensor([[1.0, 2.0]]), torch.empty(3, 2)
-    Alone().all_gather(part, whole)
+    OneRank().all_gather(part, whole)
     assert whole.tolist() == [[1, 2]] * 3
-    Alone().reduce_scatter(whole, part)
+    OneRank().reduce_scatter(whole, part)
     assert part.tolist() == [[1, 2]]
 
 
@@ -82,5 +82,5 @@ def test_collective_outside_of_a_step_is_an_error():
 
 
 def test_innermost_context_runs_the_operators():
-    with communicating(TwoRanks()), communicating(Alone()):
+    with communicating(TwoRanks()), communicating(OneRank()):
         assert ALL_REDUCE(torch.ones(1), SUM).item() == 1
