@@ -56,7 +56,10 @@ def create_group(meeting: Meeting) -> None:
 
 
 def _meet(store: Any, rank: int, size: int, timeout_s: float) -> None:
-    """Wait until all ranks are here; one that has left, or does not come in time, is named to all."""
+    """Wait until all ranks are here; one that has left, or is not connected in time, is named to all.
+
+    One that is connected has published its position: whether it hangs is decided by the watch, with what it does.
+    """
     deadline, published = time.monotonic() + timeout_s, PublishedPositions(rank, size, timeout_s)
     try:
         keys = [f"arrived/{other}" for other in range(size)]
@@ -67,12 +70,13 @@ def _meet(store: Any, rank: int, size: int, timeout_s: float) -> None:
                 raise WorkerError(store.get(FAILURE_KEY).decode())
             missing = [other for other in range(size) if not store.check([keys[other]])]
             left = published.left(store, missing)
-            if left or time.monotonic() > deadline:
-                why = left_early(left, rank, "at the start") if left else not_arrived(missing, size, timeout_s)
+            absent = published.absent(store, missing) if time.monotonic() > deadline else []
+            if left or absent:
+                why = left_early(left, rank, "at the start") if left else not_arrived(absent, size, timeout_s)
                 reason = store.compare_set(FAILURE_KEY, "", why).decode()
                 acknowledge(store, rank)
                 if hosts_store(rank):
-                    linger(store, set(range(size)).difference(missing))
+                    linger(store, set(range(size)).difference(published.absent(store, missing)))
                 raise WorkerError(reason)
             time.sleep(_POLL_S)
     except RuntimeError as error:

@@ -29,6 +29,7 @@ from ..watch.process_start import begin_by_hand, uses_agent_store
 from ..watch.signals import WHERE
 from ..watch.timeout import timeout_of
 from ..watch.torch_log import TORCH_LOG
+from ..watch.uncaught import print_uncaught_in_a_line
 from ..watch.watch import FailureWatch
 from ..watch.watchdog import end_process
 
@@ -72,6 +73,7 @@ class Meeting:
             host, port = self._address
             self._presence = presence_of(f"{host}:{port}", self.rank, self.size)
         WHERE.install()
+        print_uncaught_in_a_line(self.rank)
         self._thread = threading.Thread(target=self._connect, name="panpipe meeting", daemon=True)
         self._thread.start()
         if self._presence is not None:

@@ -145,7 +145,7 @@ def _silent(positions: Mapping[int, Position], rank: int) -> bool:
 
 def _fix(late: Sequence[int], positions: Mapping[int, Position], timeout_s: float, unit: str) -> str:
     found = [positions.get(rank, UNKNOWN) for rank in late]
-    if any(position.left is not None or position.on for position in found):
+    if any(position.left is not None or (position.on and not position.seems_stopped) for position in found):
         return f"every {unit} of a pipeline must take the same batches and call the same methods in the same order"
     return f"see what it does there, or raise timeout_s, which is {timeout_s:g} s"
 
@@ -158,7 +158,7 @@ def _state(rank: int, position: Position, unit: str) -> str:
         return f"{who} has closed its pipeline{position.left}"
     line = f", line {position.line}" if position.line else ""
     if position.seems_stopped:
-        return f"{who} gave no sign of life for {position.silent_s:.3g} s and was last {position.text}{line}"
+        return f"{who} gave no sign of life for {position.silent_s:.3g} s and was last seen {position.text}{line}"
     if position.on:
         return f"{who} has waited {position.quiet_s:.3g} s for {_named(position.on, unit)} {position.text}"
     return f"{who} has been {position.text} for {position.quiet_s:.3g} s{line}"

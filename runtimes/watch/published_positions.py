@@ -88,6 +88,10 @@ class PublishedPositions:
             found[rank] = evolve(position, silent_s=silent_s)
         return found
 
+    def absent(self, store: Any, ranks: Sequence[int]) -> list[int]:
+        """Those of some ranks that have published no position: they are not connected yet."""
+        return [rank for rank in ranks if self._one(store, rank) == UNKNOWN]
+
     def left(self, store: Any, ranks: Sequence[int]) -> dict[int, str]:
         """Those of some ranks that have closed their pipelines, with the reason."""
         found = {rank: self._one(store, rank).left for rank in ranks if rank in self._keys}

@@ -35,7 +35,7 @@ from .reason_read import acknowledge, linger
 from .signals import WHERE, Describer
 from .timeout import TIMEOUT_S
 from .torch_log import TORCH_LOG
-from .uncaught import failure_at_exit, print_uncaught_in_a_line
+from .uncaught import failure_at_exit
 from .watchdog import Watchdog, end_process
 
 FAILURE_KEY = "panpipe/failure"
@@ -93,12 +93,14 @@ class FailureWatch:
         self._poll_s = min(_POLL_S, timeout_s / 8)
         self._watchdog = Watchdog(rank, activity, timeout_s, self._end)
         self._published = PublishedPositions(rank, size, timeout_s)
+        with suppress(RuntimeError):  # the thread sees that the store has ended
+            self._published.write(self._store, self._watchdog.position(), 0)  # a rank that is connected has a position
+            self._watchdog.host = self._published.host(self._store)
         self._thread = threading.Thread(target=self._look, name="panpipe failure watch", daemon=True)
         self._thread.start()
         self._describer = Describer(self.where)
         WHERE.add(self._describer)
         atexit.register(self._leave)
-        print_uncaught_in_a_line(rank)
 
     def arm(self, timeout_s: float) -> None:
         """From now on a failure of another rank ends this process.

@@ -145,4 +145,5 @@ class Watchdog:
             )
         host = self.host
         line = f", line {host.line}" if host.line else ""
-        return f"{waits}; rank 0 gave no sign of life for {silent_s:.3g} s and was last {host.text}{line}: {fix}"
+        last = "" if host == UNKNOWN else f" and was last seen {host.text}{line}"
+        return f"{waits}; rank 0 gave no sign of life for {silent_s:.3g} s{last}: {fix}"

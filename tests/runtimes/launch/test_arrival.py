@@ -10,6 +10,8 @@ from panpipe.core.errors import RequestError, WorkerError
 from panpipe.runtimes.launch import arrival
 from panpipe.runtimes.launch.rank_team import RankTeam
 from panpipe.runtimes.watch import timeout
+from panpipe.runtimes.watch.positions import UNKNOWN, Position
+from panpipe.runtimes.watch.published_positions import PublishedPositions
 from panpipe.runtimes.watch.watch import FailureWatch
 
 
@@ -36,6 +38,15 @@ def test_missing_ranks_are_named_on_all_ranks_that_arrived(store):
     assert told[1].startswith("ranks 0, 2 of 4 did not arrive within 0.3 s: ")
 
 
+def test_rank_that_is_connected_may_arrive_after_the_limit(store):
+    """The watch names it if it hangs."""
+    PublishedPositions(0, 2, 5).write(store, Position("in the start of the pipeline"), 0)
+    late = threading.Timer(1.0, arrival._meet, (store, 0, 2, 5))
+    late.start()
+    arrival._meet(store, 1, 2, 0.3)
+    late.join()
+
+
 def test_ranks_continue_when_all_have_arrived(store):
     late = threading.Timer(0.2, arrival._meet, (store, 0, 2, 5))
     late.start()
@@ -59,6 +70,9 @@ def test_first_failure_reason_is_raised_on_all_ranks(store, monkeypatch):
     first, second = FailureWatch(1, 4), FailureWatch(3, 4)
     first.stop()
     second.stop()
+    published = PublishedPositions(0, 4, 5)
+    assert published.absent(store, [0, 1, 2, 3]) == [0, 2]  # the others have a position as soon as they are connected
+    assert published.host(store) == UNKNOWN
     assert first.report(WorkerError("rank 2 stopped answering")) == "rank 2 stopped answering"
     assert second.report(WorkerError("rank 1 stopped answering")) == "rank 2 stopped answering"
     assert second.report(ValueError("its own")) == "rank 2 stopped answering"

@@ -1,6 +1,7 @@
 """Ranks that end before all have arrived are named by the others within seconds. Ranks are started by hand."""
 
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -14,8 +15,8 @@ from ...support.launch import HANGS_S, SHARED
 SCRIPT = Path(__file__).parents[2] / "support" / "ranks" / "early_death.py"
 
 
-def start(how, victim, folder, ranks=2):
-    """Start ranks without an agent, and wait for their ends.
+def start(how, victim, folder, ranks=2, timeout_s=120.0):
+    """Start ranks without an agent, and wait for their ends; a victim that stops is killed when the others have ended.
 
     Returns:
         For each rank its status, its errors, and the seconds from the victim's end to its own.
@@ -25,7 +26,7 @@ def start(how, victim, folder, ranks=2):
     started, turns = [], [victim, *(rank for rank in range(ranks) if rank != victim)]
     for rank in range(ranks):
         own = {"RANK": str(rank), "WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-        environment = {**os.environ, **SHARED, **own, "PANPIPE_TIMEOUT_S": "120"}
+        environment = {**os.environ, **SHARED, **own, "PANPIPE_TIMEOUT_S": str(timeout_s)}
         command = [sys.executable, str(SCRIPT), how, str(victim), str(folder)]
         started.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
     ended = [0.0] * ranks
@@ -36,6 +37,8 @@ def start(how, victim, folder, ranks=2):
         ]
         if next_turn := [rank for rank in turns if all(ended[before] for before in turns[: turns.index(rank)])]:
             (folder / f"turn {next_turn[-1]}").touch()
+        if how.endswith("stopped") and all(at for rank, at in enumerate(ended) if rank != victim):
+            started[victim].kill()
         time.sleep(0.05)
     return [(one.returncode, one.communicate()[1], at - ended[victim]) for one, at in zip(started, ended, strict=True)]
 
@@ -66,3 +69,16 @@ def test_rank_that_ends_before_the_others_import_is_named_by_each_of_them(tmp_pa
             assert f"panpipe: rank {victim} stopped answering: its process ended before all ranks had met" in errors
             assert len(errors.splitlines()) == 1
     assert max(after_s for _, _, after_s in found) < 60  # of the 120 s that ranks wait
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("when", ["import", "capture"])
+def test_rank_that_is_stopped_before_all_have_arrived_gives_no_sign_of_life(tmp_path, when, victim):
+    """It is connected, so it did arrive, and what it did last is known."""
+    status, errors, _ = start(f"{when} stopped", victim, tmp_path, timeout_s=3.0)[1 - victim]
+    assert status == 1, errors
+    said = rf"rank {victim} gave no sign of life for [\d.]+ s and was last seen (outside of panpipe|in )"
+    assert re.search(said, errors), errors
+    assert "did not arrive" not in errors
+    assert "Traceback" not in errors

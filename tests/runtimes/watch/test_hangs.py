@@ -38,7 +38,7 @@ def assert_named(folder, hang, said, *, victim=1, ranks=2, timeout_s=TIMEOUT_S, 
 
 
 IN_LOOP = r"rank {victim} has been outside of panpipe after step 2 for [\d.]+ s, line hangs.py:\d+ in "
-STOPPED = r"rank {victim} gave no sign of life for [\d.]+ s and was last "
+STOPPED = r"rank {victim} gave no sign of life for [\d.]+ s and was last seen "
 
 
 def test_rank_in_an_endless_loop_of_the_users_code_is_named_with_its_line(tmp_path):

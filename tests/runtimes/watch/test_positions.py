@@ -66,7 +66,13 @@ def test_reason_names_the_waiting_rank_its_action_and_what_the_late_one_did_last
         "load: see what it does there, or raise timeout_s, which is 10 s"
     )
     stopped = reason_of_hang(0, {0: waits(1), 1: works(0.2, silent=19.5)}, LIMIT)
-    assert "rank 1 gave no sign of life for 19.5 s and was last in step 3 at 0B1" in stopped
+    assert "rank 1 gave no sign of life for 19.5 s and was last seen in step 3 at 0B1" in stopped
+
+
+def test_stopped_rank_that_waited_before_is_no_rank_of_another_order():
+    said = reason_of_hang(0, {0: waits(1), 1: evolve(waits(0), quiet_s=0.2, silent_s=19.5)}, LIMIT)
+    assert "rank 1 gave no sign of life for 19.5 s" in said
+    assert said.endswith("see what it does there, or raise timeout_s, which is 10 s")
 
 
 def test_reason_names_the_rank_at_the_end_of_a_chain():

@@ -34,7 +34,7 @@ def end() -> None:
         raise ModuleNotFoundError("No module named 'another'")
     if how.endswith("exit"):
         os._exit(3)
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.kill(os.getpid(), signal.SIGSTOP if how.endswith("stopped") else signal.SIGKILL)
 
 
 if victim and how.startswith(("import", "alone")):
