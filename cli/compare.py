@@ -43,8 +43,7 @@ def compare(
 
     Errors are predicted ÷ measured − 1: above 0 the prediction was too slow or too large.
     """
-    check_writable(report)
-    check_writable(svg)
+    check_writable(report, svg)
     if plan is not None and report is None:
         raise RequestError(f"--plan {plan} is for the report: also give --report FILE.html")
     traces = read_trace(predicted), read_trace(measured)

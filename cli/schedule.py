@@ -7,7 +7,7 @@ import typer
 from rich.console import Console
 
 from ..answers.gantt import gantt
-from ..answers.output import note, print_json, print_table
+from ..answers.output import check_writable, note, print_json, print_table
 from ..answers.schedule import build_schedule
 from ..answers.uniform import UniformStages, numbers, uniform_times
 from ..core.errors import naming
@@ -90,6 +90,7 @@ def schedule(
     Times may be in any unit. The unit of memory is one device's saved tensors for one microbatch, which are held until
     W or B ends. Tensors that po-h and po-f copy to the host do not count while they are there.
     """
+    check_writable(csv, svg, html)
     times = uniform_times(forward, backward_input, backward_weight, freed_by_input)
     scales = None if stage_scale is None else numbers("--stage-scale", stage_scale, float)
     parameters: dict[str, Any] = {

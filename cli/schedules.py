@@ -47,7 +47,11 @@ def schedules(
         float | None, typer.Option(help=HOST_COPY + " If given, schedules that offload take part.", show_default=False)
     ] = None,
     auto: Annotated[
-        bool, typer.Option("--auto", help="Also search orders, at the memory of every schedule on the frontier.")
+        bool,
+        typer.Option(
+            "--auto",
+            help="Also search orders, at the memory of every schedule on the frontier that does not offload.",
+        ),
     ] = False,
     evaluations: Evaluations = None,
     seconds: Seconds = None,

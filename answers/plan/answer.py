@@ -98,12 +98,12 @@ class PlanAnswer:
         """Print the answer as text."""
         plan, prediction = self.plan, self.prediction
         each = " for each replica" if plan.mesh.data > 1 else ""
-        print(f"{plan.model or 'the graph'}: {plan_size(plan)}{each}, {short(plan.schedule)}")
+        print(f"{plan.model or 'the graph'}: {plan_size(plan)}{each}, {shortened_name(plan.schedule)}")
         tried = f", {counted(prediction.evaluations, 'plan')} evaluated" if prediction.evaluations else ""
         step = f"{seconds_text(prediction.step_s)}{interval_text(prediction)}"
         print(f"Step {step}, efficiency {efficiency(plan):.1%}{tried}")
         if (meaning := meaning_of(plan.schedule)) is not None:
-            print(f"{short(plan.schedule)}: {meaning}")
+            print(f"{shortened_name(plan.schedule)}: {meaning}")
         if (advice := data_parallel_advice(plan, self.limits)) is not None:
             print(advice)
         if self.fewer is not None:
@@ -142,7 +142,7 @@ class PlanAnswer:
             rows.append(
                 (
                     str(number),
-                    short(plan.schedule),
+                    shortened_name(plan.schedule),
                     len(plan.stages),
                     seconds_text(prediction.step_s),
                     f"{prediction.step_s / best.step_s - 1:+.1%}" if best.step_s else "–",
@@ -260,7 +260,7 @@ def _plain_fewer(plan: Plan) -> dict[str, Any]:
     return {"devices": plan.devices, "step_s": _prediction(plan).step_s, "schedule": plan.schedule}
 
 
-def short(schedule: str) -> str:
+def shortened_name(schedule: str) -> str:
     """A schedule's name, shortened: only the first two numbers of a long list."""
     return LONG_LIST.sub(r"\1…", schedule)
 

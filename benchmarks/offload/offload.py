@@ -27,8 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import attrs
 from offload_plot import weak_scaling_svg
 from panpipe.core.cluster.catalog.find import find_cluster
-from panpipe.core.cluster.cluster import Cluster, Device, Hub
-from panpipe.core.cluster.routing import Link
+from panpipe.core.cluster.cluster import Cluster
 from panpipe.core.costs.costs import StageCosts, stage_costs, stage_edges
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.offload.choice import Picks, Sharing, everything, of_stages
@@ -44,11 +43,8 @@ from panpipe.simulators.oracle import simulated
 from panpipe.simulators.result import SimulationResult
 
 from benchmarks.recording import machine, record
+from tests.support.offload_clusters import RATE, SAVED, cluster_with_hosts
 
-RATE = 20e9
-"""Bytes per second between a device and its host."""
-SAVED = 64_000_000
-"""Bytes that a layer saves of a microbatch."""
 PARTS = 4
 """Operators of a layer."""
 STATE = 4 << 20
@@ -74,21 +70,6 @@ def graph_of(layers: int, k: float, round_trip_s: float = 2 * SAVED / RATE) -> O
     )  # fmt: skip
     edges = tuple(OpEdge(a.name, b.name, 1 << 20) for a, b in itertools.pairwise(nodes))
     return OpGraph(nodes, edges, name=f"{layers} layers, k = {k:g}")
-
-
-def cluster_of(devices: int, per_switch: int = 1) -> Cluster:
-    """Devices with NVLink, of which ``per_switch`` share one link to a host."""
-    names = [f"gpu{i}" for i in range(devices)]
-    hosts = [f"host{i}" for i in range(devices // per_switch)]
-    hubs = [Hub("nvswitch"), *(Hub(host, "host") for host in hosts)]
-    links = [Link(name, "nvswitch", 300e9, 1e-6) for name in names]
-    if per_switch == 1:
-        links += [Link(name, host, RATE, 1e-6) for name, host in zip(names, hosts, strict=True)]
-    else:
-        hubs += [Hub(f"pcie{i}", "pcie") for i in range(len(hosts))]
-        links += [Link(name, f"pcie{i // per_switch}", RATE, 1e-6) for i, name in enumerate(names)]
-        links += [Link(f"pcie{i}", host, RATE, 1e-6) for i, host in enumerate(hosts)]
-    return Cluster(tuple(Device(name, 80 << 30) for name in names), tuple(hubs), tuple(links))
 
 
 CATALOGUE = ("8xA100-40GB", "8xA100-PCIe-40GB", "8xH100", "8xL40S", "4xGH200", "4xGB200")
@@ -123,7 +104,7 @@ class Case:
 
     @property
     def cluster(self) -> Cluster:
-        return find_cluster(self.named) if self.named else cluster_of(self.devices, self.per_switch)
+        return find_cluster(self.named) if self.named else cluster_with_hosts(self.devices, per_switch=self.per_switch)
 
     @property
     def graph(self) -> OpGraph:

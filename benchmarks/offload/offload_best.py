@@ -22,7 +22,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import attrs
-from offload import RATE, SAVED, cluster_of, contended_links, graph_of
+from offload import contended_links, graph_of
 from panpipe.core.cluster.catalog.find import find_cluster
 from panpipe.core.cluster.cluster import Cluster
 from panpipe.core.costs.graph import OpGraph, read_graph
@@ -35,6 +35,7 @@ from panpipe.core.search.search_options import SearchOptions
 from panpipe.simulators.oracle import simulated
 
 from benchmarks.recording import machine, record
+from tests.support.offload_clusters import RATE, SAVED, cluster_with_hosts
 
 LESS_IDLE = 0.4
 """By how much, in the median, idle time has to be lower than without offload where memory is short."""
@@ -56,7 +57,7 @@ class Cell:
 
     @cached_property
     def cluster(self) -> Cluster:
-        return find_cluster(self.named) if self.named else cluster_of(self.devices)
+        return find_cluster(self.named) if self.named else cluster_with_hosts(self.devices)
 
     @cached_property
     def graph(self) -> OpGraph:

@@ -52,6 +52,7 @@ from panpipe.runtimes.programs.compiled import Compiled, compile_stages
 from torch import Tensor, nn
 
 from benchmarks.recording import machine, record
+from benchmarks.worker_process import reset_resident_peak, resident_bytes
 
 LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 6, 256, 4, 512, 256
 ROWS, MICROBATCHES, RANKS = 32, 8, 2
@@ -114,12 +115,6 @@ def peaks(plan: Plan, compiled: Compiled) -> tuple[float, ...]:
     return found.peak_saved_bytes
 
 
-def resident(name: str) -> int:
-    """``VmHWM`` or ``VmRSS`` of this process, in bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(name))
-
-
 def rank(folder: Path, steps: int, offload: bool, limit: int | None, disk: str) -> None:
     """One rank of a run; what it found goes to a file."""
     dist.init_process_group("gloo")
@@ -131,8 +126,8 @@ def rank(folder: Path, steps: int, offload: bool, limit: int | None, disk: str) 
     del operators, compiled
     pipe = panpipe.pipeline(made, step, tokens, plan=plan, optimizer=torch.optim.SGD, offload_to=disk, progress=False)
     gc.collect()
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")  # VmHWM counts from here on
-    before, data = resident("VmRSS"), data_bytes()
+    reset_resident_peak()
+    before, data = resident_bytes("VmRSS"), data_bytes()
     if limit is not None:
         resource.setrlimit(resource.RLIMIT_DATA, (data + limit, data + limit))
     found: dict[str, Any] = {"losses": [], "seconds": [], "failure": None}
@@ -146,7 +141,7 @@ def rank(folder: Path, steps: int, offload: bool, limit: int | None, disk: str) 
     except BaseException as error:
         found["failure"] = f"{type(error).__name__}: {error}"
     device = dist.get_rank()
-    found |= {"resident": resident("VmHWM") - before, "data": peak_data, "planned": planned[device]}
+    found |= {"resident": resident_bytes("VmHWM") - before, "data": peak_data, "planned": planned[device]}
     if offload:
         found["arena"], found["slots"] = pipe._trainer.offloads[device].memory.bytes, host_slots(away, device).bytes
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found), encoding="utf-8")

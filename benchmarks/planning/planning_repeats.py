@@ -45,6 +45,7 @@ from panpipe.core.drift import paired_times, steady_times
 from panpipe.core.paired_difference import difference, robust_geometric_mean
 
 from benchmarks.recording import machine, record
+from benchmarks.worker_process import rank_environment
 
 PORT = 29730
 CAPTURE = "capturing the step"
@@ -115,10 +116,7 @@ def timed(pipe: Any, batch: Any) -> float:
 
 def worker(rank: int, port: int, steps: int, against_plain: bool, cache: str, wire: Any) -> None:
     """One of the two processes of a run; rank 0 sends the result."""
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank),
-        PANPIPE_CACHE=cache,
-    )  # fmt: skip
+    os.environ.update(rank_environment(rank, port), PANPIPE_CACHE=cache)
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")

@@ -39,6 +39,7 @@ from torch import nn
 
 from benchmarks.plan_command import plan_command
 from benchmarks.recording import machine, record
+from benchmarks.worker_process import rank_environment
 
 PORT = 29760
 LLAMA = ("--cluster", "8xA100-40GB", "--microbatches", "32")
@@ -86,9 +87,7 @@ def demo_worker(rank: int, wire: Any) -> None:
     import panpipe
     import train_gpt2 as demo
 
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(PORT), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank)
-    )  # fmt: skip
+    os.environ.update(rank_environment(rank, PORT))
     torch.set_num_threads(1)
     batch, phases = demo.batches(demo.standard_library_text(), 1)[0], Phases()
     with panpipe.pipeline(

@@ -51,6 +51,7 @@ from panpipe.simulators.oracle import simulated
 from panpipe.simulators.run import simulate
 from prediction_models import MICROBATCHES, MODELS
 
+from benchmarks.worker_process import rank_environment
 from tests.support.early_gradients import early_gradients
 
 PORTS = {"profiling": 29690, "training": 29692}
@@ -387,9 +388,7 @@ def training(rank: int, request: Request, turns: Barrier, wire: Any) -> None:
 
 def _join(rank: int, pair: str) -> RankTeam:
     """Create the pair's process group, and its team."""
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(PORTS[pair]), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank)
-    )
+    os.environ.update(rank_environment(rank, PORTS[pair]))
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")

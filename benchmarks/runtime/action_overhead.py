@@ -25,6 +25,7 @@ import torch.multiprocessing as mp
 from torch import nn
 
 from benchmarks.recording import machine, record
+from benchmarks.worker_process import rank_environment
 
 MICROBATCHES = 64
 ACTIONS = 2 * MICROBATCHES
@@ -158,9 +159,7 @@ def peer(batch: torch.Tensor, rank: int) -> Any:
 
 def worker(rank: int, steps: int, rounds: int, port: int, out: Any) -> None:
     torch.set_num_threads(1)
-    os.environ.update(
-        MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank)
-    )
+    os.environ.update(rank_environment(rank, port))
     dist.init_process_group("gloo")
     batch = torch.randn(MICROBATCHES, 8, generator=torch.Generator().manual_seed(1))
     pipe = panpipe_step(batch)

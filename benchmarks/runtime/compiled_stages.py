@@ -7,9 +7,10 @@ microbatches one after another, eager and with ``torch.compile`` of the user's s
 with biases and a GELU written out, and one whose work is mostly element by element. In one run, taking turns. A turn's
 time is the median over its steps; reported is the median over turns, and the median over turns of the ratios:
 
-    speed-up  eager in one process ÷ pipeline              gain  plain ÷ compiled, of one process and of the pipeline
-    bar       (one process compiled ÷ speed-up) ÷ pipeline compiled: at least 1 if compiling gains a pipeline as much as
-              it gains one process
+    speed-up       eager in one process ÷ pipeline
+    gain           plain ÷ compiled, of one process and of the pipeline
+    relative gain  (one process compiled ÷ speed-up) ÷ pipeline compiled: at least 1 if compiling gains a pipeline as
+                   much as it gains one process
 
 Each by the time on the clock, and by the CPU seconds of all threads, which other programs on the machine change less.
 """
@@ -174,7 +175,7 @@ def main() -> None:
     title = f"Compiled by Inductor, ms a step, {options.rounds} rounds of {options.steps} steps"
     header = (
         "model", "by", "one process", "compiled", "pipeline", "compiled stages", "speed-up", "gain of one process",
-        "gain of the pipeline", "bar",
+        "gain of the pipeline", "relative gain",
     )  # fmt: skip
     print_table(title, header, rows)
     if options.record:

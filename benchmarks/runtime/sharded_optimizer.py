@@ -23,6 +23,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks import recording
+from benchmarks.worker_process import reset_resident_peak, resident_bytes
 
 WIDTH, LAYERS, ROWS, MICROBATCHES = 2048, 12, 32, 4
 SHARDS = ("none", "optimizer", "gradients")
@@ -64,7 +65,7 @@ def run_case(shard: str, folder: Path, steps: int) -> list[dict[str, float]]:
 
 
 def run_rank(shard: str, folder: str, steps: int) -> None:
-    """One rank: plan, train, and write down its memory and times."""
+    """One rank: plan, train, and record its memory and times."""
     import panpipe
     import torch
     from attrs import evolve
@@ -130,20 +131,18 @@ def step(model: object, batch: dict[str, object]) -> object:
 def resident() -> int:
     """Bytes of memory that this process has and uses."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)  # otherwise what was freed earlier counts, and is reused later
-    with open("/proc/self/statm", encoding="utf-8") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    return resident_bytes("VmRSS")
 
 
 def forget_peak() -> None:
     """Begin to record the peak of resident memory again."""
     ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+    reset_resident_peak()
 
 
 def peak() -> int:
     """The largest resident memory since `forget_peak`, in bytes."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith("VmHWM")).split()[1])
+    return resident_bytes("VmHWM")
 
 
 def table(shard: str, ranks: list[dict[str, float]]) -> list[list[str]]:

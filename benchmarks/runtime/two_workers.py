@@ -28,18 +28,14 @@ import torch.multiprocessing as mp
 
 from benchmarks import gpt
 from benchmarks.recording import machine, record
+from benchmarks.worker_process import rank_environment, reset_resident_peak, resident_bytes
 
 PORT = 29670
 PLAN_S = 300.0
 """Seconds for automatic plans: enough to compare them by running them."""
+MIB = 1 << 20
 WARM_UP = 2
 """Steps that are not timed, after the level of memory is taken."""
-
-
-def resident(field: str) -> float:
-    """A line of /proc/self/status, in MB."""
-    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
-    return int(next(line.split()[1] for line in lines if line.startswith(field + ":"))) / 1024
 
 
 class Runner:
@@ -48,13 +44,13 @@ class Runner:
     Args:
         step: runs one training step.
         meet: waits for the contender's other processes.
-        facts: what else is worth telling.
+        facts: further facts to report.
     """
 
     def __init__(self, step: Callable[[], Any], meet: Callable[[], Any], **facts: Any) -> None:
         self._step, self._meet, self._facts = step, meet, facts
-        Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
-        self._before_mb = resident("VmRSS")
+        reset_resident_peak()
+        self._before_mb = resident_bytes("VmRSS") / MIB
         for _ in range(WARM_UP):
             step()
 
@@ -71,7 +67,7 @@ class Runner:
 
     def facts(self) -> dict[str, Any]:
         """What is known now."""
-        return {"above_mb": resident("VmHWM") - self._before_mb, **self._facts}
+        return {"above_mb": resident_bytes("VmHWM") / MIB - self._before_mb, **self._facts}
 
 
 def one_process() -> Runner:
@@ -132,9 +128,7 @@ def worker(rank: int, job: str, name: str, plan: str, port: int, wire: Any) -> N
     if job == "one process":
         runner = one_process()
     else:
-        os.environ.update(
-            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank)
-        )
+        os.environ.update(rank_environment(rank, port))
         dist.init_process_group("gloo")
         runner = panpipe(rank, name, plan) if job == "panpipe" else peer(rank, name)
     wire.send("ready")

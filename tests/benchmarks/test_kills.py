@@ -29,7 +29,7 @@ def test_equal_last_parameters_are_no_fault(end, fault_of_end):
         ({"0.weight": "a", "0.bias": "c"}, {"0.weight": "a", "0.bias": "b"}, "ended with other values of 0.bias"),
         ({"0.weight": "a"}, {}, "ended with other values of 0.weight"),
         ({}, {"0.weight": "a"}, "ended with other values of 0.weight"),
-        (None, {}, "did not write down its last parameters"),
+        (None, {}, "did not record its last parameters"),
     ],
 )
 def test_other_last_parameters_are_a_fault(end, whole, named, fault_of_end):

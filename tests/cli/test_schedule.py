@@ -130,6 +130,12 @@ def test_csv_is_written(capsys, tmp_path):
     assert [[str(action) for action in actions] for actions in read.device_actions] == got["device_actions"]
 
 
+def test_file_that_cannot_be_written_is_refused_before_the_search(capsys, monkeypatch):
+    monkeypatch.setattr("panpipe.cli.schedule.build_schedule", None)
+    assert cli.main(["schedule", "auto", *map(str, SMALL), "--csv", "/no/such/folder/x.csv"]) == 2
+    assert "there is no folder '/no/such/folder'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

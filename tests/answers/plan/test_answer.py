@@ -2,7 +2,7 @@
 
 import pytest
 from attrs import evolve
-from panpipe.answers.plan.answer import PlanAnswer, compute_s, efficiency, plain_plan, reduction_share, short
+from panpipe.answers.plan.answer import PlanAnswer, compute_s, efficiency, plain_plan, reduction_share, shortened_name
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.reductions import TensorReductions
@@ -31,9 +31,9 @@ def test_efficiency_is_compute_over_devices_and_step():
 
 
 def test_long_lists_in_names_of_schedules_are_shortened():
-    assert short("zb(order=1,2,3,4)") == "zb(order=1,2,…)"
-    assert short("1f1b") == "1f1b"
-    assert short("a(1,2)") == "a(1,2)"
+    assert shortened_name("zb(order=1,2,3,4)") == "zb(order=1,2,…)"
+    assert shortened_name("1f1b") == "1f1b"
+    assert shortened_name("a(1,2)") == "a(1,2)"
 
 
 def test_plain_data_evaluate_again():
