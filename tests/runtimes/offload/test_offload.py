@@ -129,6 +129,29 @@ def test_larger_microbatches_than_the_examples_get_a_larger_arena():
     one.close(), other.close()
 
 
+@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
+def test_a_file_that_cannot_grow_refuses_the_larger_batch_alone(tmp_path, monkeypatch):
+    _, away = pair(GPT, rows=6)
+    pipe, plain = build(ThreadTeam(2), GPT, F32, 6, away, MICROBATCHES, offload=OffloadTier(tmp_path)), arena._reserve
+    largest = max(each.memory.bytes for each in pipe._trainer.offloads.values())
+
+    def full(file, size):
+        if size > largest:
+            raise OSError(28, "No space left on device")
+        plain(file, size)
+
+    monkeypatch.setattr(arena, "_reserve", full)
+    small, large = (CASES[GPT].batch(rows, F32) for rows in (6, 18))
+    pipe.step(small)
+    before = [p.detach().clone() for p in pipe.model.parameters()]
+    with pytest.raises(RequestError, match=rf"in {tmp_path}, and the file cannot be that large \(No space left"):
+        pipe.step(large)
+    same(before, [p.detach() for p in pipe.model.parameters()])
+    pipe.step(small)
+    assert pipe.steps == 2
+    pipe.close()
+
+
 def test_evaluation_between_steps_does_not_touch_the_arena():
     plan, away = pair(GPT)
     batch = CASES[GPT].batch(12, F32)

@@ -159,7 +159,7 @@ def test_trace_of_an_evaluation_has_forwards_and_messages_only():
 def test_threads_run_the_simulated_order_of_forwards(tmp_path, capsys):
     operators = captured(GPT, F32, 8, 4)
     even = even_plan(operators, 2, 4, "zb-v", 2)
-    costs = tuple(evolve(UNIT, forward_s=seconds) for seconds in (3, 1, 1, 2))  # times that the order depends on
+    costs = tuple(evolve(UNIT, forward_s=s, saved_bytes=10**6) for s in (3, 1, 1, 2))  # the order depends on the times
     cluster = fully_connected(2, 10**12, 1e9, 1e-6)
     plan = evolve(even, prediction=Prediction(costs, cluster, 0, (0, 0), (0, 0), 0))
     assert forward_only(plan).device_actions != forward_only(even).device_actions
