@@ -64,6 +64,16 @@ async function run(side, question) {
   } else askSlowAnswers(side);
 }
 
+// The server's answer to a request that is answered at once; empty if it does not answer.
+async function askOnce(path, body) {
+  try {
+    return await (await ask(path, body)).json();
+  } catch (error) {
+    showError(`The server does not answer: ${error.message}`);
+    return {};
+  }
+}
+
 // What takes longer is asked for once no slider has moved for a while: why the schedule is not faster, and the frontier.
 function askSlowAnswers(side) {
   clearTimeout(side.slowTimer);
@@ -71,7 +81,7 @@ function askSlowAnswers(side) {
     const { question, answer } = side;
     if (side.running || !question) return;
     if (question.kind === "uniform" && question.schedule !== "auto" && answer) {
-      const { idle } = await (await ask("api/idle", { question })).json();
+      const { idle } = await askOnce("api/idle", { question });
       if (side.answer === answer && idle) side.report.showIdle(idle);
     }
     if (!side.running && side === current()) askPoints(state.base ?? question);
@@ -177,12 +187,12 @@ async function drawCluster() {
   byName("topology").hidden = name === null;
   if (name === null || name === drawnCluster) return;
   drawnCluster = name;
-  const response = await ask("api/topology", { cluster: name });
-  const found = await response.json();
+  const found = await askOnce("api/topology", { cluster: name });
   if (name !== drawnCluster) return;
   const picture = byName("topology-picture");
   if (found.error) picture.replaceChildren(element("p", { class: "refusal" }, found.error));
-  else picture.replaceChildren(element("img", { alt: `Topology of ${name}`, src: `data:image/svg+xml,${encodeURIComponent(found.svg)}` }));
+  else if (found.svg) picture.replaceChildren(element("img", { alt: `Topology of ${name}`, src: `data:image/svg+xml,${encodeURIComponent(found.svg)}` }));
+  else drawnCluster = null; // the server did not answer: ask again later
 }
 
 // ---- progress, errors, and the two sides ----

@@ -140,6 +140,19 @@ def test_every_choice_of_a_form_can_be_taken_back(page, address):
 
 
 @in_a_browser
+def test_page_says_that_the_server_does_not_answer(page, address):
+    page.goto(address)
+    shows(page, "^1f1b$")
+    page.locator("[data-side=a] [data-id=idle]").wait_for()
+    page.evaluate("() => { window.fetch = () => Promise.reject(new Error('it is gone')); }")
+    page.evaluate("() => askSlowAnswers(sides.a)")
+    page.get_by_text("The server does not answer: it is gone").wait_for()
+    page.evaluate("() => showError('')")
+    page.evaluate("() => { state.a = complete({ kind: 'plan' }); drawCluster(); }")
+    page.get_by_text("The server does not answer: it is gone").wait_for()
+
+
+@in_a_browser
 def test_page_fits_a_narrow_window_and_prints_every_chart(page, address):
     page.set_viewport_size({"width": 390, "height": 800})
     page.goto(address)
