@@ -20,7 +20,7 @@ from .core.search import longest_path
 from .runtimes.build import build_pipeline
 from .runtimes.devices.devices import Names
 from .runtimes.launch.launch import rank_of_job
-from .runtimes.launch.progress import Progress, shown
+from .runtimes.launch.progress import Progress, show_progress
 from .runtimes.monitor.monitors import Monitor
 from .runtimes.offload.tier import HOST, OffloadTier
 from .runtimes.optimizer.optimizers import OptimizerFactory, SchedulerFactory
@@ -251,5 +251,5 @@ def pipeline(
         shard=shard,
     )
     virtual = SimulatedDevices(options) if options.simulated else None
-    with shown(progress, (rank_of_job() or (0, 1))[0] == 0) as report:
+    with show_progress(progress, (rank_of_job() or (0, 1))[0] == 0) as report:
         return build_pipeline(model, step, example_batch, options, virtual, report)

@@ -14,7 +14,7 @@ def plain_findings(found: Findings) -> dict[str, Any]:
         "operators": found.operators,
         "capture_s": found.capture_s,
         "python": [{"where": where, "line": line} for where, line in found.regions.items()],
-        "uncut": [{"operator": p.operator, "share": p.share, "line": p.line} for p in found.pieces],
+        "uncut": [{"operator": p.operator, "share": p.share, "line": p.line} for p in found.uncut],
         "checks": [
             {
                 "devices": check.devices,
@@ -46,7 +46,7 @@ def print_findings(found: Findings) -> None:
         cause = found.causes.get(where, "this line needs the value of a tensor")
         print(f"- {what} remains Python code, on one stage: {line}: {cause}.")
         print("  To make it possible to cut it, compute both branches and select with torch.where.")
-    for piece in found.pieces:
+    for piece in found.uncut:
         print(
             f"- {piece.operator} has {piece.share:.0%} of all operations and cannot be cut: {piece.line} writes a "
             "buffer or a tensor in place that the first and the last of them use. Move the write closer to its readers."

@@ -19,8 +19,8 @@ from ..core.cluster.links.shared import SharedLinks, groups_to_measure, shared_l
 from ..core.cluster.routing import path_rate
 from ..core.errors import RequestError
 from ..core.files.write import write_text
-from ..runtimes.devices.devices import of_rank
-from ..runtimes.devices.host_copies import HostCopy, host_copies
+from ..runtimes.devices.devices import device_of_rank
+from ..runtimes.devices.host_copies import MeasuredCopy, host_copies
 from ..runtimes.devices.machine import machine
 from ..runtimes.launch.launch import make_team
 from ..runtimes.profile.link_measurements import measure_links
@@ -44,7 +44,7 @@ class LinkProfile:
     cluster: Cluster
     alone: Mapping[tuple[int, int], LineFit]
     tree: SharedLinks
-    copies: Sequence[HostCopy]
+    copies: Sequence[MeasuredCopy]
     what: str
 
 
@@ -105,7 +105,7 @@ def _start(ranks: int | None, backend: str | None) -> int:
 def _measure(where: torch.device, kind: str, backend: str | None, repeats: int) -> LinkProfile:
     here = where
     if where.type == "cuda":
-        here = of_rank(None, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
+        here = device_of_rank(None, int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]))
         torch.cuda.set_device(here)  # NCCL connects the current device
     team = make_team(None, backend, where.type)
     try:

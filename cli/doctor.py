@@ -36,7 +36,7 @@ def doctor(
 
     from ..answers.doctor_answer import plain_findings, print_findings
     from ..answers.models import load_model
-    from ..runtimes.diagnose.doctor import check_up
+    from ..runtimes.diagnose.doctor import check_model
     from ..runtimes.launch.team import ThreadTeam
 
     torch.set_num_threads(1)
@@ -45,7 +45,7 @@ def doctor(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         teams = [functools.partial(ThreadTeam, count) for count in devices or (2, 3)]
-        found = check_up(made, step, batch, teams, microbatches, **options)
+        found = check_model(made, step, batch, teams, microbatches, **options)
     if json:
         print_json(plain_findings(found))
     else:

@@ -23,12 +23,12 @@ from ..core.search.compiling import compile_ahead
 from ..core.search.problem.score import with_costs
 from .batch.example import Example
 from .devices.compute import compute_device
-from .devices.devices import of_rank, place
+from .devices.devices import assign_devices, device_of_rank
 from .devices.heap import SMALL, keep_freed_memory
 from .engine.clocked import VirtualDevices
 from .launch.agreement import check_same, model_in_words
 from .launch.launch import make_team, mesh_for, rank_of_job, virtual_team, world_size
-from .launch.meeting import Meeting, begin
+from .launch.meeting import Meeting, begin_meeting
 from .launch.progress import Report, silent
 from .launch.random_states import random_states_kept
 from .launch.step_agreement import check_same_step
@@ -87,11 +87,11 @@ def _check_and_build(
     if tensor is not None:
         tensor = with_replicas(tensor, options)
         model, step = tensor.parts, tensor.step
-    kind = options.check(model)
+    device_type = options.check(model)
     refuse_inference_tensors(model)
-    meeting = begin(options.timeout_s) if (world_size() or 1) > 1 and not options.simulated else None
+    meeting = begin_meeting(options.timeout_s) if (world_size() or 1) > 1 and not options.simulated else None
     try:
-        return _build_checked(model, step, batch, options, virtual, report, kind, meeting, tensor)
+        return _build_checked(model, step, batch, options, virtual, report, device_type, meeting, tensor)
     except BaseException as failure:
         if meeting is not None:
             if not isinstance(failure, PanpipeError):
@@ -107,13 +107,13 @@ def _build_checked(
     options: PipelineOptions,
     virtual: VirtualDevices | None,
     report: Report,
-    kind: str,
+    device_type: str,
     meeting: Meeting | None,
     tensor: TensorRanks | None,
 ) -> Pipeline:
-    # All checks of the arguments alone are done: what follows takes time.
+    # Whatever can be checked without the step is checked before this: what follows takes time.
     report("capturing the step")
-    example = Example.capture(model, step, batch, options.microbatches, options.batch_dims, kind)
+    example = Example.capture(model, step, batch, options.microbatches, options.batch_dims, device_type)
     source = weights_from(options.weights, model, options.training.seed)
     source.check(example.read_tensors)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
@@ -121,7 +121,7 @@ def _build_checked(
     plan = options.plan
     if plan is None and virtual is not None:
         plan = virtual.planned(example.operators, report)
-    team = _team(options, plan, kind, compute_device([*model.parameters(), *model.buffers()]), meeting, tensor)
+    team = _team(options, plan, device_type, compute_device([*model.parameters(), *model.buffers()]), meeting, tensor)
     try:
         builder = _Builder(options, example, team, virtual, report)
         if tensor is not None:
@@ -129,7 +129,7 @@ def _build_checked(
             tensor.check([example])
         initial = builder.check_ranks(source)
         with communicating(OneRank()):  # profiles time the operators of one rank; steps communicate with the others
-            pipe = builder.ready(plan) if plan is not None else _automatic(builder, batch)
+            pipe = builder.pipeline(plan) if plan is not None else _automatic(builder, batch)
         pipe.load(source, initial)
         if virtual is None and tensor is None:
             pipe.replanner = builder.replanner()
@@ -144,7 +144,7 @@ def _build_checked(
 def _team(
     options: PipelineOptions,
     plan: Plan | None,
-    kind: str,
+    device_type: str,
     on: torch.device,
     meeting: Meeting | None,
     tensor: TensorRanks | None,
@@ -154,19 +154,19 @@ def _team(
     Args:
         options: the user's arguments.
         plan: the plan of the pipeline; None if it is not known yet.
-        kind: type of the devices.
+        device_type: of the devices: ``"cpu"`` or ``"cuda"``.
         on: the model's device.
-        meeting: of the ranks; None if this process is none.
+        meeting: of the ranks; None if this process is no rank.
         tensor: the tensor ranks; None without.
     """
     mesh, devices = None if tensor is not None else mesh_for(plan, options.mesh), options.devices
     if mesh is None and devices.named is not None and world_size() is None:
         mesh = Mesh(len(devices.named))
-    if kind == "cuda" and (rank := rank_of_job()) is not None:
-        torch.cuda.set_device(of_rank(devices.named, *rank) if devices.given else on)
+    if device_type == "cuda" and (rank := rank_of_job()) is not None:
+        torch.cuda.set_device(device_of_rank(devices.named, *rank) if devices.given else on)
     if options.simulated:
         return virtual_team(mesh, options.backend)
-    return make_team(mesh, options.backend, kind, devices.share, options.timeout_s, meeting, tensor)
+    return make_team(mesh, options.backend, device_type, devices.share, options.timeout_s, meeting, tensor)
 
 
 class _Builder:
@@ -211,12 +211,12 @@ class _Builder:
             self.report(initial.warning)
         if self._virtual is None:
             on = compute_device([*example.model.parameters(), *example.model.buffers()])
-            self.team.where = place(self.team, named, on, share, options.devices.given)
+            self.team.where = assign_devices(self.team, named, on, share, options.devices.given)
         if compiling is not None:
             self.programs = evolve(self.programs, compiler=StageCompiler(compiling.with_threads(self.team.threads)))
         return initial
 
-    def ready(self, plan: Plan) -> Pipeline:
+    def pipeline(self, plan: Plan) -> Pipeline:
         """The pipeline of a plan, without values yet."""
         options, operators, tensor = self.options, self.example.operators, self.team.tensor
         if tensor is not None:
@@ -267,15 +267,17 @@ def _automatic(builder: _Builder, batch: Any) -> Pipeline:
     earlier = builder.earlier_plans(planning)
     found = earlier.find()
     if found is not None:
-        return builder.ready(found)
+        return builder.pipeline(found)
     if planning.team.decide(lambda: compile_ahead(planning.report)):  # one rank compiles for all
         planning.budget.restart()
-    pipe = best_rehearsed(planning, builder.ready, batch)
+    pipe = best_rehearsed(planning, builder.pipeline, batch)
     release_unused(planning.team.where.values())
     earlier.keep(pipe.rank_plan)
-    cut, step = planning.budget.cut, pipe.rank_plan.prediction
-    if cut:
-        planning.report(f"planned within {planning.budget.seconds:.3g} s (plan_seconds=), without {', '.join(cut)}")
+    shortened, step = planning.budget.shortened, pipe.rank_plan.prediction
+    if shortened:
+        planning.report(
+            f"planned within {planning.budget.seconds:.3g} s (plan_seconds=), without {', '.join(shortened)}"
+        )
     predicted = "" if step is None else f", predicted step {step.step_s * 1e3:.4g} ms"
     planning.report(f"planned: {pipe.plan.schedule}, {plan_size(pipe.plan)}{predicted}")
     return pipe

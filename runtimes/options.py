@@ -19,7 +19,7 @@ from ..core.plan.sharding import AUTO, NONE, check_level
 from ..core.whole_numbers import whole_number
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
-from .launch.launch import MeshWish, mesh_for, mesh_in_simulator
+from .launch.launch import MeshRequest, mesh_for, mesh_in_simulator
 from .monitor.monitors import Monitor, monitors_of
 from .optimizer.training import Training
 from .planning.options import PlanningOptions
@@ -44,7 +44,7 @@ def given_plan(plan: Plan | str | Path) -> Plan | None:
     return None if plan == "auto" else read_plan(plan)
 
 
-def given_mesh(mesh: Mesh | DeviceMesh | str | int | None) -> MeshWish:
+def given_mesh(mesh: Mesh | DeviceMesh | str | int | None) -> MeshRequest:
     """The user's mesh, of which some dimensions may be unknown until the number of devices is known."""
     if isinstance(mesh, Mesh):
         mesh.check()
@@ -105,7 +105,7 @@ class PipelineOptions:
         devices: the torch devices.
         target: ``"devices"`` or ``"simulator"``.
         microbatches: number of microbatches of a batch; None for that of the plan, or ``MICROBATCHES``.
-        plan: ``"auto"``, a Plan, or its file; None from here on for an automatic one.
+        plan: ``"auto"``, a Plan, or its file. As an attribute, the plan; None for an automatic one.
         mesh: pipeline × data; None for one pipeline over the ranks there are, or two threads.
         backend: the transport; None for the usual one.
         weights: the source of values for tensors on meta.
@@ -130,7 +130,7 @@ class PipelineOptions:
     target: str = "devices"
     _microbatches: int | None = field(default=None, converter=_microbatches)
     plan: Plan | None = field(converter=given_plan)
-    mesh: MeshWish = field(default=None, converter=given_mesh)
+    mesh: MeshRequest = field(default=None, converter=given_mesh)
     backend: str | BackendKind | None = None
     weights: str | Path | ModuleInit | None = None
     compile: CompilerChoice | None = field(default=None, converter=_compiler)
@@ -206,9 +206,11 @@ class PipelineOptions:
             RequestError: it cannot.
         """
         self.training.check(model)
-        kind = self.devices.type_with(compute_device([*model.parameters(), *model.buffers()]))
-        if self.simulated and kind != "cpu":
-            raise RequestError(f"target 'simulator' runs stages on the CPU, but the model would be on {kind}: use cpu")
+        device_type = self.devices.type_with(compute_device([*model.parameters(), *model.buffers()]))
+        if self.simulated and device_type != "cpu":
+            raise RequestError(
+                f"target 'simulator' runs stages on the CPU, but the model would be on {device_type}: use cpu"
+            )
         if self.compile is not None:
-            self.compile.check(kind)
-        return kind
+            self.compile.check(device_type)
+        return device_type

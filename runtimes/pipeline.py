@@ -33,7 +33,7 @@ from .programs.options import ProgramOptions
 from .replan.automatic import AutomaticReplanning
 from .replan.replanner import Replanner
 from .training.averages import AverageFunction, Visit, WeightAverage, visit_parameters
-from .training.evaluation import Forwards
+from .training.evaluation import ForwardFunction
 from .training.initial_weights import InitialWeights
 from .training.trainer import Trainer
 from .weights import Weights
@@ -184,7 +184,7 @@ class Pipeline:
         self._refuse_tensor_ranks("replan")
         self._trainer.refuse_closed()
         self._trainer.averages.refuse_applied("plan again")
-        self._trainer.checks.last()
+        self._trainer.checks.check_last()
         if self.replanner is None:
             raise RequestError("this pipeline cannot be planned again: build it with panpipe.pipeline on real devices")
         return self.replanner.replan(self._trainer, self.checkpoints)
@@ -276,7 +276,7 @@ class Pipeline:
             RequestError: the batch does not fit the plan, or ranks are in different modes.
             WorkerError: a worker stopped.
         """
-        done = self._trainer.evaluate(batch, Forwards(step or self._trainer.step))
+        done = self._trainer.evaluate(batch, ForwardFunction(step or self._trainer.step))
         assert done.loss is not None
         return done.loss
 
@@ -286,7 +286,7 @@ class Pipeline:
         Returns:
             The loss, and the trace of all devices, on every rank.
         """
-        done = self._trainer.evaluate(batch, Forwards(self._trainer.step), trace=True)
+        done = self._trainer.evaluate(batch, ForwardFunction(self._trainer.step), trace=True)
         assert done.loss is not None
         return done.loss, self._trainer.gathered_trace(done)
 
@@ -313,7 +313,7 @@ class Pipeline:
         """
         if not callable(function):
             raise RequestError(f"function is {function!r}: give a function of model and batch that returns tensors")
-        return self._trainer.evaluate(batch, Forwards(function, True, everywhere)).rows
+        return self._trainer.evaluate(batch, ForwardFunction(function, True, everywhere)).rows
 
     @property
     def grad_norm(self) -> float | None:
@@ -417,7 +417,7 @@ class Pipeline:
         """
         self._refuse_tensor_ranks("ema")
         self._trainer.refuse_closed()
-        self._trainer.stages.have_values()
+        self._trainer.stages.ensure_values()
         return self._trainer.averages.add(decay, buffers, function)
 
     def on_parameters(self, function: Visit) -> dict[str, Any]:
@@ -436,7 +436,7 @@ class Pipeline:
         self._refuse_tensor_ranks("on_parameters")
         trainer = self._trainer
         trainer.refuse_closed()
-        trainer.stages.have_values()
+        trainer.stages.ensure_values()
         trainer.counts.visits += 1
         key = trainer.runner.seed, trainer.counts.steps, trainer.counts.visits
         return visit_parameters(self.model, trainer.stages.states, function, key)
@@ -457,7 +457,7 @@ class Pipeline:
                 no parameter.
         """
         self._refuse_tensor_ranks("state_dict")
-        self._trainer.checks.last()
+        self._trainer.checks.check_last()
         return self.checkpoints.state_dict()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -473,7 +473,7 @@ class Pipeline:
         """
         self._refuse_tensor_ranks("load_state_dict")
         self.checkpoints.load_state_dict(state_dict)
-        self._trainer.checks.drop()
+        self._trainer.checks.drop_last()
 
     def checkpoint(self, folder: str | Path, *, wait: bool = True, keep: int | None = None) -> None:
         """Write a checkpoint of training. Every rank calls this.
@@ -494,7 +494,7 @@ class Pipeline:
         """
         self._trainer.refuse_closed()
         with self._trainer.team.inside("checkpoint"):
-            self._trainer.checks.last()
+            self._trainer.checks.check_last()
             self.checkpoints.write(folder, wait, keep)
 
     def wait_for_checkpoint(self) -> None:
@@ -522,7 +522,7 @@ class Pipeline:
         self._trainer.refuse_closed()
         with self._trainer.team.inside("resume"):
             self.checkpoints.read(folder)
-            self._trainer.checks.drop()
+            self._trainer.checks.drop_last()
 
     def close(self) -> None:
         """Close threads and connections; may be called again. Training, evaluation and saving are refused afterwards.
@@ -535,7 +535,7 @@ class Pipeline:
         """
         try:
             self.checkpoints.wait()
-            self._trainer.checks.last()
+            self._trainer.checks.check_last()
         finally:
             self._trainer.close()
 

@@ -12,8 +12,8 @@ on two cores). So candidates are measured. To choose the same one in another run
    and so is a plan that costs more memory or stages if its gain is below the noise that all turns together would leave.
    It ends with one plan, after ``TURNS``, or with the budget.
 4. Of the remaining plans, the one with less memory wins, then the one with fewer stages, then the simpler schedule. But
-   1F1B wins unless pairs show that another plan is faster, or, if that needs less memory, as fast within ``AS_FAST``.
-   So on a machine too loaded to show anything, nothing is chosen that may be slower.
+   1F1B wins unless pairs show that another plan is faster, or, if that one needs less memory, as fast within
+   ``AS_FAST_WITHIN``. So on a machine too loaded to show anything, nothing is chosen that may be slower.
 5. That plan is rehearsed alone, as it will run, for its prediction: the typical one of its steps
    (`core/paired_difference.robust_geometric_mean`), at the typical speed of the machine meanwhile
    (`core/drift`), and an interval for it (`planning/interval`). The times of programs are those of its steps, and so
@@ -50,11 +50,11 @@ TURNS = 8
 """The largest number of turns."""
 ERROR = 1 / 16
 """The largest probability of dropping a plan that is not slower: the smallest that four turns can show."""
-AS_FAST = 0.02
+AS_FAST_WITHIN = 0.02
 """Share of a step by which a plan that needs less memory than 1F1B may be slower."""
-ALONE, SEEN = 2, 8
-"""Steps of the chosen plan: at least ``ALONE`` without other candidates and ``SEEN`` in all, if there is time; at least
-one in all if anything is rehearsed: its parts show the noise."""
+STEPS_ALONE, STEPS_IN_ALL = 2, 8
+"""Rehearsed steps of the chosen plan if there is time: at least ``STEPS_ALONE`` without other candidates, and at least
+``STEPS_IN_ALL`` with those in turns. It has one at least if anything is rehearsed: its parts show the noise."""
 TYPICAL = 0.5
 """Quantile of a program's times over steps that its prediction uses."""
 
@@ -67,24 +67,24 @@ class Candidate:
         pipe: its pipeline.
         oracle: predicts a step.
         batch: a whole batch.
-        seen: its rehearsed steps, turn by turn.
+        rehearsals: its rehearsed steps, turn by turn.
         given_cluster: whether the user gave the cluster, whose rates are then not measured.
     """
 
     pipe: Pipeline
     oracle: Oracle
     batch: Any
-    seen: list[Rehearsal] = field(factory=list)
+    rehearsals: list[Rehearsal] = field(factory=list)
     given_cluster: bool = False
 
     def rehearse(self, steps: int, warm_up: int = 0) -> None:
         """Rehearse more steps, after some that are not recorded."""
-        self.seen += self.pipe.rehearse(self.batch, steps, warm_up)
+        self.rehearsals += self.pipe.rehearse(self.batch, steps, warm_up)
 
     @property
     def times(self) -> list[float]:
         """The times of its steps, in seconds."""
-        return [one.step_s for one in self.seen]
+        return [one.step_s for one in self.rehearsals]
 
     @property
     def steady(self) -> list[float]:
@@ -94,7 +94,7 @@ class Candidate:
     @property
     def readings(self) -> list[float]:
         """The reference workload around each of its steps, in seconds."""
-        return [one.reference_s for one in self.seen]
+        return [one.reference_s for one in self.rehearsals]
 
     def faster_than(self, other: "Candidate") -> list[float]:
         """For each turn the logarithm of the other's time ÷ this one's: above 0 if this one is faster."""
@@ -104,21 +104,21 @@ class Candidate:
         """The plan, with a prediction from its rehearsed steps. All ranks call this together."""
         plan = self.pipe.rank_plan
         assert plan.prediction is not None
-        profile = rehearsed_profile([(plan, plan.prediction.costs, self.seen)], TYPICAL)
+        profile = rehearsed_profile([(plan, plan.prediction.costs, self.rehearsals)], TYPICAL)
         costs, steady = profile.of(plan), self.steady
-        rates = {} if self.given_cluster else copy_rates([one.trace for one in self.seen], TYPICAL)
+        rates = {} if self.given_cluster else copy_rates([one.trace for one in self.rehearsals], TYPICAL)
         ratio = length_ratio(with_copy_rates(plan, rates), costs, steady, self.oracle)
         plan = with_costs(with_copy_rates(plan, scaled(rates, ratio)), times_scaled(costs, ratio), self.oracle)
         again = self.pipe.rehearses(self.batch)
         return with_interval(plan, self.times, self.readings, robust_geometric_mean(steady) if again else None)
 
 
-def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch: Any) -> Pipeline:
+def best_rehearsed(planning: Planning, build: Callable[[Plan], Pipeline], batch: Any) -> Pipeline:
     """Plan and rehearse. Returns the pipeline of the chosen plan, with a prediction from its rehearsals.
 
     Args:
         planning: the request.
-        ready: builds the pipeline of a plan.
+        build: builds the pipeline of a plan.
         batch: a whole batch of real data.
     """
     plans = planning.plans()
@@ -131,18 +131,18 @@ def best_rehearsed(planning: Planning, ready: Callable[[Plan], Pipeline], batch:
             wanted = plain
     least_s = 2 * max(map(step_s, wanted))  # one to warm up
     if not planning.budget.allows_least(f"rehearsing, about {least_s:.2g} s", least_s):
-        return ready((plain or wanted)[0])
+        return build((plain or wanted)[0])
     given = planning.options.cluster is not None
-    candidates = [Candidate(ready(plan), planning.options.oracle, batch, given_cluster=given) for plan in wanted]
+    candidates = [Candidate(build(plan), planning.options.oracle, batch, given_cluster=given) for plan in wanted]
     names = " and ".join(f"{plan.schedule} ({len(plan.stages)} stages)" for plan in wanted)
     planning.report(f"rehearsing {names}")
     for candidate in candidates:
         candidate.rehearse(0, warm_up=1)
     best = candidates[0] if len(candidates) == 1 else winner(_in_turns(planning, candidates), PLAIN)
     planning.report(f"rehearsing {best.pipe.rank_plan.schedule} alone")
-    wanted_steps = max(ALONE, SEEN - len(best.seen))
+    wanted_steps = max(STEPS_ALONE, STEPS_IN_ALL - len(best.rehearsals))
     # One step shows how long it takes on this machine now; then the time that is left is divided by it.
-    first = 0 if best.seen else 1
+    first = 0 if best.rehearsals else 1
     best.rehearse(first)
     each_s = statistics.median(best.times)
     each_s += passes_around(each_s) * statistics.median(best.readings)
@@ -194,8 +194,8 @@ def undecided(candidates: Sequence[Candidate], plain: str) -> list[Candidate]:
     place, kept = left.index(known), list[Candidate]()
     for number, each in enumerate(left):
         gain = difference(each.faster_than(known), ERROR)
-        needed = -AS_FAST if number < place else 0.0
-        noise = (gain.estimate - gain.low) * math.sqrt(len(each.seen) / TURNS)
+        needed = -AS_FAST_WITHIN if number < place else 0.0
+        noise = (gain.estimate - gain.low) * math.sqrt(len(each.rehearsals) / TURNS)
         if each is known or gain.estimate - noise > needed:
             kept.append(each)
         if number < place and gain.low > needed:
@@ -216,7 +216,7 @@ def winner(candidates: Sequence[Candidate], plain: str) -> Candidate:
         known = candidates[place]
         cheaper, dearer = candidates[:place], candidates[place + 1 :]
         eligible = [
-            *(each for each in cheaper if difference(each.faster_than(known), ERROR).low > -AS_FAST),
+            *(each for each in cheaper if difference(each.faster_than(known), ERROR).low > -AS_FAST_WITHIN),
             known,
             *(each for each in dearer if difference(each.faster_than(known), ERROR).low > 0),
         ]

@@ -42,8 +42,8 @@ _ONE_PYTHON = "all ranks of a pipeline must run the same step; change what it re
 
 
 @frozen
-class Change:
-    """Python values that the step reads and that changed.
+class ChangedValues:
+    """The Python values that the step reads and that changed since it was captured.
 
     Args:
         digest: of all of them.
@@ -71,17 +71,17 @@ class BatchAgreement:
         queues: Mapping[int, ComputeQueue],
         pieces: Sequence[Microbatch],
         known: bool,
-        change: Change | None = None,
+        change: ChangedValues | None = None,
     ) -> None:
         self._team, self._pieces, self._change = team, pieces, change
         self._handle: Handle | None = None
         self._device = team.local[0]
-        self._place = team.replica * team.size + self._device - team.sharing.start
+        self._place = team.replica * team.size + self._device - team.batch_devices.start
         self._queue = queues[self._device]
         self._later = False
         self._rows: list[list[float]] | None = None
         self._read: Callable[[], Tensor] | None = None
-        self._apart: Callable[[], int | None] | None = None
+        self._differing_replica: Callable[[], int | None] | None = None
         if len(team.local) == team.size:
             self._rows = []
             return
@@ -91,7 +91,7 @@ class BatchAgreement:
         else:
             self._handle = team.sum_over_processes(self._table)
 
-    def refuse_before(self) -> None:
+    def refuse_before_run(self) -> None:
         """Wait for the other ranks, and refuse different batches before anything runs.
 
         Raises:
@@ -116,32 +116,35 @@ class BatchAgreement:
             self.arrive()
         return self._failure() is not None
 
-    def announce(self) -> None:
-        """Issue the all-reduce of a GPU's rows, after its last backward."""
+    def start_exchange(self) -> None:
+        """Issue the all-reduce of the rows after a GPU's last backward; on a CPU it began with the step."""
         if self._later:
             self._handle = self._team.backend(self._device).all_reduce(self._table)
 
     def collect(self) -> None:
-        """Order what follows after the arrival of all rows; the host waits for none of a GPU."""
+        """Make what is issued later wait for all rows. The host does not wait for those of a GPU."""
         if self._handle is not None:
             self._handle.wait()
             self._handle, self._read = None, self._queue.start_read(self._table)
 
     def arrive(self) -> None:
-        """Wait for all rows, also for those of a GPU."""
+        """Wait on the host for all rows, also for those of a GPU."""
         self.collect()
         if self._read is not None:
             self._rows, self._read = self._read().tolist(), None
 
     def note_replica(self, replica: Callable[[], int | None]) -> None:
-        """Record what returns the replica whose ranks have different batches, as exchanged between replicas; it returns
-        None for none, and may wait for the device."""
-        self._apart = replica
+        """Set the function that `refuse` asks for a replica whose ranks have different batches.
+
+        Args:
+            replica: returns its number, as exchanged between replicas, or None; it may wait for the device.
+        """
+        self._differing_replica = replica
 
     @property
     def waits(self) -> bool:
         """Whether `refuse` makes the host wait for the device."""
-        return self._queue.runs_ahead and (self._read is not None or self._apart is not None)
+        return self._queue.runs_ahead and (self._read is not None or self._differing_replica is not None)
 
     def refuse(self, outcome: str) -> None:
         """Refuse the batch of a step that ran.
@@ -153,9 +156,10 @@ class BatchAgreement:
             RequestError: ranks have different batches.
         """
         self.arrive()
-        failure, apart = self._failure(), None if self._apart is None else self._apart()
-        if failure is None and apart is not None:
-            failure = RequestError(f"the ranks of replica {apart} were given different batches: {_RULE}")
+        failure = self._failure()
+        replica = None if self._differing_replica is None else self._differing_replica()
+        if failure is None and replica is not None:
+            failure = RequestError(f"the ranks of replica {replica} were given different batches: {_RULE}")
         if failure is not None:
             raise RequestError(f"{failure}; {outcome}")
 
@@ -186,7 +190,7 @@ class BatchAgreement:
             host[_SHAPES + slot] += factor * crc32(" ".join(shapes[name]).encode())
             if parts[name]:
                 values[slot] = values[slot] + (factor * fingerprint(parts[name])).to(device)
-        table = torch.zeros(len(self._team.sharing), _COLUMNS, dtype=torch.float64, device=device)
+        table = torch.zeros(len(self._team.batch_devices), _COLUMNS, dtype=torch.float64, device=device)
         table[self._place] = host.double().to(device)
         table[self._place, _VALUES:] = (torch.stack(values) & MASK).double()
         return table
@@ -208,7 +212,7 @@ class BatchAgreement:
         for number, other in enumerate(others, 1):
             column = next((i for i in range(_METHOD, _COLUMNS) if other[i] != first[i]), None)
             if column is not None:
-                base = self._team.sharing.start
+                base = self._team.batch_devices.start
                 one, known = (f"rank {self._team.rank(base + each)}" for each in (number, 0))
                 if column == _METHOD:
                     mine = f"rank {self._team.rank(base + self._place)} is in {self._method or 'none'}"

@@ -15,6 +15,8 @@ from functools import cache
 import torch
 from torch import Tensor
 
+from ..flat_bytes import flat_bytes
+
 _ROW = 1 << 15
 _ROWS_ON_CPU, _ROWS_ON_ACCELERATORS = 2, 64
 """Rows that are multiplied at a time. On a CPU their products stay in the cache: 4 MiB of products take seven times as
@@ -83,9 +85,7 @@ def _dense(tensor: Tensor) -> list[Tensor]:
 
 def _words(parts: Sequence[Tensor]) -> Tensor:
     """The concatenated bytes of tensors as int32, padded with zeros."""
-    # A tensor of one element is contiguous with any stride, but a view of its bytes requires stride 1.
-    flat = [part.contiguous().as_strided((part.numel(),), (1,)).view(torch.uint8) for part in parts]
-    whole = _joined(flat)
+    whole = _joined([flat_bytes(part) for part in parts])
     lacking = -whole.numel() % 4
     if lacking:
         whole = torch.cat([whole, whole.new_zeros(lacking)])

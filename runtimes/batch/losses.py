@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 def mean_loss(
-    losses: Iterable[Tensor], weights: Iterable[Any], weighted: bool, plain: bool = False
+    losses: Iterable[Tensor], weights: Iterable[Any], weighted: bool, as_numbers: bool = False
 ) -> tuple[Tensor, Any]:
     """The mean of a batch's losses, summed in their own dtype, microbatch by microbatch.
 
@@ -16,22 +16,22 @@ def mean_loss(
         losses: of each microbatch, without a gradient.
         weights: of each: a number or a tensor.
         weighted: whether the step returned the weights; otherwise they are shares of the batch, whose sum is 1.
-        plain: whether weights that are tensors are numbers of the host: they do not change the dtype of the losses.
+        as_numbers: whether weights that are tensors count as Python numbers, which do not change the dtype of a loss.
 
     Returns:
         The mean, and the sum of the weights.
     """
     total, sum_of_weights = None, 0.0
     for loss, weight in zip(losses, weights, strict=True):
-        part = _by(torch.mul, loss, weight, plain)
+        part = _applied(torch.mul, loss, weight, as_numbers)
         total = part if total is None else total + part
         sum_of_weights = sum_of_weights + weight
     assert total is not None
-    return _by(torch.div, total, sum_of_weights, plain) if weighted else total, sum_of_weights
+    return _applied(torch.div, total, sum_of_weights, as_numbers) if weighted else total, sum_of_weights
 
 
-def _by(operator: Callable[[Tensor, Any], Tensor], loss: Tensor, weight: Any, plain: bool) -> Tensor:
-    if not plain or not isinstance(weight, Tensor):
+def _applied(operator: Callable[[Tensor, Any], Tensor], loss: Tensor, weight: Any, as_numbers: bool) -> Tensor:
+    if not as_numbers or not isinstance(weight, Tensor):
         return operator(loss, weight)
     wide = torch.promote_types(loss.dtype, torch.float32)  # in which torch computes with a number
     return operator(loss.to(wide), weight.to(wide)).to(loss.dtype)

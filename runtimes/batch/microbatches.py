@@ -16,7 +16,11 @@ from ...core.capture.values.containers import BatchNesting, flatten_batch
 from ...core.capture.values.sparse_tensors import refuse_if_not_strided
 from ...core.errors import RequestError
 from ...core.wording import first_of, shape_text
-from .remote_tensors import as_meta_tensors
+from ..weights.remote_tensors import as_meta_tensors
+from .lru_cache import LruCache
+
+_KEPT = 16
+"""Number of functions and nestings of batches, other than the example's, whose dimensions of samples are kept."""
 
 
 @frozen(slots=False, cache_hash=True)
@@ -119,7 +123,7 @@ class BatchCutter:
 
     def __init__(self, model: nn.Module, step: StepFunction, example: Shape, microbatches: int) -> None:
         self._model, self._step, self._example, self._microbatches = model, step, example, microbatches
-        self._others: dict[tuple[StepFunction, BatchNesting], BatchDims] = {}
+        self._others: LruCache[tuple[StepFunction, BatchNesting], BatchDims] = LruCache(_KEPT)
 
     def cut(self, batch: Any, function: StepFunction | None = None) -> list[Microbatch]:
         """Cut a batch; the dimensions of leaves that the example does not have are found by tracing, as for it.
@@ -136,7 +140,7 @@ class BatchCutter:
         self._check_dtypes(leaves, nesting)
         if function is None:
             _refuse_gradients(leaves, nesting)
-        return split_batch(batch, self._microbatches, self._dims(batch, nesting, function), fewer=True)
+        return split_batch(batch, self._microbatches, self._dims_of(batch, nesting, function), fewer=True)
 
     def _check_dtypes(self, leaves: list[Any], nesting: BatchNesting) -> None:
         """Refuse dtypes of another kind than the example's: the captured operators would fail on them."""
@@ -148,30 +152,32 @@ class BatchCutter:
                 raise RequestError(
                     f"{name} is {leaf!r:.40}, and {_leaf_text(known)} in the example's microbatches: give a tensor"
                 )
-            if _kind(leaf.dtype) != _kind(known[1]):
+            if _dtype_kind(leaf.dtype) != _dtype_kind(known[1]):
                 raise RequestError(
-                    f"{name} is {_leaf_text(_what(leaf))}, and {_leaf_text(known)} in the example's microbatches: "
-                    f"convert it with .to({known[1]})"
+                    f"{name} is {_leaf_text(_shape_and_dtype(leaf))}, and {_leaf_text(known)} in the example's "
+                    f"microbatches: convert it with .to({known[1]})"
                 )
 
-    def _dims(self, batch: Any, nesting: BatchNesting, function: StepFunction | None) -> BatchDims:
+    def _dims_of(self, batch: Any, nesting: BatchNesting, function: StepFunction | None) -> BatchDims:
         known = self._example.dims
         if all(known.knows(name) for name in _names(nesting)):
             return known
         leaves, key = flatten_batch(batch)[0], (function or self._step, nesting)
-        if key not in self._others:
+        found = self._others.use(key)
+        if found is None:
             try:
                 with as_meta_tensors(self._model):
-                    self._others[key] = find_batch_dims(
+                    found = find_batch_dims(
                         self._model, key[0], batch, given=known, microbatches=self._microbatches,
                         gradients=function is None,
                     )  # fmt: skip
             except RequestError as error:
                 whole = nesting.names == ("batch",)
-                found = f"is {_leaf_text(_what(leaves[0]))}" if whole else first_of(list(nesting.names), 8)
+                given = f"is {_leaf_text(_shape_and_dtype(leaves[0]))}" if whole else first_of(list(nesting.names), 8)
                 known_names = first_of(list(self._example.named), 8)
-                raise RequestError(f"the example has {known_names}, and this batch {found}: {error}") from error
-        return self._others[key]
+                raise RequestError(f"the example has {known_names}, and this batch {given}: {error}") from error
+            self._others.keep(key, found)
+        return found
 
 
 def _refuse_without_values(leaves: list[Any], nesting: BatchNesting) -> None:
@@ -180,8 +186,8 @@ def _refuse_without_values(leaves: list[Any], nesting: BatchNesting) -> None:
         refuse_if_not_strided(name, leaf)
         if isinstance(leaf, Tensor) and leaf.is_meta:
             raise RequestError(
-                f"{name} is on the meta device ({_leaf_text(_what(leaf))}), which holds no values: give a tensor with "
-                "values, such as one on the CPU"
+                f"{name} is on the meta device ({_leaf_text(_shape_and_dtype(leaf))}), which holds no values: give a "
+                "tensor with values, such as one on the CPU"
             )
 
 
@@ -193,6 +199,15 @@ def _refuse_gradients(leaves: list[Any], nesting: BatchNesting) -> None:
                 f"{name} requires a gradient, which a pipeline does not compute for a batch: detach it, or, if it is "
                 "to be trained, make what computes it a part of the model"
             )
+
+
+def microbatch_sizes(samples: int, microbatches: int) -> list[int]:
+    """The samples of each microbatch: they differ by at most one, and larger ones are first.
+
+    There is one microbatch for each sample if there are fewer samples than microbatches.
+    """
+    count = min(samples, microbatches)
+    return [samples // count + (number < samples % count) for number in range(count)] if count else []
 
 
 def split_batch(batch: Any, microbatches: int, dims: BatchDims | Any = 0, *, fewer: bool = False) -> list[Microbatch]:
@@ -219,17 +234,16 @@ def split_batch(batch: Any, microbatches: int, dims: BatchDims | Any = 0, *, few
             f"the batch has {samples} samples for {microbatches} microbatches: a microbatch needs at least one; "
             f"use at most {samples} microbatches or a larger batch"
         )
-    microbatches = min(microbatches, samples)
-    size, larger = divmod(samples, microbatches)
-    counts = [size + (m < larger) for m in range(microbatches)]
-    parts = _cut_lists(leaves, nesting, dims, counts) if dims.lists else _cut(leaves, nesting, dims, microbatches)
+    counts = microbatch_sizes(samples, microbatches)
+    larger = samples % len(counts)
+    parts = _cut_lists(leaves, nesting, dims, counts) if dims.lists else _cut(leaves, nesting, dims, len(counts))
     found: list[Microbatch] = []
     shape = None
     for m, (leaves_m, nesting_m) in enumerate(parts):
         if m in (0, larger):
-            shape = Shape(tuple(map(_what, leaves_m)), nesting_m, dims, counts[m])
+            shape = Shape(tuple(map(_shape_and_dtype, leaves_m)), nesting_m, dims, counts[m])
         elif dims.lists:  # samples in a list may have different shapes
-            other = Shape(tuple(map(_what, leaves_m)), nesting_m, dims, counts[m])
+            other = Shape(tuple(map(_shape_and_dtype, leaves_m)), nesting_m, dims, counts[m])
             shape = shape if shape == other else other
         assert shape is not None
         found.append(Microbatch(tuple(leaves_m), counts[m] / samples, counts[m], shape))
@@ -238,7 +252,7 @@ def split_batch(batch: Any, microbatches: int, dims: BatchDims | Any = 0, *, few
 
 def _cut(leaves: list[Any], nesting: BatchNesting, dims: BatchDims, count: int) -> list[tuple[Any, BatchNesting]]:
     pieces = []
-    for leaf, dim in zip(leaves, _dims(nesting, dims), strict=True):
+    for leaf, dim in zip(leaves, _dims_of_leaves(nesting, dims), strict=True):
         if dim is None:
             pieces.append((leaf,) * count)
         else:
@@ -254,7 +268,7 @@ def _cut_lists(
     for count in counts:
         end = start + count
         part, nested = with_lists(leaves, nesting, dims.lists, lambda all_of, a=start, b=end: all_of[a:b])  # type: ignore[misc]
-        for place, (leaf, dim) in enumerate(zip(part, _dims(nested, dims), strict=True)):
+        for place, (leaf, dim) in enumerate(zip(part, _dims_of_leaves(nested, dims), strict=True)):
             if dim is not None:
                 part[place] = leaf.narrow(dim, start, count)
                 part[place] = part[place] if dim == 0 else part[place].contiguous()
@@ -269,7 +283,7 @@ def _names(nesting: BatchNesting) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=256)
-def _dims(nesting: BatchNesting, dims: BatchDims) -> tuple[int | None, ...]:
+def _dims_of_leaves(nesting: BatchNesting, dims: BatchDims) -> tuple[int | None, ...]:
     """The dimension of every leaf that holds samples."""
     return tuple(dims.by_name.get(name) for name in _names(nesting))
 
@@ -277,7 +291,7 @@ def _dims(nesting: BatchNesting, dims: BatchDims) -> tuple[int | None, ...]:
 def _samples(leaves: list[Any], nesting: BatchNesting, dims: BatchDims) -> int:
     """The number of samples, the same in all tensors and lists."""
     found: dict[str, tuple[int, str]] = {}
-    for name, leaf, dim in zip(_names(nesting), leaves, _dims(nesting, dims), strict=True):
+    for name, leaf, dim in zip(_names(nesting), leaves, _dims_of_leaves(nesting, dims), strict=True):
         if dim is not None:
             if not isinstance(leaf, Tensor) or leaf.ndim <= dim:
                 what = shape_text(leaf.shape) if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
@@ -312,12 +326,13 @@ def _counted(found: dict[str, tuple[int, str]]) -> Callable[[list[Any]], list[An
     return count
 
 
-def _kind(dtype: torch.dtype) -> Any:
+def _dtype_kind(dtype: torch.dtype) -> Any:
     """The kind of a dtype, as operators distinguish them: each floating-point type, and integers of any size."""
     return dtype if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool else int
 
 
-def _what(leaf: Any) -> Any:
+def _shape_and_dtype(leaf: Any) -> Any:
+    """The shape and dtype of a tensor; any other leaf itself."""
     return (tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 

@@ -28,7 +28,7 @@ class ModuleModes:
         found = zip(self._modules, one, other, strict=True)
         return next((name for name, here, there in found if here is not there), None)
 
-    def refuse_others(self) -> None:
+    def refuse_other_mode(self) -> None:
         """Refuse to train a model that is in the other mode as a whole, as after an evaluation without ``train()``.
 
         Modes of single modules may change, as where BatchNorm is frozen later: the step is captured again for them.

@@ -21,7 +21,7 @@ from ...core.capture.values.capture_errors import Refused, error_of_type
 from ...core.capture.values.user_lines import reason_of, user_line
 from ...core.errors import RequestError, in_a_line
 from ..launch.team import Team
-from ..programs.compiled import Compiled, compile_any
+from ..programs.compiled import Compiled, compile_possibly_empty
 from ..programs.options import check_max_shapes
 from ..programs.stage_compiler import StageCompiler
 from .lru_cache import LruCache
@@ -78,7 +78,7 @@ class Shapes:
     def __contains__(self, shape: Shape) -> bool:
         return shape in self._kept
 
-    def ready(self, pieces: Sequence[Microbatch]) -> tuple[list[Compiled], str | None]:
+    def programs_for(self, pieces: Sequence[Microbatch]) -> tuple[list[Compiled], str | None]:
         """Programs for microbatches.
 
         Args:
@@ -112,7 +112,7 @@ class Shapes:
                 f"the step returns {parts} for microbatches of {piece.shape} and {self._parts} for the example: "
                 "return the same parts for every shape"
             )
-        compiled = compile_any(operators, stages, list(self._where), self._where, self._compiler)
+        compiled = compile_possibly_empty(operators, stages, list(self._where), self._where, self._compiler)
         self._captures += 1
         self._capture_s += time.perf_counter() - started
         return compiled
@@ -132,6 +132,7 @@ class Shapes:
             raise RequestError(f"{other}; with it the step fails: {user_line(cause)}: {reason_of(cause)}") from None
 
     def _agreed(self, make: Callable[[], Compiled]) -> Compiled:
+        """What ``make`` returns. If it fails on one rank of the replica, it fails on all of them."""
         if len(self._team.local) == self._team.size:
             return make()
         made, failure = None, None

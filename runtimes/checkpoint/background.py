@@ -18,7 +18,7 @@ from .writing import Save
 _LOG = logging.getLogger("panpipe.checkpoint")
 
 
-class HostCopy:
+class StateCopy:
     """A copy of a state in the host's memory. Its memory is allocated once, and used for every save."""
 
     def __init__(self) -> None:

@@ -19,13 +19,13 @@ from ..training.counts import Counts
 from ..training.evaluation import Evaluator
 from ..training.local_stages import LocalStages
 from ..training.steps import StepRunner
-from .background import BackgroundSave, HostCopy
+from .background import BackgroundSave, StateCopy
 from .fitting import fitted
 from .reading import CheckpointReader
 from .state_parts import Parts, parts_of, state_of
 from .training_state import TrainingState
 from .whole_parts import PartReader, gathered
-from .writing import Save, begin
+from .writing import Save, begin_save
 
 
 class Checkpoints:
@@ -53,7 +53,7 @@ class Checkpoints:
         self._stages, self._runner, self._evaluator = stages, runner, evaluator
         self._counts, self._averages, self._team = counts, averages, team
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self._in_flight, self._host_copy = BackgroundSave(), HostCopy()
+        self._in_flight, self._state_copy = BackgroundSave(), StateCopy()
 
     def follow(self, stages: LocalStages, runner: StepRunner, evaluator: Evaluator) -> None:
         """Continue with the stages of another plan; arguments as of the class."""
@@ -62,7 +62,7 @@ class Checkpoints:
     @property
     def _training_state(self) -> TrainingState:
         stages = self._stages
-        stages.have_values()
+        stages.ensure_values()
         return TrainingState(stages.model, stages.states, stages.copy_buffers, self._scaler, self._averages.all)
 
     def state_dict(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class Checkpoints:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state; see `Pipeline.load_state_dict`."""
         self._training_state.write(state_dict)
-        self._stages.initial.overwrite()
+        self._stages.initial.forget_overwritten()
         found = state_dict["progress"]
         self._counts.steps, self._counts.updates = found["steps"], found["updates"]
         self._evaluator.count = found["evaluations"]
@@ -93,7 +93,7 @@ class Checkpoints:
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
             raise RequestError(f"keep is {keep!r}: give the number of checkpoints to keep, from 1, or None for all")
         self._averages.refuse_applied("write a checkpoint")
-        self._stages.have_equal_values()
+        self._stages.ensure_equal_values()
         self.wait()
         team, path = self._team, Path(folder).absolute()
         failure, parts = None, Parts()
@@ -102,11 +102,11 @@ class Checkpoints:
             if team.tensor is not None:
                 found = gathered(found, team.tensor)
             if team.replica == 0:
-                parts = found if wait else self._host_copy.of(found)
+                parts = found if wait else self._state_copy.of(found)
         except Exception as error:
             failure = error if isinstance(error, PanpipeError) else RequestError(f"no checkpoint: {in_a_line(error)}")
         team.agree(failure)
-        hidden = team.decide(lambda: begin(path))
+        hidden = team.decide(lambda: begin_save(path))
         writers = team.processes_of_replica
         save = Save(path, hidden, parts, self._counts.steps, keep, writers)
         if wait:

@@ -25,7 +25,7 @@ from .manifest import DCP_METADATA
 from .plain_pickles import Names, PlainUnpickler, saved_value, size_of
 from .reading import CheckpointReader
 from .state_parts import Parts, parts_of, state_of
-from .writing import Save, begin
+from .writing import Save, begin_save
 
 ROOT = "pipe"
 """The name of a pipeline in DCP's checkpoints: ``dcp.save({"pipe": pipe}, …)`` writes the same."""
@@ -105,7 +105,7 @@ def import_checkpoint(source: str | Path, folder: str | Path) -> None:
         ) from None
     if type(steps) is not int or not 0 <= steps < 1 << 63:
         raise RequestError(f"'{source}' has no '{ROOT}.progress.steps': it is not a checkpoint of a pipeline")
-    Save(folder, begin(folder), parts, steps, None, 1).run(OneProcess())
+    Save(folder, begin_save(folder), parts, steps, None, 1).run(OneProcess())
 
 
 def _parts_in(source: Path) -> Parts:

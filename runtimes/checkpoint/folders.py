@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ...core.errors import RequestError
 from .durable_files import remove_folder, remove_hidden, sync_folder
-from .manifest import DCP_METADATA, NAME, check_listing, none_there, read_manifest
+from .manifest import DCP_METADATA, MANIFEST_NAME, check_listing, none_there, read_manifest
 from .reading import CheckpointReader
 
 
@@ -66,7 +66,7 @@ def remove_older(newest: Path, keep: int) -> None:
 
 def _numbered(folder: Path) -> Iterator[Path]:
     """The folders with a manifest; hidden ones are being written or removed."""
-    return (found.parent for found in folder.glob(f"*/{NAME}") if not found.parent.name.startswith("."))
+    return (found.parent for found in folder.glob(f"*/{MANIFEST_NAME}") if not found.parent.name.startswith("."))
 
 
 def _split(name: str) -> tuple[str, int]:

@@ -18,7 +18,7 @@ from ...core.errors import RequestError, in_a_line
 from ...core.wording import first_of
 from .durable_files import FileRecord, read_regular
 
-NAME = "manifest.json"
+MANIFEST_NAME = "manifest.json"
 FORMAT = "panpipe.checkpoint/1"
 _FILE = re.compile(r"(tensors-\d{5}-of-\d{5}\.safetensors|items-\d{5}-of-\d{5}\.json)")
 _HEAD = re.compile(rb'\{"format": "([ -!#-\[\]-~]{1,100})", "xxh3_128": "([0-9a-f]{32})",\n')
@@ -60,7 +60,7 @@ def read_manifest(folder: Path) -> Manifest:
     Raises:
         RequestError: there is none, it is damaged, or it is of another format.
     """
-    path = folder / NAME
+    path = folder / MANIFEST_NAME
     try:
         data = read_regular(path, _MOST_BYTES)
     except (FileNotFoundError, NotADirectoryError):
@@ -98,7 +98,7 @@ def none_there(folder: Path) -> str:
             f"pickle can run code: convert it with `panpipe checkpoint import '{folder}' NEW_FOLDER`"
         )
     return (
-        f"there is no whole checkpoint in '{folder}': its file {NAME}, which is written last, is missing; "
+        f"there is no whole checkpoint in '{folder}': its file {MANIFEST_NAME}, which is written last, is missing; "
         "give the folder of one, such as panpipe.latest_checkpoint('checkpoints')"
     )
 
@@ -110,7 +110,7 @@ def check_listing(folder: Path, manifest: Manifest) -> None:
         RequestError: the message names the first such file.
     """
     with os.scandir(folder) as entries:
-        there = {entry.name: entry for entry in entries if entry.name != NAME}
+        there = {entry.name: entry for entry in entries if entry.name != MANIFEST_NAME}
         extra = [f"'{name}'" for name in sorted(there) if name not in manifest.files]
         if extra:
             raise RequestError(

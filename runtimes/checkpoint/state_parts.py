@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...core.errors import RequestError
 from ...core.plain_data import decode, encode
+from ..flat_bytes import flat_bytes
 from ..weights.tensor_files import DTYPES, file_head, file_pieces
 from .durable_files import FileRecord, read_regular, write_durable
 
@@ -176,5 +177,5 @@ def _stored(name: str, tensor: Tensor) -> Tensor:
         )
     if tensor.dtype in _STORED:
         return tensor
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return flat.view(torch.uint8).reshape(*tensor.shape, tensor.dtype.itemsize)
+    flat = flat_bytes(tensor.detach().resolve_conj().resolve_neg())
+    return flat.reshape(*tensor.shape, tensor.dtype.itemsize)

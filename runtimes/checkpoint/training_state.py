@@ -64,9 +64,9 @@ class TrainingState:
         optimizer: dict[str, Any] = {}
         stepped: dict[str, bool] = {}
         for state in self.states.values():
-            if state.named is not None:
-                optimizer = state.named.read() | optimizer  # of a tied weight the first stage's
-                stepped = state.named.stepped | stepped
+            if state.named_state is not None:
+                optimizer = state.named_state.read() | optimizer  # of a tied weight the first stage's
+                stepped = state.named_state.stepped | stepped
         found: dict[str, Any] = {"model": self._tensors(), "optimizer": optimizer, "stepped": stepped}
         if self._scheduler is not None:
             # In a tuple, which DCP does not flatten: it would convert a scheduler's integer keys to strings.
@@ -115,9 +115,9 @@ class TrainingState:
             RequestError: parameters of one group had different options.
         """
         return {
-            index: state.named.packed(found["optimizer"], found["stepped"])
+            index: state.named_state.packed(found["optimizer"], found["stepped"])
             for index, state in self.states.items()
-            if state.named is not None
+            if state.named_state is not None
         }
 
     def check(self, listing: Listing) -> None:
@@ -165,7 +165,7 @@ class TrainingState:
                 "was written with it, or load only its weights, by weights="
             )
         for state in self.states.values():
-            for name, kept in ({} if state.named is None else state.named.kept).items():
+            for name, kept in ({} if state.named_state is None else state.named_state.kept).items():
                 found = there.get(name)
                 if found is None:
                     raise RequestError(

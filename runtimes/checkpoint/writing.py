@@ -25,11 +25,11 @@ from .durable_files import (
     write_durable,
 )
 from .folders import remove_older
-from .manifest import DCP_METADATA, NAME, manifest_bytes
+from .manifest import DCP_METADATA, MANIFEST_NAME, manifest_bytes
 from .state_parts import PartNames, Parts, write_parts
 
 
-def begin(folder: Path) -> str:
+def begin_save(folder: Path) -> str:
     """Create the hidden folder of a new checkpoint; the first process calls this.
 
     Args:
@@ -41,7 +41,7 @@ def begin(folder: Path) -> str:
     Raises:
         RequestError: the folder has files already, or none can be created there.
     """
-    if (folder / NAME).exists() or (folder / DCP_METADATA).exists():
+    if (folder / MANIFEST_NAME).exists() or (folder / DCP_METADATA).exists():
         raise RequestError(
             f"'{folder}' holds a checkpoint: a job that dies while it is overwritten would leave none; give each a "
             "folder of its own, such as checkpoints/120"
@@ -118,7 +118,7 @@ class Save:
             for name, record in files.items():
                 if (self._hidden / name).stat().st_size != record.bytes:
                     return self._not_one_folder()
-            write_durable(self._hidden / NAME, [manifest_bytes(self.steps, files)])
+            write_durable(self._hidden / MANIFEST_NAME, [manifest_bytes(self.steps, files)])
             sync_folder(self._hidden)
             self._hidden.rename(self.folder)
             sync_folder(self.folder.parent)

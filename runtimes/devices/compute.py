@@ -44,7 +44,7 @@ class ComputeQueue(ABC):
 
     @abstractmethod
     def begin(self, traced: bool) -> None:
-        """Order what follows after everything that the caller has issued. The thread that calls the step calls it.
+        """Make this queue wait for everything that the caller has issued so far; called by the thread of the step.
 
         Args:
             traced: whether marks will be used.
@@ -52,7 +52,7 @@ class ComputeQueue(ABC):
 
     @abstractmethod
     def end(self) -> None:
-        """Order what the caller issues from now on after everything in this queue; called by the same thread."""
+        """Make what the caller issues from now on wait for everything in this queue; called by the same thread."""
 
     @abstractmethod
     def active(self) -> Any:
@@ -72,7 +72,7 @@ class ComputeQueue(ABC):
 
     @abstractmethod
     def loaded(self, ticket: Any) -> None:
-        """Order what follows after a load."""
+        """Make what is issued to this queue from now on wait for a load."""
 
     @abstractmethod
     def upload(self, tensor: Tensor) -> Tensor:

@@ -59,7 +59,7 @@ def _check_there(device: torch.device, name: str) -> None:
         raise RequestError(f"devices names '{name}': {there}; name devices of this machine")
 
 
-def of_rank(devices: tuple[torch.device, ...] | None, rank: int, ranks: int) -> torch.device:
+def device_of_rank(devices: tuple[torch.device, ...] | None, rank: int, ranks: int) -> torch.device:
     """The device of one rank, before the rendezvous.
 
     Args:
@@ -67,7 +67,7 @@ def of_rank(devices: tuple[torch.device, ...] | None, rank: int, ranks: int) -> 
         rank, ranks: this rank, and the number of ranks.
     """
     if devices is None:
-        # SLURM and Ray may show each rank its own GPU alone. `place` refuses ranks whose only GPU is the same one.
+        # SLURM and Ray may show each rank its own GPU alone. `assign_devices` refuses ranks that have the same one.
         local = os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", rank))
         found = torch.device("cuda", 0 if torch.cuda.device_count() == 1 else int(local))
         _check_there(found, str(found))
@@ -76,7 +76,7 @@ def of_rank(devices: tuple[torch.device, ...] | None, rank: int, ranks: int) -> 
     return devices[rank]
 
 
-def place(
+def assign_devices(
     team: Team, devices: tuple[torch.device, ...] | None, model: torch.device, share: bool, named: bool
 ) -> Mapping[int, torch.device]:
     """Device of this process → its torch device.
@@ -94,7 +94,7 @@ def place(
     """
     ranks = len(team.local) < team.size or team.replicas > 1
     if ranks:
-        here = of_rank(devices, team.rank_here, team.mesh.ranks) if named else model
+        here = device_of_rank(devices, team.rank_here, team.mesh.ranks) if named else model
         found = {team.local[0]: here}
     elif not named and (model.type == "cpu" or share):
         found = dict.fromkeys(team.local, model)

@@ -17,7 +17,7 @@ SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 23, 1 << 26)
 
 @exchanged
 @frozen
-class HostCopy:
+class MeasuredCopy:
     """One kind of copy.
 
     Args:
@@ -31,7 +31,7 @@ class HostCopy:
     line: LineFit
 
 
-def host_copies(device: torch.device, sizes: Sequence[int] = SIZES, repeats: int = 10) -> list[HostCopy]:
+def host_copies(device: torch.device, sizes: Sequence[int] = SIZES, repeats: int = 10) -> list[MeasuredCopy]:
     """Measure both directions, pinned and pageable; empty if the device is the CPU.
 
     Args:
@@ -45,7 +45,7 @@ def host_copies(device: torch.device, sizes: Sequence[int] = SIZES, repeats: int
     for to_host in (False, True):
         for pinned in (True, False):
             times = [_copy_s(device, size, to_host, pinned, repeats) for size in sizes]
-            found.append(HostCopy(to_host, pinned, fit_line(sizes, times)))
+            found.append(MeasuredCopy(to_host, pinned, fit_line(sizes, times)))
     return found
 
 

@@ -30,7 +30,7 @@ def _processor() -> str:
     return next((line.split(":")[1].strip() for line in lines if "model name" in line), found)
 
 
-def fingerprint(device: torch.device, threads: int) -> str:
+def measured_properties(device: torch.device, threads: int) -> str:
     """The properties of the machine and process that measured times depend on: processor, cores, threads, memory, GPU.
 
     Args:

@@ -39,12 +39,12 @@ SCHEDULES = (("1f1b", 1), ("v-half", 2))
 """The schedules to check, with their stages per device: one with whole backwards, and a V with split ones."""
 TOLERANCES = {torch.float64: (1e-9, 1e-9), torch.float32: (1e-4, 1e-5)}
 """Largest distances that count as rounding: of losses, parameters and buffers; of gradients."""
-LARGE_PIECE = 0.1
+LARGE_SHARE = 0.1
 """Share of a step's operations from which on an operator that cannot be cut is reported."""
 
 
 @frozen
-class Piece:
+class UncutOperator:
     """Operations that must stay in one stage because one of them writes in place.
 
     Args:
@@ -81,7 +81,7 @@ class Check:
 
 @frozen
 class Findings:
-    """The results of `check_up`.
+    """The results of `check_model`.
 
     Args:
         model: its name.
@@ -89,7 +89,7 @@ class Findings:
         operators: number of operators between which the model can be cut.
         capture_s: seconds of capture.
         regions: part that stays Python → the line that needs a value there.
-        pieces: large parts that cannot be cut.
+        uncut: operators with a large share of the model, which no cut divides.
         checks: results of the plans.
         causes: part that stays Python, as in ``regions`` → the reason why its line is not captured.
     """
@@ -99,7 +99,7 @@ class Findings:
     operators: int
     capture_s: float
     regions: dict[str, str]
-    pieces: tuple[Piece, ...]
+    uncut: tuple[UncutOperator, ...]
     checks: tuple[Check, ...] = field(default=())
     causes: dict[str, str] = field(factory=dict)
 
@@ -123,7 +123,6 @@ class CheckedModel:
         dtype: float64, or float32 if an operator does not support float64.
         batch_dims: the dimensions that hold the samples; found by tracing if not given.
 
-    Raises:
     Attributes:
         operators: of the captured step.
         programs: of stages, for all checks.
@@ -190,7 +189,7 @@ class CheckedModel:
         )  # fmt: skip
 
 
-def check_up(
+def check_model(
     model: nn.Module,
     step: StepFunction,
     batch: Any,
@@ -223,7 +222,7 @@ def check_up(
     operators = checked.operators
     return Findings(
         operators.step.model_name, checked.dtype, len(operators.graph.nodes), checked.capture_s,
-        operators.step.regions, large_pieces(operators), tuple(checks), operators.step.causes,
+        operators.step.regions, uncut_operators(operators), tuple(checks), operators.step.causes,
     )  # fmt: skip
 
 
@@ -245,16 +244,16 @@ def in_dtype(leaf: Any, dtype: torch.dtype) -> Any:
     return leaf.to(dtype) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 
-def large_pieces(operators: Operators) -> tuple[Piece, ...]:
+def uncut_operators(operators: Operators) -> tuple[UncutOperator, ...]:
     """Operators with a large share of all operations because they write in place; no cut can divide one of them."""
     computed = {name: [m for m in members if not _is_view(operators, m)] for name, members in operators.members.items()}
     total = sum(map(len, computed.values()))
     found = []
     for name, members in computed.items():
         writes = [m for m in members if written_arguments(operators.nodes[m])]
-        if writes and len(members) > max(LARGE_PIECE * total, 4):
+        if writes and len(members) > max(LARGE_SHARE * total, 4):
             line = next(filter(None, (line_of(operators.nodes[member]) for member in writes)), "")
-            found.append(Piece(name, len(members) / total, line))
+            found.append(UncutOperator(name, len(members) / total, line))
     return tuple(found)
 
 

@@ -46,7 +46,7 @@ class Distance:
     undefined: int = 0
     worst: Mapping[str, str] = field(factory=dict)
 
-    def with_one(self, kind: str, found: float, name: str) -> "Distance":
+    def with_distance(self, kind: str, found: float, name: str) -> "Distance":
         """This distance, with the maximum of its value and another one for one kind."""
         found = math.inf if math.isnan(found) else found
         if found <= getattr(self, kind) and not (kind not in self.worst and found == 0):
@@ -100,7 +100,9 @@ def distance_to_one_process(
         wanted = reference_step(
             model, step, batch, microbatches=microbatches, seed=seed, index=index, batch_dims=batch_dims
         )
-        found = found.with_one("loss", _largest(loss.detach(), wanted.detach()), f"step {index}").with_undefined(wanted)
+        found = found.with_distance("loss", _largest(loss.detach(), wanted.detach()), f"step {index}").with_undefined(
+            wanted
+        )
         found = with_gradients(found, pipe.model, model)
         if alone is not None:
             alone.step()
@@ -110,11 +112,11 @@ def distance_to_one_process(
     ):
         for name, tensor in theirs.items():
             if not mine[name].is_meta and tensor.numel():
-                found = found.with_one(kind, _largest(mine[name], tensor), name)
+                found = found.with_distance(kind, _largest(mine[name], tensor), name)
     everyone = team.everywhere(lambda _: found)
     for other in everyone:
         for kind in ("loss", "gradient", "parameter", "buffer"):
-            found = found.with_one(kind, getattr(other, kind), other.worst.get(kind, ""))
+            found = found.with_distance(kind, getattr(other, kind), other.worst.get(kind, ""))
     return evolve(found, undefined=max(other.undefined for other in everyone))
 
 
@@ -128,13 +130,13 @@ def with_gradients(found: Distance, mine: nn.Module, theirs: nn.Module) -> Dista
             continue
         here, there = own[name].grad, parameter.grad
         if (here is None) != (there is None):
-            found = found.with_one("gradient", math.inf, name)
+            found = found.with_distance("gradient", math.inf, name)
         elif here is not None and there is not None:
             same = (here == there) | (here.isnan() & there.isnan())
             apart = (here - there).masked_fill(same, 0.0).norm().item()
             share = SMALLEST_SHARE if torch.finfo(there.dtype).eps < 1e-12 else SMALLEST_SHARE_SINGLE
             far = _ratio(apart, max(sizes[name], share * total))
-            found = found.with_one("gradient", far, name).with_undefined(there)
+            found = found.with_distance("gradient", far, name).with_undefined(there)
     return found
 
 

@@ -25,7 +25,7 @@ from ...core.plan.plan import Plan
 from ...core.trace.callback import ActionCallback, Moment
 from ...core.trace.trace import Trace
 from ..launch.progress import Report
-from .executor import Bound
+from .executor import BoundActions
 from .messages import Message
 
 Clock = Callable[[Plan, ActionCallback], Trace]
@@ -70,7 +70,7 @@ class ClockedStep:
         now_s: the clock's time, in seconds since the start of the step.
     """
 
-    def __init__(self, plan: Plan, bound: Mapping[int, Bound]) -> None:
+    def __init__(self, plan: Plan, bound: Mapping[int, BoundActions]) -> None:
         self.exchange = ClockedExchange()
         self.now_s = 0.0
         self._placement = plan.placement

@@ -46,7 +46,7 @@ MarkedEvent = tuple[Action, str, Any, Any, int]
 
 
 @define(eq=False)
-class Bound:
+class BoundActions:
     """The actions of one device, bound for microbatches of certain shapes.
 
     Args:
@@ -103,7 +103,7 @@ class Executor:
         self,
         lowered: LoweredPlan,
         runs: Sequence[Mapping[int, LinkedStage]],
-    ) -> Bound:
+    ) -> BoundActions:
         """Bind a plan's actions to the tensors that they read and write.
 
         Args:
@@ -119,16 +119,18 @@ class Executor:
         update = (i for i, one in enumerate(found) if one.action.kind.whole_step and one.queue == COMPUTE_QUEUE)
         first = next(update, len(found))
         reads = [sorted({leaf for run in own.values() for leaf in run.batch}) for own in runs]
-        return Bound(found[:first], found[first:], [run.state for run in runs[0].values()], runs, reads)
+        return BoundActions(found[:first], found[first:], [run.state for run in runs[0].values()], runs, reads)
 
     def run(
         self,
-        bound: Bound,
+        bound: BoundActions,
         inputs: StepInputs,
         options: StepOptions = _DEFAULT,
         before_update: Callable[[StepRecord], None] | None = None,
     ) -> StepRecord:
-        """Run one step. In its first run on the host, free memory returns to the kernel while more is used (`heap`).
+        """Run one step.
+
+        In the first run on a CPU, free pages return to the kernel whenever more memory is in use than before (`heap`).
 
         Args:
             bound: what to run. After a failure it cannot be used again: its messages may be half done.
@@ -139,13 +141,13 @@ class Executor:
         frame, queue, trace = self._frame, self._queue, options.trace
         record = self.begin(bound, inputs, queue.mark if options.watch else None, peaks=options.peaks)
         frame.traced = trace
-        give_back = bound.first_run and queue.device.type == "cpu"
+        returns_memory = bound.first_run and queue.device.type == "cpu"
         compute = bound.compute
         if options.ending is Ending.KEEP:  # replicas sum the gradients once, after the last of several batches
             compute = [one for one in compute if not one.action.kind.whole_step]
-        if give_back:
+        if returns_memory:
             heap = GrowingHeap()
-            compute = [_then_give_back(one, heap) for one in compute]
+            compute = [_then_return_memory(one, heap) for one in compute]
         if bound.first_run and self.backend.occupies_device:
             self._warm_up(bound)
         bound.first_run = False
@@ -165,7 +167,7 @@ class Executor:
             frame.traced_sends = {}
         return record
 
-    def _warm_up(self, bound: Bound) -> None:
+    def _warm_up(self, bound: BoundActions) -> None:
         """Run every program once, before this device's first message: the host waits for the device meanwhile."""
         frame, kinds = self._frame, dict[int, set[Kind]]()
         for instruction in bound.compute:
@@ -183,7 +185,7 @@ class Executor:
 
     def begin(
         self,
-        bound: Bound,
+        bound: BoundActions,
         inputs: StepInputs,
         now: Callable[[], Any] | None,
         transport: Transport | None = None,
@@ -221,7 +223,7 @@ class Executor:
 
     def end(
         self,
-        bound: Bound,
+        bound: BoundActions,
         record: StepRecord,
         ending: Ending,
         before_update: Callable[[StepRecord], None] | None = None,
@@ -297,7 +299,7 @@ def _until(update: Sequence[Instruction], ending: Ending) -> Sequence[Instructio
     return update if ending is Ending.STEP else ()
 
 
-def _then_give_back(instruction: Instruction, heap: GrowingHeap) -> Instruction:
+def _then_return_memory(instruction: Instruction, heap: GrowingHeap) -> Instruction:
     def run() -> None:
         instruction.run()
         heap.give_back()

@@ -26,7 +26,7 @@ from ..optimizer.stage_state import StageState
 from ..programs.compiled import Compiled
 from ..programs.shared_tensors import SharedTensors
 from ..programs.stage_run import StageRun
-from .executor import Bound
+from .executor import BoundActions
 from .lowered_plan import LoweredPlan, MessagePairs, lowered_plan, message_pairs
 from .result_parts import Computed, Part, parts_of
 
@@ -48,7 +48,7 @@ class Prepared:
     compiled: Sequence[Compiled]
     runs: Mapping[int, Sequence[Mapping[int, StageRun]]]
     parts: Sequence[Sequence[Part | None]]
-    bound: dict[int, Bound] = field(factory=dict)
+    bound: dict[int, BoundActions] = field(factory=dict)
 
     @property
     def plan(self) -> Plan:
@@ -168,8 +168,8 @@ class PreparedSteps:
         """
         key = _key(pieces)
         if key not in self._kept:
-            agreement.refuse_before()
-        compiled, remark = self._shapes.ready(pieces)
+            agreement.refuse_before_run()
+        compiled, remark = self._shapes.programs_for(pieces)
         self._drop_evicted_shapes()
         prepared = self._kept.use(key)
         if prepared is None:

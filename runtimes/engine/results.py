@@ -3,12 +3,12 @@
     numbers  loss, weight, metrics, numbers in printed text: one all-reduce of a table, then means over all replicas
     rows     of a function that returns tensors with a row for each sample: joined over microbatches (`joined_rows`)
 
-`BatchResults.announce` starts to exchange the results after a device's last compute action, and `collect` orders what
-follows after the exchange. Every device fills in the numbers that it computes, and their bits are summed as integers:
-the others are zero, so that the sum has the same bits.
+After a device's last compute action `BatchResults.start_exchange` sends its results, and `collect` makes what is issued
+later wait for those of the other devices. Every device fills in the numbers that it computes, and their bits are summed
+as integers: the others are zero, so that the sum has the same bits.
 
-On CUDA the host waits in neither: `loss` is a tensor on the device, and numbers are copied to the host and read when
-they are first asked for, so that the host can issue the next step while this one runs::
+On CUDA the host waits in neither: `loss` is a tensor on the device, and the host reads numbers at their first use, so
+that it can issue the next step while this one runs::
 
     host     step 1 │ step 2 │ … │ loss.item()
     device       ╰─ step 1 ────────╯╰─ step 2 ──
@@ -28,8 +28,8 @@ from ...core.capture.graph.outputs import RowOutputs
 from ..batch.batch_agreement import BatchAgreement
 from ..batch.losses import mean_loss
 from ..batch.microbatches import Microbatch
-from ..later import Later
 from ..launch.team import Team
+from ..lazy_value import LazyValue
 from ..optimizer.replica_values import Rows, gathered, sum_rows
 from .joined_rows import JoinedRows
 from .prepared import Prepared
@@ -95,10 +95,10 @@ class BatchResults:
         self._handles: dict[int, list[Handle]] = {}
         self._summed: dict[int, Tensor] = {}
         self._collected: set[int] = set()
-        self._own = self._rows = Later[Rows](list)
+        self._own = self._rows = LazyValue[Rows](list)
         self._losses: dict[int, Tensor] = {}
 
-    def announce(self, device: int, record: StepRecord) -> None:
+    def start_exchange(self, device: int, record: StepRecord) -> None:
         """Start to exchange the results of all devices; after a device's last compute action.
 
         A number is the mean over its microbatch.
@@ -112,7 +112,7 @@ class BatchResults:
         if self._computed:
             table = self._tables[device] = self._table(device, record)
             handles.append(backend.all_reduce(table.view(torch.int64)))
-        self._agreement.announce()
+        self._agreement.start_exchange()
 
     def _table(self, device: int, record: StepRecord) -> Tensor:
         """The numbers that all devices compute, place by place; zeros for those of other devices."""
@@ -139,9 +139,9 @@ class BatchResults:
         return total
 
     def collect(self, device: int) -> None:
-        """Order what follows after the results of the other devices, and sum the numbers over replicas; once a device.
+        """Make what is issued later wait for the results of the other devices, and sum the numbers over replicas.
 
-        The host waits for none of them on CUDA.
+        Further calls for the same device have no effect. On CUDA the host waits for nothing.
         """
         if device in self._collected:
             return
@@ -151,7 +151,7 @@ class BatchResults:
         start_read, first = self._workers.queues[device].start_read, device == self._team.local[0]
         if first:
             read = start_read(self._tables[device]) if self._computed else None
-            self._own = self._rows = Later(partial(_rows_of, self._parts, self._computed, read))
+            self._own = self._rows = LazyValue(partial(_rows_of, self._parts, self._computed, read))
         replicas, columns = self._team.replicas_of(device), self._prepared.columns
         if replicas is None or not columns:
             return
@@ -159,8 +159,8 @@ class BatchResults:
         table = self._summed[device] = sum_rows(rows, replicas, self._most, self._agreement.differ())
         if first:
             read = start_read(table)
-            of_each = Later(lambda: gathered(read()))
-            self._rows = Later(lambda: [row for rows in of_each()[0] for row in rows])
+            of_each = LazyValue(lambda: gathered(read()))
+            self._rows = LazyValue(lambda: [row for rows in of_each()[0] for row in rows])
             self._agreement.note_replica(lambda: of_each()[1])
             if self._team.tensor is not None:
                 self._team.tensor.check_equal(of_each()[0])
@@ -215,8 +215,8 @@ class BatchResults:
         if device not in self._losses:
             prepared, summed = self._prepared, device in self._summed
             losses, weights = self._summed_losses(device) if summed else self._own_losses(device)
-            plain = summed and (prepared.weight_dtype is None or not prepared.weighted)
-            self._losses[device] = mean_loss(losses, weights, prepared.weighted, plain)[0]
+            as_numbers = summed and (prepared.weight_dtype is None or not prepared.weighted)
+            self._losses[device] = mean_loss(losses, weights, prepared.weighted, as_numbers)[0]
         return self._losses[device]
 
     def _own_losses(self, device: int) -> tuple[list[Tensor], list[Any]]:
@@ -245,14 +245,14 @@ class BatchResults:
             weights = weights / weights.sum()
         return list(losses.to(prepared.loss_dtype).unbind()), list(weights.unbind())
 
-    def metrics(self) -> Later[dict[str, float]]:
+    def metrics(self) -> LazyValue[dict[str, float]]:
         """The means of the metrics over the microbatches of all replicas; empty for a function that returns rows.
 
         They refer to no tensor of the batch.
         """
         if self.joined is not None or not self._prepared.metrics:
-            return Later(dict)
-        return Later(partial(_means_of_metrics, self._rows, self._prepared.metrics))
+            return LazyValue(dict)
+        return LazyValue(partial(_means_of_metrics, self._rows, self._prepared.metrics))
 
     @property
     def rows(self) -> Any:
@@ -276,9 +276,9 @@ def _rows_of(
     return rows
 
 
-def _means_of_metrics(rows: Later[Rows], names: Sequence[str]) -> dict[str, float]:
-    """The mean of each metric. Weights are samples or shares: the means are the same."""
-    total = math.fsum(row[WEIGHT] for row in rows())
+def _means_of_metrics(rows: LazyValue[Rows], names: Sequence[str]) -> dict[str, float]:
+    """The mean of each metric, NaN if all weights are 0. Weights are samples or shares: the means are the same."""
+    total = math.fsum(row[WEIGHT] for row in rows()) or math.nan
     return {name: sum(row[2 + i] * row[WEIGHT] for row in rows()) / total for i, name in enumerate(names)}
 
 

@@ -19,7 +19,7 @@ from ..optimizer.stage_state import StageState
 from ..optimizer.training import Training
 from ..optimizer.update import Update
 from .clocked import Clock, ClockedStep, one_thread
-from .executor import Bound, Executor
+from .executor import BoundActions, Executor
 from .prepared import Prepared
 from .step_data import StepInputs, StepOptions, StepRecord
 from .tied import TiedReduction
@@ -137,7 +137,7 @@ class Workers:
         ]
         return records, evolve(trace, memory=tuple(sorted(memory, key=lambda sample: sample.time_s)))
 
-    def _bound(self, prepared: Prepared, device: int) -> Bound:
+    def _bound(self, prepared: Prepared, device: int) -> BoundActions:
         """A device's instructions for these microbatches."""
         if device not in prepared.bound:
             # A clock frees a sent message when it arrives, so its devices need no limit on running ahead.

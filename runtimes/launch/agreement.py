@@ -28,7 +28,7 @@ def check_same(team: Team, given: Mapping[str, Any]) -> None:
     Raises:
         RequestError: on all ranks, with the first difference.
     """
-    if _in_one_process(team):
+    if in_one_process(team):
         return
     mine = {name: str(value) for name, value in given.items()}
     digest = sha256(repr(mine).encode()).hexdigest()
@@ -68,5 +68,6 @@ def model_in_words(model: nn.Module, operators: Operators) -> dict[str, str]:
     return {**parameters, **modes, "a step that returns": returned}
 
 
-def _in_one_process(team: Team) -> bool:
+def in_one_process(team: Team) -> bool:
+    """Whether all devices of all replicas are in this process, so that there is nothing to compare."""
     return len(team.local) == team.size and team.replicas == 1

@@ -56,7 +56,7 @@ def create_group(meeting: Meeting) -> None:
 
 
 def _meet(store: Any, rank: int, size: int, timeout_s: float) -> None:
-    """Wait until all ranks are here; one that has left, or is not connected in time, is named to all.
+    """Wait until all ranks are here. One that has left, or is not connected in time, is reported to all.
 
     One that is connected has published its position: whether it hangs is decided by the watch, with what it does.
     """

@@ -20,7 +20,7 @@ def device_mesh(wanted: Mesh | DeviceMesh | None) -> tuple[Mesh, DeviceMesh]:
         RequestError: it is for another number of ranks, has other dimensions, or differs between ranks.
     """
     ranks = dist.get_world_size()
-    mesh = described(wanted) if isinstance(wanted, DeviceMesh) else wanted or Mesh(ranks)
+    mesh = mesh_from_torch(wanted) if isinstance(wanted, DeviceMesh) else wanted or Mesh(ranks)
     _check(mesh, ranks)
     if isinstance(wanted, DeviceMesh) and set(wanted.mesh_dim_names or ()) == {PIPELINE, DATA}:
         return mesh, wanted
@@ -34,7 +34,7 @@ def device_mesh(wanted: Mesh | DeviceMesh | None) -> tuple[Mesh, DeviceMesh]:
     return mesh, groups
 
 
-def described(found: DeviceMesh) -> Mesh:
+def mesh_from_torch(found: DeviceMesh) -> Mesh:
     """The mesh of a ``DeviceMesh``; one of its two dimensions may be missing.
 
     Raises:

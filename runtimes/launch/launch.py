@@ -16,18 +16,18 @@ from ...backends.registry import find_backend
 from ...core.cluster.mesh import TENSOR, Mesh, MeshShape, plain
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
-from .groups import described
+from .groups import mesh_from_torch
 from .meeting import Meeting
 from .rank_team import RankTeam
 from .team import Team, ThreadTeam
 from .tensor_team import TensorTeam
 
-MeshWish = Mesh | MeshShape | DeviceMesh | None
-"""A mesh, or its known dimensions before the number of ranks is known."""
+MeshRequest = Mesh | MeshShape | DeviceMesh | None
+"""The user's mesh, or the dimensions that are known of it before the number of ranks is; None for the default."""
 
 
 def make_team(
-    mesh: MeshWish = None,
+    mesh: MeshRequest = None,
     backend: str | BackendKind | None = None,
     device_type: str = "cpu",
     share: bool = False,
@@ -78,7 +78,7 @@ def _between_ranks(device_type: str, share: bool) -> str:
     return "gloo"
 
 
-def _over_ranks(mesh: MeshWish, world: int) -> Mesh | DeviceMesh | None:
+def _over_ranks(mesh: MeshRequest, world: int) -> Mesh | DeviceMesh | None:
     """The mesh over all ranks of the job."""
     if isinstance(mesh, MeshShape):
         return mesh.over(world, "ranks")
@@ -96,7 +96,7 @@ def _over_ranks(mesh: MeshWish, world: int) -> Mesh | DeviceMesh | None:
     return mesh
 
 
-def _in_one_process(mesh: MeshWish) -> Mesh:
+def _in_one_process(mesh: MeshRequest) -> Mesh:
     """The mesh of devices of one process, with one replica."""
     return _of_one_replica(
         mesh,
@@ -108,7 +108,7 @@ def _in_one_process(mesh: MeshWish) -> Mesh:
     )
 
 
-def _of_one_replica(mesh: MeshWish, no_ranks: str, several: Callable[[Mesh], str]) -> Mesh:
+def _of_one_replica(mesh: MeshRequest, no_ranks: str, several: Callable[[Mesh], str]) -> Mesh:
     """The given mesh, or one of two devices.
 
     Args:
@@ -124,14 +124,14 @@ def _of_one_replica(mesh: MeshWish, no_ranks: str, several: Callable[[Mesh], str
     return found
 
 
-def mesh_for(plan: Plan | None, mesh: MeshWish) -> MeshWish:
+def mesh_for(plan: Plan | None, mesh: MeshRequest) -> MeshRequest:
     """The plan's mesh, which must equal the given one; without a plan, the given one."""
     if plan is None or mesh is None:
         return mesh if plan is None else plan.mesh
     if isinstance(mesh, MeshShape):
         same = mesh.pipeline in (None, plan.mesh.pipeline) and mesh.data in (None, plan.mesh.data)
     else:
-        same = plain(described(mesh) if isinstance(mesh, DeviceMesh) else mesh) == plain(plan.mesh)
+        same = plain(mesh_from_torch(mesh) if isinstance(mesh, DeviceMesh) else mesh) == plain(plan.mesh)
     if not same:
         asked = f"'{mesh.text}'" if isinstance(mesh, MeshShape) else str(mesh)
         raise RequestError(
@@ -141,7 +141,7 @@ def mesh_for(plan: Plan | None, mesh: MeshWish) -> MeshWish:
     return mesh if isinstance(mesh, DeviceMesh) else plan.mesh
 
 
-def replica_here(plan: Plan | None, mesh: MeshWish) -> tuple[int, int]:
+def replica_here(plan: Plan | None, mesh: MeshRequest) -> tuple[int, int]:
     """The replica that this rank belongs to, and the number of replicas; 0 and 1 if this process is no rank.
 
     Args:
@@ -155,7 +155,7 @@ def replica_here(plan: Plan | None, mesh: MeshWish) -> tuple[int, int]:
     if job is None or wanted is None or _has_tensor_ranks(wanted):
         return 0, 1
     found = _over_ranks(wanted, job[1])
-    known = described(found) if isinstance(found, DeviceMesh) else found
+    known = mesh_from_torch(found) if isinstance(found, DeviceMesh) else found
     assert known is not None
     return next((number for number, ranks in enumerate(known.replicas) if job[0] in ranks), 0), known.data
 
@@ -182,7 +182,7 @@ def world_size() -> int | None:
     return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
 
 
-def virtual_team(mesh: MeshWish, backend: str | BackendKind | None) -> Team:
+def virtual_team(mesh: MeshRequest, backend: str | BackendKind | None) -> Team:
     """The team of simulated devices, all of them in this process.
 
     Raises:
@@ -198,7 +198,7 @@ def virtual_team(mesh: MeshWish, backend: str | BackendKind | None) -> Team:
     return ThreadTeam(mesh_in_simulator(mesh).pipeline)
 
 
-def mesh_in_simulator(mesh: MeshWish) -> Mesh:
+def mesh_in_simulator(mesh: MeshRequest) -> Mesh:
     """The mesh of simulated devices, with one replica.
 
     Raises:

@@ -189,7 +189,7 @@ _early: list[Meeting] = []
 """The meeting that `begin_at_import` began, until it is used."""
 
 
-def begin(timeout_s: float) -> Meeting:
+def begin_meeting(timeout_s: float) -> Meeting:
     """The meeting that this process began when it imported panpipe, or a new one.
 
     Args:

@@ -29,7 +29,7 @@ def silent(phase: str, done: int = 0, total: int = 0) -> None:
 
 
 @contextmanager
-def shown(progress: bool | Progress, first: bool) -> Iterator[Report]:
+def show_progress(progress: bool | Progress, first: bool) -> Iterator[Report]:
     """Show phases while planning, on standard error.
 
     Args:

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 from ...core.capture.export.operators import Operators
 from ...core.capture.values.user_lines import line_of
 from ...core.errors import RequestError
+from .agreement import in_one_process
 from .team import Team
 
 Called = tuple[str, tuple[str, ...]]
@@ -31,7 +32,7 @@ def check_same_step(team: Team, operators: Operators) -> None:
     Raises:
         RequestError: on all ranks, with the first operator that differs and its lines.
     """
-    if len(team.local) == team.size and team.replicas == 1:
+    if in_one_process(team):
         return
     calls = [node for node in operators.step.graph.nodes if node.op == "call_function"]
     mine = [_called(node) for node in calls]

@@ -84,8 +84,8 @@ class Team(ABC):
         return self.replica if self.tensor is None else self.replica // self.tensor.size
 
     @property
-    def sharing(self) -> range:
-        """The numbers of the devices that share this process's batch."""
+    def batch_devices(self) -> range:
+        """The numbers, among all devices, of those that compute parts of this process's batch."""
         each = self.size if self.tensor is None else self.size * self.tensor.size
         return range(self.batch * each, (self.batch + 1) * each)
 

@@ -1,13 +1,16 @@
 """The interface of a team to its tensor ranks; `TensorRanks` of ``tensor_parallel`` implements it."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from attrs import frozen
 from torch import Tensor, nn
 
+from ...core.capture.regions.breaks import StepFunction
 from ...core.cluster.mesh import Mesh
+from ...core.costs.reductions import TensorReductions
+from ...core.plan.plan import Plan
 
 
 @frozen
@@ -65,7 +68,7 @@ class TensorTeam(Protocol):
     def mesh(self, groups: Sequence[Sequence[int]]) -> Mesh:
         """The mesh of the job, from the groups of all its ranks."""
 
-    def planned(self, plan: Any, mesh: Mesh) -> Any:
+    def planned(self, plan: Plan, mesh: Mesh) -> Plan:
         """A plan for that mesh."""
 
     def communicating(self) -> AbstractContextManager[None]:
@@ -80,14 +83,14 @@ class TensorTeam(Protocol):
     def gather(self, part: Tensor, split: Split) -> Tensor:
         """The whole of a tensor of which each rank has a part, on the CPU. All of them call this together."""
 
-    def shown(self, plan: Any, reductions: Any) -> Any:
+    def shown(self, plan: Plan, reductions: Mapping[str, TensorReductions | None]) -> Plan:
         """The plan of all ranks as a plan that has tensor ranks."""
 
     def check_equal(self, replicas: Sequence[Sequence[Sequence[float]]]) -> None:
         """Refuse results that differ between the ranks."""
 
-    def step_of(self, function: Any) -> Any:
+    def step_of(self, function: StepFunction) -> StepFunction:
         """A function of the model as a function of this rank's parts."""
 
-    def refuse(self, what: str) -> Any:
+    def refuse(self, what: str) -> NoReturn:
         """Refuse what is not supported."""

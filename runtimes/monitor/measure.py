@@ -1,4 +1,4 @@
-"""The numbers of a step: each device adds its row to a table, which one all-reduce brings to every rank.
+"""The numbers of a step: each device fills its row of a table, and one all-reduce gives every rank the whole table.
 
     │ busy │ step │ call │ memory peak │ saved peak │ messages │ bytes │ rows │ tokens │     one row a device
 

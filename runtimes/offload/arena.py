@@ -20,7 +20,7 @@ from torch import Tensor
 from ...core.errors import RequestError
 
 _CHUNK = 4 << 20
-"""Bytes of one call that copies: a thread that is asked to stop, or that keeps to a rate, looks up between two."""
+"""Bytes of one call that copies. Between two calls a thread checks whether to stop, and waits to keep to a rate."""
 
 
 class Arena(ABC):

@@ -56,7 +56,7 @@ class Copy(ABC):
 
     @abstractmethod
     def wait(self) -> None:
-        """Order what compute does from now on after the copy.
+        """Make what compute does from now on wait for the copy.
 
         Raises:
             OffloadError: the copy failed.

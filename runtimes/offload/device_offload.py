@@ -46,7 +46,7 @@ class MovingCopy:
         return self.copy.ended_ns
 
     def wait(self) -> None:
-        """Order compute after the copy; then free the storages, or put them back."""
+        """Make compute wait for the copy; then free the storages, or put them back."""
         self.copy.wait()
         if self.outward:
             self.moved.free()

@@ -72,8 +72,8 @@ class NormParameters:
         """Norms of whole gradients from those of parts, and whether any replica has one that is not finite.
 
         Args:
-            norms: of the slices of sharded stages and of split parameters here, and
-                of the gradients of others; from `norms`, or empty.
+            norms: of the slices of sharded stages and of split parameters here, and of the gradients of others; from
+                `norms`, or empty.
             found: whether a gradient of this replica is not finite, a scalar.
             states: of this device's stages.
             replicas: the device's transport to its replicas; all of them call this together.
@@ -81,9 +81,8 @@ class NormParameters:
         mine = [
             i
             for i, (stage, name, _) in enumerate(self.parameters)
-            if stage in states and (states[stage].sharing or name in states[stage].split)
+            if norms and stage in states and (states[stage].sharing or name in states[stage].split)
         ]
-        mine = mine if norms else []
         own = [norms[i].double() for i in mine]
         has = [norm != _NO_GRADIENT for norm in own]
         copies = [states[self.parameters[i][0]].copies_of_parts for i in mine]

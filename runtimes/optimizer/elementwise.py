@@ -1,11 +1,11 @@
-"""Whether an optimizer updates each element of a parameter independently, so that each replica may update a part. This
-is tested: the optimizer steps small whole parameters, and slices of them as replicas would hold them. Adam, SGD,
+"""Whether an optimizer updates each element of a parameter independently, so that each replica may update a part.
+
+This is tested: the optimizer steps small whole parameters, and slices of them as replicas would hold them. Adam, SGD,
 RMSprop and the like are elementwise. Not elementwise are updates with a factor of norms of the parameter (LAMB, LARS),
 with statistics of rows and columns (Adafactor, Shampoo, SOAP), with an orthogonal matrix (Muon), or with noise that is
 drawn.
 """
 
-import zlib
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -16,8 +16,8 @@ from ...core.errors import RequestError, in_a_line
 from .optimizers import OptimizerFactory
 from .sharded_buckets import Sharing
 from .shards import Shards
+from .trials import STEPS, Shape, TrialParameters, spread, trial_shapes
 
-_STEPS = 3
 _SAME = 1e-9
 """Largest relative difference in norm of two updates, in float64, that counts as rounding."""
 _SMALL, _LARGE = 5, 512
@@ -47,27 +47,14 @@ def check_elementwise(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.P
     """
     every = {name: p for stage in stages for name, p in stage.items()}
     large = sorted(every, key=lambda name: -every[name].numel())[:_LARGEST]
-    trials = [_shapes({name: stage[name] for name in _spread(list(stage))}, _SMALL) for stage in stages if stage]
-    trials += [_shapes({name: every[name]}, _LARGE) for name in large if max(every[name].shape, default=0) > _SMALL]
+    trials = [
+        trial_shapes({name: stage[name] for name in spread(list(stage), _FEW)}, _SMALL) for stage in stages if stage
+    ]
+    trials += [
+        trial_shapes({name: every[name]}, _LARGE) for name in large if max(every[name].shape, default=0) > _SMALL
+    ]
     for shapes in trials:
         _try(make, shapes)
-
-
-def _spread(names: Sequence[str]) -> Sequence[str]:
-    return names[:: -(-len(names) // _FEW)]
-
-
-Shape = tuple[tuple[int, ...], torch.dtype]
-
-
-def _shapes(parameters: Mapping[str, nn.Parameter], most: int) -> dict[str, Shape]:
-    return {
-        name: (
-            tuple(min(size, most) for size in p.shape),
-            torch.complex128 if p.dtype.is_complex else torch.float64,
-        )
-        for name, p in parameters.items()
-    }
 
 
 def _try(make: OptimizerFactory, shapes: Mapping[str, Shape]) -> None:
@@ -112,31 +99,26 @@ def _updated(
         sharing: whose slices are stepped; None for whole parameters.
     """
     torch.manual_seed(0)
-    generators = {name: torch.Generator().manual_seed(zlib.crc32(name.encode())) for name in shapes}
-
-    def drawn(name: str) -> Tensor:
-        shape, dtype = shapes[name]
-        return torch.randn(shape, dtype=dtype, generator=generators[name])
-
-    stand_ins = {name: nn.Parameter(drawn(name)) for name in shapes}
-    made = make(list(stand_ins.items()))
+    trial = TrialParameters(shapes)
+    parameters = trial.parameters
+    made = make(list(parameters.items()))
     if made is None:
         return None
     shards = None
     if sharing is not None:
-        shards = Shards(stand_ins, sharing)
-        shards.take(made)
-    before = {name: p.detach().flatten().clone() for name, p in stand_ins.items()}
-    for _ in range(_STEPS):
-        for name, parameter in stand_ins.items():
-            gradient = drawn(name)
+        shards = Shards(parameters, sharing)
+        shards.narrow_optimizer(made)
+    before = {name: p.detach().flatten().clone() for name, p in parameters.items()}
+    for _ in range(STEPS):
+        for name, parameter in parameters.items():
+            gradient = trial.draw(name)
             if shards is None:
                 parameter.grad = gradient
             elif name in shards.parts:
                 part = shards.parts[name]
                 part.value.grad = gradient.flatten()[part.start : part.stop].view(part.value.shape)
         made.step()
-    changes = {name: p.detach().flatten() - before[name] for name, p in stand_ins.items()}
+    changes = {name: p.detach().flatten() - before[name] for name, p in parameters.items()}
     if shards is not None:
         changes = {name: changes[name][part.start : part.stop] for name, part in shards.parts.items()}
     return type(made).__name__, changes

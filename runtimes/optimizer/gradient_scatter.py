@@ -40,7 +40,7 @@ class _Filling(NamedTuple):
     has: set[nn.Parameter]
 
 
-class _Flight(NamedTuple):
+class _InFlight(NamedTuple):
     """A bucket that is being summed."""
 
     bucket: ShardedBucket
@@ -63,12 +63,12 @@ class GradientScatter:
         assert shards.slots is not None
         self._shards, self._slots = shards, shards.slots
         self._filling: dict[ShardedBucket, _Filling] = {}
-        self._flying: deque[_Flight] = deque()
+        self._in_flight: deque[_InFlight] = deque()
         self._next = 0
         self._left: dict[ShardedBucket, int] = {}
         self._summed: set[ShardedBucket] = set()
         self._apart: dict[nn.Parameter, Tensor] = {}
-        self._in_apart: set[nn.Parameter] = set()
+        self._has_apart: set[nn.Parameter] = set()
         self.reached: set[nn.Parameter] = set()
 
     @property
@@ -104,8 +104,8 @@ class GradientScatter:
         """As `place`, outside of the slots."""
         if parameter not in self._apart:
             self._apart[parameter] = torch.empty_like(parameter, memory_format=torch.contiguous_format)
-        known = parameter in self._in_apart
-        self._in_apart.add(parameter)
+        known = parameter in self._has_apart
+        self._has_apart.add(parameter)
         self.reached.add(parameter)
         return self._apart[parameter], known
 
@@ -126,25 +126,25 @@ class GradientScatter:
 
     def finish(self) -> None:
         """Return when the parts have all sums."""
-        while self._flying:
-            self._land()
+        while self._in_flight:
+            self._finish_earliest()
 
     def reduce(self, replicas: Backend) -> "ScatteredReduction":
         """Start to agree which parameters have a gradient, after the last `scatter`."""
         assert not self._filling
-        assert not self._in_apart
+        assert not self._has_apart
         return ScatteredReduction(self, self._shards, replicas)
 
     def clear(self) -> None:
         """Forget all gradients, also those of a step that failed, whose transfers may never end."""
         for filling in self._filling.values():
             self._slots.give_back(filling.slot)
-        for flight in self._flying:
+        for flight in self._in_flight:
             self._slots.drop(flight.slot)
         self._filling.clear()
-        self._flying.clear()
+        self._in_flight.clear()
         self._summed.clear()
-        self._in_apart.clear()
+        self._has_apart.clear()
         self.reached.clear()
         self._next = 0
 
@@ -160,8 +160,8 @@ class GradientScatter:
         self._summed, self.reached = set(kept.sums), set(kept.reached)
 
     def _fill(self, bucket: ShardedBucket) -> _Filling:
-        while not self._slots.has_free and self._flying:
-            self._land()
+        while not self._slots.has_free and self._in_flight:
+            self._finish_earliest()
         slot = self._slots.take()
         filling = self._filling[bucket] = _Filling(slot, bucket.memory_in(slot), set())
         return filling
@@ -172,21 +172,21 @@ class GradientScatter:
         del self._filling[bucket]
         for parameter in bucket.parameters.values():
             place = bucket.gradient_in(memory, parameter)
-            if parameter in self._in_apart:
-                self._in_apart.remove(parameter)
+            if parameter in self._has_apart:
+                self._has_apart.remove(parameter)
                 if parameter in has:
                     place.add_(self._apart[parameter])
                 else:
                     place.copy_(self._apart[parameter])
             elif parameter not in has:
                 place.zero_()
-        bucket.fill_up(memory)
-        self._flying.append(_Flight(bucket, slot, memory, bucket.reduce(self._shards.sharing.replicas(), memory)))
+        bucket.clear_padding(memory)
+        self._in_flight.append(_InFlight(bucket, slot, memory, bucket.reduce(self._shards.sharing.replicas(), memory)))
         self._next += 1
 
-    def _land(self) -> None:
+    def _finish_earliest(self) -> None:
         """Wait for the earliest sum, and add this replica's part."""
-        bucket, slot, memory, handle = self._flying.popleft()
+        bucket, slot, memory, handle = self._in_flight.popleft()
         handle.wait()
         if bucket in self._summed:
             bucket.part.add_(memory[bucket.own])

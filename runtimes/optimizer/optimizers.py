@@ -6,12 +6,10 @@ stage; a group may be empty in a stage.
 """
 
 import inspect
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from attrs import frozen
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -26,12 +24,6 @@ SchedulerFactory = Callable[[Optimizer], LRScheduler]
 
 MEMBERS = ("params", "param_names")
 """The keys of a parameter group that are not options."""
-
-_TRIED = 8
-"""Parameters of each stage with which an optimizer is tried."""
-_SAME = 1e-6
-"""Largest relative difference in norm of two updates of a parameter, in float64, that counts as rounding; a factor that
-depends on other parameters differs by more."""
 
 
 def state_share(optimizer: OptimizerFactory | None) -> float:
@@ -146,107 +138,6 @@ def join_optimizer(
     group["params"].append(joining)
     if "param_names" in group:
         group["param_names"].append(name)
-
-
-def check_separable(make: OptimizerFactory, stages: Sequence[Mapping[str, nn.Parameter]]) -> None:
-    """Refuse an optimizer whose update of a parameter depends on other parameters: each stage has its own optimizer.
-
-    It is tried for a few steps on small random tensors, with all parameters together and stage by stage. Of torch's
-    optimizers, which update each parameter independently or need a closure, the options of each parameter are compared,
-    unless they have hooks. Optimizers that cannot be tried are accepted.
-
-    Args:
-        make: the user's.
-        stages: the trained parameters of each stage, by name; on meta or not.
-
-    Raises:
-        RequestError: the updates differ.
-    """
-    tried = [_some(stage) for stage in stages if stage]
-    if len(tried) < 2:
-        return
-    try:
-        with torch.random.fork_rng([]):
-            together = _trial(make, {name: p for stage in tried for name, p in stage.items()})
-            if together is None:
-                return
-            alone = [_trial(make, stage) for stage in tried]
-    except Exception:
-        return  # the real optimizer will raise the error
-    for found in alone:
-        for name, options in found.options.items() if found is not None else ():
-            if options != together.options[name]:
-                raise RequestError(
-                    f"optimizer(...) gives '{name}' other options with the parameters of all stages than with those of "
-                    f"its stage alone ({_other_option(together.options[name], options)}): it is called for each stage; "
-                    "choose groups and options by the names of parameters, not by their number or order"
-                )
-        for name, change in found.changes.items() if found is not None else ():
-            if (change - together.changes[name]).norm() > _SAME * together.changes[name].norm():
-                raise RequestError(
-                    f"{together.kind} changes '{name}' differently with the parameters of all stages than with "
-                    "those of its stage alone: a pipeline has an optimizer for each stage; use one that updates each "
-                    "parameter independently, such as torch.optim.AdamW, or a plan of one stage"
-                )
-
-
-def _other_option(one: Mapping[str, str], other: Mapping[str, str]) -> str:
-    key = next(key for key in {**one, **other} if one.get(key) != other.get(key))
-    return f"{key} {one.get(key)} and {other.get(key)}"
-
-
-def _some(stage: Mapping[str, nn.Parameter]) -> dict[str, nn.Parameter]:
-    """Up to `_TRIED` parameters, spread over the stage."""
-    apart = -(-len(stage) // _TRIED)
-    return {name: p for i, (name, p) in enumerate(stage.items()) if i % apart == 0}
-
-
-@frozen
-class _Trial:
-    """An optimizer that was tried.
-
-    Args:
-        kind: its name.
-        options: name of a parameter → the options of its group.
-        changes: name of a parameter → its update in three steps; nothing for an optimizer of torch without hooks.
-    """
-
-    kind: str
-    options: dict[str, dict[str, str]]
-    changes: dict[str, Tensor]
-
-
-def _trial(make: OptimizerFactory, like: Mapping[str, nn.Parameter]) -> _Trial | None:
-    """Try an optimizer on random tensors; None if the user's function makes none."""
-    stand_ins: dict[str, nn.Parameter] = {}
-    generators: dict[str, torch.Generator] = {}
-
-    def drawn(name: str) -> Tensor:
-        shape, dtype = [min(size, 3) for size in like[name].shape], like[name].dtype
-        wide = torch.complex128 if dtype.is_complex else torch.float64
-        return torch.randn(shape, dtype=wide, generator=generators[name])
-
-    for name in like:
-        generators[name] = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-        stand_ins[name] = nn.Parameter(drawn(name))
-    before = {name: p.detach().clone() for name, p in stand_ins.items()}
-    made = make(list(stand_ins.items()))
-    if made is None:
-        return None
-    name_of = {id(parameter): name for name, parameter in stand_ins.items()}
-    options = {
-        name_of[id(p)]: own for group, own in zip(made.param_groups, options_of(made), strict=True)
-        for p in group["params"] if id(p) in name_of
-    }  # fmt: skip
-    hooks = made._optimizer_step_pre_hooks or made._optimizer_step_post_hooks
-    if type(made).__module__.startswith("torch.optim") and not hooks:
-        return _Trial(type(made).__name__, options, {})
-    for _ in range(3):
-        for name, parameter in stand_ins.items():
-            parameter.grad = drawn(name)
-        made.step()
-    changes = {name: p.detach() - before[name] for name, p in stand_ins.items()}
-    return _Trial(type(made).__name__, options, changes)
 
 
 def options_of(optimizer: Optimizer) -> list[dict[str, str]]:

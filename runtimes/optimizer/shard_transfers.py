@@ -31,7 +31,7 @@ class ShardedReduction:
         self._flags = torch.tensor(self._here, dtype=torch.float32).to(device)
         self._flagged = replicas.all_reduce(self._flags)
         self._left = list(shards.buckets)
-        self._flying: list[Handle] = []
+        self._in_flight: list[Handle] = []
         self._start()
 
     @property
@@ -43,16 +43,16 @@ class ShardedReduction:
         """The end is not recorded: the waiting thread adds the parts."""
 
     def _start(self) -> None:
-        while self._left and len(self._flying) < IN_FLIGHT:
+        while self._left and len(self._in_flight) < IN_FLIGHT:
             bucket = self._left.pop(0)
             assert bucket.memory is not None
             fill_with_gradients(bucket.gradients)  # a missing one counts as zeros
-            self._flying.append(bucket.reduce(self._replicas, bucket.memory))
+            self._in_flight.append(bucket.reduce(self._replicas, bucket.memory))
 
     def wait(self) -> None:
         """Return when the slices of this replica have the sums; the parameters then have no gradient."""
-        while self._flying:
-            self._flying.pop(0).wait()
+        while self._in_flight:
+            self._in_flight.pop(0).wait()
             self._start()
         self._flagged.wait()
         anywhere = [True] * len(self._here) if all(self._here) else (self._flags != 0).tolist()
@@ -75,13 +75,13 @@ class Gather:
             part.value.grad = None  # its memory is overwritten, or its sums are used up
         self._slots, self._replicas = shards.slots, replicas
         self._left = list(shards.buckets)
-        self._flying: list[tuple[ShardedBucket, Tensor | None, Tensor, Handle]] = []
+        self._in_flight: list[tuple[ShardedBucket, Tensor | None, Tensor, Handle]] = []
         self.bytes = sum(bucket.nbytes for bucket in shards.buckets)
         """Bytes of the parameters."""
         self._start()
 
     def _start(self) -> None:
-        while self._left and (self._slots is None or len(self._flying) < SLOTS):
+        while self._left and (self._slots is None or len(self._in_flight) < SLOTS):
             bucket = self._left.pop(0)
             if self._slots is None:
                 assert bucket.memory is not None
@@ -89,12 +89,12 @@ class Gather:
             else:
                 slot = self._slots.take()
                 memory = bucket.memory_in(slot)
-            self._flying.append((bucket, slot, memory, bucket.gather(self._replicas, memory)))
+            self._in_flight.append((bucket, slot, memory, bucket.gather(self._replicas, memory)))
 
     def wait(self) -> None:
         """Return when the model has the parameters."""
-        while self._flying:
-            bucket, slot, memory, handle = self._flying.pop(0)
+        while self._in_flight:
+            bucket, slot, memory, handle = self._in_flight.pop(0)
             handle.wait()
             bucket.assign(memory)
             if slot is not None and self._slots is not None:

@@ -81,7 +81,7 @@ class ShardedBucket:
             self.part = torch.empty(self.length, dtype=self.dtype, device=self.device)
         else:
             self.memory = torch.empty(self.elements, dtype=self.dtype, device=self.device)
-            self.fill_up(self.memory)
+            self.clear_padding(self.memory)
             self.part = self.memory[self.own]
         self.offsets: dict[str, int] = {}
         self.parts: list[Part] = []
@@ -125,7 +125,7 @@ class ShardedBucket:
         strides, offset = self._places[parameter]
         return memory.as_strided(parameter.shape, strides, memory.storage_offset() + offset)
 
-    def fill_up(self, memory: Tensor) -> None:
+    def clear_padding(self, memory: Tensor) -> None:
         """Write zeros to the end of the whole tensor, which no parameter uses."""
         memory[self._count :] = 0
 

@@ -97,7 +97,7 @@ class Shards:
         """The slices by the names of their parameters."""
         return {name: part.value for name, part in self.parts.items()}
 
-    def take(self, optimizer: Optimizer) -> None:
+    def narrow_optimizer(self, optimizer: Optimizer) -> None:
         """Replace the whole parameters in an optimizer by the slices of this replica."""
         self.members += [[] for _ in optimizer.param_groups[len(self.members) :]]
         for group, members in zip(optimizer.param_groups, self.members, strict=True):

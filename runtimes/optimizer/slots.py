@@ -43,7 +43,7 @@ class Slots:
         self.all = [known for known in self.all if known is not slot]
 
     def grow(self, size: int, device: torch.device) -> None:
-        """Make slots of at least this many bytes on a device, while none is taken."""
+        """Make slots at least this large, in bytes, and put them on a device; no slot may be in use."""
         if size > self._size:
             self._size, self._device = size, device
             self.all, self._free = [], []

@@ -20,12 +20,12 @@ from .optimizers import (
     OptimizerFactory,
     SchedulerFactory,
     check_groups,
-    check_separable,
     join_optimizer,
     options_of,
     stage_optimizer,
     stage_scheduler,
 )
+from .separable import check_separable
 from .shard_transfers import Gather, ShardedReduction
 from .sharded_buckets import Sharing
 from .sharded_state import ShardedNamedState
@@ -78,7 +78,7 @@ class StageState:
             return None
         made = stage_optimizer(self._make_optimizer, trained)
         if made is not None and self.sharing is not None:
-            self.shards.take(made)
+            self.shards.narrow_optimizer(made)
         return made
 
     @property
@@ -94,7 +94,7 @@ class StageState:
         return stage_scheduler(self._make_scheduler, self.optimizer)
 
     @cached_property
-    def named(self) -> NamedState | None:
+    def named_state(self) -> NamedState | None:
         """The optimizer's state by the names of parameters; None without an optimizer."""
         if self._make_optimizer is None or self.optimizer is None:
             return None
@@ -136,7 +136,7 @@ class StageState:
         self._gradients.clear()
         if "shards" in vars(self):
             self.shards.add(name, self.parameters[name])
-        for cached in ("_buckets", "_split_buckets", "named"):
+        for cached in ("_buckets", "_split_buckets", "named_state"):
             vars(self).pop(cached, None)
         if self._make_optimizer is None or "optimizer" not in vars(self):
             return
@@ -145,7 +145,7 @@ class StageState:
             return
         join_optimizer(self.optimizer, self._make_optimizer, list(self.trained.items()), name)
         if self.sharing is not None and self.optimizer is not None:
-            self.shards.take(self.optimizer)
+            self.shards.narrow_optimizer(self.optimizer)
 
     @property
     def gradient_buffers(self) -> list[Tensor]:

@@ -29,7 +29,7 @@ from torch import Tensor
 
 from ...backends.contract import Backend
 from ...core.plan.plan import Plan
-from ..later import Later
+from ..lazy_value import LazyValue
 from .clipping import NormParameters, clipping_factor
 from .scaling import check_agreed, unscale
 from .stage_state import StageState
@@ -37,7 +37,7 @@ from .stage_state import StageState
 StartRead = Callable[[Tensor], Callable[[], Tensor]]
 """Starts to copy a tensor to the host, and returns what waits for it: `ComputeQueue.start_read`."""
 
-UnusualNorm = tuple[float, int, str]
+NonFiniteNorm = tuple[float, int, str]
 """A norm that is not finite, and a parameter whose gradient is not: its stage and its name, "" for none."""
 
 
@@ -139,7 +139,9 @@ class Update:
         scale = 1.0 if self._scale is None else self._scale
         inverse = 1 / scale if scale else math.inf
         divisor = self._divisor
-        return inverse / divisor.to(self.where, dtype) if isinstance(divisor, Tensor) else inverse / divisor
+        if isinstance(divisor, Tensor):
+            return inverse / divisor.to(self.where, dtype)
+        return inverse / divisor if divisor else math.inf  # as with a tensor, if all weights are the constant 0
 
     @property
     def overflow(self) -> bool:
@@ -164,7 +166,7 @@ class Update:
             self._overflow = overflows > 0
         return self._overflow
 
-    def unusual_norm(self, start_read: StartRead) -> Later[UnusualNorm | None]:
+    def non_finite_norm(self, start_read: StartRead) -> LazyValue[NonFiniteNorm | None]:
         """The global norm of this update if it is not finite, with the parameter that the backward reached first of
         those whose gradients are not finite. None if the norm is finite or was not measured.
 
@@ -172,10 +174,10 @@ class Update:
             start_read: starts to copy a tensor to the host.
         """
         if self.norm is None or self._norms is None:
-            return Later(lambda: None)
+            return LazyValue(lambda: None)
         copy, parameters = start_read(torch.stack([self.norm.double(), *self._norms])), self.norm_parameters.parameters
 
-        def read() -> UnusualNorm | None:
+        def read() -> NonFiniteNorm | None:
             norm, *norms = copy().tolist()
             if math.isfinite(norm):
                 return None
@@ -183,7 +185,7 @@ class Update:
             stage, name, _ = parameters[bad[-1] if bad else 0]
             return norm, stage, name if bad else ""
 
-        return Later(read)
+        return LazyValue(read)
 
     def step(self, state: StageState) -> None:
         """STEP of a stage: clip its gradients, and step, unless gradients anywhere are not finite."""

@@ -3,11 +3,11 @@
 1. Every device times the operators, all at once; the mean counts. The time that a message takes of the devices at its
    ends is measured while they compute.
 2. For each number of stages per device, cuts are searched with these times. A regular cut
-   (`suggestions/regular_cuts`) is preferred unless the searched one is predicted to gain more than ``WORTH``: the
+   (`suggestions/regular_cuts`) is preferred unless the searched one is predicted to gain more than ``LEAST_GAIN``: the
    regular cut is the same in the next run. More stages are not tried if devices are idle for at most ``ALIKE`` of the
    step: their gain would be noise.
 3. Every device compiles and times its stages of each cut: programs of whole stages, not sums of operators. They correct
-   the times of 1; if another cut follows that is predicted to gain more than ``RECUT``, it is measured.
+   the times of 1. If these give another cut that is predicted to gain more than ``LEAST_RECUT_GAIN``, it is measured.
 4. Schedules are chosen with the times of 3; those that differ in time or memory are candidates (see `rehearsal`).
 """
 
@@ -28,7 +28,7 @@ from ...core.plan.derive import recomputed_stages
 from ...core.plan.plan import Plan
 from ...core.schedules.problem import ScheduleFamily
 from ...core.search.choose import choose_schedules
-from ...core.search.problem.blocks import Blocks
+from ...core.search.problem.blocks import Blocks, Stages
 from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import ALIKE
 from ..batch.example import Example
@@ -40,7 +40,7 @@ from ..profile.offload_rates import with_hosts
 from ..programs.options import ProgramOptions
 from .budget import Budget
 from .cuts import CutSearch
-from .measurements import Measurements, Stages
+from .measurements import Measurements
 from .options import PlanningOptions
 
 LEAST_TURNS = 4

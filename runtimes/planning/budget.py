@@ -17,7 +17,7 @@ CUT_ACTIONS, ORDER_ACTIONS = 2_000_000, 10_000_000
 """Compute actions that one search for cuts, and one for orders, evaluates: some tenths of a second on one core."""
 LEAST_EVALUATIONS = 2_000
 """Smallest number of evaluations of a search, for any number of actions."""
-LATEST = 0.5
+MOST_OVERRUN = 0.5
 """Share of the default limit by which the first rehearsed step may exceed it."""
 DEFAULT_S, DEFAULT_STEPS = 10.0, 4
 """The default limit: this many seconds, or the time of this many training steps if that is longer: with fewer, a long
@@ -32,13 +32,13 @@ class Budget:
         team: the devices; the rank of the first one reads the clock.
         seconds: the limit, counted from the creation of the budget; None for no limit.
         clock: the current time in seconds.
-        cut: what the limit shortened so far, each once; complete only on the rank of the first device.
+        shortened: what the limit shortened so far, each once; complete only on the rank of the first device.
     """
 
     team: Team
     seconds: float | None = None
     clock: Callable[[], float] = time.monotonic
-    cut: list[str] = field(factory=list)
+    shortened: list[str] = field(factory=list)
     _start: float = field(init=False)
     _grows: bool = field(default=False, init=False)
 
@@ -86,7 +86,7 @@ class Budget:
         return max(actions // (6 * self.team.size * microbatches), LEAST_EVALUATIONS)
 
     def searched(self, what: str) -> None:
-        """Record at the end of a search whether the limit has cut it; called on the rank that searched."""
+        """Record at the end of a search whether the limit ended it early; called on the rank that searched."""
         if self.seconds is not None and self.clock() - self._start >= self.seconds:
             self._shorten(what)
 
@@ -98,13 +98,14 @@ class Budget:
         return self.repeats(what, seconds, 1, least=0) == 1
 
     def allows_least(self, what: str, seconds: float) -> bool:
-        """The same for work without which a prediction has no interval: it may exceed the default limit by ``LATEST``.
+        """As `allows`, for work without which a prediction has no interval: it may exceed the default limit by
+        ``MOST_OVERRUN``.
 
         A limit of the user's is kept.
         """
         if self.seconds is None:
             return True
-        late_s = 0.0 if self.given else LATEST * self.seconds
+        late_s = 0.0 if self.given else MOST_OVERRUN * self.seconds
         return self.team.decide(lambda: self._affordable(what, seconds, 1, 0, late_s)) == 1
 
     def repeats(self, what: str, each_s: float, wanted: int, least: int = 1) -> int:
@@ -131,8 +132,8 @@ class Budget:
         return max(min(affordable, wanted), least)
 
     def _shorten(self, what: str) -> None:
-        if what not in self.cut:
-            self.cut.append(what)
+        if what not in self.shortened:
+            self.shortened.append(what)
 
 
 def check_seconds(seconds: float | None) -> None:

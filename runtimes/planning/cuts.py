@@ -11,20 +11,20 @@ from ...core.errors import RequestError
 from ...core.plan.plan import Plan
 from ...core.schedules.problem import ScheduleFamily
 from ...core.search.choose import plan as search_plan
-from ...core.search.problem.blocks import Blocks
+from ...core.search.problem.blocks import Blocks, Stages
 from ...core.search.problem.score import by_position
 from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import ALIKE
 from ...core.search.suggestions.regular_cuts import longest_stage_s, regular_cut, score_of_cut
 from ..profile.corrected_operators import corrected_graph
 from .budget import Budget
-from .measurements import Measurements, Stages
+from .measurements import Measurements
 from .options import PlanningOptions
 
-WORTH = 0.03
+LEAST_GAIN = 0.03
 """Share of a step that a searched cut must be predicted to gain over a regular one: the measured times of operators
 vary by about as much from one run to the next."""
-RECUT = 2 * ALIKE
+LEAST_RECUT_GAIN = 2 * ALIKE
 """The same for another cut after stages were measured. The times of both cuts are known to about ``ALIKE``, and the
 other cut has to be compiled and measured, too."""
 
@@ -63,9 +63,9 @@ class CutSearch:
             known: measured stages, kept unless another cut gains enough to measure it.
 
         Returns:
-            The first of ``known``, a regular cut, and the searched cut that is not predicted to be slower than the
-            searched one by more than ``RECUT`` for ``known`` and ``WORTH`` for the regular cut. None if no schedule
-            exists for this number of stages.
+            ``known``, unless the searched cut is predicted to gain more than ``LEAST_RECUT_GAIN`` over it; otherwise a
+            regular cut, unless the searched one is predicted to gain more than ``LEAST_GAIN`` over that; otherwise the
+            searched cut. None if no schedule exists for this number of stages.
         """
         options, blocks = self.options, self.blocks(graph)
         graph, known = blocks.joined(graph), known and blocks.joined_stages(known)
@@ -95,7 +95,7 @@ class CutSearch:
                 return None
             self.budget.searched(f"the search for cuts into {len(found.stages)} stages")
             searched = tuple(stage.nodes for stage in found.stages)
-            others = [(known, RECUT), (regular_cut(graph, len(searched)), WORTH)]
+            others = [(known, LEAST_RECUT_GAIN), (regular_cut(graph, len(searched)), LEAST_GAIN)]
             return next((each for each, worth in others if each and self._as_good(found, graph, each, worth)), searched)
 
         stages = self.measured.team.decide(search)
@@ -120,7 +120,7 @@ class CutSearch:
             return self.search(corrected, chunks, known=stages) or stages
         other = regular_cut(times, len(stages))
         gain = 0.0 if other is None else longest_stage_s(times, measured) / longest_stage_s(times, other) - 1
-        if other is None or gain <= RECUT or not self._can_measure(times, other):
+        if other is None or gain <= LEAST_RECUT_GAIN or not self._can_measure(times, other):
             return stages
         return blocks.expanded_stages(other)
 

@@ -12,7 +12,7 @@ from ...core.files.limits import DOCUMENT
 from ...core.plan.plan import Plan
 from ...core.plan.validation.validate import validate
 from ...core.plan.wording import plan_size
-from ..devices.machine import fingerprint
+from ..devices.machine import measured_properties
 from ..optimizer.optimizers import OptimizerFactory, state_share
 from .automatic import Planning
 from .plan_cache import PlanCache, cache_folder, versions
@@ -96,7 +96,7 @@ def _text(value: Any) -> str:
 def _machines(planning: Planning) -> list[tuple[str, int]]:
     """Every device's machine, and the number of its host, in the order of the ranks."""
     team, where = planning.team, planning.measured.where
-    found = team.everywhere(lambda device: (fingerprint(where[device], team.threads), socket.gethostname()))
+    found = team.everywhere(lambda device: (measured_properties(where[device], team.threads), socket.gethostname()))
     hosts = list(dict.fromkeys(host for _, host in found))
     return [(machine, hosts.index(host)) for machine, host in found]
 

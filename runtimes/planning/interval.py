@@ -11,8 +11,8 @@ the prediction and `Prediction.rehearsed_s` have the same one. What is left, and
    ratios are a poor estimate of the noise, so they are pooled with a typical one, ``TYPICAL``, which counts as
    ``TYPICAL_DEGREES`` ratios. The error has the quantile of Student's t for all of them.
 3. The typical step is compared over at least ``PAIRS`` pairs.
-4. Runs differ by ``BETWEEN`` in addition: a step of training has an optimizer step and its state, a rehearsed one has
-   not.
+4. Runs differ by ``BETWEEN_RUNS`` in addition: a step of training has an optimizer step and its state, a rehearsed one
+   does not.
 
 These errors are independent, so their squares are added. Coverage is tested with noise that is white, correlated over
 seconds, or in bursts, on a machine that becomes slower or faster.
@@ -34,7 +34,7 @@ LEVEL = 0.9
 TYPICAL, TYPICAL_DEGREES = 0.04, 3.0
 """Typical noise of a pair, and its degrees of freedom: of 12 steps of a GPT-2 on two quiet cores each varied by 2.7 %,
 so that the ratio of two varies by 3.8 %."""
-BETWEEN = 0.025
+BETWEEN_RUNS = 0.025
 """Of six models by 1F1B, each over 12 pairs (`benchmarks/results/prediction.md`), the corrected errors of predictions
 were 2.6 % in the median; pairs of this many explain 1.1 %, and cuts of two orders a part of the rest."""
 
@@ -55,7 +55,7 @@ def with_interval(plan: Plan, steps_s: Sequence[float], readings_s: Sequence[flo
     assert plan.prediction is not None
     if not steps_s:
         return plan
-    reach, predicted_s = math.hypot(error_of_pairs(steps_s), BETWEEN), plan.prediction.step_s
+    reach, predicted_s = math.hypot(error_of_pairs(steps_s), BETWEEN_RUNS), plan.prediction.step_s
     return evolve(
         plan,
         prediction=evolve(

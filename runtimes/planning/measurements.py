@@ -14,6 +14,7 @@ from ...core.costs.graph import OpGraph, OpNode
 from ...core.costs.message_overhead import MessageLine
 from ...core.plan.offload import Storage
 from ...core.schedules.placement import folded_placement, looped_placement
+from ...core.search.problem.blocks import Stages
 from ..batch.example import Example
 from ..devices.compute import compute_device
 from ..launch.progress import Report, silent
@@ -25,9 +26,6 @@ from ..profile.operator_profile import profile_operators
 from ..profile.stage_profile import profile_stages
 from ..programs.compiled import compile_stages
 from ..programs.options import ProgramOptions
-
-Stages = tuple[tuple[str, ...], ...]
-"""The operators of each stage."""
 
 
 @frozen(slots=False)

@@ -68,9 +68,11 @@ class PlanCache:
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # whatever the umask, plans are its owner's
             replace_file(self._path(key), [(json.dumps(document, indent=1) + "\n").encode()])
-            _prune(self.folder)
         except OSError as error:
             self.report(f"the plan is not cached in '{self.folder}': {error.strerror or in_a_line(error)}")
+            return
+        with suppress(OSError):  # another process may remove the same files; the next plan prunes again
+            _prune(self.folder)
 
     def _path(self, key: Mapping[str, str]) -> Path:
         assert self.folder is not None

@@ -16,9 +16,8 @@ from ...core.costs.message_overhead import MessageTimes, typical, with_message_t
 from ...core.paired_difference import robust_geometric_mean
 from ...core.plan.plan import Plan
 from ...core.search import Oracle
+from ...core.search.problem.blocks import Stages
 from ...core.trace.trace import Trace
-
-Stages = tuple[tuple[str, ...], ...]
 
 
 @frozen

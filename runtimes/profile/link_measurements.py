@@ -82,7 +82,7 @@ def measure_links(
         alone = {
             pair: found
             for pair in permutations(range(team.size), 2)
-            if (found := bench.met().alone(pair, sizes, repeats)) is not None
+            if (found := bench.barrier().alone(pair, sizes, repeats)) is not None
         }
         return alone, [bench.together(group) for group in groups]
 
@@ -163,8 +163,8 @@ class _Bench:
     def _tensor(self, size: int) -> torch.Tensor:
         return torch.zeros(size // 4, device=self._device)
 
-    def met(self) -> "_Bench":
-        """Return this object when all devices have called it: a barrier."""
+    def barrier(self) -> "_Bench":
+        """Wait until all devices have called this; returns this object."""
         here, others = self._backend.device, range(1, self._backend.devices)
         if here == 0:
             for handle in [self._backend.receive([self._tensor(_ACK_BYTES)], other) for other in others]:
@@ -227,7 +227,7 @@ class _Bench:
         arrivals: dict[int, list[float]] = {}
         flow = self._sends if here in group else self._receives
         failures: list[BaseException] = []
-        self.met()
+        self.barrier()
         start = time.perf_counter()
 
         def body(peer: int) -> None:
@@ -250,21 +250,21 @@ class _Bench:
 
     def _sends(self, peer: int, start: float) -> list[float]:
         message = [self._tensor(TOGETHER_BYTES)]
-        _flying(lambda: self._backend.send(message, peer), lambda: None)
+        _keep_in_flight(lambda: self._backend.send(message, peer), lambda: None)
         return []
 
     def _receives(self, peer: int, start: float) -> list[float]:
         arrivals: list[float] = []
         buffers = [[self._tensor(TOGETHER_BYTES)] for _ in range(IN_FLIGHT)]
         turn = iter(range(TOGETHER_COUNT))
-        _flying(
+        _keep_in_flight(
             lambda: self._backend.receive(buffers[next(turn) % IN_FLIGHT], peer),
             lambda: arrivals.append(finished_s(self._device) - start),
         )
         return arrivals
 
 
-def _flying(begin: Callable[[], Handle], done: Callable[[], None]) -> None:
+def _keep_in_flight(begin: Callable[[], Handle], done: Callable[[], None]) -> None:
     """Keep ``IN_FLIGHT`` messages in flight until all have ended."""
     handles: deque[Handle] = deque()
     for _ in range(TOGETHER_COUNT):

@@ -71,6 +71,11 @@ def profile_operators(
 
 
 class _OperatorTimer:
+    """Runs the operators of a captured step one after another, and times some of each kind of work.
+
+    Arguments as of `profile_operators`; ``watch`` takes the times.
+    """
+
     def __init__(
         self,
         operators: Operators,
@@ -90,7 +95,7 @@ class _OperatorTimer:
         self._repeats = {key: -(-repeats // timed) for key, timed in self._left.items()}
         self._spans: dict[Hashable, tuple[list[Span | None], ...]] = {key: ([], [], []) for key in counts}
         self._device = device
-        interpreter = ModalInterpreter if device.type == "cpu" else partial(_Aimed, device)
+        interpreter = ModalInterpreter if device.type == "cpu" else partial(_OnDevice, device)
         with sources_removed():
             self._interpreter = interpreter(fx.GraphModule(step.modules, step.graph), garbage_collect_values=False)
         self._key = random_key(0, 0, 0)
@@ -216,7 +221,7 @@ class _OperatorTimer:
         return times
 
 
-class _Aimed(ModalInterpreter):
+class _OnDevice(ModalInterpreter):
     """Runs a captured graph on another device of the same type."""
 
     def __init__(self, device: torch.device, *args: Any, **kwargs: Any) -> None:

@@ -72,10 +72,10 @@ def compile_stages(
     if any(not stage for stage in stages):
         empty = next(i for i, stage in enumerate(stages) if not stage)
         raise RequestError(f"stage {empty} has no operators: every stage needs one; use fewer stages")
-    return compile_any(operators, stages, wanted, where, compiler, known)
+    return compile_possibly_empty(operators, stages, wanted, where, compiler, known)
 
 
-def compile_any(
+def compile_possibly_empty(
     operators: Operators,
     stages: Sequence[Sequence[str]],
     wanted: Iterable[int],
@@ -83,14 +83,15 @@ def compile_any(
     compiler: StageCompiler | None = None,
     known: Programs | None = None,
 ) -> Compiled:
-    """The same, but stages may be empty: another shape may have fewer operators than the one that was planned."""
+    """As `compile_stages`, but stages may be empty: a step of another shape may have fewer operators than the planned
+    one."""
     layout = boundaries(operators, stages)
-    aim = where or {}
+    devices = where or {}
     programs = {} if known is None else known
     names = tuple(map(tuple, stages))
-    keys = {i: (names, i, aim.get(i)) for i in wanted}
+    keys = {i: (names, i, devices.get(i)) for i in wanted}
     for i, key in keys.items():
         if key not in programs:
-            graph = stage_graph(operators, stages, i, aim.get(i))
+            graph = stage_graph(operators, stages, i, devices.get(i))
             programs[key] = stage_programs(graph) if compiler is None else compiler.programs(graph, i)
     return Compiled(operators, stages, layout, {i: programs[key] for i, key in keys.items()})

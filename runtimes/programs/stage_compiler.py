@@ -176,7 +176,7 @@ class StageCompiler:
         names = ", ".join(dict.fromkeys(str(node.target) for node in fusion.nodes if node.op == "call_function"))
         shown = names if len(names) < 100 else f"{names[:100]}…"
         more = f" and {len(failed) - 1} more groups of operators" if len(failed) > 1 else ""
-        line = f"stage {stage} runs {shown}{more} as they are: {self.choice.name} does not compile them: "
+        line = f"stage {stage} runs {shown}{more} without compilation: {self.choice.name} fails for them: "
         line += self.failures[key]
         if line not in self._warned:
             self._warned.add(line)
@@ -247,8 +247,10 @@ def _guarded(compiled: Callable[..., Any], plain: Call, name: str) -> Call:
             if not warned:
                 warned = True
                 why = str(error).partition("\n")[0]
-                warnings.warn(f"some operators run as they are: what {name} compiled is for other strides: {why}",
-                              stacklevel=2)  # fmt: skip
+                warnings.warn(
+                    f"some operators run without compilation: what {name} compiled is for other strides: {why}",
+                    stacklevel=2,
+                )
             return plain(*inputs)
 
     return call

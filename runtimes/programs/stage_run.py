@@ -14,7 +14,7 @@ from ...core.capture.programs.saved_storages import SavedStorage
 from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.capture.regions.regions import Region, noting_crossings
 from ..optimizer.stage_state import StageState
-from .bound import BoundBackward, DiscardedGradients, zeros
+from .bound_backward import BoundBackward, DiscardedGradients, zeros
 from .linked_stage import CapturedStage, Layout
 from .shared_tensors import SharedTensors
 
@@ -68,11 +68,11 @@ class StageRun(CapturedStage):
         ]
         # No method of this run, which would be a cycle: the tensors of a dropped run are to be freed at once.
         self._shared_tensors = partial(self._shared.of, programs.shared, self._static)
-        self._kept = len(inputs.boundary)
+        self._boundary_count = len(inputs.boundary)
         self._random = inputs.random
         self._forward = programs.forward_alone if recompute else programs.forward
         self._saves = gradients and not recompute
-        self._again = programs.recompute if recompute else None
+        self._recompute = programs.recompute if recompute else None
         self._inputs: dict[int, list[Tensor]] = {}
         position_of_loss = len(programs.outputs) + programs.results.index(loss) if loss in programs.results else None
         returned = list(self.returned.values())
@@ -93,14 +93,14 @@ class StageRun(CapturedStage):
             )
             for program in (programs.backward, programs.backward_input, programs.backward_weight)
         )
-        second = programs.backward_weight
-        self._kept_for_weight = frozenset(second.saved) if second is not None else frozenset()
+        weight_program = programs.backward_weight
+        self._kept_for_weight = frozenset(() if weight_program is None else weight_program.saved)
         ends = (len(programs.outputs), len(programs.results), len(programs.mutated))
         self._ends = ends[0], ends[0] + ends[1], sum(ends)
         self._saved: dict[int, list[Any]] = {}
         self._crossed: dict[int, set[tuple[Region, int, int]]] = {}
         self._created: dict[int, list[Any]] = {}
-        self._foreign = {t.untyped_storage()._cdata for t in self._static}
+        self._static_storages = {t.untyped_storage()._cdata for t in self._static}
 
     def forward(
         self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor
@@ -109,27 +109,29 @@ class StageRun(CapturedStage):
         given = self._given(boundary, leaves, key)
         boundary.clear()
         self._crossed.pop(microbatch, None)  # of a step that ended early
-        if self._again is not None:
+        if self._recompute is not None:
             # F overwrites buffers in place; the recomputation needs their old values.
-            self._inputs[microbatch] = [given[i] if i < self._kept else given[i].clone() for i in self._again.inputs]
+            self._inputs[microbatch] = [
+                given[i] if i < self._boundary_count else given[i].clone() for i in self._recompute.inputs
+            ]
         values = self._forward(given, no_sink)
         outputs, results, mutated = self._ends
         if mutated > results:
             for place, value in zip(self.programs.mutated, values[results:mutated], strict=True):
-                self._static[place - self._kept].copy_(value)
+                self._static[place - self._boundary_count].copy_(value)
         if self._saves:
             self._saved[microbatch] = values[mutated:]
         return values[:outputs], values[outputs:results]
 
     def recompute(self, microbatch: int, leaves: tuple[Any, ...], key: Tensor) -> None:
         """RECOMPUTE. Replaces the kept inputs by the saved tensors; writes no buffer."""
-        assert self._again is not None
-        given = self._given([None] * self._kept, leaves, key)
+        assert self._recompute is not None
+        given = self._given([None] * self._boundary_count, leaves, key)
         kept = self._inputs.pop(microbatch)
-        for i, place in enumerate(self._again.inputs):
+        for i, place in enumerate(self._recompute.inputs):
             given[place] = kept[i]
         kept.clear()  # so that each tensor is freed after its last use
-        self._saved[microbatch] = self._again.run(given, no_sink)
+        self._saved[microbatch] = self._recompute.run(given, no_sink)
 
     def warm_up(self, kinds: Collection[Kind], leaves: tuple[Any, ...], key: Tensor, seed: Tensor) -> None:
         """Run the programs of these kinds of actions once on zeros: CUDA loads their kernels, and compilers tune them.
@@ -147,16 +149,15 @@ class StageRun(CapturedStage):
             return
         split = Kind.I in kinds and self._backward_input is not None and self._backward_weight is not None
         whole = self._backward is not None and (Kind.B in kinds or (Kind.I in kinds and not split))
-        sink = DiscardedGradients()
-        for halves in [False] * (whole or not split) + [True] * split:
-            tangents, saved = self._run_forward_on_zeros(Kind.RECOMPUTE in kinds, leaves, key)
-            if halves:
-                assert self._backward_input is not None
-                assert self._backward_weight is not None
-                _, created = self._backward_input.run(saved, [], tangents, seed, leaves, key, False, sink)
-                self._backward_weight.run(saved, created, {}, seed, leaves, key, sink=sink)
-            elif whole and self._backward is not None:
+        sink, recompute = DiscardedGradients(), Kind.RECOMPUTE in kinds
+        if whole or not split:
+            tangents, saved = self._run_forward_on_zeros(recompute, leaves, key)
+            if whole and self._backward is not None:
                 self._backward.run(saved, [], tangents, seed, leaves, key, sink=sink)
+        if split and self._backward_input is not None and self._backward_weight is not None:
+            tangents, saved = self._run_forward_on_zeros(recompute, leaves, key)
+            _, created = self._backward_input.run(saved, [], tangents, seed, leaves, key, False, sink)
+            self._backward_weight.run(saved, created, {}, seed, leaves, key, sink=sink)
 
     def _run_forward_on_zeros(
         self, recompute: bool, leaves: tuple[Any, ...], key: Tensor
@@ -165,8 +166,8 @@ class StageRun(CapturedStage):
         boundary = [zeros(each, self._device) for each in self.programs.inputs.boundary]
         values = self._forward(self._given(list(boundary), leaves, key), no_sink)
         saved = values[self._ends[2] :]
-        if recompute and self._again is not None:
-            saved = self._again.run(self._given(boundary, leaves, key), no_sink)
+        if recompute and self._recompute is not None:
+            saved = self._recompute.run(self._given(boundary, leaves, key), no_sink)
         return {i: torch.zeros_like(values[i]) for i in self.tangents}, saved
 
     def _given(self, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor) -> list[Any]:
@@ -197,7 +198,7 @@ class StageRun(CapturedStage):
     @property
     def persistent(self) -> set[int]:
         """Addresses of the storages of parameters, buffers, constants and shared tensors."""
-        return self._foreign | self._shared.storages
+        return self._static_storages | self._shared.storages
 
     def backward(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
@@ -220,7 +221,9 @@ class StageRun(CapturedStage):
             boundary, device = self.programs.inputs.boundary, self._device
             return [[zeros(boundary[place], device) for place in places] for places in self.returned.values()]
         with self._noting(microbatch):
-            return program.run(saved, [], tangents, seed, leaves, key, sink=None if scattered else program.apart)[0]
+            return program.run(saved, [], tangents, seed, leaves, key, sink=None if scattered else program.sink_apart)[
+                0
+            ]
 
     def backward_input(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor

@@ -13,8 +13,8 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
-from ..batch.remote_tensors import RemoteTensor
 from ..launch.team import Team
+from ..training.averages import held_here
 from ..weights.sources import Weights
 
 TENSOR, OPTIMIZER, STEPPED, AVERAGE = "tensor", "optimizer", "stepped", "ema"
@@ -45,7 +45,9 @@ class MovableState:
             state: the pipeline's state dict.
             averages: of the weights, by name.
         """
-        entries: dict[Key, Any] = {(TENSOR, name): tensor.detach() for name, tensor in _held(model).items()}
+        entries: dict[Key, Any] = {
+            (TENSOR, name): tensor.detach() for name, tensor in held_here(model, buffers=True).items()
+        }
         entries |= {(OPTIMIZER, name): value for name, value in state["optimizer"].items()}
         entries |= {(STEPPED, name): value for name, value in state["stepped"].items()}
         for number, average in enumerate(averages):
@@ -135,12 +137,6 @@ def _needed(held: Sequence[Mapping[Key, Any]], parameters: Set[str], written: Se
 def _empty(what: tuple[Any, ...], where: torch.device) -> Tensor:
     shape, dtype, _ = what
     return torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=where)
-
-
-def _held(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers with values in this process, each once."""
-    every = {**dict(model.named_parameters()), **dict(model.named_buffers())}
-    return {name: t for name, t in every.items() if not isinstance(t, RemoteTensor) and not t.is_meta}
 
 
 class MovedWeights(Weights):

@@ -25,7 +25,6 @@ from ...core.search.problem.blocks import Blocks
 from ...core.search.problem.score import with_costs
 from ...core.search.search_options import SearchOptions
 from ..batch.example import Example
-from ..batch.remote_tensors import as_meta_tensors
 from ..checkpoint.checkpoints import Checkpoints
 from ..planning.measurements import Measurements
 from ..planning.options import PlanningOptions
@@ -33,20 +32,21 @@ from ..planning.rehearsed import rehearsed_costs
 from ..profile.measured_cluster import measured_cluster
 from ..programs.options import ProgramOptions
 from ..training.trainer import Trainer
+from ..weights.remote_tensors import as_meta_tensors
 from .moving import AVERAGE, OPTIMIZER, STEPPED, TENSOR, MovableState, MovedWeights
 from .speeds import SlowedDevices, slowness
 
 REHEARSED, WARM_UP = 4, 1
 """Rehearsed steps, and those before them that are not recorded."""
-WORTH = 0.05
+LEAST_GAIN = 0.05
 """Share by which the present plan must be predicted to be slower than another one: moving takes some steps, too."""
 SECONDS = 10.0
 """Limit on the search."""
 
 
 @frozen
-class Found:
-    """A plan for the present speeds.
+class ReplanResult:
+    """The result of planning again: the best plan for the present speeds, and what it is compared with.
 
     Args:
         plan: the best one, with its prediction.
@@ -65,7 +65,7 @@ class Found:
 
     def worth_moving(self, present: Plan) -> bool:
         """Whether the plan gains enough over the present one."""
-        return self.gain > WORTH and self.plan.hash != present.hash
+        return self.gain > LEAST_GAIN and self.plan.hash != present.hash
 
 
 def kept_example(example: Example) -> Example:
@@ -123,17 +123,17 @@ class Replanner:
             RequestError: see `refusal` and `move`.
         """
         with trainer.team.inside("replan"):
-            trainer.stages.have_equal_values()
+            trainer.stages.ensure_equal_values()
             trainer.team.agree(self.refusal(trainer))
             found = self.find(trainer)
             moves = found is not None and found.worth_moving(trainer.plan)
             if found is not None and moves:
                 self.move(trainer, checkpoints, found.plan)
             if trainer.team.first:
-                LOGGER.warning("%s", said(found, moves))
+                LOGGER.warning("%s", describe_result(found, moves))
         return moves
 
-    def find(self, trainer: Trainer) -> Found | None:
+    def find(self, trainer: Trainer) -> ReplanResult | None:
         """Rehearse, profile and search. All ranks call this together, and get the same result.
 
         Returns:
@@ -176,7 +176,7 @@ class Replanner:
             return found, devices.step_s(present, message, oracle)
 
         chosen = team.decide(choose)
-        return None if chosen is None else Found(*chosen, slow)
+        return None if chosen is None else ReplanResult(*chosen, slow)
 
     def move(self, trainer: Trainer, checkpoints: Checkpoints, plan: Plan) -> None:
         """Move stages and their state to where another plan has them. All ranks call this together.
@@ -218,7 +218,7 @@ class Replanner:
         checkpoints.load_state_dict(found if scheduler is None else {**found, "scheduler": scheduler})
 
 
-def said(found: Found | None, replaced: bool) -> str:
+def describe_result(found: ReplanResult | None, replaced: bool) -> str:
     """The result of planning again, in one line."""
     if found is None:
         return "no plan fits the devices at their present speeds: the present one stays"
@@ -226,7 +226,7 @@ def said(found: Found | None, replaced: bool) -> str:
     slow = [f"device {d} takes {f:.2f} times as long as the fastest" for d, f in enumerate(found.slowness) if f > 1]
     why = ", ".join(slow) or "all devices are equally fast"
     if not replaced:
-        return f"{why}; no plan is predicted to gain {WORTH:.0%} over the present one: it stays"
+        return f"{why}; no plan is predicted to gain {LEAST_GAIN:.0%} over the present one: it stays"
     return (
         f"{why}; stages moved to {found.plan.schedule}, {plan_size(found.plan)}: predicted step "
         f"{step_s * 1e3:.4g} ms, {found.gain:+.0%} against {present_s * 1e3:.4g} ms of the plan before"

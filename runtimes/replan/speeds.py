@@ -15,7 +15,7 @@ from ...core.trace.trace import Trace
 from ..planning.rehearsed import times_scaled
 from ..profile.corrected_operators import corrected_graph
 
-ALIKE = 0.1
+EQUALLY_FAST = 0.1
 """Devices whose times differ by less than this share are taken as equally fast: rehearsals vary as much."""
 
 
@@ -41,7 +41,7 @@ def slowness(plan: Plan, base: Sequence[StageCosts], traces: Sequence[Trace]) ->
     by_position = [max(ratios[device :: plan.devices]) for device in range(plan.devices)]
     least = min(by_position)
     found = [ratio / least if least > 0 else 1.0 for ratio in by_position]
-    return tuple(found) if max(found) > 1 + ALIKE else (1.0,) * plan.devices
+    return tuple(found) if max(found) > 1 + EQUALLY_FAST else (1.0,) * plan.devices
 
 
 def _expected(cost: StageCosts, kind: Kind) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...core.capture.graph.tensor_collectives import MAX, SUM
 from ...core.errors import WorkerError, message_of
+from ..flat_bytes import flat_bytes
 from ..watch.activity import HERE
 
 _OPERATIONS = {SUM: dist.ReduceOp.SUM, MAX: dist.ReduceOp.MAX}
@@ -40,8 +41,8 @@ class GroupCollectives:
 
     def gather_parts(self, part: Tensor) -> list[Tensor]:
         """The ranks' tensors of one shape and dtype, on the CPU, in order."""
-        own = part.detach().cpu().contiguous()
-        data = own.reshape(-1).view(torch.uint8)  # gloo does not know all dtypes
+        own = part.detach().cpu()
+        data = flat_bytes(own)  # gloo does not know all dtypes
         of_all = [torch.empty_like(data) for _ in self._ranks]
         self._wait(lambda: dist.all_gather(of_all, data, group=self._group))
         return [each.view(own.dtype).reshape(own.shape) for each in of_all]

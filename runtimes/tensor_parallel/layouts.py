@@ -75,8 +75,13 @@ def _part(parameter: Any) -> Tensor:
     return local.to_local() if hasattr(local, "to_local") else local  # type: ignore[no-any-return]
 
 
+def named_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Parameters and buffers; tied ones under each of their names."""
+    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}
+
+
 @frozen
-class Layout:
+class DTensorLayout:
     """The layout of a DTensor.
 
     Args:
@@ -92,7 +97,7 @@ class Layout:
     part_stride: tuple[int, ...]
 
     @classmethod
-    def of(cls, value: Any) -> "Layout":
+    def of(cls, value: Any) -> "DTensorLayout":
         """That of a DTensor."""
         part = _part(value)
         return cls(value.device_mesh, value.placements, value.shape, value.stride(), part.shape, part.stride())

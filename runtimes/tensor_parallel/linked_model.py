@@ -7,11 +7,12 @@ user's model     DTensor "up.weight" ──────▶ local tensor ◀─�
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ...core.errors import RequestError
-from ..batch.remote_tensors import RemoteTensor, make_remote
 from ..weights import places, tensor_at
+from ..weights.remote_tensors import RemoteTensor, make_remote
+from .layouts import named_tensors
 
 _ANEW = "build the pipeline again"
 
@@ -26,7 +27,7 @@ class LinkedModel:
 
     def __init__(self, model: nn.Module, parts: nn.Module) -> None:
         self._model, self._parts = model, parts
-        self._known = _tensors(model)
+        self._known = named_tensors(model)
         self._published: set[str] = set()
 
     def follow(self) -> None:
@@ -35,7 +36,7 @@ class LinkedModel:
         Raises:
             RequestError: a parameter or buffer was replaced, or a parameter has a hook.
         """
-        now, parts = _tensors(self._model), _tensors(self._parts)
+        now, parts = named_tensors(self._model), named_tensors(self._parts)
         for name, tensor in now.items():
             if tensor is not self._known.get(name):
                 raise RequestError(
@@ -54,7 +55,7 @@ class LinkedModel:
 
     def release(self) -> None:
         """Replace what other ranks hold in the user's model, too, so that every use of its values raises an error."""
-        parts = _tensors(self._parts)
+        parts = named_tensors(self._parts)
         for name, held in places(self._model).items():
             part: Any = parts[name]
             if not isinstance(part, RemoteTensor):
@@ -67,13 +68,13 @@ class LinkedModel:
                 part = whole
             for place in held:
                 setattr(place.module, place.leaf, part)
-        self._known = _tensors(self._model)
+        self._known = named_tensors(self._model)
 
     def publish_gradients(self) -> None:
         """Give the user's parameters the gradients of their parts, as DTensors."""
         from torch.distributed.tensor import DTensor
 
-        parts = _tensors(self._parts)
+        parts = named_tensors(self._parts)
         for name, tensor in self._known.items():
             part: Any = parts[name]
             if not isinstance(tensor, DTensor):
@@ -85,8 +86,3 @@ class LinkedModel:
             )  # fmt: skip
             if part.grad is not None:
                 self._published.add(name)
-
-
-def _tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers; tied ones under each of their names."""
-    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}

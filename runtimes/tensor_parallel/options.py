@@ -63,6 +63,6 @@ def check_tensor_options(options: PipelineOptions, tensor: TensorRanks | None) -
             tensor.refuse(f"{name} is given")
     if training.on_nonfinite in ("skip", "raise"):
         tensor.refuse(f"on_nonfinite is {training.on_nonfinite!r}")
-    on_meta = next((n for n, p in tensor.parts.named_parameters() if p.device.type != "cpu"), None)
-    if on_meta is not None:
-        tensor.refuse(f"'{on_meta}' is on {tensor.parts.get_parameter(on_meta).device.type}, and not on the CPU")
+    elsewhere = next((n for n, p in tensor.parts.named_parameters() if p.device.type != "cpu"), None)
+    if elsewhere is not None:
+        tensor.refuse(f"'{elsewhere}' is on {tensor.parts.get_parameter(elsewhere).device.type}, and not on the CPU")

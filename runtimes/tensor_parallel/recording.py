@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ...core.capture.python.reads import Reads
 from ...core.capture.values.distributed_tensors import distributed_tensors
 from ...core.errors import RequestError, in_a_line
-from .layouts import Layout, check_layout, parts_of
+from .layouts import DTensorLayout, check_layout, named_tensors, parts_of
 from .recorded_graph import drop_views, replace_collectives
 
 Step = Callable[[nn.Module, Any], Any]
@@ -56,7 +56,7 @@ def program_of_rank(model: nn.Module, step: Step, tensor: int) -> tuple[nn.Modul
         raise RequestError(
             f"the parameters of {type(model).__name__} are DTensors on several meshes: use one tp dimension for all"
         )
-    layouts = {name: Layout.of(value) for name, value in found.items()}
+    layouts = {name: DTensorLayout.of(value) for name, value in found.items()}
     return parts_of(model), StepOfRank(model, step, layouts)
 
 
@@ -72,7 +72,7 @@ class StepOfRank:
         recorded_from: the model and the step, whose Python values are read.
     """
 
-    def __init__(self, model: nn.Module, step: Step, layouts: Mapping[str, Layout]) -> None:
+    def __init__(self, model: nn.Module, step: Step, layouts: Mapping[str, DTensorLayout]) -> None:
         self.recorded_from = model, step
         self._model, self._step, self._layouts = model, step, layouts
         self._known: dict[Hashable, fx.GraphModule] = {}
@@ -98,13 +98,13 @@ class StepOfRank:
                     f"{now.text(changed)}: steps of models with DTensor parameters may not change Python values; "
                     "remove the assignment"
                 )
-        state = _state(parts)
+        state = named_tensors(parts)
         return _Run(self._known[key]).run([*state.values()], leaves)
 
     def _recorded(self, leaves: list[Any], spec: pytree.TreeSpec) -> fx.GraphModule:
         from torch.distributed.tensor import DTensor
 
-        model, names, regions = self._model, list(_state(self._model)), _GradRegions()
+        model, names, regions = self._model, list(named_tensors(self._model)), _GradRegions()
         fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
 
         def run(state: list[Tensor], given: list[Any]) -> Any:
@@ -123,7 +123,7 @@ class StepOfRank:
         with fake_mode:
             state = [
                 fake(value) if name not in self._layouts else self._layouts[name].part(value.dtype)
-                for name, value in _state(model).items()
+                for name, value in named_tensors(model).items()
             ]
             given = [fake(leaf) for leaf in leaves]
         try:
@@ -195,8 +195,3 @@ def _own_backward_refused() -> Iterator[None]:
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
         yield
-
-
-def _state(model: nn.Module) -> dict[str, Tensor]:
-    """All parameters and buffers, tied ones under each of their names."""
-    return {**dict(model.named_parameters(remove_duplicate=False)), **dict(model.named_buffers(remove_duplicate=False))}

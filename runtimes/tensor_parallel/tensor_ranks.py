@@ -253,7 +253,7 @@ class TensorRanks:
         """Refuse programs whose results would differ from those of one process.
 
         Raises:
-            RequestError: with an operator or a buffer.
+            RequestError: one of them draws random numbers, or writes a buffer.
         """
         for operators in {id(each.operators): each.operators for each in compiled}.values():
             _refuse_draws(operators)

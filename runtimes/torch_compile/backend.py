@@ -11,6 +11,7 @@ from torch import Tensor, fx, nn
 
 from ...core.errors import RequestError
 from ..batch.lru_cache import LruCache
+from ..batch.microbatches import microbatch_sizes
 from .cut_graph import CutGraph
 from .cutting import Stage, cut
 from .graph_run import DevicePool, Pass
@@ -26,6 +27,7 @@ _MOST_SHARED = 40
 _SHAPES = 16
 """Number of shapes of arguments whose cut graphs are kept."""
 _OF_MODULES = ("._modules[", "._parameters[", "._buffers[")
+"""Parts of Dynamo's names of the sources of arguments that are not the model's own: parameters and buffers."""
 _warned: set[str] = set()
 
 
@@ -82,7 +84,7 @@ class _GraphPipeline:
         self._returned = [n for n in dict.fromkeys(self._outputs) if isinstance(n, fx.Node) and n.op != "placeholder"]
         self._pools: LruCache[Any, DevicePool | tuple[()]] = LruCache(_SHAPES)
         # Dynamo deletes this information about arguments after compilation.
-        self._foreign = [place for place, node in enumerate(self._arguments) if _of_module(node)]
+        self._module_arguments = [place for place, node in enumerate(self._arguments) if _of_module(node)]
         self._search = SampleSearch(graph)
         self._symbols = [_symbol(node) for node in self._arguments]
         self._is_tensor = [isinstance(node.meta.get("example_value"), Tensor) for node in self._arguments]
@@ -112,7 +114,7 @@ class _GraphPipeline:
         data = [
             place
             for place, value in enumerate(arguments)
-            if isinstance(value, Tensor) and value.ndim and place not in self._foreign
+            if isinstance(value, Tensor) and value.ndim and place not in self._module_arguments
         ]
         if not data or not self._returned:
             return None
@@ -126,7 +128,7 @@ class _GraphPipeline:
                 "and batch to the CPU, or use panpipe.pipeline"
             )
         samples, batched = self._batched(arguments, data)
-        sizes = _sizes(samples, self._options.microbatches)
+        sizes = microbatch_sizes(samples, self._options.microbatches)
         if not sizes:
             return None
         numbers = self._numbers(batched)
@@ -291,12 +293,6 @@ def _symbol(node: fx.Node) -> str | None:
     if isinstance(value, Tensor) and value.ndim:
         value = value.shape[0]
     return str(value) if isinstance(value, torch.SymInt) else None
-
-
-def _sizes(samples: int, microbatches: int) -> list[int]:
-    """Samples of each microbatch, larger ones first; each microbatch has at least one."""
-    count = min(samples, microbatches)
-    return [samples // count + (number < samples % count) for number in range(count)] if count else []
 
 
 def _writes(info: Mapping[fx.Node, NodeInfo]) -> set[int]:

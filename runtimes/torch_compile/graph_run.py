@@ -15,7 +15,7 @@ from ...core.actions import Kind
 from ...core.capture.graph.randomness import random_key
 from ...core.errors import RequestError
 from ..devices.compute import HostQueue
-from ..engine.executor import Bound, Executor
+from ..engine.executor import BoundActions, Executor
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.tied import TiedReduction
 from ..launch.team import ThreadTeam
@@ -54,7 +54,7 @@ class _Devices:
         self._runs = [[{d: GraphStage(graph, d, m, gradients, self.shared[d])} for m in microbatches] for d in devices]
         self._lowered = graph.lowered(gradients)
         self._executors: dict[int, Executor] = {}
-        self._bound: dict[tuple[int, frozenset[Kind]], Bound] = {}
+        self._bound: dict[tuple[int, frozenset[Kind]], BoundActions] = {}
 
     def run(self, device: int, kinds: frozenset[Kind], inputs: StepInputs) -> dict[tuple[str, int], Tensor]:
         """Run half of the plan on a device. Returns its results by (name, microbatch)."""

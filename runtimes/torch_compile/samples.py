@@ -47,7 +47,7 @@ class SampleSearch:
         Args:
             arguments: what the graph is called with.
             names: place → name, of the tensors of the user's batch.
-            given: what the user says of some of them: 0, or None for what all microbatches share.
+            given: the user's ``batch_dims``: 0, or None for an argument that all microbatches share.
             microbatches: into how many the batch is cut.
 
         Raises:
@@ -102,8 +102,8 @@ class _Held(nn.Module):
     """A graph, and what it is given in addition to the user's batch: parameters, buffers, globals.
 
     Args:
-        graph: it.
-        tensors: by the place of the argument.
+        graph: the graph.
+        tensors: by position of the argument.
     """
 
     def __init__(self, graph: fx.GraphModule, tensors: Mapping[int, Tensor]) -> None:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import RequestError
-from ..batch.remote_tensors import RemoteTensor
 from ..optimizer.stage_state import StageState
+from ..weights.remote_tensors import RemoteTensor
 
 AverageFunction = Callable[[Tensor, Tensor, int], Tensor]
 """The new average, from the average, the parameter, and the number of updates before: ``avg_fn`` of torch's
@@ -212,8 +212,9 @@ def visit_parameters(
         Name → return value of the function.
     """
     found: dict[str, Any] = {}
+    here = held_here(model)
     for name, parameter in model.named_parameters():
-        if isinstance(parameter, RemoteTensor) or parameter.is_meta:
+        if name not in here:
             continue
         devices = [parameter.device] if parameter.device.type == "cuda" else []
         seed = int.from_bytes(blake2b(f"{key}{name}".encode(), digest_size=8).digest(), "little") >> 1

@@ -21,8 +21,8 @@ from ..batch.microbatches import Microbatch
 from ..engine.results import BatchResults
 from ..engine.step_data import StepInputs, StepOptions, StepRecord
 from ..engine.workers import Workers
-from ..later import Later
 from ..launch.team import Team
+from ..lazy_value import LazyValue
 from .value_variants import Variants
 
 
@@ -40,7 +40,7 @@ class BatchResult:
     """
 
     loss: Tensor | None
-    metrics: Later[dict[str, float]]
+    metrics: LazyValue[dict[str, float]]
     rows: Any
     records: dict[int, StepRecord]
     plan: Plan
@@ -81,7 +81,7 @@ class BatchRun:
         agree = partial(BatchAgreement, team, workers.queues, pieces)
         self.prepared, self.agreement, self.remark = variants.of(pieces, agree)
         if team.tensor is not None:  # collectives of tensors of different shapes would hang
-            self.agreement.refuse_before()
+            self.agreement.refuse_before_run()
         self.results = BatchResults(self.prepared, pieces, microbatches, team, workers, self.agreement, everywhere)
 
     def run(
@@ -108,8 +108,8 @@ class BatchRun:
             WorkerError: a worker stopped.
         """
 
-        def announce(device: int, record: StepRecord) -> None:
-            self.results.announce(device, record)
+        def start_exchange(device: int, record: StepRecord) -> None:
+            self.results.start_exchange(device, record)
             if before_end is not None:
                 before_end(device)
 
@@ -120,7 +120,7 @@ class BatchRun:
                 after(device)
 
         try:
-            records, clocked = self._workers.run(self.prepared, inputs, options, announce, collect)
+            records, clocked = self._workers.run(self.prepared, inputs, options, start_exchange, collect)
             if not self.agreement.waits:
                 self.agreement.refuse(outcome)
         except BaseException:

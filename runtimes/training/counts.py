@@ -1,4 +1,4 @@
-"""Counters of the steps, updates and microbatches of a pipeline."""
+"""Counters of the steps, updates and visits of parameters of a pipeline."""
 
 from attrs import define
 

@@ -33,7 +33,6 @@ from ...core.wording import module_text
 from ..batch.lru_cache import LruCache
 from ..batch.microbatches import Microbatch, Shape
 from ..batch.modes import ModuleModes
-from ..batch.remote_tensors import as_meta_tensors
 from ..batch.shapes import Shapes
 from ..engine.prepared import PreparedSteps
 from ..engine.step_data import StepInputs, StepOptions
@@ -41,6 +40,7 @@ from ..engine.workers import Workers
 from ..optimizer.training import Training
 from ..optimizer.update import Ending
 from ..programs.options import ProgramOptions
+from ..weights.remote_tensors import as_meta_tensors
 from .batch_run import BatchResult, BatchRun
 from .local_stages import LocalStages
 from .value_variants import Variants
@@ -50,7 +50,7 @@ KEPT = 4
 
 
 @frozen
-class Forwards:
+class ForwardFunction:
     """A function that is run forward only.
 
     Args:
@@ -100,7 +100,7 @@ class Evaluator:
         self._kept: LruCache[Any, Variants] = LruCache(KEPT)
         self.count = 0
 
-    def batch(self, forwards: Forwards, pieces: list[Microbatch]) -> BatchRun:
+    def batch(self, forwards: ForwardFunction, pieces: list[Microbatch]) -> BatchRun:
         """A batch that is ready to be evaluated.
 
         Args:
@@ -132,7 +132,7 @@ class Evaluator:
         batch.results.print_text()
         return done
 
-    def _variants(self, forwards: Forwards) -> Variants:
+    def _variants(self, forwards: ForwardFunction) -> Variants:
         """The prepared steps of a function in the current modes of the modules."""
         key = forwards.function, forwards.rows, self._modes.now()
         found = self._kept.use(key)
@@ -144,13 +144,13 @@ class Evaluator:
             self._kept.keep(key, found)
         return found
 
-    def _variant(self, forwards: Forwards) -> tuple[Shapes, PreparedSteps]:
+    def _variant(self, forwards: ForwardFunction) -> tuple[Shapes, PreparedSteps]:
         assert self._forward_plan is not None
         capture = partial(self._captured, forwards)
         shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, self._compiler)
         return shapes, PreparedSteps(self._forward_plan, shapes, self._states, self._model, self._team.local)
 
-    def _captured(self, forwards: Forwards, batch: Any, shape: Shape) -> CapturedStep:
+    def _captured(self, forwards: ForwardFunction, batch: Any, shape: Shape) -> CapturedStep:
         kind = next(iter(self._team.where.values())).type  # of a device without a stage too
         with as_meta_tensors(self._model):
             rows = None

@@ -46,7 +46,7 @@ class InitialWeights:
     def __init__(self, differences: Mapping[str, Difference] | None = None) -> None:
         self._differences = dict(differences or {})
 
-    def overwrite(self) -> None:
+    def forget_overwritten(self) -> None:
         """Forget the differences in tensors that a checkpoint of training has; called when one was loaded."""
         self._differences = {name: one for name, one in self._differences.items() if not one.in_checkpoints}
 

@@ -15,7 +15,6 @@ from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.capture.values.stand_ins import stand_in
 from ...core.plan.plan import Plan, Stage
 from ...core.plan.sharding import shards, shards_gradients
-from ..batch.remote_tensors import as_meta_tensors
 from ..launch.team import Team
 from ..optimizer.replica_values import broadcast_initial_values
 from ..optimizer.sharded_buckets import Sharing
@@ -24,6 +23,7 @@ from ..optimizer.training import Training
 from ..programs.compiled import Compiled
 from ..weights import Weights, weights_from
 from ..weights.allocation import allocate, deallocate
+from ..weights.remote_tensors import as_meta_tensors
 from .initial_weights import InitialWeights
 from .model_changes import KnownTensors, TiedCopies, follow_trained, refuse_strays
 from .ownership import copy_tied_weights, install, own_tensors, release_others
@@ -146,19 +146,19 @@ class LocalStages:
         refuse_strays(self.model, self.states)
         return follow_trained(self.model, self.plan, self.states, self._training.needs_all_stages)
 
-    def have_values(self) -> None:
+    def ensure_values(self) -> None:
         """Load values if there are none yet: the model's, and random ones for its tensors on meta."""
         if not self._loaded:
             self.load(weights_from(None, self.model, self._training.seed))
 
-    def have_equal_values(self) -> None:
+    def ensure_equal_values(self) -> None:
         """Load values if there are none yet, to compute with them or to write them to files.
 
         Raises:
             RequestError: the models of the ranks differ, and no checkpoint was loaded.
         """
         self.initial.refuse_different()
-        self.have_values()
+        self.ensure_values()
 
     def copy_buffers(self) -> None:
         """Copy the values of buffers to their copies on other devices."""

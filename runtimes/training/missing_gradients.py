@@ -43,7 +43,8 @@ class MissingGradients:
         Args:
             device: of this process.
             prepared: the step.
-            agreement: of the batch, announced. If ranks have different batches, which is refused, nothing is set.
+            agreement: of the batch, whose exchange has started. If ranks have different batches, nothing is set: the
+                batch is refused.
             accumulating: whether the step added to gradients of earlier ones; otherwise they were cleared.
             over_replicas: whether the gradients are sums over replicas.
 

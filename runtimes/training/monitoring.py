@@ -54,7 +54,7 @@ class Monitoring:
         """The options of a step that is measured: its actions and its saved tensors are recorded."""
         return evolve(options, trace=True, watch=True) if self.on else options
 
-    def after(self, done: BatchResult, pieces: Sequence[Microbatch], call_s: float, update: UpdateNumbers) -> None:
+    def report(self, done: BatchResult, pieces: Sequence[Microbatch], call_s: float, update: UpdateNumbers) -> None:
         """Measure a step that ran, and call the monitors. All ranks call this together.
 
         Args:

@@ -28,9 +28,9 @@ from ...core.wording import counted
 from ..batch.microbatches import Microbatch
 from ..engine.peaks import Peaks, peaks_of
 from ..engine.result_parts import WEIGHT
-from ..later import Later
+from ..lazy_value import LazyValue
 from ..optimizer.training import RAISE, SKIP, WARN
-from ..optimizer.update import Ending, UnusualNorm
+from ..optimizer.update import Ending, NonFiniteNorm
 from .batch_run import BatchResult, BatchRun
 from .local_stages import LocalStages
 
@@ -85,7 +85,7 @@ class LossCheck:
         """Continue with the stages of another plan."""
         self.stages, self._finite = stages, {}
 
-    def after(
+    def check(
         self,
         done: BatchResult,
         batch: BatchRun,
@@ -93,7 +93,7 @@ class LossCheck:
         ending: Ending,
         updated: bool,
         read_loss: Callable[[], Tensor],
-        unusual_norm: Later[UnusualNorm | None],
+        non_finite_norm: LazyValue[NonFiniteNorm | None],
     ) -> NonFiniteError | None:
         """Check the loss of a step that ran, and its norm. All ranks call this together.
 
@@ -104,14 +104,14 @@ class LossCheck:
             ending: its ending.
             updated: whether parameters were updated with its gradients.
             read_loss: waits for its loss, and returns it on the host.
-            unusual_norm: the global norm, if it is not finite.
+            non_finite_norm: the global norm, if it is not finite.
 
         Returns:
             The error to raise, if any.
         """
         if not self.on:
             return None
-        loss, norm = read_loss(), unusual_norm()
+        loss, norm = read_loss(), non_finite_norm()
         finite = bool(torch.isfinite(loss))
         if finite:
             self._finite = {device: record.peaks or {} for device, record in done.records.items()}
@@ -181,7 +181,7 @@ class LossCheck:
             compiled = batch.prepared.compiled[bad]
             found["home"] = compiled.stage_of(compiled.operators.step.outputs.home)
             for stage in sorted(outputs):
-                names = _unusual(stage, bad, outputs[stage], peaks, before, finite)
+                names = _non_finite_outputs(stage, bad, outputs[stage], peaks, before, finite)
                 if names:
                     found |= {"stage": stage, "output": names[0]}
                     break
@@ -210,7 +210,7 @@ def _norm_text(step: int, norm: float, stage: int, name: str) -> str:
     return f"the loss of step {step} is finite and the global norm of its gradients is {norm}: {cause}"
 
 
-def _unusual(
+def _non_finite_outputs(
     stage: int, microbatch: int, outputs: Sequence[Any], peaks: Peaks, before: Peaks, finite: Sequence[bool]
 ) -> list[str]:
     """Names of outputs that are not finite in this microbatch, but are in all microbatches with a finite loss."""

@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from ...backends.contract import Handle
 from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.plan.plan import Plan
-from ..batch.remote_tensors import make_remote
 from ..launch.team import Team
 from ..weights import places, tensor_at
 from ..weights.allocation import unallocated
+from ..weights.remote_tensors import make_remote
 
 
 @frozen

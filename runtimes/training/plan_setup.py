@@ -11,7 +11,6 @@ from ...core.capture.export.step import capture_step
 from ...core.plan.message_matching import sending_pairs
 from ...core.plan.plan import Plan
 from ..batch.example import Example
-from ..batch.remote_tensors import as_meta_tensors
 from ..batch.shapes import Shapes
 from ..devices.compute import ComputeQueue, compute_device
 from ..engine.clocked import Clock
@@ -26,6 +25,7 @@ from ..optimizer.clipping import NormParameters
 from ..optimizer.training import Training
 from ..programs.compiled import compile_stages
 from ..programs.options import ProgramOptions
+from ..weights.remote_tensors import as_meta_tensors
 from .evaluation import Evaluator
 from .local_stages import LocalStages
 from .steps import StepRunner

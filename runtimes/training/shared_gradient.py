@@ -25,7 +25,9 @@ _ZERO = ("zero_", "_foreach_zero_")
 
 
 class SharedGradient(Tensor):
-    """Is ``grad`` between steps where it has no value here. Its shape can be read; any use of a value is refused.
+    """What ``grad`` is between steps if this replica does not have the gradient's values.
+
+    Its shape can be read; any use of its values is refused.
 
     Attributes:
         parameter_name: the parameter's qualified name.

@@ -17,10 +17,10 @@ from attrs import evolve
 from ...core.errors import NonFiniteError
 from ..devices.compute import ComputeQueue
 from ..engine.step_data import StepOptions
-from ..later import Later
+from ..lazy_value import LazyValue
 from ..monitor.monitors import Monitor
 from ..optimizer.training import Training
-from ..optimizer.update import Ending, UnusualNorm
+from ..optimizer.update import Ending, NonFiniteNorm
 from .batch_run import BatchResult, BatchRun
 from .local_stages import LocalStages
 from .monitoring import Monitoring, UpdateNumbers
@@ -32,7 +32,7 @@ class StepChecks:
     """Checks steps, and reports them to monitors.
 
     Args:
-        training: says what to do if a loss is not finite.
+        training: has what to do if a loss is not finite.
         monitors: the user's functions.
         stages: of this process.
         queues: device of this process → its compute queue.
@@ -65,7 +65,7 @@ class StepChecks:
             options = self._monitoring.options(options)
         return evolve(options, peaks=self._loss.on)
 
-    def after(
+    def check(
         self,
         ready: BatchRun,
         done: BatchResult,
@@ -94,26 +94,26 @@ class StepChecks:
             return
         updated, start_read = update.due and not update.skipped, self._queues[self._team.local[0]].start_read
         assert done.loss is not None
-        loss, norm = start_read(done.loss), Later[UnusualNorm | None](lambda: None)
+        loss, norm = start_read(done.loss), LazyValue[NonFiniteNorm | None](lambda: None)
         if update.due and self._loss.on and not self._scaled:
-            norm = runner.unusual_norm(start_read)
+            norm = runner.non_finite_norm(start_read)
 
-        def check() -> NonFiniteError | None:
+        def check_now() -> NonFiniteError | None:
             ready.agreement.refuse(runner.outcome(ending))
-            return self._loss.after(done, ready, update.step, ending, updated, loss, norm)
+            return self._loss.check(done, ready, update.step, ending, updated, loss, norm)
 
         self._runner = runner
         ahead = any(queue.runs_ahead for queue in self._queues.values())
         if ahead and updated and not self._monitoring.on and (self._loss.warns or not self._loss.on):
-            self._last = check
+            self._last = check_now
             return
-        failure = check()
+        failure = check_now()
         if self._monitoring.on:
-            self._monitoring.after(done, ready.pieces, took_s, update)
+            self._monitoring.report(done, ready.pieces, took_s, update)
         self._raise(failure)
 
-    def last(self) -> None:
-        """Check the last step if that was left for later. All ranks call this together.
+    def check_last(self) -> None:
+        """Check the last step if `check` has postponed that. All ranks call this together.
 
         Raises:
             RequestError: ranks were given different batches.
@@ -122,7 +122,7 @@ class StepChecks:
         if check is not None:
             self._raise(check())
 
-    def drop(self) -> None:
+    def drop_last(self) -> None:
         """Do not check the last step, because its state is replaced."""
         self._last = None
 

@@ -14,10 +14,10 @@ from ..engine.result_parts import WEIGHT
 from ..engine.results import weight_of
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.workers import Workers
-from ..later import Later
+from ..lazy_value import LazyValue
 from ..optimizer.replica_values import broadcast_from_first, sum_over_replicas
 from ..optimizer.training import Training
-from ..optimizer.update import Ending, StartRead, UnusualNorm, Update
+from ..optimizer.update import Ending, NonFiniteNorm, StartRead, Update
 from .batch_run import BatchResult, BatchRun
 from .kept_gradients import KeptGradients
 from .local_stages import LocalStages
@@ -159,9 +159,9 @@ class StepRunner:
         """The global norm of the last update's gradients, before clipping; None without ``clip_norm``."""
         return self._update.norm
 
-    def unusual_norm(self, start_read: StartRead) -> Later[UnusualNorm | None]:
-        """The global norm of the last update's gradients if it is not finite; see `Update.unusual_norm`."""
-        return self._update.unusual_norm(start_read)
+    def non_finite_norm(self, start_read: StartRead) -> LazyValue[NonFiniteNorm | None]:
+        """The global norm of the last update's gradients if it is not finite; see `Update.non_finite_norm`."""
+        return self._update.non_finite_norm(start_read)
 
     @property
     def skipped(self) -> bool:

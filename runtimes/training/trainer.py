@@ -1,4 +1,4 @@
-"""Training and evaluation by a plan, batch by batch, on the devices of this process; `Pipeline` is its public face.
+"""Training and evaluation by a plan, batch by batch, on the devices of this process; `Pipeline` is the public class.
 
 example, plan, team ──▶ LocalStages (parameters, buffers, optimizers) ──▶ Workers
                    └──▶ Variants (prepared steps by shape) ─────────────────┐
@@ -32,8 +32,8 @@ from ..batch.written_batches import WrittenBatches
 from ..engine.clocked import Clock
 from ..engine.step_data import StepOptions, StepRecord
 from ..engine.tracing import measured_trace, message_times
-from ..later import Later
 from ..launch.team import Team
+from ..lazy_value import LazyValue
 from ..monitor.monitors import Monitor
 from ..offload.tier import OffloadTier
 from ..optimizer.training import Training
@@ -45,7 +45,7 @@ from ..weights.saving import save_checkpoint
 from .averages import Averages
 from .batch_run import BatchResult
 from .counts import Counts
-from .evaluation import Forwards
+from .evaluation import ForwardFunction
 from .monitoring import UpdateNumbers
 from .plan_setup import PlanSetup, set_up_plan
 from .step_checks import StepChecks
@@ -97,7 +97,7 @@ class Trainer:
         self.model, self.step, self.team, self.training = model, example.step, team, training
         self.optimizers_lent = False
         self.closed, self.counts, self._pid = False, Counts(), os.getpid()
-        self._metrics = Later[dict[str, float]](dict)
+        self._metrics = LazyValue[dict[str, float]](dict)
         self.norm: Tensor | None = None
         self.skipped = False
         self.trace: Trace | None = None
@@ -160,9 +160,9 @@ class Trainer:
         self.averages.refuse_applied("train")
         refuse_no_grad()
         refuse_saved_tensor_hooks()
-        self._modes.refuse_others()
+        self._modes.refuse_other_mode()
         if options.ending is not Ending.REDUCE:
-            self.stages.have_equal_values()
+            self.stages.ensure_equal_values()
             self.stages.tied.follow()
         ready = self.runner.batch(self._pieces(batch) if pieces is None else pieces)
         if ready.remark is not None and self.counts.steps and self.team.first:
@@ -170,7 +170,7 @@ class Trainer:
         scale = None if self._scaler is None else float(self._scaler.get_scale())
         with naming_difference(self._shape, ready.pieces):
             done = self.runner.run(ready, self.counts.steps, self.checks.options(options))
-        self.checks.last()  # of the step before: meanwhile the device has this one to run
+        self.checks.check_last()  # of the step before: meanwhile the device has this one to run
         assert done.loss is not None
         self.stages.tied.note()
         if tensor is not None:
@@ -184,7 +184,7 @@ class Trainer:
         self._metrics = done.metrics
         self.trace = done.trace or self.trace
         numbers = UpdateNumbers(self.counts.steps, options.ending is Ending.STEP, self.skipped, self.norm, scale)
-        self.checks.after(ready, done, options.ending, self.runner, numbers, start)
+        self.checks.check(ready, done, options.ending, self.runner, numbers, start)
         return done.loss, done
 
     def _pieces(self, batch: Any) -> list[Microbatch]:
@@ -197,7 +197,7 @@ class Trainer:
         """Set rank, stages and step of log records."""
         set_process(self.team.rank_here, self.stages.states, step)
 
-    def evaluate(self, batch: Any, forwards: Forwards, trace: bool = False) -> BatchResult:
+    def evaluate(self, batch: Any, forwards: ForwardFunction, trace: bool = False) -> BatchResult:
         """Run a function forward only.
 
         Args:
@@ -208,14 +208,14 @@ class Trainer:
         with self.team.inside("forward" if forwards.rows else "evaluate"):
             return self._evaluate(batch, forwards, trace)
 
-    def _evaluate(self, batch: Any, forwards: Forwards, trace: bool) -> BatchResult:
+    def _evaluate(self, batch: Any, forwards: ForwardFunction, trace: bool) -> BatchResult:
         self.refuse_closed()
-        self.checks.last()
+        self.checks.check_last()
         tensor = self.team.tensor
         if tensor is not None:
             tensor.linked.follow()
             forwards = evolve(forwards, function=tensor.step_of(forwards.function))
-        self.stages.have_equal_values()
+        self.stages.ensure_equal_values()
         self.stages.tied.follow()
         ready = self.evaluator.batch(forwards, self._cutter.cut(batch, forwards.function))
         done = self.evaluator.run(ready, trace)
@@ -295,15 +295,15 @@ class Trainer:
     @property
     def optimizers(self) -> dict[int, Optimizer]:
         """The optimizers of this process, by stage; stages without one are omitted."""
-        self.stages.have_values()
+        self.stages.ensure_values()
         return {index: state.optimizer for index, state in self.stages.states.items() if state.optimizer is not None}
 
     def save(self, folder: str | Path, frozen: bool = True) -> None:
         """Write parameters and persistent buffers; see `Pipeline.save`."""
         self.refuse_closed()
-        self.checks.last()
+        self.checks.check_last()
         with self.team.inside("save"):
-            self.stages.have_equal_values()
+            self.stages.ensure_equal_values()
             save_checkpoint(Path(folder), self.model, self.team, frozen)
 
     def close(self) -> None:

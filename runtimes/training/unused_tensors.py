@@ -15,7 +15,7 @@ from torch import nn
 
 from ...core.capture.export.captured_step import CapturedStep
 from ...core.capture.export.carry_over import Cut
-from ..batch.remote_tensors import RemoteTensor
+from ..weights.remote_tensors import RemoteTensor
 
 
 def stages_of_unused(model: nn.Module, step: CapturedStep, cut: Cut) -> dict[str, int]:

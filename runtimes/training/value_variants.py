@@ -15,7 +15,7 @@ from torch import nn
 
 from ...core.capture.python.reads import Reads
 from ...core.errors import RequestError
-from ..batch.batch_agreement import BatchAgreement, Change
+from ..batch.batch_agreement import BatchAgreement, ChangedValues
 from ..batch.lru_cache import LruCache
 from ..batch.microbatches import Microbatch
 from ..batch.shapes import Shapes
@@ -28,7 +28,7 @@ _OFTEN = 3
 
 Make = Callable[[], tuple[Shapes, PreparedSteps]]
 """Creates the caches of one variant's programs and prepared steps."""
-Agree = Callable[[bool, Change | None], BatchAgreement]
+Agree = Callable[[bool, ChangedValues | None], BatchAgreement]
 """Starts to compare a batch between ranks: whether its programs are known here, and which value changed."""
 
 
@@ -109,10 +109,10 @@ class Variants:
         found.reads = reads  # equal values, but they may be other objects
         places = list(reads.others(before.reads))
         place = places[0] if places else None
-        change = None if place is None else Change(reads.digest(places), _change(place, before.reads, reads))
+        change = None if place is None else ChangedValues(reads.digest(places), _change(place, before.reads, reads))
         agreement = agree(change is None and found.prepared.known(pieces), change)
         if change is not None:
-            agreement.refuse_before()
+            agreement.refuse_before_run()
         try:
             prepared, remark = found.prepared.of(pieces, agreement)
         except RequestError as error:

@@ -62,12 +62,12 @@ def reason_of(failure: BaseException, rank: int, others: Sequence[int], store: A
 
 
 def left_early(left: Mapping[int, str], waiting: int, where: str) -> str:
-    """Ranks that closed their pipelines while this one waits for them.
+    """The reason if ranks closed their pipelines while this one waits for them.
 
     Args:
         left: rank → the reason.
         waiting: this rank.
-        where: it is.
+        where: the action or phase in which it waits.
     """
     each = "; ".join(f"rank {rank} has closed its pipeline{why}" for rank, why in left.items())
     return (
@@ -77,7 +77,7 @@ def left_early(left: Mapping[int, str], waiting: int, where: str) -> str:
 
 
 def not_arrived(ranks: Sequence[int], size: int, timeout_s: float) -> str:
-    """Ranks that do not join the job."""
+    """The reason if ranks do not join the job in time."""
     return (
         f"{numbered(ranks)} of {size} did not arrive within {timeout_s:g} s: every rank must call panpipe.pipeline "
         "with the same arguments; see what it does, or why it stopped"
@@ -85,14 +85,14 @@ def not_arrived(ranks: Sequence[int], size: int, timeout_s: float) -> str:
 
 
 def store_ended() -> str:
-    """The host of the store stopped."""
+    """The reason if the host of the store stopped."""
     if uses_agent_store():
         return "the process that started the job stopped: its store is gone"
     return "rank 0 stopped: the job's store, which it hosts, is gone"
 
 
 def beat(store: Any, rank: int) -> int:
-    """Send a heartbeat of a rank; how many it has sent."""
+    """Send a heartbeat of a rank; returns the number of heartbeats that it has sent."""
     return int(store.add(_beat_key(rank), 1))
 
 
@@ -105,7 +105,7 @@ class Heartbeats:
 
     Args:
         store: the job's.
-        ranks: whose.
+        ranks: the ranks that are observed.
     """
 
     def __init__(self, store: Any, ranks: Iterable[int]) -> None:

@@ -201,7 +201,7 @@ class PeerConnections:
         pending.socket.close()
 
     def _hear(self, peer: socket.socket) -> None:
-        """The farewell of a rank, or its death."""
+        """Read the farewell of a rank, or the end of its connection, which shows that its process died."""
         received = b""
         with suppress(OSError):
             received = peer.recv(1)

@@ -54,7 +54,7 @@ class _Gone:
     """A rank whose process has ended.
 
     Args:
-        until: when nobody has taken its place, by the monotonic clock.
+        until: the time, by the monotonic clock, until which a restarted process may take its place.
         at_s: when it ended, in seconds since the boot.
         because_of: the rank because of which it ended; `NOBODY` if it is not known.
     """
@@ -199,7 +199,7 @@ class Presence:
     def _accept(self) -> None:
         """Accept all ranks that have connected; processes of other users are refused."""
         assert self._own is not None
-        with suppress(OSError):  # no more wait
+        with suppress(OSError):  # no further connection waits to be accepted
             while True:
                 end, _ = self._own.accept()
                 end.setblocking(False)
@@ -263,7 +263,7 @@ class Presence:
             self._absent.append(rank)
 
     def close(self) -> None:
-        """Close the sockets: from now on other ranks cannot see this one."""
+        """Close the sockets: from now on other ranks do not detect this one."""
         self._stopped.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()

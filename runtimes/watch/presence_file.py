@@ -30,8 +30,8 @@ NOBODY = -1
 _KEPT_S = 86400.0
 """Seconds after which the files of jobs that never met are removed."""
 
-_SEEN_JOBS: set[int] = set()
-"""The processes, this one or those that it is a fork of, that have been a rank."""
+_RANK_PROCESSES: set[int] = set()
+"""Numbers of the processes that have been a rank: this one, and those that it is a fork of."""
 
 
 @frozen
@@ -59,9 +59,9 @@ class PresenceFiles:
         self._key = f"{_text('/proc/sys/kernel/random/boot_id')}/{_network()}/{job}"
         self._folder = _folder()
         self._rank, self._own = rank, -1
-        first = os.getpid() not in _SEEN_JOBS  # a process of a pool may be a rank of several jobs
+        first = os.getpid() not in _RANK_PROCESSES  # a process of a pool may be a rank of several jobs
         self._since_s = _started_s() if first else time.clock_gettime(time.CLOCK_BOOTTIME)
-        _SEEN_JOBS.add(os.getpid())
+        _RANK_PROCESSES.add(os.getpid())
 
     def begin(self) -> None:
         """Write the own file; one of an earlier process is replaced."""
@@ -146,7 +146,7 @@ def _remove_old(folder: int) -> None:
 
 
 def _started_s() -> float:
-    """When this process was started, in seconds since the boot; after fields of which the second has spaces."""
+    """When this process was started, in seconds since the boot. Fields follow the name in parentheses."""
     fields = _text("/proc/self/stat").rpartition(")")[2].split()
     return int(fields[19]) / os.sysconf("SC_CLK_TCK") if len(fields) > 19 else float("inf")
 

@@ -91,4 +91,4 @@ class Describer:
 
 
 WHERE = WhereOnSignal()
-"""Of this process."""
+"""The one of this process."""

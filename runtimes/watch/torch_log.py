@@ -70,4 +70,4 @@ def _variable() -> ctypes.c_int | None:
 
 
 TORCH_LOG = TorchLog()
-"""Of this process."""
+"""The one of this process."""

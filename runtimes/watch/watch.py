@@ -263,6 +263,7 @@ class FailureWatch:
         return store_ended()
 
     def _look(self) -> None:
+        """Publish this rank's position and look for a reason to stop, again and again; the function of the thread."""
         store, watchdog = self._store, self._watchdog
         while not self._stopped.wait(self._poll_s):
             try:

@@ -46,7 +46,7 @@ class ReasonPrinter:
 
 
 REASON = ReasonPrinter()
-"""Of this process."""
+"""The one of this process."""
 
 
 def end_process(reason: str, rank: int) -> None:

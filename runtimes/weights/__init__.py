@@ -1,4 +1,5 @@
-"""The values of parameters and buffers: safetensors checkpoints, initialisation, and memory that is allocated later."""
+"""The values of parameters and buffers: safetensors checkpoints, initialisation, memory that is allocated later, and
+tensors whose values another process holds."""
 
 from .places import places as places
 from .places import tensor_at as tensor_at

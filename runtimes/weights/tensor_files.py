@@ -22,6 +22,7 @@ from ...core.files.json_reader import parse_json
 from ...core.files.limits import Limits
 from ...core.files.read import open_regular
 from ...core.files.write import replace_file
+from ..flat_bytes import flat_bytes
 from ..watch.activity import HERE
 
 _PIECE_BYTES = 8 << 20
@@ -98,7 +99,7 @@ class TensorFile:
             for first in range(0, target.numel(), max(len(piece), 1)):
                 HERE.doing(f"reading '{name}'")
                 part = piece[: target.numel() - first]
-                if file.readinto(_bytes(part)) != part.nbytes:
+                if file.readinto(_bytes(flat_bytes(part))) != part.nbytes:
                     raise RequestError(_truncated(self.path, file.tell(), entry.end))
                 target[first : first + len(part)].copy_(part)
 
@@ -215,10 +216,10 @@ def _pieces(tensor: Tensor) -> Iterable[memoryview]:
     flat = tensor.detach().resolve_conj().resolve_neg().reshape(-1)
     step = _PIECE_BYTES // tensor.dtype.itemsize
     for first in range(0, flat.numel(), step):
-        yield _bytes(flat[first : first + step].cpu())
+        yield _bytes(flat_bytes(flat[first : first + step].cpu()))
 
 
 def _bytes(flat: Tensor) -> memoryview:
-    """The memory of a flat tensor on the host; through uint8, because NumPy has no bfloat16."""
-    view: memoryview = flat.view(torch.uint8).numpy().data
+    """The memory of uint8 on the host; NumPy does not have all dtypes of other tensors."""
+    view: memoryview = flat.numpy().data
     return view

@@ -4,7 +4,7 @@ import pytest
 import torch
 from attrs import evolve
 from panpipe.answers.doctor_answer import plain_findings, print_findings
-from panpipe.runtimes.diagnose.doctor import Check, Findings, Piece
+from panpipe.runtimes.diagnose.doctor import Check, Findings, UncutOperator
 from panpipe.runtimes.diagnose.parity import Distance
 
 RIGHT = Check(2, "1f1b", 2, Distance(worst={"loss": "loss"}), "", 1.0)
@@ -15,9 +15,7 @@ UNDEFINED = Check(2, "1f1b", 2, Distance(undefined=3), "", 1.0)
 
 
 def findings(*checks, **others):
-    return Findings(
-        "net", torch.float64, 7, 1.25, others.pop("regions", {}), others.pop("pieces", ()), checks, **others
-    )
+    return Findings("net", torch.float64, 7, 1.25, others.pop("regions", {}), others.pop("uncut", ()), checks, **others)
 
 
 def printed(capsys, found):
@@ -38,7 +36,7 @@ def test_answer_has_every_check_with_its_distances():
 
 
 def test_answer_has_the_parts_that_stay_python_and_those_that_cannot_be_cut():
-    found = plain_findings(findings(regions={"1": "a.py:3"}, pieces=(Piece("add_", 0.25, "a.py:5"),)))
+    found = plain_findings(findings(regions={"1": "a.py:3"}, uncut=(UncutOperator("add_", 0.25, "a.py:5"),)))
     assert found["python"] == [{"where": "1", "line": "a.py:3"}]
     assert found["uncut"] == [{"operator": "add_", "share": 0.25, "line": "a.py:5"}]
 
@@ -81,5 +79,5 @@ def test_text_names_python_and_its_cause(capsys):
         "- the end of the step remains Python code, on one stage: a.py:9: this line needs the value of a tensor.\n"
         in text
     )
-    text = printed(capsys, findings(RIGHT, pieces=(Piece("add_", 0.25, "a.py:5"),)))
+    text = printed(capsys, findings(RIGHT, uncut=(UncutOperator("add_", 0.25, "a.py:5"),)))
     assert "- add_ has 25% of all operations and cannot be cut: a.py:5 writes" in text

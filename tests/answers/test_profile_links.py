@@ -12,7 +12,7 @@ from panpipe.core.cluster.cluster import Cluster, Device, Link
 from panpipe.core.cluster.links.lines import fit_line
 from panpipe.core.cluster.links.shared import Cut, SharedLinks
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.devices.host_copies import HostCopy
+from panpipe.runtimes.devices.host_copies import MeasuredCopy
 
 CPU = torch.device("cpu")
 LINE = fit_line((1000, 2000, 3000), (2e-6, 3e-6, 4e-6))  # 1 µs, and 1 GB/s
@@ -23,7 +23,7 @@ def found():
     links = (Link("device0", "device1", 1e9, 1e-6),)
     cluster = Cluster((Device("device0", 10, "cpu-core"), Device("device1", 10, "cpu-core")), (), links)
     tree = SharedLinks((), links, {"device1": frozenset({1})}, (Cut(frozenset({1}), 2e9, 1e9, 1e9),))
-    return LinkProfile(cluster, {(0, 1): LINE, (1, 0): LINE}, tree, [HostCopy(True, False, LINE)], "a machine")
+    return LinkProfile(cluster, {(0, 1): LINE, (1, 0): LINE}, tree, [MeasuredCopy(True, False, LINE)], "a machine")
 
 
 @pytest.fixture

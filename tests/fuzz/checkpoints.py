@@ -12,10 +12,10 @@ import xxhash
 from panpipe.cli import main
 from panpipe.runtimes.checkpoint.dcp_files import export_checkpoint
 from panpipe.runtimes.checkpoint.durable_files import FileRecord
-from panpipe.runtimes.checkpoint.manifest import NAME, manifest_bytes
+from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, manifest_bytes
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import Parts
-from panpipe.runtimes.checkpoint.writing import Save, begin
+from panpipe.runtimes.checkpoint.writing import Save, begin_save
 from panpipe.runtimes.launch.exchange import OneProcess
 
 from .mutations import dumped
@@ -36,7 +36,7 @@ def valid_files() -> Mapping[str, bytes]:
     """The files of a checkpoint."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "step-1"
-        Save(folder, begin(folder), PARTS, 1, None, 1).run(OneProcess())
+        Save(folder, begin_save(folder), PARTS, 1, None, 1).run(OneProcess())
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -45,7 +45,7 @@ def valid_dcp_files() -> Mapping[str, bytes]:
     """The files of the same checkpoint of ``torch.distributed.checkpoint``."""
     with tempfile.TemporaryDirectory() as parent:
         folder, target = Path(parent) / "step-1", Path(parent) / "dcp"
-        Save(folder, begin(folder), PARTS, 1, None, 1).run(OneProcess())
+        Save(folder, begin_save(folder), PARTS, 1, None, 1).run(OneProcess())
         export_checkpoint(folder, target)
         return {path.name: path.read_bytes() for path in target.iterdir()}
 
@@ -65,13 +65,13 @@ def resumed(name: str) -> Callable[[Path, Path], int]:
     def use(file: Path, folder: Path) -> int:
         checkpoint = _folder_of(file)
         files = {**valid_files(), name: file.read_bytes()}
-        if name != NAME:
+        if name != MANIFEST_NAME:
             records = {
                 each: FileRecord(len(data), xxhash.xxh3_128_hexdigest(data))
                 for each, data in files.items()
-                if each != NAME
+                if each != MANIFEST_NAME
             }
-            files[NAME] = manifest_bytes(1, records)
+            files[MANIFEST_NAME] = manifest_bytes(1, records)
         _write(checkpoint, files)
         CheckpointReader(checkpoint).whole()
         return 0
@@ -82,7 +82,7 @@ def resumed(name: str) -> Callable[[Path, Path], int]:
 def checked(file: Path, folder: Path) -> int:
     """``panpipe checkpoint check`` of a checkpoint with a mutated manifest."""
     checkpoint = _folder_of(file)
-    _write(checkpoint, {**valid_files(), NAME: file.read_bytes()})
+    _write(checkpoint, {**valid_files(), MANIFEST_NAME: file.read_bytes()})
     return main(["checkpoint", "check", str(checkpoint), "--json"])
 
 

@@ -203,7 +203,7 @@ def test_initial_weights_refuse_a_buffer_that_no_checkpoint_has():
     )
     with pytest.raises(RequestError, match=r"'0.weight' differs, and so have 1 more.*weights=$"):
         initial.refuse_different()
-    initial.overwrite()
+    initial.forget_overwritten()
     with pytest.raises(RequestError, match=r"'mask' differs: .*weights=$"):
         initial.refuse_different()
 

@@ -119,7 +119,7 @@ def budgeted(plans, plain, budget):
     )  # fmt: skip
     with pytest.raises(StopRehearsing):
         best_rehearsed(planning, ready, None)
-    return rehearsed, planning.budget.cut
+    return rehearsed, planning.budget.shortened
 
 
 class StopRehearsing(Exception):
@@ -143,7 +143,7 @@ def test_nothing_is_rehearsed_if_a_given_limit_has_no_time_for_it():
         budget=Budget(ThreadTeam(2), 5.0), team=ThreadTeam(2),
     )  # fmt: skip
     assert best_rehearsed(planning, lambda plan: built.append(plan) or plan, None) is plain
-    assert planning.budget.cut == ["rehearsing, about 20 s"]
+    assert planning.budget.shortened == ["rehearsing, about 20 s"]
     assert budgeted([plain], [plain], Budget(ThreadTeam(2)))[0] == ["1f1b"]
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.batch.batch_agreement import BatchAgreement, Change
+from panpipe.runtimes.batch.batch_agreement import BatchAgreement, ChangedValues
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.devices.compute import HostQueue
 from panpipe.runtimes.watch.activity import Activity
@@ -12,7 +12,7 @@ from panpipe.runtimes.watch.activity import Activity
 class Rank:
     """One of two ranks, whose table waits for the other one's."""
 
-    size, replica, replicas, tensor, sharing = 2, 0, 1, None, range(2)
+    size, replica, replicas, tensor, batch_devices = 2, 0, 1, None, range(2)
 
     def __init__(self, number):
         self.local, self.failure, self.activities = (number,), None, {number: Activity(method="step 1")}
@@ -96,30 +96,30 @@ def test_one_bit_of_one_value_counts():
 def test_rank_that_waits_is_no_difference():
     ranks, found = compared(batch(), batch(), known=(True, False))
     for agreement in found:
-        agreement.refuse_before()
+        agreement.refuse_before_run()
     assert [rank.failure for rank in ranks] == [None, None]
 
 
 def test_ranks_that_run_already_learn_of_a_refusal_before_the_step():
     ranks, found = compared(batch(), batch(6), known=(True, False))
     with pytest.raises(RequestError, match="a batch of 6 samples") as error:
-        found[1].refuse_before()
+        found[1].refuse_before_run()
     assert ranks[1].failure is error.value
     ranks, found = compared(batch(), batch(6), known=(False, False))
     with pytest.raises(RequestError, match="a batch of 6 samples"):
-        found[1].refuse_before()
+        found[1].refuse_before_run()
     assert ranks[1].failure is None  # all of them are here
 
 
 def test_values_that_changed_differently_are_refused_with_what_changed_here():
-    _, found = compared(batch(), batch(), changes=(None, Change(7, "a.py:3: 'rate' was 0.1 and is 0.2")))
+    _, found = compared(batch(), batch(), changes=(None, ChangedValues(7, "a.py:3: 'rate' was 0.1 and is 0.2")))
     with pytest.raises(RequestError, match="on rank 1 than on rank 0: on rank 0 nothing changed"):
-        found[0].refuse_before()
+        found[0].refuse_before_run()
     with pytest.raises(RequestError, match=r"on rank 1 a\.py:3: 'rate' was 0\.1 and is 0\.2"):
-        found[1].refuse_before()
-    same = Change(7, "rate")
+        found[1].refuse_before_run()
+    same = ChangedValues(7, "rate")
     for agreement in compared(batch(), batch(), changes=(same, same))[1]:
-        agreement.refuse_before()
+        agreement.refuse_before_run()
 
 
 def test_another_replica_whose_ranks_differ_is_named():
@@ -164,7 +164,7 @@ def test_table_of_a_gpu_is_read_by_the_host_when_the_batch_is_refused_and_not_be
         for number, (rank, queue, rows) in enumerate(zip(ranks, queues, (4, 6), strict=True))
     ]
     for agreement in found:
-        agreement.announce()
+        agreement.start_exchange()
     total = ranks[0].table + ranks[1].table
     for rank, agreement in zip(ranks, found, strict=True):
         rank.table.copy_(total)
@@ -184,7 +184,7 @@ def test_devices_of_one_process_compare_nothing():
         def __init__(self):
             pass
 
-    agreement = BatchAgreement(Threads(), {0: HostQueue()}, split_batch(batch(), 2), False, Change(7, "rate"))
-    agreement.refuse_before()
+    agreement = BatchAgreement(Threads(), {0: HostQueue()}, split_batch(batch(), 2), False, ChangedValues(7, "rate"))
+    agreement.refuse_before_run()
     assert not agreement.differ()
     agreement.refuse("")

@@ -27,17 +27,17 @@ def test_modes_are_those_of_every_module_and_their_difference_is_named():
 def test_other_mode_of_the_model_is_refused_until_it_is_restored(start, then, now):
     module = model().train(start)
     modes = ModuleModes(module)
-    modes.refuse_others()
+    modes.refuse_other_mode()
     module.train(not start)
     with pytest.raises(RequestError, match=f"the model is in {now} mode and was captured in {then} mode") as error:
-        modes.refuse_others()
+        modes.refuse_other_mode()
     assert "\n" not in str(error.value)
     module.train(start)
-    modes.refuse_others()
+    modes.refuse_other_mode()
 
 
 def test_other_mode_of_a_single_module_is_not_refused():
     module = model()
     modes = ModuleModes(module)
     module[1][0].eval()
-    modes.refuse_others()
+    modes.refuse_other_mode()

@@ -3,7 +3,7 @@
 import pytest
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.checkpoint.folders import latest_checkpoint, remove_older
-from panpipe.runtimes.checkpoint.manifest import NAME, manifest_bytes
+from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, manifest_bytes
 from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts, write_parts
 
 ITEMS = "items-00001-of-00001.json"
@@ -12,7 +12,7 @@ ITEMS = "items-00001-of-00001.json"
 def checkpoint(folder, steps=1):
     folder.mkdir(parents=True)
     records = write_parts(folder, PartNames(1, 1), Parts(items={"progress.steps": steps}))
-    (folder / NAME).write_bytes(manifest_bytes(steps, records))
+    (folder / MANIFEST_NAME).write_bytes(manifest_bytes(steps, records))
     return folder
 
 
@@ -26,8 +26,8 @@ def test_incomplete_and_hidden_folders_are_skipped(tmp_path):
     first = checkpoint(tmp_path / "step-1")
     checkpoint(tmp_path / ".partial-step-9-00")
     (checkpoint(tmp_path / "step-2") / ITEMS).unlink()
-    (checkpoint(tmp_path / "step-3") / NAME).unlink()
-    (checkpoint(tmp_path / "step-4") / NAME).write_bytes(b"{}")
+    (checkpoint(tmp_path / "step-3") / MANIFEST_NAME).unlink()
+    (checkpoint(tmp_path / "step-4") / MANIFEST_NAME).write_bytes(b"{}")
     assert latest_checkpoint(tmp_path) == first
     assert latest_checkpoint(tmp_path / "missing") is None
 

@@ -3,7 +3,7 @@
 import pytest
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.checkpoint.durable_files import FileRecord, write_durable
-from panpipe.runtimes.checkpoint.manifest import NAME, check_file, check_listing, manifest_bytes, read_manifest
+from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, check_file, check_listing, manifest_bytes, read_manifest
 
 TENSORS, ITEMS = "tensors-00001-of-00001.safetensors", "items-00001-of-00001.json"
 
@@ -11,7 +11,7 @@ TENSORS, ITEMS = "tensors-00001-of-00001.safetensors", "items-00001-of-00001.jso
 @pytest.fixture
 def folder(tmp_path):
     files = {TENSORS: write_durable(tmp_path / TENSORS, [b"123"]), ITEMS: write_durable(tmp_path / ITEMS, [b"{}"])}
-    (tmp_path / NAME).write_bytes(manifest_bytes(120, files))
+    (tmp_path / MANIFEST_NAME).write_bytes(manifest_bytes(120, files))
     return tmp_path
 
 
@@ -23,31 +23,31 @@ def test_manifest_has_steps_and_files(folder):
 
 
 def test_manifest_with_a_changed_byte_is_refused(folder):
-    data = (folder / NAME).read_bytes()
-    (folder / NAME).write_bytes(data.replace(b'"steps": 120', b'"steps": 121'))
+    data = (folder / MANIFEST_NAME).read_bytes()
+    (folder / MANIFEST_NAME).write_bytes(data.replace(b'"steps": 120', b'"steps": 121'))
     with pytest.raises(RequestError, match="is damaged: its hash differs"):
         read_manifest(folder)
-    (folder / NAME).write_bytes(data[:-1])
+    (folder / MANIFEST_NAME).write_bytes(data[:-1])
     with pytest.raises(RequestError, match="is damaged"):
         read_manifest(folder)
 
 
 def test_manifest_of_another_format_is_refused_by_its_format(folder):
-    data = (folder / NAME).read_bytes().replace(b"panpipe.checkpoint/1", b"panpipe.checkpoint/9")
-    (folder / NAME).write_bytes(data)
+    data = (folder / MANIFEST_NAME).read_bytes().replace(b"panpipe.checkpoint/1", b"panpipe.checkpoint/9")
+    (folder / MANIFEST_NAME).write_bytes(data)
     with pytest.raises(RequestError, match=r"panpipe\.checkpoint/9"):
         read_manifest(folder)
 
 
 def test_manifest_that_names_another_file_is_refused(tmp_path):
-    (tmp_path / NAME).write_bytes(manifest_bytes(1, {"../tensors": FileRecord(1, "0" * 32)}))
+    (tmp_path / MANIFEST_NAME).write_bytes(manifest_bytes(1, {"../tensors": FileRecord(1, "0" * 32)}))
     with pytest.raises(RequestError, match=r"names '\.\./tensors', which is not a file of a checkpoint"):
         read_manifest(tmp_path)
 
 
 @pytest.mark.parametrize(("steps", "size"), [(-1, 1), (1, -1), (1 << 63, 1), (1, 1 << 63)])
 def test_manifest_with_sizes_out_of_range_is_refused(steps, size, tmp_path):
-    (tmp_path / NAME).write_bytes(manifest_bytes(steps, {TENSORS: FileRecord(size, "0" * 32)}))
+    (tmp_path / MANIFEST_NAME).write_bytes(manifest_bytes(steps, {TENSORS: FileRecord(size, "0" * 32)}))
     with pytest.raises(RequestError):
         read_manifest(tmp_path)
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.checkpoint.manifest import NAME, manifest_bytes
+from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, manifest_bytes
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts, write_parts
-from panpipe.runtimes.checkpoint.writing import Save, begin
+from panpipe.runtimes.checkpoint.writing import Save, begin_save
 from panpipe.runtimes.launch.exchange import OneProcess
 
 TENSORS = {
@@ -20,7 +20,7 @@ NAMES = PartNames(1, 1)
 @pytest.fixture
 def folder(tmp_path):
     path = tmp_path / "step-3"
-    Save(path, begin(path), Parts(dict(TENSORS), {"progress.steps": 3}), 3, None, 1).run(OneProcess())
+    Save(path, begin_save(path), Parts(dict(TENSORS), {"progress.steps": 3}), 3, None, 1).run(OneProcess())
     return path
 
 
@@ -82,7 +82,7 @@ def written(folder, *parts):
     files = {}
     for number, part in enumerate(parts, start=1):
         files |= write_parts(folder, PartNames(number, len(parts)), part)
-    (folder / NAME).write_bytes(manifest_bytes(1, files))
+    (folder / MANIFEST_NAME).write_bytes(manifest_bytes(1, files))
     return folder
 
 
@@ -100,6 +100,6 @@ def test_bytes_that_do_not_fit_their_dtype_are_refused(tmp_path):
     wide, narrow = (tmp_path / str(dtype) for dtype in (torch.complex128, torch.complex64))
     (wide / NAMES.tensors).write_bytes((narrow / NAMES.tensors).read_bytes())
     files = {NAMES.items: records[0][NAMES.items], NAMES.tensors: records[1][NAMES.tensors]}
-    (wide / NAME).write_bytes(manifest_bytes(1, files))
+    (wide / MANIFEST_NAME).write_bytes(manifest_bytes(1, files))
     with pytest.raises(RequestError, match=r"'model\.z' does not have the bytes of torch\.complex128"):
         CheckpointReader(wide)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts, parts_of, read_items, state_of, write_parts
+from panpipe.runtimes.weights.tensor_files import TensorFile
 
 STATE = {
     "model": {"layer.weight": torch.ones(2)},
@@ -50,6 +51,15 @@ def test_items_are_read_as_written_with_dtypes_that_safetensors_lacks(tmp_path):
     records = write_parts(tmp_path, names, Parts(tensors, {"progress.steps": 3}))
     assert set(records) == {names.tensors, names.items}
     assert read_items(tmp_path / names.items) == ({"progress.steps": 3}, {"b": torch.complex128})
+
+
+def test_one_number_with_a_stride_is_stored_as_bytes(tmp_path):
+    numbers = torch.tensor([0, 1, 2, 3], dtype=torch.complex128)
+    names = PartNames(1, 1)
+    write_parts(tmp_path, names, Parts({"b": numbers[2::4]}))
+    found = torch.zeros(1, 16, dtype=torch.uint8)
+    TensorFile(tmp_path / names.tensors).read_into("b", found)
+    assert found.view(torch.complex128).item() == 2
 
 
 def test_object_and_sparse_tensor_are_refused(tmp_path):

@@ -17,7 +17,7 @@ from panpipe.runtimes.checkpoint.folders import remove_older
 from panpipe.runtimes.checkpoint.manifest import manifest_bytes
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import Parts
-from panpipe.runtimes.checkpoint.writing import Save, begin
+from panpipe.runtimes.checkpoint.writing import Save, begin_save
 from panpipe.runtimes.launch.exchange import OneProcess
 from panpipe.runtimes.weights.tensor_files import write_tensors
 from safetensors.torch import load_file
@@ -329,7 +329,7 @@ def test_parameters_of_every_dtype_keep_their_bits(tmp_path):
         "model.f8": torch.randn(4).to(torch.float8_e4m3fn),
     }
     folder = tmp_path / "a"
-    Save(folder, begin(folder), Parts(tensors, {"progress.steps": 3}), 3, None, 1).run(OneProcess())
+    Save(folder, begin_save(folder), Parts(tensors, {"progress.steps": 3}), 3, None, 1).run(OneProcess())
     found = CheckpointReader(folder).whole()
     assert found.items == {"progress.steps": 3}
     for name, tensor in tensors.items():

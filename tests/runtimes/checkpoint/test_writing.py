@@ -5,10 +5,10 @@ import threading
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.checkpoint.manifest import NAME, read_manifest
+from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts
-from panpipe.runtimes.checkpoint.writing import Save, begin
+from panpipe.runtimes.checkpoint.writing import Save, begin_save
 from panpipe.runtimes.launch.exchange import OneProcess, RankExchange
 
 
@@ -52,7 +52,7 @@ def parts(**tensors):
 
 
 def save(path, own, keep=None, writers=2):
-    hidden = begin(path)
+    hidden = begin_save(path)
     return Threads(len(own)).run(
         lambda number, exchange: Save(path, hidden, own[number], 7, keep, writers).run(exchange)
     )
@@ -88,7 +88,7 @@ def test_process_that_cannot_write_fails_all_with_its_message_and_leaves_nothing
 
 def test_files_that_are_not_in_one_folder_are_noticed(tmp_path):
     path = tmp_path / "step-7"
-    hidden = begin(path)
+    hidden = begin_save(path)
 
     def work(number, exchange):
         own = path if number == 0 else tmp_path / "elsewhere" / "step-7"
@@ -106,13 +106,13 @@ def test_files_that_are_not_in_one_folder_are_noticed(tmp_path):
 def test_older_checkpoints_are_removed(tmp_path, keep):
     for number in (1, 2, 3):
         path = tmp_path / f"step-{number}"
-        Save(path, begin(path), parts(a=1.0), number, keep, 1).run(OneProcess())
+        Save(path, begin_save(path), parts(a=1.0), number, keep, 1).run(OneProcess())
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"step-{n}" for n in (1, 2, 3)][-keep:]
 
 
 def with_manifest(path):
     path.mkdir()
-    (path / NAME).write_bytes(b"{}")
+    (path / MANIFEST_NAME).write_bytes(b"{}")
 
 
 def with_files(path):
@@ -135,13 +135,13 @@ def a_file(path):
 def test_folder_that_is_in_use_is_refused(tmp_path, make, said):
     make(tmp_path / "step-1")
     with pytest.raises(RequestError, match=said):
-        begin(tmp_path / "step-1")
+        begin_save(tmp_path / "step-1")
 
 
 def test_empty_folder_and_missing_parents_are_accepted(tmp_path):
     (tmp_path / "step-1").mkdir()
-    first = begin(tmp_path / "step-1")
+    first = begin_save(tmp_path / "step-1")
     assert (tmp_path / first).is_dir()
-    second = begin(tmp_path / "step-1")  # the hidden folder of a save that died is removed
+    second = begin_save(tmp_path / "step-1")  # the hidden folder of a save that died is removed
     assert not (tmp_path / first).exists() or first == second
-    assert (tmp_path / "new" / begin(tmp_path / "new" / "step-1")).is_dir()
+    assert (tmp_path / "new" / begin_save(tmp_path / "new" / "step-1")).is_dir()

@@ -110,18 +110,18 @@ def test_a_rank_that_sees_one_gpu_uses_it_whatever_its_number_on_the_host(variab
         monkeypatch.delenv(name, raising=False)
     if variable is not None:
         monkeypatch.setenv(variable, "3")
-    assert devices.of_rank(None, 3, 4) == torch.device("cuda", 0)
+    assert devices.device_of_rank(None, 3, 4) == torch.device("cuda", 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
-    assert devices.of_rank(None, 3, 4) == torch.device("cuda", 3)
+    assert devices.device_of_rank(None, 3, 4) == torch.device("cuda", 3)
 
 
 def test_gpus_of_ranks_are_compared_by_uuid(one_gpu):
     gpu = torch.device("cuda", 0)
-    assert devices.place(Ranks(["GPU-a", "GPU-b"]), None, gpu, False, False) == {0: gpu}
+    assert devices.assign_devices(Ranks(["GPU-a", "GPU-b"]), None, gpu, False, False) == {0: gpu}
     with pytest.raises(
         RequestError, match=r"devices 0 and 1 of the pipeline are both cuda:0 \(GPU GPU-a of .*\): each"
     ):
-        devices.place(Ranks(["GPU-a", "GPU-a"]), None, gpu, False, False)
+        devices.assign_devices(Ranks(["GPU-a", "GPU-a"]), None, gpu, False, False)
 
 
 def test_free_memory_of_a_gpu_is_shared_by_all_ranks_on_it(monkeypatch, one_gpu):

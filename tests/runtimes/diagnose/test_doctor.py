@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from attrs import evolve
-from panpipe.runtimes.diagnose.doctor import Check, CheckedModel, Findings, check_up, in_dtype, large_pieces
+from panpipe.runtimes.diagnose.doctor import Check, CheckedModel, Findings, check_model, in_dtype, uncut_operators
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 
@@ -124,11 +124,11 @@ class Unrolled(nn.Module):
 
 
 def test_large_parts_that_cannot_be_cut_have_the_line_that_writes():
-    found = large_pieces(CheckedModel(network(Unrolled()), step, torch.randn(6, 4), 3).operators)
+    found = uncut_operators(CheckedModel(network(Unrolled()), step, torch.randn(6, 4), 3).operators)
     assert found
     assert 0.1 < found[0].share < 1
     assert "test_doctor.py" in found[0].line
-    assert not large_pieces(CheckedModel(network(), step, torch.randn(6, 4), 3).operators)
+    assert not uncut_operators(CheckedModel(network(), step, torch.randn(6, 4), 3).operators)
 
 
 def no_float64(model, batch):
@@ -144,10 +144,10 @@ def test_check_up_runs_both_schedules_on_each_team_and_closes_it():
         teams.append(ThreadTeam(devices))
         return teams[-1]
 
-    found = check_up(network(), no_float64, torch.randn(6, 4), [partial(make, 2)])
+    found = check_model(network(), no_float64, torch.randn(6, 4), [partial(make, 2)])
     assert found.dtype is F32  # float64 is not supported
     assert [(check.schedule, check.stages) for check in found.checks] == [("1f1b", 2), ("v-half", 4)]
     assert found.healthy
-    assert (found.model, found.regions, found.pieces) == ("Sequential", {}, ())
+    assert (found.model, found.regions, found.uncut) == ("Sequential", {}, ())
     assert len(teams) == 2
     assert all(not team._threads for team in teams)

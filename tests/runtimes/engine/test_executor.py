@@ -9,7 +9,7 @@ from panpipe.backends.memcpy import connect
 from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.devices.compute import HostQueue
-from panpipe.runtimes.engine.executor import Bound, Executor
+from panpipe.runtimes.engine.executor import BoundActions, Executor
 from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.step_data import StepOptions
 from panpipe.runtimes.optimizer.update import Ending
@@ -21,11 +21,11 @@ ONE_DEVICE = plan_of(orders("0F0 1F0 1B0 0B0 0F1 1F1 1B1 0B1"), (0, 0))
 TWO_DEVICES = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
 
 
-def bound_on(stages: TwoStages, plan: Plan, executor: Executor) -> Bound:
+def bound_on(stages: TwoStages, plan: Plan, executor: Executor) -> BoundActions:
     return executor.bind(LoweredPlan(plan, lower(plan)), stages.on(plan, executor.device))
 
 
-def alone(stages: TwoStages, plan: Plan = ONE_DEVICE, queue: HostQueue | None = None) -> tuple[Executor, Bound]:
+def alone(stages: TwoStages, plan: Plan = ONE_DEVICE, queue: HostQueue | None = None) -> tuple[Executor, BoundActions]:
     """The executor of the only device."""
     executor = stages.executor(plan, connect(1)[0], queue)
     return executor, bound_on(stages, plan, executor)

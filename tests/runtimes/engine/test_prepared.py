@@ -16,7 +16,7 @@ class Shapes(set):
         super().__init__()
         self.compiled = compiled
 
-    def ready(self, pieces):
+    def programs_for(self, pieces):
         self.update(piece.shape for piece in pieces)
         return [self.compiled] * len(pieces), None
 
@@ -26,7 +26,7 @@ class Agreement:
 
     compared = 0
 
-    def refuse_before(self):
+    def refuse_before_run(self):
         self.compared += 1
 
 
@@ -62,7 +62,7 @@ def test_prepared_step_is_dropped_with_the_programs_of_its_shape(cache):
     steps, shapes, pieces = cache
     steps.of(pieces, Agreement())
     shapes.clear()
-    shapes.ready = lambda pieces: ([shapes.compiled] * len(pieces), None)
+    shapes.programs_for = lambda pieces: ([shapes.compiled] * len(pieces), None)
     steps.of(pieces[:1], Agreement())
     assert not steps.known(pieces)
 

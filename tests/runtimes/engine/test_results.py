@@ -1,5 +1,6 @@
 """The results of one batch over two devices: numbers, where they come from, means, and text that is printed once."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -30,8 +31,8 @@ class Agreement:
     def __init__(self):
         self.calls = []
 
-    def announce(self):
-        self.calls.append("announce")
+    def start_exchange(self):
+        self.calls.append("start_exchange")
 
     def collect(self):
         self.calls.append("collect")
@@ -63,7 +64,7 @@ def collected(step, numbers=NUMBERS, replicas=None, agreement=None, count=1, que
         )  # fmt: skip
         workers = SimpleNamespace(queues={end.device: queue()})
         results = BatchResults(step, pieces, 2, team, workers, agreement or Agreement())
-        results.announce(end.device, SimpleNamespace(results=numbers[end.device]))
+        results.start_exchange(end.device, SimpleNamespace(results=numbers[end.device]))
         weight = results.total_weight(end.device)
         results.collect(end.device)
         return results, weight
@@ -102,6 +103,14 @@ def test_weights_that_the_step_returns_are_divided_by():
         assert metrics["accuracy"] == (0.5 * 5 + 1.0 * 15) / 20
 
 
+def test_loss_and_metrics_of_weights_that_are_all_zero_are_nan():
+    weights = {**NUMBERS[1], ("weight", 0): torch.tensor(0.0), ("weight", 1): torch.tensor(0.0)}
+    step = prepared([[LOSS, Computed("weight", 1), METRIC, SHOWN]] * 2, weighted=True, weight_dtype=torch.float32)
+    for results, _ in collected(step, {**NUMBERS, 1: weights}):
+        assert results.loss().isnan()
+        assert math.isnan(results.metrics()()["accuracy"])
+
+
 def test_constants_of_the_step_are_the_same_on_all_devices_without_an_exchange():
     for results, _ in collected(prepared([[0.5, None, 2.0], [1.5, None, 4.0]])):
         assert results.own == [[0.5, 0.75, 2.0], [1.5, 0.25, 4.0]]
@@ -117,7 +126,7 @@ def test_batch_is_compared_between_ranks_once_although_it_is_collected_again():
     agreement = Agreement()
     (results, _), _ = collected(prepared(BY_SHARE), agreement=agreement)
     results.collect(0)
-    assert sorted(agreement.calls) == ["announce", "announce", "collect", "collect"]  # of two devices
+    assert sorted(agreement.calls) == ["collect", "collect", "start_exchange", "start_exchange"]  # of two devices
 
 
 def test_replicas_with_other_numbers_of_samples_count_by_samples():

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.launch.groups import described
+from panpipe.runtimes.launch.groups import mesh_from_torch
 
 
 def mesh(table, *names):
@@ -13,17 +13,17 @@ def mesh(table, *names):
 
 
 def test_dimensions_are_known_by_name():
-    found = described(mesh([[0, 1, 2], [3, 4, 5]], "dp", "pp"))
+    found = mesh_from_torch(mesh([[0, 1, 2], [3, 4, 5]], "dp", "pp"))
     assert (found.pipeline, found.data) == (3, 2)
     assert found.cluster_devices == (0, 1, 2, 3, 4, 5)
-    turned = described(mesh([[0, 1, 2], [3, 4, 5]], "pp", "dp"))
+    turned = mesh_from_torch(mesh([[0, 1, 2], [3, 4, 5]], "pp", "dp"))
     assert (turned.pipeline, turned.data) == (2, 3)
     assert turned.replicas == ((0, 3), (1, 4), (2, 5))
 
 
 def test_missing_dimension_has_one_member():
-    assert (described(mesh([0, 1, 2], "pp")).pipeline, described(mesh([0, 1, 2], "pp")).data) == (3, 1)
-    assert (described(mesh([0, 1], "dp")).pipeline, described(mesh([0, 1], "dp")).data) == (1, 2)
+    assert (mesh_from_torch(mesh([0, 1, 2], "pp")).pipeline, mesh_from_torch(mesh([0, 1, 2], "pp")).data) == (3, 1)
+    assert (mesh_from_torch(mesh([0, 1], "dp")).pipeline, mesh_from_torch(mesh([0, 1], "dp")).data) == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -35,4 +35,4 @@ def test_missing_dimension_has_one_member():
 )
 def test_other_dimensions_are_refused(found, said):
     with pytest.raises(RequestError, match=said):
-        described(found)
+        mesh_from_torch(found)

@@ -4,7 +4,7 @@ import pytest
 import torch.distributed as dist
 from panpipe.core.errors import RequestError, WorkerError
 from panpipe.runtimes.launch import meeting
-from panpipe.runtimes.launch.meeting import Meeting, begin, begin_at_import, store_address
+from panpipe.runtimes.launch.meeting import Meeting, begin_at_import, begin_meeting, store_address
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_meeting_that_was_begun_at_import_is_used_and_armed(alone, monkeypatch):
     early = Meeting(300.0, armed=False)
     monkeypatch.setattr(meeting, "_early", [early])
     try:
-        assert begin(7.0) is early
+        assert begin_meeting(7.0) is early
         assert (early._armed, early._timeout_s, meeting._early) == (True, 7.0, [])
     finally:
         early.leave()

@@ -1,11 +1,11 @@
-"""Progress of planning: to whom it is shown, and how."""
+"""Progress of planning: to whom it is show_progress, and how."""
 
 import re
 import sys
 
 import pytest
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.launch.progress import shown
+from panpipe.runtimes.launch.progress import show_progress
 
 
 def planned(report):
@@ -15,7 +15,7 @@ def planned(report):
 
 
 def test_each_phase_is_one_line_on_standard_error_without_a_terminal(capsys):
-    with shown(True, first=True) as report:
+    with show_progress(True, first=True) as report:
         planned(report)
     out, err = capsys.readouterr()
     assert out == ""
@@ -26,7 +26,7 @@ def test_each_phase_is_one_line_on_standard_error_without_a_terminal(capsys):
 
 @pytest.mark.parametrize(("progress", "first"), [(True, False), (False, True), (False, False)])
 def test_other_ranks_and_those_that_want_none_are_silent(capsys, progress, first):
-    with shown(progress, first) as report:
+    with show_progress(progress, first) as report:
         planned(report)
     assert capsys.readouterr() == ("", "")
 
@@ -34,7 +34,7 @@ def test_other_ranks_and_those_that_want_none_are_silent(capsys, progress, first
 def test_function_is_called_with_phase_and_numbers_on_the_first_rank_alone():
     calls = []
     for first in (True, False):
-        with shown(lambda *given: calls.append(given), first) as report:
+        with show_progress(lambda *given: calls.append(given), first) as report:
             planned(report)
     assert calls == [("measures", 0, 0), ("searches", 0, 2), ("searches", 1, 2)]
 
@@ -42,7 +42,7 @@ def test_function_is_called_with_phase_and_numbers_on_the_first_rank_alone():
 def test_terminal_gets_a_bar_that_is_gone_afterwards(capsys, monkeypatch):
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
-    with shown(True, first=True) as report:
+    with show_progress(True, first=True) as report:
         planned(report)
     out, err = capsys.readouterr()
     assert out == ""
@@ -53,5 +53,5 @@ def test_terminal_gets_a_bar_that_is_gone_afterwards(capsys, monkeypatch):
 @pytest.mark.parametrize("progress", ["yes", 1, None])
 def test_what_is_neither_a_truth_value_nor_a_function_is_refused(progress):
     said = f"progress is {progress!r}: give True, False, or a function"
-    with pytest.raises(RequestError, match=said), shown(progress, True):
+    with pytest.raises(RequestError, match=said), show_progress(progress, True):
         pass

@@ -83,7 +83,7 @@ def test_shared_gradients_are_in_a_slot_and_the_part_apart():
     found.gradient_in(memory, given["w"]).copy_(torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
     assert memory.tolist() == [1, 3, 2, 4, 0, 0]  # in the parameter's order of memory
     memory.fill_(7)
-    found.fill_up(memory)
+    found.clear_padding(memory)
     assert memory.tolist() == [7, 7, 7, 7, 7, 0]
     found.part.copy_(memory[found.own])
     assert [part.gradient.tolist() for part in found.parts] == [[7], [7]]

@@ -13,12 +13,12 @@ def test_state_by_name_is_that_of_one_optimizer_and_is_loaded_into_other_slices(
     def work(end):
         state = states(end, 3, make)
         train(state, end)
-        return state.named.read(), state.named.stepped
+        return state.named_state.read(), state.named_state.stepped
 
     parameters, optimizer = alone(3, make)
     whole = StageState(parameters, {}, make)
     whole.optimizer.load_state_dict(optimizer.state_dict())
-    wanted = whole.named.read()
+    wanted = whole.named_state.read()
     (first, stepped), *others = on_each(3, work)
     for found in (first, *(read for read, _ in others)):
         assert found.keys() == wanted.keys()
@@ -29,8 +29,8 @@ def test_state_by_name_is_that_of_one_optimizer_and_is_loaded_into_other_slices(
 
     def again(end):
         state = states(end, 2, make)
-        state.optimizer.load_state_dict(state.named.packed(first, stepped))
-        return state.named.read()
+        state.optimizer.load_state_dict(state.named_state.packed(first, stepped))
+        return state.named_state.read()
 
     for found in on_each(2, again):
         for name, value in first.items():
@@ -40,7 +40,7 @@ def test_state_by_name_is_that_of_one_optimizer_and_is_loaded_into_other_slices(
 
 def test_state_before_the_first_step_has_the_keys_and_zeros():
     def work(end):
-        named = states(end, 2, adamw).named
+        named = states(end, 2, adamw).named_state
         return named.read(), named.stepped, named.kept
 
     for found, stepped, kept in on_each(2, work):
@@ -61,7 +61,7 @@ def test_whole_tensors_have_the_shape_of_the_parameter_in_its_order_of_elements(
             parameter.grad = state.gradient_buffer(parameter).copy_(ones / 2)
         state.reduce_gradients(end).wait()
         state.step()
-        return state.named.read()
+        return state.named_state.read()
 
     for found in on_each(2, work):
         momentum = found["state.conv.momentum_buffer"]
@@ -73,11 +73,11 @@ def test_parameter_that_was_not_stepped_gets_no_state():
     def work(end):
         source = states(end, 2, adamw)
         train(source, end)
-        found, stepped = source.named.read(), source.named.stepped
+        found, stepped = source.named_state.read(), source.named_state.stepped
         target = states(end, 2, adamw)
-        packed = target.named.packed(found, {**stepped, "w": False})
+        packed = target.named_state.packed(found, {**stepped, "w": False})
         target.optimizer.load_state_dict(packed)
-        return target.named.stepped
+        return target.named_state.stepped
 
     for stepped in on_each(2, work):
         assert stepped == {name: name not in ("w", "empty") for name in SHAPES}
@@ -87,8 +87,8 @@ def test_options_that_differ_within_one_group_are_refused():
     def work(end):
         source = states(end, 2, adamw)
         train(source, end)
-        found, stepped = source.named.read(), source.named.stepped
+        found, stepped = source.named_state.read(), source.named_state.stepped
         with pytest.raises(RequestError, match=r"lr 0\.1 in the checkpoint and .* has 0\.5"):
-            source.named.packed({**found, "param_groups.b.lr": 0.5}, stepped)
+            source.named_state.packed({**found, "param_groups.b.lr": 0.5}, stepped)
 
     on_each(2, work)

@@ -110,7 +110,7 @@ def test_joined_parameter_leaves_the_slices_of_others_where_they_are():
         state.join("b")
         train_some(state, end, 1)
         assert {name: (p.start, p.stop) for name, p in state.shards.parts.items() if name != "b"} == before
-        return state.named.read()["state.b.step"].item(), state.named.read()["state.w.step"].item()
+        return state.named_state.read()["state.b.step"].item(), state.named_state.read()["state.w.step"].item()
 
     def train_some(state, end, step):
         for name, parameter in state.trained.items():
@@ -136,7 +136,7 @@ def test_reduction_of_many_buckets_has_few_in_flight():
         for parameter in shards.names:
             parameter.grad = torch.ones_like(parameter)
         reduction = ShardedReduction(shards, end)
-        most.append(len(reduction._flying))
+        most.append(len(reduction._in_flight))
         reduction.wait()
         return all(bool((p.value.grad == 2).all()) for p in shards.parts.values()), len(shards.buckets)
 

@@ -43,7 +43,7 @@ def test_stage_without_trained_parameters_or_without_training_has_no_optimizer()
     for parameter in frozen.values():
         parameter.requires_grad_(False)
     for found in (state(frozen), state(optimizer=None)):
-        assert (found.optimizer, found.scheduler, found.named) == (None, None, None)
+        assert (found.optimizer, found.scheduler, found.named_state) == (None, None, None)
         found.step()
         assert not found.handles_found_inf
 
@@ -136,7 +136,7 @@ def test_parameter_that_was_frozen_joins_the_optimizer():
     assert found.trains("b")
     with_gradients(found).step()
     assert given["b"].tolist() == [2.5]
-    assert list(found.named.names) == ["w", "b"]
+    assert list(found.named_state.names) == ["w", "b"]
 
 
 def test_first_parameter_that_joins_makes_an_optimizer():

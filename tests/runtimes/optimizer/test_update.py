@@ -95,6 +95,16 @@ def test_host_reads_no_tensor_between_the_last_backward_and_the_steps(optimizer,
         update.norm.item()
 
 
+def test_norm_of_gradients_is_nan_if_all_weights_of_the_losses_are_the_constant_zero():
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = torch.zeros(2)
+    norm_parameters = NormParameters(((0, "a", torch.float32),))
+    update = Update(None, {0: StageState({"a": parameter}, {}, SGD)}, norm_parameters, 1.0, torch.device("cpu"))
+    update.begin(0.0, None)
+    update.sync(Alone())
+    assert update.norm.isnan()
+
+
 @pytest.mark.filterwarnings("ignore:microbatches of a new shape")
 @pytest.mark.parametrize("sizes", [(8, 8, 8), (8, 6, 3)])
 @pytest.mark.parametrize("case", [CONV, WEIGHTED])

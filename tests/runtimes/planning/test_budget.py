@@ -20,7 +20,7 @@ def test_budget_without_limit_ignores_the_clock():
     assert budget.allows("rehearsing")
     assert budget.repeats("rehearsing", 1e6, 7) == 7
     assert budget.left_s is None
-    assert budget.cut == []
+    assert budget.shortened == []
 
 
 def test_budget_limits_repeats_by_the_time_left_and_records_it():
@@ -28,13 +28,13 @@ def test_budget_limits_repeats_by_the_time_left_and_records_it():
     budget = Budget(ThreadTeam(2), 10.0, clock)
     clock.now += 4
     assert budget.repeats("measuring", 0.5, 5) == 5
-    assert budget.cut == []
+    assert budget.shortened == []
     assert budget.repeats("rehearsing", 2.0, 5) == 3
     assert budget.repeats("rehearsing", 100.0, 5) == 1
     clock.now += 7
     assert not budget.allows("cutting anew")
     assert budget.repeats("turns", 1.0, 4, least=0) == 0
-    assert budget.cut == ["rehearsing", "cutting anew", "turns"]
+    assert budget.shortened == ["rehearsing", "cutting anew", "turns"]
     assert budget.left_s is not None
     assert 0 < budget.left_s < 0.1
 
@@ -47,7 +47,7 @@ def test_least_rehearsal_may_exceed_the_default_limit_by_half_and_not_a_given_on
         clock.now += 9
         assert budget.allows_least("rehearsing", 5.0) is allowed
         assert not budget.allows_least("rehearsing", 7.0)
-        assert budget.cut == ["rehearsing"]
+        assert budget.shortened == ["rehearsing"]
     assert Budget(ThreadTeam(2)).allows_least("rehearsing", 1e9)
 
 
@@ -55,11 +55,11 @@ def test_budget_records_a_search_that_ran_out_of_time_once():
     clock = Clock()
     budget = Budget(ThreadTeam(1), 1.0, clock)
     budget.searched("the search")
-    assert budget.cut == []
+    assert budget.shortened == []
     clock.now += 2
     budget.searched("the search")
     budget.searched("the search")
-    assert budget.cut == ["the search"]
+    assert budget.shortened == ["the search"]
 
 
 def test_budget_gives_fewer_evaluations_to_larger_steps():

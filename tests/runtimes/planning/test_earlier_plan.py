@@ -23,7 +23,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture(autouse=True)
 def folder(monkeypatch, tmp_path):
-    monkeypatch.setattr(module, "fingerprint", lambda where, threads: "this machine")
+    monkeypatch.setattr(module, "measured_properties", lambda where, threads: "this machine")
     monkeypatch.setenv("PANPIPE_CACHE", str(tmp_path))
     return tmp_path
 
@@ -98,7 +98,7 @@ def test_another_machine_or_another_distribution_over_hosts_has_another_key(plan
     assert key == "[('this machine', 0), ('this machine', 0)]"
     names = iter(["a", "b"])
     monkeypatch.setattr(module.socket, "gethostname", lambda: next(names))
-    monkeypatch.setattr(module, "fingerprint", lambda where, threads: "another")
+    monkeypatch.setattr(module, "measured_properties", lambda where, threads: "another")
     assert EarlierPlans(planning(), {})._key["machines"] == "[('another', 0), ('another', 1)]"
 
 

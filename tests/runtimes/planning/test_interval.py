@@ -8,7 +8,7 @@ import pytest
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.drift import paired_times
 from panpipe.core.paired_difference import robust_geometric_mean
-from panpipe.runtimes.planning.interval import BETWEEN, PAIRS, TYPICAL, error_of_pairs, with_interval
+from panpipe.runtimes.planning.interval import BETWEEN_RUNS, PAIRS, TYPICAL, error_of_pairs, with_interval
 
 from ...support.plans import orders, plan_of
 
@@ -49,7 +49,7 @@ def coverage(make, rehearsed, drift=0.0, runs=400):
     for _ in range(runs):
         times = steps_of(make(source, PARTS * (rehearsed + 8 + 2 * PAIRS)))
         seen, later = times[:rehearsed], [time * math.exp(drift) for time in times[-2 * PAIRS :]]
-        then_s, other = robust_geometric_mean(seen), math.exp(source.gauss(0, BETWEEN / 2))
+        then_s, other = robust_geometric_mean(seen), math.exp(source.gauss(0, BETWEEN_RUNS / 2))
         plan = with_interval(PLAN, seen, [1.0] * rehearsed, then_s)
         low, high = (bound / PLAN.prediction.step_s for bound in plan.prediction.interval_s)
         trained = [time * other for time in later[::2]]
@@ -90,7 +90,7 @@ def test_interval_is_around_the_prediction_with_the_readings_of_its_profile():
     found = with_interval(PLAN, [2.0] * 4, [0.02, 0.0202], 2.0).prediction
     low, high = (math.log(bound / PLAN.prediction.step_s) for bound in found.interval_s)
     assert low == pytest.approx(-high)
-    assert BETWEEN < high < math.hypot(BETWEEN, 3 * TYPICAL / math.sqrt(PAIRS))
+    assert BETWEEN_RUNS < high < math.hypot(BETWEEN_RUNS, 3 * TYPICAL / math.sqrt(PAIRS))
     assert (found.reference_s, found.rehearsed_s) == (pytest.approx(0.0201, rel=1e-3), 2.0)
 
 

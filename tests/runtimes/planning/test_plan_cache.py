@@ -13,7 +13,7 @@ import pytest
 import torch
 from panpipe.core.errors import RequestError
 from panpipe.runtimes import build
-from panpipe.runtimes.launch.progress import shown
+from panpipe.runtimes.launch.progress import show_progress
 from panpipe.runtimes.planning import plan_cache
 from panpipe.runtimes.planning.plan_cache import PlanCache, cache_folder
 from torch import nn
@@ -143,6 +143,19 @@ def test_unwritable_cache_folder_is_reported_without_an_error(tmp_path):
     assert "not cached" in said[-1]
 
 
+def test_plan_is_cached_although_another_process_removes_an_old_one_at_that_time(tmp_path, monkeypatch):
+    said: list[str] = []
+
+    def prune(folder):
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(plan_cache, "_prune", prune)
+    cache = PlanCache(tmp_path / "cache", lambda phase, done=0, total=0: said.append(phase))
+    cache.keep(KEY, panpipe.Plan.load(_saved(tmp_path)))
+    assert cache.find(KEY) is not None
+    assert said == []
+
+
 def test_cache_holds_a_bounded_number_of_files_and_removes_the_least_recently_used(tmp_path, monkeypatch):
     monkeypatch.setattr(plan_cache, "MOST_FILES", 3)
     plan = panpipe.Plan.load(_saved(tmp_path))
@@ -173,7 +186,7 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
 
 
 def test_progress_prints_one_line_a_phase_when_piped(capsys):
-    with shown(True, True) as report:
+    with show_progress(True, True) as report:
         report("measuring")
         for done in range(3):
             report("rehearsing", done, 3)
@@ -183,8 +196,8 @@ def test_progress_prints_one_line_a_phase_when_piped(capsys):
 
 def test_progress_is_one_line_with_part_and_number_of_parts_on_a_terminal():
     code = (
-        "from panpipe.runtimes.launch.progress import shown\n"
-        "with shown(True, True) as report:\n"
+        "from panpipe.runtimes.launch.progress import show_progress\n"
+        "with show_progress(True, True) as report:\n"
         "    report('measuring')\n"
         "    for done in range(3): report('rehearsing', done, 3)\n"
     )
@@ -203,7 +216,7 @@ def test_progress_is_one_line_with_part_and_number_of_parts_on_a_terminal():
 
 @pytest.mark.parametrize(("progress", "first"), [(False, True), (True, False)])
 def test_progress_is_silent_where_it_is_switched_off_and_on_other_ranks(capsys, progress, first):
-    with shown(progress, first) as report:
+    with show_progress(progress, first) as report:
         report("measuring")
     assert capsys.readouterr() == ("", "")
 

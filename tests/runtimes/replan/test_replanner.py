@@ -7,7 +7,7 @@ from panpipe.core.errors import RequestError
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.replan import replanner as module
-from panpipe.runtimes.replan.replanner import WORTH, Found, kept_example, said
+from panpipe.runtimes.replan.replanner import LEAST_GAIN, ReplanResult, describe_result, kept_example
 
 from ...support.cuts import captured_once
 from ...support.models import CASES
@@ -23,26 +23,26 @@ NAME = "batchnorm with a skip"
 @pytest.mark.parametrize(
     ("plan", "present_s", "moves"),
     [
-        (OTHER, 1 + 1.01 * WORTH, True),
-        (OTHER, 1 + 0.99 * WORTH, False),
+        (OTHER, 1 + 1.01 * LEAST_GAIN, True),
+        (OTHER, 1 + 0.99 * LEAST_GAIN, False),
         (OTHER, 0.9, False),
         (PRESENT, 2.0, False),  # the same plan again
     ],
 )
 def test_stages_move_if_the_present_plan_is_slower_by_enough(plan, present_s, moves):
-    found = Found(predicted(plan, 1.0), present_s, (1.0, 1.0))
+    found = ReplanResult(predicted(plan, 1.0), present_s, (1.0, 1.0))
     assert found.gain == pytest.approx(present_s - 1)
     assert found.worth_moving(PRESENT) is moves
 
 
 def test_log_has_the_slow_devices_and_the_gain():
-    found = Found(predicted(OTHER, 0.5), 0.75, (1.0, 1.5))
-    text = said(found, True)
+    found = ReplanResult(predicted(OTHER, 0.5), 0.75, (1.0, 1.5))
+    text = describe_result(found, True)
     assert text.startswith("device 1 takes 1.50 times as long as the fastest; stages moved to gpipe, ")
     assert text.endswith("predicted step 500 ms, +50% against 750 ms of the plan before")
-    assert said(found, False).endswith("no plan is predicted to gain 5% over the present one: it stays")
-    assert said(Found(OTHER, 1.0, (1.0, 1.0)), False).startswith("all devices are equally fast; ")
-    assert said(None, False) == "no plan fits the devices at their present speeds: the present one stays"
+    assert describe_result(found, False).endswith("no plan is predicted to gain 5% over the present one: it stays")
+    assert describe_result(ReplanResult(OTHER, 1.0, (1.0, 1.0)), False).startswith("all devices are equally fast; ")
+    assert describe_result(None, False) == "no plan fits the devices at their present speeds: the present one stays"
 
 
 def test_example_is_kept_although_the_users_batch_changes():
@@ -109,7 +109,7 @@ def test_stages_move_only_to_a_plan_that_gains_enough(pipe, monkeypatch, caplog,
     case = CASES[NAME]
     pipe.step(case.batch(8, DTYPE))
     plan = predicted(even_plan_of(case, pipe._trainer.team, **CHANGES[NAME][0]), 1.0)
-    found = Found(plan, 2.0 if moves else 1.01, (1.0, 1.0))
+    found = ReplanResult(plan, 2.0 if moves else 1.01, (1.0, 1.0))
     monkeypatch.setattr(module.Replanner, "find", lambda self, trainer: found)
     before = pipe.plan
     assert pipe.replanner.replan(pipe._trainer, pipe.checkpoints) is moves

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.tensor_parallel.layouts import Layout, check_layout, parts_of
+from panpipe.runtimes.tensor_parallel.layouts import DTensorLayout, check_layout, parts_of
 from torch import nn
 from torch.distributed.tensor import Partial, Replicate, Shard
 
@@ -73,7 +73,7 @@ def test_layout_of_a_part():
         device_mesh="mesh", placements=(Shard(0),), shape=whole.shape, stride=whole.stride,
         detach=lambda: SimpleNamespace(to_local=lambda: torch.ones(3, 2).t()),
     )  # fmt: skip
-    layout = Layout.of(given)
+    layout = DTensorLayout.of(given)
     assert (layout.shape, layout.stride, layout.part_shape, layout.part_stride) == ((4, 3), (3, 1), (2, 3), (1, 2))
     part = layout.part(torch.float64)
     assert (part.shape, part.stride(), part.dtype) == ((2, 3), (1, 2), torch.float64)

@@ -4,9 +4,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.batch.remote_tensors import make_remote
 from panpipe.runtimes.tensor_parallel.layouts import parts_of
 from panpipe.runtimes.tensor_parallel.linked_model import LinkedModel
+from panpipe.runtimes.weights.remote_tensors import make_remote
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor

@@ -13,7 +13,7 @@ from ...support.stages.two_stages import KEY
 @pytest.fixture
 def made():
     found = Arranged()
-    found.parts.stages.have_values()
+    found.parts.stages.ensure_values()
     yield found
     found.team.close()
 

@@ -80,10 +80,10 @@ def test_first_tensor_that_differs_is_refused_with_the_number_of_others():
 
 def test_checkpoint_overwrites_what_it_has():
     found = compare(model(**{"0.weight": one_more}))
-    found.overwrite()
+    found.forget_overwritten()
     found.refuse_different()
     both = compare(model(**{"0.weight": one_more, "scratch": one_more}))
-    both.overwrite()
+    both.forget_overwritten()
     with pytest.raises(RequestError, match="'scratch' has other values") as error:
         both.refuse_different()
     assert "resume()" not in str(error.value)

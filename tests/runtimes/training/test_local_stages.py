@@ -31,16 +31,16 @@ def test_states_hold_the_users_own_parameters_and_buffers(made, stages):
 
 def test_optimizers_are_made_when_values_are_loaded(made, stages):
     assert not stages.follow_model("now")  # nothing to follow yet
-    stages.have_values()
+    stages.ensure_values()
     named = [state.optimizer for state in stages.states.values() if state.parameters]
     assert [type(each) for each in named] == [torch.optim.SGD] * len(named)
     before = stages._known
-    stages.have_equal_values()
+    stages.ensure_equal_values()
     assert stages._known is before  # loaded once
 
 
 def test_replaced_parameter_is_refused_and_an_assigned_buffer_is_followed(made, stages):
-    stages.have_values()
+    stages.ensure_values()
     held = made.model[1].running_mean
     made.model[1].running_mean = torch.full_like(held, 3.0)
     assert not stages.follow_model("between steps 1 and 2")
@@ -60,7 +60,7 @@ def state_of(model):
 
 
 def test_rehearsed_step_leaves_buffers_and_gradients_as_they_were(made, stages):
-    stages.have_values()
+    stages.ensure_values()
     runner = made.parts.runner
     runner.run(runner.batch(made.pieces(5)), 0, StepOptions())
     before, gradient = state_of(made.model), made.model[0].weight.grad
@@ -74,7 +74,7 @@ def test_rehearsed_step_leaves_buffers_and_gradients_as_they_were(made, stages):
 
 
 def test_rehearsal_that_fails_leaves_everything_as_it_was(made, stages):
-    stages.have_values()
+    stages.ensure_values()
     before = state_of(made.model)
 
     def fail():
@@ -100,13 +100,13 @@ def test_tensors_on_meta_have_random_values_within_a_rehearsal_alone():
 
 
 def test_threads_hold_all_parameters(made, stages):
-    stages.have_values()
+    stages.ensure_values()
     assert not any(p.is_meta for p in made.model.parameters())
 
 
 def test_model_on_meta_gets_values_once_they_are_needed():
     made = Arranged(on_meta=True)
-    made.parts.stages.have_equal_values()
+    made.parts.stages.ensure_equal_values()
     assert not any(tensor.is_meta for tensor in made.model.state_dict().values())
     assert made.model[1].running_var.tolist() == [1.0] * 8
     assert made.model[0].weight is made.parts.stages._own.unallocated["0.weight"]

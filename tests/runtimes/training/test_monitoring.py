@@ -53,7 +53,7 @@ def report_of(monkeypatch, table=TABLE, due=True, skipped=False, norm=7.0, first
     monitor = Recorded()
     monitoring = Monitoring([monitor], stages_of(first), {})
     update = UpdateNumbers(9, due, skipped, None if norm is None else torch.tensor(norm), 64.0)
-    monitoring.after(done(), [], 1.0, update)
+    monitoring.report(done(), [], 1.0, update)
     monitoring.close()
     return monitor
 
@@ -112,7 +112,7 @@ def test_numbers_of_own_devices_come_from_their_records(monkeypatch):
     record = StepRecord({}, 0, 4_000_000_000, [(parse_action("0F0"), "compute", 0, 10**9, 0)], peak_saved=5, shared=2)
     monitoring = Monitoring([Recorded()], stages_of(), {})
     run = SimpleNamespace(**{**vars(done()), "records": {0: record}})
-    monitoring.after(run, [], 1.5, UpdateNumbers(1, True, False, None, None))
+    monitoring.report(run, [], 1.5, UpdateNumbers(1, True, False, None, None))
     found = given[0][0]
     assert (found.busy_s, found.step_s, found.call_s, found.saved_peak) == (1.0, 4.0, 1.5, 5)
     assert found.memory_peak >= 8 + 7  # the parameter, saved and shared tensors
@@ -123,5 +123,5 @@ def test_other_stages_are_followed(monkeypatch):
     monitoring.follow(other, {0: "queue"})
     given = []
     monkeypatch.setattr(module, "gather_numbers", lambda team, queues, own: given.append((team, queues)) or TABLE)
-    monitoring.after(done(), [], 1.0, UpdateNumbers(1, True, False, None, None))
+    monitoring.report(done(), [], 1.0, UpdateNumbers(1, True, False, None, None))
     assert given == [(other.team, {0: "queue"})]

@@ -21,5 +21,5 @@ def test_parts_are_those_of_the_devices_of_this_process(devices):
 
 def test_programs_of_the_example_are_kept_for_its_shape():
     made = Arranged()
-    assert made.parts.variants.shapes.ready(made.pieces())[1] is None  # nothing is captured again
+    assert made.parts.variants.shapes.programs_for(made.pieces())[1] is None  # nothing is captured again
     made.team.close()

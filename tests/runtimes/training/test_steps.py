@@ -13,7 +13,7 @@ from ...support.stages.arranged import RATE, Arranged
 @pytest.fixture
 def made():
     found = Arranged()
-    found.parts.stages.have_values()
+    found.parts.stages.ensure_values()
     yield found
     found.team.close()
 
@@ -67,7 +67,7 @@ def test_accumulated_gradients_may_be_dropped_and_not_cleared(made):
 
 def test_norm_of_a_clipped_update_is_that_before_clipping():
     made = Arranged(Training(clip_norm=1e-3))
-    made.parts.stages.have_values()
+    made.parts.stages.ensure_values()
     pieces = made.pieces()
     alone, _ = made.alone(pieces)
     wanted = torch.nn.utils.get_total_norm([p.grad for p in alone.parameters()])
@@ -81,7 +81,7 @@ def test_norm_of_a_clipped_update_is_that_before_clipping():
 
 def test_update_of_a_loss_that_is_not_finite_is_skipped():
     made = Arranged(Training(on_nonfinite="skip"))
-    made.parts.stages.have_values()
+    made.parts.stages.ensure_values()
     before = weights(made.model)
     pieces = made.pieces()
     pieces[0].leaves[0][0, 0] = float("nan")

@@ -12,7 +12,7 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.optimizer.update import Ending
 from panpipe.runtimes.programs.options import ProgramOptions
-from panpipe.runtimes.training.evaluation import Forwards
+from panpipe.runtimes.training.evaluation import ForwardFunction
 from panpipe.runtimes.training.initial_weights import compare_initial_weights
 from panpipe.runtimes.training.trainer import Trainer
 from panpipe.runtimes.weights import weights_from
@@ -75,12 +75,12 @@ def test_steps_and_updates_are_counted(trainer):
 
 def test_evaluation_counts_nothing_and_returns_the_loss(trainer):
     before = state(trainer)
-    done = trainer.evaluate(batch(), Forwards(step))
+    done = trainer.evaluate(batch(), ForwardFunction(step))
     wanted = sum(step(CASE.model(torch.float32), half).item() for half in batch().chunk(2)) / 2
     assert done.loss.item() == pytest.approx(wanted)
     assert trainer.counts.steps == trainer.counts.updates == 0
     assert same(state(trainer), before)
-    rows = trainer.evaluate(batch(), Forwards(lambda model, x: model(x), True)).rows
+    rows = trainer.evaluate(batch(), ForwardFunction(lambda model, x: model(x), True)).rows
     assert rows.shape == (ROWS, WIDTH)
     assert same(state(trainer), before)
 
@@ -136,7 +136,7 @@ def test_closed_trainer_refuses_everything(trainer, tmp_path):
     trainer.close()
     for refused in (
         lambda: trainer.train(batch(), STEP),
-        lambda: trainer.evaluate(batch(), Forwards(step)),
+        lambda: trainer.evaluate(batch(), ForwardFunction(step)),
         lambda: trainer.save(tmp_path),
     ):
         with pytest.raises(RequestError, match="the pipeline is closed"):

@@ -45,7 +45,7 @@ class Agreement:
     def __init__(self, known, change):
         self.known, self.change, self.refused = known, change, False
 
-    def refuse_before(self):
+    def refuse_before_run(self):
         self.refused = True
 
 

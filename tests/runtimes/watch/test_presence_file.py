@@ -21,7 +21,7 @@ PresenceFiles({JOB!r}, 1).begin()
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
     monkeypatch.setattr(presence_file.tempfile, "gettempdir", lambda: str(tmp_path))
-    monkeypatch.setattr(presence_file, "_SEEN_JOBS", set())
+    monkeypatch.setattr(presence_file, "_RANK_PROCESSES", set())
     return tmp_path / f"panpipe-{os.getuid()}"
 
 

@@ -39,6 +39,17 @@ def test_every_dtype_is_written_under_its_name(tmp_path, dtype):
     assert TensorFile(path).entries["t"].dtype == dtype
 
 
+STRIDED = {"row": torch.arange(8.0)[::2], "column": torch.arange(8.0).view(4, 2)[:, 1], "one": torch.arange(4.0)[::4]}
+"""Tensors whose elements are not adjacent in memory; the last one has a single element."""
+
+
+def test_tensors_with_gaps_between_their_elements_are_written(tmp_path):
+    path = tmp_path / "strided.safetensors"
+    write_tensors(path, STRIDED)
+    read = load_file(path)
+    assert {name: each.tolist() for name, each in read.items()} == {n: each.tolist() for n, each in STRIDED.items()}
+
+
 def test_tensors_are_read_in_pieces_into_any_layout_and_converted(tmp_path, monkeypatch):
     monkeypatch.setattr(tensor_files, "_PIECE_BYTES", 16)  # four numbers
     path = tmp_path / "one.safetensors"

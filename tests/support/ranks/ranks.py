@@ -29,7 +29,7 @@ from panpipe.core.plan.plan import parse_plan, plan_json
 from panpipe.core.plan.sharding import LEVELS
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.core.trace.trace import COMPUTE_QUEUE
-from panpipe.runtimes.devices.devices import of_rank
+from panpipe.runtimes.devices.devices import device_of_rank
 from panpipe.runtimes.diagnose.reference import reference_step
 from panpipe.runtimes.launch.agreement import check_same, model_in_words
 from panpipe.runtimes.launch.rank_team import RankTeam
@@ -254,18 +254,18 @@ def shapes(team):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         found = {"distance": pair.distance(batches), "said": [str(one.message) for one in said]}
-    compile_any = panpipe.runtimes.batch.shapes.compile_any
+    compile_possibly_empty = panpipe.runtimes.batch.shapes.compile_possibly_empty
 
     def fail(*given):
         raise ValueError("not here")
 
     if team.local == (1,):
-        panpipe.runtimes.batch.shapes.compile_any = fail
+        panpipe.runtimes.batch.shapes.compile_possibly_empty = fail
     try:
         pair.pipe.step(tokens(8, 5))
     except Exception as failure:
         found["failure"] = f"{type(failure).__name__}: {failure}"
-    panpipe.runtimes.batch.shapes.compile_any = compile_any
+    panpipe.runtimes.batch.shapes.compile_possibly_empty = compile_possibly_empty
     return {**found, "afterwards": pair.distance([tokens(8)])}
 
 
@@ -527,7 +527,7 @@ def nodes(team):
         mock.patch("torch.cuda.is_available", return_value=True),
         mock.patch("torch.cuda.device_count", return_value=2),
     ):
-        gpu = str(of_rank(None, rank, team.mesh.ranks))
+        gpu = str(device_of_rank(None, rank, team.mesh.ranks))
     trained = Trained(team, CASES["tied gpt with dropout"], 4, 2)
     return {
         "node": int(os.environ["GROUP_RANK"]),

@@ -8,7 +8,7 @@ import numpy as np
 import panpipe
 import pytest
 import torch
-from panpipe.runtimes.batch.remote_tensors import as_meta_tensors, make_remote
+from panpipe.runtimes.weights.remote_tensors import as_meta_tensors, make_remote
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 

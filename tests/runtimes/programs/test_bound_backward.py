@@ -3,7 +3,7 @@
 import pytest
 import torch
 from attrs import define
-from panpipe.runtimes.programs.bound import BoundBackward, zeros
+from panpipe.runtimes.programs.bound_backward import BoundBackward, zeros
 from torch import nn
 
 CPU = torch.device("cpu")

@@ -38,7 +38,7 @@ class BoundBackward:
 
     Attributes:
         saved: positions of the saved tensors that it reads.
-        apart: a sink for a run that SCATTER_GRAD does not directly follow; None if ``grad`` gets the gradients.
+        sink_apart: gets the gradients in a run that SCATTER_GRAD does not directly follow; None if ``grad`` does.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class BoundBackward:
         scatter: GradientScatter | None = None,
         scattered: bool = True,
     ) -> None:
-        kept = len(inputs.boundary)
+        boundary_count = len(inputs.boundary)
         self.saved = program.saved
         self._gradients = len(program.gradients)
         self._boundary, self._device = inputs.boundary, device
         order = {place: i for i, place in enumerate(program.gradients)}
         self._messages = [[(order.get(place), place) for place in places] for places in returned]
-        self._parameters: list[nn.Parameter] = [static[i - kept] for i in program.parameters]
-        self.apart = None if scatter is None else scatter.sink(self._parameters, scattered=False)
+        self._parameters: list[nn.Parameter] = [static[i - boundary_count] for i in program.parameters]
+        self.sink_apart = None if scatter is None else scatter.sink(self._parameters, scattered=False)
         self._scattering = None if scatter is None else scatter.sink(self._parameters, scattered)
         self._buffers = [buffer(parameter) for parameter in self._parameters] if scatter is None else []
         self._run = program.run
@@ -74,7 +74,7 @@ class BoundBackward:
         before = len(program.saved) + len(program.created)
         end = len(static) + len(inputs.batch) + inputs.random
         for i in program.inputs:
-            place = i - kept
+            place = i - boundary_count
             if place < len(static):
                 self._fixed.append(static[place])
             elif place >= end:

@@ -21,7 +21,7 @@ from ...core.errors import RequestError
 from ...core.tensor_metadata import METADATA_FUNCTIONS, first_of, name_of
 
 _READ_GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
-_GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
+_SET_GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
 _CLEARING = (nn.Module.zero_grad.__code__, inspect.unwrap(torch.optim.Optimizer.zero_grad).__code__)
 """torch's functions that clear gradients: a gradient of another process is no part of what they change here."""
 
@@ -42,7 +42,7 @@ class RemoteTensor(Tensor):
         cls, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         named = kwargs or {}
-        if func in METADATA_FUNCTIONS or (func == _GRADIENT and args[1] is None):
+        if func in METADATA_FUNCTIONS or (func == _SET_GRADIENT and args[1] is None):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **named)
         if func == _READ_GRADIENT and sys._getframe(1).f_code in _CLEARING:

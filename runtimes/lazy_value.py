@@ -1,4 +1,4 @@
-"""A value that is computed when it is first asked for: on CUDA the host then waits for the device, and not before."""
+"""A value that is computed when it is first read: on CUDA the host waits for the device then, and not before."""
 
 from collections.abc import Callable
 from typing import Generic, TypeVar
@@ -6,7 +6,7 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Later(Generic[T]):
+class LazyValue(Generic[T]):
     """A value of a step; calling it returns it.
 
     Args:
