@@ -1,7 +1,7 @@
 """Virtual devices: the instructions of all devices run in one process, each at the time that a clock gives its action.
 
-The clock calls `ClockedStep.perform` at the moments of ``core/trace/callback.py``; a simulator is one. The instructions
-are those that threads and ranks run, on tensors of the host::
+The clock calls `ClockedStep.run_moment` at the moments of ``core/trace/callback.py``; a simulator is a clock. The
+instructions are those that threads and ranks run, on tensors of the host::
 
     ISSUE     send, receive: the instruction runs
     ARRIVAL   the message is copied, and the sender frees it
@@ -83,8 +83,15 @@ class ClockedStep:
             if one.message is not None and one.action.kind in SEND_KINDS
         }
 
-    def perform(self, moment: Moment, device: int, action: Action, now_s: float) -> None:
-        """Do what an action does at this moment (an ``ActionCallback``)."""
+    def run_moment(self, moment: Moment, device: int, action: Action, now_s: float) -> None:
+        """Run what an action does at this moment; an ``ActionCallback``.
+
+        Args:
+            moment: of the action.
+            device: its device.
+            action: the action.
+            now_s: the clock's time, in seconds since the start of the step.
+        """
         self.now_s = now_s
         # A message without tensors for this shape of microbatch has no instruction.
         if action.microbatch is None or action not in self._known[device]:
@@ -94,9 +101,9 @@ class ClockedStep:
             self.exchange.deliver(self._placement[action.peer], device)
             self._sent[action.counterpart].finish_send()
         elif moment is not Moment.END or action.kind not in _AT_START:
-            self._perform_next(moment, device, action)
+            self._run_next(moment, device, action)
 
-    def _perform_next(self, moment: Moment, device: int, action: Action) -> None:
+    def _run_next(self, moment: Moment, device: int, action: Action) -> None:
         found, wait, run, *_ = self._left[device][0]
         if found != action:
             raise RuntimeError(f"the clock runs {action} on device {device}, whose next instruction is {found}")

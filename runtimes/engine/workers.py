@@ -128,7 +128,7 @@ class Workers:
             for device, each in bound.items()
         }
         with one_thread():
-            trace = clock(prepared.plan, step.perform)
+            trace = clock(prepared.plan, step.run_moment)
         step.check_done()
         memory = [
             MemorySample(device, at_s, "saved", alive)
