@@ -36,7 +36,7 @@ def parse_json(
     Raises:
         RequestError: it is not JSON, or exceeds a limit.
     """
-    _check_nesting(text, origin, limits)
+    check_nesting(text, origin, limits)
     numbers = _Numbers(parse_float, limits.integer)
     try:
         data = json.loads(text, object_pairs_hook=_object, parse_int=numbers.integer, parse_float=numbers.float)
@@ -50,11 +50,14 @@ def parse_json(
     return data
 
 
-def _check_nesting(text: str, origin: str, limits: Limits) -> None:
-    """Refuse deep nesting and too many values before anything is built: the parser recurses, and each takes memory."""
+def check_nesting(text: str, origin: str, limits: Limits) -> None:
+    """Refuse deep nesting and too many values before anything is built: the parser recurses, and each takes memory.
+
+    Raises:
+        RequestError: the text has one of these.
+    """
     data = text.encode("utf-8", "surrogatepass")
-    values = data.count(b",") + data.count(b"[") + data.count(b"{")
-    if values > limits.values:
+    if values_in(data) > limits.values:
         raise RequestError(
             f"{origin} has more than {limits.values} values, which is too much to read: write it again with panpipe"
         )
@@ -64,6 +67,11 @@ def _check_nesting(text: str, origin: str, limits: Limits) -> None:
     found = _QUOTED.sub(b"", found).replace(b'"', b"")
     if max(accumulate(map(_STEPS.__getitem__, found)), default=0) > limits.depth:
         raise RequestError(f"{origin} is nested deeper than {limits.depth} levels: write it again with panpipe")
+
+
+def values_in(data: bytes) -> int:
+    """About how many values JSON has, at least as many as there are."""
+    return data.count(b",") + data.count(b"[") + data.count(b"{")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import xxhash
@@ -109,7 +109,7 @@ def sync_folder(path: Path) -> None:
 
 def hidden_folder(path: Path) -> Path:
     """Create a folder next to ``path``, to be renamed to it, with a name that cannot be predicted."""
-    made = path.with_name(f"{_HIDDEN}{_shortened(path.name)}-{secrets.token_hex(8)}")
+    made = path.with_name(f"{_HIDDEN}{shortened(path.name)}-{secrets.token_hex(8)}")
     made.mkdir()  # not mkdtemp, whose folders only this user may read
     return made
 
@@ -121,14 +121,20 @@ def remove_folder(path: Path) -> None:
     shutil.rmtree(hidden, ignore_errors=True)
 
 
-def remove_hidden(parent: Path, name: str) -> None:
-    """Remove the hidden folders of a name, which a killed process left."""
+def remove_hidden(parent: Path, chosen: Callable[[str], bool]) -> None:
+    """Remove hidden folders that a killed process left.
+
+    Args:
+        parent: where they are.
+        chosen: whether to remove that of a name, which may be shortened.
+    """
     for found in parent.glob(f"{_HIDDEN}*"):
-        if found.name.removeprefix(_HIDDEN).rpartition("-")[0] == _shortened(name):
+        if chosen(found.name.removeprefix(_HIDDEN).rpartition("-")[0]):
             shutil.rmtree(found, ignore_errors=True)
 
 
-def _shortened(name: str) -> str:
+def shortened(name: str) -> str:
+    """The beginning of the name of a checkpoint, as its hidden folder has it."""
     return os.fsencode(name)[:100].decode("utf-8", "ignore")
 
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ...core.errors import RequestError
-from .durable_files import remove_folder, remove_hidden, sync_folder
+from .durable_files import remove_folder, remove_hidden, shortened, sync_folder
 from .manifest import DCP_METADATA, MANIFEST_NAME, check_listing, none_there, read_manifest
 from .reading import CheckpointReader
 
@@ -58,10 +58,16 @@ def remove_older(newest: Path, keep: int) -> None:
     try:
         for path in older[: len(older) + 1 - keep]:
             remove_folder(path)
-            remove_hidden(path.parent, path.name)
+        remove_left_over(newest)
         sync_folder(newest.parent)
     except OSError as error:
         warnings.warn(f"older checkpoints than '{newest}' cannot be removed: {error.strerror}", stacklevel=2)
+
+
+def remove_left_over(newest: Path) -> None:
+    """Remove what a killed process left of checkpoints whose names differ from a new one's in the number alone."""
+    stem, _ = _split(shortened(newest.name))
+    remove_hidden(newest.parent, lambda name: _split(name)[0] == stem)
 
 
 def _numbered(folder: Path) -> Iterator[Path]:

@@ -15,14 +15,16 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from ...core.errors import RequestError
+from ...core.files.json_reader import check_nesting, values_in
+from ...core.files.limits import Limits
 from ...core.plain_data import decode, encode
 from ..flat_bytes import flat_bytes
 from ..weights.tensor_files import DTYPES, file_head, file_pieces
 from .durable_files import FileRecord, read_regular, write_durable
 
 _STORED = frozenset(DTYPES.values())
-_LARGEST_ITEMS = 1 << 30
-"""Most bytes of a file of items; 100,000 parameters with 20 options each have some 100 MB."""
+ITEMS = Limits(size=1 << 30, depth=100, values=8_000_000)
+"""Limits of a file of items; 100,000 parameters with 20 options each have some 100 MB and 3 million values."""
 
 
 @define
@@ -147,9 +149,15 @@ def items_text(items: Mapping[str, Any], others: Mapping[str, torch.dtype]) -> b
         RequestError: an item is no plain data.
     """
     try:
-        return encode({"items": items, "stored_as_bytes": others}, objects=False)
+        text = encode({"items": items, "stored_as_bytes": others}, objects=False)
     except TypeError as error:
         raise RequestError(f"a checkpoint can store only plain data, and {str(error).removeprefix('items.')}") from None
+    if len(text) > ITEMS.size or values_in(text) > ITEMS.values:
+        raise RequestError(
+            f"the options of the optimizer and of the scheduler have more than {ITEMS.values} values or "
+            f"{ITEMS.size >> 20} MiB, which no checkpoint can store: use fewer"
+        )
+    return text
 
 
 def read_items(path: Path) -> tuple[dict[str, Any], dict[str, torch.dtype]]:
@@ -157,9 +165,12 @@ def read_items(path: Path) -> tuple[dict[str, Any], dict[str, torch.dtype]]:
 
     Raises:
         OSError: it cannot be read.
+        RequestError: it is nested too deep, or has too many values.
         ValueError: it is not such a file.
     """
-    kept = decode(read_regular(path, _LARGEST_ITEMS), objects=False)
+    text = read_regular(path, ITEMS.size).decode()
+    check_nesting(text, f"'{path}'", ITEMS)
+    kept = decode(text, objects=False)
     if not isinstance(kept, dict) or set(kept) != {"items", "stored_as_bytes"}:
         raise ValueError("it does not have the items of a checkpoint")
     items, others = kept["items"], kept["stored_as_bytes"]

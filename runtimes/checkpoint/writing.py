@@ -4,7 +4,7 @@
     rank 1                  └─ tensors, items ─┘
 
 A process that is killed at any time leaves earlier checkpoints as they were, and a hidden folder, which the next
-checkpoint of that name removes.
+checkpoint removes whose name differs in the number alone.
 """
 
 import shutil
@@ -20,11 +20,10 @@ from .durable_files import (
     FileRecord,
     cannot_write,
     hidden_folder,
-    remove_hidden,
     sync_folder,
     write_durable,
 )
-from .folders import remove_older
+from .folders import remove_left_over, remove_older
 from .manifest import DCP_METADATA, MANIFEST_NAME, manifest_bytes
 from .state_parts import PartNames, Parts, write_parts
 
@@ -52,7 +51,7 @@ def begin_save(folder: Path) -> str:
         folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists() and not folder.is_dir():
             raise RequestError(f"'{folder}' is a file: a checkpoint is a folder; give a new one")
-        remove_hidden(folder.parent, folder.name)
+        remove_left_over(folder)
         return hidden_folder(folder).name
     except OSError as error:
         raise cannot_write(folder, error) from None

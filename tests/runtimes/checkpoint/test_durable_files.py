@@ -52,10 +52,10 @@ def test_links_and_pipes_are_not_read(tmp_path):
         read_regular(tmp_path / "there", 2)
 
 
-def test_hidden_folders_of_one_name_are_removed_and_others_stay(tmp_path):
+def test_chosen_hidden_folders_are_removed_and_others_stay(tmp_path):
     left, other = hidden_folder(tmp_path / "step-1"), hidden_folder(tmp_path / "step-10")
     assert left.parent == tmp_path
-    remove_hidden(tmp_path, "step-1")
+    remove_hidden(tmp_path, "step-1".__eq__)
     assert list(tmp_path.iterdir()) == [other]
 
 

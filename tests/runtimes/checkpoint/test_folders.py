@@ -2,9 +2,11 @@
 
 import pytest
 from panpipe.core.errors import RequestError
+from panpipe.runtimes.checkpoint.durable_files import hidden_folder
 from panpipe.runtimes.checkpoint.folders import latest_checkpoint, remove_older
 from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, manifest_bytes
 from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts, write_parts
+from panpipe.runtimes.checkpoint.writing import begin
 
 ITEMS = "items-00001-of-00001.json"
 
@@ -47,6 +49,21 @@ def test_folder_with_checkpoints_of_dcp_alone_is_refused(tmp_path):
     (tmp_path / "step-1" / ".metadata").write_bytes(b"")
     with pytest.raises(RequestError, match=r"torch\.distributed\.checkpoint"):
         latest_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("killed_while_it", ["writes", "removes"])
+def test_what_a_killed_process_left_is_removed_by_the_next_save_of_the_series(tmp_path, killed_while_it):
+    """A job that resumes may never write a checkpoint of the same number again."""
+    long = "x" * 120
+    for name in ("step-7", f"{long}-7", "best-7", "steps-7", "step-7-7"):
+        left = hidden_folder(tmp_path / name)
+        if killed_while_it == "removes":
+            left.rmdir()
+            checkpoint(left)
+    assert begin(tmp_path / "step-9").startswith(".partial-step-9-")
+    assert begin(tmp_path / f"{long}-9").startswith(".partial-xxx")
+    kept = sorted(path.name.removeprefix(".partial-").rpartition("-")[0] for path in tmp_path.iterdir())
+    assert kept == ["best-7", "step-7-7", "step-9", "steps-7", "x" * 100]
 
 
 def test_oldest_checkpoints_of_the_same_series_are_removed(tmp_path):

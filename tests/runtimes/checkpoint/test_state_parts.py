@@ -3,7 +3,17 @@
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts, parts_of, read_items, state_of, write_parts
+from panpipe.core.files.limits import Limits
+from panpipe.runtimes.checkpoint import state_parts
+from panpipe.runtimes.checkpoint.state_parts import (
+    PartNames,
+    Parts,
+    items_text,
+    parts_of,
+    read_items,
+    state_of,
+    write_parts,
+)
 from panpipe.runtimes.weights.tensor_files import TensorFile
 
 STATE = {
@@ -74,3 +84,11 @@ def test_file_without_items_is_refused(text, tmp_path):
     (tmp_path / "items").write_text(text)
     with pytest.raises(ValueError, match=r"does not have the items of a checkpoint|a list without a tag"):
         read_items(tmp_path / "items")
+
+
+def test_items_that_could_not_be_read_again_are_not_written(monkeypatch):
+    monkeypatch.setattr(state_parts, "ITEMS", Limits(size=100, values=8))
+    assert items_text({"a": [1, 2]}, {})
+    for items in ({"a": list(range(8))}, {"a": "x" * 100}):
+        with pytest.raises(RequestError, match="which no checkpoint can store"):
+            items_text(items, {})

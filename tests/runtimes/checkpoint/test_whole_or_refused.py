@@ -227,7 +227,14 @@ def test_hostile_items_are_refused(pipe, copied, changes, said):
 def test_items_that_are_no_items_are_refused(pipe, copied, text):
     (copied / ITEMS).write_text(text)
     signed(copied)
-    refused(pipe, copied, f"{ITEMS}' cannot be read")
+    refused(pipe, copied, f"{ITEMS}' (cannot be read|is nested deeper than 100 levels)")
+
+
+def test_items_of_more_values_than_memory_are_refused(pipe, copied):
+    """A list of two bytes takes 60 in memory."""
+    (copied / ITEMS).write_text('{"items":{},"stored_as_bytes":[[]' + ",[]" * 8_000_000 + "]}")
+    signed(copied)
+    refused(pipe, copied, f"{ITEMS}' has more than 8000000 values")
 
 
 def with_tensor(folder, name, tensor):
