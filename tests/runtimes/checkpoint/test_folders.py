@@ -6,7 +6,7 @@ from panpipe.runtimes.checkpoint.durable_files import hidden_folder
 from panpipe.runtimes.checkpoint.folders import latest_checkpoint, remove_older
 from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, manifest_bytes
 from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts, write_parts
-from panpipe.runtimes.checkpoint.writing import begin
+from panpipe.runtimes.checkpoint.writing import begin_save
 
 ITEMS = "items-00001-of-00001.json"
 
@@ -60,8 +60,8 @@ def test_what_a_killed_process_left_is_removed_by_the_next_save_of_the_series(tm
         if killed_while_it == "removes":
             left.rmdir()
             checkpoint(left)
-    assert begin(tmp_path / "step-9").startswith(".partial-step-9-")
-    assert begin(tmp_path / f"{long}-9").startswith(".partial-xxx")
+    assert begin_save(tmp_path / "step-9").startswith(".partial-step-9-")
+    assert begin_save(tmp_path / f"{long}-9").startswith(".partial-xxx")
     kept = sorted(path.name.removeprefix(".partial-").rpartition("-")[0] for path in tmp_path.iterdir())
     assert kept == ["best-7", "step-7-7", "step-9", "steps-7", "x" * 100]
 
