@@ -13,7 +13,7 @@ ROWS, MICROBATCHES, LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 32, 8, 8, 256, 8,
 
 
 class Block(nn.Module):
-    """A transformer's block; ``gelu`` is PyTorch's or one's own."""
+    """A transformer's block; ``gelu`` is PyTorch's by default."""
 
     def __init__(self, width: int = WIDTH, gelu: Callable[[torch.Tensor], torch.Tensor] = F.gelu) -> None:
         super().__init__()
