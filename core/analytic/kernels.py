@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils.flop_counter import flop_registry
 
 from ..capture.graph.schemas import written_tensors
+from ..capture.values.nesting import tensors_of
 from .attention import BACKWARD, FORWARD, attention_flops
 from .kinds import kind_of, operator_name
 from .shapes import Product, Scores, Shape
@@ -72,9 +72,9 @@ def kernel_of(target: Any, args: Sequence[Any], kwargs: dict[str, Any], result: 
     """
     name = operator_name(target)
     written = written_tensors(target, args, kwargs)
-    given = _tensors((args, kwargs))
+    given = tensors_of((args, kwargs))
     known = {tensor.untyped_storage()._cdata for tensor in given}
-    made = [t for t in _tensors(result) if t.untyped_storage()._cdata not in known]
+    made = [t for t in tensors_of(result) if t.untyped_storage()._cdata not in known]
     if not (made or written) or name.startswith(_ALLOCATIONS):
         return None
     flops, counted = _flops(target, name, args, kwargs, result)
@@ -90,10 +90,6 @@ _READ_NOTHING = {
     "zeros_like", "ones_like", "full_like", "new_zeros", "new_ones", "new_full", "rand_like", "randn_like", "bernoulli",
     "uniform", "normal", "exponential", "integers", "permutation", "fill", "zero_", "fill_",
 }  # fmt: skip
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def _distinct(tensors: Iterable[Tensor]) -> list[Tensor]:
@@ -152,7 +148,7 @@ def _flops(target: Any, name: str, args: Sequence[Any], kwargs: dict[str, Any], 
         # Each of the two gradients multiplies the same pairs of elements as the forward; a bias has no products.
         flops = sum(args[-1][:2]) * _convolution_flops(args[1], args[2], args[0], bool(args[7]))
     elif "convolution" in name and len(args) > 6:
-        flops = _convolution_flops(args[0], args[1], _tensors(result)[0], bool(args[6]))
+        flops = _convolution_flops(args[0], args[1], tensors_of(result)[0], bool(args[6]))
     else:
         formula = flop_registry.get(getattr(target, "overloadpacket", None))
         flops = int(formula(*args, **kwargs, out_val=result)) if formula is not None else 0

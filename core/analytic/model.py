@@ -139,15 +139,16 @@ def model_work(operators: Operators) -> ModelWork:
     lone, works = _works(operators)
     saved, shared, kept = _saved(lone, works)
     workspace = _workspace(operators, lone, works, kept)
+    values = _parameter_values(operators)
     seen: set[str] = set()
     found = []
     for i, (node, operator, work) in enumerate(zip(operators.graph.nodes, lone, works, strict=True)):
         own = [name for name in node.parameters if name not in seen]
         seen.update(own)
-        trained, frozen_bytes = _state(operators, own)
+        trained, frozen_bytes = _state(values, own)
         found.append(
             OperatorWork(
-                work, _gradient_sums(operators, operator), _parameter_sums(operators, node), saved[i], shared[i],
+                work, _gradient_sums(operators, operator), _parameter_sums(values, node), saved[i], shared[i],
                 workspace[i], trained, frozen_bytes,
             )
         )  # fmt: skip
@@ -269,9 +270,8 @@ def _gradient_sums(operators: Operators, operator: LoneOperator) -> tuple[Kernel
     return tuple(found)
 
 
-def _parameter_sums(operators: Operators, node: OpNode) -> tuple[Kernel, ...]:
+def _parameter_sums(values: Mapping[str, Tensor], node: OpNode) -> tuple[Kernel, ...]:
     """Every parameter's gradient is added to that of the earlier microbatches."""
-    values = _parameter_values(operators)
     return tuple(
         addition(values[name].numel(), values[name].dtype) for name in node.parameters if values[name].requires_grad
     )
@@ -283,8 +283,8 @@ def addition(elements: int, dtype: torch.dtype) -> Kernel:
     return Kernel("add_", "elementwise", "fp32", 0, 0, 2 * size, size)
 
 
-def _state(operators: Operators, names: Iterable[str]) -> tuple[tuple[tuple[int, int], ...], int]:
-    values = _parameter_values(operators)
+def _state(values: Mapping[str, Tensor], names: Iterable[str]) -> tuple[tuple[tuple[int, int], ...], int]:
+    """Elements and bytes per element of the trained ones of some parameters, and bytes of the frozen ones."""
     own = [values[name] for name in names]
     trained = tuple((prod(t.shape), t.dtype.itemsize) for t in own if t.requires_grad)
     return trained, sum(tensor_bytes(t) for t in own if not t.requires_grad)
@@ -298,12 +298,13 @@ def with_state(graph: OpGraph, operators: Operators, optimizer: Optimizer) -> Op
         operators: of the captured step.
         optimizer: it determines the state's size.
     """
+    values = _parameter_values(operators)
     seen: set[str] = set()
     nodes = []
     for node in graph.nodes:
         own = [name for name in node.parameters if name not in seen]
         seen.update(own)
-        trained, frozen_bytes = _state(operators, own)
+        trained, frozen_bytes = _state(values, own)
         state_bytes = _state_bytes(trained, frozen_bytes, optimizer)
         nodes.append(evolve(node, state_bytes=state_bytes, trained_bytes=_trained_bytes(trained, frozen_bytes)))
     return evolve(graph, nodes=tuple(nodes))
@@ -318,4 +319,5 @@ def _trained_bytes(trained: Iterable[tuple[int, int]], frozen_bytes: int) -> int
 
 
 def _parameter_values(operators: Operators) -> Mapping[str, Tensor]:
+    """Name of a parameter → its fake tensor."""
     return {name: operators.values[placeholder] for placeholder, name in operators.step.parameters.items()}

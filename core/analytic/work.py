@@ -4,7 +4,6 @@ from collections.abc import Collection, Sequence
 
 from attrs import frozen
 from torch import Tensor, fx
-from torch.utils import _pytree as pytree
 
 from ..capture.export.operators import tensor_bytes
 from ..capture.graph.fixed_nodes import fixed_nodes
@@ -25,6 +24,7 @@ from ..capture.programs.joint_graph import (
 )
 from ..capture.programs.overwriting import may_overwrite
 from ..capture.programs.recomputed_casts import narrows, shown_by
+from ..capture.values.nesting import tensors_of
 from .kernels import Kernel, kernel_of
 from .region_work import REGION_OPERATORS, RegionWork, region_work
 from .single_operator import LoneOperator, is_copy
@@ -131,7 +131,7 @@ def _is_view(operator: LoneOperator) -> bool:
     """Whether its results are views of its inputs, and it computes nothing."""
     values = operator.operators.values
     known = storage_sizes(values[node.name] for node in operator.given)
-    made = (t for node in operator.members for t in pytree.tree_leaves(values[node.name]) if isinstance(t, Tensor))
+    made = (tensor for node in operator.members for tensor in tensors_of(values[node.name]))
     return all(t.untyped_storage()._cdata in known for t in made) and not any(
         getattr(getattr(node.target, "_schema", None), "is_mutable", False) for node in operator.members
     )
@@ -240,7 +240,8 @@ def _is_local(operator: LoneOperator, place: int) -> bool:
 
 
 def _tensors(node: fx.Node) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(node.meta.get("val")) if isinstance(leaf, Tensor)]
+    """The fake tensors among a node's results."""
+    return tensors_of(node.meta.get("val"))
 
 
 def _storage(node: fx.Node) -> int:

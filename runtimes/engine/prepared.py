@@ -64,7 +64,7 @@ class Prepared:
     def loss_dtype(self) -> torch.dtype:
         """The dtype of the loss."""
         first = self.compiled[0].operators
-        return first.values[first.step.outputs.home].dtype  # type: ignore[no-any-return]
+        return first.values[first.step.outputs.main_result].dtype  # type: ignore[no-any-return]
 
     @property
     def weighted(self) -> bool:
@@ -223,7 +223,7 @@ class PreparedSteps:
                     if name not in own:  # no stage writes it: written buffers are in the states from the start
                         own[name] = self._model.get_buffer(name).to(self._states[index].device)
             again = self._plan.memory.recompute
-            constants, loss = step.constants, step.outputs.home
+            constants, loss = step.constants, step.outputs.main_result
             self._runs[shape] = {
                 i: StageRun(
                     i, programs, compiled.layout, self._states[i], constants, loss, i in again, step.gradients,

@@ -69,8 +69,8 @@ def profile_stages(
         state = StageState(
             own, {name: _own(buffers[name], device) for name in stage.inputs.buffers}, optimizer, device=device
         )
-        run = StageRun(index, stage, layout, state, operators.step.constants, operators.step.outputs.home)
-        seed = torch.ones((), dtype=operators.values[operators.step.outputs.home].dtype, device=device)
+        run = StageRun(index, stage, layout, state, operators.step.constants, operators.step.outputs.main_result)
+        seed = torch.ones((), dtype=operators.values[operators.step.outputs.main_result].dtype, device=device)
         return _stage_costs(run, _stand_ins(stage, device), here, seed, repeats, watch)
 
     with watch.active():

@@ -35,7 +35,7 @@ class Compiled:
         """The stage that computes a part of the step's result, by the name of its node."""
         owner = self.operators.owner.get(result)
         if owner is None:  # any stage could compute it: the loss's stage does
-            return self.stage_of(self.operators.step.outputs.home)
+            return self.stage_of(self.operators.step.outputs.main_result)
         return next(i for i, names in enumerate(self.stages) if owner in names)
 
     def runs_python(self, stage: int) -> bool:

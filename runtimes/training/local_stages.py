@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...backends.contract import Backend
 from ...core.capture.programs.stage_programs import StagePrograms
-from ...core.capture.values.stand_ins import stand_in
+from ...core.capture.values.stand_ins import fill_with_stand_ins
 from ...core.plan.plan import Plan, Stage
 from ...core.plan.sharding import shards, shards_gradients
 from ..launch.team import Team
@@ -173,7 +173,7 @@ class LocalStages:
         if not self._loaded:
             allocate(self._without_memory())
             for tensor in self._without_memory():
-                stand_in(tensor.detach())
+                fill_with_stand_ins(tensor.detach())
         states = list(self.states.values())
         buffers = [(buffer, buffer.clone()) for state in states for buffer in state.buffers.values()]
         trained = [(tensor, tensor.grad) for state in states for tensor in state.with_gradients]

@@ -179,7 +179,7 @@ class LossCheck:
             peaks, before = done.records[device].peaks or {}, self._finite.get(device, {})
             found: dict[str, Any] = {"microbatch": bad, "others": finite.count(False) - 1}
             compiled = batch.prepared.compiled[bad]
-            found["home"] = compiled.stage_of(compiled.operators.step.outputs.home)
+            found["home"] = compiled.stage_of(compiled.operators.step.outputs.main_result)
             for stage in sorted(outputs):
                 names = _non_finite_outputs(stage, bad, outputs[stage], peaks, before, finite)
                 if names:

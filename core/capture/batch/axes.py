@@ -66,8 +66,8 @@ class AxisFinder:
             lists = frozenset(name for name, elements in self.lists.items() if len(elements) == rows)
             for inside in dict.fromkeys((self.known.lists, self.known.lists | lists)):
                 for place in range(max((t.ndim for t in free.values()), default=1)):
-                    for pure in (True, False):
-                        axis = self._axis(rows, place, pure, inside, known, free)
+                    for at_place_only in (True, False):
+                        axis = self._axis(rows, place, at_place_only, inside, known, free)
                         if axis.covered:
                             found.setdefault(axis)
         return sorted(found, key=lambda axis: (not axis.leading, -axis.covered, bool(axis.lists)))
@@ -76,18 +76,27 @@ class AxisFinder:
         self,
         rows: int,
         place: int,
-        pure: bool,
+        at_place_only: bool,
         lists: frozenset[str],
         known: Mapping[str, int],
         free: Mapping[str, Tensor],
     ) -> Axis:
-        """The axis of dimension ``place`` of each tensor with that size; unless ``pure``, another dimension with it."""
+        """The axis of one dimension of each tensor with a size.
+
+        Args:
+            rows: the size.
+            place: the preferred dimension.
+            at_place_only: whether tensors in which another dimension has the size are left out.
+            lists: names of the lists whose elements are samples.
+            known: name of a tensor → its known dimension.
+            free: the tensors whose dimension is not known, by name.
+        """
         inside = BatchDims((), lists)
         dims = dict(known)
         for name, tensor in free.items():
             if inside.in_list(name):
                 continue
-            order = [place] if pure else [place, *range(tensor.ndim)]
+            order = [place] if at_place_only else [place, *range(tensor.ndim)]
             dim = next((d for d in order if d < tensor.ndim and tensor.shape[d] == rows), None)
             if dim is not None:
                 dims[name] = dim

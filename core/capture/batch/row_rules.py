@@ -24,8 +24,9 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
+from ..values.nesting import tensors_of
 from ..values.placeholder_results import PlaceholderResults
-from ..values.user_lines import calling_line
+from ..values.user_lines import calling_line, message_start
 from .flattened_rows import FlattenedRows
 from .operator_call import OperatorCall
 from .row_operators import (
@@ -74,11 +75,11 @@ class Finding:
     line: str
 
     def __str__(self) -> str:
-        return f"{self.line}: {self.operator}" if self.line else self.operator
+        return message_start(self.line) + self.operator
 
 
-class Dependent(BaseException):
-    """Ends a trace at the first finding; a BaseException, so that the step's code does not catch it."""
+class TraceStopped(BaseException):
+    """A trace was stopped at its first finding; a BaseException, so that the step's code does not catch it."""
 
 
 class RowWatch(PlaceholderResults):
@@ -109,7 +110,7 @@ class RowWatch(PlaceholderResults):
         self.read.update(map(id, given))
 
     def note_call(self, func: Any, args: Any, kwargs: Any, given: Sequence[Tensor], result: Any) -> None:
-        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, Tensor)]
+        made = tensors_of(result)
         if made:
             name = func._schema.name.partition("::")[2]
             self._pass_on_integers(given, made)
@@ -330,7 +331,7 @@ class RowWatch(PlaceholderResults):
         if (kind, call.name) not in self.findings:
             self.findings[kind, call.name] = Finding(kind, call.name, calling_line(sys._getframe(1)))
             if self._stops and kind != TOTAL:
-                raise Dependent
+                raise TraceStopped
 
 
 def _selected_by(index: Tensor) -> str:

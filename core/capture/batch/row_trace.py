@@ -25,12 +25,12 @@ from ..values.capture_errors import Refused, error_of_type
 from ..values.containers import BatchNesting, flatten_batch, one_level
 from ..values.fake_tensors import fake_of, fake_state
 from ..values.placeholder_values import PlaceholderValues
-from ..values.user_lines import user_line
+from ..values.user_lines import message_start, user_line
 from .dense_losses import dense_losses
-from .row_rules import JOINT, TOTAL, Dependent, Finding, RowWatch
+from .row_rules import JOINT, TOTAL, Finding, RowWatch, TraceStopped
 
 _PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
-_EVEN = 12
+_DIVISIBLE = 12
 """Multiple of the prime for a step that does not run with a prime number of samples, such as one that forms groups."""
 
 
@@ -48,7 +48,7 @@ class RowTrace:
     """
 
     rows: int
-    error: Exception | Dependent | None
+    error: Exception | TraceStopped | None
     findings: tuple[Finding, ...] = ()
     read: frozenset[str] = field(factory=frozenset)
     results: tuple[tuple[int, ...], ...] = ()
@@ -78,15 +78,14 @@ class RowTrace:
     @property
     def refusal(self) -> str | None:
         """The reason why the step cannot be captured at all, with the user's line; None if it may be."""
-        found = None if isinstance(self.error, Dependent) else error_of_type(Refused, self.error)
+        found = None if isinstance(self.error, TraceStopped) else error_of_type(Refused, self.error)
         return None if found is None else f"{user_line(self.error)}: {found}"
 
     @property
     def reason(self) -> str:
         """The message of its error, with the user's line."""
         text = next(iter(str(self.error).strip().splitlines()), "") or type(self.error).__name__
-        line = user_line(self.error)
-        return f"{line}: {text}" if line else text
+        return message_start(user_line(self.error)) + text
 
 
 class RowTracer:
@@ -149,7 +148,7 @@ class RowTracer:
 
     def trace_groups(self, dims: Mapping[str, int | None], lists: frozenset[str] = frozenset()) -> RowTrace:
         """Trace with a multiple of the prime that has many divisors, for a step that forms groups of samples."""
-        found = self._run(dims, lists, _EVEN * self._prime)
+        found = self._run(dims, lists, _DIVISIBLE * self._prime)
         assert found is not None
         return found
 
@@ -187,7 +186,7 @@ class RowTracer:
         for truth in (False, True):
             watch = RowWatch(self._prime, rows or self._prime, truth, stops)
             found = self._watched(watch, dims, lists, rows, times)
-            if isinstance(found.error, Dependent):
+            if isinstance(found.error, TraceStopped):
                 return None
             if found.runs or not watch.asked:
                 break
@@ -208,7 +207,7 @@ class RowTracer:
         sizes = [rows and rows * times.get(name, 1) for name in names]
         fakes = [self._fake(leaf, dims.get(name), size) for leaf, name, size in zip(leaves, names, sizes, strict=True)]
         watch.read_numbers([fake for fake in fakes if isinstance(fake, Tensor)])
-        error: Exception | Dependent | None = None
+        error: Exception | TraceStopped | None = None
         results: list[Any] = []
         with self._apart(), self._mode:
             try:
@@ -216,7 +215,7 @@ class RowTracer:
                 batch = (nesting.plain if self._by_dynamo else nesting.batch)(fakes)
                 with watch, PlaceholderValues():
                     results = pytree.tree_leaves(run(batch))
-            except (Exception, Dependent) as raised:
+            except (Exception, TraceStopped) as raised:
                 error = raised
         read = frozenset(name for name, fake in zip(names, fakes, strict=True) if id(fake) in watch.read)
         shapes = [tuple(r.shape) for r in results if isinstance(r, Tensor)]

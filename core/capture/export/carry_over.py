@@ -31,7 +31,7 @@ from ...errors import RequestError
 from ..graph.alignment import aligned
 from ..graph.autograd_functions import called_name
 from ..graph.nodes import module_of
-from ..values.user_lines import line_of
+from ..values.user_lines import line_of, message_start
 from .operators import Operators, computes, operators_of
 
 
@@ -233,7 +233,7 @@ def _refuse_misplaced(
 def _line(operators: Operators, name: str) -> str:
     """The user's line of an operator, to begin a message; empty if it has none."""
     found = (line_of(operators.nodes[member]) for member in operators.members[name])
-    return next((f"{line}: " for line in found if line), "")
+    return message_start(next(filter(None, found), ""))
 
 
 def _sources(graph: OpGraph) -> dict[str, set[str]]:

@@ -14,7 +14,7 @@ from ...errors import PanpipeError, RequestError
 from ..graph.generated_sources import sources_removed
 from ..graph.randomness import KeyedRandom, random_key
 from ..python.torch_settings import without_anomaly_mode
-from ..regions.gradient_paths import GradientPaths, Reached
+from ..regions.gradient_paths import GradientPaths, GradientReach
 from ..regions.modes import CASTS, CastWatch, ModalInterpreter, casts_once
 from ..regions.regions import Region, region_of
 from ..values.nesting import tensors_of
@@ -103,8 +103,9 @@ class FakeRun(ModalInterpreter):
         """
         calls, self._calls = self._calls, []  # autograd's graph would hold this run
         if not calls:
-            used = {node.name for node in self._nodes if node.users}
-            return GradientPaths(loss=Reached(frozenset(n for node, n in self._parameters.items() if node in used)))
+            read = {node.name for node in self._nodes if node.users}
+            parameters = frozenset(name for node, name in self._parameters.items() if node in read)
+            return GradientPaths(loss=GradientReach(parameters))
         names = {id(self.values[node]): name for node, name in self._parameters.items() if node in self.values}
         return GradientPaths.of(self.values[loss], names, calls)
 

@@ -31,7 +31,7 @@ from ..regions.gradient_paths import GradientPaths
 from ..regions.region_writes import note_later_writes
 from ..values.nesting import tensors_of
 from ..values.sparse_tensors import refuse_sparse_results
-from ..values.user_lines import line_of
+from ..values.user_lines import line_of, message_start
 from .captured_step import CapturedStep
 from .fake_run import FakeRun, fake_inputs
 
@@ -105,18 +105,18 @@ def operators_of(
     refuse_sparse_results(step.graph, fake_run.values)
     note_roots(step.graph, fake_run.values)
     note_later_writes(step.graph, fake_run.values)
-    if step.gradients and not fake_run.values[step.outputs.home].requires_grad:
-        loss = next(node for node in step.graph.nodes if node.name == step.outputs.home)
-        line = f"{found}: " if (found := line_of(loss)) else ""
+    if step.gradients and not fake_run.values[step.outputs.main_result].requires_grad:
+        loss = next(node for node in step.graph.nodes if node.name == step.outputs.main_result)
         raise RequestError(
-            f"{line}the loss does not depend on any parameter that requires a gradient: there is nothing to train; "
-            "check requires_grad, and that the step neither detaches it nor computes it under no_grad or from argmax"
+            f"{message_start(line_of(loss))}the loss does not depend on any parameter that requires a gradient: there "
+            "is nothing to train; check requires_grad, and that the step neither detaches it nor computes it under "
+            "no_grad or from argmax"
         )
     calls = [node for node in step.graph.nodes if node.op == "call_function"]
     refuse_sparse_gradients(calls, fake_run.values)
-    paths = fake_run.gradient_paths(step.outputs.home) if step.gradients else GradientPaths()
+    paths = fake_run.gradient_paths(step.outputs.main_result) if step.gradients else GradientPaths()
     if step.gradients:
-        fake_run.note_gradients(step.outputs.home)
+        fake_run.note_gradients(step.outputs.main_result)
     needed = _needed_nodes(step)
     local = _local_nodes(step, calls, fake_run)
     groups = _groups([node for node in calls if node.name not in local and node in needed], fake_run, apart)
@@ -146,7 +146,7 @@ def _local_nodes(step: CapturedStep, calls: list[fx.Node], fake_run: FakeRun) ->
         if (
             all(source.name in free or source.name in local for source in node.all_input_nodes)
             and node.name not in fake_run.first_draw
-            and node.name != step.outputs.home
+            and node.name != step.outputs.main_result
             and root_of(node).name not in written
             and not any(t.requires_grad for t in tensors_of(value))
         ):

@@ -60,7 +60,7 @@ class _WholeStep(nn.Module):
 
     def forward(self, batch: Any) -> Any:
         with (
-            self._breaks.autocasts.again(),
+            self._breaks.autocasts.resumed(),
             references_followed(self.model, self._breaks.reached),
             saved_tensor_hooks_refused(),
             attributes_restored(self.model, self._breaks.step, self._breaks.reached, self._breaks.pending),
@@ -111,7 +111,7 @@ def capture_step(
         quiet_torch(),
         without_anomaly_mode(warns=True),
         modes,
-        breaks.autocasts.left(),
+        breaks.autocasts.suspended(),
         no_files_written(breaks.reached, warns=True),
         calls_refused(),
     ):

@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
 from ..values.printed import Printed
+from ..values.user_lines import message_start
 from .nodes import WITH_PREVIOUS
 
 
@@ -43,8 +44,8 @@ class StepOutputs:
         return [value for value in values if isinstance(value, str)]
 
     @property
-    def home(self) -> str:
-        """Name of a node: results that every stage could compute are computed in its stage."""
+    def main_result(self) -> str:
+        """Name of the loss's node; results that every stage could compute are computed in its stage."""
         return self.loss
 
 
@@ -56,7 +57,7 @@ class RowOutputs:
         values: name of the node of every tensor, in order; None if the function returns None there.
         dims: of each the dimension that has a row for each sample.
         nesting: of these.
-        home: name of a node: results that every stage could compute are computed in its stage.
+        main_result: name of the node of the last one; results that every stage could compute are computed in its stage.
         texts: names of the nodes whose values the function writes into text, by number.
         printed: what it prints and logs for each microbatch.
     """
@@ -64,7 +65,7 @@ class RowOutputs:
     values: tuple[str | None, ...]
     dims: tuple[int, ...]
     nesting: pytree.TreeSpec
-    home: str
+    main_result: str
     texts: tuple[str, ...]
     printed: Printed
 
@@ -101,7 +102,7 @@ def step_outputs(program: Any, printed: Printed, line: str = "") -> StepOutputs:
     parts = list(result) if isinstance(result, tuple | list) else [result]
     metrics = parts.pop() if len(parts) > 1 and isinstance(parts[-1], dict) else {}
     rule = "return a scalar loss, or (loss, weight), either followed by a dict of metrics, or an object with a loss"
-    who = f"{line}: the step" if line else "the step"
+    who = f"{message_start(line)}the step"
     if not parts or len(parts) > 2 or not isinstance(parts[0], str):
         raise RequestError(f"{who} returns {type(result).__name__} and not a scalar loss: {rule}")
     node = next(n for n in program.graph.nodes if n.name == parts[0])
@@ -171,8 +172,8 @@ def row_outputs(program: Any, printed: Printed, rows: ResultRows) -> RowOutputs:
     named = {name for name in values if name is not None}
     if not named:
         raise RequestError("the function returns no tensor: return the results to join, such as model(batch['x'])")
-    home = next(node.name for node in reversed(program.graph.nodes) if node.name in named)
-    return RowOutputs(tuple(values), tuple(dims), nesting, home, tuple(texts), printed)
+    main_result = next(node.name for node in reversed(program.graph.nodes) if node.name in named)
+    return RowOutputs(tuple(values), tuple(dims), nesting, main_result, tuple(texts), printed)
 
 
 def _returned(program: Any) -> tuple[Any, Any]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from ..values.nesting import tensors_of
 
 
 def arguments_by_name(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
@@ -38,4 +39,4 @@ def written_values(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
 
 def written_tensors(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
     """The tensors that an operator writes in place; arguments as of `arguments_by_name`."""
-    return [leaf for leaf in pytree.tree_leaves(written_values(target, args, kwargs)) if isinstance(leaf, Tensor)]
+    return tensors_of(written_values(target, args, kwargs))

@@ -1,8 +1,8 @@
 """Gradients that are matrix products: the kernel of the product adds them to the sum, without an intermediate tensor.
 
-The gradient of a linear layer's weight is a product, possibly transposed. The program hands over its two factors, and
-the kernel of the product adds it to the sum without an intermediate tensor. That saves 4 to 7 % of the time of product
-and sum for 512 × 1024 × 256 (float32, one core, operands in the cache), and the intermediate tensor's memory.
+The gradient of a linear layer's weight is a product, possibly transposed. A program passes its two factors to its sink,
+and the kernel of the product adds it to the sum without an intermediate tensor. That saves 4 to 7 % of the time of
+product and sum for 512 × 1024 × 256 (float32, one core, operands in the cache), and the intermediate tensor's memory.
 
 Under autocast the factors have 16 bits and the gradient 32. CUDA has kernels that multiply such factors into a sum in
 float32: nothing is rounded to 16 bits in between, and no gradient of 16 bits is allocated. A CPU has none (torch 2.13:
@@ -24,10 +24,10 @@ _WIDE, _NARROW = {torch.float32, torch.float64}, {torch.bfloat16, torch.float16}
 
 @frozen
 class Product:
-    """A handed over value that is a product of two matrices.
+    """A value for the sink of a program that is a product of two matrices.
 
     Args:
-        number: its position among the values that are handed over.
+        number: its position among the values for the sink.
         node: the product.
         flips: transpositions and casts between the product and the value.
     """
@@ -48,18 +48,18 @@ class Product:
 
 
 def products_of(
-    handed_over: Sequence[fx.Node], nodes: Collection[fx.Node], outputs: Collection[fx.Node | None]
+    for_sink: Sequence[fx.Node], nodes: Collection[fx.Node], outputs: Collection[fx.Node | None]
 ) -> list[Product]:
-    """The products among the values that a program hands over, if the program does not read them itself.
+    """The products among the values that a program passes to its sink, if the program does not read them itself.
 
     Args:
-        handed_over: the values, by number.
+        for_sink: the values, by number.
         nodes: of the program.
         outputs: nodes that it returns.
     """
     inside, returned = set(nodes), set(outputs)
     found = []
-    for number, value in enumerate(handed_over):
+    for number, value in enumerate(for_sink):
         node, flips = value, list[fx.Node]()
         while node in inside and (node.target is aten.t.default or _is_accumulated_cast(node)):
             flips.append(node)
@@ -69,9 +69,9 @@ def products_of(
             node in inside
             and node.target is aten.mm.default
             and (node.meta["val"].dtype in _WIDE or node.meta["val"].dtype is not value.meta["val"].dtype)
-            and handed_over.count(value) == 1
+            and for_sink.count(value) == 1
             and not any(one in returned for one in chain)
-            and not any(one in handed_over for one in chain[:-1])
+            and not any(one in for_sink for one in chain[:-1])
             and all(_read_once(one, inside) for one in chain[:-1])
             and not any(user in inside for user in value.users)
         ):

@@ -112,7 +112,7 @@ def fused(nodes: Sequence[fx.Node], kept: Collection[fx.Node | None]) -> list[Pi
 
     Args:
         nodes: of the program, in order; views that are not read outside of groups are not in the result.
-        kept: nodes that the program returns or hands over.
+        kept: nodes that the program returns or passes to its sink.
     """
     inside = set(nodes)
     runs: list[list[fx.Node] | fx.Node] = []

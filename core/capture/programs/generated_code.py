@@ -54,7 +54,7 @@ def compile_program(
     inputs: Sequence[fx.Node],
     outputs: Sequence[fx.Node | None],
     modules: dict[str, Any],
-    handed_over: Sequence[fx.Node] = (),
+    for_sink: Sequence[fx.Node] = (),
     fusions: Fusions | None = None,
 ) -> Program:
     """Generate the function of some nodes.
@@ -67,22 +67,22 @@ def compile_program(
         inputs: nodes whose values are arguments.
         outputs: nodes to return; None for an output without a node.
         modules: attribute name → module or constant tensor, for ``get_attr`` nodes.
-        handed_over: nodes whose values are passed to the sink, each with its position, as soon as they are computed: a
+        for_sink: nodes whose values are passed to the sink, each with its position, as soon as they are computed: a
             gradient is accumulated while it is in the cache, and its memory is reused for the next one.
         fusions: collects the groups of operators that run as one; None if each operator runs by itself.
     """
     names = {node: f"v{i}" for i, node in enumerate([*inputs, *nodes])}
     regions = [region for node in nodes if (region := region_needed(node)) is not None]
     scope: dict[str, Any] = {"restrided": restrided, "held": regions}
-    kept = {*outputs, *handed_over}
+    kept = {*outputs, *for_sink}
     pieces: Sequence[Piece] = list(nodes) if fusions is None else fused(nodes, kept)
     last = _last_uses(pieces, outputs)
     over = overwriting(running_order(nodes, pieces), kept, set(nodes).difference(pieces))
-    found, alone = products_of(handed_over, nodes, outputs), set(pieces)
+    found, alone = products_of(for_sink, nodes, outputs), set(pieces)
     products = {each.node: each for each in found if alone.issuperset(each.casts)}
     left_out = {flip for product in products.values() for flip in product.flips}
     sinks: dict[fx.Node, list[str]] = {}
-    for number, value in enumerate(handed_over):
+    for number, value in enumerate(for_sink):
         sinks.setdefault(value, []).append(f"    sink.add({number}, {names[value]})")
     lines, traces = list[str](), dict[int, str]()
     if inputs:
@@ -179,7 +179,8 @@ def _call(
 
     Args:
         over: if it overwrites an operand: the variant that writes to a given tensor, its argument, and the operand.
-        kept: whether the program returns the result or hands it over: then it must not be an input of the operator.
+        kept: whether the program returns the result or passes it to its sink: then it must not be an input of the
+            operator.
     """
     arguments = [_argument(value, names, scope) for value in node.args]
     arguments += [f"{key}={_argument(value, names, scope)}" for key, value in node.kwargs.items()]

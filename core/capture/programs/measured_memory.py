@@ -27,16 +27,16 @@ def measured(
         shown: F of these, followed by the tensors that regions read.
     """
     fake_mode = stage.fakes[0].fake_mode  # type: ignore[attr-defined]
-    kept = len(stage.inputs.boundary)
+    boundaries = len(stage.inputs.boundary)
     returned = len(joint.outputs) + len(joint.mutations)
     first, second = programs.backward_input, programs.backward_weight
     with fake_mode, torch.no_grad():
         inputs = [t.detach() for t in stage.fakes]
-        own = storage_sizes(inputs[kept:])
+        own = storage_sizes(inputs[boundaries:])
         if programs.shared is not None:
-            fixed = kept + len(stage.inputs.parameters) + len(stage.inputs.buffers) + len(stage.inputs.constants)
-            inputs += programs.shared.run(inputs[kept:fixed], no_sink)
-        persistent = storage_sizes(inputs[kept:])
+            fixed = boundaries + len(stage.inputs.parameters) + len(stage.inputs.buffers) + len(stage.inputs.constants)
+            inputs += programs.shared.run(inputs[boundaries:fixed], no_sink)
+        persistent = storage_sizes(inputs[boundaries:])
         shared = sum(size for key, size in persistent.items() if key not in own)
         again = sum(storage_sizes(inputs[i] for i in programs.recompute.inputs).values())
         results, workspace = _run(programs.forward, list(inputs), persistent, returned)

@@ -58,7 +58,7 @@ def overwriting(
 
     Args:
         nodes: of a program, in the order in which they run.
-        kept: nodes that the program returns or hands over.
+        kept: nodes that the program returns or passes to its sink.
         fused: nodes that run inside of a fused group, where nothing is overwritten.
     """
     place = {node: position for position, node in enumerate(nodes)}

@@ -41,20 +41,20 @@ def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = No
     joint = trace_joint(stage)
     if not stage.gradients:
         joint.mutations.clear()
-    kept = len(stage.inputs.boundary)
+    boundaries = len(stage.inputs.boundary)
     returned = [*joint.outputs, *joint.mutations.values()]
     in_forward, gradients = forward_nodes(joint), joint.gradients
     once = shared_nodes(joint, stage.inputs, in_forward)
     shared = shared_values(once)
     done = in_forward.union(once)
     in_forward.difference_update(once)
-    fixed = {node for i, node in joint.primals.items() if i >= kept and i not in joint.mutations}
+    fixed = {node for i, node in joint.primals.items() if i >= boundaries and i not in joint.mutations}
     again = recompute_casts(joint, in_forward, once, fixed)
     backward_nodes = ancestors(gradients.values()) - done
     reads = closed_over(ordered(joint.graph, backward_nodes), backward_nodes)
     reads += [node for node in gradients.values() if node not in backward_nodes and node not in reads]
     tangents = set(joint.tangents.values())
-    persistent = {node: i for i, node in joint.primals.items() if i >= kept}
+    persistent = {node: i for i, node in joint.primals.items() if i >= boundaries}
     persistent |= {node: len(stage.fakes) + i for i, node in enumerate(shared)}
     saved = [n for n in reads if n not in persistent and n not in tangents and n.op != "get_attr"]
     inputs = [*(joint.primals[i] for i in sorted(joint.primals)), *shared]
@@ -63,14 +63,14 @@ def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = No
     make = functools.partial(compile_program, modules=modules, fusions=fusions)
     forward = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved])
     alone = make(ordered(joint.graph, in_forward), inputs, returned)
-    cut = _Cut(joint, make, saved, persistent, kept, done, again)
-    backward = cut.program(backward_nodes, dict(gradients), ()) if gradients else None
-    input_gradients = {i: node for i, node in gradients.items() if i < kept}
+    builder = _BackwardBuilder(joint, make, saved, persistent, boundaries, done, again)
+    backward = builder.program(backward_nodes, dict(gradients), ()) if gradients else None
+    input_gradients = {i: node for i, node in gradients.items() if i < boundaries}
     backward_input = backward_weight = None
     if input_gradients and len(input_gradients) < len(gradients):
-        backward_input, backward_weight = _halves(cut, input_gradients) or (None, None)
+        backward_input, backward_weight = _halves(builder, input_gradients) or (None, None)
     programs = StagePrograms(
-        stage.inputs, stage.outputs, stage.results, forward, alone, _recompute(cut, inputs, once),
+        stage.inputs, stage.outputs, stage.results, forward, alone, _recompute(builder, inputs, once),
         tuple(joint.mutations), backward, backward_input, backward_weight, StageMemory(0, 0, 0, 0),
         shared=shared_program(joint, stage.inputs, once),
     )  # fmt: skip
@@ -89,27 +89,34 @@ def _empty_programs(stage: StageGraph) -> StagePrograms:
     return StagePrograms(stage.inputs, (), (), forward, forward, again, (), None, None, None, StageMemory(0, 0, 0, 0))
 
 
-def _recompute(cut: "_Cut", inputs: list[fx.Node], once: list[fx.Node]) -> Recompute:
-    joint, saved = cut.joint, cut.saved
+def _recompute(builder: "_BackwardBuilder", inputs: list[fx.Node], once: list[fx.Node]) -> Recompute:
+    joint, saved = builder.joint, builder.saved
     nodes = ordered(joint.graph, ancestors(saved).difference(once))
     read = {*saved, *(source for node in nodes for source in node.all_input_nodes)}
-    program = cut.make(nodes, inputs, saved)
-    keeps = (i for i, node in sorted(joint.primals.items()) if node in read and (i < cut.kept or i in joint.mutations))
-    return Recompute(program, tuple(keeps))
+    program = builder.make(nodes, inputs, saved)
+    inputs_read = (i for i, node in sorted(joint.primals.items()) if node in read)
+    return Recompute(program, tuple(i for i in inputs_read if i < builder.boundaries or i in joint.mutations))
 
 
 @frozen
-class _Cut:
-    """The common inputs of the backward programs of one joint graph; see `stage_programs`.
+class _BackwardBuilder:
+    """Builds the backward programs of one joint graph; see `stage_programs`.
 
-    ``done`` are the nodes of F and the shared nodes, ``again`` those of the backward that F computed before.
+    Args:
+        joint: the joint graph.
+        make: generates the program of some nodes, from their inputs and outputs.
+        saved: nodes whose values F saves.
+        persistent: inputs that F does not save, and shared tensors → the position among the inputs.
+        boundaries: number of inputs from other stages, which are the first ones.
+        done: nodes of F, and shared nodes.
+        again: nodes of the backward that compute casts of F again.
     """
 
     joint: JointGraph
     make: Callable[..., Program]
     saved: list[fx.Node]
     persistent: dict[fx.Node, int]
-    kept: int
+    boundaries: int
     done: set[fx.Node]
     again: set[fx.Node]
 
@@ -120,7 +127,7 @@ class _Cut:
         created: tuple[fx.Node, ...],
         extra: list[fx.Node] | None = None,
     ) -> Backward:
-        """Make a backward program that returns ``gradients`` and then ``extra``, given what I ``created``."""
+        """The backward program that returns ``gradients`` and then ``extra``, given what I ``created``."""
         run = ordered(self.joint.graph, nodes)
         reads = set(closed_over(run, nodes))
         reads |= {node for node in [*gradients.values(), *(extra or [])] if node not in nodes}
@@ -130,10 +137,10 @@ class _Cut:
         tangents = [(node, i) for i, node in self.joint.tangents.items() if node in reads and node not in created]
         order = [self.saved[i] for i in saved] + [created[i] for i in made]
         order += [node for node, _ in inputs] + [node for node, _ in tangents]
-        boundary = {i: node for i, node in gradients.items() if i < self.kept}
-        own = {i: node for i, node in gradients.items() if i >= self.kept}
+        boundary = {i: node for i, node in gradients.items() if i < self.boundaries}
+        own = {i: node for i, node in gradients.items() if i >= self.boundaries}
         outputs = [*boundary.values(), *(extra or [])]
-        function = self.make(run, order, outputs, handed_over=list(own.values()))
+        function = self.make(run, order, outputs, for_sink=list(own.values()))
         place = {node: at for at, node in enumerate(run)}
         return Backward(
             function, tuple(saved), tuple(made), tuple(i for _, i in inputs), tuple(i for _, i in tangents),
@@ -141,11 +148,11 @@ class _Cut:
         )  # fmt: skip
 
 
-def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, Backward] | None:
+def _halves(builder: _BackwardBuilder, input_gradients: dict[int, fx.Node]) -> tuple[Backward, Backward] | None:
     """I and W, or None if nothing is left for W."""
-    joint, done = cut.joint, cut.done
+    joint, done = builder.joint, builder.done
     split_masked(joint.graph, ancestors(input_gradients.values()))
-    input_nodes = ancestors(input_gradients.values()) - done | cut.again
+    input_nodes = ancestors(input_gradients.values()) - done | builder.again
     first_gradients, weight_gradients = dict(input_gradients), dict[int, fx.Node]()
     for i, node in joint.gradients.items():
         if i in input_gradients:
@@ -159,11 +166,11 @@ def _halves(cut: _Cut, input_gradients: dict[int, fx.Node]) -> tuple[Backward, B
     if not weight_gradients:
         return None
     weight_nodes = ancestors(weight_gradients.values()) - done - input_nodes
-    # I hands over its results that W reads, and the incoming gradients that W reads.
-    handed_over = input_nodes | set(joint.tangents.values())
+    # I returns its results that W reads, and the incoming gradients that W reads.
+    of_first = input_nodes | set(joint.tangents.values())
     outside = closed_over(ordered(joint.graph, weight_nodes), weight_nodes)
     outside += [node for node in weight_gradients.values() if node not in weight_nodes]
-    created = [node for node in dict.fromkeys(outside) if node in handed_over and node.op != "get_attr"]
-    first = cut.program(input_nodes, first_gradients, (), created)
-    second = cut.program(weight_nodes, weight_gradients, tuple(created))
+    created = [node for node in dict.fromkeys(outside) if node in of_first and node.op != "get_attr"]
+    first = builder.program(input_nodes, first_gradients, (), created)
+    second = builder.program(weight_nodes, weight_gradients, tuple(created))
     return first, second

@@ -123,7 +123,7 @@ def stage_graph(
     step = operators.step
     own = {member for name in stages[index] for member in operators.members[name]}
     # A part of the result that every stage could compute is computed in the loss's stage.
-    here = own | operators.local if step.outputs.home in own else own
+    here = own | operators.local if step.outputs.main_result in own else own
     results = [name for name in dict.fromkeys(step.outputs.nodes) if name in here]
     needed = _with_local(operators, own | set(results))
     read = {source.name for name in needed for source in operators.nodes[name].all_input_nodes}
@@ -160,7 +160,7 @@ def stage_graph(
     values_of = {name: values[operators.nodes[name]] for name in results}
     # Only the loss starts a backward.
     detached = [
-        node if name == step.outputs.home else graph.call_function(torch.ops.aten.detach.default, (node,))
+        node if name == step.outputs.main_result else graph.call_function(torch.ops.aten.detach.default, (node,))
         for name, node in values_of.items()
     ]
     graph.output((*outputs, *detached))

@@ -10,6 +10,8 @@ from torch import nn
 
 INTERNAL = {"_parameters", "_buffers", "_modules"}
 """Attributes of modules that hold their parameters, buffers and submodules."""
+CONTAINERS = (list, dict, set, deque, defaultdict)
+"""Classes of containers whose contents are compared and restored."""
 STEP = "the step"
 """Name of the step as a holder."""
 
@@ -81,11 +83,7 @@ def number_of_forward_hooks(model: nn.Module) -> int:
 
 def contents_of(holder: MutableMapping[str, Any]) -> dict[str, Any]:
     """Copies of the lists, dicts and sets of a holder, without torch's own."""
-    return {
-        key: copy.copy(value)
-        for key, value in holder.items()
-        if key not in INTERNAL and type(value) in (list, dict, set, deque, defaultdict)
-    }
+    return {key: copy.copy(value) for key, value in holder.items() if key not in INTERNAL and type(value) in CONTAINERS}
 
 
 def refill(value: Any, before: Any) -> None:

@@ -1,7 +1,7 @@
 """Settings of torch that the caller of a step made: autocast, default dtype and device, flags, modes.
 
 A captured step keeps the settings of its capture. Autocast around ``pipe.step(batch)`` is local to the caller's thread,
-and export records only autocasts that begin within a step; so it is left before the capture, and entered again in the
+and export records only autocasts that begin within a step; so it is suspended before the capture, and resumed in the
 captured function. The default dtype, the default device and the attention kernels are read again before each step; if
 one changes, the step is captured again.
 """
@@ -46,7 +46,7 @@ class Autocasts:
         return cls(tuple((k, torch.get_autocast_dtype(k), cached) for k in _KINDS if torch.is_autocast_enabled(k)))
 
     @contextmanager
-    def left(self) -> Iterator[None]:
+    def suspended(self) -> Iterator[None]:
         """A context without them."""
         with ExitStack() as stack:
             for kind, dtype, _ in self.entered:
@@ -54,7 +54,7 @@ class Autocasts:
             yield
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def resumed(self) -> Iterator[None]:
         """A context with all of them."""
         with ExitStack() as stack:
             for kind, dtype, cached in self.entered:

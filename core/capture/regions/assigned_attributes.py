@@ -6,18 +6,18 @@ and assigned to the captured module. A module that changes other values which ar
 
 import copy
 import types
-from collections import deque
 from typing import Any
 
 from torch import nn
 
 from ...errors import RequestError
+from ..python.holders import CONTAINERS, INTERNAL
 from ..python.reachable.code_names import line_in
 from ..python.reached import Reached
 from ..values.nesting import tensors_of
 
-_INTERNAL = {"_parameters", "_buffers", "_modules", "forward", "training"}
-_CONTAINERS = (list, dict, set, deque)
+_NOT_ASSIGNED = {*INTERNAL, "forward", "training"}
+"""Attributes that are not compared: capture replaces them, or compares them elsewhere."""
 _MISSING = object()
 
 
@@ -38,10 +38,10 @@ class AttributesBefore:
     def __init__(self, who: str, module: nn.Module, reached: Reached) -> None:
         self._who, self._module, self._reached = who, module, reached
         self._before = {
-            (path, key): (value, copy.copy(value) if type(value) in _CONTAINERS else None)
+            (path, key): (value, copy.copy(value) if type(value) in CONTAINERS else None)
             for path, one in module.named_modules()
             for key, value in vars(one).items()
-            if key not in _INTERNAL
+            if key not in _NOT_ASSIGNED
         }
 
     def found(self) -> tuple[tuple[str, str], ...]:
@@ -53,7 +53,7 @@ class AttributesBefore:
         found: list[tuple[str, str]] = []
         for path, one in self._module.named_modules():
             for key, value in list(vars(one).items()):
-                if key in _INTERNAL:
+                if key in _NOT_ASSIGNED:
                     continue
                 old, contents = self._before.get((path, key), (_MISSING, None))
                 assigned = value is not old

@@ -26,7 +26,7 @@ from ..python.side_effects import tensors_restored
 from ..python.torch_settings import Autocasts
 from ..values.capture_errors import LateSize, NeedsAutograd, NeedsValue, depends_on_value, error_of_type
 from ..values.late_numbers import LateNumber, with_late_numbers_as_tensors
-from ..values.printed import Printed, noted
+from ..values.printed import Printed, output_recorded
 from ..values.results import plain_result
 from ..values.stand_ins import stand_in_for
 from ..values.user_lines import first_line, reason_of
@@ -110,7 +110,7 @@ class Breaks:
         locator = Locator([there for _, there in tail.places] if tail is not None else ())
         result = None
         with (
-            noted(self.reached.holds) as printed, late_checks_dropped(),
+            output_recorded(self.reached.holds) as printed, late_checks_dropped(),
             RequiresGradWrites(model, self.trained) as writes, watch, watch.seeds.observed(),
             self._modules.called(model, self._meta), numbered(model, regions, locator),
         ):  # fmt: skip
@@ -256,12 +256,12 @@ class Breaks:
         try:
             with (
                 modules_restored(self.model), tensors_restored(self.reached),
-                _reparametrize_module(self.model, stand_ins), noted(self.reached.holds), random,
-                self._modules.watched(random), numbered(self.model, regions, observer), self.autocasts.again(),
+                _reparametrize_module(self.model, stand_ins), output_recorded(self.reached.holds), random,
+                self._modules.watched(random), numbered(self.model, regions, observer), self.autocasts.resumed(),
             ):  # fmt: skip
                 result = self._called(self.model, self.batch)
             self._refuse_number(result)
-            if not missing:  # what stands in for parameters without values has no gradient
+            if not missing:  # replacements of parameters without values have no gradient
                 self._refuse_without_gradient(result)
             if tail_line is not None:
                 self._tail = TailRegion.observed(

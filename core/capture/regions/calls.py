@@ -21,26 +21,28 @@ class Slot:
     """A tensor among a call's results.
 
     Args:
-        shape, stride, dtype, requires_grad: of the tensor.
+        shape, dtype, requires_grad: of the tensor.
+        stride: of the tensor; None for one without strides, as a sparse tensor.
         argument: index among the call's tensor arguments if the call returned one of them.
     """
 
     shape: tuple[int, ...]
-    stride: tuple[int, ...]
+    stride: tuple[int, ...] | None
     dtype: torch.dtype
     requires_grad: bool
     argument: int | None
 
     @classmethod
     def of(cls, tensor: Tensor, argument: int | None = None) -> "Slot":
-        """The slot of a tensor; contiguous for one without strides, as a sparse tensor."""
-        shape = tuple(tensor.shape)
-        stride = tensor.stride() if tensor.layout is torch.strided else torch.empty(shape, device="meta").stride()
-        return cls(shape, tuple(stride), tensor.dtype, tensor.requires_grad, argument)
+        """The slot of a tensor."""
+        stride = tuple(tensor.stride()) if tensor.layout is torch.strided else None
+        return cls(tuple(tensor.shape), stride, tensor.dtype, tensor.requires_grad, argument)
 
     def stand_in(self) -> Tensor:
         """A tensor without values that has the same metadata, except for its device."""
-        made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+        made = torch.empty(self.shape, dtype=self.dtype, device="meta")
+        if self.stride is not None and self.stride != made.stride():
+            made = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
         return made.requires_grad_(self.requires_grad)
 
 

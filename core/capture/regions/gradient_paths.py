@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .regions import Region
 
-Place = tuple[int, int]
+RegionValue = tuple[int, int]
 """A region, by position in the graph, and one of its results or inputs, by position."""
 
 Crossing = tuple[int, int, int]
@@ -24,7 +24,7 @@ Crossing = tuple[int, int, int]
 
 
 @frozen
-class Reached:
+class GradientReach:
     """What a gradient reaches without passing through a region.
 
     Args:
@@ -33,7 +33,7 @@ class Reached:
     """
 
     parameters: frozenset[str] = frozenset()
-    results: frozenset[Place] = frozenset()
+    results: frozenset[RegionValue] = frozenset()
 
 
 @frozen
@@ -51,8 +51,8 @@ class GradientPaths:
     parameters: tuple[str, ...] = ()
     regions: tuple[Region, ...] = ()
     crossings: tuple[Crossing, ...] = ()
-    loss: Reached = Reached()
-    inputs: Mapping[Place, Reached] = field(factory=dict)
+    loss: GradientReach = GradientReach()
+    inputs: Mapping[RegionValue, GradientReach] = field(factory=dict)
 
     @classmethod
     def of(cls, loss: Tensor, names: Mapping[int, str], calls: Sequence[tuple[Region, Any]]) -> "GradientPaths":
@@ -65,8 +65,8 @@ class GradientPaths:
         """
         number = {call: i for i, (_, call) in enumerate(calls)}
 
-        def reached(start: Any, result: int) -> Reached:
-            parameters, results = set[str](), set[Place]()
+        def reached(start: Any, result: int) -> GradientReach:
+            parameters, results = set[str](), set[RegionValue]()
             seen, todo = {(start, result)}, [(start, result)]
             while todo:
                 node, at = todo.pop()
@@ -79,9 +79,9 @@ class GradientPaths:
                     if following[0] is not None and following not in seen:
                         seen.add(following)
                         todo.append(following)
-            return Reached(frozenset(parameters), frozenset(results))
+            return GradientReach(frozenset(parameters), frozenset(results))
 
-        first = Reached() if loss.grad_fn is None else reached(loss.grad_fn, loss.output_nr)
+        first = GradientReach() if loss.grad_fn is None else reached(loss.grad_fn, loss.output_nr)
         inputs = {
             (k, i): reached(*following)
             for k, (_, call) in enumerate(calls)
@@ -105,7 +105,7 @@ class GradientPaths:
             crossed: the crossings that its backward found.
         """
         found = set(self.loss.parameters)
-        inputs_of: dict[Place, list[int]] = {}
+        inputs_of: dict[RegionValue, list[int]] = {}
         for k, o, i in crossed:
             inputs_of.setdefault((k, o), []).append(i)
         seen, todo = set(self.loss.results), [*self.loss.results]

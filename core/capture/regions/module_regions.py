@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from ...errors import RequestError
 from ..graph.randomness import KeyedRandom, random_key
 from ..graph.storages import state_of
+from ..python.holders import INTERNAL
 from ..python.late_writes import Version, may_be_written, refuse_late_writes
 from ..python.reached import Reached
 from ..values.late_numbers import holds_captured
@@ -67,7 +68,7 @@ class ModuleRegions:
     reached: Reached
     lines: dict[str, str] = field(factory=dict)
     _calls: dict[str, list[_Call]] = field(factory=dict)
-    _bare: dict[str, Copies] = field(factory=dict)
+    _copies: dict[str, Copies] = field(factory=dict)
 
     def keep(self, name: str, line: str) -> None:
         """Add a module and all others of its class; a module inside of another one is part of that one's region."""
@@ -79,7 +80,7 @@ class ModuleRegions:
     def forget_calls(self) -> None:
         """Delete the observations of calls, before another run."""
         foreign = foreign_tensors(self.model)
-        self._bare = {name: Copies.of(self.model.get_submodule(name), foreign) for name in self.lines}
+        self._copies = {name: Copies.of(self.model.get_submodule(name), foreign) for name in self.lines}
         self._calls = {name: [] for name in self.lines}
 
     @contextmanager
@@ -141,7 +142,7 @@ class ModuleRegions:
         return f"{self.lines[name]}: module '{name}'"
 
     def _call(self, name: str, module: nn.Module, number: int, tried: bool, args: Any, kwargs: Any) -> Any:
-        calls, copies = self._calls[name], self._bare[name]
+        calls, copies = self._calls[name], self._copies[name]
         if number == len(calls) and tried:
             calls.append(_tried(self._who(name), copies, args, kwargs, self.reached))
         if number >= len(calls):
@@ -152,7 +153,7 @@ class ModuleRegions:
         call = calls[number]
         _refuse_captured_attributes(self._who(name), module, call.assigned)
         given_here = _shapes((args, kwargs))
-        if given_here != call.given and _known(given_here):
+        if given_here != call.given and _are_known(given_here):
             _refuse_failing(self._who(name), copies, args, kwargs, self.reached)
         tensors, given = extract_tensors((args, kwargs))
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
@@ -191,7 +192,7 @@ def _shapes(given: Any) -> tuple[tuple[int, ...] | None, ...]:
     return tuple(tuple(leaf.shape) if isinstance(leaf, Tensor) else None for leaf in leaves)
 
 
-def _known(shapes: tuple[tuple[int, ...] | None, ...]) -> bool:
+def _are_known(shapes: tuple[tuple[int, ...] | None, ...]) -> bool:
     """Whether all sizes are known; a call with sizes that depend on values, as of packed sequences, cannot be tried."""
     return all(type(size) is int for shape in shapes for size in shape or ())
 
@@ -229,7 +230,7 @@ def _refuse_captured_attributes(who: str, module: nn.Module, assigned: Collectio
     own = {id(tensor) for tensor in (*module.parameters(), *module.buffers())}  # a recurrent layer lists its weights
     for path, one in module.named_modules():
         for key, value in vars(one).items():
-            if key in ("_parameters", "_buffers", "_modules") or (path, key) in assigned:
+            if key in INTERNAL or (path, key) in assigned:
                 continue
             if holds_captured([leaf for leaf in pytree.tree_leaves(value) if id(leaf) not in own]):
                 raise RequestError(

@@ -10,6 +10,7 @@ from torch.utils import _pytree as pytree
 from ...tensor_metadata import name_of
 from ..graph.alignment import aligned
 from ..graph.storages import memory_of, state_of
+from ..values.nesting import tensors_of
 from ..values.value_watch import reads_values
 from .calls import Calls, Place, Slot
 
@@ -80,7 +81,7 @@ class Observer(Calls):
         self._alive: list[Any] = []
 
     def call(self, number: int, func: Any, run: Callable[[], Any], given: Any) -> Any:
-        leaves = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
+        leaves = tensors_of(given)
         given_or_held = (*leaves, *self.held)
         states = [state_of(tensor) for tensor in given_or_held]
         draws, result = self._drawn(), run()

@@ -16,6 +16,7 @@ from ...errors import RequestError
 from ...tensor_metadata import METADATA_READS, name_of
 from ..python.holders import INTERNAL
 from ..values.capture_errors import NeedsValue, depends_on_value
+from ..values.nesting import tensors_of
 from .calls import Calls, Place, Slot
 from .observer import Record
 
@@ -86,7 +87,7 @@ class Replay(Calls):
         if number in self._record.reads or func in _MODES:
             return run()
         spec, slots = self._record.returned[number]
-        tensors = [leaf for leaf in pytree.tree_leaves(given) if isinstance(leaf, Tensor)]
+        tensors = tensors_of(given)
         leaves = [
             self._tensor((number, position), leaf, tensors) if isinstance(leaf, Slot) else leaf
             for position, leaf in enumerate(slots)
@@ -101,7 +102,7 @@ class Replay(Calls):
         return slot.stand_in() if received is None else received
 
     def _refuse_stand_ins(self, func: Any, given: Any) -> None:
-        if func in METADATA_READS or not any(isinstance(t, Tensor) and t.is_meta for t in pytree.tree_leaves(given)):
+        if func in METADATA_READS or not any(tensor.is_meta for tensor in tensors_of(given)):
             return
         raise RequestError(
             f"{self._line}: after this line the step reads a tensor in {name_of(func)} that it did not read for the "

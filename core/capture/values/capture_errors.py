@@ -30,12 +30,12 @@ class LateSize(RuntimeError):
         self.module = module
 
 
-_SAYS_SO = (
+_NEEDS_VALUE = (
     "data-dependent", "unbacked", "got FakeTensor", "data is not allocated", "LateNumber",
     "type float is not JSON serializable", "type int is not JSON serializable",
     "could not convert string to float: '\\x00", "base 10: '\\x00",  # of a text of a late number
 )  # fmt: skip
-"""Parts of messages of errors that mean that a value is needed."""
+"""Parts of the messages of errors that are raised where a value is needed."""
 
 
 E = TypeVar("E", bound=BaseException)
@@ -51,6 +51,6 @@ def depends_on_value(error: BaseException | None) -> bool:
     return any(
         isinstance(link, NeedsValue)
         or any(part in type(link).__name__ for part in ("DataDependent", "DynamicOutputShape"))
-        or any(part in str(link) for part in _SAYS_SO)
+        or any(part in str(link) for part in _NEEDS_VALUE)
         for link in error_chain(error)
     )

@@ -3,9 +3,9 @@
 Torch summarises the stack at each operator of a step: some hundred frames, nearly all of them those of the operator
 before. A frame is summarised once, with its line of source: otherwise these lines take 4 % of planning a bundled model.
 
-Python keeps the bytes of such a name as lone surrogates, which UTF-8 does not have. torch's C++ refuses a stack with
-one ("Unable to cast Python instance of type <class 'str'>"), and with it every trace of the user's code; torch's logs
-refuse to encode it. So Python takes such a stack, and its names are escaped as on standard error.
+Python keeps the bytes of a file name that is not valid UTF-8 as lone surrogates. torch's C++ refuses a stack with such
+a name ("Unable to cast Python instance of type <class 'str'>"), and with it every trace of the user's code; torch's
+logs refuse to encode it. So Python takes such a stack, and its names are escaped as on standard error.
 """
 
 import sys

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from .nesting import tensors_of
 
 MAX_OPERATORS = 50_000
 """Largest number of operators of a trace: a loop that waits for a value, which fake tensors do not have, never ends."""
@@ -42,7 +43,7 @@ class PlaceholderResults(TorchDispatchMode):
         self._count += 1
         if self._count > MAX_OPERATORS:
             raise TooLong(f"the step runs more than {MAX_OPERATORS} operators")
-        given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        given = tensors_of((args, kwargs))
         self.note_inputs(given)
         name = func._schema.name.partition("::")[2]
         if given and (found := self._of_unknown_value(name, args)) is not NotImplemented:
@@ -50,7 +51,7 @@ class PlaceholderResults(TorchDispatchMode):
         if name == "_grouped_mm" and args[0].ndim == 2 and args[1].ndim == 3:  # its fake form supports bfloat16 only
             return args[0].new_empty((args[0].shape[0], args[1].shape[-1]))
         if name in ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"):
-            args = (args[0], self._whole_numbers(args[1]), *args[2:])
+            args = (args[0], self._with_row_numbers(args[1]), *args[2:])
         result = _counts(*args, **kwargs) if name == "bincount" else func(*args, **kwargs)
         self.note_call(func, args, kwargs, given, result)
         return result
@@ -92,7 +93,7 @@ class PlaceholderResults(TorchDispatchMode):
         self.note_selection(found)
         return found
 
-    def _whole_numbers(self, indices: Sequence[Any]) -> list[Any]:
+    def _with_row_numbers(self, indices: Sequence[Any]) -> list[Any]:
         """Indices in which masks are replaced by row numbers of the selected rows."""
         found: list[Any] = []
         for index in indices:

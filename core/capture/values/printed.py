@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
+import torch
 from attrs import define, field
 
 from .code_origin import is_users_own
@@ -51,7 +52,7 @@ def printing_to_own(is_outside: Callable[[Any], bool], otherwise: Callable[..., 
 
 
 @contextmanager
-def noted(is_outside: Callable[[Any], bool]) -> Iterator[Printed]:
+def output_recorded(is_outside: Callable[[Any], bool]) -> Iterator[Printed]:
     """Within this context, what Python prints and logs is recorded instead.
 
     Args:
@@ -104,6 +105,25 @@ def _message(record: logging.LogRecord) -> str:
         value = next(values)
         if not isinstance(value, LateNumber):
             return found.group() % value
-        return format(value, "" if kind in "rs" else f"{flags.replace('-', '<')}{width}{digits or ''}{kind}")
+        if kind in "diu" and value.tensor.is_floating_point():
+            value = LateNumber(value.tensor.trunc().long(), value.watch)
+        return format(value, _format_spec(flags, width, digits or "", kind, value.tensor.dtype == torch.bool))
 
     return _SPEC.sub(text, str(record.msg))
+
+
+def _format_spec(flags: str, width: str, digits: str, kind: str, is_bool: bool) -> str:
+    """The format specification of a number that is equal to a ``%`` conversion.
+
+    Args:
+        flags, width, digits, kind: of the conversion.
+        is_bool: whether the number is a bool, which has a width as an integer only.
+    """
+    align = "<" if "-" in flags else ""
+    if kind in "rsa":
+        return f"{align or '>'}{width}" if width and not is_bool else ""
+    if kind in "diu":
+        kind, digits = "d", ""
+    sign = "+" if "+" in flags else " " if " " in flags else ""
+    zero = "0" if "0" in flags and not align else ""
+    return f"{align}{sign}{'#' if '#' in flags else ''}{zero}{width}{digits}{kind}"

@@ -8,7 +8,7 @@ _NOISE = 1 << 20
 """Elements of the random numbers that a stand-in repeats: copying is an order of magnitude faster than drawing."""
 
 
-def stand_in(tensor: Tensor) -> Tensor:
+def fill_with_stand_ins(tensor: Tensor) -> Tensor:
     """Fill a tensor with small random numbers, or with zeros if it does not have a floating-point type.
 
     The numbers repeat, and do not come from a generator that the user seeds.
@@ -40,5 +40,5 @@ def stand_in_for(tensor: Tensor, device: torch.device | None = None) -> Tensor:
     if device is None:
         device = torch.device("cpu") if tensor.is_meta else tensor.device
     if not is_non_overlapping_and_dense_or_false(tensor):
-        return stand_in(torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
-    return stand_in(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device))
+        return fill_with_stand_ins(torch.empty(tensor.shape, dtype=tensor.dtype, device=device))
+    return fill_with_stand_ins(torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device))

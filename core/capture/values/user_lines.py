@@ -54,10 +54,14 @@ def calling_line(frame: FrameType | None) -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
 
 
+def message_start(line: str) -> str:
+    """A line as the start of a message: ``train.py:12: ``; "" for no line."""
+    return f"{line}: " if line else ""
+
+
 def current_line() -> str:
     """The user's line that is running now, as the start of a message; "" without any."""
-    line = calling_line(sys._getframe(1))
-    return f"{line}: " if line else ""
+    return message_start(calling_line(sys._getframe(1)))
 
 
 def first_line(step: Any) -> str:

@@ -136,7 +136,7 @@ def sharing_runs(stages: TwoStages, end: Backend, halves: bool) -> dict[int, Sta
         sharing = Sharing(lambda: end, 0, 1, gradients=True)
         parameters = stages.states[i].parameters
         state = StageState(parameters, {}, lambda groups: torch.optim.SGD(groups, lr=0.1), True, sharing=sharing)
-        runs[i] = StageRun(i, own, stages.compiled.layout, state, step.constants, step.outputs.home)
+        runs[i] = StageRun(i, own, stages.compiled.layout, state, step.constants, step.outputs.main_result)
     return runs
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from panpipe.core.capture.regions.gradient_paths import GradientPaths, Reached
+from panpipe.core.capture.regions.gradient_paths import GradientPaths, GradientReach
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.training.missing_gradients import MissingGradients
@@ -70,7 +70,7 @@ def test_the_programs_take_both_branches():
 
 def test_replicas_that_do_not_compare_a_missing_gradient_refuse_the_step(monkeypatch):
     """The example's step has no condition, and a later one has."""
-    through = GradientPaths(("head.weight",), crossings=((0, 0, 0),), loss=Reached(results=frozenset({(0, 0)})))
+    through = GradientPaths(("head.weight",), crossings=((0, 0, 0),), loss=GradientReach(results=frozenset({(0, 0)})))
     operators = [SimpleNamespace(paths=paths) for paths in (GradientPaths(), through)]
     team = SimpleNamespace(local=(0,), replicas_of=lambda device: object())
     missing = MissingGradients(team, SimpleNamespace(), operators[0])

@@ -73,7 +73,7 @@ class TwoStages:
             own = {name: parameters[name] for name in programs.inputs.parameters}
             self.states[i] = StageState(own, {}, lambda groups: torch.optim.SGD(groups, lr=RATE))
             self.runs[i] = StageRun(
-                i, programs, self.compiled.layout, self.states[i], step.constants, step.outputs.home,
+                i, programs, self.compiled.layout, self.states[i], step.constants, step.outputs.main_result,
                 i in self.recompute, self.gradients,
             )  # fmt: skip
 

@@ -8,12 +8,14 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ...values.code_origin import Origin, origin_of
+from ..holders import INTERNAL
 from ..reached import Reached
 from .compared_values import is_leaf, items_of
 from .known_functions import without_users_code
 from .used_names import UsedNames
 
-_SPECIAL = {"_parameters", "_buffers", "_modules", "training", "_forward_hooks", "_forward_pre_hooks"}
+_SPECIAL = {*INTERNAL, "training", "_forward_hooks", "_forward_pre_hooks"}
+"""Attributes of modules that `module_walk` visits itself."""
 
 
 class Walk(Reached):

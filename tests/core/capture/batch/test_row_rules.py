@@ -9,8 +9,8 @@ from panpipe.core.capture.batch.row_rules import (
     POSITIONAL,
     SEQUENCE,
     TOTAL,
-    Dependent,
     RowWatch,
+    TraceStopped,
 )
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn import functional as F
@@ -145,7 +145,7 @@ def test_first_finding_ends_a_trace_that_stops():
             after.append("caught")
         after.append("continued")
 
-    with pytest.raises(Dependent):
+    with pytest.raises(TraceStopped):
         watched(run, stops=True)
     assert after == []
 

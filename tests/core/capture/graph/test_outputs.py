@@ -46,7 +46,7 @@ def test_step_that_returns_a_loss_alone_has_no_weight_and_metrics():
     found = of_step(lambda x, y: x.mean())
     assert (found.loss, found.weight, found.metrics, found.texts) == ("mean", None, {}, ("sum_1",))
     assert found.nodes == ["mean", "sum_1"]
-    assert found.home == "mean"
+    assert found.main_result == "mean"
     assert found.printed is PRINTED
 
 
@@ -82,7 +82,7 @@ def test_rows_of_any_nesting():
     found, _ = of_rows(lambda x, y: {"out": x + 1, "none": None, "label": y * 2})
     assert found.values == ("add", None, "mul_1")
     assert found.dims == (0, 0, 0)
-    assert found.home == "mul_1"
+    assert found.main_result == "mul_1"
     assert found.nodes == ["add", "mul_1", "sum_1"]
     assert parts_in_words(found) == "{'out': tensor, 'none': None, 'label': tensor}"
 

@@ -1,4 +1,4 @@
-"""Programs compute what their nodes compute, whatever they overwrite and whatever they hand over as factors."""
+"""Programs compute what their nodes compute, whatever they overwrite and whatever they pass on as factors."""
 
 import pytest
 import torch
@@ -39,8 +39,8 @@ def programs(draw: st.DrawFn) -> tuple[list[fx.Node], list[fx.Node], list[fx.Nod
         nodes.append(made)
         known.append(made)
     returned = draw(st.lists(st.sampled_from(known), max_size=3))
-    handed_over = draw(st.lists(st.sampled_from(known), max_size=4))
-    return inputs, nodes, returned, handed_over
+    for_sink = draw(st.lists(st.sampled_from(known), max_size=4))
+    return inputs, nodes, returned, for_sink
 
 
 @settings(max_examples=200, deadline=None)
@@ -48,20 +48,20 @@ def programs(draw: st.DrawFn) -> tuple[list[fx.Node], list[fx.Node], list[fx.Nod
 def test_a_program_computes_its_nodes(
     made: tuple[list[fx.Node], list[fx.Node], list[fx.Node], list[fx.Node]], grouped: bool
 ) -> None:
-    inputs, nodes, returned, handed_over = made
+    inputs, nodes, returned, for_sink = made
     fusions = Fusions() if grouped else None
     expected = values_of(nodes, inputs)
     given_values = [one.meta["val"].clone() for one in inputs]
     kept = [value.clone() for value in given_values]
     sink = Taken()
-    program = compile_program(nodes, inputs, returned, {}, handed_over, fusions)
+    program = compile_program(nodes, inputs, returned, {}, for_sink, fusions)
     if fusions is not None:
         fusions.bind(lambda fusion: fx.GraphModule({}, fusion.graph()).forward)
     results = program(list(given_values), sink)
     for result, one in zip(results, returned, strict=True):
         assert torch.equal(result, expected[one])
-    assert sorted(sink.values) == list(range(len(handed_over)))
-    for number, one in enumerate(handed_over):
+    assert sorted(sink.values) == list(range(len(for_sink)))
+    for number, one in enumerate(for_sink):
         torch.testing.assert_close(sink.values[number], expected[one], rtol=1e-12, atol=1e-12)
     for value, before in zip(given_values, kept, strict=True):
         assert torch.equal(value, before), "a program changes nothing that it is given"

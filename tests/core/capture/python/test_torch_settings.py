@@ -46,9 +46,9 @@ def test_changed_torch_setting_is_detected_by_name(name):
 def test_autocast_can_be_left_and_entered_again():
     with torch.autocast("cpu", torch.bfloat16):
         around = Autocasts.now()
-        with around.left():
+        with around.suspended():
             assert not torch.is_autocast_enabled("cpu")
-            with around.again():
+            with around.resumed():
                 assert Autocasts.now() == around
         assert Autocasts.now() == around
     assert Autocasts.now().entered == ()

@@ -1,6 +1,6 @@
 """Attributes that a region's module assigns, and that code outside of it reads."""
 
-from collections import deque
+from collections import defaultdict, deque
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ class Router(nn.Module):
         self.gate = nn.Linear(2, 2)
         self.loss = self.internal = self.none = None
         self.count, self.log, self.by_name, self.last = 0, [], {"a": 1}, deque()
+        self.uses = defaultdict(int)
 
     def forward(self, x):
         self.internal = x
@@ -25,7 +26,7 @@ class Router(nn.Module):
 def step(model, batch):
     found = model(batch)
     router = model[0]
-    return found + router.loss, router.count, router.log, router.by_name, router.last, router.gate.share
+    return found + router.loss, router.count, router.log, router.by_name, router.last, router.uses, router.gate.share
 
 
 @pytest.fixture
@@ -69,8 +70,13 @@ def push(router):
     router.last.append(3)
 
 
+def count_use(router):
+    router.uses["a"] += 1
+
+
 @pytest.mark.parametrize(
-    ("change", "name"), [(set_count, "count"), (append, "log"), (set_key, "by_name"), (push, "last")]
+    ("change", "name"),
+    [(set_count, "count"), (append, "log"), (set_key, "by_name"), (push, "last"), (count_use, "uses")],
 )
 def test_other_changes_that_are_read_outside_are_refused_with_the_line(model, before, change, name):
     change(model[0])

@@ -9,7 +9,8 @@ import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
-from panpipe.core.capture.values.printed import noted
+from panpipe.core.capture.values.late_numbers import LateNumber
+from panpipe.core.capture.values.printed import output_recorded
 from panpipe.core.errors import RequestError
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
@@ -103,6 +104,27 @@ def test_printed_scalar_tensors_equal_one_process(capsys, caplog):
     assert "grad_fn=<DoubledBackward>" in said
 
 
+FORMATS = ["%d", "%i", "%05d", "%-6d|", "% d", "%+-9.2f|", "%+09.2f", "%#.0f", "%e", "%.3g", "%s", "%9s", "%-9s|"]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("value", [-1.75, 12.0, 7])
+def test_logged_numbers_have_the_format_of_the_message(caplog, form, value):
+    values = []
+
+    class Watch:
+        started = True
+
+        def late(self, tensor):
+            values.append(tensor.item())
+            return len(values) - 1
+
+    with output_recorded(lambda stream: False) as printed:
+        LOGGER.warning(form, LateNumber(torch.tensor(value, dtype=torch.float64 if value != 7 else None), Watch()))
+    printed.emit(values)
+    assert [record.getMessage() for record in caplog.records] == [form % value]
+
+
 def test_numbers_among_the_metrics_are_means():
     batch = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     pipe = pipeline(talking_step, batch)
@@ -124,7 +146,7 @@ def test_step_reads_what_it_prints_into_its_own_text(capsys):
     def is_outside(value):
         return value is kept
 
-    with noted(is_outside) as printed:
+    with output_recorded(is_outside) as printed:
         own = io.StringIO()
         print("shape", (2, 3), file=own)
         assert own.getvalue() == "shape (2, 3)\n"
