@@ -26,17 +26,17 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.evaluate.coding import Floats, Integers
+from panpipe.core.evaluate.coding import Integers
 from panpipe.core.evaluate.reference import Evaluator
 from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.plan import Plan, Stage
 from panpipe.core.plan.validation.validate import validate
-from panpipe.core.schedules.construction.decode import decode
+from panpipe.core.schedules.construction.decode import Priorities, SchedulerInput, decode
 from panpipe.core.schedules.construction.instance import instance
 from panpipe.core.schedules.problem import ScheduleFamily, ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.search.annealing.walk import start_walk
-from panpipe.core.search.orders.initial_keys import KeyState, patterns
+from panpipe.core.search.orders.initial_keys import patterns
 from panpipe.core.search.problem.setting import one_setting
 
 from benchmarks.recording import machine, record
@@ -84,9 +84,9 @@ def others() -> list[list[str]]:
     walk = start_walk(setting, schedule, tuple(range(17)), split=False)
     walk.evaluate()  # loads what is compiled, or compiles it
     start = _start(ScheduleProblem(16, 64))
-    _decoded(*start)
+    decode(*start)
     _, shortcut_s = timed(lambda: [walk.evaluate() for _ in range(1000)])
-    _, decode_s = timed(lambda: [_decoded(*start) for _ in range(100)])
+    _, decode_s = timed(lambda: [decode(*start) for _ in range(100)])
     _, paths_s = timed(lambda: _paths("64x8xH100"))
     return [
         ["1F1B, 16 × 64: actions evaluated a second", f"{16 * 64 * 2 / evaluate_s:,.0f}"],
@@ -96,20 +96,13 @@ def others() -> list[list[str]]:
     ]
 
 
-def _start(problem: ScheduleProblem) -> tuple[KeyState, Floats, Integers, Integers]:
-    """A start of the search over orders, the times of its actions, and where its orders are written."""
+def _start(problem: ScheduleProblem) -> tuple[SchedulerInput, Priorities, Integers, Integers]:
+    """A start of the search over orders, and where its orders are written."""
     state = next(patterns(instance(problem, tuple(range(problem.devices)))))
     state.fused[:] = True
     orders = np.zeros((problem.devices, 3 * problem.microbatches), dtype=np.int64)
-    return state, state.task.fused_times(state.fused), orders, np.zeros(problem.devices, dtype=np.int64)
-
-
-def _decoded(state: KeyState, times: Floats, orders: Integers, lengths: Integers) -> None:
-    task = state.task
-    decode(
-        task.problem.microbatches, task.placement, task.stages_on, times, task.hops, task.need, task.kept, task.limits,
-        state.keys, state.patience, state.caps, state.fused, orders, lengths,
-    )  # fmt: skip
+    given = state.task.scheduler_input(state.fused)
+    return given, state.priorities, orders, np.zeros(problem.devices, dtype=np.int64)
 
 
 def _paths(name: str) -> None:

@@ -36,8 +36,6 @@ def encode(
         stages, count: how many stages and microbatches there are.
         split: the stages whose B are coded as I directly followed by W.
     """
-    import numpy as np
-
     rows: list[list[int]] = []
     for order in device_actions:
         row: list[int] = []
@@ -50,7 +48,19 @@ def encode(
                 row.append(place + CODE[action.kind])
         rows.append(row)
     most = [3 * count * len({action.stage for action in order}) for order in device_actions]
-    orders = np.zeros((len(rows), max([*most, *map(len, rows)], default=0)), dtype=np.int64)
+    return order_arrays(rows, max([*most, *map(len, rows)], default=0))
+
+
+def order_arrays(rows: Sequence[Sequence[int]], width: int) -> tuple[Integers, Integers]:
+    """Coded orders as an array, (devices, width), and their lengths.
+
+    Args:
+        rows: per device the codes of its actions.
+        width: capacity of a row; at least the longest one's length.
+    """
+    import numpy as np
+
+    orders = np.zeros((len(rows), width), dtype=np.int64)
     for device, row in enumerate(rows):
         orders[device, : len(row)] = row
     return orders, np.array([len(row) for row in rows], dtype=np.int64)

@@ -15,10 +15,11 @@ from attrs import evolve, frozen
 
 from ..actions import BACKWARD_KINDS, Action
 from ..costs.costs import StageCosts
+from ..evaluate.coding import INFINITY
 from ..evaluate.latest_times import Times
 from ..plan.offload import HostCopy, StageOffload, Storage
 from .copy_times import Clock, CopyGroup, plan_copies
-from .device_choice import INFINITY, DeviceChoice, Shares
+from .device_choice import DeviceChoice, Shares
 from .host_links import HostLinks
 
 

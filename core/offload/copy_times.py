@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 from attrs import define, frozen
 
+from ..evaluate.coding import INFINITY
 from ..evaluate.host_queue import HostQueue, TimedCopy
 
-INFINITY = float("inf")
 ROUNDING = 1e-9
 """Share of the order's time below which two times are equal."""
 

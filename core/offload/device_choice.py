@@ -15,13 +15,13 @@ from attrs import frozen
 
 from ..actions import Action, Kind
 from ..costs.costs import StageCosts
+from ..evaluate.coding import INFINITY
 from ..evaluate.host_queue import TimedCopy, bytes_off_device
 from ..plan.memory import held_bytes
 from ..plan.offload import Storage
 from .copy_times import Clock, CopyGroup, Stay, long_enough, plan_copies, waits_s
 from .host_links import HostLink
 
-INFINITY = float("inf")
 WAIT_SHARE = 0.015
 """Share of a step by which copies may delay a device, if as much is offloaded as the link carries."""
 STEPS = 64

@@ -8,12 +8,12 @@ from ..cluster.catalog.find import device_type
 from ..cluster.cluster import Cluster
 from ..costs.costs import StageCosts
 from ..errors import RequestError
+from ..evaluate.coding import INFINITY
 from ..evaluate.latest_times import latest_times
 from ..evaluate.reference import evaluate
 from ..plan.offload import Storage
 from ..plan.plan import Plan
 from .choice import Offloadable, Picks, Sharing, choose_offload, everything, of_stages
-from .device_choice import INFINITY
 from .host_links import HostLinks, host_links
 from .request import OffloadRequest, check_offload_request
 

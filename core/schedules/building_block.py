@@ -24,7 +24,7 @@ from ..files.write import write_text
 from .construction.fill import fill_weights
 from .construction.polish import polish
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
-from .scored import time_of
+from .scored import ROUNDING, time_of
 
 if TYPE_CHECKING:
     from ..evaluate.coding import Floats
@@ -224,16 +224,16 @@ def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], hel
     import numpy as np  # here: numpy and compiled code take longer to load than most schedules to build
 
     from ..evaluate.coding import INFINITY
-    from .construction.decode import TAIL, decode
+    from .construction.decode import TAIL, Priorities, decode
     from .construction.instance import instance
 
     task = instance(problem, blocks[0].placement)
     # In bytes: the memory of the block, and the mean of a device's stages for each pair by which ``held`` differs.
     share = np.array([task.need[own].mean() for own in task.stages_on])
     most = np.array(blocks[0].weighed(task.need.tolist())) + (np.array(held) - np.array(blocks[0].held())) * share
-    limits = np.maximum(most, [task.need[own].sum() for own in task.stages_on]) * (1 + 1e-9)
+    limits = np.maximum(most, [task.need[own].sum() for own in task.stages_on]) * (1 + ROUNDING)
     fused = np.full(len(task.placement), blocks[0].whole_backward)
-    times = task.fused_times(fused)
+    given = task.scheduler_input(fused)._replace(need=task.need, limits=limits)
     orders = np.zeros((problem.devices, 3 * problem.chunks * problem.microbatches), dtype=np.int64)
     lengths = np.zeros(problem.devices, dtype=np.int64)
     best: tuple[tuple[float, float], Schedule] | None = None
@@ -242,10 +242,8 @@ def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], hel
         nonlocal best
         block, keys, life = priority
         caps = np.maximum(1, (life + slack) // block.period + 1).astype(np.int64)
-        value = decode(
-            problem.microbatches, task.placement, task.stages_on, times, task.hops, task.need, task.kept, limits, keys,
-            np.array(patience), caps, fused, orders, lengths, INFINITY if best is None else best[0][0] * (1 + TAIL),
-        )  # fmt: skip
+        stop = INFINITY if best is None else best[0][0] * (1 + TAIL)
+        value = decode(given, Priorities(keys, np.array(patience), caps), orders, lengths, stop)
         if best is None or value < best[0]:
             best = value, task.schedule(name, orders, lengths)
         return value

@@ -6,10 +6,10 @@ Device d of p holds stages d and 2p − 1 − d, here a and b. It pairs a forwar
 of one can overlap with the compute of the other. It splits backwards only where it would idle in warm-up and
 cool-down::
 
-    warm-up     2(p − 1 − d) × Fa      d + 1 × (Fa Fb)      p − 1 − d × (Ib Wb Fb)
-    steady      m − 2p + d + 1 × (Fa Bb Fb Ba)
-    cool-down   p − 1 − d × (Bb Fb Ba)      d + 1 × (Bb Ba), the second half split, W delayed
-                p − 1 − d × (W Ia)      the remaining W
+    warm-up     2(p − 1 − d) × Fa      (d + 1) × (Fa Fb)      (p − 1 − d) × (Ib Wb Fb)
+    steady      (m − 2p + d + 1) × (Fa Bb Fb Ba)
+    cool-down   (p − 1 − d) × (Bb Fb Ba)      (d + 1) × (Bb Ba), the second half split, W delayed
+                (p − 1 − d) × (W Ia)      the remaining W
 
 With fewer than 2p microbatches, the missing ones are omitted.
 """
@@ -19,6 +19,7 @@ from collections.abc import Iterator
 
 from ..actions import Action, Kind
 from ..errors import RequestError
+from .construction.order import existing
 from .placement import folded_placement
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
 
@@ -34,12 +35,7 @@ def dualpipe_v(problem: ScheduleProblem) -> Schedule:
             f"chunks is {problem.chunks}: dualpipe-v folds the model once, so each device has 2 stages; give 2"
         )
     p, count = problem.devices, problem.microbatches
-    orders = tuple(
-        tuple(
-            a for a in _Row(p, device, max(count, 2 * p)).actions() if a.microbatch is not None and a.microbatch < count
-        )
-        for device in range(p)
-    )
+    orders = tuple(existing(_Row(p, device, max(count, 2 * p)).actions(), count) for device in range(p))
     return Schedule("dualpipe-v", folded_placement(p, 2), count, orders)
 
 

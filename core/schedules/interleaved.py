@@ -13,12 +13,11 @@ from collections.abc import Iterable, Mapping
 from math import ceil
 from typing import Any
 
-from ..costs.costs import StageCosts
 from ..errors import RequestError
-from ..evaluate.reference import evaluate
 from .looped import default_run_ahead, looped_order
 from .placement import looped_placement
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
+from .scored import costs_of, exceeds, score
 
 HIDE_HOPS_FROM_CHUNKS = 3
 """A trade-off of time and memory. With two chunks the groups, and so the memory, are those of the paper. From three on
@@ -67,8 +66,7 @@ def _full_rounds(problem: ScheduleProblem) -> int:
 
 def _rounds_that_hide_hops(problem: ScheduleProblem) -> int:
     """The largest number of rounds whose groups take longer than one pass around the devices, messages included."""
-    costs = problem.costs or (StageCosts(1, 1, 1),)
-    quickest = min(min(cost.forward_s, cost.full_backward_s) for cost in costs)
+    quickest = min(min(cost.forward_s, cost.full_backward_s) for cost in costs_of(problem))
     if problem.chunks < HIDE_HOPS_FROM_CHUNKS or problem.hop_s == 0 or quickest == 0:
         return _full_rounds(problem)
     group = problem.devices + ceil(problem.devices * problem.hop_s / quickest)
@@ -79,11 +77,9 @@ def _first_that_fits(problem: ScheduleProblem, choices: list[int]) -> Schedule:
     """The schedule with the first number of rounds that fits the memory limit; else the last, which needs least."""
     if problem.chunks == 1 or problem.memory_limit is None:
         return _build(problem, choices[0])
-    costs = problem.costs or (StageCosts(1, 1, 1, saved_bytes=1),) * problem.stages
-    limit = problem.memory_limit * (1 + 1e-9)
     for rounds in choices:
         schedule = _build(problem, rounds)
-        if max(evaluate(schedule.device_actions, schedule.placement, costs).peak_memory) <= limit:
+        if not exceeds(score(problem, schedule)):
             break
     return schedule
 

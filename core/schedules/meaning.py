@@ -3,6 +3,9 @@
 import re
 
 _SEARCHED = re.compile(r"auto\((?P<inner>.*)\)", re.DOTALL)
+LISTED, PLACED, PACKED = "listed", "placed", "packed"
+"""Names of orders that the search makes itself, in place of a family's: those of list scheduling, those of a placement
+of a small graph's operators, and those of one microbatch after another on devices that fit."""
 _OWN = "an order that the search made for these costs and limits, not from a published schedule"
 
 
@@ -12,13 +15,14 @@ def meaning_of(name: str) -> str | None:
     Args:
         name: ``listed``, ``auto(1f1b)``, ``auto(listed)``, ``auto(evaluations=100,seed=0)`` or a family's name.
     """
-    if name.startswith("listed"):
+    own = (LISTED, PLACED, PACKED)
+    if name.startswith(own):
         return _OWN
     found = _SEARCHED.fullmatch(name)
     if found is None:
         return None
     inner = found["inner"]
-    if inner.startswith("listed"):
+    if inner.startswith(own):
         return f"{_OWN}, improved by moves"
     if re.match(r"(evaluations|seconds)=", inner):
         return "an order that the search found, from published schedules and others; in brackets its budget and seed"

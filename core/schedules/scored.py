@@ -10,6 +10,9 @@ from ..evaluate.host_queue import TimedCopy
 from ..evaluate.reference import Evaluation, evaluate
 from .problem import Schedule, ScheduleProblem
 
+ROUNDING = 1e-9
+"""Share by which a sum of times or bytes may exceed a limit: floating-point sums depend on the order of addition."""
+
 
 @frozen
 class Scored:
@@ -83,4 +86,4 @@ def time_of(problem: ScheduleProblem, schedule: Schedule) -> tuple[float, float]
 def exceeds(scored: Scored) -> bool:
     """Whether a device exceeds the memory limit by more than rounding."""
     limit = scored.problem.memory_limit
-    return limit is not None and max(scored.result.peak_memory) > limit * (1 + 1e-9)
+    return limit is not None and max(scored.result.peak_memory) > limit * (1 + ROUNDING)

@@ -4,9 +4,9 @@ It is from Zero Bubble Pipeline Parallelism (arXiv 2401.10241, section 6; see al
 
 Device d of p holds stages d and 2p − 1 − d, here a and b. In microbatches of each stage, in order::
 
-    warm-up     2(p − d) − 1 × Fa      d × (Fb Fa)      p − d × (Fb Ib)
+    warm-up     (2(p − d) − 1) × Fa      d × (Fb Fa)      (p − d) × (Fb Ib)
     steady      (Fa Ia Fb Ib) until all forwards are done
-    cool-down   d × (Ia Ib)      p − d × Ia
+    cool-down   d × (Ia Ib)      (p − d) × Ia
 
 W fills the remaining idle time. Microbatches that do not exist are omitted.
 """
@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from ..actions import Action, Kind
 from ..errors import RequestError
 from .construction.fill import fill_weights
+from .construction.order import existing
 from .placement import folded_placement
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
 from .scored import time_of
@@ -36,9 +37,7 @@ def zb_v(problem: ScheduleProblem) -> Schedule:
         )
     p, count = problem.devices, problem.microbatches
     placement = folded_placement(p, 2)
-    rows = [
-        [a for a in _row(p, device, count) if a.microbatch is not None and a.microbatch < count] for device in range(p)
-    ]
+    rows = [existing(_row(p, device, count), count) for device in range(p)]
     # No device waits for the last actions of the first device, and it starts first: a W that overlaps there a little
     # may shorten the longest stage span.
     found = [

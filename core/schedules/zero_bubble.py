@@ -24,10 +24,8 @@ from ..errors import InfeasibleError, RequestError
 from .construction.order import grouped, merge
 from .placement import looped_placement
 from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem
-from .scored import costs_of, score
+from .scored import ROUNDING, costs_of, score
 
-_ROUNDING = 1e-9
-"""Relative tolerance of times: equal times of two orders may differ in their last bits, by the order of the sum."""
 _OVERRUNS = (0.0, 0.5, 0.8, 1.1)
 _SQUEEZES = (0.0, 0.02, 1.0)
 """The values tried; see `greedy`."""
@@ -109,9 +107,9 @@ def _automatic(problem: ScheduleProblem, name: str, usual: int, by_hand: Builder
     known = score(problem, evolve(by_hand(problem), name=name))
     best: tuple[tuple[float, float], Schedule] | None = None
     most = float("inf"), float("inf")
-    if all(peak <= limit * (1 + _ROUNDING) for peak, limit in zip(known.result.peak_memory, limits, strict=True)):
+    if all(peak <= limit * (1 + ROUNDING) for peak, limit in zip(known.result.peak_memory, limits, strict=True)):
         best = (known.result.stage_span, known.result.makespan), known.schedule
-        most = best[0][0] * (1 + _ROUNDING), best[0][1] * (1 + _ROUNDING)
+        most = best[0][0] * (1 + ROUNDING), best[0][1] * (1 + ROUNDING)
     greedy = Greedy(problem, limits)
     for way in itertools.product(_OVERRUNS, _SQUEEZES):
         value = greedy.run(*way)
@@ -126,7 +124,7 @@ def _limits(problem: ScheduleProblem, usual: int) -> list[float]:
     needs = [cost.reserved_bytes for cost in costs_of(problem)]
     if problem.memory_limit is None:
         return [usual * need for need in needs]
-    if max(needs) > problem.memory_limit * (1 + _ROUNDING):
+    if max(needs) > problem.memory_limit * (1 + ROUNDING):
         raise InfeasibleError(
             f"one microbatch needs {max(needs):g} on device {needs.index(max(needs))} and the limit is "
             f"{problem.memory_limit:g}: give at least {max(needs):g}"

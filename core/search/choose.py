@@ -17,7 +17,7 @@ from .problem.meter import Meter
 from .problem.oracle import longest_path
 from .problem.search_space import SearchSpace
 from .problem.setting import FixedStages, Setting, one_setting
-from .problem.workload import Workload, counted, settings_of
+from .problem.workload import Workload, settings_of, workload_of
 from .search_options import SearchOptions, refuse_none
 from .sharded import sharded_search
 from .suggestions.infeasible import NothingFits
@@ -76,10 +76,10 @@ def search_plans(
         settings = [one_setting(work.costs(size)[0], cluster, microbatches, limits, sizes, replicas)]
     settings = [evolve(setting, message=options.message) for setting in settings]
     meter = _meter(options, settings)
-    return _plain(settings, meter, options) or _found(settings, options.space(), meter, options)
+    return _unpipelined(settings, meter, options) or _found(settings, options.space(), meter, options)
 
 
-def _plain(settings: Sequence[Setting], meter: Meter, options: SearchOptions) -> SearchResult | None:
+def _unpipelined(settings: Sequence[Setting], meter: Meter, options: SearchOptions) -> SearchResult | None:
     """Replicas of one device each, if no pipeline can be much faster."""
     alone = [setting for setting in settings if setting.devices == 1]
     if not alone or options.alternatives or options.until_fit:
@@ -109,7 +109,7 @@ def plan(
     Further arguments and errors as in :func:`search_plans`.
     """
     count = 1 if replicas is None else len(replicas)
-    work = counted(graph, cluster, microbatches * count, parameter_sizes)
+    work = workload_of(graph, cluster, microbatches * count, parameter_sizes)
     return search_plans(work, cluster, evolve(options, alternatives=False), replicas=replicas).best
 
 

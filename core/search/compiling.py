@@ -15,7 +15,7 @@ from ..numba_cache import is_compiled
 from ..schedules.registry import resident_families
 from .annealing.anneal import anneal
 from .choose import search_plans
-from .problem.workload import counted
+from .problem.workload import workload_of
 from .search_options import SearchOptions
 
 
@@ -25,7 +25,7 @@ def compile_search() -> None:
     nodes = tuple(OpNode(f"operator{i}", 1.0, 1.0, 1.0, saved_bytes=1) for i in range(6))
     graph = OpGraph(nodes, tuple(OpEdge(a.name, b.name, 1) for a, b in pairwise(nodes)))
     cluster = fully_connected(2, 1000, 1e9, 1e-6)
-    search_plans(counted(graph, cluster, 4), cluster, SearchOptions(families=resident_families(), budget=80_000))
+    search_plans(workload_of(graph, cluster, 4), cluster, SearchOptions(families=resident_families(), budget=80_000))
 
 
 def compile_ahead(report: Callable[[str], object]) -> bool:

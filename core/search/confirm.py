@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 
 from .. import tradeoff
-from ..errors import RequestError
 from ..plan.plan import Plan
 from .annealing.search import search
 from .annealing.walk import Walk, frontier
@@ -77,7 +76,7 @@ def confirmed(
     """
     task = _Task(space, meter, oracle, seed, alternatives, judge)
     if not task.exact:
-        settings = [evolve(setting, messages=MESSAGES) for setting in settings]
+        settings = [evolve(setting, reserved_messages=MESSAGES) for setting in settings]
     found = task.searched_with_reserve(settings)
     if not (found.fits or found.stopped or meter.until_fit or task.exact or meter.exhausted):
         # The search optimised by its own memory model; the shorter search for any plan that fits may find one.
@@ -129,11 +128,6 @@ class _Task:
     def searched(self, settings: Sequence[Setting], earlier: Sequence[Walk] = ()) -> "_Found":
         """Search, and score the best plans with the oracle."""
         walks, stopped = search(settings, self.space, self.meter, self.seed, earlier)
-        if not walks:
-            raise RequestError(
-                f"none of the schedules supports {settings[0].devices} devices and {settings[0].microbatches} "
-                "microbatches: give other families or another number of microbatches"
-            )
         if self.exact and not (stopped or self.meter.until_fit) and walks[0].excess == 0:
             walks, stopped = with_less_memory(least_memory_first(walks), self.space, self.meter, self.seed)
         leading = walks[0]

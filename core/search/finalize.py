@@ -60,7 +60,7 @@ def best_first(found: Iterable[ScoredPlan]) -> list[ScoredPlan]:
 
 
 def draft(walk: Walk) -> tuple[Plan, tuple[StageCosts, ...]]:
-    """The plan of a walk's best place, without a prediction, and the costs of its stages.
+    """The plan of a walk's best candidate, without a prediction, and the costs of its stages.
 
     With one replica, devices have the cluster's numbers; with more, they are positions that the mesh maps to devices.
     """

@@ -13,6 +13,7 @@ from attrs import evolve, frozen
 from ..cluster.routing import path_rate, reverse
 from ..costs.costs import StageCosts
 from ..errors import InfeasibleError, RequestError
+from ..evaluate.coding import INFINITY
 from ..offload.choice import Offloadable, Picks, Sharing, of_stages, within
 from ..offload.plan_offload import copy_queues, offloadable, picks_of, with_offload
 from ..offload.request import OffloadRequest
@@ -34,7 +35,6 @@ from .problem.setting import Setting
 from .suggestions.infeasible import NothingFits
 from .suggestions.unlimited_memory import holds_all
 
-INFINITY = float("inf")
 SHARE = 0.3
 """Share of the budget for each further search."""
 NAMED_SHARE = 0.1
@@ -199,11 +199,6 @@ class OffloadSearch:
         settings = [_with_more_memory(setting, leaving) for setting in self.settings]
         walks, stopped = search(settings, space, further, self.seed)
         meter.spent += further.spent
-        if not walks:
-            raise RequestError(
-                f"none of the schedules supports {settings[0].devices} devices and {settings[0].microbatches} "
-                "microbatches: give other families or another number of microbatches"
-            )
         return walks, stopped
 
     def _within_limits(self, walk: Walk) -> Iterator[ScoredPlan]:

@@ -110,6 +110,6 @@ class SearchOptions:
 
 
 def refuse_none(count: int, what: str) -> None:
-    """Refuse a count below 1."""
+    """Refuse a count below 1. Raises RequestError."""
     if count < 1:
         raise RequestError(f"{count} {what} needs at least 1")

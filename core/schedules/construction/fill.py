@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from ...actions import Action, Kind
 from ...plan.memory import reserving_bytes
 from ..problem import ScheduleProblem, source_of
-from ..scored import costs_of
+from ..scored import ROUNDING, costs_of
 
 _Done = tuple[int, Kind, int | None]
 
@@ -92,9 +92,9 @@ def _limit(row: Sequence[Action], pairs: int, need: Sequence[float]) -> float:
         most, fewest = max(most, held), max(fewest, count)
     own = {action.stage for action in row}
     mean = sum(need[stage] for stage in own) / max(len(own), 1)
-    return (most + max(pairs - fewest, 0) * mean) * (1 + 1e-9)
+    return (most + max(pairs - fewest, 0) * mean) * (1 + ROUNDING)
 
 
 def _enough(idle: float, time: float) -> bool:
     """Whether W fits, up to rounding."""
-    return idle > 0 and idle >= time * (1 - 1e-9)
+    return idle > 0 and idle >= time * (1 - ROUNDING)

@@ -21,9 +21,7 @@ from ...evaluate.coding import FORWARD, INFINITY, INPUT, KINDS, WEIGHT, decode_o
 from ...numba_cache import njit
 from ...plan.memory import reserving_bytes
 from ..problem import Schedule, ScheduleProblem
-from ..scored import costs_of
-
-_ROUNDING = 1e-9
+from ..scored import ROUNDING, costs_of
 
 
 class Greedy:
@@ -84,13 +82,13 @@ def _choose(now: float, forward: float, backward: float, counts: Any, gap_s: flo
         full: whether its next F does not fit in memory.
     """
     pending = counts[WEIGHT] < counts[INPUT]
-    if backward <= now + _ROUNDING:
+    if backward <= now + ROUNDING:
         return INPUT
     if pending and full:
         return WEIGHT
-    if forward <= now + _ROUNDING:
+    if forward <= now + ROUNDING:
         return FORWARD
-    return WEIGHT if pending and min(forward, backward) - now >= gap_s - _ROUNDING else -1
+    return WEIGHT if pending and min(forward, backward) - now >= gap_s - ROUNDING else -1
 
 
 @njit()
@@ -120,10 +118,10 @@ def _order(
         now, device = heappop(events)
         if now < free[device]:
             continue
-        full = held[device] + changes[FORWARD, device] > limits[device] * (1 + _ROUNDING)
+        full = held[device] + changes[FORWARD, device] > limits[device] * (1 + ROUNDING)
         backward = _arrival(ends, counts, hop_s, device, INPUT)
         forward = INFINITY if full else _arrival(ends, counts, hop_s, device, FORWARD)
-        late_s = first_input[device] + overrun * times[FORWARD, device] + _ROUNDING
+        late_s = first_input[device] + overrun * times[FORWARD, device] + ROUNDING
         if (
             counts[FORWARD, device]
             and not counts[INPUT, device]

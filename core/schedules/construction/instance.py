@@ -10,10 +10,8 @@ from ...evaluate.coding import FORWARD, INPUT, WEIGHT, Floats, Integers, decode_
 from ...evaluate.compiled import Scratch, StageArrays, fill_saved, make_scratch, make_stage_arrays
 from ...plan.memory import saved_bytes
 from ..problem import Schedule, ScheduleProblem
-from ..scored import costs_of
-
-ROUNDING = 1e-9
-"""Share of a memory limit that sums of floating-point numbers may exceed it by."""
+from ..scored import ROUNDING, costs_of
+from .decode import SchedulerInput
 
 
 @frozen(eq=False)
@@ -71,6 +69,13 @@ class Instance:
     def fused_kept(self, fused: "np.ndarray") -> Floats:
         """Bytes held after I; a fused stage holds nothing after its backward."""
         return np.where(fused, self.saved, self.kept)
+
+    def scheduler_input(self, fused: "np.ndarray") -> SchedulerInput:
+        """The input of ``decode`` if these stages are fused."""
+        return SchedulerInput(
+            self.problem.microbatches, self.placement, self.stages_on, self.fused_times(fused), self.hops,
+            self.fused_need(fused), self.fused_kept(fused), self.limits, fused,
+        )  # fmt: skip
 
     def for_orders(self) -> tuple[int, Integers, StageArrays, Floats]:
         """The arguments of `local`: count, placement, costs and limits."""

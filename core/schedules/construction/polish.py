@@ -3,7 +3,7 @@
 from attrs import evolve
 
 from ..problem import Schedule, ScheduleProblem
-from ..scored import costs_of, score
+from ..scored import ROUNDING, costs_of, score
 
 MOVES = 20_000
 """Moves tried of each kind of walk."""
@@ -37,7 +37,7 @@ def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
     from .local import improve
 
     before = score(problem, schedule).result
-    task = evolve(instance(problem, schedule.placement), limits=np.array(before.peak_memory) * (1 + 1e-9))
+    task = evolve(instance(problem, schedule.placement), limits=np.array(before.peak_memory) * (1 + ROUNDING))
     best, least, scratch = schedule, before.makespan, task.scratch()
     for temperature in TEMPERATURES if moves >= MOVES_FOR_ANNEALING else TEMPERATURES[:1]:
         orders, lengths = codes_of(schedule)

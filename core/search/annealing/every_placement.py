@@ -13,13 +13,12 @@ import numpy as np
 from ...evaluate.coding import BOTH, FORWARD, INPUT, KINDS, WEIGHT, Floats, Integers
 from ...evaluate.compiled import END, START, make_stage_arrays
 from ...numba_cache import njit
+from ...schedules.meaning import PLACED
 from ..problem.arrays import SAVED, STATE
 from ..problem.candidate import Candidate
 from ..problem.setting import Setting
 from .walk import Walk
 
-NAME = "placed"
-"""Name of these orders in place of a family's."""
 ENUMERATED = 20_000
 """Largest number of assignments of operators to devices that are enumerated."""
 STARTS = 300
@@ -46,7 +45,7 @@ def on_every_placement(walk: Walk) -> Iterator[Walk]:
         setting.fill(candidate, costs)
         limits = np.array(setting.limits)
         if _list_schedule(setting.microbatches, candidate.placement, costs, limits, orders, lengths):
-            yield Walk(setting, NAME, walk.chunks, candidate, annealed=True, recomputes=walk.recomputes)
+            yield Walk(setting, PLACED, walk.chunks, candidate, annealed=True, recomputes=walk.recomputes)
 
 
 @njit()

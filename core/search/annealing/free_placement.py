@@ -5,15 +5,14 @@ actions is a sequence of the operators' actions. It has more freedom: operators 
 devices get unequal numbers of stages, in any order along the pipeline.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
-from ...evaluate.coding import BOTH, FORWARD, INPUT, KINDS, WEIGHT, Integers
+from ...evaluate.coding import BOTH, FORWARD, INPUT, KINDS, WEIGHT, order_arrays
 from ..problem.candidate import Candidate
 from .walk import Walk
 
 ROUNDING = 1e-9
+"""Share of the step by which a longer one counts as equal."""
 
 
 def refined(walk: Walk) -> Walk:
@@ -30,7 +29,7 @@ def refined(walk: Walk) -> Walk:
                 first = KINDS * (operator * count + microbatch)
                 split += (first + INPUT, first + WEIGHT) if kind == BOTH else (first + kind,)
         rows.append(split)
-    orders, lengths = _coded(rows, 3 * cuts[-1] * count)
+    orders, lengths = order_arrays(rows, 3 * cuts[-1] * count)
     stages = np.arange(cuts[-1] + 1)
     new = Candidate(
         np.repeat(candidate.placement, sizes), stages, np.repeat(candidate.recompute, sizes), orders, lengths
@@ -72,7 +71,7 @@ def _joined_at(walk: Walk, stage: int) -> list[Walk]:
         rows[device] = kept[::-1] if late else kept
         fewer = KINDS * count
         rows = [[code - fewer * ((code >> 2) // count > stage) for code in row] for row in rows]
-        orders, lengths = _coded(rows, candidate.orders.shape[1])
+        orders, lengths = order_arrays(rows, candidate.orders.shape[1])
         without = np.delete(np.arange(len(candidate.placement)), stage + 1)
         cuts = np.delete(candidate.cuts, stage + 1)
         result.append(
@@ -84,13 +83,6 @@ def _joined_at(walk: Walk, stage: int) -> list[Walk]:
 def _no_worse(new: Walk, old: Walk) -> bool:
     new.evaluate()
     return 0 <= new.step_s <= old.step_s * (1 + ROUNDING) and new.excess <= old.excess
-
-
-def _coded(rows: Sequence[Sequence[int]], width: int) -> tuple[Integers, Integers]:
-    orders = np.zeros((len(rows), width), dtype=np.int64)
-    for row, codes in zip(orders, rows, strict=True):
-        row[: len(codes)] = codes
-    return orders, np.array([len(codes) for codes in rows], dtype=np.int64)
 
 
 def _with(walk: Walk, candidate: Candidate) -> Walk:

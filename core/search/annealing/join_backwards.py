@@ -8,6 +8,7 @@ from ..problem.setting import Setting
 from .anneal import step_of
 
 ROUNDING = 1e-12
+"""Share of the step by which a longer one counts as equal."""
 
 
 def join_split_backwards(setting: Setting, candidate: Candidate, buffers: Buffers) -> None:

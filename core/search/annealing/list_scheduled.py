@@ -16,6 +16,7 @@ from ...evaluate.compiled import StageArrays, make_stage_arrays
 from ...plan.derive import Recompute, recomputed_stages
 from ...schedules.construction.decode import decode
 from ...schedules.construction.instance import Instance
+from ...schedules.meaning import LISTED
 from ...schedules.problem import Schedule, ScheduleProblem
 from ..orders.initial_keys import patterns, placements
 from ..problem.candidate import Candidate
@@ -23,8 +24,6 @@ from ..problem.setting import Setting
 from .even_cuts import balanced_cuts, even_cuts
 from .fitting_cuts import fitting_cuts
 
-NAME = "listed"
-"""Name of these orders in place of a family's."""
 KEPT = 2
 """Largest number of orders that become starts, for each cuts."""
 HELD = 2
@@ -133,14 +132,10 @@ class _Stages:
         for number, state in enumerate(patterns(task, orders)):
             coded = np.zeros((self._setting.devices, 3 * task.stages_on.shape[1] * count), dtype=np.int64)
             lengths = np.zeros(self._setting.devices, dtype=np.int64)
-            value, _ = decode(
-                count, task.placement, task.stages_on, task.fused_times(state.fused), task.hops,
-                task.fused_need(state.fused), task.fused_kept(state.fused), task.limits, state.keys, state.patience,
-                state.caps, state.fused, coded, lengths,
-            )  # fmt: skip
+            value, _ = decode(task.scheduler_input(state.fused), state.priorities, coded, lengths)
             found.append((value, number, coded, lengths))
         for _, _, coded, lengths in sorted(found, key=lambda each: each[:2])[:KEPT]:
-            yield ListScheduled(task.schedule(NAME, coded, lengths), cuts, self._recompute)
+            yield ListScheduled(task.schedule(LISTED, coded, lengths), cuts, self._recompute)
 
     def _instance(self, cuts: Cuts) -> Instance:
         """The input of the list scheduler, which has no messages that skip stages; later moves consider them."""

@@ -10,15 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from ...evaluate.coding import FORWARD, INPUT, KINDS, WEIGHT, Integers
+from ...evaluate.coding import FORWARD, INPUT, KINDS, WEIGHT, Integers, order_arrays
 from ...numba_cache import njit
+from ...schedules.meaning import PACKED
 from ..problem.arrays import SAVED, STATE
 from ..problem.candidate import Candidate
 from ..problem.setting import Setting
 from .walk import Walk
 
-NAME = "packed"
-"""Name of these orders in place of a family's."""
 VISITED = 300_000
 """Largest number of assignments of one operator that are tried: some hundredths of a second."""
 FULL = 0.9
@@ -70,12 +69,9 @@ def one_by_one(setting: Setting, device_of: Integers, inner: Integers) -> Walk:
         for stage in reversed(range(stages)):
             code = KINDS * (stage * count + microbatch)
             rows[placement[stage]] += (code + INPUT, code + WEIGHT)
-    orders = np.zeros((setting.devices, 3 * stages * count), dtype=np.int64)
-    for row, codes in zip(orders, rows, strict=True):
-        row[: len(codes)] = codes
-    lengths = np.array([len(codes) for codes in rows], dtype=np.int64)
+    orders, lengths = order_arrays(rows, 3 * stages * count)
     candidate = Candidate(placement, cuts, np.zeros(stages, dtype=np.bool_), orders, lengths)
-    return Walk(setting, NAME, -(-stages // setting.devices), candidate, annealed=True)
+    return Walk(setting, PACKED, -(-stages // setting.devices), candidate, annealed=True)
 
 
 @njit()

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
+from ...errors import RequestError
 from ...evaluate.coding import INFINITY
 from ..problem.meter import Meter, Stopped
 from ..problem.options import MAX_CHUNKS
@@ -108,8 +109,10 @@ def search(
         earlier: walks of an earlier search to continue from, in these settings; none to start with schedules.
 
     Returns:
-        The walks, best first, and whether a time limit or an interrupt ended the search early. There are no walks if no
-        family supports any setting.
+        The walks, best first, and whether a time limit or an interrupt ended the search early.
+
+    Raises:
+        RequestError: no family supports any setting.
     """
     if earlier:
         return _continued(list(earlier), settings, space, meter, seed)
@@ -120,7 +123,12 @@ def search(
         for walk in starts.published():
             walks.append(walk)
             meter.spend(0)  # no evaluation, but building it takes time
-        if walks and all(walk.excess > 0 for walk in walks):
+        if not walks:
+            raise RequestError(
+                f"none of the schedules supports {settings[0].devices} devices and {settings[0].microbatches} "
+                "microbatches: give other families or another number of microbatches"
+            )
+        if all(walk.excess > 0 for walk in walks):
             scouted += [walk.copy() for walk in walks]
             scouted += _packed(settings, space)
             _scout(scouted, starts, settings, space, meter, seed)
@@ -243,7 +251,7 @@ def _fitting(walks: Sequence[Walk]) -> list[Walk]:
 
 
 def evaluate_all(walks: Sequence[Walk]) -> None:
-    """Evaluate the best places of some walks."""
+    """Evaluate the best candidates of some walks."""
     for walk in walks:
         walk.evaluate()
         walk.free_buffers()
@@ -256,7 +264,7 @@ def _rounds(settings: Sequence[Setting], space: SearchSpace) -> tuple[Round, ...
 
 def _round(
     taking_part: Sequence[Walk],
-    plan: Round,
+    given: Round,
     number: int,
     allowance: int,
     meter: Meter,
@@ -271,15 +279,15 @@ def _round(
         if until_fit and place and taking_part[place - 1].excess == 0:
             return
         shares = MoveShares(
-            plan.cut if walk.setting.fixed is None else 0.0,
+            given.cut if walk.setting.fixed is None else 0.0,
             RECOMPUTES if walk.recomputes and walk.setting.fixed is None else 0.0,
-            SPLITS if walk.setting.mixes and plan.temperature else 0.0,
-            plan.place,
+            SPLITS if walk.setting.mixes and given.temperature else 0.0,
+            given.place,
         )
-        if plan.cut == 1 and walk.setting.fixed is None and walk.cut_count <= min(SYSTEMATIC * moves, meter.left):
+        if given.cut == 1 and walk.setting.fixed is None and walk.cut_count <= min(SYSTEMATIC * moves, meter.left):
             walk.try_every_cut(meter)
             walk.free_buffers()
             continue
-        temperature = plan.temperature * min(moves / (COOL * max(walk.actions, 1)), 1.0)
+        temperature = given.temperature * min(moves / (COOL * max(walk.actions, 1)), 1.0)
         walk.anneal(meter, min(moves, meter.left), (seed * 101 + number) * 100_003 + place, temperature, shares)
         walk.free_buffers()

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from ...numba_cache import njit
-from ...schedules.construction.decode import TAIL, decode
+from ...schedules.construction.decode import TAIL, Priorities, decode
 from ...schedules.construction.shifts import metropolis
 
 
@@ -41,9 +41,10 @@ def _draw_microbatches(count: int) -> tuple[int, int, int]:
 
 
 @njit()
-def _mutate(keys: Any, patience: Any, caps: Any, chunks: int, period: float, reach: float) -> None:
+def _mutate(priorities: Any, chunks: int, period: float, reach: float) -> None:
     """Change the keys of one kind, by the same amount or in proportion to the stage (which changes the offset between
     stages, as in a building block); or the patience; or the caps."""
+    keys, patience, caps = priorities.keys, priorities.patience, priorities.caps
     kinds, stages, count = keys.shape
     draw, kind = np.random.random(), np.random.randint(kinds)
     size = np.random.standard_normal() * period * reach
@@ -75,68 +76,55 @@ def _busiest_s(stages_on: Any, times: Any) -> float:
 
 
 @njit()
+def _copied(priorities: Any) -> Any:
+    """The priorities in arrays of their own."""
+    return Priorities(priorities.keys.copy(), priorities.patience.copy(), priorities.caps.copy())
+
+
+@njit()
 def anneal_keys(
-    seed: int,
-    evaluations: int,
-    temperature: float,
-    target: float,
-    count: int,
-    placement: Any,
-    stages_on: Any,
-    times: Any,
-    hops: Any,
-    need: Any,
-    kept: Any,
-    limits: Any,
-    keys: Any,
-    patience: Any,
-    caps: Any,
-    fused: Any,
+    seed: int, evaluations: int, temperature: float, target: float, given: Any, priorities: Any
 ) -> tuple[float, int]:
-    """Improve ``keys``, ``patience`` and ``caps`` in place; arguments from ``count`` on as in ``decode``.
+    """Improve priorities in place.
 
     Args:
         seed: of the random numbers.
         evaluations: number of orders to try.
         temperature: the initial one, as a share of the makespan; it falls to 0.
         target: a makespan that ends the search.
+        given: :class:`SchedulerInput`.
+        priorities: :class:`Priorities`.
 
     Returns:
         The smallest makespan, and the number of orders tried.
     """
     np.random.seed(seed)
-    devices = stages_on.shape[0]
-    orders = np.empty((devices, 3 * stages_on.shape[1] * count), dtype=np.int64)
+    devices, chunks = given.stages_on.shape
+    orders = np.empty((devices, 3 * chunks * given.count), dtype=np.int64)
     lengths = np.zeros(devices, dtype=np.int64)
-    period = _busiest_s(stages_on, times)
-    span, tail = decode(
-        count, placement, stages_on, times, hops, need, kept, limits, keys, patience, caps, fused, orders, lengths
-    )  # fmt: skip
+    period = _busiest_s(given.stages_on, given.times)
+    span, tail = decode(given, priorities, orders, lengths)
     best_span, best_value = span, span + TAIL * tail
     value = best_value
-    best_keys, best_patience, best_caps = keys.copy(), patience.copy(), caps.copy()
-    now_keys, now_patience, now_caps = keys.copy(), patience.copy(), caps.copy()
+    best, now = _copied(priorities), _copied(priorities)
     tried = 1
     while tried < evaluations and best_span > target:
         progress = tried / evaluations
-        new_keys, new_patience, new_caps = now_keys.copy(), now_patience.copy(), now_caps.copy()
+        new = _copied(now)
         reach = 0.5 if np.random.random() < 0.5 else 0.1
-        _mutate(new_keys, new_patience, new_caps, stages_on.shape[1], period, reach)
+        _mutate(new, chunks, period, reach)
         while np.random.random() < 0.3:
-            _mutate(new_keys, new_patience, new_caps, stages_on.shape[1], period, reach)
+            _mutate(new, chunks, period, reach)
         threshold = metropolis(value, temperature * best_span * (1 - progress) ** 2)
-        span, tail = decode(
-            count, placement, stages_on, times, hops, need, kept, limits, new_keys, new_patience, new_caps,
-            fused, orders, lengths, threshold * (1 + 1e-12),
-        )  # fmt: skip
+        span, tail = decode(given, new, orders, lengths, threshold * (1 + 1e-12))
         tried += 1
-        new = span + TAIL * tail
-        if new <= threshold:
-            now_keys, now_patience, now_caps, value = new_keys, new_patience, new_caps, new
-            if new < best_value:
-                best_keys, best_patience, best_caps, best_value = new_keys, new_patience, new_caps, new
+        new_value = span + TAIL * tail
+        if new_value <= threshold:
+            now, value = new, new_value
+            if new_value < best_value:
+                best, best_value = new, new_value
                 best_span = min(best_span, span)
-    keys[:] = best_keys
-    patience[:] = best_patience
-    caps[:] = best_caps
+    priorities.keys[:] = best.keys
+    priorities.patience[:] = best.patience
+    priorities.caps[:] = best.caps
     return best_span, tried

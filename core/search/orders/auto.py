@@ -129,12 +129,9 @@ def _anneal_keys(states: list[KeyState], evaluations: int, seed: int, bound: flo
     for number, share in enumerate((FIRST_SHARE, 1 - FIRST_SHARE)):
         each = max(int(share * evaluations / len(left)), 1)
         for place, state in enumerate(left):
-            task = state.task
             state.makespan, count = anneal_keys(
                 seed * 1_000_003 + number * 1009 + place, each, KEYS_TEMPERATURE, bound * (1 + 1e-12),
-                task.problem.microbatches, task.placement, task.stages_on, task.fused_times(state.fused), task.hops,
-                task.fused_need(state.fused), task.fused_kept(state.fused), task.limits, state.keys,
-                state.patience, state.caps, state.fused,
+                state.task.scheduler_input(state.fused), state.priorities,
             )  # fmt: skip
             tried += count
         left = sorted(left, key=lambda state: state.makespan)
@@ -189,14 +186,11 @@ def _best_placements_first(states: list[KeyState]) -> list[KeyState]:
 
 def _decoded(state: KeyState) -> _CodedOrders:
     """The order of a state's keys."""
-    task, fused = state.task, state.fused
-    count = task.problem.microbatches
-    orders = np.zeros((task.problem.devices, 3 * task.stages_on.shape[1] * count), dtype=np.int64)
+    task = state.task
+    width = 3 * task.stages_on.shape[1] * task.problem.microbatches
+    orders = np.zeros((task.problem.devices, width), dtype=np.int64)
     lengths = np.zeros(task.problem.devices, dtype=np.int64)
-    decode(
-        count, task.placement, task.stages_on, task.fused_times(fused), task.hops, task.fused_need(fused),
-        task.fused_kept(fused), task.limits, state.keys, state.patience, state.caps, fused, orders, lengths,
-    )  # fmt: skip
+    decode(task.scheduler_input(state.fused), state.priorities, orders, lengths)
     return _CodedOrders(task, orders, lengths)
 
 

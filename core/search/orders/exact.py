@@ -32,7 +32,7 @@ class Exact:
     """The result of the exact program.
 
     Args:
-        bound: a lower bound on the makespan of this placement.
+        bound: a lower bound on the makespan of this placement, up to the solver's relative gap of 1e-6.
         device_actions: the best order found, or None if none is faster than the known one.
     """
 

@@ -11,6 +11,7 @@ from ...errors import InfeasibleError
 from ...evaluate.coding import CODE, FORWARD, INPUT, WEIGHT, Floats, Integers
 from ...evaluate.compiled import MICROBATCHES_HELD
 from ...evaluate.reference import Evaluation
+from ...schedules.construction.decode import Priorities
 from ...schedules.construction.instance import Instance, instance
 from ...schedules.placement import folded_placement, hooked_placement, looped_placement
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
@@ -32,18 +33,17 @@ EAGER = 1.5
 
 @define(eq=False)
 class KeyState:
-    """A point of the search over keys: an instance with the arrays that ``decode`` turns into an order.
+    """A point of the search over keys: an instance with the priorities that ``decode`` turns into an order.
 
     Args:
         task: the instance.
-        keys, patience, caps, fused: see ``decode``.
+        priorities: of the list scheduler; annealing changes them in place.
+        fused: whether a stage runs I and W as B, (stages).
         makespan: of the best order found from this point.
     """
 
     task: Instance
-    keys: Floats
-    patience: Floats
-    caps: Integers
+    priorities: Priorities
     fused: "np.ndarray"
     makespan: float = float("inf")
 
@@ -81,7 +81,8 @@ def patterns(task: Instance, most: int | None = None) -> Iterator[KeyState]:
     for fused, pace, delay, rounding in chosen[:: 1 if most is None else -(-len(chosen) // most)]:
         forward, back = _due_times(task, period, pace)
         caps = _caps(task, fused, back[:, 0] - forward[:, 0] + period, rounding)
-        yield KeyState(task, np.stack([forward, back, back + delay * period]), np.full(3, 0.5), caps, fused.copy())
+        keys = np.stack([forward, back, back + delay * period])
+        yield KeyState(task, Priorities(keys, np.full(3, 0.5), caps), fused.copy())
 
 
 def _paces(task: Instance, limited: bool) -> list[tuple[float, ...] | int]:
@@ -179,7 +180,7 @@ def keys_of(task: Instance, schedule: Schedule, result: Evaluation) -> KeyState:
                 fused[stage] = False
             held[stage] += MICROBATCHES_HELD[CODE[kind]]
             caps[stage] = max(caps[stage], held[stage])
-    return KeyState(task, keys, np.full(3, EAGER), caps, fused | task.too_large_to_split)
+    return KeyState(task, Priorities(keys, np.full(3, EAGER), caps), fused | task.too_large_to_split)
 
 
 def fits_one_microbatch(task: Instance) -> bool:

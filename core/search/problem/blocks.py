@@ -21,7 +21,7 @@ Stages = tuple[tuple[str, ...], ...]
 
 
 def check_boundaries(given: object) -> None:
-    """Refuse a value of ``boundaries`` that is not known."""
+    """Refuse a value of ``boundaries`` that is not known. Raises RequestError."""
     if given not in BOUNDARIES:
         raise RequestError(f"boundaries is {given!r}: give one of {', '.join(map(repr, BOUNDARIES))}")
 
@@ -106,7 +106,7 @@ class Blocks:
         return evolve(plan, stages=stages, graph_hash=self.graph_hash)
 
     def refuse_too_few(self, devices: int) -> None:
-        """Refuse more devices than blocks of several operators."""
+        """Refuse more devices than blocks of several operators. Raises RequestError."""
         if not self._whole and devices > len(self.operators):
             raise RequestError(
                 f"there are {devices} devices for {len(self.operators)} layers and parts around them: a stage needs "

@@ -15,7 +15,7 @@ class SearchSpace:
         families: the schedules to choose among.
         anneal: whether orders may differ from the families'.
         chunks: fewest and most stages per device.
-        recompute: see ``search_plans``.
+        recompute: see ``SearchOptions``.
     """
 
     families: tuple[ScheduleFamily, ...]

@@ -53,7 +53,7 @@ class Setting:
         memory: bytes that each of the cluster's devices may hold.
         parameter_sizes: bytes of each parameter, if known.
         fixed: given stages; None if the search chooses the cuts.
-        messages: number of median-size messages for which the search reserves memory.
+        reserved_messages: number of median-size messages for which the search reserves memory.
         reserved: further bytes reserved on each of the cluster's devices, for memory that only the oracle counts; empty
             for none.
         message: time that a message takes on the devices at both ends, in addition to its transfer; costs of stages,
@@ -71,7 +71,7 @@ class Setting:
     memory: tuple[float, ...]
     parameter_sizes: Mapping[str, int] | None = None
     fixed: FixedStages | None = None
-    messages: int = 0
+    reserved_messages: int = 0
     reserved: tuple[float, ...] = ()
     message: MessageLine = FREE
     contended: bool = False
@@ -106,7 +106,7 @@ class Setting:
     @cached_property
     def limits(self) -> tuple[float, ...]:
         """Bytes that the search may use at each position, in every replica: memory without the reserved bytes."""
-        messages = self.messages * self._boundary_bytes if self.messages else 0.0
+        messages = self.reserved_messages * self._boundary_bytes if self.reserved_messages else 0.0
         reserved = self.reserved or (0.0,) * len(self.memory)
         left = [memory - size for memory, size in zip(self.memory, reserved, strict=True)]
         least = least_by_position(left, self.replicas)

@@ -36,7 +36,7 @@ class Workload:
     parameter_sizes: Mapping[str, int] | None = None
 
 
-def counted(
+def workload_of(
     graph: OpGraph, cluster: Cluster, microbatches: int, parameter_sizes: Mapping[str, int] | None = None
 ) -> Workload:
     """A step of ``microbatches`` microbatches of one size, with equal costs on every device."""

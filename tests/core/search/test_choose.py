@@ -19,7 +19,7 @@ from panpipe.core.search import Score, longest_path
 from panpipe.core.search.choose import choose_schedule, plan, search_plans
 from panpipe.core.search.problem.assemble import assemble
 from panpipe.core.search.problem.looped_cuts import evened, looped_cuts, prefix_of
-from panpipe.core.search.problem.workload import counted
+from panpipe.core.search.problem.workload import workload_of
 from panpipe.core.search.search_options import SearchOptions
 
 ALL = tuple(families().values())
@@ -85,7 +85,7 @@ def test_evaluations_are_counted_and_stay_within_the_budget(budget):
 
 def test_another_seed_gives_another_plan():
     options = [SearchOptions(families=ALL, budget=5000, seed=seed) for seed in (0, 0, 1)]
-    plans = [search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, each).best for each in options]
+    plans = [search_plans(workload_of(GRAPH, CLUSTER, 4), CLUSTER, each).best for each in options]
     assert plan_json(plans[0]) == plan_json(plans[1]) != plan_json(plans[2])
 
 
@@ -104,13 +104,13 @@ def test_search_ended_by_time_or_interrupt_returns_the_best_plan_so_far():
             raise KeyboardInterrupt
 
     options = SearchOptions(families=ALL, budget=10**6, progress=interrupt)
-    stopped = search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, options)
+    stopped = search_plans(workload_of(GRAPH, CLUSTER, 4), CLUSTER, options)
     assert stopped.stopped
     assert 0 < stopped.evaluations < 10**6
     assert stopped.best.prediction.step_s == longest_path(stopped.best, stopped.best.prediction.costs, CLUSTER).step_s
     for (budget, seconds), stops in (((10**8, 0.2), True), ((100, 100), False)):
         options = SearchOptions(families=ALL, budget=budget, seconds=seconds)
-        assert search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, options).stopped == stops
+        assert search_plans(workload_of(GRAPH, CLUSTER, 4), CLUSTER, options).stopped == stops
 
 
 def test_score_of_a_given_oracle_decides():
@@ -127,7 +127,7 @@ def test_score_of_a_given_oracle_decides():
 
 
 def test_alternatives_hold_less_and_take_longer():
-    found = search_plans(counted(GRAPH, CLUSTER, 4), CLUSTER, SearchOptions(families=ALL, budget=5000))
+    found = search_plans(workload_of(GRAPH, CLUSTER, 4), CLUSTER, SearchOptions(families=ALL, budget=5000))
     plans = [plan.prediction for plan in found.plans]
     assert len(plans) > 1
     for one, other in pairwise(plans):

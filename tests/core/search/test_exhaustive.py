@@ -17,7 +17,7 @@ from panpipe.core.search.annealing.walk import start_walk
 from panpipe.core.search.choose import search_plans
 from panpipe.core.search.problem.options import options
 from panpipe.core.search.problem.setting import one_setting
-from panpipe.core.search.problem.workload import counted
+from panpipe.core.search.problem.workload import workload_of
 from panpipe.core.search.search_options import SearchOptions
 
 GAP = 0.01
@@ -67,7 +67,7 @@ def test_plan_is_as_fast_as_all_cuts_of_all_published_schedules(graph, devices, 
     cluster = fully_connected(devices, limit, 20.0, 0.05)
     setting = one_setting(graph, cluster, microbatches, (limit,) * devices, None)
     best = min(exhaustive(setting, chunks) for chunks in (1, 2) if devices * chunks <= len(graph.nodes))
-    work = counted(graph, cluster, microbatches)
+    work = workload_of(graph, cluster, microbatches)
     if best == float("inf"):
         return  # a plan of its own may fit nevertheless
     found = search_plans(work, cluster, SearchOptions(families=LEAN, max_chunks=2, budget=20_000)).best
@@ -79,4 +79,4 @@ def test_request_that_cannot_fit_is_refused():
     graph = OpGraph(tuple(OpNode(f"n{i}", 1, 1, 1, state_bytes=10) for i in range(4)))
     cluster = fully_connected(2, 19, 1.0, 0.0)
     with pytest.raises(InfeasibleError, match="may hold 19"):
-        search_plans(counted(graph, cluster, 2), cluster, SearchOptions(families=LEAN))
+        search_plans(workload_of(graph, cluster, 2), cluster, SearchOptions(families=LEAN))

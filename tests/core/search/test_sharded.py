@@ -10,7 +10,7 @@ from panpipe.core.plan.sharding import replica_costs
 from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.choose import search_plans
-from panpipe.core.search.problem.workload import counted
+from panpipe.core.search.problem.workload import workload_of
 from panpipe.core.search.search_options import SearchOptions
 from panpipe.core.search.suggestions.infeasible import NothingFits
 from panpipe.simulators.run import simulate
@@ -39,7 +39,7 @@ def found(shard, memory=MEMORY, mesh=(2, 2), family="1f1b", graph=GRAPH):
         tuple(Link(f"g{i}", "sw", 1e6, 1e-6) for i in range(4)),
     )  # fmt: skip
     options = SearchOptions(families=[find_family(family)], anneal=False, budget=50, shard=shard, max_chunks=1)
-    return search_plans(counted(graph, cluster, 8), cluster, options, meshes=[mesh]).best
+    return search_plans(workload_of(graph, cluster, 8), cluster, options, meshes=[mesh]).best
 
 
 def test_sharded_plan_fits_where_a_whole_optimizer_does_not():

@@ -9,7 +9,7 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.schedules.registry import families
 from panpipe.core.search.choose import search_plans
-from panpipe.core.search.problem.workload import counted
+from panpipe.core.search.problem.workload import workload_of
 from panpipe.core.search.search_options import SearchOptions
 
 BUDGET = 300
@@ -49,7 +49,7 @@ def test_plan_is_found_if_one_microbatch_at_a_time_fits(graph, devices, microbat
     limit = max(least_memory(graph, devices), 1)
     cluster = fully_connected(devices, limit, 20.0, 0.05)
     options = SearchOptions(families=list(families().values()), max_chunks=2, budget=BUDGET)
-    found = search_plans(counted(graph, cluster, microbatches), cluster, options).best
+    found = search_plans(workload_of(graph, cluster, microbatches), cluster, options).best
     assert max(found.prediction.peak_memory_bytes) <= limit
 
 
@@ -62,6 +62,6 @@ def test_more_memory_keeps_more_microbatches_in_flight(spare):
     limit = least_memory(graph, 4)
     cluster = fully_connected(4, limit + spare, 100.0, 0.0)
     options = SearchOptions(families=list(families().values()), budget=2000)
-    found = search_plans(counted(graph, cluster, 8), cluster, options).best
+    found = search_plans(workload_of(graph, cluster, 8), cluster, options).best
     serial = 8 * 36
     assert found.prediction.step_s < serial * (0.9 if spare == 0 else 0.6)

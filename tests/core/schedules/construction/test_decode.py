@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.evaluate.reference import evaluate
-from panpipe.core.schedules.construction.decode import decode
+from panpipe.core.schedules.construction.decode import Priorities, decode
 from panpipe.core.schedules.construction.instance import instance
 from panpipe.core.schedules.placement import folded_placement
 from panpipe.core.schedules.problem import ScheduleProblem
@@ -25,11 +25,8 @@ def decoded(problem, keys, *, placement=None, patience=0.0, caps=None, fused=Fal
     whole = np.full(stages, fused)
     orders = np.empty((problem.devices, 3 * problem.chunks * count), dtype=np.int64)
     lengths = np.zeros(problem.devices, dtype=np.int64)
-    times = decode(
-        count, task.placement, task.stages_on, task.fused_times(whole), task.hops, task.fused_need(whole),
-        task.fused_kept(whole), task.limits, keys, np.full(3, patience),
-        np.full(stages, caps or count), whole, orders, lengths, stop,
-    )  # fmt: skip
+    priorities = Priorities(keys, np.full(3, patience), np.full(stages, caps or count))
+    times = decode(task.scheduler_input(whole), priorities, orders, lengths, stop)
     schedule = task.schedule("", orders, lengths)
     return *times, [" ".join(map(str, row)) for row in schedule.device_actions]
 
@@ -91,10 +88,8 @@ def test_any_keys_give_a_whole_order_within_any_limit_that_fits_one_microbatch(d
     task = instance(problem, placement)
     orders, lengths = np.empty((devices, 6 * count), dtype=np.int64), np.zeros(devices, dtype=np.int64)
     fused = np.zeros(2 * devices, dtype=np.bool_)
-    span, _ = decode(
-        count, task.placement, task.stages_on, task.times, task.hops, task.need, task.kept, task.limits,
-        draw.random((3, 2 * devices, count)), draw.random(3), np.full(2 * devices, count), fused, orders, lengths,
-    )  # fmt: skip
+    priorities = Priorities(draw.random((3, 2 * devices, count)), draw.random(3), np.full(2 * devices, count))
+    span, _ = decode(task.scheduler_input(fused), priorities, orders, lengths)
     assert lengths.tolist() == [6 * count] * devices
     result = evaluate(task.schedule("", orders, lengths).device_actions, placement, costs, hop_s=0.25)
     assert result.makespan <= span * (1 + 1e-9)

@@ -139,7 +139,7 @@ def test_patterns_allow_at_least_one_microbatch_per_stage():
     task = instance(uniform(4, 8, 2, memory=2), folded_placement(4, 2))
     states = list(patterns(task))
     assert len(states) > 1
-    assert all(state.caps.min() >= 1 for state in states)
+    assert all(state.priorities.caps.min() >= 1 for state in states)
 
 
 @pytest.mark.parametrize(

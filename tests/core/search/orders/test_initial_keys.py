@@ -46,11 +46,11 @@ def test_placements_that_exist_for_a_size(devices, chunks, expected):
 def test_first_pattern_has_every_action_due_one_period_after_the_microbatch_before():
     first = next(patterns(instance(problem_of(), (0, 1))))
     # F is due as early as it can run: after one pass and a hop of 0.5 s on the second device.
-    assert first.keys[0].tolist() == [[1, 4, 7], [2.5, 5.5, 8.5]]
+    assert first.priorities.keys[0].tolist() == [[1, 4, 7], [2.5, 5.5, 8.5]]
     # I follows the last F, on the last device first; W is due at once.
-    assert first.keys[1].tolist() == [[5, 8, 11], [3.5, 6.5, 9.5]]
-    assert first.keys[2].tolist() == first.keys[1].tolist()
-    assert first.caps.tolist() == [3, 3]
+    assert first.priorities.keys[1].tolist() == [[5, 8, 11], [3.5, 6.5, 9.5]]
+    assert first.priorities.keys[2].tolist() == first.priorities.keys[1].tolist()
+    assert first.priorities.caps.tolist() == [3, 3]
     assert not first.fused.any()
 
 
@@ -59,14 +59,14 @@ def test_number_of_patterns_is_limited_and_they_differ():
     every = list(patterns(task))
     some = list(patterns(task, 5))
     assert len(some) <= 5 < len(every)
-    assert len({(each.keys.tobytes(), each.caps.tobytes()) for each in some}) == len(some)
+    assert len({(each.priorities.keys.tobytes(), each.priorities.caps.tobytes()) for each in some}) == len(some)
 
 
 def test_caps_share_the_memory_of_a_device():
     tight = next(patterns(instance(problem_of(chunks=2, limit=2.0), (0, 1, 1, 0))))
-    assert tight.caps.tolist() == [1, 1, 1, 1]
+    assert tight.priorities.caps.tolist() == [1, 1, 1, 1]
     roomy = next(patterns(instance(problem_of(chunks=2, limit=100.0), (0, 1, 1, 0))))
-    assert roomy.caps.tolist() == [3, 3, 3, 3]
+    assert roomy.priorities.caps.tolist() == [3, 3, 3, 3]
 
 
 def test_keys_of_a_schedule_are_its_starts():
@@ -77,8 +77,12 @@ def test_keys_of_a_schedule_are_its_starts():
     ):
         schedule = Schedule("", (0,), 2, orders(row))
         found = keys_of(instance(problem, (0,)), schedule, score(problem, schedule).result)
-        assert (found.keys.tolist(), found.fused.tolist(), found.caps.tolist()) == (keys, [fused], [caps])
-        assert found.patience.tolist() == [1.5] * 3
+        assert (found.priorities.keys.tolist(), found.fused.tolist(), found.priorities.caps.tolist()) == (
+            keys,
+            [fused],
+            [caps],
+        )
+        assert found.priorities.patience.tolist() == [1.5] * 3
 
 
 def test_published_schedules_above_the_limit_give_keys_alone():
@@ -86,7 +90,7 @@ def test_published_schedules_above_the_limit_give_keys_alone():
     states, found = published(problem_of(2, 4, limit=2.0), families)
     assert len(states) == 2
     assert [schedule.name for schedule, _ in found] == ["1f1b"]
-    assert all(np.isfinite(state.keys).all() for state in states)
+    assert all(np.isfinite(state.priorities.keys).all() for state in states)
 
 
 def test_limit_that_nothing_fits_is_refused_with_the_smallest_that_would():

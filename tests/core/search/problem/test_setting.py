@@ -40,9 +40,9 @@ def test_limits_are_the_least_of_every_replica_without_reserved_bytes():
 
 def test_limits_leave_messages_of_the_median_size_and_never_nothing():
     # The bytes that cross a cut after each operator: 10, 20, 30, 40 and, after the last one, 0.
-    setting = evolve(chain(10, 20, 30, 40), messages=2)
+    setting = evolve(chain(10, 20, 30, 40), reserved_messages=2)
     assert setting.limits == (60.0,) * 4
-    assert evolve(setting, messages=100).limits == (1.0,) * 4
+    assert evolve(setting, reserved_messages=100).limits == (1.0,) * 4
 
 
 def test_position_is_as_slow_as_the_slowest_device_of_any_replica():

@@ -15,7 +15,7 @@ from panpipe.core.schedules.registry import families
 from panpipe.core.search import longest_path
 from panpipe.core.search.choose import choose_schedule, search_plans
 from panpipe.core.search.problem.arrangements import arrangements, nearest_order
-from panpipe.core.search.problem.workload import Workload, counted, meshes
+from panpipe.core.search.problem.workload import Workload, meshes, workload_of
 from panpipe.core.search.search_options import SearchOptions
 from panpipe.core.search.suggestions.infeasible import NothingFits
 
@@ -43,25 +43,25 @@ def test_meshes_are_all_factorizations_of_the_number_of_devices():
 def test_replicas_are_chosen_for_fast_links_and_a_pipeline_for_large_gradients():
     graph = chain(saved_bytes=1)
     fast = fully_connected(4, 10**6, 1e9, 0.0)
-    plan = best(counted(graph, fast, 4), fast, meshes=meshes(4))
+    plan = best(workload_of(graph, fast, 4), fast, meshes=meshes(4))
     assert (plan.mesh.pipeline, plan.mesh.data, plan.microbatches) == (1, 4, 1)
     heavy = evolve(graph, nodes=tuple(evolve(node, parameter_bytes=800, state_bytes=3200) for node in graph.nodes))
     slow = fully_connected(4, 10**6, 20.0, 0.0)
-    plan = best(counted(heavy, slow, 16), slow, meshes=meshes(4))
+    plan = best(workload_of(heavy, slow, 16), slow, meshes=meshes(4))
     assert plan.mesh.pipeline > 1
 
 
 def test_pipeline_is_chosen_if_a_replica_does_not_fit():
     graph = chain(saved_bytes=1)
     cluster = fully_connected(4, 300, 1e9, 0.0)  # all parameters, gradients and state take 512
-    plan = best(counted(graph, cluster, 8), cluster, meshes=meshes(4))
+    plan = best(workload_of(graph, cluster, 8), cluster, meshes=meshes(4))
     assert plan.mesh.pipeline > 1
 
 
 def test_mesh_that_does_not_divide_the_batch_is_refused():
     cluster = fully_connected(4, 10**6, 1e9, 0.0)
     with pytest.raises(RequestError, match=r"a batch of 3 on 4 devices .* has no mesh of 1 × 4"):
-        search_plans(counted(chain(), cluster, 3), cluster, SearchOptions(families=ALL), meshes=[(1, 4)])
+        search_plans(workload_of(chain(), cluster, 3), cluster, SearchOptions(families=ALL), meshes=[(1, 4)])
 
 
 def test_size_of_microbatches_is_chosen():
@@ -96,7 +96,7 @@ def test_neighbouring_stages_are_on_bridged_devices():
     order = nearest_order(distances, range(6))
     assert (order,) in found
     assert sum(abs(a - b) == 3 for a, b in itertools.pairwise(order)) == 3
-    plan = best(counted(chain(12), cluster, 6), cluster, max_chunks=1)
+    plan = best(workload_of(chain(12), cluster, 6), cluster, max_chunks=1)
     pairs = [{plan.stages[i].device, plan.stages[i + 1].device} for i in range(5)]
     assert sum(pair in ({0, 3}, {1, 4}, {2, 5}) for pair in pairs) == 3
 
@@ -123,16 +123,16 @@ def test_device_with_the_most_memory_comes_first():
 def test_stages_recompute_only_if_memory_is_short():
     graph = chain(saved_bytes=40)
     roomy, tight = (fully_connected(4, size, 1e9, 0.0) for size in (10**5, 350))
-    assert best(counted(graph, roomy, 8), roomy, recompute=None).memory.recompute == ()
+    assert best(workload_of(graph, roomy, 8), roomy, recompute=None).memory.recompute == ()
     least = fully_connected(4, 150, 1e9, 0.0)
     with pytest.raises(NothingFits):
-        search_plans(counted(graph, least, 8), least, SearchOptions(families=ALL))
-    free = best(counted(graph, tight, 8), tight, recompute=None)
-    without = best(counted(graph, tight, 8), tight)
+        search_plans(workload_of(graph, least, 8), least, SearchOptions(families=ALL))
+    free = best(workload_of(graph, tight, 8), tight, recompute=None)
+    without = best(workload_of(graph, tight, 8), tight)
     assert free.prediction.step_s <= without.prediction.step_s
     smallest = fully_connected(4, 260, 1e9, 0.0)
-    assert best(counted(graph, smallest, 8), smallest, recompute=None).memory.recompute
-    every = best(counted(graph, roomy, 8), roomy, recompute="all")
+    assert best(workload_of(graph, smallest, 8), smallest, recompute=None).memory.recompute
+    every = best(workload_of(graph, roomy, 8), roomy, recompute="all")
     assert every.memory.recompute == tuple(range(len(every.stages)))
 
 

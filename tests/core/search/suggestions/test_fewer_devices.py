@@ -4,7 +4,7 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.choose import search_plans
-from panpipe.core.search.problem.workload import counted
+from panpipe.core.search.problem.workload import workload_of
 from panpipe.core.search.search_options import SearchOptions
 from panpipe.core.search.suggestions.fewer_devices import faster_alone
 
@@ -18,7 +18,7 @@ def alone(latency_s, devices=4):
     def search(count):
         tried.append(count)
         options = SearchOptions(families=[find_family("1f1b")], budget=100)
-        return search_plans(counted(graph, cluster, 4), cluster, options, meshes=[(count, 1)]).best
+        return search_plans(workload_of(graph, cluster, 4), cluster, options, meshes=[(count, 1)]).best
 
     return faster_alone(search(devices), search), tried
 
