@@ -1,0 +1,1 @@
+"""Transports: how tensors move between the devices of a pipeline."""

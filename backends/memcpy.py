@@ -140,7 +140,12 @@ class MemcpyBackend(Backend):
                 mine.append(transfer)
         if other is not None:
             send, receive = (transfer, other) if sending else (other, transfer)
-            _copy(pair, send, receive)
+            try:
+                _copy(pair, send, receive)
+            except BaseException as error:
+                self.exchange.fail(self.device, error)
+                other.done.set()  # it is in no channel any more, so that `fail` does not wake it
+                raise
         return _MemcpyHandle(self.exchange, transfer)
 
     def close(self, failure: BaseException | None = None) -> None:

@@ -1,4 +1,4 @@
-"""A line for whoever waits before functions of panpipe are compiled to machine code, once after an installation.
+"""The message that is printed before functions of panpipe are compiled to machine code, once after an installation.
 
 This module does not import numba, which takes a second to load; ``numba_cache`` calls :func:`announce`.
 """

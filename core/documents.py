@@ -95,7 +95,6 @@ def _is_uniform_tuple(kind: Any) -> bool:
     return getattr(kind, "__origin__", None) is tuple and len(arguments) == 2 and arguments[1] is Ellipsis
 
 
-converter.register_unstructure_hook(Action, str)
 converter.register_structure_hook(Action, _action)
 converter.register_structure_hook(float, _number)
 converter.register_structure_hook(bool, _truth)

@@ -16,7 +16,7 @@ def nearest(name: str, known: Iterable[str], listing: str = "") -> str:
         listing: the command that prints all of them, if there may be many.
     """
     names = {other.casefold(): other for other in known}
-    same = [other for other in names.values() if _letters(other) == _letters(name)]
+    same = [other for other in names.values() if letters_of(other) == letters_of(name)]
     if same and name.casefold() not in names:
         return f"did you mean {' or '.join(same)}"
     close = difflib.get_close_matches(name.casefold(), names, n=4, cutoff=0.5)
@@ -29,6 +29,6 @@ def nearest(name: str, known: Iterable[str], listing: str = "") -> str:
     return f"the nearest of {len(names)} names are {', '.join(names[other] for other in near)}{see}"
 
 
-def _letters(name: str) -> str:
-    """A name without what is often left out: ``zb-v`` and ``ZBV`` are the same."""
+def letters_of(name: str) -> str:
+    """A name without case and punctuation, which are often left out: ``zb-v`` and ``ZBV`` are the same."""
     return "".join(character for character in name.casefold() if character.isalnum())

@@ -1,4 +1,4 @@
-"""The two shares that say how full a step is: bubble and efficiency. The glossary of the documentation defines them."""
+"""How much of a step its devices compute: the bubble ratio and the efficiency, which the glossary defines."""
 
 
 def bubble_ratio(busiest_s: float, span_s: float) -> float:

@@ -26,6 +26,7 @@ from attrs import frozen
 
 from ..core.actions import Kind
 from ..core.plan.queues import Queues
+from ..core.plan.residency import OperationTimes
 from .delays import Delays, queue_delays, scaled
 from .network.flow_times import Direction
 from .times import QueueTimes, TaskTimes
@@ -51,7 +52,6 @@ CAUSES = {
 
 _SUMS = (Kind.REDUCE_GRAD, Kind.REDUCE_TIED)
 
-OperationTimes = Sequence[tuple[list[float], list[float]]]
 TransferTimes = Mapping[tuple[int, int], QueueTimes]
 
 

@@ -7,7 +7,7 @@ from simpy import Environment
 
 from ..core.actions import Action
 from ..core.plan.items import Message
-from ..core.trace.callback import ActionCallback, Moment
+from ..core.trace.callback import ActionCallback, CallMoment
 from .channels import Channel
 from .device import DeviceQueue
 
@@ -37,22 +37,22 @@ class CallbackQueue(DeviceQueue):
         self.device, self.operations, self.perform = device, operations, perform
 
     def _start(self) -> None:
-        self.perform(Moment.START, self.device, self.operations[self.position], self.environment.now)
+        self.perform(CallMoment.START, self.device, self.operations[self.position], self.environment.now)
         super()._start()
 
     def finish(self) -> None:
         """The operation has ended: call back for it."""
-        self.perform(Moment.END, self.device, self.operations[self.position], self.environment.now)
+        self.perform(CallMoment.END, self.device, self.operations[self.position], self.environment.now)
         super().finish()
 
     def issue(self, actions: Sequence[Action]) -> None:
         """The device issues the actions between two operations."""
         for action in actions:
-            self.perform(Moment.ISSUE, self.device, action, self.environment.now)
+            self.perform(CallMoment.ISSUE, self.device, action, self.environment.now)
 
     def receive(self, message: Message) -> None:
         """A message has arrived."""
-        self.perform(Moment.ARRIVAL, self.device, message.receive, self.environment.now)
+        self.perform(CallMoment.ARRIVAL, self.device, message.receive, self.environment.now)
 
 
 def connect_callbacks(

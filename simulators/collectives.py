@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from simpy.events import Timeout
 
-from ..core.cluster.collectives import Crossing, Phase
+from ..core.cluster.collectives import Phase
+from ..core.cluster.routing import Hop
 from .network.flow_times import FlowTimes
 from .network.flows import Route, Shipment
 from .network.network import Network
@@ -32,7 +33,7 @@ class Collective:
         network: Network,
         steps: Sequence[Sequence[Phase]],
         delay_s: float = 0.0,
-        routes: dict[tuple[Crossing, ...], Route] | None = None,
+        routes: dict[tuple[Hop, ...], Route] | None = None,
     ) -> None:
         self.network = network
         self._routes = routes

@@ -11,6 +11,7 @@ from ..core.cluster.cluster import Cluster
 from ..core.plan.host_arena import host_slots
 from ..core.plan.plan import Plan
 from ..core.plan.residency import Timeline
+from ..core.plan.validation.host_memory import ranks_by_host
 from .times import TaskTimes
 
 DIRECTIONS = {Kind.OFFLOAD: "to host", Kind.RELOAD: "from host"}
@@ -74,17 +75,14 @@ def host_uses(plan: Plan, cluster: Cluster, timelines: Sequence[Timeline]) -> tu
         cluster: its devices in the order of ranks.
         timelines: per rank.
     """
-    offloads = {plan.placement[each.stage] for each in plan.memory.offload}
-    found: dict[str, list[int]] = {}
-    for rank in range(plan.mesh.ranks):
-        if rank % plan.devices in offloads:
-            found.setdefault(cluster.host_of(rank).name, []).append(rank)
-    arenas = {device: host_slots(plan, device).bytes for device in offloads}
+    found = ranks_by_host(plan, cluster)
+    devices = {rank % plan.devices for ranks in found.values() for rank in ranks}
+    arenas = {device: host_slots(plan, device).bytes for device in devices}
     result = []
-    for name, ranks in found.items():
+    for host, ranks in found.items():
         times, held = _together([timelines[rank] for rank in ranks])
         arena = sum(arenas[rank % plan.devices] for rank in ranks)
-        result.append(HostUse(name, tuple(ranks), cluster.host_of(ranks[0]).memory_bytes, arena, times, held))
+        result.append(HostUse(host.name, tuple(ranks), host.memory_bytes, arena, times, held))
     return tuple(result)
 
 

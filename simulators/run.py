@@ -80,7 +80,7 @@ def simulate(
                 with suppress(ContendedError):
                     first = _run(
                         plan, costs, cluster, one, eager=eager, optimizer=optimizer, sharing=sharing, memory=memory,
-                        performed=None, by_default=by_default, joined=symmetry.joined,
+                        callback=None, by_default=by_default, joined=symmetry.joined,
                     )  # fmt: skip
                     return symmetry.of_all(first, queues)
             known = None if checked is None or eager else checked.times_of(costs, cluster)
@@ -91,7 +91,7 @@ def simulate(
                 )
         return _run(
             plan, costs, cluster, queues, eager=eager, optimizer=optimizer, sharing=sharing, memory=memory,
-            performed=None if perform is None else (perform, lowered or ()), by_default=by_default,
+            callback=None if perform is None else (perform, lowered or ()), by_default=by_default,
         )  # fmt: skip
 
 
@@ -109,7 +109,7 @@ def _run(
     optimizer: OptimizerStep,
     sharing: bool,
     memory: bool,
-    performed: tuple[ActionCallback, Sequence[Sequence[Action]]] | None,
+    callback: tuple[ActionCallback, Sequence[Sequence[Action]]] | None,
     by_default: bool,
     joined: Sequence[Task] | None = None,
 ) -> SimulationResult:
@@ -119,19 +119,19 @@ def _run(
     for seconds, own in zip(durations, sums, strict=False):
         for operation, sum_s in own.items():
             seconds[operation] += sum_s.extra_s
-    performers: list[CallbackQueue] = []
-    if performed is not None:
-        performers = [
-            CallbackQueue(environment, seconds, number, queues.compute[number], performed[0])
+    calling_back: list[CallbackQueue] = []
+    if callback is not None:
+        calling_back = [
+            CallbackQueue(environment, seconds, number, queues.compute[number], callback[0])
             for number, seconds in enumerate(durations)
         ]
-    devices: Sequence[DeviceQueue] = performers or [DeviceQueue(environment, seconds) for seconds in durations]
+    devices: Sequence[DeviceQueue] = calling_back or [DeviceQueue(environment, seconds) for seconds in durations]
     network = Network(environment, alone=joined is not None)
     channels = connect(network, cluster, queues.messages, devices, eager)
     tasks = run_tasks(network, plan, costs, cluster, queues, devices, joined)
     sum_flows = connect_sums(network, cluster, sums, devices)
-    if performed is not None:
-        connect_callbacks(performers, performed[1], channels.values())
+    if callback is not None:
+        connect_callbacks(calling_back, callback[1], channels.values())
     if sharing:
         network.find_shared()
     if optimizer is OptimizerStep.POST_VALIDATION:

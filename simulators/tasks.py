@@ -17,8 +17,8 @@ from functools import partial
 
 from ..core.actions import Kind
 from ..core.cluster.cluster import Cluster
-from ..core.cluster.collectives import Crossing, Operation, Phase, collective_phases
-from ..core.cluster.routing import path_latency_s
+from ..core.cluster.collectives import Operation, Phase, collective_phases
+from ..core.cluster.routing import Hop, path_latency_s
 from ..core.costs.costs import StageCosts
 from ..core.evaluate.reduction import reduced, sync_bytes, sync_time
 from ..core.plan.host_copies import copy_phase
@@ -196,7 +196,7 @@ def run_tasks(
     """
     result: list[RunningTask] = []
     latest: dict[tuple[str, int], RunningTask] = {}
-    routes: dict[tuple[str, int], dict[tuple[Crossing, ...], Route]] = {}  # of tasks of one device, by their order
+    routes: dict[tuple[str, int], dict[tuple[Hop, ...], Route]] = {}  # of tasks of one device, by their order
     for number, task in enumerate(queues.tasks):
         if task.kind in moved_by:
             members = task if joined is None else joined[number]

@@ -32,7 +32,7 @@ import networkx
 from attrs import frozen
 
 from .cluster import Cluster
-from .routing import Link, path_latency_s, path_rate, shared_rate
+from .routing import Hop, path_latency_s, path_rate, shared_rate
 
 
 class Operation(StrEnum):
@@ -51,10 +51,6 @@ class Algorithm(StrEnum):
     HIERARCHICAL = "hierarchical"
 
 
-Crossing = tuple[Link, bool]
-"""A link and the direction in which it is crossed (True from a to b)."""
-
-
 @frozen
 class Phase:
     """All members send at the same time and rate.
@@ -67,7 +63,7 @@ class Phase:
 
     bytes: float
     latency_s: float
-    crossings: tuple[Crossing, ...]
+    crossings: tuple[Hop, ...]
 
     @property
     def bytes_per_s(self) -> float:
@@ -276,5 +272,5 @@ def _latency_s(cluster: Cluster, src: int, dst: int) -> float:
     return path_latency_s(cluster.path(src, dst))
 
 
-def _crossings(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> tuple[Crossing, ...]:
+def _crossings(cluster: Cluster, pairs: Sequence[tuple[int, int]]) -> tuple[Hop, ...]:
     return tuple(crossing for pair in pairs for crossing in cluster.path(*pair))

@@ -48,7 +48,8 @@ class DeviceType:
         communication_multiprocessors: how many of them communication kernels occupy; None for 0.
         sustained: the share of these rates of products, attention and convolutions that hours of training reach,
             in (0, 1]: power is limited and hosts cause delays; None for 1, if the efficiencies are of training.
-        step_error: relative error of a predicted training step that 9 of 10 steps stay below; None if unknown.
+        step_error: relative error of a predicted training step that 9 of 10 steps stay below, in (0, 1); None if
+            unknown.
 
     Raises:
         RequestError: a number is missing, out of its range, or has no source.
@@ -97,6 +98,10 @@ class DeviceType:
         self._check_rates()
         if self.sustained is not None and self.sustained > 1:
             raise RequestError(f"sustained of device '{self.name}' is {self.sustained}: a share is at most 1")
+        if self.step_error is not None and self.step_error >= 1:
+            raise RequestError(
+                f"step_error of device '{self.name}' is {self.step_error}: a share below 1, such as 0.1 for 10 %"
+            )
         if self.host_copy_queues not in (None, 1, 2):
             raise RequestError(
                 f"host_copy_queues of device '{self.name}' is {self.host_copy_queues}: give 1 for both directions, or "

@@ -232,9 +232,10 @@ def parse_mesh(text: str, tensor: bool = False) -> MeshShape:
         if not number.isdecimal():
             raise RequestError(f"'{text}' is not a mesh: write its dimensions and their sizes, such as pp=4,dp=2")
         if name not in (PIPELINE, DATA, *([TENSOR] if tensor else [])):
+            known = "pp (the pipeline), dp (its replicas)" if tensor else "pp (the pipeline) and dp (its replicas)"
             raise RequestError(
-                f"mesh '{text}' has a dimension '{name}': the dimensions are pp (the pipeline) and dp (its replicas); "
-                "write for example pp=4,dp=2"
+                f"mesh '{text}' has a dimension '{name}': the dimensions are {known}"
+                f"{' and tp (tensor ranks)' if tensor else ''}; write for example pp=4,dp=2"
             )
         if name in sizes or int(number) < 1:
             rule = f"{name} twice" if name in sizes else f"{name}={number}"

@@ -48,7 +48,7 @@ class Task(NamedTuple):
         items: its members; each device at most once, unless it holds several of a tied weight's stages.
         readers: (device, position) of the compute items that wait for its end.
         order: tasks with the same order run one after another, as listed; None for a task without one.
-        weight: for REDUCE_TIED, the weight whose gradients are summed.
+        weight: for REDUCE_TIED, the weight whose gradients are summed; None for other kinds.
     """
 
     kind: Kind

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 from attrs import frozen
 
 from ..actions import Action, Kind
-from ..documents import read_document, to_json
+from ..documents import read_document
 from ..errors import RequestError
 from ..files.limits import check_count
-from ..files.write import write_text
 from .construction.fill import fill_weights
 from .construction.polish import polish
 from .problem import Schedule, ScheduleFamily, ScheduleProblem
@@ -159,11 +158,6 @@ def read_block(path: Path | str) -> Block:
         RequestError: the file cannot be read, or is not a block.
     """
     return read_document(path, FORMAT, Block)
-
-
-def write_block(path: Path | str, block: Block) -> None:
-    """Write a block's file. Raises RequestError if it cannot be written."""
-    write_text(path, to_json(FORMAT, block))
 
 
 def building_block(problem: ScheduleProblem, *, block: Block | None = None) -> Schedule:

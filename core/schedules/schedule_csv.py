@@ -105,28 +105,6 @@ def schedule_csv(device_actions: Sequence[Sequence[Action]], placement: Sequence
     return out.getvalue()
 
 
-def lowered_csv(lowered: Sequence[Sequence[Action]]) -> str:
-    """The lowered file of compute, sends and receives in issue order. The grammar has no other kinds; they are omitted.
-
-    Raises:
-        RequestError: a send or receive is not between neighbouring stages: the grammar supports only a chain.
-    """
-    out = io.StringIO(newline="")
-    writer = csv.writer(out)
-    for device, actions in enumerate(lowered):
-        row = []
-        for action in actions:
-            if action.kind in COMM_KINDS and action.peer != _chain_peer(action):
-                raise RequestError(
-                    f"{action} on device {device} is not between neighbouring stages, which this CSV grammar requires: "
-                    "write the plan as JSON"
-                )
-            if action.kind in COMPUTE_KINDS | COMM_KINDS:
-                row.append(f"{action.stage}{action.kind.value}{action.microbatch}")
-        writer.writerow(row)
-    return out.getvalue()
-
-
 def _parse_cell(cell: str, dropped: dict[str, int]) -> list[Action]:
     """The actions of one cell; counts dropped instructions in ``dropped``."""
     if cell == "":

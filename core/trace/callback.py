@@ -17,7 +17,7 @@ from enum import StrEnum
 from ..actions import Action
 
 
-class Moment(StrEnum):
+class CallMoment(StrEnum):
     """The moment of a call."""
 
     START = "start"
@@ -26,5 +26,5 @@ class Moment(StrEnum):
     ARRIVAL = "arrival"
 
 
-ActionCallback = Callable[[Moment, int, Action, float], None]
+ActionCallback = Callable[[CallMoment, int, Action, float], None]
 """(moment, device, action, seconds since the step's start); the action of an ARRIVAL is the receive."""

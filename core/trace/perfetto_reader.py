@@ -136,7 +136,7 @@ def _read_event(record: Mapping[str, Any], queues: Mapping[tuple[object, object]
             f"{kind.value} has microbatch {short(args['microbatch'])}, and must have "
             f"{'none' if kind.whole_step else 'one'}"
         )
-    action = Action(_index(args["stage"]), kind, _maybe(args["microbatch"]), _maybe(args.get("peer")))
+    action = Action(_index(args["stage"]), kind, _optional_index(args["microbatch"]), _optional_index(args.get("peer")))
     queue = args.get("queue")
     if queue is None:
         queue = COMPUTE_QUEUE if kind in WORK_KINDS else queues.get(_thread(record), kind.value)
@@ -180,7 +180,7 @@ def _index(value: object, below: int = MOST_INDEX) -> int:
     return value
 
 
-def _maybe(value: object) -> int | None:
+def _optional_index(value: object) -> int | None:
     return None if value is None else _index(value)
 
 

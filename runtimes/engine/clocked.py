@@ -22,7 +22,7 @@ from ...backends.clocked import ClockedExchange
 from ...core.actions import SEND_KINDS, Action, Kind
 from ...core.capture.export.operators import Operators
 from ...core.plan.plan import Plan
-from ...core.trace.callback import ActionCallback, Moment
+from ...core.trace.callback import ActionCallback, CallMoment
 from ...core.trace.trace import Trace
 from ..launch.progress import Report
 from .executor import BoundActions
@@ -83,7 +83,7 @@ class ClockedStep:
             if one.message is not None and one.action.kind in SEND_KINDS
         }
 
-    def run_moment(self, moment: Moment, device: int, action: Action, now_s: float) -> None:
+    def run_moment(self, moment: CallMoment, device: int, action: Action, now_s: float) -> None:
         """Run what an action does at this moment; an ``ActionCallback``.
 
         Args:
@@ -96,20 +96,20 @@ class ClockedStep:
         # A message without tensors for this shape of microbatch has no instruction.
         if action.microbatch is None or action not in self._known[device]:
             return
-        if moment is Moment.ARRIVAL:
+        if moment is CallMoment.ARRIVAL:
             assert action.peer is not None
             self.exchange.deliver(self._placement[action.peer], device)
             self._sent[action.counterpart].finish_send()
-        elif moment is not Moment.END or action.kind not in _AT_START:
+        elif moment is not CallMoment.END or action.kind not in _AT_START:
             self._run_next(moment, device, action)
 
-    def _run_next(self, moment: Moment, device: int, action: Action) -> None:
+    def _run_next(self, moment: CallMoment, device: int, action: Action) -> None:
         found, wait, run, *_ = self._left[device][0]
         if found != action:
             raise RuntimeError(f"the clock runs {action} on device {device}, whose next instruction is {found}")
-        if wait is not None and moment is not Moment.END:
+        if wait is not None and moment is not CallMoment.END:
             wait()
-        if moment is not Moment.START or action.kind in _AT_START:
+        if moment is not CallMoment.START or action.kind in _AT_START:
             self._left[device].popleft()
             run()
 

@@ -51,6 +51,20 @@ def test_device_that_stops_ends_the_waits_of_the_others_with_its_reason():
         second.receive([torch.zeros(1)], 0)
 
 
+@pytest.mark.parametrize("first_sends", [True, False])
+def test_copy_that_fails_ends_the_wait_of_the_other_device_with_the_reason(first_sends):
+    """Neither end is in the channel any more when the later thread copies."""
+    first, second = connect(2)
+    small, large = torch.zeros(2), torch.zeros(3)
+    handle = first.send([small], 1) if first_sends else first.receive([small], 1)
+    with pytest.raises(RuntimeError, match="size"):
+        second.receive([large], 0) if first_sends else second.send([large], 0)
+    second.close(RuntimeError("not reached"))
+    assert handle._transfer.done.wait(timeout=5)  # else the next line would wait forever
+    with pytest.raises(WorkerError, match=r"device 1 stopped: RuntimeError: .*size"):
+        handle.wait()
+
+
 def test_empty_message_is_sent():
     first, second = connect(2)
     second.receive([], 0)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.plan.lowering import lower
-from panpipe.core.trace.callback import Moment
+from panpipe.core.trace.callback import CallMoment
 from panpipe.simulators.run import simulate
 
 from ..support.plans import orders, plan_of, plans
@@ -59,9 +59,11 @@ def test_callback_is_called_for_every_lowered_action_in_order_without_changing_t
     assert result.transfer_times == alone.transfer_times
     for device, actions in enumerate(lower(plan)):
         own = [(moment, action) for moment, where, action, _ in found if where == device]
-        issued = [action for moment, action in own if moment in (Moment.ISSUE, Moment.START)]
+        issued = [action for moment, action in own if moment in (CallMoment.ISSUE, CallMoment.START)]
         assert issued == list(actions)
-        assert sum(moment is Moment.ARRIVAL for moment, _ in own) == sum(a.kind.value[:4] == "RECV" for a in actions)
+        assert sum(moment is CallMoment.ARRIVAL for moment, _ in own) == sum(
+            a.kind.value[:4] == "RECV" for a in actions
+        )
     times = [now_s for *_, now_s in found]
     assert times == sorted(times)
 
@@ -69,7 +71,7 @@ def test_callback_is_called_for_every_lowered_action_in_order_without_changing_t
 def test_callback_is_called_for_all_replicas():
     plan = plan_of(orders("0F0 0B0"), (0,), data=2)
     _, found = told(plan)
-    assert [device for moment, device, *_ in found if moment is Moment.START] == [0, 1, 0, 1, 0, 1]
+    assert [device for moment, device, *_ in found if moment is CallMoment.START] == [0, 1, 0, 1, 0, 1]
 
 
 def test_error_in_a_callback_ends_the_run():

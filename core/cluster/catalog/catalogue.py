@@ -13,7 +13,7 @@ from ...documents import check_format, converter, reasons
 from ...errors import RequestError
 from ...files.limits import short
 from ...files.toml_reader import parse_toml
-from ...name_suggestions import nearest
+from ...name_suggestions import letters_of, nearest
 from ..device_type import DeviceType, structured_device
 from ..sourced import is_number, joined, structured
 from .parts import LinkType, NamedCluster, NodeType
@@ -105,13 +105,13 @@ class Catalogue:
     def _check_aliases(self, devices: Iterable[DeviceType], origin: str) -> None:
         """Check that no alias of an added device is the name of an existing device."""
         taken = {
-            _plain(name): device.name for device in self.devices.values() for name in (device.name, *device.aliases)
+            letters_of(name): device.name for device in self.devices.values() for name in (device.name, *device.aliases)
         }
         for device in devices:
             for alias in device.aliases:
-                if _plain(alias) in taken:
+                if letters_of(alias) in taken:
                     raise RequestError(
-                        f"{origin}: alias '{alias}' of device '{device.name}' is device '{taken[_plain(alias)]}': "
+                        f"{origin}: alias '{alias}' of device '{device.name}' is device '{taken[letters_of(alias)]}': "
                         "leave it out"
                     )
 
@@ -198,15 +198,11 @@ def _find(entries: Mapping[str, Entry], name: str, what: str) -> Entry:
     """The entry of that name or alias; case and punctuation are ignored."""
     if name in entries:
         return entries[name]
-    wanted = _plain(name)
+    wanted = letters_of(name)
     for known, entry in entries.items():
-        if wanted in [_plain(other) for other in (known, *getattr(entry, "aliases", ()))]:
+        if wanted in [letters_of(other) for other in (known, *getattr(entry, "aliases", ()))]:
             return entry
     raise RequestError(f"there is no {what} '{name}': {nearest(name, entries, 'panpipe catalog')}")
-
-
-def _plain(name: str) -> str:
-    return "".join(letter for letter in name.casefold() if letter.isalnum())
 
 
 def _nearest(name: str, catalogue: Catalogue, data: Mapping[str, Any], section: str) -> str:

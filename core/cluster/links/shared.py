@@ -176,6 +176,7 @@ def _both(totals: Mapping[Group, float], group: Group, everyone: Group) -> float
 
 
 def _add_shared(tree: _Tree, rates: Mapping[Group, float], tolerance: float) -> None:
+    """Add the groups whose throughput is below the minimum cut, in the order of their relative deficit."""
     while True:
         candidates = [
             (round(rate / tree.cut(group), 9), rate, len(group), sorted(group))
@@ -189,12 +190,15 @@ def _add_shared(tree: _Tree, rates: Mapping[Group, float], tolerance: float) -> 
 
 
 def _add_steps(tree: _Tree, latencies: Sequence[Sequence[float]], tolerance: float) -> None:
+    """Add the links that latencies show; only of few devices, because every group of them is compared."""
+    if tree.devices > EXHAUSTIVE:
+        return
     pairs = sorted(latencies[a][b] for a, b in itertools.combinations(range(tree.devices), 2))
     least = tolerance * pairs[len(pairs) // 2]
     for size in range(2, tree.devices - 1):
         for members in itertools.combinations(range(1, tree.devices), size):
             group = frozenset(members)
-            if tree.devices > EXHAUSTIVE or group in tree.rates or not tree.fits(group):
+            if group in tree.rates or not tree.fits(group):
                 continue
             if _step(group, latencies) > least:
                 tree.rates[group] = tree.cut(group)

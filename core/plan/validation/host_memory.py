@@ -25,7 +25,7 @@ def check_host_memory(plan: Plan, cluster: Cluster) -> tuple[int, ...]:
         RequestError: a device that offloads reaches no host.
     """
     arenas = _arenas(plan)
-    for host, ranks in _ranks_by_host(plan, cluster, arenas).items():
+    for host, ranks in ranks_by_host(plan, cluster).items():
         needed = sum(arenas[rank % plan.devices] for rank in ranks)
         if host.memory_bytes is not None and needed > host.memory_bytes:
             over = needed - host.memory_bytes
@@ -41,11 +41,20 @@ def _arenas(plan: Plan) -> tuple[int, ...]:
     return tuple(host_slots(plan, device).bytes for device in range(plan.devices))
 
 
-def _ranks_by_host(plan: Plan, cluster: Cluster, arenas: Sequence[int]) -> dict[Hub, list[int]]:
-    """Host → the ranks that offload to it."""
+def ranks_by_host(plan: Plan, cluster: Cluster) -> dict[Hub, list[int]]:
+    """The hosts that devices offload to, in the order of their first rank, each with its ranks.
+
+    Args:
+        plan: a plan with a sound memory policy.
+        cluster: its devices in the order of ranks.
+
+    Raises:
+        RequestError: a device that offloads reaches no host.
+    """
+    offloads = {plan.placement[each.stage] for each in plan.memory.offload}
     found: dict[Hub, list[int]] = {}
     for rank in range(plan.mesh.ranks):
-        if arenas[rank % plan.devices]:
+        if rank % plan.devices in offloads:
             found.setdefault(cluster.host_of(rank), []).append(rank)
     return found
 

@@ -13,6 +13,7 @@ from attrs import frozen
 from ...cluster.cluster import Cluster
 from ...cluster.routing import Link
 from ...cluster.topology import NodeView, Topology, topology_of
+from .elements import px
 
 STEP, BOX, TALL = 92.0, 74.0, 34.0
 """Pixels: from device to device, width and height of a device."""
@@ -57,7 +58,7 @@ class Pen:
         link = self.links.get(frozenset((self.prefix + a, self.prefix + b)))
         if link is None:
             return ""
-        return f'<text class="r" x="{_n(x)}" y="{_n(y)}">{link.bytes_per_s / 1e9:.4g} GB/s</text>'
+        return f'<text class="r" x="{px(x)}" y="{px(y)}">{link.bytes_per_s / 1e9:.4g} GB/s</text>'
 
 
 def link_path(link: Link, way: str) -> str:
@@ -66,7 +67,7 @@ def link_path(link: Link, way: str) -> str:
     way_out, back = (f"{link.rate(from_a) / 1e9:.4g} GB/s" for from_a in (True, False))
     rates = f"{way_out} in each direction" if way_out == back else f"{way_out}, back {back}"
     rate = f"{rates}, {link.latency_s * 1e6:.3g} µs"
-    return f'<path d="{way}" stroke-width="{_n(wide)}"><title>{escape(f"{link.a} – {link.b}: {rate}")}</title></path>'
+    return f'<path d="{way}" stroke-width="{px(wide)}"><title>{escape(f"{link.a} – {link.b}: {rate}")}</title></path>'
 
 
 def topology_svg(name: str, cluster: Cluster) -> str:
@@ -89,9 +90,9 @@ def topology_svg(name: str, cluster: Cluster) -> str:
         height = _node_height(node)
         wide = 2 * PAD + STEP * len(node.devices) if node.drawn else 500.0
         parts += [
-            f'<g transform="translate({_n(LEFT)} {_n(y)})"><rect class="card" width="{_n(wide)}" '
-            f'height="{_n(height)}" rx="10"/>',
-            f'<text class="s" x="{_n(PAD)}" y="20">{escape(title)}</text>',
+            f'<g transform="translate({px(LEFT)} {px(y)})"><rect class="card" width="{px(wide)}" '
+            f'height="{px(height)}" rx="10"/>',
+            f'<text class="s" x="{px(PAD)}" y="20">{escape(title)}</text>',
             *(_node(node, types, Pen(links, node.prefix)) if node.drawn else _words(cluster, node)),
             "</g>",
         ]
@@ -99,13 +100,13 @@ def topology_svg(name: str, cluster: Cluster) -> str:
         width = max(width, wide)
     drawn, height, wide = _network(topology, links)
     if drawn:
-        parts += [f'<g transform="translate({_n(LEFT)} {_n(y)})">', *drawn, "</g>"]
+        parts += [f'<g transform="translate({px(LEFT)} {px(y)})">', *drawn, "</g>"]
         y, width = y + height, max(width, wide)
     return _page(name, cluster, topology, parts, (width + 2 * LEFT, y + 12))
 
 
 def _page(name: str, cluster: Cluster, topology: Topology, parts: Sequence[str], size: tuple[float, float]) -> str:
-    width, height = map(_n, size)
+    width, height = map(px, size)
     nodes = f"{len(topology.nodes)} nodes · " if len(topology.nodes) > 1 else ""
     slow, fast = (pick((link.bytes_per_s for link in cluster.links), default=0.0) for pick in (min, max))
     rates = f" · links of {slow / 1e9:.4g} to {fast / 1e9:.4g} GB/s in each direction" if cluster.links else ""
@@ -113,27 +114,22 @@ def _page(name: str, cluster: Cluster, topology: Topology, parts: Sequence[str],
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" height="{height}" '
         f'role="img"><title>{escape(name)}</title><style>{STYLE}</style>',
         f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        f'<text class="t" x="{_n(LEFT)}" y="32">{escape(name)}</text>',
-        f'<text class="s" x="{_n(LEFT)}" y="52">{nodes}{len(cluster.devices)} devices{rates}</text>',
+        f'<text class="t" x="{px(LEFT)}" y="32">{escape(name)}</text>',
+        f'<text class="s" x="{px(LEFT)}" y="52">{nodes}{len(cluster.devices)} devices{rates}</text>',
     ]
     return "\n".join(part for part in (*head, *parts, "</svg>") if part) + "\n"
-
-
-def _n(value: float) -> str:
-    """A number of pixels as short text."""
-    return f"{value:.2f}".rstrip("0").rstrip(".")
 
 
 def _box(kind: str, label: str, x: float, y: float, width: float, height: float, below: str = "") -> Iterator[str]:
     """A box whose upper edge is centred at x, y, with an optional second line of text."""
     yield (
-        f'<rect x="{_n(x - width / 2)}" y="{_n(y)}" width="{_n(width)}" height="{_n(height)}" rx="5" '
+        f'<rect x="{px(x - width / 2)}" y="{px(y)}" width="{px(width)}" height="{px(height)}" rx="5" '
         f'fill="{COLOURS[kind]}"/>'
     )
     middle = y + height / 2 + (4 if not below else -2)
-    yield f'<text class="m w" x="{_n(x)}" y="{_n(middle)}">{escape(label)}</text>'
+    yield f'<text class="m w" x="{px(x)}" y="{px(middle)}">{escape(label)}</text>'
     if below:
-        yield f'<text class="m w" style="font-size:9px" x="{_n(x)}" y="{_n(middle + 12)}">{escape(below)}</text>'
+        yield f'<text class="m w" style="font-size:9px" x="{px(x)}" y="{px(middle + 12)}">{escape(below)}</text>'
 
 
 def _levels(node: NodeView) -> tuple[float, float, float]:
@@ -172,11 +168,11 @@ def _between_devices(node: NodeView, pen: Pen, centres: Sequence[float], boxes: 
         y = 32 + 40.0 * level
         xs = [centres[place] for place in places] or [centres[0]]
         for place in places:
-            yield pen.line(node.devices[place], switch, f"M{_n(centres[place])} {_n(y + 20)}V{_n(top)}")
+            yield pen.line(node.devices[place], switch, f"M{px(centres[place])} {px(y + 20)}V{px(top)}")
         boxes += _box("switch", switch, (xs[0] + xs[-1]) / 2, y, xs[-1] - xs[0] + BOX, 22)
     for first, second in node.bridges:
-        left, right, above = _n(centres[first]), _n(centres[second]), _n(top - 30)
-        way = f"M{left} {_n(top)}C{left} {above} {right} {above} {right} {_n(top)}"
+        left, right, above = px(centres[first]), px(centres[second]), px(top - 30)
+        way = f"M{left} {px(top)}C{left} {above} {right} {above} {right} {px(top)}"
         yield pen.line(node.devices[first], node.devices[second], way)
 
 
@@ -188,15 +184,15 @@ def _branches(
     for branch, middle in zip(node.branches, middles, strict=True):
         up, end = (branch.pcie, at_pcie) if branch.pcie else (branch.host or "", at_host)
         for place in branch.devices:
-            way = f"M{_n(centres[place])} {_n(at_device + TALL)}L{_n(middle)} {_n(end)}"
+            way = f"M{px(centres[place])} {px(at_device + TALL)}L{px(middle)} {px(end)}"
             yield pen.line(node.devices[place], up, way)
         if branch.pcie is None:
             continue
-        yield pen.line(branch.pcie, branch.host or "", f"M{_n(middle)} {_n(at_pcie + 22)}V{_n(at_host)}")
+        yield pen.line(branch.pcie, branch.host or "", f"M{px(middle)} {px(at_pcie + 22)}V{px(at_host)}")
         boxes += _box("pcie", branch.pcie, middle, at_pcie, BOX, 22)
         for number, nic in enumerate(branch.nics):
             y = at_pcie + 30 + NIC * number
-            yield pen.line(branch.pcie, nic, f"M{_n(middle)} {_n(at_pcie + 22)}V{_n(y + 9)}H{_n(middle + 10)}")
+            yield pen.line(branch.pcie, nic, f"M{px(middle)} {px(at_pcie + 22)}V{px(y + 9)}H{px(middle + 10)}")
             boxes += _box("nic", nic, middle + 26, y, 36, 18)
 
 
@@ -210,7 +206,7 @@ def _hosts(node: NodeView, pen: Pen, middles: Sequence[float], boxes: list[str])
     for a, b in node.host_links:
         if below[a] and below[b]:
             left, right = ((below[host][0] + below[host][-1]) / 2 for host in (a, b))
-            yield pen.line(a, b, f"M{_n(left)} {_n(y + 24)}V{_n(y + 42)}H{_n(right)}V{_n(y + 24)}")
+            yield pen.line(a, b, f"M{px(left)} {px(y + 24)}V{px(y + 42)}H{px(right)}V{px(y + 24)}")
             yield pen.rate(a, b, (left + right) / 2 - 18, y + 38)
     for host, xs in below.items():
         if xs:
@@ -236,7 +232,7 @@ def _words(cluster: Cluster, node: NodeView) -> Iterator[str]:
     """The text for a node that cannot be drawn as a tree."""
     names = {cluster.devices[number].name for number in node.numbers}
     count = sum(bool({link.a, link.b} & names) for link in cluster.links)
-    yield f'<text x="{_n(PAD)}" y="40">{len(names)} devices with {count} links between them</text>'
+    yield f'<text x="{px(PAD)}" y="40">{len(names)} devices with {count} links between them</text>'
 
 
 def _network(topology: Topology, links: dict[frozenset[str], Link]) -> tuple[list[str], float, float]:
@@ -251,23 +247,23 @@ def _network(topology: Topology, links: dict[frozenset[str], Link]) -> tuple[lis
     right = columns[-1] + (wide + 22) / 2 + 16
     lines, boxes = [], []
     for x, number in zip(columns, shown, strict=True):
-        boxes.append(f'<text class="m s" x="{_n(x)}" y="12">{escape(topology.names[number])}</text>')
+        boxes.append(f'<text class="m s" x="{px(x)}" y="12">{escape(topology.names[number])}</text>')
     if len(shown) < count:
         between = (columns[-2] + columns[-1]) / 2
-        boxes.append(f'<text class="m s" x="{_n(between)}" y="12">…</text>')
+        boxes.append(f'<text class="m s" x="{px(between)}" y="12">…</text>')
     ups = list(dict.fromkeys(up for rail in rails for up in rail.up))
     for level, rail in enumerate(rails):
         y = 26 + RAIL * level
         for x, number in zip(columns, shown, strict=True):
             prefix = topology.nodes[number].prefix
             ends = [links.get(frozenset((rail.switch, prefix + nic))) for nic in rail.nics[number]]
-            lines += [link_path(link, f"M{_n(PAD + 60)} {_n(y + 10)}H{_n(x)}") for link in ends if link is not None]
+            lines += [link_path(link, f"M{px(PAD + 60)} {px(y + 10)}H{px(x)}") for link in ends if link is not None]
             if rail.nics[number]:
                 boxes += _box("nic", ",".join(rail.nics[number]), x, y + 1, wide, 18)
         for up in rail.up:
             link = links.get(frozenset((rail.switch, up)))
             if link is not None:
-                lines.append(link_path(link, f"M{_n(PAD + 60)} {_n(y + 10)}H{_n(right)}"))
+                lines.append(link_path(link, f"M{px(PAD + 60)} {px(y + 10)}H{px(right)}"))
         boxes += _box("switch", rail.switch, PAD + 30, y, 64, 20)
     height = 26 + RAIL * len(rails)
     for number, up in enumerate(ups):

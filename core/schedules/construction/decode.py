@@ -26,7 +26,7 @@ class SchedulerInput(NamedTuple):
     """What the list scheduler takes in addition to the priorities; one entry per stage unless stated otherwise.
 
     Args:
-        count: microbatches.
+        microbatches: their number.
         placement: device of every stage.
         stages_on: stages of every device, (devices, chunks).
         times: of F, I and W, (3, stages); where a stage is fused its I takes the time of B.
@@ -36,7 +36,7 @@ class SchedulerInput(NamedTuple):
         fused: whether a stage runs I and W as B.
     """
 
-    count: int
+    microbatches: int
     placement: Integers
     stages_on: Integers
     times: Floats
@@ -133,7 +133,7 @@ def _find_ready(d: int, given: Any, caps: Any, state: Any) -> float:
         stage = given.stages_on[d, c]
         ready[FORWARD, c] = ready[INPUT, c] = ready[WEIGHT, c] = INFINITY
         m, turn, end = state.begun[stage], state.turned[stage], state.ended[stage]
-        if m < given.count and m - end < caps[stage]:
+        if m < given.microbatches and m - end < caps[stage]:
             at = 0.0 if stage == 0 else state.forward_end[stage - 1, m] + hops[stage]
             if at < INFINITY and _may_begin(d, c, given, state):
                 ready[FORWARD, c] = at
@@ -203,7 +203,7 @@ def _work(given: Any) -> Any:
     work = np.zeros(given.stages_on.shape[0])
     for s in range(given.placement.shape[0]):
         one = times[FORWARD, s] + times[INPUT, s] + (0.0 if fused[s] else times[WEIGHT, s])
-        work[given.placement[s]] += given.count * one
+        work[given.placement[s]] += given.microbatches * one
     return work
 
 
@@ -221,7 +221,7 @@ def decode(given: Any, priorities: Any, orders: Any, lengths: Any, stop: float =
     Returns:
         Makespan, and the mean over devices of the end of their last actions. Infinite where the order was given up.
     """
-    count, placement, times, fused = given.count, given.placement, given.times, given.fused
+    count, placement, times, fused = given.microbatches, given.placement, given.times, given.fused
     stages, devices = placement.shape[0], given.stages_on.shape[0]
     state = _State(
         np.zeros(stages, dtype=np.int64), np.zeros(stages, dtype=np.int64), np.zeros(stages, dtype=np.int64),

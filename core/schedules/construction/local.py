@@ -52,7 +52,11 @@ def improve(
 
     Returns:
         The makespan of the best order (with the smallest mean end among equals), and how many moves were tried.
+        Infinite, and none, if the given order exceeds a limit: moves keep each other device as it is.
     """
+    for d in range(orders.shape[0]):
+        if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of)[0] > limits[d]:
+            return INFINITY, 0
     np.random.seed(seed)
     whole, work = np.empty(placement.shape[0], dtype=np.int64), np.empty(orders.shape[0])
     count_whole(orders, lengths, scratch.stage_of, whole)

@@ -100,7 +100,7 @@ def anneal_keys(
     """
     np.random.seed(seed)
     devices, chunks = given.stages_on.shape
-    orders = np.empty((devices, 3 * chunks * given.count), dtype=np.int64)
+    orders = np.empty((devices, 3 * chunks * given.microbatches), dtype=np.int64)
     lengths = np.zeros(devices, dtype=np.int64)
     period = _busiest_s(given.stages_on, given.times)
     span, tail = decode(given, priorities, orders, lengths)

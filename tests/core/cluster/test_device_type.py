@@ -4,9 +4,11 @@ import pytest
 from attrs import evolve
 from panpipe.core.cluster.catalog import find_device
 from panpipe.core.cluster.device_type import COMPUTE_KINDS, MEMORY_KINDS
+from panpipe.core.cluster.sourced import Source
 from panpipe.core.errors import RequestError
 
 GPU = find_device("A100-80GB")
+SOURCE = Source("a test")
 
 
 def test_every_number_has_a_source_and_usable_memory_leaves_the_reserve():
@@ -33,6 +35,10 @@ def changed(mapping, **changes):
         ({"peak_flops_per_s": {}}, "peak_flops_per_s of device '.*' is for nothing"),
         ({"multiprocessors": 0}, "multiprocessors of device '.*' is 0: it must be a finite number above 0"),
         ({"effective_memory_bytes_per_s": 2 * GPU.peak_memory_bytes_per_s}, "above its peak of"),
+        (
+            {"step_error": 1.0, "sources": changed(GPU.sources, step_error=SOURCE)},
+            "step_error of .* is 1.0: a share below",
+        ),
         ({"reserve_bytes": GPU.memory_bytes}, "reserves .* of its .* bytes: leave some"),
     ],
 )

@@ -7,9 +7,10 @@ from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.costs.costs import StageCosts
+from panpipe.core.documents import to_json
 from panpipe.core.errors import RequestError
 from panpipe.core.evaluate.reference import evaluate
-from panpipe.core.schedules.building_block import Block, building_block, read_block, write_block
+from panpipe.core.schedules.building_block import FORMAT, Block, building_block, read_block
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.v_shaped import v_half_slots, v_min_slots
 
@@ -55,7 +56,7 @@ def test_schedule_peak_is_at_most_that_of_its_block(microbatches, hop):
 
 
 def test_a_block_is_read_as_it_was_written(tmp_path):
-    write_block(tmp_path / "block.json", LINEAR)
+    (tmp_path / "block.json").write_text(to_json(FORMAT, LINEAR), encoding="utf-8")
     assert read_block(tmp_path / "block.json") == LINEAR
 
 
@@ -91,7 +92,7 @@ def test_a_block_for_other_devices_is_refused():
 def test_broken_files_are_refused(tmp_path):
     with pytest.raises(RequestError, match="cannot read"):
         read_block(tmp_path / "none.json")
-    write_block(tmp_path / "block.json", LINEAR)
+    (tmp_path / "block.json").write_text(to_json(FORMAT, LINEAR), encoding="utf-8")
     data = json.loads((tmp_path / "block.json").read_text(encoding="utf-8"))
     for broken in ({**data, "format": "panpipe.block/9"}, {**data, "slots": []}, {**data, "period": "3"}):
         (tmp_path / "broken.json").write_text(json.dumps(broken), encoding="utf-8")

@@ -33,6 +33,16 @@ def measured(cluster):
     return totals, alone, latencies
 
 
+def test_groups_of_many_devices_are_not_enumerated():
+    """40 devices have 2^39 groups without the first one."""
+    everyone = frozenset(range(40))
+    single = [frozenset({device}) for device in everyone]
+    totals = dict.fromkeys([*single, *(everyone - group for group in single)], 1.0)
+    latencies = [[0.0 if a == b else 1e-6 for b in everyone] for a in everyone]
+    tree = shared_links([str(device) for device in everyone], totals, {}, latencies)
+    assert (len(tree.links), tree.shared) == (40, {})
+
+
 def found(cluster, tolerance=1e-6):
     names = [device.name for device in cluster.devices]
     tree = shared_links(names, *measured(cluster), tolerance)

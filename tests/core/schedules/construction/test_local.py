@@ -53,6 +53,15 @@ def test_search_shortens_1f1b_with_split_backwards_within_the_limit(limit):
     assert limit is None or max(result.peak_memory) <= limit
 
 
+def test_order_that_exceeds_a_limit_is_not_improved():
+    problem = problem_of(2.0)
+    task = instance(problem, (0, 1, 2))
+    coded, lengths = codes_of(split_1f1b(problem))
+    before = coded.copy()
+    assert improve(0, 400, 0.02, 0.0, *task.for_orders(), coded, lengths, task.scratch()) == (np.inf, 0)
+    assert np.array_equal(coded, before)
+
+
 def test_search_ends_at_its_target():
     problem = problem_of()
     task = instance(problem, (0, 1, 2))

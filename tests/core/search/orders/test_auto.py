@@ -103,6 +103,15 @@ def test_limit_of_one_microbatch_is_kept_if_i_creates_more_than_it_frees():
     assert found.result.makespan >= found.bound
 
 
+def test_published_schedule_that_fits_only_with_whole_backwards_is_no_start_of_moves():
+    """DualPipe-V runs some backwards of a stage whole. All of them split, devices would hold up to 202 bytes."""
+    sizes = ((2, 0, 0, 0, 0), (1.75, 0, 4.75, 11, 34), (0.25, 3.25, 0, 10, 48))
+    sizes += ((0.25, 0, 0, 38, 0), (3, 0, 0, 35, 48), (1.25, 0, 4.5, 0, 0))
+    costs = [StageCosts(f, i, w, saved_bytes=saved, created_by_input_bytes=more) for f, i, w, saved, more in sizes]
+    problem = ScheduleProblem(3, 7, 2, costs, 0.5, memory_limit=162.6)
+    assert not exceeds(find_schedule([problem], resident_families(), evaluations=500))
+
+
 def test_limit_below_one_microbatch_is_refused_with_the_smallest_sufficient_limit():
     with pytest.raises(InfeasibleError, match=r"the memory limit is 0\.9 .* takes 1:"):
         search([uniform(4, 8, 1, memory=0.9)])
