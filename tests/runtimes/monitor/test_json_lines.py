@@ -1,6 +1,9 @@
 """A JSON document for each step."""
 
+import contextlib
 import json
+import os
+import resource
 
 from panpipe.runtimes.monitor.json_lines import JsonLines
 from panpipe.runtimes.monitor.records import DeviceReport, StepReport
@@ -50,3 +53,27 @@ def test_sums_of_a_report_are_over_devices():
     other = DeviceReport(1, 0, 1, (1,), 0.5, 0.75, 300, 60, 3, 16)
     found = report(1, devices=(DEVICE, other))
     assert (found.bubble, found.messages, found.message_bytes, found.memory_peak_bytes) == (0.5, 5, 24, 300)
+
+
+def test_line_after_a_full_disk_is_whole(tmp_path):
+    """In a process of its own, whose files are limited for a while."""
+    path = tmp_path / "steps.jsonl"
+    child = os.fork()
+    if not child:
+        try:
+            monitor = JsonLines(path)
+            monitor(report(1))
+            most = path.stat().st_size + 100
+            resource.setrlimit(resource.RLIMIT_FSIZE, (most, resource.RLIM_INFINITY))
+            for step in (2, 3):
+                with contextlib.suppress(OSError):
+                    monitor(report(step))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            monitor(report(4))
+            monitor(report(5))
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    lines = path.read_text().splitlines()
+    assert [json.loads(line)["step"] for line in (lines[0], *lines[-2:])] == [1, 4, 5]
+    assert len(lines) == 4  # with the part of a line, which ends
