@@ -13,7 +13,7 @@ Nodes of the captured graph are grouped into operators:
 """
 
 import operator
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from functools import cached_property
 from math import prod
 from typing import Any
@@ -88,15 +88,15 @@ class Operators:
         return {member: name for name, members in self.members.items() for member in members}
 
 
-def operators_of(
-    step: CapturedStep, state_bytes: Callable[[int], int] | None = None, *, apart: Collection[str] = ()
-) -> Operators:
+_STATE = 4
+"""Bytes of parameters, gradients and optimizer state per byte of parameters, until the optimizer is known: Adam's."""
+
+
+def operators_of(step: CapturedStep, *, apart: Collection[str] = ()) -> Operators:
     """Group the captured nodes into operators, and build the graph of these.
 
     Args:
         step: the captured step.
-        state_bytes: bytes of parameters, gradients and optimizer state from bytes of parameters; the default is Adam's,
-            four times the parameters.
         apart: names of nodes that rules 2 and 3 do not group with the node before them.
     """
     fake_run = FakeRun(step)
@@ -122,7 +122,7 @@ def operators_of(
     groups = _groups([node for node in calls if node.name not in local and node in needed], fake_run, apart)
     names = _names(groups)
     members = {name: tuple(node.name for node in group) for name, group in zip(names, groups, strict=True)}
-    graph = _graph(step, names, groups, local, fake_run, state_bytes or (lambda size: 4 * size))
+    graph = _graph(step, names, groups, fake_run)
     return Operators(step, graph, members, frozenset(local), fake_run.first_draw, fake_run.values, paths)
 
 
@@ -225,14 +225,7 @@ def _names(groups: list[list[fx.Node]]) -> list[str]:
     return names
 
 
-def _graph(
-    step: CapturedStep,
-    names: list[str],
-    groups: list[list[fx.Node]],
-    local: set[str],
-    fake_run: FakeRun,
-    state_bytes: Callable[[int], int],
-) -> OpGraph:
+def _graph(step: CapturedStep, names: list[str], groups: list[list[fx.Node]], fake_run: FakeRun) -> OpGraph:
     owner = {node.name: i for i, group in enumerate(groups) for node in group}
     sizes = {node.name: tensor_bytes(node.meta["val"]) for node in step.graph.nodes if node.op == "placeholder"}
     seen: set[str] = set()
@@ -254,5 +247,5 @@ def _graph(
                     )  # fmt: skip
         own = sum(size for name, size in reads.items() if name not in seen)
         seen.update(reads)
-        nodes.append(OpNode(names[i], parameter_bytes=own, state_bytes=state_bytes(own), parameters=tuple(reads)))
+        nodes.append(OpNode(names[i], parameter_bytes=own, state_bytes=_STATE * own, parameters=tuple(reads)))
     return OpGraph(tuple(nodes), tuple(edges[key] for key in sorted(edges)), name=step.model_name)
