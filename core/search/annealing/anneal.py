@@ -95,15 +95,7 @@ def _evaluate_new_stages(
     excess = 0.0
     for d in range(candidate.orders.shape[0]):
         if buffers.other_peaks[d] < 0:
-            most = peak(
-                candidate.orders[d],
-                candidate.lengths[d],
-                d,
-                candidate.placement,
-                buffers.costs,
-                buffers.scratch.stage_of,
-            )[0]
-            buffers.other_peaks[d] = most
+            buffers.other_peaks[d] = _peak_of(d, candidate, buffers)
         excess += max(buffers.other_peaks[d] - machine.limits[d], 0.0) / machine.limits[d]
     step, value = _step_and_objective(count, threshold, excess, candidate, machine, buffers)
     return step, excess, value
@@ -114,10 +106,7 @@ def _evaluate_new_order(
     count: int, threshold: float, excess: float, d: int, machine: Any, candidate: Any, buffers: Any
 ) -> tuple[float, float, float]:
     """Step, excess and objective after a move in the order of device ``d``; infinite if above ``threshold``."""
-    limit = machine.limits[d]
-    most = peak(
-        candidate.orders[d], candidate.lengths[d], d, candidate.placement, buffers.costs, buffers.scratch.stage_of
-    )[0]
+    limit, most = machine.limits[d], _peak_of(d, candidate, buffers)
     buffers.other_peaks[:] = buffers.peaks
     buffers.other_peaks[d] = most
     excess += (max(most - limit, 0.0) - max(buffers.peaks[d] - limit, 0.0)) / limit
