@@ -269,17 +269,22 @@ class Trainer:
     def _rehearsing(self) -> Iterator[None]:
         """A context for steps that change nothing of this trainer."""
         before_them = self.counts.steps, self.counts.visits, self._metrics, self.trace
+        last = [(activity, activity.last) for activity in self.team.activities.values()]
         try:
             with self.stages.rehearsing():
                 yield
         finally:
             self.counts.steps, self.counts.visits, self._metrics, self.trace = before_them
+            self._log_position(self.counts.steps)
+            for activity, method in last:
+                activity.last = method
 
     def _rehearsed(self, batch: Any, pieces: list[Microbatch] | None) -> tuple[float, BatchResult]:
         """Run and record one step without an update. Returns its seconds on the first rank, and its result."""
         start = time.perf_counter()
         cut = self._cutter.cut(batch) if pieces is None else pieces
-        _, done = self.train(batch, StepOptions(Ending.REDUCE, trace=True), cut)
+        with self.team.inside("a rehearsed step"):
+            _, done = self._train(batch, StepOptions(Ending.REDUCE, trace=True), cut)
         return self.team.decide(partial(float, time.perf_counter() - start)), done
 
     def gathered_trace(self, done: BatchResult) -> Trace:

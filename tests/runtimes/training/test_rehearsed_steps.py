@@ -1,5 +1,6 @@
 """Steps that are rehearsed between those of training: they change nothing."""
 
+import logging
 import random
 
 import numpy
@@ -52,6 +53,21 @@ def test_rehearsed_steps_between_steps_of_training_change_no_bit(name, options):
     assert plain[0] == turns[0]
     assert plain[2:] == turns[2:]
     assert same(plain[1], turns[1])
+
+
+def test_rehearsed_steps_are_no_steps_of_logs_and_positions():
+    case = CASES["batchnorm with a skip"]
+    pipe, _ = pipeline_of(case, 8, 4, 2, optimizer=torch.optim.SGD)
+    activities = pipe._trainer.team.activities.values()
+    seen = []
+    for _ in range(2):
+        pipe.rehearse(case.batch(8, F32), steps=2, warm_up=1)
+        record = logging.makeLogRecord({})
+        panpipe.LogContext().filter(record)
+        seen.append((record.step, {activity.text() for activity in activities}))
+        pipe.step(case.batch(8, F32))
+    pipe.close()
+    assert seen == [(0, {"outside of panpipe"}), (1, {"outside of panpipe after step 1"})]
 
 
 def same(one, other):
