@@ -24,6 +24,9 @@ from .tensor_groups import grouped
 PIPELINE, DATA, TENSOR = "pp", "dp", "tp"
 """Names of the dimensions, in strings and in a ``DeviceMesh``."""
 
+MOST_DIGITS = 7
+"""Digits of a size; Python reads no number of thousands of digits."""
+
 Number = TypeVar("Number", bound=float)
 
 
@@ -229,7 +232,7 @@ def parse_mesh(text: str, tensor: bool = False) -> MeshShape:
     sizes: dict[str, int] = {}
     for part in text.split(","):
         name, _, number = (word.strip() for word in part.partition("="))
-        if not number.isdecimal():
+        if not number.isdecimal() or len(number) > MOST_DIGITS:
             raise RequestError(f"'{text}' is not a mesh: write its dimensions and their sizes, such as pp=4,dp=2")
         if name not in (PIPELINE, DATA, *([TENSOR] if tensor else [])):
             known = "pp (the pipeline), dp (its replicas)" if tensor else "pp (the pipeline) and dp (its replicas)"

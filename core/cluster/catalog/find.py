@@ -15,7 +15,7 @@ from .catalogue import Catalogue
 from .names import named_cluster
 from .registry import catalogue, find_device
 
-CPU = re.compile(r"(?:cpu|local):(\d+)")
+CPU = re.compile(r"(?:cpu|local):(\d{1,7})")
 CPU_TYPE, CPU_LINK = "cpu-core", "host-memory"
 
 

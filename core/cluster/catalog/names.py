@@ -17,7 +17,7 @@ from .build import build
 from .catalogue import ANY_NODE, Catalogue
 from .parts import PARAMETERS, Group
 
-GROUP = re.compile(r"(?:(?:(\d+)[x×])?(\d+)[x×])?([^+:]+)", re.IGNORECASE)
+GROUP = re.compile(r"(?:(?:(\d{1,7})[x×])?(\d{1,7})[x×])?([^+:]+)", re.IGNORECASE)
 TRUTH = {"yes": True, "true": True, "on": True, "no": False, "false": False, "off": False}
 
 

@@ -31,6 +31,7 @@ def test_the_last_dimension_has_neighbouring_devices(text, devices, mesh):
         ("four", "'four' is not a mesh: write"),
         ("pp=", "'pp=' is not a mesh"),
         ("pp=-1", "'pp=-1' is not a mesh"),
+        (f"pp={'9' * 5000}", "is not a mesh: write its dimensions"),
         ("pp=2,dp=0", "has dp=0: give every dimension once, at least 1"),
         ("pp=2,pp=2", "has pp twice"),
         ("pp=2,tp=2", "a dimension 'tp': the dimensions are pp .the pipeline. and dp"),
