@@ -150,7 +150,7 @@ class Checkpoints:
             reader.check(sorted(reader.manifest.files)[team.exchange().number :: team.exchange().count])
         except Exception as error:
             damage = _reason(path, error)
-        self._agree([damage, misfit, None if reader is None else reader.manifest.xxh3_128], path)
+        self._agree([damage, misfit, None if reader is None else reader.manifest.xxh3_128, path.name])
         assert reader is not None
         try:
             reader.read_into(parts.tensors)
@@ -161,22 +161,23 @@ class Checkpoints:
                 f"{_reason(path, error)}; a part of the checkpoint is loaded already: build the pipeline again"
             ) from error
 
-    def _agree(self, mine: list[str | None], path: Path) -> None:
+    def _agree(self, mine: list[str | None]) -> None:
         """Refuse a checkpoint on all ranks, with the same line, if one rank refuses it or has another one.
 
         Args:
-            mine: for this process, how the checkpoint is damaged, why it does not fit, and its manifest's hash.
-            path: of the checkpoint.
+            mine: for this process, how the checkpoint is damaged, why it does not fit, its manifest's hash, and the
+                name of its folder.
         """
-        damages, misfits, digests = zip(*self._team.exchange().gather(mine), strict=True)
+        damages, misfits, digests, names = zip(*self._team.exchange().gather(mine), strict=True)
         failure = next((each for each in (*damages, *misfits) if each is not None), None)
         if failure is not None:
             raise RequestError(failure)
         other = next((number for number, digest in enumerate(digests) if digest != digests[0]), None)
         if other is not None:
             raise RequestError(
-                f"rank {self._team.rank(other)} has another checkpoint in '{path.name}' than rank {self._team.rank(0)}:"
-                " all ranks must resume from the same one; give the same folder on all of them"
+                f"rank {self._team.rank(other)} has another checkpoint, in '{names[other]}', than rank "
+                f"{self._team.rank(0)}, in '{names[0]}': all ranks must resume from the same one; give the same folder "
+                "on all of them"
             )
 
 
