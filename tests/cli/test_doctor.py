@@ -104,7 +104,7 @@ def test_doctor_names_untraced_regions_with_their_lines(models, capsys):
     assert main(["doctor", f"{models}:halting", "--devices", "2"]) == 0
     said = capsys.readouterr().out
     line = MODELS.splitlines().index("            return self.linear(x) if x.mean() > 0 else x  # BRANCH") + 1
-    assert "module '2' stays Python, on one stage: " in said
+    assert "module '2' remains Python code, on one stage: " in said
     assert f"{models}.py:{line} in forward: bool needs the value of a tensor" in said
     assert "torch.where" in said
     assert "trains as one process does" in said
