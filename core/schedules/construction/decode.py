@@ -62,37 +62,20 @@ class Priorities(NamedTuple):
     caps: Integers
 
 
-class _State(NamedTuple):
-    """What has run so far, and what each device runs next.
-
-    Args:
-        begun, turned, ended: number of F, of I (or B) and of W (or B) that each stage has run.
-        forward_end, backward_end: ends of F and of I (or B), (stages, count); infinite until they run.
-        free, held: when each device is free, and its bytes.
-        start, kind, stage: the next action of each device; its start is infinite if it has none.
-        stale: whether the next action of a device must be chosen again.
-        ready: of the device that chooses, the earliest start of its next action by kind and place, (3, chunks).
-    """
-
-    begun: Integers
-    turned: Integers
-    ended: Integers
-    forward_end: Floats
-    backward_end: Floats
-    free: Floats
-    held: Floats
-    start: Floats
-    kind: Integers
-    stage: Integers
-    stale: "np.ndarray"
-    ready: Floats
-
-
 @njit(inline="always")
-def _may_begin(d: int, place: int, given: Any, state: Any) -> bool:
-    """Whether device ``d`` may begin the next forward of its stage at ``place``."""
-    need, stages_on, held, limit = given.need, given.stages_on, state.held[d], given.limits[d]
-    begun, turned, ended = state.begun, state.turned, state.ended
+def _may_begin(
+    d: int,
+    place: int,
+    stages_on: Any,
+    begun: Any,
+    ended: Any,
+    turned: Any,
+    need: Any,
+    kept: Any,
+    held: float,
+    limit: float,
+) -> bool:
+    """Whether device ``d``, which holds ``held``, may begin the next forward of its stage at ``place``."""
     if held + need[stages_on[d, place]] > limit:
         return False
     count = stages_on.shape[1]
@@ -113,53 +96,79 @@ def _may_begin(d: int, place: int, given: Any, state: Any) -> bool:
             if microbatch >= through:
                 missing += need[stage]
             elif microbatch >= ended[stage]:
-                suffix += given.kept[stage] if microbatch < turned[stage] else need[stage]
+                suffix += kept[stage] if microbatch < turned[stage] else need[stage]
         if suffix + missing > limit:
             return False
     return True
 
 
 @njit(inline="always")
-def _find_ready(d: int, given: Any, caps: Any, state: Any) -> float:
+def _find_ready(
+    d: int,
+    ready: Any,
+    count: int,
+    stages_on: Any,
+    begun: Any,
+    turned: Any,
+    ended: Any,
+    forward_end: Any,
+    backward_end: Any,
+    hops: Any,
+    need: Any,
+    kept: Any,
+    held: float,
+    limit: float,
+    caps: Any,
+    fused: Any,
+) -> float:
     """Fill ``ready`` with the earliest start of the next action of each kind and stage of device ``d``.
 
     Returns:
         The earliest of all.
     """
-    ready, hops = state.ready, given.hops
-    last = state.begun.shape[0] - 1
+    last = begun.shape[0] - 1
     earliest = INFINITY
-    for c in range(given.stages_on.shape[1]):
-        stage = given.stages_on[d, c]
+    for c in range(stages_on.shape[1]):
+        stage = stages_on[d, c]
         ready[FORWARD, c] = ready[INPUT, c] = ready[WEIGHT, c] = INFINITY
-        m, turn, end = state.begun[stage], state.turned[stage], state.ended[stage]
-        if m < given.microbatches and m - end < caps[stage]:
-            at = 0.0 if stage == 0 else state.forward_end[stage - 1, m] + hops[stage]
-            if at < INFINITY and _may_begin(d, c, given, state):
+        m, turn, end = begun[stage], turned[stage], ended[stage]
+        if m < count and m - end < caps[stage]:
+            at = 0.0 if stage == 0 else forward_end[stage - 1, m] + hops[stage]
+            if at < INFINITY and _may_begin(d, c, stages_on, begun, ended, turned, need, kept, held, limit):
                 ready[FORWARD, c] = at
                 earliest = min(earliest, at)
         if turn < m:
-            at = state.forward_end[stage, turn]
+            at = forward_end[stage, turn]
             if stage < last:
-                at = max(at, state.backward_end[stage + 1, turn] + hops[stage + 1])
+                at = max(at, backward_end[stage + 1, turn] + hops[stage + 1])
             ready[INPUT, c] = at
             earliest = min(earliest, at)
-        if end < turn and not given.fused[stage]:
-            at = state.backward_end[stage, end]
+        if end < turn and not fused[stage]:
+            at = backward_end[stage, end]
             ready[WEIGHT, c] = at
             earliest = min(earliest, at)
     return earliest
 
 
 @njit(inline="always")
-def _pick(d: int, now: float, given: Any, priorities: Any, state: Any) -> tuple[float, int, int]:
+def _pick(
+    d: int,
+    ready: Any,
+    now: float,
+    stages_on: Any,
+    begun: Any,
+    turned: Any,
+    ended: Any,
+    times: Any,
+    keys: Any,
+    patience: Any,
+) -> tuple[float, int, int]:
     """Start, kind and stage of the action that device ``d`` runs at ``now``, or waits for within its patience."""
-    ready, keys, stages_on = state.ready, priorities.keys, given.stages_on
     best, kind, place, start = INFINITY, -1, 0, now
     until = now
     for late in range(2):
         if late:
-            until = now + priorities.patience[kind] * given.times[kind, stages_on[d, place]]
+            until = now + patience[kind] * times[kind, stages_on[d, place]]
             if until <= now:
                 break
         for c in range(stages_on.shape[1]):
@@ -167,43 +176,63 @@ def _pick(d: int, now: float, given: Any, priorities: Any, state: Any) -> tuple[
             for k in range(3):
                 at = ready[k, c]
                 if (now < at < until) if late else (at <= now):
-                    m = (
-                        state.begun[stage]
-                        if k == FORWARD
-                        else state.turned[stage]
-                        if k == INPUT
-                        else state.ended[stage]
-                    )
+                    m = begun[stage] if k == FORWARD else turned[stage] if k == INPUT else ended[stage]
                     if kind < 0 or keys[k, stage, m] < best:
                         best, kind, place, start = keys[k, stage, m], k, c, max(now, at)
     return start, kind, stages_on[d, place]
 
 
 @njit(inline="always")
-def _next_device(given: Any, priorities: Any, state: Any) -> int:
+def _next_device(
+    stale: Any,
+    start: Any,
+    kind: Any,
+    stage: Any,
+    ready: Any,
+    free: Any,
+    held: Any,
+    limits: Any,
+    count: int,
+    stages_on: Any,
+    begun: Any,
+    turned: Any,
+    ended: Any,
+    forward_end: Any,
+    backward_end: Any,
+    hops: Any,
+    need: Any,
+    kept: Any,
+    caps: Any,
+    fused: Any,
+    times: Any,
+    keys: Any,
+    patience: Any,
+) -> int:
     """The device that acts next, after an update of those for which something has changed; -1 if none can act."""
-    start = state.start
     soonest, chosen = INFINITY, -1
-    for d in range(given.stages_on.shape[0]):
-        if state.stale[d]:
-            at = _find_ready(d, given, priorities.caps, state)
+    for d in range(stages_on.shape[0]):
+        if stale[d]:
+            at = _find_ready(
+                d, ready, count, stages_on, begun, turned, ended, forward_end, backward_end, hops, need, kept, held[d],
+                limits[d], caps, fused,
+            )  # fmt: skip
             start[d] = INFINITY
             if at < INFINITY:
-                start[d], state.kind[d], state.stage[d] = _pick(d, max(at, state.free[d]), given, priorities, state)
-            state.stale[d] = False
+                start[d], kind[d], stage[d] = _pick(
+                    d, ready, max(at, free[d]), stages_on, begun, turned, ended, times, keys, patience
+                )
+            stale[d] = False
         if start[d] < soonest:
             soonest, chosen = start[d], d
     return chosen
 
 
 @njit(inline="always")
-def _work(given: Any) -> Any:
+def _work(count: int, placement: Any, times: Any, fused: Any, devices: int) -> Any:
     """Compute time of each device."""
-    times, fused = given.times, given.fused
-    work = np.zeros(given.stages_on.shape[0])
-    for s in range(given.placement.shape[0]):
-        one = times[FORWARD, s] + times[INPUT, s] + (0.0 if fused[s] else times[WEIGHT, s])
-        work[given.placement[s]] += given.microbatches * one
+    work = np.zeros(devices)
+    for s in range(placement.shape[0]):
+        work[placement[s]] += count * (times[FORWARD, s] + times[INPUT, s] + (0.0 if fused[s] else times[WEIGHT, s]))
     return work
 
 
@@ -221,48 +250,57 @@ def decode(given: Any, priorities: Any, orders: Any, lengths: Any, stop: float =
     Returns:
         Makespan, and the mean over devices of the end of their last actions. Infinite where the order was given up.
     """
-    count, placement, times, fused = given.microbatches, given.placement, given.times, given.fused
-    stages, devices = placement.shape[0], given.stages_on.shape[0]
-    state = _State(
-        np.zeros(stages, dtype=np.int64), np.zeros(stages, dtype=np.int64), np.zeros(stages, dtype=np.int64),
-        np.full((stages, count), INFINITY), np.full((stages, count), INFINITY),
-        np.zeros(devices), np.zeros(devices),
-        np.zeros(devices), np.zeros(devices, dtype=np.int64), np.zeros(devices, dtype=np.int64),
-        np.ones(devices, dtype=np.bool_), np.empty((3, given.stages_on.shape[1])),
-    )  # fmt: skip
-    free, held, start, stale = state.free, state.held, state.start, state.stale
-    ends = _work(given)  # of each device, if it did not idle any more
+    # Arrays are variables: numba counts a reference at each access to an array of a tuple, which takes 1.8 × as long.
+    count, placement, stages_on = given.microbatches, given.placement, given.stages_on
+    times, hops, need, kept = given.times, given.hops, given.need, given.kept
+    limits, fused = given.limits, given.fused
+    keys, patience, caps = priorities.keys, priorities.patience, priorities.caps
+    stages, devices = placement.shape[0], stages_on.shape[0]
+    # Number of F, of I (or B) and of W (or B) that each stage has run.
+    begun = np.zeros(stages, dtype=np.int64)
+    turned = np.zeros(stages, dtype=np.int64)
+    ended = np.zeros(stages, dtype=np.int64)
+    forward_end = np.full((stages, count), INFINITY)
+    backward_end = np.full((stages, count), INFINITY)
+    free, held = np.zeros(devices), np.zeros(devices)
+    start, kind, stage = np.zeros(devices), np.zeros(devices, dtype=np.int64), np.zeros(devices, dtype=np.int64)
+    stale = np.ones(devices, dtype=np.bool_)
+    ends = _work(count, placement, times, fused, devices)  # of each device, if it did not idle any more
     tail = TAIL * ends.mean()
+    ready = np.empty((3, stages_on.shape[1]))
     lengths[:] = 0
     while True:
-        d = _next_device(given, priorities, state)
+        d = _next_device(
+            stale, start, kind, stage, ready, free, held, limits, count, stages_on, begun, turned, ended, forward_end,
+            backward_end, hops, need, kept, caps, fused, times, keys, patience,
+        )  # fmt: skip
         if d < 0:
             break
-        k, s = state.kind[d], state.stage[d]
+        k, s = kind[d], stage[d]
         ends[d] += start[d] - free[d]
         if ends[d] + tail > stop:
             return INFINITY, INFINITY
         end = start[d] + times[k, s]
         if k == FORWARD:
-            m = state.begun[s]
-            state.begun[s] += 1
-            state.forward_end[s, m] = end
-            held[d] += given.need[s]
+            m = begun[s]
+            begun[s] += 1
+            forward_end[s, m] = end
+            held[d] += need[s]
             if s + 1 < stages:
                 stale[placement[s + 1]] = True
         elif k == INPUT:
-            m = state.turned[s]
-            state.turned[s] += 1
-            state.backward_end[s, m] = end
-            held[d] += (0.0 if fused[s] else given.kept[s]) - given.need[s]
+            m = turned[s]
+            turned[s] += 1
+            backward_end[s, m] = end
+            held[d] += (0.0 if fused[s] else kept[s]) - need[s]
             if fused[s]:
-                state.ended[s] += 1
+                ended[s] += 1
             if s > 0:
                 stale[placement[s - 1]] = True
         else:
-            m = state.ended[s]
-            state.ended[s] += 1
-            held[d] -= given.kept[s]
+            m = ended[s]
+            ended[s] += 1
+            held[d] -= kept[s]
         orders[d, lengths[d]] = KINDS * (s * count + m) + (BOTH if k == INPUT and fused[s] else k)
         lengths[d] += 1
         free[d] = end
