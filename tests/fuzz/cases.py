@@ -114,8 +114,8 @@ def _refusal(status: int, printed: str, file: Path, lines: int | None = None) ->
 
 
 def _checked_output(text: str) -> Outcome:
-    """Output that begins as JSON does must be JSON, without NaN and Infinity."""
-    if text.lstrip().startswith("{"):
+    """Output of ``--json`` must be JSON, without NaN and Infinity. A report for people may begin with any model's name."""
+    if text.startswith("{\n"):
         try:
             json.loads(text, parse_constant=_refuse)
         except ValueError as error:
