@@ -114,7 +114,7 @@ def _refusal(status: int, printed: str, file: Path, lines: int | None = None) ->
 
 
 def _checked_output(text: str) -> Outcome:
-    """Output of ``--json`` must be JSON, without NaN and Infinity. A report for people may begin with any model's name."""
+    """Output of ``--json`` must be JSON, without NaN and Infinity. A report for people may begin with any text."""
     if text.startswith("{\n"):
         try:
             json.loads(text, parse_constant=_refuse)
