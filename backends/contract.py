@@ -11,10 +11,12 @@ and need not block the host. `panpipe.backends.conformance` has a rule for each 
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from typing import ClassVar, Protocol
 
-import torch
 from torch import Tensor
+
+from .addends import AddendMemory
 
 Pair = tuple[int, int]
 """An ordered pair of devices: sender, receiver."""
@@ -106,14 +108,22 @@ class Backend(ABC):
 
         The first dimension is a multiple of the number of devices. After `wait` the other parts have unspecified
         values. Otherwise as `all_reduce`. This implementation sends each device its part, and adds in the order of the
-        devices: (n − 1) / n times the bytes.
+        devices: (n − 1) / n times the bytes. It keeps the memory for addends until `free_addends`.
 
         Raises:
             WorkerError: a device is known to have stopped.
         """
         parts = tensor.chunk(self.devices) if tensor.numel() else ()
         sent = {peer: part for peer, part in enumerate(parts) if peer != self.device}
-        return _Summing(self, parts[self.device] if parts else tensor, sent)
+        return _Summing(self, parts[self.device] if parts else tensor, sent, self._addends)
+
+    @cached_property
+    def _addends(self) -> AddendMemory:
+        return AddendMemory()
+
+    def free_addends(self) -> None:
+        """Free the memory that reduce-scatters keep for later ones; called when a step has no more of them."""
+        self._addends.clear()
 
     def all_gather(self, tensor: Tensor) -> Handle:
         """Start to give the d-th of equal parts of device d's contiguous tensor to all devices, in place.
@@ -156,11 +166,15 @@ class _Summing:
         end: this device's end of the transport.
         total: this device's addend; the sum after `wait`.
         sent: every other device → the addend that it is sent.
+        memory: of addends; by default its own.
     """
 
-    def __init__(self, end: Backend, total: Tensor, sent: Mapping[int, Tensor]) -> None:
+    def __init__(
+        self, end: Backend, total: Tensor, sent: Mapping[int, Tensor], memory: AddendMemory | None = None
+    ) -> None:
         self._total, self._own = total, end.device
-        self._received = {peer: torch.empty_like(total) for peer in sent}
+        self._memory = AddendMemory() if memory is None else memory
+        self._received = {peer: self._memory.take(total) for peer in sent}
         self._handles = [end.receive([self._received[peer]], peer) for peer in sent]
         self._handles += [end.send([tensor], peer) for peer, tensor in sent.items()]
 
@@ -171,11 +185,15 @@ class _Summing:
         for handle in self._handles:
             handle.wait()
         self._handles = []
-        before = [self._received.pop(device) for device in sorted(self._received) if device < self._own]
+        received, self._received = self._received, {}
+        before = [received[device] for device in sorted(received) if device < self._own]
         if before:
             first, *rest = before
             for addend in (*rest, self._total):
                 first.add_(addend)
             self._total.copy_(first)
-        for device in sorted(self._received):
-            self._total.add_(self._received.pop(device))
+        for device in sorted(received):
+            if device > self._own:
+                self._total.add_(received[device])
+        for addend in received.values():
+            self._memory.give_back(addend)

@@ -4,6 +4,10 @@ Two ranks have one connection per process group, and a send on it blocks receive
 messages to higher ranks and one for messages to lower ranks: an action of empty stages takes 125 to 165 µs instead of
 190 (two ranks, 32 bytes, torch 2.13, loopback, two cores). Both are created here. The group that is given may have
 another transport for each type of device, such as ``cpu:gloo,cuda:nccl``, and would move a GPU's tensors over NCCL.
+
+A reduce-scatter is messages between all pairs, as in the contract: gloo's own (``_reduce_scatter_base``) is an
+all-reduce of everything into memory of its own. With 16 MiB over two ranks the messages take 7.1 ms, gloo's all-reduce
+12.6 ms and its reduce-scatter 21.4 ms (torch 2.13, loopback, two cores).
 """
 
 import re

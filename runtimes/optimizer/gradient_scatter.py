@@ -276,6 +276,7 @@ class ScatteredReduction:
     def __init__(self, scatter: GradientScatter, shards: Shards, replicas: Backend) -> None:
         self._scatter, self._shards = scatter, shards
         self._here = [parameter in scatter.reached for parameter in shards.names]
+        self._replicas = replicas
         device = shards.buckets[0].device if shards.buckets else torch.device("cpu")
         self._flags = torch.tensor(self._here, dtype=torch.float32).to(device)
         self._flagged = replicas.all_reduce(self._flags)
@@ -292,5 +293,6 @@ class ScatteredReduction:
         """Return when the slices of this replica have the sums."""
         self._scatter.finish()
         self._flagged.wait()
+        self._replicas.free_addends()
         anywhere = [True] * len(self._here) if all(self._here) else (self._flags != 0).tolist()
         self._shards.assign_gradients(anywhere)

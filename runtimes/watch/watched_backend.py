@@ -70,6 +70,9 @@ class WatchedBackend(Backend):
     def all_gather(self, tensor: Tensor) -> Handle:
         return watched(self.end.all_gather(tensor), self._activity, self._others)
 
+    def free_addends(self) -> None:
+        self.end.free_addends()
+
     def close(self, failure: BaseException | None = None) -> None:
         self.end.close(failure)
 

@@ -102,3 +102,25 @@ def test_broadcast_sends_the_source_to_all_others():
 def test_empty_tensors_move_and_change_nothing(operation):
     for handle in [getattr(end, operation)(torch.empty(0, 3)) for end in ends(2)]:
         handle.wait()
+
+
+def test_reduce_scatters_receive_into_the_same_memory_until_it_is_freed():
+    received: list[int] = []
+
+    class Noting(End):
+        def receive(self, buffers, peer):
+            received.extend(buffer.data_ptr() for buffer in buffers)
+            return super().receive(buffers, peer)
+
+    mail: Mail = defaultdict(deque)
+    both = [Noting(device, 2, mail) for device in range(2)]
+    for tensors in (addends(2, 4), addends(2, 2)):  # a smaller sum uses the same memory
+        totals = [tensor.clone() for tensor in tensors]
+        for handle in [end.reduce_scatter(total) for end, total in zip(both, totals, strict=True)]:
+            handle.wait()
+        assert torch.equal(totals[1].chunk(2)[1], in_order(tensors).chunk(2)[1])
+    assert received[:2] == received[2:]
+    assert len(set(received)) == 2
+    for end in both:
+        end.free_addends()
+        assert end._addends._free == []

@@ -30,6 +30,7 @@ def backward(state, end, step, names=ORDER, scattered=True):
 
 def update(state, end):
     state.reduce_gradients(end).wait()
+    assert end._addends._free == []  # what sums received is freed with the last
     state.step()
     state.gather(end).wait()
 

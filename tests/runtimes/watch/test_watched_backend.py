@@ -65,6 +65,13 @@ def test_ranks_of_each_operation():
     assert (backend.device, backend.devices, backend.occupies_device, backend.extra) == (1, 3, True, "own")
 
 
+def test_frees_the_addends_of_the_transport_itself():
+    end = connect(1)[0]
+    end._addends.give_back(torch.zeros(2))
+    WatchedBackend(end, Activity(), [0]).free_addends()
+    assert end._addends._free == []
+
+
 def test_messages_pass_as_without():
     activity = Activity()
     first, second = (WatchedBackend(end, activity, [0, 1]) for end in connect(2))
