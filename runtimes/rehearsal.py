@@ -17,7 +17,8 @@ on two cores). So candidates are measured. To choose the same one in another run
 5. That plan is rehearsed alone, as it will run, for its prediction: the typical one of its steps
    (`core/paired_difference.robust_geometric_mean`), at the typical speed of the machine meanwhile
    (`core/drift`), and an interval for it (`planning/interval`). The times of programs are those of its steps, and so
-   are the rates of its copies to the host and back (`planning/rehearsed_copies`).
+   are the rates of its copies to the host and back (`planning/rehearsed_copies`), and the times of what its replicas
+   sum and gather (`planning/rehearsed_collectives`).
 
 If the budget has no time for 2 to 4, 1F1B is rehearsed alone, and a line reports which comparison needs more time. If
 there is no time for 5 either, as on a loaded machine, the prediction is that of the profiled stages, without an
@@ -41,6 +42,7 @@ from .pipeline import Pipeline
 from .planning.automatic import LEAST_TURNS, PLAIN, Planning, step_s
 from .planning.interval import with_interval
 from .planning.rehearsed import Rehearsal, length_ratio, rehearsed_profile, times_scaled
+from .planning.rehearsed_collectives import collective_seconds, with_collective_seconds
 from .planning.rehearsed_copies import copy_rates, scaled, with_copy_rates
 from .profile.reference_workload import passes_around
 
@@ -106,7 +108,11 @@ class Candidate:
         assert plan.prediction is not None
         profile = rehearsed_profile([(plan, plan.prediction.costs, self.rehearsals)], TYPICAL)
         costs, steady = profile.of(plan), self.steady
-        rates = {} if self.given_cluster else copy_rates([one.trace for one in self.rehearsals], TYPICAL)
+        traces = [] if self.given_cluster else [one.trace for one in self.rehearsals]
+        costs, rates = (
+            with_collective_seconds(plan, costs, collective_seconds(traces, TYPICAL)),
+            copy_rates(traces, TYPICAL),
+        )
         ratio = length_ratio(with_copy_rates(plan, rates), costs, steady, self.oracle)
         plan = with_costs(with_copy_rates(plan, scaled(rates, ratio)), times_scaled(costs, ratio), self.oracle)
         again = self.pipe.rehearses(self.batch)

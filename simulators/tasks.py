@@ -20,7 +20,7 @@ from ..core.cluster.cluster import Cluster
 from ..core.cluster.collectives import Operation, Phase, collective_phases
 from ..core.cluster.routing import Hop, path_latency_s
 from ..core.costs.costs import StageCosts
-from ..core.evaluate.reduction import reduced, sync_bytes, sync_time
+from ..core.evaluate.reduction import measured, reduced, sync_bytes, sync_time
 from ..core.plan.host_copies import copy_phase
 from ..core.plan.items import Task
 from ..core.plan.kinds import task_seconds
@@ -105,28 +105,34 @@ def _gradients(
     task: Task, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster
 ) -> tuple[Sequence[Sequence[Phase]], float, float]:
     """REDUCE_GRAD: the all-reduce or reduce-scatter that is fastest without contention, in one bucket."""
-    return _over_replicas(task, cluster, *reduced(plan, costs, task.items[0].action.stage))
+    stage = task.items[0].action.stage
+    return _over_replicas(task, cluster, *reduced(plan, costs, stage), measured(plan, costs, stage).reduce_s)
 
 
 def _scattered(
-    task: Task, _: Plan, costs: Sequence[StageCosts], cluster: Cluster
+    task: Task, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster
 ) -> tuple[Sequence[Sequence[Phase]], float, float]:
     """SCATTER_GRAD: the reduce-scatter of the gradients of a microbatch, in one bucket."""
-    size = costs[task.items[0].action.stage].gradient_bytes
-    return _over_replicas(task, cluster, size, Operation.REDUCE_SCATTER)
+    stage = task.items[0].action.stage
+    known = measured(plan, costs, stage).scatter_s
+    return _over_replicas(task, cluster, costs[stage].gradient_bytes, Operation.REDUCE_SCATTER, known)
 
 
 def _unshard(
-    task: Task, _: Plan, costs: Sequence[StageCosts], cluster: Cluster
+    task: Task, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster
 ) -> tuple[Sequence[Sequence[Phase]], float, float]:
     """UNSHARD: the all-gather of the trained parameters, whose size is that of their gradients."""
-    size = costs[task.items[0].action.stage].gradient_bytes
-    return _over_replicas(task, cluster, size, Operation.ALL_GATHER)
+    stage = task.items[0].action.stage
+    known = measured(plan, costs, stage).gather_s
+    return _over_replicas(task, cluster, costs[stage].gradient_bytes, Operation.ALL_GATHER, known)
 
 
 def _over_replicas(
-    task: Task, cluster: Cluster, size: float, operation: Operation
+    task: Task, cluster: Cluster, size: float, operation: Operation, known_s: float | None
 ) -> tuple[Sequence[Sequence[Phase]], float, float]:
+    """A collective over replicas: its phases, or its measured time, which includes its waits for shared links."""
+    if known_s is not None:
+        return [], size, known_s
     phases = collective_phases(cluster, [item.device for item in task.items], size, operation)
     return [[phase] for phase in phases], size, 0.0
 

@@ -6,6 +6,7 @@ from attrs import frozen
 from cattrs.gen import make_dict_unstructure_fn, override
 
 from ..documents import converter
+from .collective_times import CollectiveTimes
 from .graph import OpGraph, stage_of_nodes
 from .reductions import TensorReductions, sum_of
 
@@ -33,6 +34,7 @@ class StageCosts:
             ``backward_input_s``, ``backward_s`` and ``recompute_s``; None if it has none.
         largest_gradient_bytes: of the parameters' gradients the largest; 0 if it is unknown. What replicas share is
             summed in buckets of whole gradients.
+        collectives: measured times of the collectives over the stage's replicas; None if the links decide.
     """
 
     forward_s: float
@@ -52,6 +54,7 @@ class StageCosts:
     reductions: TensorReductions | None = None
     shared_bytes: int = 0
     largest_gradient_bytes: int = 0
+    collectives: CollectiveTimes | None = None
 
     @property
     def full_backward_s(self) -> float:
@@ -86,7 +89,12 @@ _later = override(omit_if_default=True)
 converter.register_unstructure_hook(
     StageCosts,
     make_dict_unstructure_fn(
-        StageCosts, converter, reductions=_later, shared_bytes=_later, largest_gradient_bytes=_later
+        StageCosts,
+        converter,
+        reductions=_later,
+        shared_bytes=_later,
+        largest_gradient_bytes=_later,
+        collectives=_later,
     ),
 )
 

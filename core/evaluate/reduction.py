@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from ..actions import Kind
 from ..cluster.cluster import Cluster
 from ..cluster.collectives import Operation, collective_s
+from ..costs.collective_times import CollectiveTimes
 from ..costs.costs import StageCosts
 from ..plan.gradient_reduction import LAST_BACKWARD, collectives
 from ..plan.plan import Plan
-from ..plan.sharding import replica_costs, shards, shards_gradients
+from ..plan.sharding import level_of, replica_costs, shards, shards_gradients
 
 _NUMBER_BYTES = 8
 
@@ -24,14 +25,26 @@ ReductionTime = Callable[[int], float]
 
 
 def reduction_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> ReductionTime:
-    """The time of a stage's reduction, by the algorithm that is fastest without other traffic.
+    """The time of a stage's reduction: as measured, or by the algorithm that is fastest without other traffic.
 
     Args:
         plan: its mesh and placement.
         costs: per stage; their ``gradient_bytes`` are summed.
         cluster: its devices in the order of ranks (``Mesh.arrange``).
     """
-    return lambda stage: _over_replicas_s(plan, cluster, stage, *reduced(plan, costs, stage))
+
+    def seconds(stage: int) -> float:
+        known = measured(plan, costs, stage).reduce_s
+        return _over_replicas_s(plan, cluster, stage, *reduced(plan, costs, stage)) if known is None else known
+
+    return seconds
+
+
+def measured(plan: Plan, costs: Sequence[StageCosts], stage: int) -> CollectiveTimes:
+    """The measured times of a stage's collectives, where its replicas share the same in the plan."""
+    found, level = costs[stage].collectives, level_of(plan, stage)
+    fits = found is not None and (found.shard, found.replicas) == (level, plan.mesh.data)
+    return found if found is not None and fits else CollectiveTimes(level, plan.mesh.data)
 
 
 def reduced(plan: Plan, costs: Sequence[StageCosts], stage: int) -> tuple[int, Operation]:
@@ -43,14 +56,22 @@ def reduced(plan: Plan, costs: Sequence[StageCosts], stage: int) -> tuple[int, O
 
 def scatter_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> ReductionTime:
     """The time of a SCATTER_GRAD of a stage; arguments as in `reduction_time`."""
-    operation = Operation.REDUCE_SCATTER
-    return lambda stage: _over_replicas_s(plan, cluster, stage, costs[stage].gradient_bytes, operation)
+
+    def seconds(stage: int) -> float:
+        known, size = measured(plan, costs, stage).scatter_s, costs[stage].gradient_bytes
+        return _over_replicas_s(plan, cluster, stage, size, Operation.REDUCE_SCATTER) if known is None else known
+
+    return seconds
 
 
 def unshard_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> ReductionTime:
     """The time in which the parameters of a sharded stage are gathered; arguments as in `reduction_time`."""
-    operation = Operation.ALL_GATHER
-    return lambda stage: _over_replicas_s(plan, cluster, stage, costs[stage].gradient_bytes, operation)
+
+    def seconds(stage: int) -> float:
+        known, size = measured(plan, costs, stage).gather_s, costs[stage].gradient_bytes
+        return _over_replicas_s(plan, cluster, stage, size, Operation.ALL_GATHER) if known is None else known
+
+    return seconds
 
 
 def _over_replicas_s(plan: Plan, cluster: Cluster, stage: int, size_bytes: float, operation: Operation) -> float:

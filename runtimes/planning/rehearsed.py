@@ -93,7 +93,7 @@ def length_ratio(plan: Plan, costs: Sequence[StageCosts], steps_s: Sequence[floa
 
 
 def times_scaled(costs: Sequence[StageCosts], ratio: float) -> tuple[StageCosts, ...]:
-    """Costs with the times of all programs multiplied by ``ratio``."""
+    """Costs with the times of all programs, and of collectives, multiplied by ``ratio``."""
     return tuple(
         evolve(
             cost,
@@ -102,6 +102,7 @@ def times_scaled(costs: Sequence[StageCosts], ratio: float) -> tuple[StageCosts,
             backward_input_s=cost.backward_input_s * ratio,
             backward_weight_s=cost.backward_weight_s * ratio,
             recompute_s=None if cost.recompute_s is None else cost.recompute_s * ratio,
+            collectives=None if cost.collectives is None else cost.collectives.scaled(ratio),
         )
         for cost in costs
     )
