@@ -559,7 +559,7 @@ class Pipeline:
         else:
             self._trainer.close()  # other ranks may have stopped: a checkpoint that needs them would never be complete
 
-    def rehearse(self, batch: Any, steps: int, warm_up: int = 0) -> list[Rehearsal]:
+    def rehearse(self, batch: Any, steps: int, warm_up: int = 0, update: bool = False) -> list[Rehearsal]:
         """Run and record steps that change nothing. The records are the same on every rank.
 
         Buffers are restored, optimizers do not step, and the count of steps is restored, so that training starts as it
@@ -569,5 +569,8 @@ class Pipeline:
             batch: a whole batch.
             steps: number of recorded steps, each between two runs of the reference workload.
             warm_up: number of steps before them that are not recorded.
+            update: whether each recorded step is followed by one in which optimizers of copies step in place of the
+                stages' own (`Rehearsal.updated`), and whether they do in the steps before. In addition to the memory of
+                a step, these copies are held meanwhile.
         """
-        return self._trainer.rehearse(batch, steps, warm_up)
+        return self._trainer.rehearse(batch, steps, warm_up, update=update)

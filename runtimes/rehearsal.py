@@ -18,7 +18,9 @@ on two cores). So candidates are measured. To choose the same one in another run
    (`core/paired_difference.robust_geometric_mean`), at the typical speed of the machine meanwhile
    (`core/drift`), and an interval for it (`planning/interval`). The times of programs are those of its steps, and so
    are the rates of its copies to the host and back (`planning/rehearsed_copies`), and the times of what its replicas
-   sum and gather (`planning/rehearsed_collectives`).
+   sum and gather (`planning/rehearsed_collectives`). With replicas each of these steps is followed by one in which
+   stand-ins of the optimizers step (`optimizer/stand_in`), from which the prediction is then computed: on ranks that
+   share cores, the time of an optimizer depends on what the others compute and send meanwhile.
 
 If the budget has no time for 2 to 4, 1F1B is rehearsed alone, and a line reports which comparison needs more time. If
 there is no time for 5 either, as on a loaded machine, the prediction is that of the profiled stages, without an
@@ -30,18 +32,20 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from attrs import define, field
+from attrs import define, evolve, field
 
+from ..core.cluster.mesh import least_by_position
 from ..core.drift import steady_times
 from ..core.paired_difference import difference, robust_geometric_mean
 from ..core.plan.plan import Plan
+from ..core.plan.sharding import shards
 from ..core.search import Oracle
 from ..core.search.problem.score import with_costs
 from ..core.search.suggestions.preference import preference, worth_rehearsing
 from .pipeline import Pipeline
 from .planning.automatic import LEAST_TURNS, PLAIN, Planning, step_s
 from .planning.interval import with_interval
-from .planning.rehearsed import Rehearsal, length_ratio, rehearsed_profile, times_scaled
+from .planning.rehearsed import Rehearsal, length_ratio, rehearsed_profile, times_scaled, with_optimizer_seconds
 from .planning.rehearsed_collectives import collective_seconds, with_collective_seconds
 from .planning.rehearsed_copies import copy_rates, scaled, with_copy_rates
 from .profile.reference_workload import passes_around
@@ -79,9 +83,9 @@ class Candidate:
     rehearsals: list[Rehearsal] = field(factory=list)
     given_cluster: bool = False
 
-    def rehearse(self, steps: int, warm_up: int = 0) -> None:
-        """Rehearse more steps, after some that are not recorded."""
-        self.rehearsals += self.pipe.rehearse(self.batch, steps, warm_up)
+    def rehearse(self, steps: int, warm_up: int = 0, update: bool = False) -> None:
+        """Rehearse more steps, after some that are not recorded; arguments as of `Pipeline.rehearse`."""
+        self.rehearsals += self.pipe.rehearse(self.batch, steps, warm_up, update)
 
     @property
     def times(self) -> list[float]:
@@ -106,17 +110,23 @@ class Candidate:
         """The plan, with a prediction from its rehearsed steps. All ranks call this together."""
         plan = self.pipe.rank_plan
         assert plan.prediction is not None
-        profile = rehearsed_profile([(plan, plan.prediction.costs, self.rehearsals)], TYPICAL)
-        costs, steady = profile.of(plan), self.steady
-        traces = [] if self.given_cluster else [one.trace for one in self.rehearsals]
-        costs, rates = (
-            with_collective_seconds(plan, costs, collective_seconds(traces, TYPICAL)),
-            copy_rates(traces, TYPICAL),
-        )
-        ratio = length_ratio(with_copy_rates(plan, rates), costs, steady, self.oracle)
-        plan = with_costs(with_copy_rates(plan, scaled(rates, ratio)), times_scaled(costs, ratio), self.oracle)
+        rehearsed_s = robust_geometric_mean(self.steady)
+        pairs = [(one, one.updated) for one in self.rehearsals if one.updated is not None]
+        seen = [updated for _, updated in pairs] or self.rehearsals
+        steps_s = [rehearsed_s * updated.step_s / one.step_s for one, updated in pairs] or self.steady
+        costs = rehearsed_profile([(plan, plan.prediction.costs, seen)], TYPICAL).of(plan)
+        if pairs:
+            costs = with_optimizer_seconds(plan, costs, [one.trace for one in seen], TYPICAL)
+        measured = [] if self.given_cluster else [one.trace for one in seen]
+        costs = with_collective_seconds(plan, costs, collective_seconds(measured, TYPICAL))
+        rates = copy_rates(measured, TYPICAL)
+        ratio = length_ratio(with_copy_rates(plan, rates), costs, steps_s, self.oracle, updated=bool(pairs))
+        costs = times_scaled(costs, ratio)
+        if pairs:
+            costs = tuple(evolve(cost, optimizer_s=cost.optimizer_s * ratio) for cost in costs)
+        plan = with_costs(with_copy_rates(plan, scaled(rates, ratio)), costs, self.oracle)
         again = self.pipe.rehearses(self.batch)
-        return with_interval(plan, self.times, self.readings, robust_geometric_mean(steady) if again else None)
+        return with_interval(plan, self.times, self.readings, rehearsed_s if again else None)
 
 
 def best_rehearsed(planning: Planning, build: Callable[[Plan], Pipeline], batch: Any) -> Pipeline:
@@ -152,9 +162,31 @@ def best_rehearsed(planning: Planning, build: Callable[[Plan], Pipeline], batch:
     best.rehearse(first)
     each_s = statistics.median(best.times)
     each_s += passes_around(each_s) * statistics.median(best.readings)
-    best.rehearse(planning.budget.repeats("further rehearsals", each_s, wanted_steps - first, least=0))
+    update = has_room_for_stand_ins(best.pipe.rank_plan)
+    each_s *= 2 if update else 1  # each step is followed by one with an update
+    more = planning.budget.repeats("further rehearsals", each_s, wanted_steps - first, least=0)
+    best.rehearse(more, warm_up=1 if update and more else 0, update=update and more > 0)
     best.pipe.rank_plan = best.plan()
     return best.pipe
+
+
+def has_room_for_stand_ins(plan: Plan) -> bool:
+    """Whether steps with stand-ins of the optimizers are rehearsed, too.
+
+    They are where replicas sum and gather while others step, if every device's memory has room for copies of what its
+    optimizers step, in addition to the predicted peak: it includes the optimizers' state, which stand-ins have instead.
+    """
+    costs, data = plan.predicted.costs, plan.mesh.data
+    if data == 1 or all(cost.optimizer_s == 0 for cost in costs):
+        return False
+    limits = least_by_position(
+        [float(each.memory_bytes) for each in plan.predicted.cluster.devices], plan.mesh.replicas
+    )
+    copies = [0.0] * plan.devices
+    for stage in plan.stages:
+        copies[stage.device] += costs[stage.index].gradient_bytes / (data if shards(plan, stage.index) else 1)
+    peaks = plan.predicted.peak_memory_bytes
+    return all(peak + size <= limit for peak, size, limit in zip(peaks, copies, limits, strict=True))
 
 
 def _comparison(wanted: Sequence[Plan], plain: Plan, turns_s: float) -> str:

@@ -239,6 +239,7 @@ class Executor:
             events: receives the recorded actions; None if the step is not traced.
         """
         self._frame.backend = self.backend
+        self.update.stand_ins = ending is Ending.STAND_IN
         with torch.no_grad():
             if before_update is not None:
                 self._activity.doing("the end of the step")
@@ -296,7 +297,7 @@ def _until(update: Sequence[Instruction], ending: Ending) -> Sequence[Instructio
     """The instructions of an update that a step with this ending runs."""
     if ending is Ending.REDUCE:
         return [one for one in update if one.action.kind is not Kind.STEP]
-    return update if ending is Ending.STEP else ()
+    return () if ending is Ending.KEEP else update
 
 
 def _then_return_memory(instruction: Instruction, heap: GrowingHeap) -> Instruction:

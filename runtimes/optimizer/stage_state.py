@@ -30,6 +30,7 @@ from .shard_transfers import Gather, ShardedReduction
 from .sharded_buckets import Sharing
 from .sharded_state import ShardedNamedState
 from .shards import Shards
+from .stand_in import StandIn
 
 
 class StageState:
@@ -46,6 +47,9 @@ class StageState:
         split: names of parameters of which replicas hold different parts: their gradients are summed only over the
             replicas with the same part.
         same_parts: this device's transport to them; None if there are no others.
+
+    Attributes:
+        stand_in: steps in place of the optimizer in rehearsals; None outside of them.
     """
 
     def __init__(
@@ -69,6 +73,14 @@ class StageState:
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self._trained = {name for name, p in parameters.items() if p.requires_grad}
         self._checked = 0
+        self.stand_in: StandIn | None = None
+
+    def set_stand_in(self) -> None:
+        """Create a stand-in for the optimizer: with copies of what it steps, and their state."""
+        if self._make_optimizer is not None and self.trained:
+            if self.sharing is not None:
+                self.shards.follow()
+            self.stand_in = StandIn(self.updated, self._make_optimizer)
 
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer | None:

@@ -15,6 +15,7 @@ from ...core.costs.costs import StageCosts
 from ...core.costs.message_overhead import MessageTimes, typical, with_message_times
 from ...core.paired_difference import robust_geometric_mean
 from ...core.plan.plan import Plan
+from ...core.plan.sharding import shards
 from ...core.search import Oracle
 from ...core.search.problem.blocks import Stages
 from ...core.trace.trace import Trace
@@ -30,12 +31,14 @@ class Rehearsal:
         whole_s: seconds of the whole call on the rank of the first device. In addition to the work of the devices it
             has cutting the batch, comparing it between ranks and collecting the loss. None if it is unknown.
         reference_s: seconds of the reference workload: the mean of before and after the step.
+        updated: the step after it, in which stand-ins of the optimizers step; None if there was none.
     """
 
     trace: Trace
     messages: MessageTimes
     whole_s: float | None = None
     reference_s: float = 1.0
+    updated: "Rehearsal | None" = None
 
     @property
     def step_s(self) -> float:
@@ -74,7 +77,9 @@ def rehearsed_profile(
     return RehearsedProfile(costs, typical([one.messages for _, _, seen in rehearsed for one in seen], quantile))
 
 
-def length_ratio(plan: Plan, costs: Sequence[StageCosts], steps_s: Sequence[float], oracle: Oracle) -> float:
+def length_ratio(
+    plan: Plan, costs: Sequence[StageCosts], steps_s: Sequence[float], oracle: Oracle, updated: bool = False
+) -> float:
     """The time of rehearsed steps ÷ the time predicted from the times of their programs.
 
     Program times vary between microbatches, and when one device waits for another the longer one counts. So a step
@@ -83,13 +88,40 @@ def length_ratio(plan: Plan, costs: Sequence[StageCosts], steps_s: Sequence[floa
     Args:
         plan: the rehearsed plan.
         costs: costs of its stages from the rehearsal, with their messages.
-        steps_s: seconds of the rehearsed steps, without optimizer steps; the typical one of them counts.
+        steps_s: seconds of the rehearsed steps; the typical one of them counts.
         oracle: predicts a step.
+        updated: whether these steps have optimizer steps.
     """
     assert plan.prediction is not None
-    bare = tuple(evolve(cost, optimizer_s=0.0) for cost in costs)
-    predicted = oracle(evolve(plan, prediction=None, sync=False), bare, plan.prediction.cluster).step_s
+    ran = tuple(cost if updated else evolve(cost, optimizer_s=0.0) for cost in costs)
+    predicted = oracle(evolve(plan, prediction=None, sync=plan.sync and updated), ran, plan.prediction.cluster).step_s
     return robust_geometric_mean(steps_s) / predicted if predicted > 0 else 1.0
+
+
+def with_optimizer_seconds(
+    plan: Plan, costs: Sequence[StageCosts], traces: Sequence[Trace], quantile: float
+) -> tuple[StageCosts, ...]:
+    """Costs with the times of the optimizers of whole stages, from steps in which they, or their stand-ins, step.
+
+    Args:
+        plan: the plan that ran.
+        costs: of its stages.
+        traces: of its steps. The time of a STEP is its mean over replicas.
+        quantile: of times over steps, between 0 and 1.
+    """
+    series: dict[int, list[float]] = {}
+    for trace in traces:
+        step: dict[int, list[float]] = {}
+        for event in trace.events:
+            if event.action.kind is Kind.STEP:
+                step.setdefault(event.action.stage, []).append(event.end_s - event.start_s)
+        for stage, times in step.items():
+            series.setdefault(stage, []).append(statistics.fmean(times))
+    found = list(costs)
+    for stage, times in series.items():
+        parts = plan.mesh.data if shards(plan, stage) else 1
+        found[stage] = evolve(costs[stage], optimizer_s=parts * float(numpy.quantile(times, quantile)))
+    return tuple(found)
 
 
 def times_scaled(costs: Sequence[StageCosts], ratio: float) -> tuple[StageCosts, ...]:

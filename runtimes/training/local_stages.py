@@ -165,10 +165,13 @@ class LocalStages:
         self._own.copy_buffers()
 
     @contextmanager
-    def rehearsing(self) -> Iterator[None]:
+    def rehearsing(self, update: bool = False) -> Iterator[None]:
         """A context for steps that change nothing: afterwards buffers and gradients are as before, also after an error.
 
         Copies of both are held meanwhile. Tensors without values have random ones within, and no memory afterwards.
+
+        Args:
+            update: whether there are stand-ins of optimizers.
         """
         if not self._loaded:
             allocate(self._without_memory())
@@ -180,8 +183,12 @@ class LocalStages:
         gradients = [(gradient, gradient.clone()) for _, gradient in trained if gradient is not None]
         scattered = [(state.scatter, state.scatter.kept()) for state in states if state.scatter is not None]
         try:
+            for state in states if update else ():
+                state.set_stand_in()
             yield
         finally:
+            for state in states:
+                state.stand_in = None
             for tensor, value in (*buffers, *gradients):  # a step accumulates gradients in the same memory
                 tensor.copy_(value)
             for tensor, gradient in trained:

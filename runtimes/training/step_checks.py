@@ -61,7 +61,7 @@ class StepChecks:
 
     def options(self, options: StepOptions) -> StepOptions:
         """The options of a step that is checked, unless it is a rehearsal."""
-        if options.ending is not Ending.REDUCE:
+        if not options.ending.rehearses:
             options = self._monitoring.options(options)
         return evolve(options, peaks=self._loss.on)
 
@@ -89,7 +89,7 @@ class StepChecks:
             RequestError: ranks were given different batches.
         """
         took_s = time.perf_counter() - start
-        if ending is Ending.REDUCE:
+        if ending.rehearses:
             ready.agreement.refuse(runner.outcome(ending))
             return
         updated, start_read = update.due and not update.skipped, self._queues[self._team.local[0]].start_read

@@ -161,7 +161,7 @@ class Trainer:
         refuse_no_grad()
         refuse_saved_tensor_hooks()
         self._modes.refuse_other_mode()
-        if options.ending is not Ending.REDUCE:
+        if not options.ending.rehearses:
             self.stages.ensure_equal_values()
             self.stages.tied.follow()
         ready = self.runner.batch(self._pieces(batch) if pieces is None else pieces)
@@ -225,21 +225,26 @@ class Trainer:
         self.trace = done.trace or self.trace
         return done
 
-    def rehearse(self, batch: Any, steps: int, warm_up: int, pieces: list[Microbatch] | None = None) -> list[Rehearsal]:
+    def rehearse(
+        self, batch: Any, steps: int, warm_up: int, pieces: list[Microbatch] | None = None, update: bool = False
+    ) -> list[Rehearsal]:
         """Run and record steps that change nothing; see `Pipeline.rehearse`, and `train` for ``pieces``."""
         seen, prediction = list[Rehearsal](), self.plan.prediction
         passes = PASSES if prediction is None else passes_around(prediction.step_s)
-        with self._rehearsing():
+        with self._rehearsing(update):
             for _ in range(warm_up):
-                self._rehearsed(batch, pieces)
+                self._rehearsed(batch, pieces, update)
             before = reference_s(self.team, passes) if steps else 0.0
             for _ in range(steps):
-                whole_s, done = self._rehearsed(batch, pieces)
-                records = self._gather(done.records)
-                after = reference_s(self.team, passes)
-                around = (before + after) / 2
-                seen.append(Rehearsal(measured_trace(done.plan, records), message_times(records), whole_s, around))
-                before = after
+                pair = list[Rehearsal]()
+                for updates in (False, True) if update else (False,):
+                    whole_s, done = self._rehearsed(batch, pieces, updates)
+                    records = self._gather(done.records)
+                    after = reference_s(self.team, passes)
+                    around = (before + after) / 2
+                    pair.append(Rehearsal(measured_trace(done.plan, records), message_times(records), whole_s, around))
+                    before = after
+                seen.append(evolve(pair[0], updated=pair[1]) if update else pair[0])
         return seen
 
     def rehearsed_s(self, batch: Any) -> float:
@@ -266,12 +271,12 @@ class Trainer:
         return all(self.team.everywhere(lambda _: self.no_rehearsal(batch) is None))
 
     @contextmanager
-    def _rehearsing(self) -> Iterator[None]:
+    def _rehearsing(self, update: bool = False) -> Iterator[None]:
         """A context for steps that change nothing of this trainer."""
         before_them = self.counts.steps, self.counts.visits, self._metrics, self.trace
         last = [(activity, activity.last) for activity in self.team.activities.values()]
         try:
-            with self.stages.rehearsing():
+            with self.stages.rehearsing(update):
                 yield
         finally:
             self.counts.steps, self.counts.visits, self._metrics, self.trace = before_them
@@ -279,12 +284,15 @@ class Trainer:
             for activity, method in last:
                 activity.last = method
 
-    def _rehearsed(self, batch: Any, pieces: list[Microbatch] | None) -> tuple[float, BatchResult]:
+    def _rehearsed(
+        self, batch: Any, pieces: list[Microbatch] | None, update: bool = False
+    ) -> tuple[float, BatchResult]:
         """Run and record one step without an update. Returns its seconds on the first rank, and its result."""
         start = time.perf_counter()
         cut = self._cutter.cut(batch) if pieces is None else pieces
         with self.team.inside("a rehearsed step"):
-            _, done = self._train(batch, StepOptions(Ending.REDUCE, trace=True), cut)
+            ending = Ending.STAND_IN if update else Ending.REDUCE
+            _, done = self._train(batch, StepOptions(ending, trace=True), cut)
         return self.team.decide(partial(float, time.perf_counter() - start)), done
 
     def gathered_trace(self, done: BatchResult) -> Trace:

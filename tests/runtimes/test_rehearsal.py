@@ -7,6 +7,8 @@ from types import SimpleNamespace
 import pytest
 from attrs import evolve
 from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.cluster.mesh import Mesh
+from panpipe.core.costs.collective_times import CollectiveTimes
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.costs.message_overhead import MessageTimes
 from panpipe.core.search.suggestions.preference import preference
@@ -16,7 +18,7 @@ from panpipe.runtimes.planning.automatic import efficiency
 from panpipe.runtimes.planning.budget import Budget
 from panpipe.runtimes.planning.options import PlanningOptions
 from panpipe.runtimes.planning.rehearsed import Rehearsal, length_ratio, times_scaled
-from panpipe.runtimes.rehearsal import PLAIN, Candidate, best_rehearsed, undecided, winner
+from panpipe.runtimes.rehearsal import PLAIN, Candidate, best_rehearsed, has_room_for_stand_ins, undecided, winner
 from panpipe.simulators.oracle import simulated
 from panpipe.simulators.run import simulate
 
@@ -158,6 +160,43 @@ def test_costs_are_scaled_to_the_rehearsed_steps():
     assert ratio == pytest.approx(6.6 / 6.0)
     assert plan.prediction.cluster == fully_connected(2, 10**9, float("inf"), 0.0)
     assert simulated(plan, times_scaled(costs, ratio), plan.prediction.cluster).step_s == pytest.approx(6.6 + 5.0)
+
+
+@pytest.mark.parametrize(("level", "ratio"), [("none", 1.0), ("optimizer", 1.25), ("gradients", 1.0)])
+def test_prediction_of_replicas_is_the_rehearsed_step_in_which_stand_ins_step(level, ratio):
+    """Sums take 3 s and gathers 2 s, each optimizer 4 s, and not the times that the plan has."""
+    cost = StageCosts(1.0, 1.0, 1.0, gradient_bytes=40, largest_gradient_bytes=40, optimizer_s=0.5)
+    plan = plan_of(orders("0F0 0F1 0B0 0B1"), (0,), costs=[cost], cluster=fully_connected(2, 10**6, 40.0, 0.0))
+    plan = evolve(plan, mesh=Mesh(1, 2), shard=() if level == "none" else (level,))
+    slow = evolve(
+        cost, optimizer_s=4.0 * (1 if level == "none" else 2), collectives=CollectiveTimes(level, 2, 3.0, 3.0, 2.0)
+    )
+    ran = evolve(plan, prediction=evolve(plan.predicted, costs=(slow,)))
+    updated = simulate(ran).trace
+    bare = simulate(evolve(plan, prediction=evolve(plan.predicted, costs=(evolve(slow, optimizer_s=0.0),)))).trace
+    assert updated.step_s == bare.step_s + 4.0
+    whole = Rehearsal(updated, MessageTimes({}, {}), updated.step_s * ratio)
+    seen = [Rehearsal(bare, MessageTimes({}, {}), bare.step_s * ratio, updated=whole)] * 2
+    pipe = SimpleNamespace(rank_plan=plan, rehearses=lambda batch: True)
+    found = Candidate(pipe, simulated, None, seen).plan().prediction
+    assert found.step_s == pytest.approx(updated.step_s * ratio)
+    assert found.rehearsed_s == pytest.approx(bare.step_s * ratio)
+    assert found.costs[0].optimizer_s == pytest.approx(slow.optimizer_s * ratio)
+    assert found.costs[0].collectives.reduce_s == pytest.approx(3.0 * ratio)
+
+
+def test_stand_ins_are_for_replicas_with_room_for_copies_of_what_optimizers_step():
+    cost = StageCosts(1.0, 1.0, 1.0, gradient_bytes=40, optimizer_s=0.5)
+
+    def room(memory, replicas=2, level="none", cost=cost):
+        made = plan_of(orders("0F0 0B0"), (0,), costs=[cost], cluster=fully_connected(2, memory, 1.0, 0.0))
+        made = evolve(made, mesh=Mesh(1, replicas), shard=() if level == "none" else (level,))
+        return has_room_for_stand_ins(evolve(made, prediction=evolve(made.predicted, peak_memory_bytes=(100,))))
+
+    assert [room(memory) for memory in (139, 140)] == [False, True]
+    assert [room(memory, level="optimizer") for memory in (119, 120)] == [False, True]
+    assert not room(1000, replicas=1)
+    assert not room(1000, cost=evolve(cost, optimizer_s=0.0))
 
 
 @pytest.mark.parametrize("ratio", [1.0, 1.25])

@@ -11,7 +11,7 @@ from ...costs.costs import StageCosts
 from ...errors import RequestError
 from ...wording import first_of
 from ..plan import Plan
-from ..sharding import check_sharding
+from ..sharding import NONE, check_level, check_sharding
 from .offload import check_offload
 
 
@@ -142,9 +142,11 @@ def _check_prediction(plan: Plan) -> None:
             "again"
         )
     for stage, cost in enumerate(costs):
-        found = asdict(cost, filter=lambda attribute, _: attribute.name != "reductions")
-        if cost.reductions is not None:
-            found |= {f"reductions.{name}": value for name, value in asdict(cost.reductions).items()}
+        found = asdict(cost)
+        for part in ("reductions", "collectives"):
+            found |= {f"{part}.{name}": value for name, value in (found.pop(part) or {}).items()}
+        level = found.pop("collectives.shard", NONE)
+        check_level(level)
         for name, value in found.items():
             if value is not None and not (math.isfinite(value) and value >= 0):
                 raise RequestError(f"{name} of stage {stage} is {value}: costs are finite and at least 0; plan again")

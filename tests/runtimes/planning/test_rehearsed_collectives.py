@@ -7,6 +7,9 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.costs.collective_times import CollectiveTimes
 from panpipe.core.costs.costs import StageCosts
+from panpipe.core.errors import RequestError
+from panpipe.core.plan.plan import parse_plan, plan_json
+from panpipe.core.plan.validation.validate import validate
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.core.trace.trace import COLLECTIVE_QUEUE, Trace, TraceEvent
 from panpipe.runtimes.planning.rehearsed import times_scaled
@@ -72,3 +75,18 @@ def test_measured_times_are_those_of_what_the_replicas_shared_and_of_their_numbe
     for changed in (plan("optimizer"), evolve(plan("none"), mesh=Mesh(1, 4))):
         other = evolve(changed, prediction=None)
         assert longest_path(other, costs, cluster) == longest_path(other, (COST,), cluster)
+
+
+def test_plan_with_measured_times_is_read_back_and_wrong_ones_are_refused():
+    made = plan("optimizer")
+    costs = with_collective_seconds(made, [COST], {(0, Kind.REDUCE_GRAD): 3.0})
+    cluster = fully_connected(2, 10**6, 10.0, 1.0)
+    whole = evolve(made, prediction=evolve(made.predicted, costs=costs, cluster=cluster))
+    read = parse_plan(plan_json(whole), "the plan")
+    assert read.predicted.costs == costs
+    validate(read)
+    assert "collectives" not in plan_json(evolve(whole, prediction=evolve(whole.predicted, costs=(COST,))))
+    for name, value, reason in (("reduce_s", -1.0, "collectives.reduce_s of stage 0 is -1"), ("shard", "all", "shard")):
+        wrong = evolve(COST, collectives=evolve(costs[0].collectives, **{name: value}))
+        with pytest.raises(RequestError, match=reason):
+            validate(evolve(whole, prediction=evolve(whole.predicted, costs=(wrong,))))

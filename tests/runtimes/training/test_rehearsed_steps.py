@@ -44,6 +44,9 @@ def test_rehearsed_steps_between_steps_of_training_change_no_bit(name, options):
             if rehearsed:
                 before, counts = everything(pipe), (pipe.steps, pipe.updates, pipe.metrics, pipe.grad_norm)
                 assert pipe.rehearsed_s(batches[(number + 1) % 3]) > 0
+                (found_one,) = pipe.rehearse(batches[0], 1, update=True)  # with stand-ins of the optimizers
+                steps = [{str(e.action) for e in each.trace.events} for each in (found_one, found_one.updated)]
+                assert ["0STEP" in each for each in steps] == [False, True]
                 assert same(before, everything(pipe))
                 assert counts == (pipe.steps, pipe.updates, pipe.metrics, pipe.grad_norm)
                 assert all(p.grad is held[n] for n, p in pipe.model.named_parameters())
