@@ -7,7 +7,6 @@ gradient and no optimizer state. This module writes the adapter alone, as ``Peft
 import shutil
 from pathlib import Path
 
-import torch.distributed as dist
 from safetensors.torch import load_file
 
 from ..core.errors import RequestError
@@ -21,6 +20,8 @@ with needs("peft"):
 def save_adapter(pipe: Pipeline, folder: str | Path) -> None:
     """Write the adapter of a pipeline's model, for ``PeftModel.from_pretrained``. Every rank calls this.
 
+    It returns on all ranks when the adapter is written, or raises the same error on all.
+
     Args:
         pipe: a pipeline of a ``PeftModel``.
         folder: one that all ranks can access.
@@ -33,9 +34,15 @@ def save_adapter(pipe: Pipeline, folder: str | Path) -> None:
         raise RequestError(f"the model is a {type(model).__name__}, not a PeftModel: use pipe.save(folder)")
     parts = folder / "parts"
     pipe.save(parts, frozen=False)
-    if not dist.is_initialized() or dist.get_rank() == 0:
-        trained = {
-            name: tensor for path in sorted(parts.glob("*.safetensors")) for name, tensor in load_file(path).items()
-        }
-        model.save_pretrained(folder, state_dict=trained, save_embedding_layers=False)
-        shutil.rmtree(parts)
+
+    def write() -> None:
+        """On one rank: the parts as PEFT writes them."""
+        files = sorted(parts.glob("*.safetensors"))
+        trained = {name: tensor for path in files for name, tensor in load_file(path).items()}
+        try:
+            model.save_pretrained(folder, state_dict=trained, save_embedding_layers=False)
+            shutil.rmtree(parts)
+        except OSError as error:
+            raise RequestError(f"cannot write the adapter to '{folder}': {error.strerror}; give another") from None
+
+    pipe.decide(write)

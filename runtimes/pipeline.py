@@ -1,10 +1,10 @@
 """`Pipeline`, the public interface to a model that trains by a plan; `training/trainer` does the work."""
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from attrs import evolve
 from torch import Tensor, nn
@@ -37,6 +37,8 @@ from .training.evaluation import ForwardFunction
 from .training.initial_weights import InitialWeights
 from .training.trainer import Trainer
 from .weights import Weights
+
+T = TypeVar("T")
 
 
 class Pipeline:
@@ -558,6 +560,10 @@ class Pipeline:
             self.close()
         else:
             self._trainer.close()  # other ranks may have stopped: a checkpoint that needs them would never be complete
+
+    def decide(self, choose: Callable[[], T]) -> T:
+        """Call a function on the first rank; all ranks return its result or raise its error when it has ended."""
+        return self._trainer.team.decide(choose)
 
     def rehearse(self, batch: Any, steps: int, warm_up: int = 0, update: bool = False) -> list[Rehearsal]:
         """Run and record steps that change nothing. The records are the same on every rank.

@@ -40,6 +40,7 @@ class OpNode:
         largest_gradient_bytes: of its parameters' gradients the largest, for a node of several operators; 0 for all of
             them together.
         trained_bytes: of those of its parameters that get a gradient; None for all of them.
+        frozen: names of those that get none, where the graph has them.
     """
 
     name: str
@@ -56,6 +57,7 @@ class OpNode:
     shared_bytes: int = 0
     largest_gradient_bytes: int = 0
     trained_bytes: int | None = None
+    frozen: tuple[str, ...] = ()
 
     @property
     def held_parameter_bytes(self) -> int:
@@ -89,7 +91,13 @@ _later = override(omit_if_default=True)
 converter.register_unstructure_hook(
     OpNode,
     make_dict_unstructure_fn(
-        OpNode, converter, reductions=_later, shared_bytes=_later, largest_gradient_bytes=_later, trained_bytes=_later
+        OpNode,
+        converter,
+        reductions=_later,
+        shared_bytes=_later,
+        largest_gradient_bytes=_later,
+        trained_bytes=_later,
+        frozen=_later,
     ),
 )
 
@@ -152,6 +160,11 @@ class OpGraph:
     def parameters(self) -> tuple[str, ...]:
         """Names of the parameters that operators read, each once, in the order of their first readers."""
         return tuple(dict.fromkeys(name for node in self.nodes for name in node.parameters))
+
+    @cached_property
+    def frozen(self) -> frozenset[str]:
+        """Names of the parameters that get no gradient, as far as the graph has them."""
+        return frozenset(name for node in self.nodes for name in node.frozen)
 
     @cached_property
     def hash(self) -> str:

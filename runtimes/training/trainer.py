@@ -240,10 +240,9 @@ class Trainer:
                 for updates in (False, True) if update else (False,):
                     whole_s, done = self._rehearsed(batch, pieces, updates)
                     records = self._gather(done.records)
-                    after = reference_s(self.team, passes)
-                    around = (before + after) / 2
+                    around, before = before, reference_s(self.team, passes)
+                    around = (around + before) / 2
                     pair.append(Rehearsal(measured_trace(done.plan, records), message_times(records), whole_s, around))
-                    before = after
                 seen.append(evolve(pair[0], updated=pair[1]) if update else pair[0])
         return seen
 

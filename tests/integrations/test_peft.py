@@ -10,6 +10,8 @@ from panpipe.integrations.peft import save_adapter
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from ..support.launch import results
+
 pytestmark = [pytest.mark.filterwarnings("default"), pytest.mark.slow]
 
 
@@ -61,3 +63,10 @@ def test_save_adapter_refuses_other_models(tmp_path):
         pytest.raises(RequestError, match=r"LlamaForCausalLM, not a PeftModel: use pipe\.save"),
     ):
         save_adapter(pipe, tmp_path)
+
+
+def test_save_adapter_returns_on_all_ranks_when_the_first_has_written(tmp_path):
+    for found in results("adapter", tmp_path, 2):
+        assert found["files"] == ["README.md", "adapter_config.json", "adapter_model.safetensors"]
+        assert "cannot write the adapter" in found["failure"]
+        assert "No space left on device" in found["failure"]

@@ -232,10 +232,13 @@ def _graph(step: CapturedStep, names: list[str], groups: list[list[fx.Node]], fa
     nodes, edges = [], {}
     for i, group in enumerate(groups):
         reads: dict[str, int] = {}
+        frozen: list[str] = []
         for node in group:
             for source in node.all_input_nodes:
                 if source.name in step.parameters:
                     reads[step.parameters[source.name]] = sizes[source.name]
+                    if not source.meta["val"].requires_grad:
+                        frozen.append(step.parameters[source.name])
                 elif source.name in owner and owner[source.name] != i:
                     producer = groups[owner[source.name]]
                     which = producer.index(source)
@@ -247,5 +250,10 @@ def _graph(step: CapturedStep, names: list[str], groups: list[list[fx.Node]], fa
                     )  # fmt: skip
         own = sum(size for name, size in reads.items() if name not in seen)
         seen.update(reads)
-        nodes.append(OpNode(names[i], parameter_bytes=own, state_bytes=_STATE * own, parameters=tuple(reads)))
+        nodes.append(
+            OpNode(
+                names[i], parameter_bytes=own, state_bytes=_STATE * own, parameters=tuple(reads),
+                frozen=tuple(dict.fromkeys(frozen)),
+            )
+        )  # fmt: skip
     return OpGraph(tuple(nodes), tuple(edges[key] for key in sorted(edges)), name=step.model_name)

@@ -136,7 +136,7 @@ def _shared(graph: OpGraph, sizes: Mapping[str, int] | None) -> tuple[Integers, 
             size = parameter_bytes(graph, name, sizes)
             rows += nodes
             first.append(len(rows))
-            found.append((2 * size + round(share * size), size))
+            found.append((size, 0) if name in graph.frozen else (2 * size + round(share * size), size))
     state, gradient = np.array(found, dtype=float).reshape(-1, 2).T
     return (
         np.array(first, dtype=np.int64), np.array(rows, dtype=np.int64), np.ascontiguousarray(state),

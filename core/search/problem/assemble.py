@@ -60,8 +60,8 @@ def assemble(
 def with_replicas(graph: OpGraph, costs: tuple[StageCosts, ...], tied: Sequence[TiedWeight]) -> tuple[StageCosts, ...]:
     """Costs with the state of every copy of a tied weight.
 
-    A graph counts a parameter at the first operator that reads it. Each further stage holds a copy of it with a
-    gradient, and with optimizer state in the graph's proportion.
+    A graph counts a parameter at the first operator that reads it. Each further stage holds a copy of it, if it is
+    trained with a gradient, and with optimizer state in the graph's proportion.
     """
     if not tied:
         return costs
@@ -69,10 +69,12 @@ def with_replicas(graph: OpGraph, costs: tuple[StageCosts, ...], tied: Sequence[
     result = list(costs)
     for weight in tied:
         for stage in weight.stages[1:]:
-            cost = result[stage]
+            cost = evolve(result[stage], parameter_bytes=result[stage].parameter_bytes + weight.bytes)
+            if weight.name in graph.frozen:
+                result[stage] = cost
+                continue
             result[stage] = evolve(
                 cost,
-                parameter_bytes=cost.parameter_bytes + weight.bytes,
                 gradient_bytes=cost.gradient_bytes + weight.bytes,
                 largest_gradient_bytes=max(cost.largest_gradient_bytes, weight.bytes),
                 optimizer_bytes=cost.optimizer_bytes + round(share * weight.bytes),

@@ -128,6 +128,7 @@ def _joined(nodes: Sequence[OpNode]) -> OpNode:
         saved_bytes=sum(node.saved_bytes for node in nodes),
         workspace_bytes=max(node.workspace_bytes for node in nodes),
         parameters=tuple(dict.fromkeys(name for node in nodes for name in node.parameters)),
+        frozen=tuple(dict.fromkeys(name for node in nodes for name in node.frozen)),
     )
 
 

@@ -57,6 +57,10 @@ def test_parameters_count_where_they_are_read_first(by_name):
     assert three.trained == ((BIAS, 4),)
 
 
+def test_graph_names_the_frozen_parameters(found):
+    assert found.graph.frozen == {"one.bias"}
+
+
 def test_result_that_two_read_sums_its_gradients_once(by_name):
     assert by_name["one/linear"].backward_input == (addition(ROWS * WIDTH, torch.float32),)
     assert by_name["two/linear"].backward_input == ()

@@ -581,6 +581,37 @@ def whole(team):
     }
 
 
+def adapter(team):
+    """An adapter that the first rank takes a second to write; then one that it cannot write."""
+    from panpipe.integrations.peft import save_adapter
+    from peft import LoraConfig, PeftModel, get_peft_model
+
+    folder, write = Path(sys.argv[2]), PeftModel.save_pretrained
+    torch.manual_seed(0)
+    base = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4), torch.nn.Tanh())
+    model = get_peft_model(base, LoraConfig(r=2, target_modules=["0", "2"]))
+    batch, options = {"x": torch.randn(4, 4)}, {"schedule": "1f1b", "microbatches": 2, "plan_seconds": 0.1}
+    pipe = panpipe.pipeline(
+        model, lambda model, batch: model(batch["x"]).square().mean(), batch, optimizer=torch.optim.SGD, **options
+    )
+    pipe.step(batch)
+
+    def slowly(*given, **named):
+        time.sleep(1.0)
+        return write(*given, **named)
+
+    def fail(*given, **named):
+        raise OSError(28, "No space left on device")
+
+    PeftModel.save_pretrained = slowly
+    save_adapter(pipe, folder / "adapter")
+    found = {"files": sorted(path.name for path in (folder / "adapter").iterdir())}
+    PeftModel.save_pretrained = fail
+    found["failure"] = refusal(lambda: save_adapter(pipe, folder / "full"))
+    pipe.close()
+    return found
+
+
 @captures((GPT, torch.float64, 8, 4))
 def plugged(team):
     """A case over whatever backend the team has."""

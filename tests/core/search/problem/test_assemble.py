@@ -1,6 +1,7 @@
 """Plans from stages and a schedule: tied weights, their replicas, and what is refused."""
 
 import pytest
+from attrs import evolve
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.errors import RequestError
@@ -37,6 +38,12 @@ def test_replica_of_a_tied_weight_costs_its_stage_parameters_gradients_and_optim
     )
     assert first == StageCosts(1.0, 1.0, 1.0)
     assert (second.parameter_bytes, second.gradient_bytes, second.optimizer_bytes) == (10, 10, 20)
+
+
+def test_copy_of_a_frozen_tied_weight_costs_its_stage_parameters_alone():
+    frozen = OpGraph((evolve(NODES[0], state_bytes=10, trained_bytes=0, frozen=("w",)), *NODES[1:]), GRAPH.edges)
+    _, second = with_replicas(frozen, (StageCosts(1.0, 1.0, 1.0),) * 2, [TiedWeight("w", (0, 1), 10)])
+    assert second == StageCosts(1.0, 1.0, 1.0, parameter_bytes=10)
 
 
 def test_partition_with_another_number_of_stages_is_refused():

@@ -3,6 +3,7 @@
 from itertools import pairwise
 
 import pytest
+from attrs import evolve
 from hypothesis import given
 from hypothesis import strategies as st
 from panpipe.core.cluster.cluster import fully_connected
@@ -40,7 +41,8 @@ def test_stages_of_blocks_have_the_costs_and_messages_of_their_operators(graph, 
     blocks = Blocks.of(graph, "layers", {"tied": 4})
     count = len(blocks.operators)
     cut = data.draw(st.integers(1, count - 1))
-    joined = blocks.joined(graph)
+    joined = blocks.joined(evolve(graph, nodes=tuple(evolve(node, frozen=node.parameters) for node in graph.nodes)))
+    assert joined.frozen == set(graph.parameters)
     coarse = [tuple(node.name for node in joined.nodes[a:b]) for a, b in ((0, cut), (cut, count))]
     fine = blocks.expanded_stages(coarse)
     assert blocks.joined_stages(fine) == tuple(coarse)

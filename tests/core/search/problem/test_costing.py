@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from attrs import evolve
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
@@ -71,6 +72,13 @@ def test_copy_of_a_parameter_that_two_stages_read_counts_in_the_later_one():
     assert cut((0, 1, 3), (0, 1)).state.tolist() == [40, 40]
     assert cut((0, 2, 3), (0, 1)).state.tolist() == [40, 40]
     assert cut((0, 3), (0,)).state.tolist() == [40]
+
+
+def test_copy_of_a_frozen_parameter_has_no_gradient():
+    first = evolve(NODES[0], state_bytes=10, trained_bytes=0, frozen=("w",))
+    graph, replicas = graph_arrays([OpGraph((first, *NODES[1:]), EDGES)]), ((0, 1), (2, 3))
+    out = cut((0, 1, 3), (0, 1), graph=graph, replicas=replicas)
+    assert (out.state.tolist(), out.reduce.tolist()) == ([10, 10], [0, 0])
 
 
 def test_each_tensor_goes_once_to_each_later_stage_and_back_where_it_has_a_gradient():
