@@ -28,8 +28,8 @@ from .runtimes.optimizer.training import Training
 from .runtimes.options import DeviceOptions, PipelineOptions
 from .runtimes.pipeline import Pipeline
 from .runtimes.planning.options import PlanningOptions
+from .runtimes.programs.compiler_choice import Compile
 from .runtimes.programs.options import MAX_SHAPES
-from .runtimes.programs.stage_compiler import Compile
 from .runtimes.weights import ModuleInit
 from .simulator_target import SimulatedDevices
 from .simulators.oracle import simulated
@@ -154,12 +154,15 @@ def pipeline(
             does not change until the update. The result of ``step`` is not scaled. Parameters may not be float16; the
             step computes in float16 under ``torch.autocast``.
         compile: compiles the stages' graphs: ``"inductor"``, another backend of ``torch.compile`` by name, or a
-            function ``(graph, example_inputs) -> function``. The groups of operators between matrix products,
-            convolutions, attention, random draws and regions (Python code) are compiled before the first step; equal
-            groups once, over all layers and stages. Profiles and rehearsals time the compiled code. Results are no
-            longer bit-equal to the captured graph's: a fused sum rounds at other places, and in 16 bits it rounds less
-            often. Groups that the backend cannot compile run uncompiled, and a line reports them. The first Inductor
-            build on a machine takes half a minute, each further group a second or two; Inductor caches them on disk.
+            function ``(graph, example_inputs) -> function``. Sections of the stages' programs, such as layers with
+            their products, attention, random draws and the sums of their gradients, are compiled before the first
+            step; equal sections once, over all layers and stages. Such a function adds gradients to some of its inputs
+            in place. Regions (Python code) are not compiled. Profiles and rehearsals time the compiled code. Results
+            are no longer bit-equal to the captured graph's: a fused sum rounds at other places, and in 16 bits it
+            rounds less often. Of a section that the backend cannot compile, the groups of operators between products
+            are compiled, and groups that it cannot compile run uncompiled; a line reports either. The first Inductor
+            build on a machine takes half a minute, each further section one to ten seconds; Inductor caches them on
+            disk.
         scheduler: called with each stage's optimizer, such as ``lambda o:
             torch.optim.lr_scheduler.CosineAnnealingLR(o, 1000)``, or one that returns a SequentialLR; stepped once
             after every update, so it counts updates, and neither batches whose gradients are kept nor epochs. Groups

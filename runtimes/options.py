@@ -23,8 +23,8 @@ from .launch.launch import MeshRequest, mesh_for, mesh_in_simulator
 from .monitor.monitors import Monitor, monitors_of
 from .optimizer.training import Training
 from .planning.options import PlanningOptions
+from .programs.compiler_choice import Compile, CompilerChoice
 from .programs.options import MAX_SHAPES, check_max_shapes
-from .programs.stage_compiler import Compile, CompilerChoice
 from .replan.drift import check_replan
 from .watch.timeout import timeout_of
 from .weights import ModuleInit

@@ -241,6 +241,19 @@ class ScatteringSink:
             first_product(place, left, right)
         self._done(parameter)
 
+    def totals(self, numbers: Sequence[int]) -> list[Tensor]:
+        """The places of gradients, to be added to; zeros in those without a value."""
+        found = []
+        for number in numbers:
+            place, known = self._place(self._parameters[number])
+            found.append(place if known else place.zero_())
+        return found
+
+    def added(self, numbers: Sequence[int]) -> None:
+        """They have been added to."""
+        for number in numbers:
+            self._done(self._parameters[number])
+
     def _done(self, parameter: nn.Parameter) -> None:
         if self._scattered:
             self._scatter.done(parameter)

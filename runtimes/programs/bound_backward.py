@@ -159,9 +159,34 @@ class BoundBackward:
         else:
             parameter.grad = first_product(self._buffers[number], left, right)
 
+    def totals(self, numbers: Sequence[int]) -> list[Tensor]:
+        """The gradients of parameters, to be added to; zeros for the first ones of a step."""
+        found = []
+        for number in numbers:
+            parameter = self._parameters[number]
+            held = parameter.grad
+            if held is None:
+                held = parameter.grad = self._buffers[number].zero_()
+            found.append(held)
+        return found
+
+    def added(self, numbers: Sequence[int]) -> None:
+        """They have been added to."""
+
+    def discarded(self) -> "DiscardedGradients":
+        """A sink that keeps nothing."""
+        return DiscardedGradients(self._parameters)
+
 
 class DiscardedGradients:
-    """A sink that runs the operators of `BoundBackward` on gradients of parameters, and keeps nothing."""
+    """A sink that runs the operators of `BoundBackward` on gradients of parameters, and keeps nothing.
+
+    Args:
+        parameters: by number.
+    """
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
 
     def add(self, number: int, gradient: Tensor) -> None:
         """Copy and add a gradient."""
@@ -171,6 +196,14 @@ class DiscardedGradients:
     def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
         """Multiply two matrices, and add their product."""
         torch.mm(left, right).addmm_(left, right)
+
+    def totals(self, numbers: Sequence[int]) -> list[Tensor]:
+        """Zeros like the gradients of parameters."""
+        parameters = [self._parameters[number] for number in numbers]
+        return [torch.zeros(p.shape, dtype=p.dtype, device=p.device) for p in parameters]
+
+    def added(self, numbers: Sequence[int]) -> None:
+        """They are discarded."""
 
 
 def zeros(boundary: Boundary, device: torch.device) -> Tensor:

@@ -15,7 +15,7 @@ class ProgramOptions:
     """How the programs of stages are derived.
 
     Args:
-        compiler: compiles groups of operators; None to run operators one by one.
+        compiler: compiles sections of programs; None to run operators one by one.
         max_shapes: number of shapes of microbatches whose programs are kept.
         known: programs of the example, which are reused; new ones are added.
     """

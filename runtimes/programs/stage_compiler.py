@@ -1,8 +1,9 @@
 """Compiles parts of stage programs with Inductor or another backend of ``torch.compile``.
 
-It compiles groups of operators between matrix products, attention and other large kernels (`fusing`). Equal groups of
-any layer, program, stage or cut are compiled once. A group that the backend cannot compile, or compiles to other
-results, runs without compilation, with a warning.
+It compiles sections of programs, whole layers with the sums of their gradients (`sections`). Equal sections of any
+program, stage or cut are compiled once. Of a section that the backend cannot compile, or compiles to other results, it
+compiles the groups of operators between matrix products, attention and other large kernels (`fusing`). A group that it
+cannot compile runs without compilation. A warning reports either.
 """
 
 import warnings
@@ -15,110 +16,19 @@ from torch import Tensor, fx
 
 from ...core.capture.graph.generated_sources import sources_removed
 from ...core.capture.graph.storages import storage_of
-from ...core.capture.programs.fusing import Call, Fusion
+from ...core.capture.programs.accumulated_products import accumulate_product
+from ...core.capture.programs.fusing import Call, Fusion, Fusions
+from ...core.capture.programs.generated_code import section_in_parts
 from ...core.capture.programs.programs import stage_programs
 from ...core.capture.programs.stage import StageGraph
 from ...core.capture.programs.stage_programs import StagePrograms
-from ...core.errors import RequestError
 from ..watch.activity import HERE
-
-Compile = Callable[[fx.GraphModule, list[Tensor]], Callable[..., Any]]
-"""A backend of ``torch.compile``: takes a graph and example inputs, and returns a function of such inputs."""
-
-INDUCTOR = "inductor"
-_OURS = "panpipe"
-
-
-@frozen
-class CompilerChoice:
-    """The user's choice of a backend.
-
-    Args:
-        name: of the backend, for messages.
-        compile: the backend.
-    """
-
-    name: str
-    compile: Compile
-
-    @classmethod
-    def of(cls, wanted: "str | Compile | None") -> "CompilerChoice | None":
-        """The choice for the user's ``compile=``.
-
-        Raises:
-            RequestError: it names no backend of ``torch.compile``, or is neither a name nor a function.
-        """
-        if wanted is None:
-            return None
-        if callable(wanted):
-            return cls(getattr(wanted, "__name__", type(wanted).__name__), wanted)
-        from torch._dynamo.backends.registry import list_backends, lookup_backend
-
-        known = sorted(set(list_backends(exclude_tags=())) - {_OURS})
-        if not isinstance(wanted, str) or wanted not in known:
-            usual = ", ".join(name for name in sorted(list_backends()) if name != _OURS)
-            raise RequestError(
-                f"compile is {wanted!r}: it names a backend of torch.compile, or is a function of a graph and example "
-                f"inputs; known are {usual}"
-            )
-        return cls(wanted, _inductor(1) if wanted == INDUCTOR else lookup_backend(wanted))
-
-    def check(self, device_type: str) -> None:
-        """Refuse Inductor if a program that it needs is missing.
-
-        Args:
-            device_type: of the devices that stages are compiled for.
-
-        Raises:
-            RequestError: there is no C++ compiler, or for GPUs no Triton.
-        """
-        if self.name != INDUCTOR:
-            return
-        if device_type == "cuda":
-            from torch.utils._triton import has_triton
-
-            if not has_triton():
-                raise RequestError(
-                    "compile='inductor' needs Triton for GPUs and PyTorch finds none that works here: pip install "
-                    "triton, or leave compile out"
-                )
-            return
-        from torch._inductor.cpp_builder import get_cpp_compiler
-
-        try:
-            get_cpp_compiler()
-        except Exception as error:
-            raise RequestError(
-                "compile='inductor' needs a C++ compiler and none is found here: install g++, name another one in the "
-                "environment variable CXX, or leave compile out"
-            ) from error
-
-    def with_threads(self, threads: int) -> "CompilerChoice":
-        """The same choice, for programs that run on this many threads each."""
-        return CompilerChoice(self.name, _inductor(threads)) if self.name == INDUCTOR else self
-
-
-def _inductor(threads: int) -> Compile:
-    def compile_graph(graph: fx.GraphModule, examples: list[Tensor]) -> Callable[..., Any]:
-        from torch import _inductor
-
-        # Loops are split for the threads of a stage. No compile pool: its processes would outlive a killed rank.
-        options = {"cpp.threads": threads, "compile_threads": 1}
-        try:
-            found: Callable[..., Any] = _inductor.compile(graph, examples, options)  # type: ignore[arg-type]
-        except UnicodeDecodeError as error:  # Inductor reads its own templates in the locale's encoding
-            raise RequestError(
-                f"compile='inductor' needs UTF-8 as the encoding of files and this locale has {error.encoding}: set "
-                "PYTHONUTF8=1 or LC_ALL=C.UTF-8, or leave compile out"
-            ) from error
-        return found
-
-    return compile_graph
+from .compiler_choice import Boxed, CompilerChoice
 
 
 @define(eq=False)
 class StageCompiler:
-    """Compiles groups of operators, each once.
+    """Compiles sections of programs and groups of operators, each once.
 
     Args:
         choice: of the backend.
@@ -144,54 +54,113 @@ class StageCompiler:
 
         def call_of(fusion: Fusion) -> Call:
             graph = fusion.graph()
-            key = signature(fusion, graph)
-            if key not in self.calls:
+            key = signature(graph)
+            if key not in self.calls and key not in self.failures:
                 with sources_removed():
-                    self.calls[key] = self._compiled(fusion, key, fx.GraphModule({}, graph))
-            if key in self.failures:
-                failed[key] = fusion
-            return self.calls[key]
+                    self._compile(fusion, key, graph)
+            if key not in self.failures:
+                return _guarded(self.calls[key], in_parts(fusion), self.choice.name)
+            failed[key] = fusion
+            return in_parts(fusion, call_of)
 
         found = stage_programs(stage, call_of)
         if failed:
             self._warn(index, failed)
         return found
 
-    def _compiled(self, fusion: Fusion, key: str, module: fx.GraphModule) -> Call:
-        """The backend's function, checked with one call, which also loads what the first call loads."""
+    def _compile(self, fusion: Fusion, key: str, graph: fx.Graph) -> None:
+        """Call the backend, and check its function with one call, which also loads what the first call loads."""
         HERE.doing("a compilation")
-        examples = [_example(node.meta["val"]) for node in fusion.inputs]
+        given = [_example(node.meta["val"]) for node in graph.find_nodes(op="placeholder")]
+        again = [_example(node.meta["val"]) for node in graph.find_nodes(op="placeholder")]
         try:
             with torch.no_grad():
-                compiled = self.choice.compile(module, list(examples))
-                results, expected = compiled(*examples), module.forward(*examples)
-            _check(examples, results, expected)
+                compiled = self.choice.compile(fx.GraphModule({}, graph), list(given))
+                call = compiled.function if isinstance(compiled, Boxed) else _unboxed(compiled)
+                results, expected = call(list(given)), in_parts(fusion)(list(again))
+                _check(given, results, expected)
+                _check_sums(fusion, given, again)
         except Exception as error:
             self.failures[key] = str(error).strip().partition("\n")[0] or type(error).__name__
-            return module.forward
-        return _guarded(compiled, module.forward, self.choice.name)
+        else:
+            self.calls[key] = call
 
     def _warn(self, stage: int, failed: dict[str, Fusion]) -> None:
-        key, fusion = next(iter(failed.items()))
+        """Warn once of what runs without compilation; if that is nothing, of sections whose groups were compiled."""
+        whole = all(fusion.section for fusion in failed.values())
+        shown = [(key, fusion) for key, fusion in failed.items() if fusion.section == whole]
+        key, fusion = shown[0]
         names = ", ".join(dict.fromkeys(str(node.target) for node in fusion.nodes if node.op == "call_function"))
-        shown = names if len(names) < 100 else f"{names[:100]}…"
-        more = f" and {len(failed) - 1} more groups of operators" if len(failed) > 1 else ""
-        line = f"stage {stage} runs {shown}{more} without compilation: {self.choice.name} fails for them: "
+        names = names if len(names) < 100 else f"{names[:100]}…"
+        more = f" and {len(shown) - 1} more {'sections' if whole else 'groups of operators'}" if len(shown) > 1 else ""
+        line = f"stage {stage} runs {names}{more} without compilation: {self.choice.name} fails for them: "
+        if whole:
+            line = f"stage {stage} compiles groups of operators of {names}{more} and not the whole: "
+            line += f"{self.choice.name} fails for it: "
         line += self.failures[key]
         if line not in self._warned:
             self._warned.add(line)
             warnings.warn(line, stacklevel=2)
 
 
-def signature(fusion: Fusion, graph: fx.Graph) -> str:
-    """A text that identifies equal groups: operators, arguments and the memory layout of inputs, without node names.
+def in_parts(fusion: Fusion, call_of: Callable[[Fusion], Call] | None = None) -> Call:
+    """A group that runs operator by operator.
 
     Args:
         fusion: the group.
-        graph: the graph of the group alone.
+        call_of: compiles the groups of operators in a section; None to run each operator by itself.
+    """
+    fusions = None
+    if call_of is not None and fusion.section:
+        fusions = Fusions()
+    program = section_in_parts(fusion, fusions)
+    if fusions is not None and call_of is not None:
+        fusions.bind(call_of)
+    count, sums = len(fusion.inputs), len(fusion.sums)
+
+    def call(given: list[Any]) -> Sequence[Tensor]:
+        inputs, totals = given[:count], given[count : count + sums]
+        given.clear()
+        return program(inputs, _Totals(totals))
+
+    return call
+
+
+@frozen
+class _Totals:
+    """A sink that adds to tensors.
+
+    Args:
+        values: by number.
+    """
+
+    values: list[Tensor]
+
+    def add(self, number: int, value: Tensor) -> None:
+        self.values[number].add_(value)
+
+    def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
+        accumulate_product(self.values[number], left, right)
+
+    def totals(self, numbers: Sequence[int]) -> list[Tensor]:
+        return [self.values[number] for number in numbers]
+
+    def added(self, numbers: Sequence[int]) -> None:
+        pass
+
+
+def _unboxed(function: Callable[..., Any]) -> Call:
+    return lambda given: function(*given)
+
+
+def signature(graph: fx.Graph) -> str:
+    """A text that identifies equal groups: operators, arguments and the memory layout of inputs, without node names.
+
+    Args:
+        graph: of a group.
     """
     number = {node: f"%{i}" for i, node in enumerate(graph.nodes)}
-    inputs = (node.meta["val"] for node in fusion.inputs)
+    inputs = (node.meta["val"] for node in graph.find_nodes(op="placeholder"))
     lines = [f"{v.dtype} {tuple(v.shape)} {v.stride()} {v.device}" for v in inputs]
     for node in graph.nodes:
         args = fx.map_arg((node.args, node.kwargs), lambda n: _Name(number[n]))
@@ -209,9 +178,11 @@ class _Name(str):
 
 
 def _example(value: Tensor) -> Tensor:
-    """A real tensor like a fake one: ones, or zeros for integers, which may be indices."""
+    """A real tensor like a fake one: numbers between 1/2 and 1, or zeros for integers, which may be indices."""
     tensor = torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=value.device)
-    return tensor.fill_(1 if value.is_floating_point() else 0)
+    if not value.is_floating_point():
+        return tensor.zero_()
+    return tensor.uniform_(0.5, 1, generator=torch.Generator(value.device).manual_seed(0))
 
 
 def _check(inputs: Sequence[Tensor], results: Any, expected: Sequence[Tensor]) -> None:
@@ -228,21 +199,30 @@ def _check(inputs: Sequence[Tensor], results: Any, expected: Sequence[Tensor]) -
         raise ValueError("what it returns shares memory with what it is given, or with another result")
 
 
+def _check_sums(fusion: Fusion, found: Sequence[Tensor], expected: Sequence[Tensor]) -> None:
+    """Refuse sums that differ much from those of the group without compilation, which mostly were not written."""
+    first = len(fusion.inputs)
+    for one, other in zip(found[first:][: len(fusion.sums)], expected[first:], strict=False):
+        if not torch.allclose(one.float(), other.float(), rtol=0.1, atol=0.1 * float(other.float().abs().max()) + 1e-3):
+            raise ValueError("what it adds to the gradients of parameters differs")
+
+
 def _layout(tensor: Tensor) -> str:
     return f"{tensor.dtype} {list(tensor.shape)}, strides {list(tensor.stride())}, on {tensor.device}"
 
 
-def _guarded(compiled: Callable[..., Any], plain: Call, name: str) -> Call:
+def _guarded(compiled: Call, plain: Call, name: str) -> Call:
     """The compiled function; for inputs with other strides than when it was traced, the group without compilation.
 
     Inductor checks strides before it computes anything. Batches may have other strides than the example.
     """
     warned = False
 
-    def call(*inputs: Tensor) -> Sequence[Tensor]:
+    def call(given: list[Any]) -> Sequence[Tensor]:
         nonlocal warned
+        kept = list(given)
         try:
-            return compiled(*inputs)  # type: ignore[no-any-return]
+            return compiled(given)
         except AssertionError as error:
             if not warned:
                 warned = True
@@ -251,6 +231,6 @@ def _guarded(compiled: Callable[..., Any], plain: Call, name: str) -> Call:
                     f"some operators run without compilation: what {name} compiled is for other strides: {why}",
                     stacklevel=2,
                 )
-            return plain(*inputs)
+            return plain(kept)
 
     return call

@@ -14,7 +14,7 @@ from ...core.capture.programs.saved_storages import SavedStorage
 from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.capture.regions.regions import Region, noting_crossings
 from ..optimizer.stage_state import StageState
-from .bound_backward import BoundBackward, DiscardedGradients, zeros
+from .bound_backward import BoundBackward, zeros
 from .linked_stage import CapturedStage, Layout
 from .shared_tensors import SharedTensors
 
@@ -149,15 +149,16 @@ class StageRun(CapturedStage):
             return
         split = Kind.I in kinds and self._backward_input is not None and self._backward_weight is not None
         whole = self._backward is not None and (Kind.B in kinds or (Kind.I in kinds and not split))
-        sink, recompute = DiscardedGradients(), Kind.RECOMPUTE in kinds
+        recompute = Kind.RECOMPUTE in kinds
         if whole or not split:
             tangents, saved = self._run_forward_on_zeros(recompute, leaves, key)
             if whole and self._backward is not None:
-                self._backward.run(saved, [], tangents, seed, leaves, key, sink=sink)
+                self._backward.run(saved, [], tangents, seed, leaves, key, sink=self._backward.discarded())
         if split and self._backward_input is not None and self._backward_weight is not None:
             tangents, saved = self._run_forward_on_zeros(recompute, leaves, key)
-            _, created = self._backward_input.run(saved, [], tangents, seed, leaves, key, False, sink)
-            self._backward_weight.run(saved, created, {}, seed, leaves, key, sink=sink)
+            first, second = self._backward_input, self._backward_weight
+            _, created = first.run(saved, [], tangents, seed, leaves, key, False, first.discarded())
+            second.run(saved, created, {}, seed, leaves, key, sink=second.discarded())
 
     def _run_forward_on_zeros(
         self, recompute: bool, leaves: tuple[Any, ...], key: Tensor

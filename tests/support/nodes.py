@@ -13,7 +13,7 @@ class Taken:
 
     def __init__(self) -> None:
         self.values: dict[int, Tensor] = {}
-        self.products = 0
+        self.products = self.sections = 0
 
     def add(self, number: int, value: Any) -> None:
         self.values[number] = value.clone()
@@ -21,6 +21,14 @@ class Taken:
     def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
         self.values[number] = left.mm(right)
         self.products += 1
+
+    def totals(self, numbers: tuple[int, ...]) -> list[Tensor]:
+        found = [torch.zeros(SIDE, SIDE, dtype=torch.float64) for _ in numbers]
+        self.values |= dict(zip(numbers, found, strict=True))
+        return found
+
+    def added(self, numbers: tuple[int, ...]) -> None:
+        self.sections += 1
 
 
 def node(graph: fx.Graph, target: Any, *args: Any, **kwargs: Any) -> fx.Node:

@@ -23,6 +23,10 @@ from .schemas import arguments_by_name
 aten = torch.ops.aten
 
 
+DRAWS_AT: dict[Any, Any] = {}
+"""Keyed draw → the same draw with its ordinal in a tensor, for compiled functions that several draws share."""
+
+
 def random_key(seed: int, step: int, microbatch: int) -> Tensor:
     """The key of one microbatch: an int64 tensor of shape (3,) on the CPU."""
     return torch.tensor([seed, step, microbatch], dtype=torch.int64)
@@ -36,8 +40,12 @@ _library = torch.library.Library("panpipe", "DEF")
 
 
 def _define(name: str, arguments: str, draw: Callable[..., Any]) -> Callable[..., Tensor]:
-    """Define ``panpipe::name(Tensor like, <arguments>, Tensor key, int ordinal)``; the result looks like ``like``."""
+    """Define ``panpipe::name(Tensor like, <arguments>, Tensor key, int ordinal)``; the result looks like ``like``.
+
+    ``panpipe::name_at`` is the same with its ordinal in a tensor.
+    """
     _library.define(f"{name}(Tensor like, {arguments}, Tensor key, int ordinal) -> Tensor")
+    _library.define(f"{name}_at(Tensor like, {arguments}, Tensor key, Tensor ordinal) -> Tensor")
 
     def real(like: Tensor, *rest: Any) -> Tensor:
         *values, key, ordinal = rest
@@ -48,9 +56,15 @@ def _define(name: str, arguments: str, draw: Callable[..., Any]) -> Callable[...
     def meta(like: Tensor, *rest: Any) -> Tensor:
         return torch.empty_like(like, memory_format=torch.contiguous_format)
 
-    _library.impl(name, real, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"panpipe::{name}", meta, lib=_library)
+    def real_at(like: Tensor, *rest: Any) -> Tensor:
+        *values, ordinal = rest
+        return real(like, *values, int(ordinal))
+
+    for kind, function in ((name, real), (f"{name}_at", real_at)):
+        _library.impl(kind, function, "CompositeExplicitAutograd")
+        torch.library.register_fake(f"panpipe::{kind}", meta, lib=_library)
     overload: Callable[..., Tensor] = getattr(torch.ops.panpipe, name).default
+    DRAWS_AT[overload] = getattr(torch.ops.panpipe, f"{name}_at").default
     return overload
 
 

@@ -99,6 +99,14 @@ def first_product(total: Tensor, left: Tensor, right: Tensor) -> Tensor:
     return aten.mm.dtype_out(left, right, total.dtype, out=total)  # type: ignore[no-any-return]
 
 
+_library = torch.library.Library("panpipe", "FRAGMENT")
+_library.define("add_wide_product(Tensor(a!) total, Tensor left, Tensor right) -> ()")
+_library.impl("add_wide_product", accumulate_product, "CompositeExplicitAutograd")
+torch.library.register_fake("panpipe::add_wide_product", lambda total, left, right: None, lib=_library)
+add_wide_product = torch.ops.panpipe.add_wide_product.default
+"""`accumulate_product` for factors of 16 bits, as an operator in graphs that a compiler gets."""
+
+
 def _is_accumulated_cast(node: fx.Node) -> bool:
     """Whether a node casts from 16 bits to float32, on a device that accumulates products of 16 bits in float32."""
     if node.target is not aten._to_copy.default or set(node.kwargs) != {"dtype"}:

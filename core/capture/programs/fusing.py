@@ -10,14 +10,18 @@ same way for every cut: equal groups are compiled once, and a compiled program h
 tensors as one that is not compiled. Views are free inside a group; a reader outside creates the view itself.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import torch
 from attrs import define, field, frozen
 from torch import Tensor, fx
 
+from ..graph.randomness import DRAWS_AT
+from .accumulated_products import Product, add_wide_product
 from .fusible import fusible, is_single_view, parts, values_of
+
+aten = torch.ops.aten
 
 LEAST = 2
 """Smallest number of operators in a group: a single operator is one kernel already."""
@@ -31,33 +35,124 @@ class Fusion:
         nodes: in order, with the views through which they read.
         inputs: nodes outside that it reads.
         outputs: its nodes that are read outside: no views, and none that share memory.
+        sums: gradients of parameters that it adds to their sums: number for the program's sink, and the value.
+        products: those of them that are products of two matrices.
+        section: whether it is a section (`sections`), and not a group of operators between large kernels.
     """
 
     nodes: tuple[fx.Node, ...]
     inputs: tuple[fx.Node, ...]
     outputs: tuple[fx.Node, ...]
+    sums: tuple[tuple[int, fx.Node], ...] = ()
+    products: tuple[Product, ...] = ()
+    section: bool = False
 
     @property
     def all_input_nodes(self) -> tuple[fx.Node, ...]:
         """Its inputs, under the name that ``fx.Node`` has for them."""
         return self.inputs
 
-    def graph(self) -> fx.Graph:
-        """The group as a separate graph, which returns its outputs in a tuple."""
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """Of the gradients that it adds to their sums."""
+        return tuple(number for number, _ in self.sums)
+
+    @property
+    def draws(self) -> list[fx.Node]:
+        """Its random draws, whose ordinals are inputs of its graph."""
+        return [node for node in self.nodes if node.target in DRAWS_AT]
+
+    def detached(self) -> "Fusion":
+        """The same group in a graph of its own: the program's graph may change when others are derived from it."""
         graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
-        for number, node in enumerate(self.inputs):
-            copies[node] = graph.placeholder(f"x{number}")
+        for node in self.inputs:
+            copies[node] = graph.placeholder(node.name)
+            copies[node].meta = dict(node.meta)
         for node in self.nodes:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+
+        def copied(nodes: Iterable[fx.Node]) -> tuple[fx.Node, ...]:
+            return tuple(copies[node] for node in nodes)
+
+        return Fusion(
+            copied(self.nodes), copied(self.inputs), copied(self.outputs),
+            tuple((number, copies[node]) for number, node in self.sums),
+            tuple(Product(each.number, copies[each.node], copied(each.flips)) for each in self.products), self.section,
+        )  # fmt: skip
+
+    def graph(self) -> fx.Graph:
+        """The group as a separate graph, which returns its outputs in a tuple.
+
+        Its inputs are those of the group, the sums, and the ordinals of its draws; each has an example's metadata.
+        """
+        graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+
+        def given(name: str, value: Any) -> fx.Node:
+            made = graph.placeholder(name)
+            made.meta["val"] = value
+            return made
+
+        for number, node in enumerate(self.inputs):
+            copies[node] = given(f"x{number}", node.meta["val"])
+        totals = {n: given(f"total{i}", _dense(node.meta["val"])) for i, (n, node) in enumerate(self.sums)}
+        ordinals = {node: given(f"ordinal{i}", torch.tensor(0)) for i, node in enumerate(self.draws)}
+        added: dict[fx.Node, list[int]] = {}
+        for number, node in self.sums:
+            added.setdefault(node, []).append(number)
+        of_products = {product.node: product for product in self.products}
+        left_out = {flip for product in self.products for flip in product.flips}
+        for node in self.nodes:
+            if node in of_products:
+                product = of_products[node]
+                _add_product(graph, totals[product.number], product, copies)
+            if node in of_products or node in left_out:
+                continue
             copies[node] = graph.node_copy(node, lambda n: copies[n])
             copies[node].meta = {}  # it is of another trace; a compiler computes its own
+            if node in ordinals:
+                copies[node].target = DRAWS_AT[node.target]
+                copies[node].args = (*copies[node].args[:-1], ordinals[node])
+            for number in added.get(node, ()):
+                graph.call_function(aten.add_.Tensor, (totals[number], copies[node]))
         graph.output(tuple(copies[node] for node in self.outputs))
         return graph
 
 
-Piece = fx.Node | Fusion
+def _dense(value: Tensor) -> Tensor:
+    """A sum of gradients of this kind: it is contiguous."""
+    return torch.empty_like(value, memory_format=torch.contiguous_format)
 
-Call = Callable[..., Sequence[Tensor]]
-"""Takes a group's inputs as arguments, and returns its outputs."""
+
+def _add_product(graph: fx.Graph, total: fx.Node, product: Product, copies: dict[fx.Node, fx.Node]) -> None:
+    left, right = (copies[factor] for factor in product.node.args[:2])  # type: ignore[index]
+    if product.transposed:
+        left, right = (graph.call_function(aten.t.default, (factor,)) for factor in (right, left))
+    function = add_wide_product if product.casts else aten.addmm_.default
+    graph.call_function(function, (total, left, right))
+
+
+@frozen(eq=False)
+class Shown:
+    """A view of a section's result that is read outside of the section.
+
+    Args:
+        node: the view.
+        root: the result whose memory it has; it is contiguous.
+    """
+
+    node: fx.Node
+    root: fx.Node
+
+    @property
+    def all_input_nodes(self) -> tuple[fx.Node, ...]:
+        """Its inputs, under the name that ``fx.Node`` has for them."""
+        return (self.root,)
+
+
+Piece = fx.Node | Fusion | Shown
+
+Call = Callable[[list[Any]], Sequence[Tensor]]
+"""Takes the inputs of a group's graph in a list, which it may empty, and returns its outputs."""
 
 
 @frozen
@@ -65,14 +160,22 @@ class Fusions:
     """The calls of groups in programs. Until `bind`, a call only allocates its outputs.
 
     Args:
+        sections: whether programs are divided into sections; otherwise operators between large kernels are grouped.
         places: the global variables of a program, the name in them that the program calls, and the group.
     """
 
+    sections: bool = False
     places: list[tuple[dict[str, Any], str, Fusion]] = field(factory=list)
 
-    def add(self, scope: dict[str, Any], name: str, fusion: Fusion) -> None:
-        """Bind a name in a program to a group."""
-        scope[name] = _allocating(fusion)
+    def add(self, scope: dict[str, Any], name: str, fusion: Fusion, unbound: Call | None = None) -> None:
+        """Bind a name in a program to a group.
+
+        Args:
+            scope, name: of the program.
+            fusion: the group.
+            unbound: is called until `bind`; by default a call allocates the outputs.
+        """
+        scope[name] = _allocating(fusion) if unbound is None else unbound
         self.places.append((scope, name, fusion))
 
     def bind(self, call_of: Callable[[Fusion], Call]) -> None:
@@ -84,7 +187,7 @@ class Fusions:
 def _allocating(fusion: Fusion) -> Call:
     made = [node.meta["val"] for node in fusion.outputs]
 
-    def call(*_given: Tensor) -> list[Tensor]:
+    def call(_given: list[Any]) -> list[Tensor]:
         return [torch.empty_strided(v.shape, v.stride(), dtype=v.dtype, device=v.device) for v in made]
 
     return call
@@ -201,6 +304,13 @@ def _add_source(
         inputs[source] = None
 
 
+def nodes_of(piece: Piece) -> Sequence[fx.Node]:
+    """The nodes that a piece runs."""
+    if isinstance(piece, Fusion):
+        return piece.nodes
+    return [piece.node] if isinstance(piece, Shown) else [piece]
+
+
 def running_order(nodes: Sequence[fx.Node], pieces: Sequence[Piece]) -> list[fx.Node]:
     """All nodes of a program, including removed nodes and those inside of groups, in an order in which they could run.
 
@@ -218,7 +328,7 @@ def running_order(nodes: Sequence[fx.Node], pieces: Sequence[Piece]) -> list[fx.
             order[node] = None
 
     for piece in pieces:
-        for node in piece.nodes if isinstance(piece, Fusion) else [piece]:
+        for node in nodes_of(piece):
             put(node)
     for node in nodes:
         put(node)

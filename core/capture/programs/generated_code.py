@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, fx
 
 from ...errors import PanpipeError
@@ -15,9 +16,10 @@ from ..regions.regions import region_needed
 from ..values.user_lines import last_place, user_line
 from .accumulated_products import Product, products_of
 from .bindings import binding_of, same_tensor
-from .fusing import Fusion, Fusions, Piece, fused, running_order
+from .fusing import Call, Fusion, Fusions, Piece, Shown, fused, nodes_of, running_order
 from .layouts import restrided, strides_to_check
 from .overwriting import overwriting
+from .sections import divided
 
 
 class Sink(Protocol):
@@ -29,6 +31,12 @@ class Sink(Protocol):
     def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
         """Receive the factors of a matrix product, which the sink computes."""
 
+    def totals(self, numbers: tuple[int, ...]) -> Sequence[Tensor]:
+        """The tensors to which a section then adds the values with these numbers; they are contiguous."""
+
+    def added(self, numbers: tuple[int, ...]) -> None:
+        """The section has added them."""
+
 
 Program = Callable[[list[Any], Sink], list[Any]]
 """Takes its inputs in a list, which it empties so that nothing outlives its last use, and returns its outputs."""
@@ -39,6 +47,12 @@ class _NoSink:
         pass
 
     def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
+        pass
+
+    def totals(self, numbers: tuple[int, ...]) -> Sequence[Tensor]:
+        return ()
+
+    def added(self, numbers: tuple[int, ...]) -> None:
         pass
 
 
@@ -75,29 +89,28 @@ def compile_program(
     regions = [region for node in nodes if (region := region_needed(node)) is not None]
     scope: dict[str, Any] = {"restrided": restrided, "held": regions}
     kept = {*outputs, *for_sink}
-    pieces: Sequence[Piece] = list(nodes) if fusions is None else fused(nodes, kept)
+    pieces: Sequence[Piece] = list(nodes)
+    if fusions is not None:
+        pieces = divided(nodes, outputs, for_sink) if fusions.sections else fused(nodes, kept)
     last = _last_uses(pieces, outputs)
     over = overwriting(running_order(nodes, pieces), kept, set(nodes).difference(pieces))
-    found, alone = products_of(for_sink, nodes, outputs), set(pieces)
-    products = {each.node: each for each in found if alone.issuperset(each.casts)}
+    found, by_themselves = products_of(for_sink, nodes, outputs), set(pieces)
+    products = {each.node: each for each in found if by_themselves.issuperset(each.casts)}
     left_out = {flip for product in products.values() for flip in product.flips}
-    sinks: dict[fx.Node, list[str]] = {}
-    for number, value in enumerate(for_sink):
-        sinks.setdefault(value, []).append(f"    sink.add({number}, {names[value]})")
-    lines, traces = list[str](), dict[int, str]()
-    if inputs:
-        lines += [f"    {', '.join(names[node] for node in inputs)}, = inputs", "    inputs.clear()"]
-    lines += [line for node in inputs for line in sinks.get(node, ())]
-    unused = [names[node] for node in inputs if node not in last]
-    lines += [f"    del {', '.join(unused)}"] if unused else []
+    sinks = _sink_calls(for_sink, pieces, names)
+    lines, traces = _input_lines(inputs, last, sinks, names), dict[int, str]()
     for position, piece in enumerate(pieces):
         made: Sequence[fx.Node]
         begin = len(lines)
         if isinstance(piece, Fusion):
             assert fusions is not None
-            fusions.add(scope, f"g{position}", piece)
+            alone = piece.detached()
+            fusions.add(scope, f"g{position}", alone, _run_in_parts(alone) if piece.section else None)
             made = piece.outputs
-            lines.append(_group_call(f"g{position}", piece, names))
+            lines += _group_call(f"g{position}", piece, names, scope, [n for n in piece.inputs if last[n] == position])
+        elif isinstance(piece, Shown):
+            made = (piece.node,)
+            lines.append(_shown(piece, names, scope))
         elif piece in left_out:
             continue
         elif piece.op == "get_attr":
@@ -111,7 +124,8 @@ def compile_program(
             lines.append(f"    {names[piece]} = {_call(piece, position, names, scope, over.get(piece), piece in kept)}")
         lines += [line for node in made if node in last for line in _stride_check(node, names, scope)]
         lines += [line for node in made for line in sinks.get(node, ())]
-        lines += _deletion([*piece.all_input_nodes, *made], position, last, names, scope)
+        left = made if isinstance(piece, Fusion) else (*piece.all_input_nodes, *made)
+        lines += _deletion(left, position, last, names, scope)
         traces.update(dict.fromkeys(range(begin, len(lines)), _stack_trace(piece)))
     lines.append(f"    return [{', '.join('None' if node is None else names[node] for node in outputs)}]")
     scope["noted"] = partial(_noted, {_HEAD + number: trace for number, trace in traces.items() if trace})
@@ -121,15 +135,62 @@ def compile_program(
     return program
 
 
+def _sink_calls(
+    for_sink: Sequence[fx.Node], pieces: Sequence[Piece], names: dict[fx.Node, str]
+) -> dict[fx.Node, list[str]]:
+    """The lines that pass values to the sink; those that a section adds to their sums have none."""
+    in_sections = {number for piece in pieces if isinstance(piece, Fusion) for number in piece.numbers}
+    found: dict[fx.Node, list[str]] = {}
+    for number, value in enumerate(for_sink):
+        if number not in in_sections:
+            found.setdefault(value, []).append(f"    sink.add({number}, {names[value]})")
+    return found
+
+
+def _input_lines(
+    inputs: Sequence[fx.Node], last: dict[fx.Node, int], sinks: dict[fx.Node, list[str]], names: dict[fx.Node, str]
+) -> list[str]:
+    """The lines that name the inputs, pass those to the sink that it gets, and delete those that nothing reads."""
+    if not inputs:
+        return []
+    lines = [f"    {', '.join(names[node] for node in inputs)}, = inputs", "    inputs.clear()"]
+    lines += [line for node in inputs for line in sinks.get(node, ())]
+    unused = [names[node] for node in inputs if node not in last]
+    return [*lines, f"    del {', '.join(unused)}"] if unused else lines
+
+
 _HEAD = 3
 """Number of a generated function's first line within its ``try``, whose exceptions cost no time without an error."""
 _TAIL = ("  except Exception as error:", "    noted(error)", "    raise")
 
 
+def section_in_parts(section: Fusion, fusions: Fusions | None = None) -> Program:
+    """The program of a section alone: its sink gets what the section adds to sums, by position among these.
+
+    Args:
+        section: the section.
+        fusions: collects the groups of operators that run as one; None if each operator runs by itself.
+    """
+    values = [value for _, value in section.sums]
+    return compile_program(section.nodes, section.inputs, section.outputs, {}, values, fusions)
+
+
+def _run_in_parts(section: Fusion) -> Call:
+    """A section without its sums, for measuring the memory that it holds: with groups of operators as of `fused`."""
+    program: Program | None = None
+
+    def call(given: list[Any]) -> Sequence[Tensor]:
+        nonlocal program
+        program = program or section_in_parts(section, Fusions())
+        del given[len(section.inputs) :]
+        return program(given, no_sink)
+
+    return call
+
+
 def _stack_trace(piece: Piece) -> str:
     """The stack trace with which the first node of a piece was captured; "" if none was recorded."""
-    nodes: Sequence[fx.Node] = piece.nodes if isinstance(piece, Fusion) else (piece,)
-    return next((trace for node in nodes if (trace := node.meta.get("stack_trace"))), "")
+    return next((trace for node in nodes_of(piece) if (trace := node.meta.get("stack_trace"))), "")
 
 
 def _noted(traces: Mapping[int, str], error: Exception) -> None:
@@ -162,9 +223,32 @@ def _stride_check(node: fx.Node, names: dict[fx.Node, str], scope: dict[str, Any
     return [f"    if {name}.stride() != {wanted}: {name} = restrided({name}, {wanted})"]
 
 
-def _group_call(name: str, fusion: Fusion, names: dict[fx.Node, str]) -> str:
-    made, given = ("".join(f"{names[n]}, " for n in of).rstrip() for of in (fusion.outputs, fusion.inputs))
-    return f"    {made} = {name}({given})"
+def _group_call(
+    name: str, fusion: Fusion, names: dict[fx.Node, str], scope: dict[str, Any], done: Sequence[fx.Node]
+) -> list[str]:
+    """The call of a group. Its inputs are in a list alone, so that it can free those that are not read later.
+
+    Args:
+        done: the inputs that are not read later.
+    """
+    given = [names[node] for node in fusion.inputs]
+    given += [_argument(torch.tensor(node.args[-1]), names, scope) for node in fusion.draws]
+    numbers = _argument(fusion.numbers, names, scope)
+    given[len(fusion.inputs) : len(fusion.inputs)] = [f"*sink.totals({numbers})"] if fusion.sums else []
+    freed = [names[node] for node in done if names[node] not in scope]
+    made = "".join(f"{names[node]}, " for node in fusion.outputs).rstrip()
+    return [
+        f"    given = [{', '.join(given)}]",
+        *([f"    del {', '.join(freed)}"] if freed else []),
+        f"    {made} = {name}(given)" if made else f"    {name}(given)",
+        *([f"    sink.added({numbers})"] if fusion.sums else []),
+    ]
+
+
+def _shown(piece: Shown, names: dict[fx.Node, str], scope: dict[str, Any]) -> str:
+    value = piece.node.meta["val"]
+    layout = (_argument(part, names, scope) for part in (tuple(value.shape), value.stride(), value.storage_offset()))
+    return f"    {names[piece.node]} = {names[piece.root]}.as_strided({', '.join(layout)})"
 
 
 def _call(

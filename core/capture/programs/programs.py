@@ -58,7 +58,7 @@ def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = No
     persistent |= {node: len(stage.fakes) + i for i, node in enumerate(shared)}
     saved = [n for n in reads if n not in persistent and n not in tangents and n.op != "get_attr"]
     inputs = [*(joint.primals[i] for i in sorted(joint.primals)), *shared]
-    fusions = None if fuse is None else Fusions()
+    fusions = None if fuse is None else Fusions(sections=True)
     modules = {**stage.modules, **joint.constants}
     make = functools.partial(compile_program, modules=modules, fusions=fusions)
     forward = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved])

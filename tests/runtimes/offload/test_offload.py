@@ -16,7 +16,8 @@ from panpipe.core.trace.trace import HOST_MEMORY
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.offload import arena, offloads
 from panpipe.runtimes.offload.tier import OffloadTier
-from panpipe.runtimes.programs.stage_compiler import CompilerChoice, StageCompiler
+from panpipe.runtimes.programs.compiler_choice import CompilerChoice
+from panpipe.runtimes.programs.stage_compiler import StageCompiler
 from torch import nn
 
 from ...support.cuts import captured_once, even_plan

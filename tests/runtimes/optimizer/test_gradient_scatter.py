@@ -162,14 +162,20 @@ def test_step_after_one_that_failed_begins_with_nothing():
     assert on_each(1, work) == [2]
 
 
-def test_products_are_computed_in_the_slot():
+@pytest.mark.parametrize("by_section", [False, True])
+def test_products_are_computed_in_the_slot(by_section):
     def work(end):
         state = state_of(end, 2)
         sink = state.scatter.sink([state.parameters["w"]], True)
         left, right = torch.ones(3, 2, dtype=torch.float64), torch.full((2, 5), 2.0, dtype=torch.float64)
         for _ in range(2):
             sink.begin()
-            sink.add_product(0, left, right)
+            if by_section:  # of a compiled program
+                [total] = sink.totals([0])
+                total.addmm_(left, right)
+                sink.added([0])
+            else:
+                sink.add_product(0, left, right)
             state.scatter.scatter().wait()
         state.reduce_gradients(end).wait()
         return [value for name, each in sums(state).items() if name == "w" for value in each.tolist()]

@@ -11,9 +11,9 @@ from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.programs import stage_compiler
-from panpipe.runtimes.programs.stage_compiler import CompilerChoice, StageCompiler
-from torch import fx, nn
+from panpipe.runtimes.programs.compiler_choice import CompilerChoice
+from panpipe.runtimes.programs.stage_compiler import StageCompiler
+from torch import nn
 
 from ...support.cuts import batch_on, even_plan
 from ...support.models import CASES
@@ -131,7 +131,7 @@ def test_equal_layers_of_all_stages_are_compiled_once_before_a_step():
         return graph.forward
 
     counts = []
-    for layers in (4, 8):
+    for layers in (8, 12):
         asked.clear()
         pipe, batch = pipeline(Layers(layers).double(), compile=counting)
         counts.append(len(asked))
@@ -196,6 +196,46 @@ def test_function_with_other_results_is_not_used(backend, why):
     assert abs(pipe.step(batch).item() - pipeline()[0].step(batch).item()) < 1e-12
 
 
+def without_products(graph, examples):
+    if graph.graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default):
+        raise NotImplementedError("products are not for me")
+    return graph.forward
+
+
+def test_of_a_section_that_does_not_compile_the_groups_are_compiled():
+    with pytest.warns(
+        UserWarning,
+        match=r"stage \d compiles groups of operators of aten\..* and not the whole: without_products fails",
+    ) as told:
+        pipe, batch = pipeline(compile=without_products)
+    assert sorted(str(one.message)[:8] for one in told) == ["stage 0 ", "stage 1 "], "a line for each stage"
+    assert abs(pipe.step(batch).item() - pipeline()[0].step(batch).item()) < 1e-12
+
+
+def test_a_function_that_adds_nothing_to_the_gradients_is_not_used():
+    def adding_nothing(graph, examples):
+        return lambda *given: graph(*(tensor.clone() for tensor in given))
+
+    with pytest.warns(UserWarning, match="what it adds to the gradients of parameters differs"):
+        pipe, batch = pipeline(compile=adding_nothing)
+    alone, _ = pipeline()
+    pipe.step(batch)
+    alone.step(batch)
+    for one, other in zip(pipe.model.parameters(), alone.model.parameters(), strict=True):
+        assert (one - other).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("rows", [8, 4])
+def test_gradients_of_compiled_sections_are_added_up_where_the_optimizer_reads_them(rows):
+    """Also in a second step, and with ``update=False``, where gradients are kept."""
+    (pipe, batch), (alone, _) = pipeline(rows=rows, compile=as_it_is), pipeline(rows=rows)
+    for update in (False, True, True):
+        for one in (pipe, alone):
+            one.step(batch, update=update)
+    for one, other in zip(pipe.model.parameters(), alone.model.parameters(), strict=True):
+        assert (one - other).abs().max() < 1e-12
+
+
 def test_inputs_with_other_strides_run_without_compilation():
     def strict(graph, examples):
         strides = [example.stride() for example in examples]
@@ -254,37 +294,3 @@ def test_missing_cpp_compiler_is_refused_in_one_line(monkeypatch):
     monkeypatch.setattr(cpp_builder, "get_cpp_compiler", missing)
     with pytest.raises(RequestError, match=r"compile='inductor' needs a C\+\+ compiler and none is found here"):
         pipeline(compile="inductor")
-
-
-def test_locale_in_which_inductor_cannot_read_its_files_is_refused_in_one_line(monkeypatch):
-    def read(*_):
-        b"\xe2".decode("ascii")
-
-    monkeypatch.setattr(torch._inductor, "compile", read)
-    with pytest.raises(RequestError, match=r"needs UTF-8 as the encoding of files and this locale has ascii"):
-        CompilerChoice.of("inductor").compile(fx.GraphModule({}, fx.Graph()), [])
-
-
-def test_inductor_function_checks_the_strides_of_its_inputs():
-    graph = fx.Graph()
-    x, y = graph.placeholder("x"), graph.placeholder("y")
-    total = graph.call_function(torch.ops.aten.add.Tensor, (x, y))
-    graph.output((total, graph.call_function(torch.ops.aten.tanh.default, (total,))))
-    module = fx.GraphModule({}, graph)
-    given = [torch.randn(3, 5, dtype=torch.float64) for _ in "xy"]
-    compiled = CompilerChoice.of("inductor").compile(module, list(given))
-    with torch.no_grad():
-        for found, wanted in zip(compiled(*given), module(*given), strict=True):
-            assert found.stride() == wanted.stride()
-            assert (found - wanted).abs().max() < 1e-12
-        with pytest.raises(AssertionError):
-            compiled(given[0].t().contiguous().t(), given[1])
-
-
-def test_inductor_compiles_for_the_threads_of_a_stage():
-    assert ThreadTeam(2).threads == 1
-    choice = CompilerChoice.of("inductor")
-    assert choice.with_threads(2).compile is not choice.compile
-    other = CompilerChoice.of(as_it_is)
-    assert other.with_threads(2) is other
-    assert choice.name == stage_compiler.INDUCTOR

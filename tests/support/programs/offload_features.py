@@ -12,7 +12,8 @@ from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.programs.stage_compiler import CompilerChoice, StageCompiler
+from panpipe.runtimes.programs.compiler_choice import CompilerChoice
+from panpipe.runtimes.programs.stage_compiler import StageCompiler
 
 from ..cuts import captured_once, even_plan, programs_of
 from ..models import CASES, PYTHON, Case

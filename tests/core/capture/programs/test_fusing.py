@@ -112,7 +112,7 @@ def test_unbound_group_allocates_its_outputs():
     (fusion,) = fused([total, turned], {turned})
     fusions, scope = Fusions(), {}
     fusions.add(scope, "g", fusion)
-    (taken,) = scope["g"](x.meta["val"])
+    (taken,) = scope["g"]([x.meta["val"]])
     assert (taken.shape, taken.dtype, taken.stride()) == ((SIDE, SIDE), torch.float32, (SIDE, 1))
     fusions.bind(lambda _: lambda given: ["called", given])
     assert scope["g"](1) == ["called", 1]

@@ -1,5 +1,9 @@
 """Programs compute what their nodes compute, whatever they overwrite and whatever they pass on as factors."""
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -43,20 +47,24 @@ def programs(draw: st.DrawFn) -> tuple[list[fx.Node], list[fx.Node], list[fx.Nod
     return inputs, nodes, returned, for_sink
 
 
+def called(module: fx.GraphModule, given: list[Tensor]) -> Any:
+    return module.forward(*given)
+
+
 @settings(max_examples=200, deadline=None)
-@given(programs(), st.booleans())
+@given(programs(), st.sampled_from([None, Fusions, lambda: Fusions(sections=True)]))
 def test_a_program_computes_its_nodes(
-    made: tuple[list[fx.Node], list[fx.Node], list[fx.Node], list[fx.Node]], grouped: bool
+    made: tuple[list[fx.Node], list[fx.Node], list[fx.Node], list[fx.Node]], divide: Callable[[], Fusions] | None
 ) -> None:
     inputs, nodes, returned, for_sink = made
-    fusions = Fusions() if grouped else None
+    fusions = None if divide is None else divide()
     expected = values_of(nodes, inputs)
     given_values = [one.meta["val"].clone() for one in inputs]
     kept = [value.clone() for value in given_values]
     sink = Taken()
     program = compile_program(nodes, inputs, returned, {}, for_sink, fusions)
     if fusions is not None:
-        fusions.bind(lambda fusion: fx.GraphModule({}, fusion.graph()).forward)
+        fusions.bind(lambda fusion: partial(called, fx.GraphModule({}, fusion.graph())))
     results = program(list(given_values), sink)
     for result, one in zip(results, returned, strict=True):
         assert torch.equal(result, expected[one])
