@@ -46,6 +46,10 @@ class StageArrays(NamedTuple):
             recomputation.
         optimizer: time of the optimizer step.
         reduce: time of the gradient reduction over the data dimension.
+        scatter: time of the sum of a microbatch's gradients over replicas that share gradients; ``UNKNOWN`` if there is
+            none.
+        gather: time in which replicas that share anything gather the parameters after the optimizer; ``UNKNOWN`` if
+            there is none.
         state: bytes of parameters, gradients and optimizer state.
         saved: bytes by which an action changes the saved tensors, at its start and at its end, (2, 4, stages): see
             :func:`fill_saved`.
@@ -59,6 +63,8 @@ class StageArrays(NamedTuple):
     second_forward: Floats
     optimizer: Floats
     reduce: Floats
+    scatter: Floats
+    gather: Floats
     state: Floats
     saved: Floats
     workspace: Floats
@@ -98,7 +104,8 @@ def make_stage_arrays(stages: int, edges: int) -> StageArrays:
         return *integers, np.zeros(edges), np.zeros(edges)
 
     return StageArrays(
-        np.zeros((KINDS, stages)), floats(), floats(), floats(), floats(), np.zeros((2, KINDS, stages)), floats(),
+        np.zeros((KINDS, stages)), floats(), floats(), floats(), np.full(stages, float(UNKNOWN)),
+        np.full(stages, float(UNKNOWN)), floats(), np.zeros((2, KINDS, stages)), floats(),
         *edge_arrays(), *edge_arrays(),
     )  # fmt: skip
 
@@ -112,6 +119,8 @@ class Scratch(NamedTuple):
         where: per action its position in its device's order.
         place, free, left: per device: its position, when it is free, and its remaining work.
         last: per stage the end of its last weight gradient.
+        summed: per stage the end of its last sum of a microbatch's gradients.
+        queue: per device when its queue of these sums, and of gathers, is free.
         stage_of: stage of ``stage · count + microbatch``.
     """
 
@@ -122,6 +131,8 @@ class Scratch(NamedTuple):
     free: Floats
     left: Floats
     last: Floats
+    summed: Floats
+    queue: Floats
     stage_of: Integers
 
 
@@ -130,8 +141,8 @@ def make_scratch(stages: int, count: int, devices: int) -> Scratch:
     size = KINDS * stages * count
     return Scratch(
         np.empty(size), np.empty(size, dtype=np.int64), np.zeros(size, dtype=np.int64),
-        np.zeros(devices, dtype=np.int64), np.zeros(devices), np.zeros(devices), np.zeros(stages),
-        np.repeat(np.arange(stages), count),
+        np.zeros(devices, dtype=np.int64), np.zeros(devices), np.zeros(devices), np.zeros(stages), np.zeros(stages),
+        np.zeros(devices), np.repeat(np.arange(stages), count),
     )  # fmt: skip
 
 
@@ -166,6 +177,15 @@ def _begin(kind: int, place: int, stage: int, count: int, now: float, costs: Any
     return at, why
 
 
+@njit(inline="always")
+def sum_gradients(d: int, kind: int, stage: int, now: float, costs: Any, scratch: Any) -> None:
+    """Issue the sum of a microbatch's gradients if the action that ends now completes them: sums of a device run one
+    after another, and the stage's next action that computes gradients waits for it."""
+    if kind in (WEIGHT, BOTH) and costs.scatter[stage] >= 0:
+        scratch.queue[d] = max(scratch.queue[d], now) + costs.scatter[stage]
+        scratch.summed[stage] = scratch.queue[d]
+
+
 @njit()
 def run(
     orders: Any, lengths: Any, count: int, placement: Any, costs: Any, work: Any, stop: float, scratch: Any
@@ -185,13 +205,15 @@ def run(
 
     Returns:
         The step: the latest end of a device. A stage's optimizer step follows its device's compute and the reduction of
-        its gradients; reductions run one after another, concurrently with compute. Infinite above ``stop``; negative
-        if the orders deadlock or an input is never computed.
+        its gradients; reductions run one after another, concurrently with compute, and so do gathers of parameters.
+        Infinite above ``stop``; negative if the orders deadlock or an input is never computed.
     """
     finish, where, cause, free, left = scratch.finish, scratch.where, scratch.cause, scratch.free, scratch.left
     finish[:] = -1.0
     scratch.place[:] = 0
     free[:] = 0.0
+    scratch.summed[:] = 0.0
+    scratch.queue[:] = 0.0
     left[:] = work
     todo = lengths.sum()
     while todo > 0:
@@ -206,6 +228,8 @@ def run(
                 at, why = _begin(kind, place, stage, count, now, costs, finish)
                 if at < 0:
                     break
+                if kind in (WEIGHT, BOTH) and scratch.summed[stage] > at:
+                    at, why = scratch.summed[stage], UNKNOWN
                 time = costs.times[kind, stage]
                 now = at + time
                 rest -= time
@@ -214,6 +238,7 @@ def run(
                 finish[code], cause[code], where[code] = now, why, i
                 if kind == BOTH:
                     finish[code - 2], cause[code - 2], where[code - 2] = now, why, i
+                sum_gradients(d, kind, stage, now, costs, scratch)
                 i += 1
             if i > first:
                 todo -= i - first
@@ -262,11 +287,16 @@ def end_of_step(placement: Any, count: int, costs: Any, scratch: Any) -> float:
             whole = max(scratch.finish[code + WEIGHT], scratch.finish[code + BOTH])
             scratch.left[d] = max(scratch.left[d], whole) + costs.reduce[stage]
             scratch.last[stage] = scratch.left[d]
+    scratch.queue[:] = 0.0
     for stage in range(stages):
         d = placement[stage]
         if reduced > 0:
             scratch.free[d] = max(scratch.free[d], scratch.last[stage])
-        scratch.free[d] += costs.optimizer[stage]
+        scratch.free[d] = max(scratch.free[d], scratch.summed[stage]) + costs.optimizer[stage]
+        if costs.gather[stage] >= 0:
+            scratch.queue[d] = max(scratch.queue[d], scratch.free[d]) + costs.gather[stage]
+    for d in range(scratch.free.shape[0]):
+        scratch.free[d] = max(scratch.free[d], scratch.queue[d])
     return float(scratch.free.max())
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ..numba_cache import njit
 from .coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integers
-from .compiled import UNKNOWN, end_of_step
+from .compiled import UNKNOWN, end_of_step, sum_gradients
 from .messages import all_messages
 
 
@@ -163,6 +163,8 @@ def _start_action(d: int, code: int, count: int, placement: Any, costs: Any, mes
             at += costs.second_forward[stage]
         if messages.arrived[reader] > at:
             at, why = messages.arrived[reader], messages.why[reader]
+    if kind in (WEIGHT, BOTH) and scratch.summed[stage] > at:
+        at, why = scratch.summed[stage], UNKNOWN
     scratch.cause[code] = why
     if kind == BOTH:
         scratch.cause[code - 2] = why
@@ -192,6 +194,7 @@ def run_contended(
     devices, pairs = orders.shape[0], orders.shape[0] * orders.shape[0]
     finish, free, position = scratch.finish, scratch.free, scratch.place
     finish[:], free[:], position[:], scratch.left[:] = -1.0, 0.0, 0, work
+    scratch.summed[:], scratch.queue[:] = 0.0, 0.0
     _fill_where(orders, lengths, scratch.where)
     messages = all_messages(orders, lengths, count, placement, costs, scratch)
     flows = Flows(
@@ -228,6 +231,7 @@ def run_contended(
             finish[code] = free[d] = now
             if kind == BOTH:
                 finish[code - 2] = now
+            sum_gradients(d, kind, stage, now, costs, scratch)
             scratch.left[d] -= costs.times[kind, stage] + (
                 costs.second_forward[stage] if kind in (INPUT, BOTH) else 0.0
             )

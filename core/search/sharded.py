@@ -1,8 +1,8 @@
 """Searches in which the replicas of a stage share its optimizer, or its gradients, too (``plan/sharding.py``).
 
-A sharded setting has the costs of one replica, so the search itself knows nothing of sharding; its plans have levels
-and the costs of whole stages. The oracle times the sums of each microbatch's gradients. ``auto`` shares nothing
-where that fits. Else it takes the faster of the levels, and in its plan each stage shares no more than it has to.
+A sharded setting has the costs of one replica, and the times of what its replicas sum and gather; its plans have levels
+and the costs of whole stages. ``auto`` shares nothing where that fits. Else it takes the faster of the levels, and in
+its plan each stage shares no more than it has to.
 """
 
 from collections.abc import Callable, Sequence

@@ -142,7 +142,8 @@ def _promising(setting: Setting, step_s: float) -> Iterator[Integers]:
 def _alike(setting: Setting) -> bool:
     """Whether the devices can be exchanged for each other."""
     machine, off = setting.machine, ~np.eye(setting.devices, dtype=np.bool_)
-    tables: tuple[Floats, ...] = (machine.latency[off], machine.rate[off], machine.limits, *machine.reduce)
+    over_replicas = (*machine.reduce, *machine.scatter, *machine.gather)
+    tables: tuple[Floats, ...] = (machine.latency[off], machine.rate[off], machine.limits, *over_replicas)
     return len(set(setting.slowest)) == 1 and all(len(np.unique(table)) <= 1 for table in tables)
 
 

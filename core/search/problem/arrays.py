@@ -8,12 +8,14 @@ from typing import NamedTuple
 import numpy as np
 
 from ...cluster.cluster import Cluster
+from ...cluster.collectives import Operation
 from ...cluster.routing import path_latency_s, path_rate
 from ...costs.costs import EMPTY_GRADIENT_BYTES
 from ...costs.graph import OpGraph
 from ...costs.message_overhead import FREE, MessageLine
 from ...evaluate.coding import Floats, Integers
 from ...evaluate.link_arrays import LinkArrays, link_arrays, no_links
+from ...plan.sharding import GRADIENTS, NONE
 from .arrangements import Replicas, reduction_rates
 from .assemble import parameter_bytes, replica_share
 
@@ -66,6 +68,8 @@ class MachineArrays(NamedTuple):
         latency, rate: of every path in seconds and bytes per second, (devices, devices).
         reduce: fixed seconds and seconds per byte of the reduction of a stage's gradients over the data dimension,
             (2, devices).
+        scatter, gather: the same of the sum of a microbatch's gradients, and of the gather of a stage's parameters,
+            (2, devices); (2, 0) where what the replicas share needs none.
         message: fixed seconds and seconds per byte that a message takes on each of its two devices, (2).
         links: the links that messages share; without any if they are pure delays.
         contended: whether a step is timed with messages that share links.
@@ -76,6 +80,8 @@ class MachineArrays(NamedTuple):
     latency: Floats
     rate: Floats
     reduce: Floats
+    scatter: Floats
+    gather: Floats
     message: Floats
     links: LinkArrays
     contended: bool
@@ -152,8 +158,11 @@ def machine_arrays(
     kinds: tuple[int, ...],
     message: MessageLine = FREE,
     contended: bool = False,
+    shard: str = NONE,
 ) -> MachineArrays:
     """The arrays of pipelines on some of a cluster's devices; ``limits`` and ``kinds`` by position.
+
+    Replicas share what ``shard`` says (see ``plan/sharding``).
 
     The latency and rate between two positions are the worst over the replicas.
     """
@@ -164,9 +173,40 @@ def machine_arrays(
             path = cluster.path(replica[a], replica[b])
             latency[a, b] = max(latency[a, b], path_latency_s(path))
             rate[a, b] = min(rate[a, b], path_rate(path))
-    reduce = reduction_rates(cluster, replicas)
+    reduce, scatter, gather = _over_replicas(cluster, replicas, shard if len(replicas) > 1 else NONE)
     return MachineArrays(
-        np.array(kinds, dtype=np.int64), np.array(limits, dtype=float), latency, rate, reduce,
+        np.array(kinds, dtype=np.int64), np.array(limits, dtype=float), latency, rate, reduce, scatter, gather,
         np.array([message.least_s, message.s_per_byte]),
         link_arrays(cluster, replicas) if contended else no_links(count), contended,
     )  # fmt: skip
+
+
+def _over_replicas(cluster: Cluster, replicas: Replicas, shard: str) -> tuple[Floats, Floats, Floats]:
+    """``reduce``, ``scatter`` and ``gather`` of the machine; of gradients that microbatches sum nothing is left."""
+    none = np.zeros((2, 0))
+    if shard == NONE:
+        return reduction_rates(cluster, replicas), none, none
+    summed = reduction_rates(cluster, replicas, Operation.REDUCE_SCATTER)
+    gather = reduction_rates(cluster, replicas, Operation.ALL_GATHER)
+    return (np.zeros_like(summed), summed, gather) if shard == GRADIENTS else (summed, none, gather)
+
+
+def of_one_replica(arrays: GraphArrays, whole: GraphArrays, replicas: int, shard: str) -> GraphArrays:
+    """The arrays of graphs that have the costs of one replica, with what replicas sum.
+
+    Replicas sum whole gradients. A copy of a parameter that several stages read is as large as its gradient, or has
+    none if the parameter is frozen; the rest of its state is the optimizer's.
+
+    Args:
+        arrays: of the costs of one replica.
+        whole: of those of a whole stage.
+        replicas: how many there are.
+        shard: what they share.
+    """
+    sums, gradient = arrays.sums.copy(), whole.shared_gradient
+    sums[:, GRADIENT_BYTES] = whole.sums[:, GRADIENT_BYTES]
+    optimizer = np.where(gradient > 0, whole.shared_size - 2 * gradient, 0.0)
+    held = np.where(gradient > 0, gradient, whole.shared_size)
+    own = np.ceil(gradient / replicas) if shard == GRADIENTS else gradient
+    size = held + own + np.ceil(optimizer / replicas)
+    return arrays._replace(sums=sums, shared_size=size, shared_gradient=gradient)

@@ -24,15 +24,25 @@ def fill_fixed(
     recompute: "np.ndarray",
     machine: MachineArrays,
     out: StageArrays,
+    summed: Sequence[int] | None = None,
 ) -> None:
-    """Fill ``out`` with given costs and edges."""
+    """Fill ``out`` with given costs and edges.
+
+    Args:
+        costs: of each stage.
+        edges: the messages between them.
+        placement: device of every stage.
+        recompute: whether a stage runs its forward again before its backward.
+        machine: the devices.
+        out: filled.
+        summed: bytes of the gradients that the replicas of each stage sum; by default those that one replica has.
+    """
     for s, cost in enumerate(costs):
         out.times[:, s] = cost.forward_s, cost.backward_input_s, cost.backward_weight_s, cost.full_backward_s
         out.second_forward[s] = cost.second_forward_s if recompute[s] else 0.0
         out.optimizer[s], out.state[s], out.workspace[s] = cost.optimizer_s, cost.state_bytes, cost.workspace_bytes
         fill_saved(out, s, bool(recompute[s]), float(cost.saved_bytes), float(cost.input_bytes), float(cost.kept_bytes))
-        least, each = machine.reduce[:, placement[s]]
-        out.reduce[s] = least + cost.gradient_bytes * each if cost.gradient_bytes else 0.0
+        fill_collectives(machine, placement, s, float(cost.gradient_bytes if summed is None else summed[s]), out)
     forward = sorted((e.dst, e.src, e.bytes) for e in edges)
     back = sorted((e.src, e.dst, e.gradient_bytes) for e in edges if e.gradient_bytes > 0)
     for rows, first, sources, delays, sizes in (
@@ -47,6 +57,18 @@ def fill_fixed(
             if a != b:
                 _take(machine, out.times, source, reader, size, rows is back)
         np.cumsum(first, out=first)
+
+
+@njit()
+def fill_collectives(machine: Any, placement: Any, s: Any, size: Any, out: Any) -> None:
+    """Fill in the times of a stage's collectives over replicas, of gradients of this many bytes."""
+    d, moves = placement[s], size > 0
+    out.reduce[s] = machine.reduce[0, d] + size * machine.reduce[1, d] if moves else 0.0
+    out.scatter[s] = out.gather[s] = -1.0
+    if machine.scatter.shape[1] > 0:
+        out.scatter[s] = machine.scatter[0, d] + size * machine.scatter[1, d] if moves else 0.0
+    if machine.gather.shape[1] > 0:
+        out.gather[s] = machine.gather[0, d] + size * machine.gather[1, d] if moves else 0.0
 
 
 @njit()
@@ -104,9 +126,7 @@ def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: 
     forward = out.times[FORWARD].copy()
     received = _edges(graph, machine, placement, stage_of, out)
     for s in range(stages):
-        out.reduce[s] = 0.0
-        if gradients[s] > 0:
-            out.reduce[s] = machine.reduce[0, placement[s]] + gradients[s] * machine.reduce[1, placement[s]]
+        fill_collectives(machine, placement, s, gradients[s], out)
         out.second_forward[s] = forward[s] if recompute[s] else 0.0
         fill_saved(out, s, recompute[s], saved[s], received[s], saved[s])
 

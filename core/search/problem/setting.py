@@ -16,7 +16,16 @@ from ...costs.partition import boundary_bytes, stages_of
 from ...evaluate.compiled import StageArrays
 from ...plan.sharding import GRADIENTS, NONE, graph_slots_bytes, part_of, part_of_graph
 from .arrangements import Replicas
-from .arrays import GRADIENT_BYTES, SAVED, STATE, GraphArrays, MachineArrays, graph_arrays, machine_arrays
+from .arrays import (
+    GRADIENT_BYTES,
+    SAVED,
+    STATE,
+    GraphArrays,
+    MachineArrays,
+    graph_arrays,
+    machine_arrays,
+    of_one_replica,
+)
 from .candidate import Candidate
 from .costing import cost_stages, fill_fixed
 from .looped_cuts import Prefix, prefix_of
@@ -124,12 +133,17 @@ class Setting:
     @cached_property
     def arrays(self) -> GraphArrays:
         """The graphs for the compiled search."""
-        return graph_arrays(self.graphs, self.parameter_sizes)
+        found = graph_arrays(self.graphs, self.parameter_sizes)
+        if self.whole is None:
+            return found
+        return of_one_replica(found, self.whole.arrays, len(self.replicas), self.shard)
 
     @cached_property
     def machine(self) -> MachineArrays:
         """The devices for the compiled search."""
-        return machine_arrays(self.cluster, self.replicas, self.limits, self.slowest, self.message, self.contended)
+        return machine_arrays(
+            self.cluster, self.replicas, self.limits, self.slowest, self.message, self.contended, self.shard
+        )
 
     @cached_property
     def prefix(self) -> Prefix:
@@ -169,7 +183,10 @@ class Setting:
         if self.fixed is None:
             cost_stages(self.arrays, self.machine, candidate.placement, candidate.cuts, candidate.recompute, out)
         else:
-            fill_fixed(self.fixed.costs, self.fixed.edges, candidate.placement, candidate.recompute, self.machine, out)
+            fixed = (self.whole or self).fixed
+            summed = None if fixed is None else [cost.gradient_bytes for cost in fixed.costs]
+            costs, edges = self.fixed.costs, self.fixed.edges
+            fill_fixed(costs, edges, candidate.placement, candidate.recompute, self.machine, out, summed)
 
     @cached_property
     def estimate(self) -> tuple[bool, float]:
@@ -185,7 +202,9 @@ class Setting:
         hops = [
             self.machine.latency[a, b] + boundary / self.machine.rate[a, b] for a, b in pairwise(range(devices))
         ]  # fmt: skip
-        least, each = self.machine.reduce.max(axis=1)
+        machine = self.machine
+        moved = [rates for rates in (machine.scatter, machine.gather) if rates.size]
+        least, each = sum(moved, machine.reduce).max(axis=1)
         held = state + min(devices, self.microbatches) * saved
         work_s = (RECOMPUTE_FACTOR if held > limit else 1.0) * pace * (self.microbatches + (devices - 1) / 2)
         gradients = float((self.whole or self).arrays.sums[0, GRADIENT_BYTES, -1]) / devices

@@ -75,7 +75,7 @@ class Case:
         none = np.zeros(self.devices)
         machine = MachineArrays(
             none.astype(np.int64), none, self.latency, np.full((self.devices,) * 2, np.inf),
-            np.zeros((2, self.devices)), np.zeros(2), no_links(self.devices), False,
+            np.zeros((2, self.devices)), np.zeros((2, 0)), np.zeros((2, 0)), np.zeros(2), no_links(self.devices), False,
         )  # fmt: skip
         placement = np.array(self.placement, dtype=np.int64)
         costs = make_stage_arrays(self.stages, len(self.edges))

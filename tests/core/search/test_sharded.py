@@ -1,15 +1,24 @@
 """Searches in which replicas share optimizers."""
 
+import random
+
 import pytest
 from attrs import evolve
-from panpipe.core.cluster.cluster import Cluster, Device, Hub
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.sharding import replica_costs
+from panpipe.core.plan.sharding import LEVELS, replica_costs
 from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.registry import find_family
+from panpipe.core.search.annealing.initial_walks import InitialWalks
 from panpipe.core.search.choose import search_plans
+from panpipe.core.search.finalize import draft
+from panpipe.core.search.problem.oracle import longest_path
+from panpipe.core.search.problem.search_space import SearchSpace
+from panpipe.core.search.problem.setting import FixedStages, one_setting
 from panpipe.core.search.problem.workload import workload_of
 from panpipe.core.search.search_options import SearchOptions
 from panpipe.core.search.suggestions.infeasible import NothingFits
@@ -72,6 +81,53 @@ def test_sharding_of_one_replica_is_refused():
     with pytest.raises(RequestError, match="shard is 'optimizer' and the mesh has one replica"):
         found("optimizer", mesh=(4, 1))
     assert found("auto", mesh=(4, 1)).shard == ()
+
+
+FAMILIES = tuple(map(find_family, ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v")))
+
+
+def random_graph(seed):
+    """A chain with a skip, a tied weight that is frozen in some, and operators without parameters."""
+    draw = random.Random(seed)
+    frozen = draw.random() < 0.5
+    nodes = []
+    for i in range(10):
+        size = draw.choice([0, 100, 400, 1000])
+        more = {"parameters": (f"w{i}",), "trained_bytes": None} if size else {}
+        if i in (2, 8):
+            own = 300 if i == 2 else 0
+            more = {"parameters": ("tied",), "frozen": ("tied",) if frozen else ()}
+            more["trained_bytes"] = 0 if frozen else None
+            size = own
+        state = size if i in (2, 8) and frozen else draw.choice([2, 4]) * size
+        nodes.append(
+            OpNode(
+                f"n{i}", *(draw.uniform(0.5, 2) for _ in range(3)), draw.uniform(0, 1), size, state, draw.randint(0, 9),
+                **more,
+            )
+        )  # fmt: skip
+    edges = [OpEdge(f"n{i}", f"n{i + 1}", draw.randint(0, 20)) for i in range(9)]
+    return OpGraph(tuple(nodes), (*edges, OpEdge("n0", "n9", 7)))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from(LEVELS), st.booleans(), st.booleans())
+def test_search_times_what_replicas_share_as_the_oracle_and_the_simulator_do(seed, level, fixed, contended):
+    cluster = fully_connected(4, 10**9, 300.0, 0.01)
+    places = ((0, 1), (2, 3))
+    setting = one_setting(random_graph(seed), cluster, 5, [1e9] * 4, {"tied": 300}, places)
+    for walk in InitialWalks([setting], SearchSpace(FAMILIES, chunks=(1, 2))).published():
+        if fixed:
+            stages, costs, edges = setting.staged(walk.best.cuts.tolist(), walk.best.placement.tolist())
+            walk.setting = evolve(setting, fixed=FixedStages(stages, costs, edges))
+        walk.setting = evolve(walk.setting.sharded(level), contended=contended)
+        walk.best.recompute[::2] = seed % 2
+        walk.evaluate()
+        plan, costs = draft(walk)
+        assert set(plan.shard) == ({level} if level != "none" else set())
+        untied = evolve(plan, tied=())  # the search does not time the sums of tied weights
+        expected = simulate(untied, costs, cluster, memory=False) if contended else longest_path(plan, costs, cluster)
+        assert walk.step_s == pytest.approx(expected.step_s, rel=1e-9)
 
 
 def test_words_that_are_no_levels_are_refused():
