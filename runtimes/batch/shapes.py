@@ -21,9 +21,8 @@ from ...core.capture.values.capture_errors import Refused, error_of_type
 from ...core.capture.values.user_lines import reason_of, user_line
 from ...core.errors import RequestError, in_a_line
 from ..launch.team import Team
-from ..programs.compiled import Compiled, compile_possibly_empty
+from ..programs.compiled import Compiled, ProgramCompiler, compile_possibly_empty
 from ..programs.options import check_max_shapes
-from ..programs.stage_compiler import StageCompiler
 from .lru_cache import LruCache
 from .microbatches import Microbatch, Shape
 
@@ -50,7 +49,7 @@ class Shapes:
         cut: Cut,
         where: Mapping[int, torch.device],
         limit: int,
-        compiler: StageCompiler | None = None,
+        compiler: ProgramCompiler | None = None,
     ) -> None:
         check_max_shapes(limit)
         self._capture, self._team, self._cut, self._where = capture, team, cut, where

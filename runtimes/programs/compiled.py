@@ -1,18 +1,18 @@
 """The programs of some stages of a plan, for one shape of microbatch."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Protocol
 
 import torch
 from attrs import frozen
 
 from ...core.capture.export.operators import Operators
 from ...core.capture.programs.programs import stage_programs
-from ...core.capture.programs.stage import boundaries, stage_graph
+from ...core.capture.programs.stage import StageGraph, boundaries, stage_graph
 from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.capture.regions.regions import runs_region
 from ...core.errors import RequestError
 from .linked_stage import Layout
-from .stage_compiler import StageCompiler
 
 
 @frozen
@@ -48,12 +48,19 @@ Programs = dict[tuple[tuple[tuple[str, ...], ...], int, torch.device | None], St
 """Programs of one captured step by (operators of every stage, index, device)."""
 
 
+class ProgramCompiler(Protocol):
+    """Compiles the programs of stages."""
+
+    def programs(self, stage: StageGraph, index: int, /) -> StagePrograms:
+        """The compiled programs of a stage, from its graph and its number."""
+
+
 def compile_stages(
     operators: Operators,
     stages: Sequence[Sequence[str]],
     wanted: Iterable[int],
     where: Mapping[int, torch.device] | None = None,
-    compiler: StageCompiler | None = None,
+    compiler: ProgramCompiler | None = None,
     known: Programs | None = None,
 ) -> Compiled:
     """Derive the programs of some stages of a plan.
@@ -80,7 +87,7 @@ def compile_possibly_empty(
     stages: Sequence[Sequence[str]],
     wanted: Iterable[int],
     where: Mapping[int, torch.device] | None = None,
-    compiler: StageCompiler | None = None,
+    compiler: ProgramCompiler | None = None,
     known: Programs | None = None,
 ) -> Compiled:
     """As `compile_stages`, but stages may be empty: a step of another shape may have fewer operators than the planned

@@ -7,7 +7,7 @@ cannot compile runs without compilation. A warning reports either.
 """
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from ...core.capture.graph.generated_sources import sources_removed
 from ...core.capture.graph.storages import storage_of
 from ...core.capture.programs.accumulated_products import accumulate_product
 from ...core.capture.programs.fusing import Call, Fusion, Fusions
-from ...core.capture.programs.generated_code import section_in_parts
+from ...core.capture.programs.generated_code import Program, section_in_parts
 from ...core.capture.programs.programs import stage_programs
 from ...core.capture.programs.stage import StageGraph
 from ...core.capture.programs.stage_programs import StagePrograms
@@ -43,12 +43,15 @@ class StageCompiler:
     failures: dict[str, str] = field(factory=dict)
     _warned: set[str] = field(factory=set)
 
-    def programs(self, stage: StageGraph, index: int) -> StagePrograms:
+    def programs(
+        self, stage: StageGraph, index: int, now: Callable[[StagePrograms], Collection[Program]] | None = None
+    ) -> StagePrograms:
         """The compiled programs of a stage; warns of groups that do not compile.
 
         Args:
             stage: its graph.
             index: its number, for messages.
+            now: those that are compiled now, and not when they are first called; by default all.
         """
         failed: dict[str, Fusion] = {}
 
@@ -63,9 +66,18 @@ class StageCompiler:
             failed[key] = fusion
             return in_parts(fusion, call_of)
 
-        found = stage_programs(stage, call_of)
+        ready = False
+
+        def compiled(fusion: Fusion) -> Call:
+            call = call_of(fusion)
+            if ready and failed:
+                self._warn(index, failed)
+            return call
+
+        found = stage_programs(stage, compiled, now)
         if failed:
             self._warn(index, failed)
+        ready = True
         return found
 
     def _compile(self, fusion: Fusion, key: str, graph: fx.Graph) -> None:

@@ -40,6 +40,7 @@ from ..engine.workers import Workers
 from ..optimizer.training import Training
 from ..optimizer.update import Ending
 from ..programs.options import ProgramOptions
+from ..programs.planned_compiler import PlannedCompiler
 from ..weights.remote_tensors import as_meta_tensors
 from .batch_run import BatchResult, BatchRun
 from .local_stages import LocalStages
@@ -147,7 +148,8 @@ class Evaluator:
     def _variant(self, forwards: ForwardFunction) -> tuple[Shapes, PreparedSteps]:
         assert self._forward_plan is not None
         capture = partial(self._captured, forwards)
-        shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, self._compiler)
+        compiler = PlannedCompiler.of(self._compiler, self._forward_plan)
+        shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, compiler)
         return shapes, PreparedSteps(self._forward_plan, shapes, self._states, self._model, self._team.local)
 
     def _captured(self, forwards: ForwardFunction, batch: Any, shape: Shape) -> CapturedStep:

@@ -25,6 +25,7 @@ from ..optimizer.clipping import NormParameters
 from ..optimizer.training import Training
 from ..programs.compiled import compile_stages
 from ..programs.options import ProgramOptions
+from ..programs.planned_compiler import PlannedCompiler
 from ..weights.remote_tensors import as_meta_tensors
 from .evaluation import Evaluator
 from .local_stages import LocalStages
@@ -83,7 +84,8 @@ def set_up_plan(
     device = compute_device([*model.parameters(), *model.buffers()])
     where = team.where = team.where or dict.fromkeys(team.local, device)
     on = {i: where[plan.placement[i]] for i in local}
-    limit, compiler, known = programs.max_shapes, programs.compiler, programs.known
+    limit, known = programs.max_shapes, programs.known
+    compiler = PlannedCompiler.of(programs.compiler, plan)
     first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler, known)
     check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
     team.connect(sending_pairs(plan))

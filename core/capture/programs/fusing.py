@@ -178,10 +178,27 @@ class Fusions:
         scope[name] = _allocating(fusion) if unbound is None else unbound
         self.places.append((scope, name, fusion))
 
-    def bind(self, call_of: Callable[[Fusion], Call]) -> None:
-        """Set the function of each group."""
+    def bind(self, call_of: Callable[[Fusion], Call], now: Collection[Any] | None = None) -> None:
+        """Set the function of each group.
+
+        Args:
+            call_of: compiles a group.
+            now: the programs whose groups are compiled now, and not when they are first called; None for all.
+        """
+        scopes = None if now is None else [program.__globals__ for program in now]
         for scope, name, fusion in self.places:
-            scope[name] = call_of(fusion)
+            if scopes is None or any(scope is one for one in scopes):
+                scope[name] = call_of(fusion)
+            else:
+                scope[name] = _late(scope, name, fusion, call_of)
+
+
+def _late(scope: dict[str, Any], name: str, fusion: Fusion, call_of: Callable[[Fusion], Call]) -> Call:
+    def call(given: list[Any]) -> Sequence[Tensor]:
+        scope[name] = found = call_of(fusion)
+        return found(given)
+
+    return call
 
 
 def _allocating(fusion: Fusion) -> Call:

@@ -1,7 +1,7 @@
 """The programs of a stage: F, B, and, if the backward can be split, I and W, with explicit saved tensors."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from attrs import frozen
 from torch import fx
@@ -26,12 +26,18 @@ from .stage import StageGraph
 from .stage_programs import Backward, Recompute, StageMemory, StagePrograms
 
 
-def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = None) -> StagePrograms:
+def stage_programs(
+    stage: StageGraph,
+    fuse: Callable[[Fusion], Call] | None = None,
+    now: Callable[[StagePrograms], Collection[Program]] | None = None,
+) -> StagePrograms:
     """Derive a stage's programs from its graph.
 
     Args:
         stage: its graph.
         fuse: compiles a group of operators into one function; None if each operator runs by itself.
+        now: those of the stage's programs whose groups are compiled before this returns, and not when they are first
+            called; by default all.
 
     Raises:
         RequestError: an operator of the stage cannot be differentiated or made functional.
@@ -78,7 +84,8 @@ def stage_programs(stage: StageGraph, fuse: Callable[[Fusion], Call] | None = No
     shown = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved, *python]) if python else forward
     programs = measured(stage, joint, programs, saved, shown)
     if fusions is not None and fuse is not None:
-        fusions.bind(fuse)  # last, because a compiled function takes no fake tensors
+        # Last, because a compiled function takes no fake tensors.
+        fusions.bind(fuse, None if now is None else now(programs))
     return programs
 
 

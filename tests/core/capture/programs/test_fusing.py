@@ -4,6 +4,7 @@ import operator
 
 import torch
 from panpipe.core.capture.programs.fusing import Fusion, Fusions, fused, running_order
+from panpipe.core.capture.programs.generated_code import compile_program, no_sink
 from panpipe.core.capture.programs.overwriting import overwriting
 from torch import fx
 
@@ -116,3 +117,23 @@ def test_unbound_group_allocates_its_outputs():
     assert (taken.shape, taken.dtype, taken.stride()) == ((SIDE, SIDE), torch.float32, (SIDE, 1))
     fusions.bind(lambda _: lambda given: ["called", given])
     assert scope["g"](1) == ["called", 1]
+
+
+def test_groups_of_programs_that_are_not_needed_now_are_bound_when_they_are_called():
+    graph = fx.Graph()
+    x = read(graph, "x")
+    total = call(graph, aten.add.Tensor, x, x)
+    turned = call(graph, aten.neg.default, total)
+    fusions, asked = Fusions(), []
+    now, late = (compile_program([total, turned], [x], [turned], {}, fusions=fusions) for _ in range(2))
+
+    def call_of(fusion):
+        asked.append(fusion)
+        return lambda given: [-2 * given[0]]
+
+    fusions.bind(call_of, [now])
+    assert len(asked) == 1
+    given = x.meta["val"]
+    for count, program in ((1, now), (2, late), (2, late)):
+        assert torch.equal(program([given], no_sink)[0], -2 * given)
+        assert len(asked) == count
