@@ -16,7 +16,8 @@ from ..regions.regions import region_needed
 from ..values.user_lines import last_place, user_line
 from .accumulated_products import Product, products_of
 from .bindings import binding_of, same_tensor
-from .fusing import Call, Fusion, Fusions, Piece, Shown, fused, nodes_of, running_order
+from .fusing import Call, Fusion, Piece, Shown, fused, nodes_of, running_order
+from .fusions import Fusions
 from .layouts import restrided, strides_to_check
 from .overwriting import overwriting
 from .sections import divided

@@ -6,7 +6,8 @@ from collections.abc import Callable, Collection
 from attrs import frozen
 from torch import fx
 
-from .fusing import Call, Fusion, Fusions
+from .fusing import Call, Fusion
+from .fusions import Fusions
 from .generated_code import Program, compile_program
 from .joint_graph import (
     JointGraph,

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.capture.programs.fusing import Fusions
+from panpipe.core.capture.programs.fusions import Fusions
 from panpipe.core.capture.programs.generated_code import Program, compile_program
 from panpipe.core.errors import described
 from torch import Tensor, fx

@@ -6,7 +6,8 @@ from functools import partial
 import pytest
 import torch
 from panpipe.core.capture.graph.randomness import DRAWS_AT, bernoulli, random_key
-from panpipe.core.capture.programs.fusing import Fusion, Fusions, Shown
+from panpipe.core.capture.programs.fusing import Fusion, Shown
+from panpipe.core.capture.programs.fusions import Fusions
 from panpipe.core.capture.programs.generated_code import compile_program, no_sink
 from panpipe.core.capture.programs.sections import divided
 from panpipe.runtimes.programs.stage_compiler import signature
