@@ -1,12 +1,13 @@
 """Checks in every step that all ranks of a pipeline have the same batch, by fingerprints of its contents.
 
     step begins ──▶ an all-reduce gathers each rank's row ──▶ last backward ──▶ rows are compared ──▶ update
-                    │ waits │ change │ samples │ nesting │ leaf 0: shape │ … │ leaf 0: values │ … │
+                    │ waits │ on GPU │ change │ samples │ nesting │ leaf 0: shape │ … │ leaf 0: values │ … │
 
 A rank's update needs gradients that passed through all other ranks, so all of them have begun the step, the table has
-arrived, and no rank updates if rows differ. On a GPU the all-reduce is issued after the last backward, and the host
-reads it after it has issued the next step (`waits`), so that the device never waits for the host; the update has run by
-then.
+arrived, and no rank updates if rows differ. The processes exchange the table: no GPU waits, and the host only for the
+other hosts to begin the step. If a rank has tensors of its batch on a GPU, their fingerprints are there, too: a second
+all-reduce, of the values alone, is issued to the GPUs after the last backward, and the host reads it after it has
+issued the next step (`waits`), so that the device never waits for the host; the update has run by then.
 
 If a rank has new shapes, or a Python value that the step reads has changed, the ranks compare before they capture:
 otherwise a rank that captures would wait for ranks that do not.
@@ -28,7 +29,7 @@ from .microbatches import Microbatch
 
 _LEAVES = 16
 """Leaves with separate columns in a row; further leaves share these columns."""
-_WAITS, _METHOD, _CHANGE, _SAMPLES, _NESTING, _SHAPES = range(6)
+_WAITS, _ON_GPU, _METHOD, _CHANGE, _SAMPLES, _NESTING, _SHAPES = range(7)
 _VALUES = _SHAPES + _LEAVES
 _COLUMNS = _VALUES + _LEAVES
 _RULE = (
@@ -52,6 +53,11 @@ class ChangedValues:
 
     digest: int
     text: str
+
+
+def is_on_gpu(tensor: Tensor) -> bool:
+    """Whether a tensor is not in the host's memory."""
+    return tensor.device.type != "cpu"
 
 
 class BatchAgreement:
@@ -78,18 +84,16 @@ class BatchAgreement:
         self._device = team.local[0]
         self._place = team.replica * team.size + self._device - team.batch_devices.start
         self._queue = queues[self._device]
-        self._later = False
         self._rows: list[list[float]] | None = None
+        self._compared = _COLUMNS
         self._read: Callable[[], Tensor] | None = None
         self._differing_replica: Callable[[], int | None] | None = None
         if len(team.local) == team.size:
             self._rows = []
             return
-        self._table = self._own_row(known)
-        if self._queue.runs_ahead:
-            self._later = True
-        else:
-            self._handle = team.sum_over_processes(self._table)
+        self._table = self._empty_table(_COLUMNS, torch.device("cpu"))
+        self._table[self._place], self._values = self._own_row(known)
+        self._handle = team.sum_over_processes(self._table)
 
     def refuse_before_run(self) -> None:
         """Wait for the other ranks, and refuse different batches before anything runs.
@@ -99,31 +103,39 @@ class BatchAgreement:
         """
         if self._rows is not None:
             return
-        if self._later:  # the others are in the same call, or their absence is detected there
-            rows = self._team.in_replica(lambda _: self._table[self._place].tolist())
-            self._rows, self._later = rows, False
-        else:
-            self._team.collectively(self.arrive)
+        self._team.collectively(self._receive)
+        if self._compared < _COLUMNS:  # the others are in the same call, or their absence is detected there
+            self._add_values(self._team.in_replica(lambda _: self._values.tolist()))
         failure = self._failure()
         if failure is not None:
-            if self._team.tensor is None and not all(row[_WAITS] for row in self._rows or ()):
+            if self._team.tensor is None and not self._all_wait():
                 self._team.fail(failure)  # ranks that know their shapes run the step, and wait for this one
             raise failure
 
+    def _all_wait(self) -> bool:
+        """Whether all ranks compare before they run."""
+        return all(row[_WAITS] for row in self._rows or ())
+
     def differ(self) -> bool:
         """Whether ranks of this replica have different batches, as far as known without waiting for a GPU."""
-        if not self._later:
-            self.arrive()
+        self._receive()
         return self._failure() is not None
 
     def start_exchange(self) -> None:
-        """Issue the all-reduce of the rows after a GPU's last backward; on a CPU it began with the step."""
-        if self._later:
+        """Issue the all-reduce of the values after a GPU's last backward, if a rank has some of them on its GPU."""
+        if not self._queue.runs_ahead:
+            return
+        self._receive()
+        if self._compared < _COLUMNS:
+            self._table = self._empty_table(_LEAVES, self._queue.device)
+            self._table[self._place] = self._values.to(self._queue.device)
             self._handle = self._team.backend(self._device).all_reduce(self._table)
 
     def collect(self) -> None:
         """Make what is issued later wait for all rows. The host does not wait for those of a GPU."""
-        if self._handle is not None:
+        if self._rows is None:
+            self._receive()
+        elif self._handle is not None:
             self._handle.wait()
             self._handle, self._read = None, self._queue.start_read(self._table)
 
@@ -131,7 +143,22 @@ class BatchAgreement:
         """Wait on the host for all rows, also for those of a GPU."""
         self.collect()
         if self._read is not None:
-            self._rows, self._read = self._read().tolist(), None
+            values, self._read = self._read().tolist(), None
+            self._add_values(values)
+
+    def _receive(self) -> None:
+        """Wait on the host for the table of the processes."""
+        if self._rows is None and self._handle is not None:
+            self._handle.wait()
+            rows: list[list[float]] = self._table.tolist()
+            self._handle, self._rows = None, rows
+            self._compared = _VALUES if any(row[_ON_GPU] for row in rows) else _COLUMNS
+
+    def _add_values(self, values: list[list[float]]) -> None:
+        """Complete the rows by the values that were exchanged on GPUs."""
+        assert self._rows is not None
+        self._rows = [[*row[:_VALUES], *own] for row, own in zip(self._rows, values, strict=True)]
+        self._compared = _COLUMNS
 
     def note_replica(self, replica: Callable[[], int | None]) -> None:
         """Set the function that `refuse` asks for a replica whose ranks have different batches.
@@ -163,8 +190,11 @@ class BatchAgreement:
         if failure is not None:
             raise RequestError(f"{failure}; {outcome}")
 
-    def _own_row(self, known: bool) -> Tensor:
-        """A table of zeros with this rank's row filled in, on its device."""
+    def _empty_table(self, columns: int, device: torch.device) -> Tensor:
+        return torch.zeros(len(self._team.batch_devices), columns, dtype=torch.float64, device=device)
+
+    def _own_row(self, known: bool) -> tuple[Tensor, Tensor]:
+        """This rank's row, without values if one of them is on a GPU; and its values, where they are."""
         host = torch.zeros(_COLUMNS, dtype=torch.int64)
         host[_WAITS] = not known
         host[_METHOD] = crc32(self._method.encode())
@@ -180,20 +210,23 @@ class BatchAgreement:
                 for name, what in zip(piece.names, before.leaves, strict=True):
                     shapes.setdefault(name, {})[repr(what)] = None
             for name, leaf in zip(piece.names, piece.leaves, strict=True):
-                found = parts.setdefault(name, [])
-                if isinstance(leaf, Tensor) and not (found and found[-1] is leaf):
-                    found.append(leaf)
-        device = self._queue.device
+                own = parts.setdefault(name, [])
+                if isinstance(leaf, Tensor) and not (own and own[-1] is leaf):
+                    own.append(leaf)
+        found = {name: fingerprint(parts[name]) for name in self._names if parts[name]}
+        host[_ON_GPU] = any(is_on_gpu(value) for value in found.values())
+        device = self._queue.device if host[_ON_GPU] else host.device
         values = [torch.zeros((), dtype=torch.int64, device=device) for _ in range(_LEAVES)]
         for place, name in enumerate(self._names):
             slot, factor = place % _LEAVES, 2 * (place // _LEAVES) + 1
             host[_SHAPES + slot] += factor * crc32(" ".join(shapes[name]).encode())
-            if parts[name]:
-                values[slot] = values[slot] + (factor * fingerprint(parts[name])).to(device)
-        table = torch.zeros(len(self._team.batch_devices), _COLUMNS, dtype=torch.float64, device=device)
-        table[self._place] = host.double().to(device)
-        table[self._place, _VALUES:] = (torch.stack(values) & MASK).double()
-        return table
+            if name in found:
+                values[slot] = values[slot] + (factor * found[name]).to(device)
+        mine = (torch.stack(values) & MASK).double()
+        row = host.double()
+        if not host[_ON_GPU]:
+            row[_VALUES:] = mine
+        return row, mine
 
     @property
     def _method(self) -> str:
@@ -210,7 +243,7 @@ class BatchAgreement:
         """The error for the first rank whose row differs from that of the replica's first rank; None if none does."""
         first, *others = self._rows or [[]]
         for number, other in enumerate(others, 1):
-            column = next((i for i in range(_METHOD, _COLUMNS) if other[i] != first[i]), None)
+            column = next((i for i in range(_METHOD, self._compared) if other[i] != first[i]), None)
             if column is not None:
                 base = self._team.batch_devices.start
                 one, known = (f"rank {self._team.rank(base + each)}" for each in (number, 0))

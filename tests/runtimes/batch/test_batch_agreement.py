@@ -3,7 +3,9 @@
 import pytest
 import torch
 from panpipe.core.errors import RequestError
+from panpipe.runtimes.batch import batch_agreement
 from panpipe.runtimes.batch.batch_agreement import BatchAgreement, ChangedValues
+from panpipe.runtimes.batch.fingerprint import fingerprint
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.devices.compute import HostQueue
 from panpipe.runtimes.watch.activity import Activity
@@ -157,24 +159,69 @@ class GpuRank(Rank):
         return self.sum_over_processes(table)
 
 
-def test_table_of_a_gpu_is_read_by_the_host_when_the_batch_is_refused_and_not_before():
+def ahead(first, second):
+    """Two ranks whose hosts run ahead, with their batches; the processes have exchanged their tables."""
     ranks, queues = [GpuRank(number) for number in range(2)], [Ahead(), Ahead()]
     found = [
-        BatchAgreement(rank, {number: queue}, split_batch(batch(rows), 2), True)
-        for number, (rank, queue, rows) in enumerate(zip(ranks, queues, (4, 6), strict=True))
+        BatchAgreement(rank, {number: queue}, split_batch(given, 2), True)
+        for number, (rank, queue, given) in enumerate(zip(ranks, queues, (first, second), strict=True))
     ]
+    exchange(ranks)
+    return ranks, queues, found
+
+
+def exchange(ranks):
+    total = ranks[0].table + ranks[1].table
+    for rank in ranks:
+        rank.table.copy_(total)
+
+
+@pytest.mark.parametrize("other", [batch(6), batch(x=torch.ones(4, 2))])
+def test_batches_on_the_host_are_compared_before_the_update_of_a_gpu(other):
+    _, queues, found = ahead(batch(), other)
     for agreement in found:
         agreement.start_exchange()
-    total = ranks[0].table + ranks[1].table
-    for rank, agreement in zip(ranks, found, strict=True):
-        rank.table.copy_(total)
+        agreement.collect()
+        assert agreement.differ()
+        assert not agreement.waits
+    assert "rank 1 has" in refusals(found)
+    assert [queue.reads for queue in queues] == [0, 0]
+
+
+def on_gpu_if_ones(tensor):
+    return bool(tensor == fingerprint([torch.ones(4, 2)]))
+
+
+@pytest.mark.parametrize("first", [batch(), batch(x=torch.ones(4, 2))])
+def test_values_on_a_gpu_are_read_by_the_host_when_the_batch_is_refused_and_not_before(first, monkeypatch):
+    monkeypatch.setattr(batch_agreement, "is_on_gpu", on_gpu_if_ones)
+    ranks, queues, found = ahead(first, batch(x=torch.ones(4, 2)))
+    for agreement in found:
+        agreement.start_exchange()
+    exchange(ranks)
+    for agreement in found:
         agreement.collect()
         assert not agreement.differ()  # as far as it is known
         assert agreement.waits
     assert [queue.reads for queue in queues] == [0, 0]
-    assert "rank 1 has a batch of 6 samples and rank 0 one of 4" in refusals(found)
+    if first["x"][0, 0] == 1:
+        for agreement in found:
+            agreement.refuse("")
+    else:
+        assert "rank 1 has other values in batch['x'] than rank 0" in refusals(found)
     assert [queue.reads for queue in queues] == [1, 1]
     assert not any(agreement.waits for agreement in found)
+
+
+def test_samples_differ_before_the_values_on_a_gpu_are_known(monkeypatch):
+    monkeypatch.setattr(batch_agreement, "is_on_gpu", lambda tensor: True)
+    ranks, queues, found = ahead(batch(), batch(6))
+    for agreement in found:
+        agreement.start_exchange()
+    exchange(ranks)
+    for agreement in found:
+        assert agreement.differ()
+    assert [queue.reads for queue in queues] == [0, 0]
 
 
 def test_devices_of_one_process_compare_nothing():
