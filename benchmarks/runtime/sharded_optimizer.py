@@ -1,17 +1,21 @@
 """Four ranks over gloo, two replicas of a pipeline of two, that share nothing, optimizers (ZeRO-1), gradients (ZeRO-2).
 
-    python benchmarks/runtime/sharded_optimizer.py [--steps STEPS] [--record]
+    python benchmarks/runtime/sharded_optimizer.py [memory] [steps] [--steps STEPS] [--record]
 
-It prints, for each, the predicted and the measured step and memory. The plan is an automatic one, measured on this
-machine without sharding; with sharding it is the same plan with other levels. Resident memory is that of a rank after
-the steps, less that of the same rank before it had parameters, both without the heap's free memory. It is compared with
-the predicted parameters, gradients and optimizer state, which are all that a rank holds between steps. The peak is the
-largest resident memory during steps, less the same, and compared with the predicted peak of the device.
+``memory``: for each level its own ranks, all with one plan, which was made without sharding. Resident memory is that of
+a rank after the steps, less that of the same rank before it had parameters, both without the heap's free memory. It is
+compared with the predicted parameters, gradients and optimizer state, which are all that a rank holds between steps.
+The peak is the largest resident memory during steps, less the same, and compared with the predicted peak of the device.
+
+``steps``: the same ranks have a pipeline of each level, each with its own automatic plan, and train them in turns. A
+rehearsed step of the same pipeline precedes each step of training: it corrects for the speed of the machine, which
+others may share (``panpipe.paired_times``).
 """
 
 import argparse
 import ctypes
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -19,6 +23,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -30,13 +35,17 @@ SHARDS = ("none", "optimizer", "gradients")
 MEBI = 2**20
 WARM_UP = 3
 """Steps that count neither for times nor for the peak."""
+ERROR = "predicted ÷ measured − 1"
+PLAN_SECONDS = 60.0
+"""Of each level: enough for all rehearsals on a loaded machine."""
 KEYS = {"memory": ("predicted_bytes", "bytes"), "peak": ("predicted_peak", "peak")}
 """What is compared, predicted and measured, by its name."""
 
 
 def main() -> None:
-    """Run both cases, print and record them."""
+    """Run both parts, print and record them."""
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("parts", nargs="*", metavar="memory|steps", default=["memory", "steps"])
     options.add_argument("--steps", type=int, default=15)
     options.add_argument("--record", action="store_true", help="append to benchmarks/results")
     options.add_argument("--rank", nargs=2, metavar=("SHARD", "FOLDER"), help=argparse.SUPPRESS)
@@ -44,19 +53,56 @@ def main() -> None:
     if given.rank:
         run_rank(*given.rank, given.steps)
         return
-    with tempfile.TemporaryDirectory() as folder:
-        found = {shard: run_case(shard, Path(folder), given.steps) for shard in SHARDS}
-    rows = [row for shard in SHARDS for row in table(shard, found[shard])]
-    rows += [fall(found, shard, what) for shard in SHARDS[1:] for what in ("memory", "peak")]
+    title = f"{LAYERS} layers of {WIDTH}², AdamW, pp=2,dp=2 over gloo, {given.steps} steps"
+    if "memory" in given.parts:
+        show(f"{title}: memory", ["predicted", "measured", ERROR], memory_rows(given.steps), given.record)
+    if "steps" in given.parts:
+        before = os.getloadavg()[0]
+        rows = step_rows(given.steps)
+        loads = f"load of the machine {before:.1f} before and {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores"
+        header = ["predicted", "measured", "at the speed of planning", ERROR, "÷ none"]
+        show(f"{title} in turns: times; {loads}", header, rows, given.record)
+
+
+def show(title: str, header: list[str], rows: list[list[str]], record: bool) -> None:
+    """Print a table, and record it if asked to."""
+    print(title)
     for row in rows:
         print(" | ".join(row))
-    if given.record:
-        header = ["shard", "what", "predicted", "measured", "predicted ÷ measured − 1"]
-        title = f"{LAYERS} layers of {WIDTH}², AdamW, pp=2,dp=2 over gloo, {given.steps} steps"
-        recording.record("benchmarks/results/sharded_optimizer.md", title, recording.machine(), header, rows)
+    if record:
+        path, header = "benchmarks/results/sharded_optimizer.md", ["shard", "what", *header]
+        recording.record(path, title, recording.machine(), header, rows)
 
 
-def run_case(shard: str, folder: Path, steps: int) -> list[dict[str, float]]:
+def memory_rows(steps: int) -> list[list[str]]:
+    """Memory of each level, and what levels save."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = {shard: run_case(shard, Path(folder), steps) for shard in SHARDS}
+    rows = [row for shard in SHARDS for row in table(shard, found[shard])]
+    return rows + [fall(found, shard, what) for shard in SHARDS[1:] for what in ("memory", "peak")]
+
+
+def step_rows(steps: int) -> list[list[str]]:
+    """Times of each level: of the first rank, as rehearsed steps are."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = run_case("turns", Path(folder), steps)
+    rows, first = [], 0.0
+    for shard in SHARDS:
+        one = found[0][shard]
+        times, readings, then_s = one["times"], one["readings"], one["rehearsed_s"]
+        paired = [time * then_s / reading for time, reading in zip(times, readings, strict=True)]
+        typical, predicted = math.exp(statistics.median(map(math.log, paired))), one["predicted_s"]
+        low, _, high = statistics.quantiles(paired, n=4)
+        first = first or typical
+        rows.append([
+            shard, "step", milliseconds(predicted), milliseconds(statistics.median(times)),
+            f"{milliseconds(typical)} ({low * 1e3:.0f} to {high * 1e3:.0f}, quartiles)", off(predicted, typical),
+            f"{typical / first:.2f}",
+        ])  # fmt: skip
+    return rows
+
+
+def run_case(shard: str, folder: Path, steps: int) -> list[dict[str, Any]]:
     """What each of four ranks found."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4"]
     command = [*launcher, __file__, "--steps", str(steps), "--rank", shard, str(folder)]
@@ -65,60 +111,103 @@ def run_case(shard: str, folder: Path, steps: int) -> list[dict[str, float]]:
 
 
 def run_rank(shard: str, folder: str, steps: int) -> None:
-    """One rank: plan, train, and record its memory and times."""
+    """One rank."""
+    rank = int(os.environ["RANK"])
+    found = run_turns(steps) if shard == "turns" else run_memory(shard, Path(folder), rank, steps)
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def pipeline(batch: dict[str, Any], **options: Any) -> Any:
+    """A pipeline of the model."""
     import panpipe
     import torch
-    from attrs import evolve
-    from panpipe.core.plan.sharding import replica_costs
-    from panpipe.core.plan.validation.validate import validate
+
+    def optimizer(named: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(named, lr=1e-4, foreach=False)  # foreach has a copy of all parameters while it steps
 
     with panpipe.empty_weights():
         model = torch.nn.Sequential(
             *(part for _ in range(LAYERS) for part in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.Tanh()))
         )
-    torch.manual_seed(0)  # all ranks of a replica pass one batch
-    batch = {"x": torch.randn(ROWS, WIDTH), "y": torch.randn(ROWS, WIDTH)}
-    before: list[int] = []
+    return panpipe.pipeline(
+        model, step, batch, optimizer=optimizer, microbatches=MICROBATCHES, progress=False, **options
+    )
 
-    def optimizer(named: object) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(named, lr=1e-4, foreach=False)  # foreach has a copy of all parameters while it steps
 
-    planned, rank = Path(folder) / "plan.json", int(os.environ["RANK"])
+def batch_of_ranks() -> dict[str, Any]:
+    """One batch for all ranks of a replica."""
+    import torch
+
+    torch.manual_seed(0)
+    return {"x": torch.randn(ROWS, WIDTH), "y": torch.randn(ROWS, WIDTH)}
+
+
+def run_turns(steps: int) -> dict[str, Any]:
+    """Plan for each level, and train in turns."""
+    import panpipe
+    import torch
+
+    batch = batch_of_ranks()
+    options = {"mesh": "pp=2,dp=2", "schedule": "1f1b", "max_chunks": 1, "plan_cache": False}
+    pipes = {
+        shard: pipeline(batch, **options, plan_seconds=PLAN_SECONDS, **({} if shard == "none" else {"shard": shard}))
+        for shard in SHARDS
+    }
+    found = {
+        shard: {
+            "predicted_s": panpipe.simulate(pipe.plan).step_s,
+            "rehearsed_s": pipe.plan.predicted.rehearsed_s,
+            "times": [],
+            "readings": [],
+        }
+        for shard, pipe in pipes.items()
+    }
+    for number in range(steps):
+        for shard, pipe in pipes.items():
+            reading = pipe.rehearsed_s(batch)
+            torch.distributed.barrier()  # ranks restore their gradients after a rehearsed step
+            start = time.perf_counter()
+            pipe.step(batch)
+            if number >= WARM_UP:
+                found[shard]["times"].append(time.perf_counter() - start)
+                found[shard]["readings"].append(reading)
+    for pipe in reversed(pipes.values()):  # the first one has created the job's process group, and ends it
+        pipe.close()
+    return found
+
+
+def run_memory(shard: str, folder: Path, rank: int, steps: int) -> dict[str, float]:
+    """Plan, train, and measure memory."""
+    import panpipe
+    from attrs import evolve
+    from panpipe.core.plan.sharding import replica_costs
+    from panpipe.core.plan.validation.validate import validate
+
+    planned, batch = folder / "plan.json", batch_of_ranks()
     if shard == "none":
-        options = {"mesh": "pp=2,dp=2", "schedule": "1f1b", "max_chunks": 1, "plan_cache": False}
+        options: dict[str, Any] = {"mesh": "pp=2,dp=2", "schedule": "1f1b", "max_chunks": 1, "plan_cache": False}
     else:
         plan = panpipe.Plan.load(planned)
         options = {"plan": evolve(plan, shard=(shard,) * len(plan.stages))}
-    pipe = panpipe.pipeline(
-        model, step, batch, optimizer=optimizer, microbatches=MICROBATCHES, progress=False, **options
-    )
+    pipe = pipeline(batch, **options)
     if rank == 0:
         pipe.plan.save(planned)
-    prediction = pipe.plan.predicted
     held = sum(p.nbytes for parameters in pipe.stage_parameters.values() for p in parameters.values())
-    before.append(resident() - held)  # parameters have values here, gradients and state come with the first step
-    times = []
+    before = resident() - held  # parameters have values here, gradients and state come with the first step
     for number in range(steps):
         if number == WARM_UP:
             forget_peak()
-        start = time.perf_counter()
         pipe.step(batch)
-        times.append(time.perf_counter() - start)
     position = pipe.plan.mesh.place(rank)[1]
-    costs = replica_costs(pipe.plan, prediction.costs)
-    own = [costs[stage.index] for stage in pipe.plan.stages_on(position)]
+    costs = replica_costs(pipe.plan, pipe.plan.predicted.costs)
     found = {
         "predicted_peak": validate(pipe.plan).peak_memory_bytes[position],
-        "peak": peak() - before[0],
-        "predicted_step_s": panpipe.simulate(pipe.plan).step_s,
-        "step_s": statistics.median(times[WARM_UP:]),
-        "low_s": statistics.quantiles(times[WARM_UP:], n=4)[0],
-        "high_s": statistics.quantiles(times[WARM_UP:], n=4)[2],
-        "predicted_bytes": sum(c.state_bytes for c in own),
-        "bytes": resident() - before[0],
+        "peak": peak() - before,
+        "predicted_bytes": sum(costs[stage.index].state_bytes for stage in pipe.plan.stages_on(position)),
+        "bytes": resident() - before,
     }
-    (Path(folder) / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     pipe.close()
+    return found
 
 
 def step(model: object, batch: dict[str, object]) -> object:
@@ -146,25 +235,19 @@ def peak() -> int:
 
 
 def table(shard: str, ranks: list[dict[str, float]]) -> list[list[str]]:
-    """Rows of one case: the slowest rank's step, and each rank's memory."""
-    first = ranks[0]
-    slow = max(ranks, key=lambda one: one["step_s"])
-    spread = f"{slow['step_s'] * 1e3:.1f} ms ({slow['low_s'] * 1e3:.1f} to {slow['high_s'] * 1e3:.1f}, quartiles)"
-    rows = [
-        [
-            shard,
-            "step",
-            f"{first['predicted_step_s'] * 1e3:.1f} ms",
-            spread,
-            off(first["predicted_step_s"], slow["step_s"]),
-        ]
-    ]
+    """Rows of one case: each rank's memory."""
+    rows = []
     for rank, one in enumerate(ranks):
         for what, keys in KEYS.items():
             predicted, measured = (one[key] for key in keys)
             sizes = f"{predicted / MEBI:.1f} MiB", f"{measured / MEBI:.1f} MiB"
             rows.append([shard, f"{what} of rank {rank}", *sizes, off(predicted, measured)])
     return rows
+
+
+def milliseconds(seconds: float) -> str:
+    """A time in a table."""
+    return f"{seconds * 1e3:.0f} ms"
 
 
 def fall(found: dict[str, list[dict[str, float]]], shard: str, what: str) -> list[str]:

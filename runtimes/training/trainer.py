@@ -250,7 +250,8 @@ class Trainer:
         """Seconds of a step that changes nothing; see `Pipeline.rehearsed_s`."""
         self.team.agree(self.no_rehearsal(batch))
         with self._rehearsing():
-            return self._rehearsed(batch, None)[0]
+            self.team.agree(None)  # ranks begin together: each has copied its gradients
+            return self._rehearsed(batch, None, False)[0]
 
     def no_rehearsal(self, batch: Any) -> RequestError | None:
         """The reason why a step of a batch cannot be rehearsed between steps of training; None if it can."""
@@ -283,9 +284,7 @@ class Trainer:
             for activity, method in last:
                 activity.last = method
 
-    def _rehearsed(
-        self, batch: Any, pieces: list[Microbatch] | None, update: bool = False
-    ) -> tuple[float, BatchResult]:
+    def _rehearsed(self, batch: Any, pieces: list[Microbatch] | None, update: bool) -> tuple[float, BatchResult]:
         """Run and record one step without an update. Returns its seconds on the first rank, and its result."""
         start = time.perf_counter()
         cut = self._cutter.cut(batch) if pieces is None else pieces
