@@ -21,12 +21,12 @@ class Kind(str):
 
     Attributes:
         value: the letters.
-        whole_step: whether its actions belong to a whole step and take no microbatch.
+        whole_step: whether its actions belong to a whole step and take no microbatch; None for a kind with both.
     """
 
     __slots__ = ("value", "whole_step")
     value: str
-    whole_step: bool
+    whole_step: bool | None
 
     F: ClassVar["Kind"]
     B: ClassVar["Kind"]
@@ -45,6 +45,7 @@ class Kind(str):
     SYNC: ClassVar["Kind"]
     STEP: ClassVar["Kind"]
     UNSHARD: ClassVar["Kind"]
+    RESHARD: ClassVar["Kind"]
 
     def __new__(cls, letters: str) -> "Kind":
         """The kind of these letters."""
@@ -64,12 +65,12 @@ def known_kinds() -> tuple[Kind, ...]:
     return tuple(_KNOWN.values())
 
 
-def declare_kind(letters: str, *, whole_step: bool = False) -> Kind:
+def declare_kind(letters: str, *, whole_step: bool | None = False) -> Kind:
     """Add a kind to the grammar, or return the one that has these letters.
 
     Args:
         letters: capitals and underscores.
-        whole_step: whether its actions belong to a whole step and take no microbatch.
+        whole_step: whether its actions belong to a whole step and take no microbatch; None for a kind with both.
 
     Raises:
         ValueError: the letters contain other characters, or the kind is declared with another ``whole_step``.
@@ -88,8 +89,11 @@ for _letters in (
     "F", "B", "I", "W", "SEND_F", "RECV_F", "SEND_B", "RECV_B", "RECOMPUTE", "OFFLOAD", "RELOAD", "SCATTER_GRAD",
 ):  # fmt: skip
     setattr(Kind, _letters, declare_kind(_letters))
-for _letters in ("REDUCE_GRAD", "REDUCE_TIED", "SYNC", "STEP", "UNSHARD"):
+for _letters in ("REDUCE_GRAD", "REDUCE_TIED", "SYNC", "STEP"):
     setattr(Kind, _letters, declare_kind(_letters, whole_step=True))
+# At the end of a step it has no number. Within one, it has the number of the run for which it gathers parameters.
+Kind.UNSHARD = declare_kind("UNSHARD", whole_step=None)
+Kind.RESHARD = declare_kind("RESHARD")
 
 COMPUTE_KINDS = frozenset({Kind.F, Kind.B, Kind.I, Kind.W})
 """The kinds in a compute order."""
@@ -109,7 +113,8 @@ class Action:
     Args:
         stage: the stage it works on; for a send the sender's, for a receive the receiver's.
         kind: what it does.
-        microbatch: which microbatch, from 0; None for kinds that belong to a whole step.
+        microbatch: which microbatch, from 0; None for kinds that belong to a whole step. For UNSHARD and RESHARD within
+            a step, which run of the stage (``plan/unshard``).
         peer: the stage at the other end of a send or receive; None for every other kind.
     """
 
@@ -161,7 +166,7 @@ def parse_action(text: str) -> Action:
         )
     kind = _KNOWN[match["kind"]]
     microbatch = None if match["microbatch"] is None else int(match["microbatch"])
-    if (microbatch is None) != kind.whole_step:
+    if kind.whole_step is not None and (microbatch is None) != kind.whole_step:
         rule = "takes no microbatch" if kind.whole_step else "needs a microbatch"
         raise RequestError(f"'{text}' is not an action: {kind.value} {rule}")
     if match["arrow"] is not None:

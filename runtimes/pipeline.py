@@ -2,6 +2,8 @@
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -441,7 +443,24 @@ class Pipeline:
         trainer.stages.ensure_values()
         trainer.counts.visits += 1
         key = trainer.runner.seed, trainer.counts.steps, trainer.counts.visits
-        return visit_parameters(self.model, trainer.stages.states, function, key)
+        with trainer.stages.whole_parameters():
+            return visit_parameters(self.model, trainer.stages.states, function, key)
+
+    def whole_parameters(self) -> AbstractContextManager[None]:
+        """A context in which each replica holds its stages' parameters whole, where replicas share them
+        (``shard="parameters"``). Every rank enters it.
+
+        Between steps each replica has only a part of them, and using their values is refused. What is written to them
+        within, the same in all replicas, is kept; after an error nothing is. Training is refused within. Without such
+        stages it does nothing.
+
+        Example:
+            >>> with pipe.whole_parameters():  # doctest: +SKIP
+            ...     norm = model.head.weight.norm()
+        """
+        self._trainer.refuse_closed()
+        self._trainer.stages.ensure_values()
+        return self._trainer.stages.whole_parameters()
 
     def state_dict(self) -> dict[str, Any]:
         """The state needed to resume training, as far as this process holds it.

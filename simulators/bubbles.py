@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 from attrs import frozen
 
-from ..core.actions import Kind
+from ..core.actions import Action, Kind
 from ..core.plan.queues import Queues
 from ..core.plan.residency import OperationTimes
 from .delays import Delays, queue_delays, scaled
@@ -51,6 +51,8 @@ CAUSES = {
 }
 
 _SUMS = (Kind.REDUCE_GRAD, Kind.REDUCE_TIED)
+_OVER_REPLICAS = (Kind.SCATTER_GRAD, Kind.UNSHARD)
+"""Those of them that compute within a step waits for."""
 
 TransferTimes = Mapping[tuple[int, int], QueueTimes]
 
@@ -88,10 +90,10 @@ def device_bubbles(
     reduced: dict[tuple[int, int], _Awaited] = {}
     for reduction in (each for each in tasks if each.action.kind in _SUMS):  # SYNC is not: the optimizer waits
         _keep_latest(reduced, (reduction.device, reduction.action.stage), reduction)
-    summed = _last_ended(queues, [task for task in tasks if task.action.kind is Kind.SCATTER_GRAD])
-    copied = _last_ended(queues, [task for task in tasks if task.action.kind is not Kind.SCATTER_GRAD])
+    summed = _last_ended(queues, [task for task in tasks if task.action.kind in _OVER_REPLICAS])
+    copied = _last_ended(queues, [task for task in tasks if task.action.kind not in _OVER_REPLICAS])
     gathered: dict[tuple[int, int], _Awaited] = {}
-    for gather in (each for each in tasks if each.action.kind is Kind.UNSHARD):
+    for gather in (each for each in tasks if each.action == Action(each.action.stage, Kind.UNSHARD)):
         _keep_latest(gathered, (gather.device, 0), gather)
     result = []
     for device, actions in enumerate(queues.compute):

@@ -120,7 +120,10 @@ class SimulationResult:
     @property
     def _without_update_s(self) -> float | None:
         """The step without what ends it; None where gradients are summed, which may delay other work."""
-        if any(task.action.kind in (Kind.SCATTER_GRAD, Kind.REDUCE_GRAD, Kind.REDUCE_TIED) for task in self.tasks):
+        if any(
+            task.action.kind in (Kind.SCATTER_GRAD, Kind.REDUCE_GRAD, Kind.REDUCE_TIED, Kind.UNSHARD)
+            for task in self.tasks
+        ):
             return None
         done = [task.end_s for task in self.tasks if task.action.kind is not Kind.SYNC]
         for actions, (_, ends) in zip(self.queues.compute, self.operation_times, strict=True):

@@ -127,6 +127,13 @@ def _unshard(
     return _over_replicas(task, cluster, costs[stage].gradient_bytes, Operation.ALL_GATHER, known)
 
 
+def _reshard(
+    _: Task, __: Plan, ___: Sequence[StageCosts], ____: Cluster
+) -> tuple[Sequence[Sequence[Phase]], float, float]:
+    """RESHARD frees memory, and moves nothing."""
+    return [], 0.0, 0.0
+
+
 def _over_replicas(
     task: Task, cluster: Cluster, size: float, operation: Operation, known_s: float | None
 ) -> tuple[Sequence[Sequence[Phase]], float, float]:
@@ -175,6 +182,7 @@ moved_by: dict[Kind, Movement] = {
     Kind.REDUCE_TIED: _tied,
     Kind.SYNC: _sync,
     Kind.UNSHARD: _unshard,
+    Kind.RESHARD: _reshard,
     Kind.OFFLOAD: _host_copy,
     Kind.RELOAD: _host_copy,
 }

@@ -7,10 +7,11 @@ from numpy.typing import NDArray
 
 from ..core.actions import Kind
 from ..core.plan.plan import Plan, Prediction
-from ..core.plan.residency import MOVING_KINDS, STATE_KINDS, Timeline
+from ..core.plan.residency import Timeline
 from ..core.trace.trace import (
     COMPUTE_QUEUE,
     HOST_MEMORY,
+    MEMORY_KINDS,
     LinkTrack,
     MemorySample,
     Trace,
@@ -77,10 +78,8 @@ def _transfers(times: StepTimes) -> Iterator[TraceEvent]:
 def _memory_samples(device: int, timeline: Timeline) -> Iterator[MemorySample]:
     """Each kind at the start, and then at each change; several changes at one time give one sample, unless a peak is
     between them (`_kept_changes`). The host's memory only of a device that offloads."""
-    for kind, size in zip(STATE_KINDS, timeline.state, strict=True):
-        yield MemorySample(device, 0.0, kind, size)
     kept, times = _kept_changes(timeline)
-    rows = dict(zip(MOVING_KINDS, timeline.moving[:, kept], strict=True))
+    rows = {kind: timeline.of_kind(kind)[kept] for kind in MEMORY_KINDS}
     if timeline.host.any():
         rows[HOST_MEMORY] = timeline.host[kept]
     for kind, row in rows.items():

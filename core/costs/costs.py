@@ -35,6 +35,8 @@ class StageCosts:
         largest_gradient_bytes: of the parameters' gradients the largest; 0 if it is unknown. What replicas share is
             summed in buckets of whole gradients.
         collectives: measured times of the collectives over the stage's replicas; None if the links decide.
+        gathered_bytes: memory of the parameters that replicas share, and of values computed from parameters alone,
+            while the parameters are gathered; 0 for a whole stage.
     """
 
     forward_s: float
@@ -55,6 +57,7 @@ class StageCosts:
     shared_bytes: int = 0
     largest_gradient_bytes: int = 0
     collectives: CollectiveTimes | None = None
+    gathered_bytes: int = 0
 
     @property
     def full_backward_s(self) -> float:
@@ -95,6 +98,7 @@ converter.register_unstructure_hook(
         shared_bytes=_later,
         largest_gradient_bytes=_later,
         collectives=_later,
+        gathered_bytes=_later,
     ),
 )
 

@@ -1,41 +1,51 @@
-"""The sums of microbatches' gradients over replicas (SCATTER_GRAD), while a device's compute order runs: one after
-another, in the order issued; the next backward of the same stage waits for each.
+"""The collectives of a device over its replicas, while its compute order runs: one after another, in the order issued.
 
-It is the counterpart of ``plan/gradient_reduction`` for one replica: all replicas are taken to issue at the same time.
+The next backward of the same stage waits for a SCATTER_GRAD, and the first action of a run for its UNSHARD. It is the
+counterpart of ``plan/gradient_reduction`` for one replica: all replicas are taken to issue at the same time.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from ..actions import Action, Kind
+from ..plan.gradient_reduction import LAST_BACKWARD
+from ..plan.kinds import AT_START
 
 
 class CollectiveQueue:
-    """Runs the sums of a device concurrently with its compute order.
+    """Runs the collectives of a device concurrently with its compute order.
 
     Args:
-        collectives: the device's actions on the collective queue, each with the position of the backward it follows;
-            see ``plan/gradient_reduction``.
-        scatter_s: stage → seconds of a sum over its replicas.
+        actions: the compute order.
+        collectives: of the device, in order, each with the position that it follows; see ``plan/gradient_reduction``.
+        seconds: duration of one of them.
     """
 
-    def __init__(self, collectives: Iterable[tuple[int, Action]], scatter_s: Callable[[int], float]) -> None:
-        self._seconds: dict[int, float] = {}
-        self._awaited: dict[int, int] = {}  # position of a backward → that of the one before it
-        self._ends: dict[int, float] = {}
+    def __init__(
+        self,
+        actions: Sequence[Action],
+        collectives: Iterable[tuple[int, Action]],
+        seconds: Callable[[Action], float],
+    ) -> None:
+        self._issued: dict[int, list[tuple[Action, float]]] = {}
+        self._awaited: dict[int, list[Action]] = {}
+        self._ends: dict[Action, float] = {}
         self._free = 0.0
-        last: dict[int, int] = {}
         for at, action in collectives:
-            if action.kind is Kind.SCATTER_GRAD:
-                self._seconds[at] = scatter_s(action.stage)
-                if action.stage in last:
-                    self._awaited[at] = last[action.stage]
-                last[action.stage] = at
+            self._issued.setdefault(at, []).append((action, seconds(action)))
+            readers = LAST_BACKWARD if action.kind is Kind.SCATTER_GRAD else None
+            if action.kind in (Kind.SCATTER_GRAD, Kind.UNSHARD):
+                later = range(at + 1, len(actions))
+                own = (i for i in later if actions[i].stage == action.stage)
+                reader = next((i for i in own if readers is None or actions[i].kind in readers), None)
+                if reader is not None:
+                    self._awaited.setdefault(reader, []).append(action)
+        self.issue(AT_START, 0.0)
 
     def ready_s(self, position: int) -> float:
-        """When the sum has ended that the action at a position waits for."""
-        return self._ends[self._awaited[position]] if position in self._awaited else 0.0
+        """When everything has ended that the action at a position waits for."""
+        return max((self._ends[action] for action in self._awaited.get(position, ())), default=0.0)
 
     def issue(self, position: int, end_s: float) -> None:
-        """Run the sum that the end of the action at a position issues."""
-        if position in self._seconds:
-            self._ends[position] = self._free = max(self._free, end_s) + self._seconds[position]
+        """Run the collectives that the end of the action at a position issues."""
+        for action, seconds in self._issued.get(position, ()):
+            self._ends[action] = self._free = max(self._free, end_s) + seconds

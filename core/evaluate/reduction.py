@@ -3,20 +3,21 @@
 The analytic counterpart of the simulator: over the same devices the reductions run one after another, in the order in
 which the stages' last backwards end, each for the time of its collective alone. A stage's optimizer step waits for its
 own reduction, and a device steps its stages in order. A sharded stage's parameters are gathered after its step, one
-stage after another. The reductions of microbatches, of stages whose replicas share gradients, are among these
-reductions; `collective_queue` has what waits for them.
+stage after another. The reductions of microbatches, of stages whose replicas share gradients, and gathers within the
+step are among these reductions; `collective_queue` has what waits for them.
 """
 
 from collections.abc import Callable, Sequence
 
-from ..actions import Kind
+from ..actions import Action, Kind
 from ..cluster.cluster import Cluster
 from ..cluster.collectives import Operation, collective_s
 from ..costs.collective_times import CollectiveTimes
 from ..costs.costs import StageCosts
 from ..plan.gradient_reduction import LAST_BACKWARD, collectives
+from ..plan.kinds import AT_START
 from ..plan.plan import Plan
-from ..plan.sharding import level_of, replica_costs, shards, shards_gradients
+from ..plan.sharding import level_of, replica_costs, shards, shards_gradients, shards_parameters
 
 _NUMBER_BYTES = 8
 
@@ -80,6 +81,22 @@ def _over_replicas_s(plan: Plan, cluster: Cluster, stage: int, size_bytes: float
     return collective_s(cluster, ranks, size_bytes, operation)
 
 
+def collective_seconds(
+    reduction: ReductionTime, scatter: ReductionTime | None, unshard: ReductionTime | None
+) -> Callable[[Action], float]:
+    """The time of an action on the collective queue; arguments as of `step_ends`."""
+    times = {Kind.REDUCE_GRAD: reduction, Kind.SCATTER_GRAD: scatter, Kind.UNSHARD: unshard}
+
+    def seconds(action: Action) -> float:
+        if action.kind is Kind.RESHARD:
+            return 0.0
+        found = times[action.kind]
+        assert found is not None
+        return found(action.stage)
+
+    return seconds
+
+
 def sync_bytes(plan: Plan) -> int:
     """Bytes of the table that stages exchange before they step: overflows, loss scales, and a norm of each gradient.
 
@@ -119,11 +136,11 @@ def step_ends(
         ends: per replica and device the ends of its compute actions.
         reduction: time of a stage's reduction; not called with one replica.
         sync_s: duration of the SYNC, if the plan has one.
-        unshard: time of the gather of a sharded stage's parameters; needed if there is one.
+        unshard: time of an UNSHARD of a stage; needed if there is one.
         scatter: time of a SCATTER_GRAD of a stage; needed if there is one.
     """
     costs = replica_costs(plan, costs)
-    gradients = _gradient_ends(plan, ends, reduction, scatter)
+    gradients = _gradient_ends(plan, ends, collective_seconds(reduction, scatter, unshard))
     if plan.sync:
         release = max(max(now, *summed.values()) for now, summed in gradients if summed) + sync_s
         gradients = [(max(now, release) if summed else now, summed) for now, summed in gradients]
@@ -132,7 +149,7 @@ def step_ends(
         now, gathered = end, 0.0
         for held in plan.stages_on(device):
             now = max(now, summed.get(held.index, 0.0)) + costs[held.index].optimizer_s
-            if shards(plan, held.index):
+            if shards(plan, held.index) and not shards_parameters(plan, held.index):
                 assert unshard is not None
                 gathered = max(now, gathered) + unshard(held.index)
         result.append(max(now, gathered))
@@ -142,8 +159,7 @@ def step_ends(
 def _gradient_ends(
     plan: Plan,
     ends: Sequence[Sequence[Sequence[float]]],
-    reduction: ReductionTime,
-    scatter: ReductionTime | None,
+    seconds: Callable[[Action], float],
 ) -> list[tuple[float, dict[int, float]]]:
     """Per device the end of its compute, and of every stage's reduction."""
     result = []
@@ -151,12 +167,10 @@ def _gradient_ends(
         summed = dict.fromkeys((action.stage for action in actions if action.kind in LAST_BACKWARD), 0.0)
         free = 0.0
         for at, action in collectives(plan, device):
-            free = max(free, *(replica[device][at] for replica in ends))
-            if action.kind is Kind.SCATTER_GRAD:
-                assert scatter is not None
-                free += scatter(action.stage)
-            else:
-                free += reduction(action.stage)
+            if at != AT_START:
+                free = max(free, *(replica[device][at] for replica in ends))
+            free += seconds(action)
+            if action.kind is Kind.REDUCE_GRAD:
                 summed[action.stage] = free
         now = max(replica[device][-1] if replica[device] else 0.0 for replica in ends)
         result.append((now, summed))

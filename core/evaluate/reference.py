@@ -70,7 +70,7 @@ def evaluate(
     recompute: Iterable[int] = (),
     copies: Sequence[Sequence[TimedCopy]] = (),
     host_queues: int = 1,
-    sums: Sequence[CollectiveQueue] = (),
+    collectives: Sequence[CollectiveQueue] = (),
 ) -> Evaluation:
     """Evaluate compute orders once; for many orders of the same stages keep an ``Evaluator``.
 
@@ -83,14 +83,14 @@ def evaluate(
         recompute: the stages that recompute.
         copies: per device its copies to the host and back; empty for none.
         host_queues: host-copy queues of each device: 1 for both directions, or 2.
-        sums: per device its sums of microbatches' gradients, not yet begun; empty for none.
+        collectives: per device what its replicas sum or gather within the step, not yet begun; empty for none.
 
     Raises:
         RequestError: an action is on another device than its stage, is not a compute action, has an input that no
             device computes, or the orders deadlock (the message shows the cycle).
     """
     evaluator = Evaluator(placement, costs, edges=edges, hop_s=hop_s, recompute=recompute)
-    return evaluator.evaluate(device_actions, copies, host_queues, sums)
+    return evaluator.evaluate(device_actions, copies, host_queues, collectives)
 
 
 class Evaluator:
@@ -141,11 +141,11 @@ class Evaluator:
         device_actions: Sequence[Sequence[Action]],
         copies: Sequence[Sequence[TimedCopy]] = (),
         host_queues: int = 1,
-        sums: Sequence[CollectiveQueue] = (),
+        collectives: Sequence[CollectiveQueue] = (),
     ) -> Evaluation:
         """Time and memory of these orders. Arguments and errors as in ``evaluate``."""
         codes = self._encode(device_actions)
-        starts, ends = self._run(codes, [HostQueue(own, host_queues) if own else None for own in copies], sums)
+        starts, ends = self._run(codes, [HostQueue(own, host_queues) if own else None for own in copies], collectives)
         times, before = self._time, self._before
         busy = [sum([times[kind][stage] + before[kind][stage] for kind, stage, _ in order]) for order in codes]
         peaks = [self._peak(order, copies[device] if copies else ()) for device, order in enumerate(codes)]
@@ -187,7 +187,7 @@ class Evaluator:
         self,
         codes: list[list[tuple[int, int, int]]],
         host: Sequence[HostQueue | None],
-        sums: Sequence[CollectiveQueue] = (),
+        collectives: Sequence[CollectiveQueue] = (),
     ) -> tuple[list[list[float]], list[list[float]]]:
         """Start and end of every action.
 
@@ -205,13 +205,13 @@ class Evaluator:
             device_starts, device_ends = starts[device], ends[device]
             now = device_ends[-1] if device_ends else 0.0
             copies = host[device] if host else None
-            summed = sums[device] if sums else None
+            shared = collectives[device] if collectives else None
             for kind, stage, microbatch in codes[device][len(device_ends) :]:
                 if copies is not None:
                     now = max(now, copies.ready_s(len(device_ends)))
                 start = now + before[kind][stage]
-                if summed is not None:
-                    start = max(start, summed.ready_s(len(device_ends)))
+                if shared is not None:
+                    start = max(start, shared.ready_s(len(device_ends)))
                 for row, delay, name in reads[kind][stage]:
                     end = row[microbatch]
                     if end is None:
@@ -225,8 +225,8 @@ class Evaluator:
                     device_ends.append(now)
                     if copies is not None:
                         copies.issue(len(device_ends) - 1, now)
-                    if summed is not None:
-                        summed.issue(len(device_ends) - 1, now)
+                    if shared is not None:
+                        shared.issue(len(device_ends) - 1, now)
                     row, name = gives[kind][stage]
                     row[microbatch] = now
                     if waiting:

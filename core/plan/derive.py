@@ -8,12 +8,14 @@ from collections.abc import Iterable, Sequence
 
 from attrs import evolve
 
+from ..actions import Action
 from ..costs.costs import StageEdge
 from ..errors import RequestError
 from .forward_order import forward_order
 from .offload import StageOffload
 from .plan import MemoryPolicy, Plan
 from .sharding import AUTO, NONE
+from .unshard import StageUnshard, UnshardedRun
 
 Recompute = str | Sequence[int]
 """``"none"``, ``"all"``, or the stages that recompute."""
@@ -40,7 +42,8 @@ def first_microbatches(plan: Plan, count: int) -> Plan:
         tuple(a for a in actions if a.microbatch is not None and a.microbatch < count)
         for actions in plan.device_actions
     )
-    memory = evolve(plan.memory, offload=_first_copies(plan, count))
+    unshard = tuple(_first_runs(plan, each, count) for each in plan.memory.unshard)
+    memory = evolve(plan.memory, offload=_first_copies(plan, count), unshard=unshard)
     return evolve(plan, microbatches=count, device_actions=orders, memory=memory, prediction=None)
 
 
@@ -64,6 +67,26 @@ def _first_copies(plan: Plan, count: int) -> tuple[StageOffload, ...]:
         if copies:
             result.append(evolve(each, copies=tuple(copies)))
     return tuple(result)
+
+
+def _first_runs(plan: Plan, unshard: StageUnshard, count: int) -> StageUnshard:
+    """The runs of a stage with the first ``count`` microbatches. All runs stay: replicas gather parameters together,
+    and another one may have more microbatches."""
+    actions = plan.device_actions[plan.placement[unshard.stage]]
+    at = {action: position for position, action in enumerate(actions)}
+
+    def left(begin: int, end: int) -> list[Action]:
+        return [each for each in actions[begin:end] if each.microbatch is not None and each.microbatch < count]
+
+    runs = []
+    for run in unshard.runs:
+        before = [] if run.after is None else left(0, at[run.after] + 1)
+        after = before[-1] if before else None
+        own: list[Action] = []
+        if run.first is not None and run.last is not None:
+            own = [each for each in left(at[run.first], at[run.last] + 1) if each.stage == unshard.stage]
+        runs.append(UnshardedRun(after, own[0] if own else None, own[-1] if own else None))
+    return StageUnshard(unshard.stage, tuple(runs))
 
 
 def with_edges(plan: Plan, edges: Iterable[StageEdge]) -> Plan:

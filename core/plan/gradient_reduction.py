@@ -11,23 +11,29 @@ nothing left to sum: the replicas agree which parameters have a gradient, after 
 """
 
 from collections.abc import Iterator, Sequence
+from operator import itemgetter
 
 from ..actions import Action, Kind
 from ..errors import RequestError
 from ..trace.trace import COLLECTIVE_QUEUE
 from .items import Item, Task
 from .kinds import Compute, TaskKind, declare
+from .memory import CHANGES
 from .plan import Plan
 from .sharding import shards_gradients
+from .unsharding import after_steps, check_unsharding, reader_of, runs_of
 
 _NEEDS_GRADIENTS = "needs its gradients"
 _NEEDS_BUFFERS = "needs the memory of its gradients"
+_NEEDS_PARAMETERS = "needs its parameters"
+_PARAMETERS = (Kind.UNSHARD, Kind.RESHARD)
 LAST_BACKWARD = (Kind.B, Kind.W)
 """The kinds after which a microbatch's gradients of a stage's parameters are complete."""
 
 
 def collectives(plan: Plan, device: int) -> list[tuple[int, Action]]:
-    """The SCATTER_GRAD and REDUCE_GRAD of a device, each with the position that it follows in the compute order."""
+    """The collectives of a device over replicas within a step, each with the position that it follows in the compute
+    order: SCATTER_GRAD, REDUCE_GRAD, UNSHARD and RESHARD, in the order issued."""
     if plan.mesh.data == 1 or plan.forward_only:
         return []
     actions = plan.device_actions[device]
@@ -39,7 +45,14 @@ def collectives(plan: Plan, device: int) -> list[tuple[int, Action]]:
             found.append((position, Action(action.stage, Kind.SCATTER_GRAD, action.microbatch)))
         if last.get(action.stage) == position:
             found.append((position, Action(action.stage, Kind.REDUCE_GRAD)))
+    if plan.memory.unshard:  # at one position sums are issued first
+        found = sorted([*found, *runs_of(plan, device)], key=itemgetter(0))
     return found
+
+
+def _insert(plan: Plan, device: int) -> Iterator[tuple[int, Action]]:
+    yield from collectives(plan, device)
+    yield from after_steps(plan, device)
 
 
 def _tasks(plan: Plan, compute: Compute, items: Sequence[Item], _: Sequence[Task]) -> Iterator[Task]:
@@ -52,11 +65,14 @@ def _tasks(plan: Plan, compute: Compute, items: Sequence[Item], _: Sequence[Task
         reduced = [item for item in own if item.action.kind is Kind.REDUCE_GRAD]
         _check_reductions(plan, device, actions, reduced)
         _check_scatters(plan, device, actions, own)
+        check_unsharding(plan, device, actions, [item for item in own if item.action.kind in _PARAMETERS])
         steps = {action.stage: at for at, action in enumerate(actions) if action.kind is Kind.STEP}
         for item in own:
             action, order = item.action, (COLLECTIVE_QUEUE, device)
             if action.kind is Kind.SCATTER_GRAD:
                 reader, reason = _next_backward(actions, item), _NEEDS_BUFFERS
+            elif action.kind in _PARAMETERS:
+                reader, reason = reader_of(actions, item), _NEEDS_PARAMETERS
             else:
                 reader, reason = steps.get(action.stage), _NEEDS_GRADIENTS
             readers = () if reader is None else ((device, reader),)
@@ -124,4 +140,13 @@ def _check_scatters(plan: Plan, device: int, actions: Sequence[Action], own: Seq
         )
 
 
-declare(TaskKind((Kind.SCATTER_GRAD, Kind.REDUCE_GRAD), COLLECTIVE_QUEUE, collectives, _tasks, joins_replicas=True))
+declare(
+    TaskKind(
+        (Kind.SCATTER_GRAD, Kind.REDUCE_GRAD, *_PARAMETERS),
+        COLLECTIVE_QUEUE,
+        _insert,
+        _tasks,
+        changes={kind: CHANGES[kind] for kind in _PARAMETERS},
+        joins_replicas=True,
+    )
+)

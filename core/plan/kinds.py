@@ -44,7 +44,9 @@ def compute_times(compute: Compute, costs: Iterable[StageCosts]) -> list[list[fl
     return [[by_stage[action.stage][action.kind] for action in actions] for actions in compute]
 
 
-AFTER_STEP = -1
+AT_START = -1
+"""The position of an action that precedes all compute."""
+AFTER_STEP = -2
 """The position of an action that follows the STEP of its stage."""
 
 
@@ -56,7 +58,8 @@ class TaskKind:
         kinds: one, or several that share queues.
         queue: name of their queue on every device; ``tasks`` may give an item another.
         insert: (plan, device) → their actions, each with the position in the compute order that it follows; None for
-            after all compute, before the STEPs; ``AFTER_STEP`` for after the STEP of its stage.
+            after all compute, before the STEPs; ``AT_START`` for before all compute; ``AFTER_STEP`` for after the
+            STEP of its stage.
         tasks: (plan, compute, items device by device in the order issued, tasks declared before) → their tasks. Raises
             RequestError where an item is missing or misplaced.
         seconds: duration of a task; None where it depends on links and members.

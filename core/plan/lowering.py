@@ -15,6 +15,8 @@ and every runtime::
    for no message, so it runs while the gradient is still in transit.
 5. A microbatch that offloads has an OFFLOAD after the sends of its F, and a RELOAD after the action that the plan's
    memory policy names (see ``host_copies.py``).
+6. Where replicas share parameters, each run of a stage has an UNSHARD after the action that the memory policy names,
+   and a RESHARD after its last one (see ``unsharding.py``).
 """
 
 import sys
@@ -24,7 +26,7 @@ from operator import itemgetter
 from ..actions import BACKWARD_KINDS, Action, Kind
 from ..errors import RequestError
 from . import host_copies  # noqa: F401 - declares its kinds
-from .kinds import AFTER_STEP, declarations
+from .kinds import AFTER_STEP, AT_START, declarations
 from .message_matching import Positions, computed_at
 from .plan import Plan
 from .step_end import optimizer_steps
@@ -44,7 +46,8 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
         Per device along the pipeline its actions: F, B, I, W in the plan's order, with RECOMPUTE, SEND, RECV, OFFLOAD
         and RELOAD between them, and REDUCE_GRAD of every stage if ``mesh.data`` is above 1; then REDUCE_TIED per stage
         with a tied weight, one SYNC per device if the plan's steps wait for all stages, and STEP per stage, with an
-        UNSHARD after it for a sharded one. For a forward-only plan F, SEND_F and RECV_F only.
+        UNSHARD after it if its replicas share its optimizer, but not its parameters; UNSHARD and RESHARD of every run
+        if they share its parameters. For a forward-only plan F, SEND_F and RECV_F only.
 
     Raises:
         RequestError: ``prefetch`` is negative, or no action reads a message that the plan sends.
@@ -56,16 +59,20 @@ def lower(plan: Plan, prefetch: int = 2) -> Lowered:
     readers = [computed_at(actions) for actions in plan.device_actions]
     queues: dict[tuple[int, int], list[Action]] = {}
     sends = [[_sends(action, peers, queues) for action in actions] for actions in plan.device_actions]
+    starts: list[list[Action]] = [[] for _ in plan.device_actions]
     ends: list[list[Action]] = [[] for _ in plan.device_actions]
     steps = [optimizer_steps(plan, device) for device in range(plan.devices)]
     for declaration in declarations():
         for device, after in enumerate(sends):
-            _insert(declaration.insert(plan, device), after, ends[device], steps[device])
+            _insert(declaration.insert(plan, device), starts[device], after, ends[device], steps[device])
     receives: list[Placed] = [{} for _ in plan.device_actions]
     for (src, dst), messages in queues.items():
         _place(src, messages, readers[dst], prefetch, receives[dst])
     return tuple(
-        _merged(actions, receives[device], sends[device], [*ends[device], *steps[device]], recompute)
+        (
+            *starts[device],
+            *_merged(actions, receives[device], sends[device], [*ends[device], *steps[device]], recompute),
+        )
         for device, actions in enumerate(plan.device_actions)
     )
 
@@ -105,12 +112,18 @@ def _sends(action: Action, peers: _Peers, queues: dict[tuple[int, int], list[Act
 
 
 def _insert(
-    actions: Iterable[tuple[int | None, Action]], after: list[list[Action]], end: list[Action], steps: list[Action]
+    actions: Iterable[tuple[int | None, Action]],
+    start: list[Action],
+    after: list[list[Action]],
+    end: list[Action],
+    steps: list[Action],
 ) -> None:
-    """Insert actions of a kind after compute positions, after all of them (None), or after the STEP of their stage."""
+    """Insert actions of a kind before or after all compute, after compute positions, or after the STEP of a stage."""
     for position, action in actions:
         if position is None:
             end.append(action)
+        elif position == AT_START:
+            start.append(action)
         elif position == AFTER_STEP:
             steps.insert(steps.index(Action(action.stage, Kind.STEP)) + 1, action)
         else:

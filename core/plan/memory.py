@@ -42,6 +42,7 @@ class Use(StrEnum):
     SAVED = "saved"
     COMMUNICATION = "communication"
     WORKSPACE = "workspace"
+    PARAMETERS = "parameters"
 
 
 class Size(StrEnum):
@@ -59,6 +60,8 @@ class Size(StrEnum):
     """All messages from this action to stages of its own device."""
     OFFLOADED = "offloaded_bytes"
     """The part of the saved tensors that the memory policy copies to the host."""
+    GATHERED = "gathered_bytes"
+    """The parameters that replicas share, whole; 0 for a stage whose replicas each hold them whole."""
 
 
 @frozen
@@ -141,7 +144,9 @@ CHANGES: Mapping[Kind, tuple[Change, ...]] = {
     Kind.REDUCE_TIED: (),
     Kind.SYNC: (),
     Kind.STEP: (),
-    Kind.UNSHARD: (),
+    # The parts that replicas hold are state. At the end of a step the parameters are gathered in the state itself.
+    Kind.UNSHARD: (_allocates(Moment.START, Use.PARAMETERS, Size.GATHERED),),
+    Kind.RESHARD: (_frees(Moment.START, Use.PARAMETERS, Size.GATHERED),),
 }
 """The table, for stages that keep their saved tensors."""
 

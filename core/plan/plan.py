@@ -19,6 +19,7 @@ from ..documents import as_plain, converter, from_json, from_plain, to_json
 from ..files.read import read_text
 from ..files.write import write_text
 from .offload import StageOffload
+from .unshard import StageUnshard
 
 FORMAT = "panpipe.plan/1"
 
@@ -64,11 +65,13 @@ class MemoryPolicy:
         offload: the saved tensors that are offloaded, by stage, in order; a stage recomputes or offloads.
         host_copy_queues: in-order queues of each device for copies to and from its host: 1 for both directions, or 2,
             one for each.
+        unshard: when the parameters of stages whose replicas share them are whole, by stage, in order.
     """
 
     recompute: tuple[int, ...] = ()
     offload: tuple[StageOffload, ...] = ()
     host_copy_queues: int = 1
+    unshard: tuple[StageUnshard, ...] = ()
 
 
 @frozen
@@ -212,7 +215,7 @@ class Plan:
 # Fields added later are omitted at their default, so that older plans keep their bytes and hashes.
 _later = override(omit_if_default=True)
 converter.register_unstructure_hook(
-    MemoryPolicy, make_dict_unstructure_fn(MemoryPolicy, converter, host_copy_queues=_later)
+    MemoryPolicy, make_dict_unstructure_fn(MemoryPolicy, converter, host_copy_queues=_later, unshard=_later)
 )
 converter.register_unstructure_hook(
     Prediction,

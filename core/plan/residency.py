@@ -4,7 +4,8 @@ The rules, per kind of memory:
 
 ==================  ===========================================================================================
 parameters,         from the start to the end; of what replicas share, one replica's part;
-                    with the parameters, values computed from parameters alone, once a step
+                    with the parameters, values computed from parameters alone, once a step. Where replicas share
+                    parameters, both are whole from the issue of UNSHARD to that of RESHARD
 gradients,
 optimizer
 saved               ``saved_bytes`` from the start of F to the end of B; I frees ``freed_by_input_bytes`` and creates
@@ -39,7 +40,8 @@ from .queues import Queues
 from .sharding import replica_costs
 
 STATE_KINDS = ("parameters", "gradients", "optimizer")
-MOVING_KINDS = ("saved", "communication", "workspace")
+MOVING_KINDS = ("saved", "communication", "workspace", "parameters")
+_COMMUNICATION = MOVING_KINDS.index("communication")
 
 _F, _B, _I = Kind.F, Kind.B, Kind.I
 
@@ -58,7 +60,8 @@ class Timeline:
     Args:
         state: bytes of each of ``STATE_KINDS``, held throughout.
         times: of each change, in seconds, ascending.
-        moving: bytes of each of ``MOVING_KINDS`` from that time on, shape (3, changes).
+        moving: bytes of each of ``MOVING_KINDS`` from that time on, shape (4, changes); of parameters those that are
+            gathered, in addition to the state.
         host: bytes of saved tensors on the device's host from that time on, shape (changes,).
         operations: the operation that made each change, as an index into ``actions``.
         actions: the device's operations, in order.
@@ -86,15 +89,37 @@ class Timeline:
     @property
     def at_peak(self) -> dict[str, float]:
         """Bytes of each kind when the peak is first reached; their sum is ``peak_bytes``."""
-        worst = int(self.moving.sum(axis=0).argmax())
-        moving = (float(size) for size in self.moving[:, worst])
-        return dict(zip((*STATE_KINDS, *MOVING_KINDS), (*self.state, *moving), strict=True))
+        return self.at(int(self.moving.sum(axis=0).argmax()))
 
     @property
     def peak_by_kind(self) -> dict[str, float]:
         """Peak of each kind, each at its own time."""
-        moving = (float(row.max()) for row in self.moving)
-        return dict(zip((*STATE_KINDS, *MOVING_KINDS), (*self.state, *moving), strict=True))
+        return self._of_kinds(self.moving.max(axis=1))
+
+    @property
+    def working(self) -> NDArray[numpy.float64]:
+        """Bytes of all kinds but communication from the time of each change on."""
+        held: NDArray[numpy.float64] = sum(self.state) + self.moving.sum(axis=0) - self.moving[_COMMUNICATION]
+        return held
+
+    def at(self, change: int) -> dict[str, float]:
+        """Bytes of each kind from the time of a change on."""
+        return self._of_kinds(self.moving[:, change])
+
+    def of_kind(self, kind: str) -> NDArray[numpy.float64]:
+        """Bytes of a kind from the time of each change on."""
+        held = numpy.zeros(len(self.times))
+        if kind in STATE_KINDS:
+            held += self.state[STATE_KINDS.index(kind)]
+        if kind in MOVING_KINDS:
+            held += self.moving[MOVING_KINDS.index(kind)]
+        return held
+
+    def _of_kinds(self, moving: NDArray[numpy.float64]) -> dict[str, float]:
+        found = dict(zip(STATE_KINDS, self.state, strict=True))
+        for kind, size in zip(MOVING_KINDS, moving.tolist(), strict=True):
+            found[kind] = found.get(kind, 0.0) + size
+        return found
 
     @property
     def peak_saved_bytes(self) -> float:
@@ -130,7 +155,7 @@ def device_timelines(
             float(sum(cost.gradient_bytes for cost in held)),
             float(sum(cost.optimizer_bytes for cost in held)),
         )
-        moved = numpy.zeros((4, 2 * len(actions) + 1))
+        moved = numpy.zeros((len(MOVING_KINDS) + 1, 2 * len(actions) + 1))
         if actions:
             rows = numpy.array([effects[action.stage].get(action.kind, _NOTHING) for action in actions])
             moved[0, 1::2], moved[0, 2::2], moved[2, 1::2], moved[2, 2::2] = rows.T
@@ -143,7 +168,9 @@ def device_timelines(
 
 
 _NOTHING = (0.0, 0.0, 0.0, 0.0)
-_ROWS = {(Memory.DEVICE, use): row for row, use in enumerate(MOVING_KINDS)} | {(Memory.HOST, Use.SAVED): 3}
+_ROWS = {(Memory.DEVICE, use): row for row, use in enumerate(MOVING_KINDS)} | {
+    (Memory.HOST, Use.SAVED): len(MOVING_KINDS)
+}
 
 
 def _effects(cost: StageCosts, *, recomputes: bool, forward_only: bool) -> dict[Kind, tuple[float, ...]]:
@@ -230,10 +257,10 @@ def _timeline(
         # A message that takes no time still arrives after its send.
         where = numpy.maximum(numpy.searchsorted(times, at, side="left"), sent_by.astype(numpy.int64) + 1)
         order = numpy.argsort(numpy.concatenate((2 * numpy.arange(len(times)) + 1, 2 * where)), kind="stable")
-        freed = numpy.zeros((4, len(at)))
+        freed = numpy.zeros((len(changes), len(at)))
         freed[1] = -sizes
         times = numpy.concatenate((times, at))[order]
         changes = numpy.concatenate((changes, freed), axis=1)[:, order]
         operations = numpy.concatenate((operations, numpy.maximum(where - 2, 0) // 2))[order]
     held = changes.cumsum(axis=1)
-    return Timeline(state, times, held[:3], held[3], operations, actions)
+    return Timeline(state, times, held[:-1], held[-1], operations, actions)

@@ -10,6 +10,8 @@ level           what happens in a step                                       wha
 ``gradients``   SCATTER_GRAD is a reduce-scatter after the backward of each  parameters, 1/n of the gradients and
                 microbatch, which each replica adds to its part. STEP and    of the optimizer state, and memory
                 UNSHARD as above                                             for the gradients that are on the way
+``parameters``  as ``gradients``, but UNSHARD gathers the parameters for     1/n of all three; the parameters whole
+                runs of actions, and RESHARD frees them after each           during runs; memory for gradients as above
 ==============  ===========================================================  ====================================
 
 A plan has a level for each of its stages. Costs are those of a whole stage, everywhere; `replica_costs` is what one
@@ -35,13 +37,10 @@ from ..errors import RequestError
 from ..wording import first_of
 from .plan import Plan
 
-NONE, OPTIMIZER, GRADIENTS = "none", "optimizer", "gradients"
-LEVELS = (NONE, OPTIMIZER, GRADIENTS)
+NONE, OPTIMIZER, GRADIENTS, PARAMETERS = "none", "optimizer", "gradients", "parameters"
+LEVELS = (NONE, OPTIMIZER, GRADIENTS, PARAMETERS)
 """The levels, from the one that holds most."""
 AUTO = "auto"
-NOT_YET = {"parameters": "parameters are gathered for each run of microbatches"}
-"""Levels of ZeRO that plans do not support, and what they would do."""
-
 
 SLOTS = 2
 """Slots of a stage whose replicas share gradients: one fills while the other is summed."""
@@ -79,7 +78,12 @@ def shards(plan: Plan, stage: int) -> bool:
 
 def shards_gradients(plan: Plan, stage: int) -> bool:
     """Whether each replica of a stage has a part of the gradients in the steps of a plan."""
-    return shards(plan, stage) and level_of(plan, stage) == GRADIENTS
+    return shards(plan, stage) and level_of(plan, stage) in (GRADIENTS, PARAMETERS)
+
+
+def shards_parameters(plan: Plan, stage: int) -> bool:
+    """Whether each replica of a stage has a part of the parameters in the steps of a plan."""
+    return shards(plan, stage) and level_of(plan, stage) == PARAMETERS
 
 
 def with_level(plan: Plan, level: str) -> Plan:
@@ -108,10 +112,14 @@ def part_of(cost: StageCosts, replicas: int, level: str = OPTIMIZER) -> StageCos
     if level == NONE:
         return cost
     optimizer = ceil(cost.optimizer_bytes / replicas)
-    gradients = cost.gradient_bytes
-    if level == GRADIENTS:
+    trained = gradients = cost.gradient_bytes
+    if level != OPTIMIZER:
         gradients = ceil(gradients / replicas) + slots_bytes(gradients, cost.largest_gradient_bytes)
-    return evolve(cost, gradient_bytes=gradients, optimizer_bytes=optimizer, optimizer_s=cost.optimizer_s / replicas)
+    part = evolve(cost, gradient_bytes=gradients, optimizer_bytes=optimizer, optimizer_s=cost.optimizer_s / replicas)
+    if level != PARAMETERS:
+        return part
+    held = cost.parameter_bytes - trained + ceil(trained / replicas)
+    return evolve(part, parameter_bytes=held, shared_bytes=0, gathered_bytes=trained + cost.shared_bytes)
 
 
 def part_of_graph(graph: OpGraph, replicas: int, level: str = OPTIMIZER) -> OpGraph:
@@ -123,8 +131,11 @@ def part_of_graph(graph: OpGraph, replicas: int, level: str = OPTIMIZER) -> OpGr
         return graph
     nodes = []
     for node in graph.nodes:
-        gradients = ceil(node.gradient_bytes / replicas) if level == GRADIENTS else node.gradient_bytes
+        part = ceil(node.gradient_bytes / replicas)
+        gradients = node.gradient_bytes if level == OPTIMIZER else part
         held = node.held_parameter_bytes + gradients + ceil(node.optimizer_bytes / replicas)
+        if level == PARAMETERS:
+            held += part - node.gradient_bytes
         nodes.append(evolve(node, state_bytes=held, optimizer_s=node.optimizer_s / replicas))
     return evolve(graph, nodes=tuple(nodes))
 
@@ -149,11 +160,6 @@ def check_level(level: object, *more: str) -> None:
     if level in accepted:
         return
     listed = ", ".join(f"'{each}'" for each in accepted)
-    if isinstance(level, str) and level in NOT_YET:
-        raise RequestError(
-            f"shard is '{level}', where {NOT_YET[level]}: this version shards optimizers and gradients; give one of "
-            f"{listed}"
-        )
     raise RequestError(f"shard is {level!r}: give one of {listed}")
 
 

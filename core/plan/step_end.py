@@ -1,6 +1,6 @@
-"""The kinds at the end of a step: sums of tied weights, SYNC of all stages, and UNSHARD of parameters after STEP.
+"""The kinds at the end of a step: sums of tied weights, and SYNC of all stages.
 
-The sums over replicas before them are in `gradient_reduction`.
+The sums over replicas before them are in `gradient_reduction`, the UNSHARD of parameters after STEP in `unsharding`.
 
 ::
 
@@ -15,12 +15,11 @@ from collections.abc import Iterator, Sequence
 
 from ..actions import Action, Kind
 from ..errors import RequestError
-from ..trace.trace import COLLECTIVE_QUEUE, COMPUTE_QUEUE
+from ..trace.trace import COMPUTE_QUEUE
 from . import gradient_reduction  # noqa: F401 - declares its kinds, which are inserted first
 from .items import Item, Task
-from .kinds import AFTER_STEP, Compute, TaskKind, declare
+from .kinds import Compute, TaskKind, declare
 from .plan import Plan
-from .sharding import shards
 
 
 def optimizer_steps(plan: Plan, device: int) -> list[Action]:
@@ -128,36 +127,5 @@ def sync_task(compute: Compute, items: Sequence[Item], known: Sequence[Task]) ->
         yield Task(Kind.SYNC, name, reason, tuple(joins), tuple(readers))
 
 
-# Parameters of sharded stages
-
-
-def _insert_unshard(plan: Plan, device: int) -> Iterator[tuple[int, Action]]:
-    """UNSHARD of every sharded stage, after its STEP."""
-    for stage in plan.stages_on(device):
-        if shards(plan, stage.index):
-            yield AFTER_STEP, Action(stage.index, Kind.UNSHARD)
-
-
-def _unshard_tasks(plan: Plan, compute: Compute, items: Sequence[Item], _: Sequence[Task]) -> Iterator[Task]:
-    """Every sharded stage has one UNSHARD after its STEP, and no other stage has one."""
-    wanted = {stage.index for stage in plan.stages if shards(plan, stage.index)}
-    steps = _steps(compute)
-    for item in items:
-        stage = item.action.stage
-        where = f"device {item.device} issues {item.action}"
-        if stage not in wanted:
-            raise RequestError(f"{where} and stage {stage} is not sharded, or has one already: remove it")
-        wanted.remove(stage)
-        device, position = steps.get(stage, (item.device, -1))
-        if device != item.device or item.issued <= position:
-            raise RequestError(f"{where} before {stage}STEP, which computes what it gathers: move it after that")
-        yield Task(
-            Kind.UNSHARD, str(item.action), "gathers its parameters", (item,), (), (COLLECTIVE_QUEUE, item.device)
-        )
-    if wanted:
-        raise RequestError(f"stage {min(wanted)} is sharded and no device issues {min(wanted)}UNSHARD: add it")
-
-
 declare(TaskKind((Kind.REDUCE_TIED,), COMPUTE_QUEUE, _insert_tied, _tied_tasks))
 declare(TaskKind((Kind.SYNC,), COMPUTE_QUEUE, _insert_sync, _sync_tasks, joins_replicas=True))
-declare(TaskKind((Kind.UNSHARD,), COLLECTIVE_QUEUE, _insert_unshard, _unshard_tasks, joins_replicas=True))

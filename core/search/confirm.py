@@ -11,6 +11,7 @@ from attrs import evolve, frozen
 
 from .. import tradeoff
 from ..plan.plan import Plan
+from ..plan.sharding import PARAMETERS
 from .annealing.search import search
 from .annealing.walk import Walk, frontier
 from .contention import contended, contends
@@ -74,8 +75,10 @@ def confirmed(
         RequestError: no family supports any setting.
         NothingFits: no plan found fits in memory; the message names the device that exceeds its limit most.
     """
-    task = _Task(space, meter, oracle, seed, alternatives, judge)
-    if not task.exact:
+    # The search does not model parameters that are gathered for runs.
+    exact = oracle is longest_path and all(setting.shard != PARAMETERS for setting in settings)
+    task = _Task(space, meter, oracle, seed, alternatives, judge, exact)
+    if oracle is not longest_path:
         settings = [evolve(setting, reserved_messages=MESSAGES) for setting in settings]
     found = task.searched_with_reserve(settings)
     if not (found.fits or found.stopped or meter.until_fit or task.exact or meter.exhausted):
@@ -99,11 +102,8 @@ class _Task:
     seed: int
     alternatives: bool
     judge: Oracle | None
-
-    @property
-    def exact(self) -> bool:
-        """Whether the oracle is the search's own model."""
-        return self.oracle is longest_path
+    exact: bool
+    """Whether the oracle is the search's own model."""
 
     def searched_with_reserve(self, settings: Sequence[Setting]) -> "_Found":
         """Search; repeat with reserved memory while the search's best plan fits by its own model and not by the

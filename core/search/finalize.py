@@ -16,6 +16,7 @@ from .problem.assemble import assemble, with_replicas
 from .problem.score import Oracle, Score, by_position
 from .problem.setting import Setting
 from .suggestions.infeasible import NothingFits, excess_bytes, too_large
+from .unsharded_runs import with_runs
 
 Rank = tuple[float, float]
 """Smaller is better: bytes of the worst device above its limit, then the step time."""
@@ -92,8 +93,9 @@ def score_walk(walk: Walk, oracle: Oracle) -> ScoredPlan:
 
 def score_plan(setting: Setting, plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> ScoredPlan:
     """A plan in a setting with the oracle's score."""
-    score = by_position(oracle(plan, costs, setting.cluster), setting.devices)
     limits = limits_of(setting, plan)
+    plan = with_runs(plan, costs, setting.cluster, limits)
+    score = by_position(oracle(plan, costs, setting.cluster), setting.devices)
     return ScoredPlan(plan, costs, score, setting, limits)
 
 

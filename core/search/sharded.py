@@ -18,6 +18,7 @@ from .problem.meter import Meter
 from .problem.score import Oracle, with_costs
 from .problem.setting import Setting
 from .suggestions.infeasible import NothingFits
+from .unsharded_runs import with_runs
 
 Search = Callable[[Sequence[Setting], Meter], SearchResult]
 """Searches some settings."""
@@ -109,7 +110,8 @@ def _where_needed(plan: Plan, memory: Sequence[float], oracle: Oracle) -> Plan:
         _lower(plan, levels, level, spare)
     if tuple(levels) == plan.shard or all(level == NONE for level in levels):
         return plan
-    changed = with_costs(evolve(plan, shard=tuple(levels)), prediction.costs, oracle)
+    changed = with_runs(evolve(plan, shard=tuple(levels)), prediction.costs, prediction.cluster, limits)
+    changed = with_costs(changed, prediction.costs, oracle)
     fits = all(peak <= limit for peak, limit in zip(changed.predicted.peak_memory_bytes, limits, strict=True))
     return changed if fits else plan
 

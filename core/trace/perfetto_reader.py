@@ -131,7 +131,7 @@ def _thread(record: Mapping[str, Any]) -> tuple[object, object]:
 def _read_event(record: Mapping[str, Any], queues: Mapping[tuple[object, object], str]) -> TraceEvent:
     args = record["args"]
     kind = Kind(_name(args["kind"]))
-    if (args["microbatch"] is None) != kind.whole_step:
+    if kind.whole_step is not None and (args["microbatch"] is None) != kind.whole_step:
         raise ValueError(
             f"{kind.value} has microbatch {short(args['microbatch'])}, and must have "
             f"{'none' if kind.whole_step else 'one'}"

@@ -67,6 +67,14 @@ class Checkpoints:
 
     def state_dict(self) -> dict[str, Any]:
         """The state of this process; see `Pipeline.state_dict`."""
+        with self._stages.whole_parameters():
+            found = self._state()
+            if self._stages.shares_parameters:  # they lose their memory
+                found["model"] = {name: tensor.to("cpu", copy=True) for name, tensor in found["model"].items()}
+        return found
+
+    def _state(self) -> dict[str, Any]:
+        """The state of this process, whose parameters are whole."""
         if self._runner.accumulating:
             raise RequestError(
                 "gradients wait for an update since step(batch, update=False), and a checkpoint does not store "
@@ -80,7 +88,9 @@ class Checkpoints:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state; see `Pipeline.load_state_dict`."""
-        self._training_state.write(state_dict)
+        training = self._training_state
+        with self._stages.whole_parameters(gather=False):
+            training.write(state_dict)
         self._stages.initial.forget_overwritten()
         found = state_dict["progress"]
         self._counts.steps, self._counts.updates = found["steps"], found["updates"]
@@ -96,9 +106,13 @@ class Checkpoints:
         self._stages.ensure_equal_values()
         self.wait()
         team, path = self._team, Path(folder).absolute()
+        with self._stages.whole_parameters():
+            self._write(team, path, wait, keep)
+
+    def _write(self, team: Team, path: Path, wait: bool, keep: int | None) -> None:
         failure, parts = None, Parts()
         try:
-            found = parts_of(self.state_dict())
+            found = parts_of(self._state())
             if team.tensor is not None:
                 found = gathered(found, team.tensor)
             if team.replica == 0:
@@ -133,7 +147,12 @@ class Checkpoints:
             raise RequestError("the folder to resume from is None: give the folder of a checkpoint")
         self._averages.refuse_applied("resume")
         self.wait()
-        team, training, path = self._team, self._training_state, Path(folder).absolute()
+        training = self._training_state
+        with self._stages.whole_parameters():
+            self._resume(training, Path(folder).absolute())
+
+    def _resume(self, training: TrainingState, path: Path) -> None:
+        team = self._team
         damage, misfit, parts = None, None, Parts()
         reader: CheckpointReader | PartReader | None = None
         own = parts_of(self._read())  # replicas that share an optimizer read it together

@@ -13,6 +13,7 @@ update in ``optimizer/update``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import torch
@@ -55,6 +56,7 @@ class BoundActions:
         states: of this device's stages.
         runs: for each microbatch, this device's stages by index.
         reads: for each microbatch the positions of the leaves that this device reads.
+        forward_only: whether they are of a plan without backwards.
         first_run: whether no step has run them yet.
     """
 
@@ -63,6 +65,7 @@ class BoundActions:
     states: Sequence[StageState]
     runs: Sequence[Mapping[int, LinkedStage]]
     reads: Sequence[Sequence[int]]
+    forward_only: bool = False
     first_run: bool = True
 
 
@@ -116,10 +119,11 @@ class Executor:
         """
         offload = None if self._offload is None else self._offload.bind(lowered.plan, runs)
         found = Binder(lowered, self.device, runs, self._tied, self._frame, offload).instructions
-        update = (i for i, one in enumerate(found) if one.action.kind.whole_step and one.queue == COMPUTE_QUEUE)
+        update = (i for i, one in enumerate(found) if one.action.microbatch is None and one.queue == COMPUTE_QUEUE)
         first = next(update, len(found))
         reads = [sorted({leaf for run in own.values() for leaf in run.batch}) for own in runs]
-        return BoundActions(found[:first], found[first:], [run.state for run in runs[0].values()], runs, reads)
+        states = [run.state for run in runs[0].values()]
+        return BoundActions(found[:first], found[first:], states, runs, reads, lowered.plan.forward_only)
 
     def run(
         self,
@@ -144,7 +148,7 @@ class Executor:
         returns_memory = bound.first_run and queue.device.type == "cpu"
         compute = bound.compute
         if options.ending is Ending.KEEP:  # replicas sum the gradients once, after the last of several batches
-            compute = [one for one in compute if not one.action.kind.whole_step]
+            compute = [one for one in compute if one.action.microbatch is not None]
         if returns_memory:
             heap = GrowingHeap()
             compute = [_then_return_memory(one, heap) for one in compute]
@@ -174,7 +178,10 @@ class Executor:
             kinds.setdefault(instruction.action.stage, set()).add(instruction.action.kind)
         found = {id(run): (m, run) for m, own in reversed([*enumerate(bound.runs)]) for run in own.values()}
         gpus = [self._queue.device] if self._queue.device.type == "cuda" else []
-        with torch.no_grad(), torch.random.fork_rng(gpus):
+        shared = [state.shared for state in bound.states if state.shared is not None and state.shared.divided]
+        with torch.no_grad(), torch.random.fork_rng(gpus), ExitStack() as stack:
+            for each in shared if not bound.forward_only else ():
+                stack.enter_context(each.stand_ins())
             for m, run in found.values():
                 leaves = tuple(torch.zeros_like(x) if isinstance(x, Tensor) else x for x in frame.leaves_of(m))
                 try:
@@ -219,6 +226,9 @@ class Executor:
             run.free_shared()
         for state in bound.states if inputs.clear_gradients else ():
             state.clear_gradients()
+        for state in bound.states if not bound.forward_only else ():
+            if state.shared is not None:  # of a step that ended early
+                state.shared.free()
         return record
 
     def end(

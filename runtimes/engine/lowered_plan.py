@@ -13,7 +13,7 @@ from math import prod
 
 from attrs import field, frozen
 
-from ...core.actions import COMPUTE_KINDS, Action, Kind
+from ...core.actions import COMPUTE_KINDS, WORK_KINDS, Action, Kind
 from ...core.costs.costs import StageEdge
 from ...core.plan.derive import first_microbatches, reordered, with_edges
 from ...core.plan.gradient_reduction import collectives
@@ -26,7 +26,7 @@ from ...core.plan.validation.progress import AheadLimit
 from ...core.plan.validation.validate import validate
 from ..programs.linked_stage import Layout
 
-_SUMS = (Kind.SCATTER_GRAD, Kind.REDUCE_GRAD)
+_COLLECTIVES = (Kind.SCATTER_GRAD, Kind.REDUCE_GRAD, Kind.UNSHARD, Kind.RESHARD)
 MessagePairs = frozenset[tuple[int, int, bool]]
 """(sending stage, reading stage, whether a gradient is sent back) of every message of a microbatch."""
 Fences = Mapping[Action, Sequence[Action]]
@@ -103,7 +103,8 @@ def lowered_plan(plan: Plan, layouts: Sequence[Layout]) -> LoweredPlan:
 
 
 def _reduced_in_order(lowered: Lowered, plan: Plan) -> Lowered:
-    """Insert the sums over replicas of the whole plan: after the same compute actions, without those that are missing.
+    """Insert the sums and gathers over replicas of the whole plan: after the same compute actions, without those that
+    are missing.
 
     Another replica may have more microbatches in this step. All replicas take part in the same sums in one order, and
     where each waits for others as in the whole plan, no wait is circular.
@@ -117,10 +118,11 @@ def _reduced_in_order(lowered: Lowered, plan: Plan) -> Lowered:
         own: list[Action] = []
         done = 0
         for action in actions:
-            if action.kind in _SUMS:
+            at_end = action.microbatch is None
+            if action.kind in _COLLECTIVES and not (at_end and action.kind is Kind.UNSHARD):
                 continue
-            if action.microbatch is None or action.kind in COMPUTE_KINDS:
-                while sums and (sums[0][0] <= done or action.microbatch is None):
+            if at_end or action.kind in WORK_KINDS:
+                while sums and (sums[0][0] <= done or at_end):
                     own.append(sums.popleft()[1])
                 done += action.kind in COMPUTE_KINDS
             own.append(action)

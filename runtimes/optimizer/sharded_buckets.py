@@ -19,6 +19,7 @@ class Sharing:
         replica, count: the number of this replica, and of all.
         tied: names of parameters that other stages read, too.
         gradients: whether each replica holds its part of the gradients alone, too.
+        parameters: whether each replica holds its part of the parameters alone, too, outside of runs.
         order: names of the parameters in the order in which a backward computes their gradients; others follow.
     """
 
@@ -27,6 +28,7 @@ class Sharing:
     count: int
     tied: frozenset[str] = frozenset()
     gradients: bool = False
+    parameters: bool = False
     order: tuple[str, ...] = ()
 
 
@@ -37,7 +39,8 @@ class Part:
     Args:
         name, whole: the parameter.
         start, stop: of its elements in the order of memory.
-        value: the slice, which the optimizer steps: a view of the parameter; a scalar stays one.
+        value: the slice, which the optimizer steps: a view of the parameter, or of the bucket's values; a scalar stays
+            one.
         gradient: the slice of the sum of the parameter's gradients, in the bucket's part.
     """
 
@@ -65,6 +68,7 @@ class ShardedBucket:
     Attributes:
         memory: the whole tensor; None if replicas share gradients: it then is in a slot while it is used.
         part: the sums of this replica's part.
+        values: the parameters of this replica's part, if replicas share parameters; else None.
         elements: of the whole tensor, equal parts for all replicas.
     """
 
@@ -83,6 +87,9 @@ class ShardedBucket:
             self.memory = torch.empty(self.elements, dtype=self.dtype, device=self.device)
             self.clear_padding(self.memory)
             self.part = self.memory[self.own]
+        self.values: Tensor | None = None
+        if sharing.parameters:
+            self.values = torch.zeros(self.length, dtype=self.dtype, device=self.device)
         self.offsets: dict[str, int] = {}
         self.parts: list[Part] = []
         self._places: dict[nn.Parameter, tuple[tuple[int, ...], int]] = {}
@@ -93,8 +100,12 @@ class ShardedBucket:
             self._places[parameter] = _strides(name, parameter), offset
             start, stop = max(begin - offset, 0), min(begin + self.length - offset, size)
             if start < stop:
-                value = nn.Parameter(_slice(parameter, start, stop))
                 at = offset + start - begin
+                if self.values is None:
+                    value = nn.Parameter(_slice(parameter, start, stop))
+                else:  # the parameter may have no memory yet
+                    own = self.values[at : at + stop - start]
+                    value = nn.Parameter(own.view(()) if parameter.ndim == 0 else own)
                 gradient = self.part[at : at + stop - start].view(value.shape)
                 self.parts.append(Part(name, parameter, start, stop, value, gradient))
             offset += size
@@ -104,6 +115,11 @@ class ShardedBucket:
         """The elements of this replica's part."""
         begin = self._sharing.replica * self.length
         return slice(begin, begin + self.length)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is of one parameter."""
+        return len(self.parameters) == 1
 
     @property
     def nbytes(self) -> int:
@@ -131,7 +147,7 @@ class ShardedBucket:
 
     def reduce(self, replicas: Backend, memory: Tensor) -> Handle:
         """Start to sum this replica's part of the whole tensor over all."""
-        return replicas.reduce_scatter(_numbers(memory))
+        return replicas.reduce_scatter(numbers_of(memory))
 
     def gather(self, replicas: Backend, memory: Tensor) -> Handle:
         """Start to gather the parameters in the whole tensor; `assign` copies them."""
@@ -139,7 +155,7 @@ class ShardedBucket:
             for part in self.parts:
                 at = self.offsets[part.name] + part.start
                 memory[at : at + part.value.numel()].view(part.value.shape).copy_(part.value)
-        return replicas.all_gather(_numbers(memory))
+        return replicas.all_gather(numbers_of(memory))
 
     def assign(self, memory: Tensor) -> None:
         """Copy the gathered parameters to the model's."""
@@ -178,6 +194,6 @@ def _strides(name: str, parameter: nn.Parameter) -> tuple[int, ...]:
     return tuple(parameter.stride())
 
 
-def _numbers(memory: Tensor) -> Tensor:
+def numbers_of(memory: Tensor) -> Tensor:
     """A tensor's real numbers, whose sums are those of complex ones."""
     return torch.view_as_real(memory).view(-1) if memory.is_complex() else memory

@@ -11,7 +11,8 @@ must not depend on others (`elementwise` checks that). A tied weight has a bucke
 then cut it at the same places. `sharded_buckets` has the buckets, `shard_transfers` their reduction and all-gather.
 
 If replicas share gradients, too (ZeRO-2), a bucket exists in a slot while its gradients are computed and summed; each
-replica keeps its part. See `gradient_scatter`.
+replica keeps its part. See `gradient_scatter`. If they share parameters (ZeRO-3), the slices are of a part of the
+parameters, and UNSHARD precedes each run of the stage's actions instead. See `shared_parameters`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,10 +22,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ...core.errors import RequestError
 from ...core.plan.sharding import bucket_bytes
 from .gradient_buckets import BUCKET_BYTES, divided
 from .sharded_buckets import Part, ShardedBucket, Sharing, in_memory_order
+from .shared_parameters import SharedParameters
 from .slots import Slots
+
+COPIED_BYTES = 1 << 20
+"""Most bytes of a bucket of several parameters where replicas share parameters: these are copied after an all-gather,
+and larger parameters are not."""
 
 
 class Shards:
@@ -39,6 +46,7 @@ class Shards:
         buckets: all of the stage; if replicas share gradients, in the order in which they are computed.
         bucket_of: the bucket of each parameter.
         slots: memory of buckets, if replicas share gradients.
+        shared: the parameters, if replicas share these; else None.
         members: names of the parameters of each group of the optimizer, also of those of which this replica has no
             slice.
     """
@@ -48,6 +56,8 @@ class Shards:
         self.names = {parameter: name for name, parameter in parameters.items()}
         if size is None:
             size = bucket_bytes(sum(p.nbytes for p in self.names)) if sharing.gradients else BUCKET_BYTES
+            if sharing.parameters:
+                size = min(size, COPIED_BYTES)
         place = {name: at for at, name in enumerate(sharing.order)} if sharing.gradients else {}
         order = sorted(parameters, key=lambda name: place.get(name, len(place)))
         tied = [name for name in order if name in sharing.tied]
@@ -64,9 +74,20 @@ class Shards:
         if self.slots is not None:
             for bucket in self.buckets:
                 self.slots.grow(bucket.nbytes, bucket.device)
+        self.shared = SharedParameters(self.buckets) if sharing.parameters else None
 
     def add(self, name: str, parameter: nn.Parameter) -> None:
-        """Share another parameter, in a bucket of its own: the slices of the others stay where they are."""
+        """Share another parameter, in a bucket of its own: the slices of the others stay where they are.
+
+        Raises:
+            RequestError: replicas share parameters.
+        """
+        if self.shared is not None:
+            raise RequestError(
+                f"parameter '{name}' was frozen when the pipeline was built, and has a gradient now: with "
+                "shard='parameters' the parameters to share are known from the beginning; unfreeze it before, or give "
+                "shard='gradients'"
+            )
         bucket = ShardedBucket({name: parameter}, self.sharing)
         self.names[parameter] = name
         self.buckets.append(bucket)
@@ -106,6 +127,8 @@ class Shards:
 
     def follow(self) -> None:
         """Make the slices views of the parameters again, if these were given other memory."""
+        if self.shared is not None:
+            return
         for part in self.parts.values():
             part.follow()
 

@@ -30,6 +30,7 @@ from .shard_transfers import Gather, ShardedReduction
 from .sharded_buckets import Sharing
 from .sharded_state import ShardedNamedState
 from .shards import Shards
+from .shared_parameters import ParametersGather, SharedParameters
 from .stand_in import StandIn
 
 
@@ -50,6 +51,7 @@ class StageState:
 
     Attributes:
         stand_in: steps in place of the optimizer in rehearsals; None outside of them.
+        shared: the parameters that replicas share; None if each holds them whole.
     """
 
     def __init__(
@@ -74,6 +76,9 @@ class StageState:
         self._trained = {name for name, p in parameters.items() if p.requires_grad}
         self._checked = 0
         self.stand_in: StandIn | None = None
+        self.shared: SharedParameters | None = None
+        if sharing is not None and sharing.parameters:  # before anything keeps a reference to a parameter's memory
+            self.shared = self.shards.shared
 
     def set_stand_in(self) -> None:
         """Create a stand-in for the optimizer: with copies of what it steps, and their state."""
@@ -223,7 +228,7 @@ class StageState:
     def with_gradients(self) -> list[Tensor]:
         """The tensors whose ``grad`` a step sets: the parameters, and this replica's slices."""
         slices = self.shards.values.values() if "shards" in vars(self) else ()
-        return [*self.parameters.values(), *slices]
+        return [*(() if self.shared is not None else self.parameters.values()), *slices]
 
     def clear_gradients(self) -> None:
         """Set all gradients to None, until the next one is added."""
@@ -254,6 +259,11 @@ class StageState:
             replicas: the device's transport to them.
         """
         return Gather(self.shards, replicas)
+
+    def unshard(self, replicas: Backend) -> ParametersGather:
+        """Start to gather the parameters that replicas share, for a run of actions; arguments as of `gather`."""
+        assert self.shared is not None
+        return self.shared.gather(replicas)
 
     def divide_gradients(self, divisor: Tensor | float) -> None:
         """Divide all reduced gradients by a number, or by a scalar tensor on their device."""

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C import DisableTorchFunctionSubclass
 
 from ...core.actions import Kind
 from ...core.capture.programs.generated_code import no_sink
@@ -100,7 +101,8 @@ class StageRun(CapturedStage):
         self._saved: dict[int, list[Any]] = {}
         self._crossed: dict[int, set[tuple[Region, int, int]]] = {}
         self._created: dict[int, list[Any]] = {}
-        self._static_storages = {t.untyped_storage()._cdata for t in self._static}
+        with DisableTorchFunctionSubclass():  # parameters that replicas share refuse uses between steps
+            self._static_storages = {t.untyped_storage()._cdata for t in self._static}
 
     def forward(
         self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor

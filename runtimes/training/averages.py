@@ -1,7 +1,7 @@
 """Averages of the weights over training (EMA), and calls of the user's function for every parameter of this process."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ class WeightAverage:
         function: computes the average, instead of ``decay``.
         swapped: called with True before `applied` exchanges the values, and with False after it restored them.
         save: writes the current values of the parameters.
+        whole: a context in which the parameters that replicas share are whole.
 
     Attributes:
         decay: of the average.
@@ -50,6 +51,7 @@ class WeightAverage:
         function: AverageFunction | None,
         swapped: Callable[[bool], None],
         save: Callable[[str | Path], None],
+        whole: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1:
             raise RequestError(f"decay is {decay!r}: the share of the average that stays is a number from 0 to 1")
@@ -57,9 +59,10 @@ class WeightAverage:
             raise RequestError(f"function is {function!r}: give a function (average, parameter, updates) -> average")
         self.decay, self.updates = float(decay), 0
         self._model, self._states, self._function = model, states, function
-        self._swapped, self._save = swapped, save
+        self._swapped, self._save, self._whole = swapped, save, whole
         self._buffers = buffers
-        self.tensors = {name: tensor.detach().clone() for name, tensor in self._sources().items()}
+        with whole():
+            self.tensors = {name: tensor.detach().clone() for name, tensor in self._sources().items()}
 
     def _sources(self) -> dict[str, Tensor]:
         """The averaged tensors by name: those that this process holds."""
@@ -97,12 +100,13 @@ class WeightAverage:
     @contextmanager
     def _applied(self) -> Iterator[None]:
         self._swapped(True)
-        self._swap()
-        try:
-            yield
-        finally:
+        with self._whole():
             self._swap()
-            self._swapped(False)
+            try:
+                yield
+            finally:
+                self._swap()
+                self._swapped(False)
 
     def save(self, folder: str | Path) -> None:
         """Write the averages as `Pipeline.save` writes the weights: for ``weights=folder``. Every rank calls this."""
@@ -127,6 +131,7 @@ class Averages:
         states: stage of this process → its parameters and buffers.
         save: writes the current values of the parameters.
         refuse_closed: raises an error if the pipeline is closed.
+        whole: a context in which the parameters that replicas share are whole.
 
     Attributes:
         all: in order of creation.
@@ -138,14 +143,18 @@ class Averages:
         states: Mapping[int, StageState],
         save: Callable[[str | Path], None],
         refuse_closed: Callable[[], None],
+        whole: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._model, self._states, self._save, self._refuse_closed = model, states, save, refuse_closed
+        self._whole = whole
         self.all: list[WeightAverage] = []
         self._applied = False
 
     def add(self, decay: float, buffers: bool, function: AverageFunction | None) -> WeightAverage:
         """Start a new average; see `Pipeline.ema`."""
-        average = WeightAverage(self._model, self._states, decay, buffers, function, self._apply, self._save)
+        average = WeightAverage(
+            self._model, self._states, decay, buffers, function, self._apply, self._save, self._whole
+        )
         self.all.append(average)
         return average
 

@@ -8,6 +8,7 @@ slices in the optimizer, has no value to compare: between these steps it is a `S
 from collections.abc import Mapping
 
 from torch import Tensor, nn
+from torch._C import DisableTorchFunctionSubclass
 
 from ...core.errors import RequestError
 from ..optimizer.stage_state import StageState
@@ -25,11 +26,12 @@ class KeptGradients:
         users: dict[str, nn.Parameter] = {}  # of a tied weight the first one here is the user's
         self._shared: list[tuple[nn.Parameter, SharedGradient]] = []
         for _, state in sorted(states.items()):
-            users = {**state.parameters, **users}
+            users = {**(state.parameters if state.shared is None else {}), **users}
             self._shared += _without_value(state)
         self._held = [(p, p.grad, p.grad._version) for p in users.values() if p.grad is not None]
-        for parameter, gradient in self._shared:
-            parameter.grad = gradient
+        with DisableTorchFunctionSubclass():  # parameters that replicas share refuse uses between steps
+            for parameter, gradient in self._shared:
+                parameter.grad = gradient
 
     def refuse_cleared(self) -> None:
         """Raise an error if all of them were set to None or zero, or a shared one was set to anything.
@@ -38,7 +40,8 @@ class KeptGradients:
             RequestError: they were.
         """
         for parameter, gradient in self._shared:
-            found, parameter.grad = parameter.grad, None
+            with DisableTorchFunctionSubclass():
+                found, parameter.grad = parameter.grad, None
             if found is None:
                 raise RequestError(CLEARED)
             if found is not gradient:

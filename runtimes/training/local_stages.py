@@ -13,11 +13,13 @@ from torch import Tensor, nn
 from ...backends.contract import Backend
 from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.capture.values.stand_ins import fill_with_stand_ins
+from ...core.errors import RequestError
 from ...core.plan.plan import Plan, Stage
-from ...core.plan.sharding import shards, shards_gradients
+from ...core.plan.sharding import shards, shards_gradients, shards_parameters
 from ..launch.team import Team
 from ..optimizer.replica_values import broadcast_initial_values
 from ..optimizer.sharded_buckets import Sharing
+from ..optimizer.shared_parameters import SharedParameters
 from ..optimizer.stage_state import StageState, make_optimizers
 from ..optimizer.training import Training
 from ..programs.compiled import Compiled
@@ -64,7 +66,7 @@ class LocalStages:
         self._own = own = own_tensors(model, compiled.programs, where, self._unused)
         self._read = frozenset(compiled.operators.graph.parameters)
         self._written = frozenset(compiled.operators.step.mutated_buffers)
-        self._loaded, self.initial = False, InitialWeights()
+        self._loaded, self._whole, self.initial = False, False, InitialWeights()
         self._known = KnownTensors(model)
         self.tied = TiedCopies({})
         self.states = {
@@ -92,9 +94,9 @@ class LocalStages:
         if programs.backward is not None:
             first = len(programs.inputs.boundary)
             order = [programs.inputs.parameters[place - first] for place in programs.backward.computed]
-        gradients = shards_gradients(self.plan, stage)
+        gradients, parameters = shards_gradients(self.plan, stage), shards_parameters(self.plan, stage)
         replicas = partial(_replicas, team, device)
-        return Sharing(replicas, team.replica, team.replicas, tied, gradients, tuple(order))
+        return Sharing(replicas, team.replica, team.replicas, tied, gradients, parameters, tuple(order))
 
     def load(self, weights: Weights, initial: InitialWeights | None = None) -> None:
         """Load the values of the stages here, and free the parameters that other processes hold.
@@ -109,6 +111,9 @@ class LocalStages:
 
     def _load(self, weights: Weights) -> None:
         allocate(self._without_memory())
+        for shared in self._shared.values():
+            if shared.divided:
+                shared.hold()
         weights.fill(self._own.held, self._own.unallocated)
         install(self.model, self._own.unallocated)
         self.copy_buffers()
@@ -122,9 +127,63 @@ class LocalStages:
             if 0 in self.team.local:  # of every replica
                 kept |= {name for name, _ in self.model.named_parameters()} - self._read - set(self._unused)
             release_others(self.model, kept, self._written.union(self._unused) - kept, self._holders())
-        self._known, self.tied = KnownTensors(self.model), TiedCopies(self._own.parameters)
+        whole = {i: own for i, own in self._own.parameters.items() if self.states[i].shared is None}
+        self._known, self.tied = KnownTensors(self.model), TiedCopies(whole)
+        for shared in self._shared.values():
+            shared.keep_parts()
         if self.team.tensor is not None:
             self.team.tensor.linked.release()
+
+    @property
+    def _shared(self) -> dict[int, SharedParameters]:
+        """The parameters that replicas share, by stage here."""
+        return {i: state.shared for i, state in self.states.items() if state.shared is not None}
+
+    @property
+    def shares_parameters(self) -> bool:
+        """Whether replicas share parameters of a stage here, so that each has only a part of them between steps."""
+        return any(shared.divided for shared in self._shared.values())
+
+    def refuse_whole(self, what: str) -> None:
+        """Refuse an operation while parameters that replicas share are whole.
+
+        Args:
+            what: the operation, as a verb.
+
+        Raises:
+            RequestError: they are.
+        """
+        if self._whole:
+            raise RequestError(f"the parameters are whole: to {what}, end the block `with whole_parameters()` first")
+
+    @contextmanager
+    def whole_parameters(self, *, gather: bool = True) -> Iterator[None]:
+        """A context in which each replica holds the parameters whole that replicas share. All replicas enter it.
+
+        What is written to the parameters within, the same in all replicas, is kept; after an error nothing is.
+
+        Args:
+            gather: False for undefined values, where all are written within: then no replica waits for another.
+        """
+        divided = {i: shared for i, shared in self._shared.items() if shared.divided}
+        if not divided or self._whole:
+            yield
+            return
+
+        def work(device: int) -> None:
+            for i, shared in divided.items():
+                if self.plan.placement[i] == device:
+                    shared.lend(_replicas(self.team, device) if gather else None)
+
+        self.team.run_local(work)
+        self._whole, kept = True, False
+        try:
+            yield
+            kept = True
+        finally:
+            self._whole = False
+            for shared in divided.values():
+                shared.take_back(keep=kept)
 
     def follow_model(self, when: str) -> bool:
         """Apply changes of the model between steps: assigned buffers, frozen and unfrozen parameters.
@@ -229,7 +288,9 @@ class LocalStages:
     def _without_memory(self) -> list[Tensor]:
         """The tensors that are allocated for rehearsals, and when values are loaded."""
         gradients = (buffer for state in self.states.values() for buffer in state.gradient_buffers)
-        return [*self._own.without_memory, *gradients]
+        # In place of parameters that replicas share: also the memory behind the elements of a parameter.
+        shared = {id(p): memory for each in self._shared.values() for p, memory in each.memory_of.items()}
+        return [*(shared.get(id(tensor), tensor) for tensor in self._own.without_memory), *gradients]
 
 
 def _replicas(team: Team, device: int) -> Backend:

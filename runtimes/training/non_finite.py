@@ -188,7 +188,8 @@ class LossCheck:
             at = found.get("stage", found["home"])
             found["causes"] = _leaves_of(batch.pieces, bad, finite)
             if at in outputs and not updated:
-                found["causes"] += _parameters_of(self.stages.states[at].parameters)
+                state = self.stages.states[at]
+                found["causes"] += _parameters_of(state.parameters if state.shared is None else state.updated)
             return found
 
         documents = team.everywhere(find)

@@ -14,8 +14,8 @@ CLEARED = (
     "mean of the next update: remove the call of zero_grad(); every update clears gradients itself"
 )
 PARTS = (
-    "with shard='gradients' each replica keeps a part of the sums; use shard='optimizer' to read or change gradients "
-    "between step(batch, update=False) and the update"
+    "with shard='gradients' or 'parameters' each replica keeps a part of the sums; use shard='optimizer' to read or "
+    "change gradients between step(batch, update=False) and the update"
 )
 SLICE = (
     "with shard='optimizer' a slice in an optimizer has no gradient before the update; read or change that of the "
@@ -46,7 +46,8 @@ class SharedGradient(Tensor):
             name: the parameter's qualified name.
             why: it has no value, and what to do, for messages.
         """
-        made: SharedGradient = parameter.detach().new_zeros(()).expand(parameter.shape).as_subclass(cls)
+        zero = torch.zeros((), dtype=parameter.dtype, device=parameter.device)
+        made: SharedGradient = zero.expand(parameter.shape).as_subclass(cls)
         made.parameter_name, made.why = name, why
         return made
 

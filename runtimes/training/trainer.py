@@ -9,7 +9,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -112,7 +112,7 @@ class Trainer:
         self._scaler = training.scaler if training.scaler is not None and training.scaler.is_enabled() else None
         self.checks = StepChecks(training, monitors, self.stages, self.queues, self._scaler is not None)
         self._modes = ModuleModes(model if team.tensor is None else team.tensor.model)
-        self.averages = Averages(model, self.stages.states, self.save, self.refuse_closed)
+        self.averages = Averages(model, self.stages.states, self.save, self.refuse_closed, self._whole_parameters)
 
     def set_up_plan(self, example: Example, plan: Plan, programs: ProgramOptions) -> PlanSetup:
         """The parts that depend on the plan, for another plan; nothing is changed."""
@@ -158,6 +158,7 @@ class Trainer:
             tensor.linked.follow()
         self._log_position(self.counts.steps + 1)
         self.averages.refuse_applied("train")
+        self.stages.refuse_whole("train")
         refuse_no_grad()
         refuse_saved_tensor_hooks()
         self._modes.refuse_other_mode()
@@ -179,8 +180,9 @@ class Trainer:
         if options.ending is Ending.STEP:
             self.norm, self.skipped = self.runner.norm, self.runner.skipped
             self.counts.updates += not self.skipped
-            if not self.skipped:
-                self.averages.update()
+            if not self.skipped and self.averages.all:
+                with self.stages.whole_parameters():
+                    self.averages.update()
         self._metrics = done.metrics
         self.trace = done.trace or self.trace
         numbers = UpdateNumbers(self.counts.steps, options.ending is Ending.STEP, self.skipped, self.norm, scale)
@@ -205,7 +207,7 @@ class Trainer:
             forwards: the function, and what it returns.
             trace: whether every action is recorded.
         """
-        with self.team.inside("forward" if forwards.rows else "evaluate"):
+        with self.team.inside("forward" if forwards.rows else "evaluate"), self.stages.whole_parameters():
             return self._evaluate(batch, forwards, trace)
 
     def _evaluate(self, batch: Any, forwards: ForwardFunction, trace: bool) -> BatchResult:
@@ -270,6 +272,9 @@ class Trainer:
         """Whether `rehearsed_s` accepts a batch on every rank; all ranks call this together."""
         return all(self.team.everywhere(lambda _: self.no_rehearsal(batch) is None))
 
+    def _whole_parameters(self) -> AbstractContextManager[None]:
+        return self.stages.whole_parameters()
+
     @contextmanager
     def _rehearsing(self, update: bool = False) -> Iterator[None]:
         """A context for steps that change nothing of this trainer."""
@@ -313,8 +318,9 @@ class Trainer:
         """Write parameters and persistent buffers; see `Pipeline.save`."""
         self.refuse_closed()
         self.checks.check_last()
-        with self.team.inside("save"):
+        with self.team.inside("save"), ExitStack() as stack:
             self.stages.ensure_equal_values()
+            stack.enter_context(self.stages.whole_parameters())
             save_checkpoint(Path(folder), self.model, self.team, frozen)
 
     def close(self) -> None:

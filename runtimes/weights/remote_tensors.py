@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ...core.errors import RequestError
 from ...core.tensor_metadata import METADATA_FUNCTIONS, first_of, name_of
+from .places import places, tensor_at
 
 _READ_GRADIENT = Tensor.grad.__get__  # type: ignore[union-attr]
 _SET_GRADIENT = Tensor.grad.__set__  # type: ignore[union-attr]
@@ -46,7 +47,8 @@ class RemoteTensor(Tensor):
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **named)
         if func == _READ_GRADIENT and sys._getframe(1).f_code in _CLEARING:
-            return None
+            with torch._C.DisableTorchFunctionSubclass():
+                return func(*args, **named)
         held = first_of(RemoteTensor, (args, named))
         assert held is not None
         if func in (Tensor.detach, torch.detach):  # state_dict() calls it, and needs only the tensor's name
@@ -105,13 +107,25 @@ def _marked(tensor: Tensor, name: str, holder: str) -> Tensor:
 
 @contextmanager
 def as_meta_tensors(model: nn.Module) -> Iterator[None]:
-    """A context in which a model's remote tensors are plain tensors on meta: for captures, which read shapes."""
-    held = [tensor for tensor in (*model.parameters(), *model.buffers()) if isinstance(tensor, RemoteTensor)]
+    """A context in which a model's remote tensors are plain tensors on meta: for captures, which read shapes.
+
+    Those that only lack memory now (``optimizer/shared_parameters``) are replaced meanwhile.
+    """
+    every: list[Tensor] = [*model.parameters(), *model.buffers()]
+    held = [tensor for tensor in every if isinstance(tensor, RemoteTensor)]
     classes = [type(tensor) for tensor in held]
     for tensor in held:
         tensor.__class__ = nn.Parameter if isinstance(tensor, nn.Parameter) else Tensor  # type: ignore[assignment]
+    empty: dict[int, Tensor] = {id(tensor): tensor for tensor in held if not tensor.is_meta}
+    found = [place for places_of in (places(model).values() if empty else ()) for place in places_of]
+    replaced = [(place, tensor_at(place)) for place in found if id(tensor_at(place)) in empty]
+    stand_ins = {key: nn.Parameter(torch.empty_like(t, device="meta"), t.requires_grad) for key, t in empty.items()}
+    for place, original in replaced:
+        place.module._parameters[place.leaf] = stand_ins[id(original)]
     try:
         yield
     finally:
+        for place, original in replaced:
+            place.module._parameters[place.leaf] = original  # type: ignore[assignment]
         for tensor, kind in zip(held, classes, strict=True):
             tensor.__class__ = kind

@@ -11,7 +11,8 @@ def actions():
     number = st.integers(0, 10**6)
 
     def of(kind):
-        microbatch = st.none() if kind.whole_step else number
+        microbatch = st.one_of(st.none(), number) if kind.whole_step is None else number
+        microbatch = st.none() if kind.whole_step else microbatch
         peer = number if kind in COMM_KINDS else st.none()
         return st.builds(Action, number, st.just(kind), microbatch, peer)
 

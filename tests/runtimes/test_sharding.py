@@ -1,4 +1,4 @@
-"""Replicas that share optimizers, or gradients, too, over gloo: four real processes equal one on all their batches."""
+"""Replicas that share optimizers, gradients or parameters, over gloo: four processes equal one on all their batches."""
 
 import pytest
 
@@ -7,8 +7,8 @@ from .test_replicas import SKIPPED, check, check_updates
 
 pytestmark = pytest.mark.slow  # checkpoints, state, schedules and one case are in `test_replicas`
 PLACES = [[0, 0], [1, 0], [0, 1], [1, 1]]
-JOBS = ["sharded", "scattered"]
-"""Of the levels ``optimizer`` and ``gradients``."""
+JOBS = ["sharded", "scattered", "parted"]
+"""Of the levels ``optimizer``, ``gradients`` and ``parameters``."""
 
 
 @pytest.fixture(scope="module")

@@ -30,7 +30,7 @@ def check_memory(
     warnings = []
     for device, (timeline, limit) in enumerate(zip(timelines, limits, strict=True)):
         state = sum(timeline.state)
-        working = state + timeline.moving[0] + timeline.moving[2]
+        working = timeline.working
         worst = int(working.argmax())
         over = float(working[worst]) - limit
         if over > 0:

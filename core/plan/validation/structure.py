@@ -11,7 +11,8 @@ from ...costs.costs import StageCosts
 from ...errors import RequestError
 from ...wording import first_of
 from ..plan import Plan
-from ..sharding import NONE, check_level, check_sharding
+from ..sharding import NONE, check_level, check_sharding, shards_parameters
+from ..unshard import check_runs
 from .offload import check_offload
 
 
@@ -38,6 +39,7 @@ def check_structure(plan: Plan) -> list[str]:
     for device in range(plan.devices):
         warnings += _check_order(plan, device)
     check_offload(plan)
+    _check_unshard(plan)
     return warnings
 
 
@@ -79,13 +81,30 @@ def _check_memory_policy(plan: Plan) -> None:
             "not supported; remove it, or set mesh.tensor to 1 and plan again"
         )
     offload = tuple(each.stage for each in plan.memory.offload)
-    for name, stages in (("recompute", plan.memory.recompute), ("offload", offload)):
+    unshard = tuple(each.stage for each in plan.memory.unshard)
+    for name, stages in (("recompute", plan.memory.recompute), ("offload", offload), ("unshard", unshard)):
         if list(stages) != sorted(set(stages) & set(range(len(plan.stages)))):
             named = first_of([str(stage) for stage in stages], 16)
             raise RequestError(
                 f"memory.{name} names stages [{named}]: stages go from 0 to {len(plan.stages) - 1}, each at most "
                 "once and in order; correct the list"
             )
+
+
+def _check_unshard(plan: Plan) -> None:
+    """Check that exactly the stages whose replicas share parameters have runs."""
+    sharing = [stage.index for stage in plan.stages if shards_parameters(plan, stage.index)]
+    named = [each.stage for each in plan.memory.unshard]
+    if named != sharing:
+        stage = min(set(named) ^ set(sharing))
+        fix = "plan again, or give its runs" if stage in sharing else "remove it"
+        raise RequestError(
+            f"memory.unshard {'lacks' if stage in sharing else 'names'} stage {stage}, whose replicas "
+            f"{'share' if stage in sharing else 'do not share'} parameters: {fix}"
+        )
+    for each in plan.memory.unshard:
+        device = plan.placement[each.stage]
+        check_runs(each, device, plan.device_actions[device])
 
 
 def _check_forward_only(plan: Plan) -> None:
@@ -95,6 +114,7 @@ def _check_forward_only(plan: Plan) -> None:
     needs = {
         "memory.recompute": plan.memory.recompute,
         "memory.offload": [each.stage for each in plan.memory.offload],
+        "memory.unshard": [each.stage for each in plan.memory.unshard],
         "tied": [weight.name for weight in plan.tied],
         "sync": ["true"] if plan.sync else [],
         "shard": plan.shard,

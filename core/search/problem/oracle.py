@@ -7,7 +7,14 @@ from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts
 from ...evaluate.collective_queue import CollectiveQueue
 from ...evaluate.host_queue import TimedCopy, bytes_off_device
-from ...evaluate.reduction import reduction_time, scatter_time, step_ends, sync_time, unshard_time
+from ...evaluate.reduction import (
+    collective_seconds,
+    reduction_time,
+    scatter_time,
+    step_ends,
+    sync_time,
+    unshard_time,
+)
 from ...evaluate.reference import Evaluation, evaluate
 from ...offload.host_links import host_links
 from ...offload.timed_copies import timed_copies
@@ -15,6 +22,7 @@ from ...plan.gradient_reduction import collectives
 from ...plan.memory import held_bytes
 from ...plan.plan import Plan
 from ...plan.sharding import replica_costs, shards_gradients
+from ...plan.unsharding import gathered_bytes
 from ...ratios import bubble_ratio
 from .score import Score
 
@@ -42,11 +50,7 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
         unshard_time(plan, costs, cluster), scatter_time(plan, costs, cluster),
     )  # fmt: skip
     held_by_one = replica_costs(plan, costs)
-    peaks = [
-        sum(held_by_one[stage.index].state_bytes for stage in plan.stages_on(device))
-        + _working_peak(plan, costs, device, copies[device])
-        for device in range(plan.devices)
-    ]
+    peaks = [_peak(plan, costs, held_by_one, device, copies[device]) for device in range(plan.devices)]
     step_s = max(ends)
     return Score(step_s, tuple(peaks), times.peak_memory, bubble_ratio(max(times.busy, default=0.0), step_s))
 
@@ -58,7 +62,11 @@ def _replicas(
     place = plan.placement
     pairs = [(place[edge.src], place[edge.dst], edge.bytes) for edge in plan.edges]
     pairs += [(place[edge.dst], place[edge.src], edge.gradient_bytes) for edge in plan.edges]
-    scatter_s = cache(scatter_time(plan, costs, cluster))
+    seconds = collective_seconds(
+        cache(reduction_time(plan, costs, cluster)),
+        cache(scatter_time(plan, costs, cluster)),
+        cache(unshard_time(plan, costs, cluster)),
+    )
     scatters = any(shards_gradients(plan, stage) for stage in range(len(costs)))
     found: dict[tuple[float, ...], Evaluation] = {}
     result = []
@@ -69,7 +77,10 @@ def _replicas(
             found[key] = evaluate(
                 plan.device_actions, place, costs, edges=plan.edges, hop_s=lambda *pair, hops=hops: hops[pair],
                 recompute=plan.memory.recompute, copies=copies, host_queues=plan.memory.host_copy_queues,
-                sums=[CollectiveQueue(collectives(plan, device), scatter_s) for device in range(plan.devices)]
+                collectives=[
+                    CollectiveQueue(actions, collectives(plan, device), seconds)
+                    for device, actions in enumerate(plan.device_actions)
+                ]
                 if scatters
                 else (),
             )  # fmt: skip
@@ -85,12 +96,38 @@ def _copies(plan: Plan, cluster: Cluster) -> list[list[TimedCopy]]:
     return timed_copies(plan.device_actions, plan.placement, plan.memory.offload, links)
 
 
-def _working_peak(plan: Plan, costs: tuple[StageCosts, ...], device: int, copies: Sequence[TimedCopy]) -> float:
-    """The peak of saved tensors plus the running action's workspace."""
+def working_bytes(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, device: int) -> list[float]:
+    """Bytes on a device while each action of its compute order runs, without gathered parameters and messages.
+
+    Args:
+        plan: its orders, and what it offloads.
+        costs: per stage, of the whole stage.
+        cluster: its devices in the order of ranks.
+        device: its number along the pipeline.
+    """
+    return _working(plan, costs, replica_costs(plan, costs), device, _copies(plan, cluster)[device])
+
+
+def _working(
+    plan: Plan, costs: Sequence[StageCosts], held_by_one: Sequence[StageCosts], device: int, copies: Sequence[TimedCopy]
+) -> list[float]:
+    """State, saved tensors and the running action's workspace."""
     actions = plan.device_actions[device]
+    state = float(sum(held_by_one[stage.index].state_bytes for stage in plan.stages_on(device)))
     held = held_bytes(actions, costs, plan.memory.recompute)
     away = bytes_off_device(copies, len(actions))
-    needs = (
-        now - gone + costs[a.stage].workspace_bytes for a, (now, _), (gone, _) in zip(actions, held, away, strict=True)
-    )
-    return max(needs, default=0.0)
+    return [
+        state + now - gone + costs[a.stage].workspace_bytes
+        for a, (now, _), (gone, _) in zip(actions, held, away, strict=True)
+    ]
+
+
+def _peak(
+    plan: Plan, costs: Sequence[StageCosts], held_by_one: Sequence[StageCosts], device: int, copies: Sequence[TimedCopy]
+) -> float:
+    """The peak of `_working` and gathered parameters; that of the state on a device without actions."""
+    working = _working(plan, costs, held_by_one, device, copies)
+    if not working:
+        return float(sum(held_by_one[stage.index].state_bytes for stage in plan.stages_on(device)))
+    whole = gathered_bytes(plan, held_by_one, device)
+    return max(now + more for now, more in zip(working, whole, strict=True))

@@ -14,7 +14,7 @@ from ...costs.graph import OpGraph
 from ...costs.message_overhead import FREE, MessageLine, with_message_times
 from ...costs.partition import boundary_bytes, stages_of
 from ...evaluate.compiled import StageArrays
-from ...plan.sharding import GRADIENTS, NONE, graph_slots_bytes, part_of, part_of_graph
+from ...plan.sharding import GRADIENTS, NONE, PARAMETERS, graph_slots_bytes, part_of, part_of_graph
 from .arrangements import Replicas
 from .arrays import (
     GRADIENT_BYTES,
@@ -97,7 +97,9 @@ class Setting:
             fixed = evolve(fixed, costs=tuple(part_of(cost, replicas, level) for cost in fixed.costs))
         graphs = tuple(part_of_graph(graph, replicas, level) for graph in self.graphs)
         reserved = self.reserved
-        if level == GRADIENTS and fixed is None:  # operators do not have slots, which are those of a stage
+        if (
+            level in (GRADIENTS, PARAMETERS) and fixed is None
+        ):  # operators do not have slots, which are those of a stage
             slots = max(graph_slots_bytes(graph, self.devices) for graph in self.graphs)
             reserved = tuple(size + slots for size in reserved or (0.0,) * len(self.memory))
         return evolve(self, graphs=graphs, fixed=fixed, shard=level, whole=self, reserved=reserved)

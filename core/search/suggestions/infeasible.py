@@ -13,7 +13,7 @@ from ...actions import Action
 from ...costs.graph import OpGraph, OpNode
 from ...errors import InfeasibleError
 from ...plan.plan import Plan, parse_plan, plan_json
-from ...plan.residency import STATE_KINDS, Timeline
+from ...plan.residency import Timeline
 
 
 class NothingFits(InfeasibleError):
@@ -100,8 +100,8 @@ def holding(plan: Plan, limits: Sequence[float], timelines: Sequence[Timeline]) 
     above = excess(plan, limits)
     device = above.index(max(above))
     timeline = timelines[device]
-    worst = int((timeline.moving[0] + timeline.moving[2]).argmax())
-    kinds = dict(zip(STATE_KINDS, timeline.state, strict=True))
-    kinds |= {"saved": float(timeline.moving[0, worst]), "workspace": float(timeline.moving[2, worst])}
+    worst = int(timeline.working.argmax())
+    kinds = timeline.at(worst)
+    del kinds["communication"]
     action = timeline.actions[int(timeline.operations[worst])] if timeline.actions else None
     return Holding(device, action, kinds, limits[device])

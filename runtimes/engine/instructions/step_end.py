@@ -1,5 +1,5 @@
-"""The instructions of sums of gradients and of the end of a step: SCATTER_GRAD, REDUCE_GRAD, REDUCE_TIED, SYNC, STEP,
-UNSHARD; see ``runtimes/optimizer``."""
+"""The instructions of what replicas sum and gather, and of the end of a step: SCATTER_GRAD, REDUCE_GRAD, REDUCE_TIED,
+SYNC, STEP, UNSHARD, RESHARD; see ``runtimes/optimizer``."""
 
 from collections.abc import Callable
 from functools import partial
@@ -55,7 +55,25 @@ def _bind_scatter(binder: Binder, action: Action) -> Instruction:
 
 @executes(Kind.UNSHARD)
 def _bind_unshard(binder: Binder, action: Action) -> Instruction:
-    return _bind_over_replicas(binder, action, binder.run_of(action).state.gather)
+    state = binder.runs[0][action.stage].state
+    return _bind_over_replicas(binder, action, state.gather if action.microbatch is None else state.unshard)
+
+
+@executes(Kind.RESHARD)
+def _bind_reshard(binder: Binder, action: Action) -> Instruction:
+    """Frees the parameters, and what was computed from them alone; a run without actions here ends its all-gather."""
+    stage = action.stage
+    runs = list({id(own[stage]): own[stage] for own in binder.runs if stage in own}.values())
+    shared = runs[0].state.shared
+    assert shared is not None
+    unshard = Action(stage, Kind.UNSHARD, action.microbatch)
+
+    def call() -> None:
+        for run in runs:
+            run.free_shared()
+        shared.free()
+
+    return Instruction(action, partial(binder.frame.wait_pending, unshard), call, None, COLLECTIVE_QUEUE)
 
 
 @executes(Kind.REDUCE_TIED)

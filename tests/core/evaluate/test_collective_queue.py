@@ -2,6 +2,7 @@
 
 import pytest
 from attrs import evolve
+from panpipe.core.actions import Kind
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.evaluate.collective_queue import CollectiveQueue
@@ -12,9 +13,18 @@ from panpipe.simulators.run import simulate
 from ...support.plans import orders, plan_of, scheduled
 
 
+def queue_of(plan, *seconds):
+    """The queue of device 0; sums of a microbatch take this time for each stage, everything else none."""
+    return CollectiveQueue(
+        plan.device_actions[0],
+        collectives(plan, 0),
+        lambda action: seconds[action.stage] if action.kind is Kind.SCATTER_GRAD else 0.0,
+    )
+
+
 def test_next_backward_of_a_stage_waits_for_the_sum_of_the_one_before():
     plan = plan_of(orders("0F0 1F0 0F1 1F1 1B0 0B0 1B1 0B1"), (0, 0), data=2)
-    queue = CollectiveQueue(collectives(evolve(plan, shard=("gradients", "none")), 0), lambda stage: 5.0)
+    queue = queue_of(evolve(plan, shard=("gradients", "none")), 5.0, 5.0)
     assert [queue.ready_s(position) for position in range(7)] == [0.0] * 7
     queue.issue(4, 9.0)  # 1B0: its stage sums once a step
     queue.issue(5, 10.0)
@@ -25,7 +35,7 @@ def test_next_backward_of_a_stage_waits_for_the_sum_of_the_one_before():
 
 def test_sums_of_a_device_run_one_after_another():
     plan = plan_of(orders("0F0 1F0 0F1 1F1 1B0 0B0 1B1 0B1"), (0, 0), data=2)
-    queue = CollectiveQueue(collectives(evolve(plan, shard=("gradients",) * 2), 0), lambda stage: (2.0, 5.0)[stage])
+    queue = queue_of(evolve(plan, shard=("gradients",) * 2), 2.0, 5.0)
     queue.issue(4, 1.0)
     queue.issue(5, 2.0)
     assert queue.ready_s(6) == 6.0

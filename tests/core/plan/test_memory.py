@@ -27,12 +27,14 @@ LITERAL = {
     Kind.REDUCE_TIED: "",
     Kind.SYNC: "",
     Kind.STEP: "",
-    Kind.UNSHARD: "",
+    Kind.UNSHARD: "start +gathered_bytes",
+    Kind.RESHARD: "start -gathered_bytes",
 }
 USES = {
     Use.SAVED: {Size.SAVED, Size.INPUT, Size.KEPT, Size.OFFLOADED},
     Use.COMMUNICATION: {Size.MESSAGE, Size.READ, Size.PASSED},
     Use.WORKSPACE: {Size.WORKSPACE},
+    Use.PARAMETERS: {Size.GATHERED},
 }
 
 

@@ -73,10 +73,7 @@ def test_plans_without_sharding_keep_their_bytes_and_hashes_and_others_are_read_
     [
         (plan_of("optimizer"), "shard has 1 levels and the plan has 2 stages"),
         (plan_of("optimizer", "both"), "shard is 'both': give one of 'none', 'optimizer'"),
-        (
-            plan_of("optimizer", "parameters"),
-            "shard is 'parameters', .* this version shards optimizers and gradients; give one of",
-        ),
+        (plan_of("optimizer", "parameters"), "memory.unshard lacks stage 1, whose replicas share parameters"),
         (plan_of("none", "optimizer", data=1), "stage 1 has shard 'optimizer' and the mesh has one replica"),
         (
             plan_of("none", "optimizer", tied=(TiedWeight("w", (0, 1), 8),)),
@@ -171,7 +168,7 @@ def test_slots_are_two_of_the_largest_gradient_but_no_more_than_all() -> None:
 def test_part_of_a_graph_has_slots_apart() -> None:
     graph = OpGraph((OpNode("a", 1, 1, 1, 1.0, 100, 400), OpNode("b", 1, 1, 1, 1.0, 100, 150)))
     held = {level: [node.state_bytes for node in part_of_graph(graph, 4, level).nodes] for level in LEVELS}
-    assert held == {"none": [400, 150], "optimizer": [250, 150], "gradients": [175, 113]}
+    assert held == {"none": [400, 150], "optimizer": [250, 150], "gradients": [175, 113], "parameters": [100, 63]}
     assert graph_slots_bytes(graph, 1) == 150
     assert graph_slots_bytes(graph, 2) == 75  # no more than the gradients
 
@@ -205,5 +202,15 @@ def test_part_of_a_stage_is_rounded_up() -> None:
     assert part_of(COSTS[0], 4).optimizer_bytes == 51
 
 
-def test_unshard_is_an_action_without_microbatch() -> None:
+def test_part_of_a_stage_whose_replicas_share_parameters() -> None:
+    cost = evolve(COSTS[0], parameter_bytes=140, gradient_bytes=101, shared_bytes=9)  # 39 bytes of frozen parameters
+    part = part_of(cost, 4, "parameters")
+    assert (part.parameter_bytes, part.gathered_bytes, part.shared_bytes) == (39 + 26, 101 + 9, 0)
+    assert part.gradient_bytes == part_of(cost, 4, "gradients").gradient_bytes
+
+
+def test_unshard_has_the_number_of_a_run_or_none() -> None:
     assert parse_action("3UNSHARD") == Action(3, Kind.UNSHARD)
+    assert parse_action("3UNSHARD2") == Action(3, Kind.UNSHARD, 2)
+    with pytest.raises(RequestError, match="RESHARD needs a microbatch"):
+        parse_action("3RESHARD")

@@ -140,7 +140,7 @@ def test_csv_is_read_as_it_was_written(name, devices, microbatches, chunks):
         ("0F0>1\n", "'0F0>1' is not an action of this grammar"),
         ("0F٣\n", "is not an action of this grammar"),
         ("0STEP\n", "'0STEP' is not an action of this grammar: it has no STEP"),
-        ("0UNSHARD3\n", "x.csv, row 1, column 1: '0UNSHARD3' is not an action"),
+        ("0UNSHARD3\n", "'0UNSHARD3' is not an action of this grammar: it has no UNSHARD"),
         ("(0F1;0SEND_F0)OVERLAP_F_B\n", "a group holds F, I, W and B only"),
         ("(0F1;0B0)OVERLAP_F_Bx\n", "x.csv, row 1, column 1: '(0F1;0B0)OVERLAP_F_Bx' is not an action"),
         ("(0F1\n", "x.csv, row 1, column 1: '(0F1' is not an action"),

@@ -496,6 +496,11 @@ def scattered(team):
     return _shared(team, "gradients")
 
 
+@captures(*((case, torch.float64, 4, 2) for case in CASES.values()))
+def parted(team):
+    return _shared(team, "parameters")
+
+
 @captures((GPT, torch.float64, 8, 4))
 def scattered_schedules(team):
     return sharding.scheduled(team)
@@ -504,7 +509,7 @@ def scattered_schedules(team):
 @captures((GPT, torch.float64, 4, 2), (CASES["batchnorm with a skip"], torch.float64, 4, 2))
 def sharded_states(team):
     """Checkpoints of replicas that share, and plans with one sharded stage."""
-    partly = {level: sharding.partly(team, level) for level in ("optimizer", "gradients")}
+    partly = {level: sharding.partly(team, level) for level in LEVELS[1:]}
     return {**sharding.resumed(team, Path(sys.argv[2])), "partly": partly}
 
 
@@ -518,6 +523,12 @@ def sharded_scaling(team):
 def scattered_scaling(team):
     """Losses that are scaled, where replicas share gradients."""
     return {"place": [team.replica, *team.local], "cases": scaled(team, "gradients")}
+
+
+@captures((TAPPED, torch.float32, 8, 4))
+def parted_scaling(team):
+    """Losses that are scaled, where replicas share parameters."""
+    return {"place": [team.replica, *team.local], "cases": scaled(team, "parameters")}
 
 
 def nodes(team):

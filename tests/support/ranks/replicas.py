@@ -7,6 +7,7 @@ import torch
 from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.diagnose.reference import reference_of_replicas
 from panpipe.runtimes.launch.team import Team
+from panpipe.runtimes.weights.remote_tensors import RemoteTensor
 from torch.utils import _pytree as pytree
 
 from ..models import Case
@@ -71,6 +72,9 @@ class Trained:
         here = {name: p for name, p in self.alone.named_parameters() if not mine[name].is_meta}
         for name, parameter in here.items():
             assert parameter.grad is not None
+            if self.shard == "parameters":
+                assert isinstance(mine[name], RemoteTensor)
+                continue
             if self.shard != "none":
                 assert mine[name].grad is None
                 continue
@@ -78,8 +82,9 @@ class Trained:
             far = (mine[name].grad - parameter.grad).norm() / parameter.grad.norm().clamp_min(1e-12)
             found["gradient"] = max(found["gradient"], far.item())
         self.optimizer.step()
-        for name, parameter in here.items():
-            found["parameter"] = max(found["parameter"], (mine[name] - parameter).abs().max().item())
+        with self.pipe.whole_parameters():
+            for name, parameter in here.items():
+                found["parameter"] = max(found["parameter"], (mine[name] - parameter).abs().max().item())
         buffers = dict(self.pipe.model.named_buffers())
         for name, buffer in self.alone.named_buffers():
             if not buffers[name].is_meta:
@@ -89,9 +94,10 @@ class Trained:
     def bits(self) -> dict[str, list[float]]:
         """All parameters and gradients here, to compare replicas bit by bit."""
         found = {}
-        for name, parameter in self.pipe.model.named_parameters():
-            if not parameter.is_meta:
-                found[name] = parameter.detach().flatten().tolist()
-                if parameter.grad is not None:
-                    found[f"gradient of {name}"] = parameter.grad.flatten().tolist()
+        with self.pipe.whole_parameters():
+            for name, parameter in self.pipe.model.named_parameters():
+                if not parameter.is_meta:
+                    found[name] = parameter.detach().flatten().tolist()
+                    if parameter.grad is not None:
+                        found[f"gradient of {name}"] = parameter.grad.flatten().tolist()
         return found

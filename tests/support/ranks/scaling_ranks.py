@@ -72,8 +72,10 @@ def _trained(
         found["skipped"].append([pipe.skipped, skipped])
         found["scale"].append([scaler.get_scale(), alone.scaler.get_scale()])
         found["norm"].append([pipe.grad_norm, alone.norm])
-        found["distance"].append(_distance(pipe.model, alone.model))
-    bits = {name: p.flatten().tolist() for name, p in parameters(pipe.model).items()}
+        with pipe.whole_parameters():
+            found["distance"].append(_distance(pipe.model, alone.model))
+    with pipe.whole_parameters():
+        bits = {name: p.flatten().tolist() for name, p in parameters(pipe.model).items()}
     dtypes = sorted({str(t.dtype) for pair in pipe._trainer.variants.shapes.latest.layout.values() for t in pair})
     return {**found, "updates": pipe.updates, "bits": bits, "dtypes": dtypes}
 

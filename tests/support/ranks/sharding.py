@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from attrs import evolve
-from panpipe.core.plan.sharding import LEVELS, with_level
+from panpipe.core.plan.sharding import LEVELS
 from panpipe.runtimes.diagnose.reference import reference_of_replicas
 from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.optimizer.training import Training
@@ -17,6 +17,7 @@ from ..cuts import captured_once, even_plan
 from ..models import CASES
 from ..parity import OPTIMIZER, PLANS
 from ..programs.optimizing import two_groups, warm_up
+from ..sharing import runs_of_all, shared
 from .replicas import Trained, batches
 from .scaling_ranks import refusal
 from .teams import SEED, pipeline_on
@@ -118,10 +119,18 @@ def resumed(team: Team, folder: Path) -> dict[str, Any]:
 
 
 def _held_bytes(pipe: Pipeline) -> list[int]:
-    """Bytes of optimizer state here, without counters; of parameters; and of gradients."""
+    """Bytes of optimizer state here, without counters; of parameters between steps; and of gradients."""
     states = [state for optimizer in pipe.optimizers.values() for state in optimizer.state.values()]
     tensors = [value for state in states for value in state.values() if value.ndim]
-    own = [p.nbytes for parameters in pipe.stage_parameters.values() for p in parameters.values()]
+    with torch._C.DisableTorchFunctionSubclass():  # those that replicas share refuse uses between steps
+        own = [p.untyped_storage().nbytes() for held in pipe.stage_parameters.values() for p in held.values()]
+    own += [
+        bucket.values.nbytes
+        for state in pipe._trainer.stages.states.values()
+        if state.shared is not None
+        for bucket in state.shards.buckets
+        if bucket.values is not None
+    ]
     gradients = [buffer for state in pipe._trainer.stages.states.values() for buffer in state.gradient_buffers]
     return [sum(t.untyped_storage().nbytes() for t in tensors), sum(own), sum(buffer.nbytes for buffer in gradients)]
 
@@ -141,9 +150,11 @@ def _state_distance(first: dict[str, Any], second: dict[str, Any]) -> float:
 
 
 def _distance(pipe: Pipeline, alone: torch.nn.Module) -> float:
+    """The largest distance of a parameter here from that of a model, or of another pipeline's model."""
     wanted = dict(alone.named_parameters())
-    here = {name: p for name, p in pipe.model.named_parameters() if not p.is_meta}
-    return max((p - wanted[name]).abs().max().item() for name, p in here.items())
+    with pipe.whole_parameters():
+        here = {name: p for name, p in pipe.model.named_parameters() if not p.is_meta}
+        return max((p - wanted[name]).abs().max().item() for name, p in here.items())
 
 
 def _average_distance(pipe: Pipeline, other: Pipeline) -> float:
@@ -156,10 +167,11 @@ def scheduled(team: Team) -> dict[str, Any]:
     case, found = CASES[NAME], {}
     for name in SPLIT:
         plan = even_plan(captured_once(case, F64, 8, 4, "cpu"), team.size, 4, **PLANS[name])
-        plan = with_level(evolve(plan, mesh=team.mesh), "gradients")
-        trained = Trained(team, case, 8, 4, shard="gradients", plan=plan)
-        rows = ([8] * team.replicas, [8, 2, 1], [1, 5, 8], [8] * team.replicas)
-        found[name] = [max(trained.step(each).values()) for each in rows]
+        for level, room in (("gradients", True), ("parameters", False), ("parameters", True)):
+            wanted = shared(evolve(plan, mesh=team.mesh), level, room=room)
+            trained = Trained(team, case, 8, 4, shard=level, plan=wanted)
+            rows = ([8] * team.replicas, [8, 2, 1], [1, 5, 8], [8] * team.replicas)
+            found[f"{name}, {level}, {room}"] = [max(trained.step(each).values()) for each in rows]
     return {"schedules": found, "cleared": {level: _cleared(team, level) for level in LEVELS[1:]}}
 
 
@@ -183,7 +195,7 @@ def _cleared(team: Team, shard: str) -> dict[str, str]:
         "slices' norm": lambda: torch.nn.utils.get_total_norm([p.grad for p in slices() if p.grad is not None]),
         "nothing": lambda: None,
     }
-    if shard == "gradients":
+    if shard in ("gradients", "parameters"):
         uses |= {
             "norm": lambda: torch.nn.utils.get_total_norm([p.grad for p in own if p.grad is not None]),
             "assigned": assign,
@@ -200,7 +212,7 @@ def partly(team: Team, shard: str) -> dict[str, Any]:
     """A plan of which one stage alone is sharded, and the actions that its devices issue."""
     case = CASES["batchnorm with a skip"]
     trained = Trained(team, case, 4, 2)
-    plan = evolve(trained.pipe.plan, shard=("none", shard))
+    plan = runs_of_all(evolve(trained.pipe.plan, shard=("none", shard)))
     pipe = pipeline_on(team, case, 4, 2, OPTIMIZER, dtype=F64, plan=plan)
     part = batches(case, team.replicas, [4] * team.replicas)[team.replica]
     far = 0.0
@@ -209,5 +221,5 @@ def partly(team: Team, shard: str) -> dict[str, Any]:
         pipe.rehearse(part, 1, update=True)  # changes nothing
         _, trace = pipe.trace_step(part)
         far = max(far, _distance(pipe, trained.alone))
-    kinds = ("UNSHARD", "SCATTER_GRAD")
+    kinds = ("UNSHARD", "RESHARD", "SCATTER_GRAD")
     return {"partly": far, "actions": sorted({str(e.action) for e in trace.events if e.action.kind.value in kinds})}

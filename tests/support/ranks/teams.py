@@ -7,7 +7,6 @@ import torch
 from attrs import evolve
 from panpipe.core.plan.derive import synchronised
 from panpipe.core.plan.plan import Plan
-from panpipe.core.plan.sharding import with_level
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.engine.clocked import Clock
@@ -25,6 +24,7 @@ from torch import nn
 
 from ..cuts import batch_on, captured_once, dims_once, even_plan, programs_of
 from ..models import Case
+from ..sharing import shared
 
 SEED = 3
 
@@ -73,7 +73,7 @@ def pipeline_on(
     operators = captured_once(case, dtype, rows, microbatches, device)
     if plan is None:
         plan = evolve(even_plan(operators, team.size, microbatches, **(plan_options or {})), mesh=team.mesh)
-    plan = plan if shard == "none" else with_level(plan, shard)
+    plan = plan if shard == "none" else shared(plan, shard)
     training = evolve(training or Training(), optimizer=optimizer, seed=seed)
     if training.needs_all_stages:
         plan = synchronised(plan)

@@ -1,0 +1,150 @@
+"""When the parameters of a stage are whole, where its replicas share them: chosen for an order and a memory limit.
+
+1. Each block of adjacent actions of a stage is a run. This holds least.
+2. Shortest first, parameters stay whole over the actions of other stages between two runs where they fit: that saves
+   an all-gather.
+3. Each all-gather starts early enough to run beside the actions before the run, as far as the parameters fit.
+
+It needs what FSDP decides by heuristics (Zhao et al., arXiv 2304.11277, sections 3.3 and 4.1: what is resharded after
+forward, and prefetch) for runs of microbatches; the breadth-first schedule of Lamy-Poirier (arXiv 2211.05953) has the
+longest ones.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from attrs import define, evolve
+
+from ..actions import Action
+from ..cluster.cluster import Cluster
+from ..costs.costs import StageCosts
+from ..evaluate.reduction import unshard_time
+from ..plan.kinds import COMPUTE_SECONDS
+from ..plan.plan import Plan
+from ..plan.sharding import replica_costs, shards_parameters
+from ..plan.unshard import StageUnshard, UnshardedRun
+from .problem.oracle import working_bytes
+
+
+def with_runs(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, limits: Sequence[float]) -> Plan:
+    """The plan with the runs of all stages whose replicas share parameters; without runs if there are none.
+
+    Args:
+        plan: sound, but for its runs.
+        costs: per stage, of the whole stage.
+        cluster: the devices.
+        limits: bytes that the device at each position may hold.
+    """
+    sharing = [stage.index for stage in plan.stages if shards_parameters(plan, stage.index)]
+    found: dict[int, StageUnshard] = {}
+    cluster = plan.mesh.arrange(cluster)
+    gather_s = unshard_time(plan, costs, cluster)
+    held = replica_costs(plan, costs)
+    for device, actions in enumerate(plan.device_actions if sharing else ()):
+        own = [stage for stage in sharing if plan.placement[stage] == device]
+        working = working_bytes(plan, costs, cluster, device) if own else []
+        room = _Room(
+            actions,
+            [COMPUTE_SECONDS[action.kind](costs[action.stage]) for action in actions],
+            [limits[device] - size for size in working],
+        )
+        runs = [_Run(s, *block, held[s].gathered_bytes) for s in own for block in _blocks(actions, s)]
+        for run in runs:
+            room.take(run.first, run.last, run.bytes)
+        runs = _joined(runs, room)
+        for run in runs:
+            room.start_early(run, gather_s(run.stage))
+        found |= {
+            stage: StageUnshard(stage, tuple(run.planned(actions) for run in runs if run.stage == stage))
+            for stage in own
+        }
+    unshard = tuple(found[stage] for stage in sharing)
+    return plan if unshard == plan.memory.unshard else evolve(plan, memory=evolve(plan.memory, unshard=unshard))
+
+
+@define
+class _Run:
+    """A run, by positions in the compute order: from the first to the last action, held from ``begin`` on."""
+
+    stage: int
+    first: int
+    last: int
+    bytes: float
+    begin: int = -1
+    before: int = -1
+    """Position of the last action of the stage before the run; −1 if there is none."""
+
+    def planned(self, actions: Sequence[Action]) -> UnshardedRun:
+        after = actions[self.begin - 1] if self.begin else None
+        return UnshardedRun(after, actions[self.first], actions[self.last])
+
+
+@define
+class _Room:
+    """The memory that is left on a device while each of its actions runs.
+
+    Args:
+        actions: its compute order.
+        seconds: of each action.
+        bytes: that are left.
+    """
+
+    actions: Sequence[Action]
+    seconds: Sequence[float]
+    bytes: list[float]
+
+    def fits(self, first: int, last: int, size: float) -> bool:
+        """Whether as many bytes are left while all actions of these positions run."""
+        return all(left >= size for left in self.bytes[first : last + 1])
+
+    def take(self, first: int, last: int, size: float) -> None:
+        """Use bytes while the actions of these positions run."""
+        for position in range(first, last + 1):
+            self.bytes[position] -= size
+
+    def start_early(self, run: _Run, gather_s: float) -> None:
+        """Start the all-gather of a run so early that it is hidden, as far as the parameters fit."""
+        begin, hidden_s = run.first, 0.0
+        while hidden_s < gather_s and begin - 1 > run.before and self.fits(begin - 1, begin - 1, run.bytes):
+            begin -= 1
+            hidden_s += self.seconds[begin]
+        self.take(begin, run.first - 1, run.bytes)
+        run.begin = begin
+
+
+def _blocks(actions: Sequence[Action], stage: int) -> list[tuple[int, int]]:
+    """First and last positions of the adjacent actions of a stage."""
+    found: list[tuple[int, int]] = []
+    for position, action in enumerate(actions):
+        if action.stage != stage:
+            continue
+        if found and found[-1][1] == position - 1:
+            found[-1] = found[-1][0], position
+        else:
+            found.append((position, position))
+    return found
+
+
+def _joined(runs: Sequence[_Run], room: _Room) -> list[_Run]:
+    """The runs, joined where the parameters fit between two of a stage; by position."""
+    by_stage: dict[int, list[_Run]] = {}
+    for run in runs:
+        by_stage.setdefault(run.stage, []).append(run)
+    gaps = [(one, other) for own in by_stage.values() for one, other in pairwise(own)]
+    gaps.sort(key=lambda gap: (gap[1].first - gap[0].last, gap[0].last))
+    followed = set()
+    for one, other in gaps:
+        if room.fits(one.last + 1, other.first - 1, one.bytes):
+            room.take(one.last + 1, other.first - 1, one.bytes)
+            followed.add((one.stage, one.last))
+    result: list[_Run] = []
+    for own in by_stage.values():
+        open_run: _Run | None = None
+        for run in own:
+            if open_run is not None and (run.stage, open_run.last) in followed:
+                open_run.last = run.last
+                continue
+            before = -1 if open_run is None else open_run.last
+            open_run = evolve(run, before=before)
+            result.append(open_run)
+    return sorted(result, key=lambda run: run.first)

@@ -1,0 +1,177 @@
+"""Parameters that replicas share: where lowering gathers and frees them, what waits, what is held, what is refused."""
+
+import math
+from collections.abc import Sequence
+
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from panpipe.core.actions import Kind, parse_action
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.costs.costs import StageCosts
+from panpipe.core.errors import RequestError
+from panpipe.core.plan.derive import first_microbatches, forward_only
+from panpipe.core.plan.lowering import lower
+from panpipe.core.plan.plan import Plan, parse_plan, plan_json
+from panpipe.core.plan.queues import queues_of
+from panpipe.core.plan.unshard import StageUnshard, UnshardedRun
+from panpipe.core.plan.unsharding import gathered_bytes
+from panpipe.core.plan.validation.validate import validate
+from panpipe.core.search.problem.oracle import longest_path
+from panpipe.simulators.run import simulate
+
+from ...support.plans import orders, plan_of, scheduled
+from ...support.sharing import COST, shared
+
+HERE = (Kind.UNSHARD, Kind.RESHARD, Kind.F, Kind.B, Kind.RECOMPUTE)
+
+
+def runs(stage: int, *given: tuple[str | None, str, str]) -> StageUnshard:
+    found = (tuple(text and parse_action(text) for text in one) for one in given)
+    return StageUnshard(stage, tuple(UnshardedRun(*one) for one in found))  # type: ignore[arg-type]
+
+
+UNSHARD = (
+    runs(0, (None, "0F0", "0F1"), ("1B0", "0B0", "0B1")),
+    runs(1, ("0F0", "1F0", "1B1")),
+)
+
+
+def two_stages(unshard: Sequence[StageUnshard] = UNSHARD) -> Plan:
+    """Two stages on one device, of two replicas; each all-gather takes 80 / 2 bytes at 40 bytes/s."""
+    plan = plan_of(orders("0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1"), (0, 0), data=2, costs=[COST] * 2)
+    plan = evolve(plan, shard=("parameters",) * 2, memory=evolve(plan.memory, unshard=tuple(unshard)))
+    cluster = fully_connected(2, 10**6, 40.0, 0.0)
+    return evolve(plan, edges=(), prediction=evolve(plan.predicted, cluster=cluster, costs=(COST, COST)))
+
+
+def text(plan: Plan, device: int = 0) -> str:
+    return " ".join(str(action) for action in lower(plan)[device] if action.kind in HERE)
+
+
+def test_lowering_gathers_before_each_run_and_frees_after_it() -> None:
+    assert text(two_stages()) == (
+        "0UNSHARD0 0F0 1UNSHARD0 0F1 0RESHARD0 1F0 1F1 1B0 0UNSHARD1 1B1 1RESHARD0 0B0 0B1 0RESHARD1"
+    )
+    again = evolve(two_stages(), memory=evolve(two_stages().memory, recompute=(0,)))
+    assert "1RESHARD0 0RECOMPUTE0 0B0" in text(again)
+    validate(again)
+
+
+def test_first_action_of_a_run_waits_and_collectives_run_in_the_order_issued() -> None:
+    queues = queues_of(two_stages(), lower(two_stages()))
+    readers = {str(task.items[0].action): task.readers for task in queues.tasks if task.kind in HERE}
+    assert readers == {
+        "0UNSHARD0": ((0, 0),), "1UNSHARD0": ((0, 2),), "0RESHARD0": (), "0UNSHARD1": ((0, 6),), "1RESHARD0": (),
+        "0RESHARD1": (),
+    }  # fmt: skip
+    named = [str(task.items[0].action) for task in queues.tasks]
+    assert named[:6] == ["0UNSHARD0", "1UNSHARD0", "0RESHARD0", "1SCATTER_GRAD0", "0UNSHARD1", "1SCATTER_GRAD1"]
+    assert {task.order for task in queues.tasks} == {("collectives", 0)}
+
+
+def test_simulator_oracle_and_validation_agree_on_time_and_memory() -> None:
+    plan = two_stages()
+    result, report = simulate(plan), validate(plan)
+    score = longest_path(plan, plan.predicted.costs, plan.predicted.cluster)
+    # Each all-gather takes a second, as each of the four sums does.
+    assert result.step_s == pytest.approx(score.step_s)
+    # Of both stages 1/2 of everything, and slots; at 1F1 the parameters of one, and four saved microbatches.
+    held = 2 * (40 + 40 + 2 * 5 + 80)
+    assert gathered_bytes(plan, [evolve(COST, gathered_bytes=80)] * 2, 0) == [80, 160, 80, 80, 80, 160, 80, 80]
+    assert report.peak_memory_bytes[0] == score.peak_memory_bytes[0] == held + 80 + 400
+    assert max(result.timelines[0].working) == held + 80 + 400
+    assert result.peak_by_kind[0]["parameters"] == 80 + 160
+    first = next(task for task in result.tasks if str(task.action) == "0UNSHARD0")
+    assert (first.start_s, first.end_s, first.bytes) == (0.0, 1.0, 80)
+    assert result.operation_times[0][0][0] == 1.0
+    spent = sum(end - start for start, end in zip(*result.operation_times[0], strict=True))
+    assert sum(result.bubbles[0].values()) + spent == pytest.approx(result.step_s)
+    samples = [s.bytes for s in result.trace.memory if s.device == 0 and s.kind == "parameters"]
+    assert (samples[0], max(samples), samples[-1]) == (160, 240, 80)
+
+
+def test_waiting_for_parameters_is_idle_time_of_reductions() -> None:
+    late = two_stages((runs(0, (None, "0F0", "0F1"), ("1B1", "0B0", "0B1")), UNSHARD[1]))
+    assert simulate(late).bubbles[0]["reduction"] > simulate(two_stages()).bubbles[0]["reduction"]
+
+
+def test_runs_of_a_stage_that_shares_no_parameters_are_refused() -> None:
+    plan = evolve(two_stages(), shard=("gradients", "parameters"))
+    with pytest.raises(RequestError, match=r"names stage 0, whose replicas do not share parameters: remove it"):
+        validate(plan)
+    with pytest.raises(RequestError, match=r"the plan is forward only and has memory.unshard: 0, 1"):
+        validate(evolve(forward_only(two_stages()), memory=two_stages().memory))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("0UNSHARD1", "", "device 0 issues 0RESHARD1 where the plan has 0UNSHARD1"),
+        ("0RESHARD1 ", "", "device 0 issues no 0RESHARD1, which the plan has: add it"),
+        ("0RESHARD0", "0RESHARD0 0RESHARD0", "device 0 issues 0RESHARD0 where the plan has 0UNSHARD1"),
+        ("0F1 0RESHARD0", "0RESHARD0 0F1", "device 0 issues 0F1 where the parameters of stage 0 are not whole"),
+        ("0UNSHARD1 1B1", "1B1 0UNSHARD1", None),
+    ],
+)
+def test_misplaced_actions_are_refused(old: str, new: str, reason: str | None) -> None:
+    plan = two_stages()
+    whole = " ".join(map(str, lower(plan)[0]))
+    assert old in whole or old in (whole := whole.replace("1SCATTER_GRAD0 ", "")) or reason is None
+    lowered = [[parse_action(each) for each in " ".join(map(str, lower(plan)[0])).replace(old, new).split()]]
+    if reason is None:
+        queues_of(plan, lowered)
+        return
+    with pytest.raises(RequestError, match=reason):
+        queues_of(plan, lowered)
+
+
+def test_file_keeps_runs_and_older_plans_their_bytes() -> None:
+    plan = two_stages()
+    assert parse_plan(plan_json(plan), "it") == plan
+    assert "unshard" not in plan_json(plan_of(orders("0F0 0B0"), (0,)))
+
+
+def test_fewer_microbatches_keep_all_runs() -> None:
+    one = first_microbatches(two_stages(), 1)
+    assert one.memory.unshard == (
+        runs(0, (None, "0F0", "0F0"), ("1B0", "0B0", "0B0")),
+        runs(1, ("0F0", "1F0", "1B0")),
+    )
+    validate(one)
+    short = (runs(0, (None, "0F0", "0F0"), ("0F0", "0F1", "0F1"), ("1B1", "0B0", "0B1")), UNSHARD[1])
+    none_left = first_microbatches(two_stages(short), 1)
+    assert none_left.memory.unshard[0].runs[1] == UnshardedRun(parse_action("0F0"), None, None)
+    validate(none_left)
+    assert "0RESHARD0 0UNSHARD1 1UNSHARD0 0RESHARD1 1F0" in text(none_left)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.sampled_from(["gpipe", "1f1b", "zb-h1", "interleaved-1f1b", "zb-v", "looped"]),
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.booleans(),
+    st.sampled_from([0, 40, 800]),
+)
+def test_oracle_and_simulator_agree_where_no_links_are_shared(
+    family: str, devices: int, microbatches: int, room: bool, size: int
+) -> None:
+    chunks = 2 if family in ("interleaved-1f1b", "zb-v", "looped") else 1
+    microbatches = devices * microbatches if family == "interleaved-1f1b" else microbatches
+    cost = StageCosts(1.0, 1.25, 0.75, optimizer_s=0.5, gradient_bytes=size, parameter_bytes=size, saved_bytes=10)
+    plan = scheduled(
+        family, devices, microbatches, chunks, data=2, costs=[cost] * chunks * devices,
+        cluster=fully_connected(2 * devices, 10**9, 100.0, 0.0), edges=(),
+    )  # fmt: skip
+    plan = shared(plan, "parameters", room=room)
+    validate(plan)
+    score = longest_path(plan, plan.predicted.costs, plan.predicted.cluster)
+    result = simulate(plan)
+    assert score.step_s == pytest.approx(result.step_s)
+    for device in range(devices):
+        assert score.peak_memory_bytes[device] == pytest.approx(max(result.timelines[device].working))
+        assert (result.timelines[device].moving >= 0).all()
+        assert (result.timelines[device].moving[:, -1] == 0).all()
+    assert math.isfinite(score.step_s)

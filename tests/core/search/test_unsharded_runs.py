@@ -1,0 +1,55 @@
+"""When shared parameters are whole: the least memory, what is kept between runs, and early gathers."""
+
+import math
+
+from attrs import evolve
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.plan.plan import Plan
+from panpipe.core.search.problem.oracle import longest_path
+from panpipe.core.search.unsharded_runs import with_runs
+
+from ...support.plans import orders, plan_of
+from ...support.sharing import COST
+
+CLUSTER = fully_connected(2, 10**6, 20.0, 0.0)
+"""An all-gather of 80 bytes takes 2 s; F, I and W of `COST` 1 s each."""
+
+
+def plan(limit: float) -> Plan:
+    made = plan_of(orders("0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1"), (0, 0), data=2, costs=[COST] * 2)
+    made = evolve(made, shard=("parameters",) * 2, edges=())
+    return with_runs(made, [COST] * 2, CLUSTER, [limit])
+
+
+def runs(found: Plan) -> list[list[str]]:
+    return [[f"{run.after or 'start'}: {run.first}-{run.last}" for run in each.runs] for each in found.memory.unshard]
+
+
+def peak(found: Plan) -> float:
+    return longest_path(found, (COST, COST), CLUSTER).peak_memory_bytes[0]
+
+
+def test_without_room_each_block_of_actions_is_a_run() -> None:
+    assert runs(plan(0.0)) == [["start: 0F0-0F1", "1B1: 0B0-0B1"], ["0F1: 1F0-1B1"]]
+
+
+def test_with_room_all_gathers_are_at_the_start_and_nothing_is_freed_between() -> None:
+    assert runs(plan(math.inf)) == [["start: 0F0-0B1"], ["start: 1F0-1B1"]]
+
+
+def test_gathers_start_as_early_as_they_fit_and_are_hidden() -> None:
+    least = peak(plan(0.0))
+    assert least == 2 * (40 + 40 + 10 + 80) + 80 + 400
+    # 80 bytes more: stage 1 is gathered beside both forwards of stage 0, and the second run of stage 0 beside 1B1.
+    found = plan(least + 80)
+    assert runs(found)[1] == ["start: 1F0-1B1"]
+    assert peak(found) <= least + 80
+    assert peak(plan(least)) == least
+    assert runs(plan(least)) == [["start: 0F0-0F1", "1B0: 0B0-0B1"], ["start: 1F0-1B1"]]
+
+
+def test_plan_without_shared_parameters_has_no_runs() -> None:
+    made = plan_of(orders("0F0 0B0"), (0,), data=2, costs=[COST])
+    assert with_runs(made, [COST], CLUSTER, [0.0]) is made
+    shared = with_runs(evolve(made, shard=("parameters",)), [COST], CLUSTER, [0.0])
+    assert with_runs(evolve(shared, shard=()), [COST], CLUSTER, [0.0]).memory.unshard == ()

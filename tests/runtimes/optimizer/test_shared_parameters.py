@@ -1,0 +1,176 @@
+"""Parameters of which each replica holds a part, on threads over the transport of one process."""
+
+import pytest
+import torch
+from panpipe.core.errors import RequestError
+from panpipe.runtimes.optimizer.sharded_buckets import Sharing
+from panpipe.runtimes.optimizer.shards import Shards
+from panpipe.runtimes.weights.allocation import allocate, deallocate
+from panpipe.runtimes.weights.remote_tensors import RemoteTensor
+
+from ...support.stages.sharded import SHAPES, model, on_each
+
+WHOLE = model()
+
+
+def shards_of(end, count, size=None, parameters=None):
+    sharing = Sharing(lambda: end, end.device, count, frozenset({"tied"}), gradients=True, parameters=True)
+    named = model() if parameters is None else parameters
+    return named, Shards(named, sharing, size)
+
+
+def bytes_of(named):
+    with torch._C.DisableTorchFunctionSubclass():
+        return sum(parameter.untyped_storage().nbytes() for parameter in named.values())
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("size", [None, 1, 100], ids=["together", "alone", "some"])
+def test_parameters_are_whole_within_runs_and_have_no_memory_between(count, size):
+    def work(end):
+        named, shards = shards_of(end, count, size)
+        shared = shards.shared
+        views = {name: parameter.detach().view(-1) for name, parameter in named.items() if parameter.is_contiguous()}
+        strides = {name: parameter.stride() for name, parameter in named.items()}
+        shared.keep_parts()
+        assert shared.divided
+        assert bytes_of(named) == 0
+        assert all(isinstance(parameter, RemoteTensor) for parameter in named.values())
+        for _ in range(2):
+            gather = shared.gather(end)
+            assert gather.bytes == shared.bytes >= sum(p.nbytes for p in WHOLE.values())
+            gather.wait()
+            for name, parameter in named.items():
+                assert type(parameter) is torch.nn.Parameter
+                assert torch.equal(parameter, WHOLE[name]), name
+                assert parameter.stride() == strides[name]
+            assert all(torch.equal(view, WHOLE[name].view(-1)) for name, view in views.items())  # as saved tensors are
+            shared.free()
+            assert bytes_of(named) == 0
+        return sum(bucket.values.numel() for bucket in shards.buckets)
+
+    held = on_each(count, work)
+    assert sum(held) >= sum(p.numel() for p in WHOLE.values())
+    assert len(set(held)) == 1
+
+
+def test_optimizer_steps_the_parts():
+    def work(end):
+        named, shards = shards_of(end, 2)
+        shards.shared.keep_parts()
+        for part in shards.parts.values():
+            assert torch.equal(part.value.flatten(), _slice(WHOLE[part.name], part))
+            with torch.no_grad():
+                part.value.add_(1.0)
+        shards.follow()  # nothing: slices are no views of the parameters
+        shards.shared.gather(end).wait()
+        return all(torch.equal(parameter, WHOLE[name] + 1.0) for name, parameter in named.items())
+
+    assert on_each(2, work) == [True, True]
+
+
+def _slice(parameter, part):
+    order = parameter.detach().as_strided((parameter.numel(),), (1,))
+    return order[part.start : part.stop]
+
+
+def test_before_parts_are_kept_gathers_leave_the_parameters_as_they_are():
+    def work(end):
+        named, shards = shards_of(end, 2)
+        if end.device:
+            with torch.no_grad():
+                named["w"].add_(5.0)  # the models of replicas may differ until values are loaded
+        shards.shared.gather(end).wait()
+        shards.shared.free()
+        return named["w"].detach().clone()
+
+    first, second = on_each(2, work)
+    assert torch.equal(first, WHOLE["w"])
+    assert torch.equal(second, WHOLE["w"] + 5.0)
+
+
+def test_lent_parameters_may_be_referenced_and_changed_values_are_kept():
+    def work(end):
+        named, shards = shards_of(end, 2)
+        shared = shards.shared
+        shared.keep_parts()
+        shared.lend(end)
+        array = named["w"].detach().numpy()  # such memory cannot be freed
+        with torch.no_grad():
+            named["b"].fill_(7.0)
+        shared.take_back(keep=True)
+        assert isinstance(named["w"], RemoteTensor)
+        shared.lend(end)
+        with torch.no_grad():
+            named["b"].fill_(8.0)
+        shared.take_back(keep=False)
+        shared.gather(end).wait()
+        assert torch.equal(named["w"], WHOLE["w"])
+        assert (array == WHOLE["w"].detach().numpy()).all()
+        return named["b"].tolist()
+
+    assert on_each(2, work) == [[7.0] * 7] * 2
+
+
+def test_undefined_values_for_a_load_need_no_other_replica():
+    def work(end):
+        named, shards = shards_of(end, 2)
+        shards.shared.keep_parts()
+        if end.device == 0:
+            shards.shared.lend(None)
+            with torch.no_grad():
+                for name, parameter in named.items():
+                    parameter.copy_(WHOLE[name] * 2)
+            shards.shared.take_back(keep=True)
+        return {name: part.value.detach().clone() for name, part in shards.parts.items()}
+
+    first, second = on_each(2, work)
+    assert torch.equal(first["w"].flatten(), 2 * WHOLE["w"].flatten()[: first["w"].numel()])
+    for name in second.keys() - first.keys():
+        assert torch.equal(second[name].flatten().sort().values, WHOLE[name].flatten().sort().values)
+
+
+def test_memory_that_numpy_uses_is_refused_where_it_would_be_freed():
+    def work(end):
+        named, shards = shards_of(end, 2)
+        shards.shared.keep_parts()
+        shards.shared.gather(end).wait()
+        named["w"].detach().numpy()
+        with pytest.raises(RequestError, match=r"the memory of parameter 'w' is used outside of PyTorch, as by .numpy"):
+            shards.shared.free()
+        return True
+
+    assert on_each(2, work) == [True, True]
+
+
+def test_parameters_without_memory_get_it_when_values_are_loaded():
+    def work(end):
+        named = model()
+        deallocate(named.values())
+        _, shards = shards_of(end, 2, parameters=named)
+        assert bytes_of(named) == 0
+        allocate(shards.shared.memory_of.values())
+        with torch.no_grad():
+            for name, parameter in named.items():
+                parameter.copy_(WHOLE[name])
+        shards.shared.keep_parts()
+        with shards.shared.stand_ins():
+            assert named["w"].sum() == 0
+        assert bytes_of(named) == 0
+        shards.shared.gather(end).wait()
+        return all(torch.equal(parameter, WHOLE[name]) for name, parameter in named.items())
+
+    assert on_each(2, work) == [True, True]
+
+
+def test_use_between_runs_and_a_parameter_unfrozen_later_are_refused():
+    def work(end):
+        named, shards = shards_of(end, 2)
+        shards.shared.keep_parts()
+        with pytest.raises(RequestError, match="'w' is held by the replicas, each of which has a part between steps"):
+            named["w"].sum()
+        with pytest.raises(RequestError, match="parameter 'late' was frozen when the pipeline was built"):
+            shards.add("late", torch.nn.Parameter(torch.zeros(2)))
+        return len(shards.names)
+
+    assert on_each(2, work) == [len(SHAPES)] * 2
