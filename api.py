@@ -197,12 +197,14 @@ def pipeline(
         shard: what the replicas of a stage share, so that each holds a part (ZeRO): ``"optimizer"``, each replica has
             and steps 1/dp of the optimizer's state: gradients are reduce-scattered, and parameters gathered after the
             step; ``"gradients"``, each replica keeps 1/dp of the gradients, too: they are reduce-scattered after the
-            backward of each microbatch, also with ``update=False``; ``"auto"`` does as little of that as fits, for the
-            stages that do not fit otherwise; ``"none"``. By default as in the plan (``shard``, per stage); an automatic
-            plan then shards nothing. Results are the same as without sharding. The
+            backward of each microbatch, also with ``update=False``; ``"parameters"``, and 1/dp of the parameters: they
+            are gathered for runs of a stage's microbatches, as the plan says, and freed after them; ``"auto"`` does as
+            little of that as fits, for the stages that do not fit otherwise; ``"none"``. By default as in the plan
+            (``shard``, per stage); an automatic plan then shards nothing. Results are the same as without sharding. The
             optimizer has to be elementwise, such as SGD, Adam, AdamW, Adagrad or RMSprop; this is tested, and others
             are refused. The optimizers in ``optimizers`` step slices of the parameters, ``grad`` of a parameter is None
-            after a step, and every rank calls ``state_dict()``. Checkpoints do not depend on it.
+            after a step, and every rank calls ``state_dict()``. With ``"parameters"`` their values are there within
+            ``with pipe.whole_parameters():`` alone. Checkpoints do not depend on it.
         progress: True shows the phases of planning on standard error, on rank 0; False shows nothing; a function is
             called as ``progress(phase, done, total)``, with 0 and 0 for a phase without parts.
         timeout_s: the seconds that a rank (a device, between threads) waits for others that make no progress. Then all

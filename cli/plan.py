@@ -85,10 +85,11 @@ def plan(
     shard: Annotated[
         str,
         typer.Option(
-            metavar="none|optimizer|gradients|auto",
+            metavar="none|optimizer|gradients|parameters|auto",
             help="What replicas share, so that each holds a part: with optimizer the state of the optimizer (ZeRO-1); "
-            "with gradients these, too (ZeRO-2), summed for each microbatch; auto shards the stages that do not fit "
-            "otherwise, as little as fits.",
+            "with gradients these, too (ZeRO-2), summed for each microbatch; with parameters all three (ZeRO-3), "
+            "gathered for runs of a stage's microbatches; auto shards the stages that do not fit otherwise, as little "
+            "as fits.",
         ),
     ] = "none",
     recompute: Annotated[

@@ -14,7 +14,7 @@ from ...core.documents import as_plain
 from ...core.evaluate.idle import IdleTime
 from ...core.plan.interval import interval_text
 from ...core.plan.plan import Plan, Prediction
-from ...core.plan.sharding import GRADIENTS, OPTIMIZER
+from ...core.plan.sharding import GRADIENTS, OPTIMIZER, PARAMETERS
 from ...core.plan.wording import plan_size
 from ...core.schedules.meaning import meaning_of
 from ...core.trace.throughput import StepTotals, Throughput, throughput
@@ -208,11 +208,18 @@ def _offload_text(plan: Plan) -> str:
 def _shard_text(plan: Plan) -> str:
     """What replicas share, by level."""
     parts = []
-    for level, what in ((OPTIMIZER, "the optimizer"), (GRADIENTS, "gradients and the optimizer")):
+    shared = {
+        OPTIMIZER: "the optimizer",
+        GRADIENTS: "gradients and the optimizer",
+        PARAMETERS: "parameters, gradients and the optimizer",
+    }
+    for level, what in shared.items():
         stages = [str(stage) for stage, own in enumerate(plan.shard) if own == level]
         if stages:
             parts.append(f"{what} of stage{'s' * (len(stages) > 1)} {' '.join(stages)}")
-    return f"{plan.mesh.data} replicas share {', '.join(parts)}"
+    runs = sum(len(each.runs) for each in plan.memory.unshard)
+    gathers = f"; parameters are gathered {counted(runs, 'time')} a step" if runs else ""
+    return f"{plan.mesh.data} replicas share {', '.join(parts)}{gathers}"
 
 
 def plain_plan(plan: Plan) -> dict[str, Any]:
@@ -228,6 +235,7 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
         "recompute": list(plan.memory.recompute),
         **({"offload": _plain_offload(plan)} if plan.memory.offload else {}),
         **({"shard": list(plan.shard)} if plan.shard else {}),
+        **({"unshard": as_plain(plan.memory.unshard)} if plan.memory.unshard else {}),
         "predicted_step_s": prediction.step_s,
         "predicted_interval_s": prediction.interval_s,
         "peak_memory_bytes": list(prediction.peak_memory_bytes),

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from ...core.cluster.tensor_groups import GroupedCluster
 from ...core.errors import InfeasibleError
-from ...core.plan.sharding import OPTIMIZER
+from ...core.plan.sharding import GRADIENTS, OPTIMIZER, PARAMETERS
 from ...core.search.suggestions.changes import (
     MORE_DEVICES,
     MORE_MEMORY,
@@ -23,6 +23,13 @@ from ...core.search.suggestions.changes import (
 from ...core.search.suggestions.infeasible import NothingFits, excess, holding, operator_bytes, too_large
 from ..output import bytes_text, print_json, seconds_text
 from .request import PlanRequest
+
+_SHARED = {
+    OPTIMIZER: "the optimizer's state",
+    GRADIENTS: "gradients and the optimizer's state",
+    PARAMETERS: "parameters, gradients and the optimizer's state",
+}
+"""What replicas share, by level."""
 
 
 def refuse(nothing: NothingFits, request: PlanRequest, *, json: bool) -> NoReturn:
@@ -119,8 +126,7 @@ class InfeasibleAnswer:
         if change.what == SHARD:
             shape = f"pp={change.found.mesh.pipeline},dp={value:.0f}"
             level = change.found.shard[0]
-            what = "the optimizer's state" if level == OPTIMIZER else "gradients and the optimizer's state"
-            return f"--shard {level}: {value:.0f} replicas share {what}, with mesh {shape}{step}"
+            return f"--shard {level}: {value:.0f} replicas share {_SHARED[level]}, with mesh {shape}{step}"
         if change.what == OFFLOAD:
             return f"--offload auto: {bytes_text(value)} a step to the host and back{step}"
         assert change.what == MORE_MEMORY

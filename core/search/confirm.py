@@ -75,7 +75,7 @@ def confirmed(
         RequestError: no family supports any setting.
         NothingFits: no plan found fits in memory; the message names the device that exceeds its limit most.
     """
-    # The search does not model parameters that are gathered for runs.
+    # The search does not model when parameters are gathered for runs.
     exact = oracle is longest_path and all(setting.shard != PARAMETERS for setting in settings)
     task = _Task(space, meter, oracle, seed, alternatives, judge, exact)
     if oracle is not longest_path:

@@ -42,7 +42,7 @@ function planFields(question) {
     { type: "more", label: "more", fields: [
       text("mesh", "mesh", { about: "auto, or pp=N,dp=N" }),
       select("shard", "replicas share", [["none", "nothing"], ["optimizer", "the optimizer"],
-        ["gradients", "gradients and the optimizer"], ["auto", "auto"]]),
+        ["gradients", "gradients and the optimizer"], ["parameters", "parameters, too"], ["auto", "auto"]]),
       slider("batch", "samples of a step", 1, 512, 1, { none: "one a microbatch", most: 1e6, only: source === "bundled" }),
       slider("sequence", "tokens of a sample", 128, 8192, 128, { none: "as published", most: 1e6, only: source === "bundled" }),
       select("optimizer", "optimizer", [["", "adam-master"], ...CHOICES.optimizers], { only: source !== "graph" }),

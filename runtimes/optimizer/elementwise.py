@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ...backends.contract import Backend
 from ...core.errors import RequestError, in_a_line
 from .optimizers import OptimizerFactory
-from .sharded_buckets import Sharing
-from .shards import Shards
+from .sharing.sharded_buckets import Sharing
+from .sharing.shards import Shards
 from .trials import STEPS, Shape, TrialParameters, spread, trial_shapes
 
 _SAME = 1e-9

@@ -14,7 +14,6 @@ from ..devices.compute import compute_device
 from ..launch.team import Team
 from .elementwise import check_elementwise
 from .gradient_buckets import Bucket, Reduction, buckets_of
-from .gradient_scatter import GradientScatter, ScatteredReduction
 from .optimizer_state import NamedState
 from .optimizers import (
     OptimizerFactory,
@@ -26,11 +25,12 @@ from .optimizers import (
     stage_scheduler,
 )
 from .separable import check_separable
-from .shard_transfers import Gather, ShardedReduction
-from .sharded_buckets import Sharing
-from .sharded_state import ShardedNamedState
-from .shards import Shards
-from .shared_parameters import ParametersGather, SharedParameters
+from .sharing.gradient_scatter import GradientScatter, ScatteredReduction
+from .sharing.shard_transfers import Gather, ShardedReduction
+from .sharing.sharded_buckets import Sharing
+from .sharing.sharded_state import ShardedNamedState
+from .sharing.shards import Shards
+from .sharing.shared_parameters import ParametersGather, SharedParameters
 from .stand_in import StandIn
 
 

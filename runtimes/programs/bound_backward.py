@@ -11,7 +11,7 @@ from ...core.capture.programs.generated_code import Sink
 from ...core.capture.programs.stage import Boundary, StageInputs
 from ...core.capture.programs.stage_programs import Backward
 from ...core.capture.regions.regions import is_no_gradient
-from ..optimizer.gradient_scatter import GradientScatter
+from ..optimizer.sharing.gradient_scatter import GradientScatter
 
 _KEY = -1
 """Marks the random key among positions in the batch."""

@@ -160,8 +160,10 @@ class Averages:
 
     def update(self) -> None:
         """Update all averages, after an update of the parameters."""
-        for average in self.all:
-            average.update()
+        if self.all:
+            with self._whole():
+                for average in self.all:
+                    average.update()
 
     def follow(self, states: Mapping[int, StageState], tensors: Sequence[Mapping[str, Tensor]]) -> None:
         """Continue with the stages of another plan.

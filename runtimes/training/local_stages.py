@@ -4,7 +4,7 @@ no memory ──▶ random values, while the plan is rehearsed ──▶ no memo
 """
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 import torch
@@ -18,8 +18,8 @@ from ...core.plan.plan import Plan, Stage
 from ...core.plan.sharding import shards, shards_gradients, shards_parameters
 from ..launch.team import Team
 from ..optimizer.replica_values import broadcast_initial_values
-from ..optimizer.sharded_buckets import Sharing
-from ..optimizer.shared_parameters import SharedParameters
+from ..optimizer.sharing.sharded_buckets import Sharing
+from ..optimizer.sharing.shared_parameters import SharedParameters
 from ..optimizer.stage_state import StageState, make_optimizers
 from ..optimizer.training import Training
 from ..programs.compiled import Compiled
@@ -184,6 +184,11 @@ class LocalStages:
             self._whole = False
             for shared in divided.values():
                 shared.take_back(keep=kept)
+
+    def whole_equal_parameters(self) -> AbstractContextManager[None]:
+        """As `whole_parameters`, after `ensure_equal_values`."""
+        self.ensure_equal_values()
+        return self.whole_parameters()
 
     def follow_model(self, when: str) -> bool:
         """Apply changes of the model between steps: assigned buffers, frozen and unfrozen parameters.

@@ -9,7 +9,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -72,8 +72,7 @@ class Trainer:
         runner: runs training steps.
         evaluator: runs forwards.
         queues: device of this process → its compute queue.
-        averages: of the weights.
-        checks: of steps.
+        averages, checks: of the weights, and of steps.
         offloads: device of this process → its copies of saved tensors to the host.
         counts: steps and updates so far.
         norm: the global norm of the last update's gradients; None without ``clip_norm``.
@@ -112,7 +111,8 @@ class Trainer:
         self._scaler = training.scaler if training.scaler is not None and training.scaler.is_enabled() else None
         self.checks = StepChecks(training, monitors, self.stages, self.queues, self._scaler is not None)
         self._modes = ModuleModes(model if team.tensor is None else team.tensor.model)
-        self.averages = Averages(model, self.stages.states, self.save, self.refuse_closed, self._whole_parameters)
+        whole = self.stages.whole_parameters  # a plan whose replicas share is never replaced
+        self.averages = Averages(model, self.stages.states, self.save, self.refuse_closed, whole)
 
     def set_up_plan(self, example: Example, plan: Plan, programs: ProgramOptions) -> PlanSetup:
         """The parts that depend on the plan, for another plan; nothing is changed."""
@@ -180,9 +180,8 @@ class Trainer:
         if options.ending is Ending.STEP:
             self.norm, self.skipped = self.runner.norm, self.runner.skipped
             self.counts.updates += not self.skipped
-            if not self.skipped and self.averages.all:
-                with self.stages.whole_parameters():
-                    self.averages.update()
+            if not self.skipped:
+                self.averages.update()
         self._metrics = done.metrics
         self.trace = done.trace or self.trace
         numbers = UpdateNumbers(self.counts.steps, options.ending is Ending.STEP, self.skipped, self.norm, scale)
@@ -196,7 +195,6 @@ class Trainer:
         return pieces
 
     def _log_position(self, step: int) -> None:
-        """Set rank, stages and step of log records."""
         set_process(self.team.rank_here, self.stages.states, step)
 
     def evaluate(self, batch: Any, forwards: ForwardFunction, trace: bool = False) -> BatchResult:
@@ -272,9 +270,6 @@ class Trainer:
         """Whether `rehearsed_s` accepts a batch on every rank; all ranks call this together."""
         return all(self.team.everywhere(lambda _: self.no_rehearsal(batch) is None))
 
-    def _whole_parameters(self) -> AbstractContextManager[None]:
-        return self.stages.whole_parameters()
-
     @contextmanager
     def _rehearsing(self, update: bool = False) -> Iterator[None]:
         """A context for steps that change nothing of this trainer."""
@@ -318,9 +313,7 @@ class Trainer:
         """Write parameters and persistent buffers; see `Pipeline.save`."""
         self.refuse_closed()
         self.checks.check_last()
-        with self.team.inside("save"), ExitStack() as stack:
-            self.stages.ensure_equal_values()
-            stack.enter_context(self.stages.whole_parameters())
+        with self.team.inside("save"), self.stages.whole_equal_parameters():
             save_checkpoint(Path(folder), self.model, self.team, frozen)
 
     def close(self) -> None:

@@ -109,7 +109,7 @@ def _marked(tensor: Tensor, name: str, holder: str) -> Tensor:
 def as_meta_tensors(model: nn.Module) -> Iterator[None]:
     """A context in which a model's remote tensors are plain tensors on meta: for captures, which read shapes.
 
-    Those that only lack memory now (``optimizer/shared_parameters``) are replaced meanwhile.
+    Those that only lack memory now (``optimizer/sharing/shared_parameters``) are replaced meanwhile.
     """
     every: list[Tensor] = [*model.parameters(), *model.buffers()]
     held = [tensor for tensor in every if isinstance(tensor, RemoteTensor)]

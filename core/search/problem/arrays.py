@@ -15,11 +15,11 @@ from ...costs.graph import OpGraph
 from ...costs.message_overhead import FREE, MessageLine
 from ...evaluate.coding import Floats, Integers
 from ...evaluate.link_arrays import LinkArrays, link_arrays, no_links
-from ...plan.sharding import GRADIENTS, NONE
+from ...plan.sharding import NONE, OPTIMIZER, PARAMETERS
 from .arrangements import Replicas, reduction_rates
 from .assemble import parameter_bytes, replica_share
 
-OPTIMIZER, STATE, SAVED, GRADIENT_BYTES = 3, 4, 5, 6
+OPTIMIZER, STATE, SAVED, GRADIENT_BYTES, GATHERED = 3, 4, 5, 6, 7
 """Rows of ``GraphArrays.sums`` after those of F, I and W."""
 SUMS = (
     "forward_s",
@@ -30,13 +30,14 @@ SUMS = (
     "saved_bytes",
     "gradient_bytes",
 )
+"""The rows but the last, which is of parameters that are gathered while their stage computes (`of_one_replica`)."""
 
 
 class GraphArrays(NamedTuple):
     """A graph, with costs for each type of device.
 
     Args:
-        sums: prefix sums over the nodes, (types, 7, nodes + 1).
+        sums: prefix sums over the nodes, (types, 8, nodes + 1).
         largest: the largest workspace of the 2^k nodes from each on, (types, levels, nodes).
         source: producer of each tensor that has readers, ascending.
         first: offset of each tensor's readers in the next three, (tensors + 1).
@@ -91,7 +92,7 @@ def graph_arrays(graphs: Sequence[OpGraph], sizes: Mapping[str, int] | None = No
     """The arrays of graphs that differ only in costs, one for each type of device."""
     first = graphs[0]
     count = len(first.nodes)
-    sums = np.zeros((len(graphs), len(SUMS), count + 1))
+    sums = np.zeros((len(graphs), GATHERED + 1, count + 1))
     for t, graph in enumerate(graphs):
         for row, name in enumerate(SUMS):
             np.cumsum([getattr(node, name) for node in graph.nodes], out=sums[t, row, 1:])
@@ -182,13 +183,16 @@ def machine_arrays(
 
 
 def _over_replicas(cluster: Cluster, replicas: Replicas, shard: str) -> tuple[Floats, Floats, Floats]:
-    """``reduce``, ``scatter`` and ``gather`` of the machine; of gradients that microbatches sum nothing is left."""
+    """``reduce``, ``scatter`` and ``gather`` of the machine; of gradients that microbatches sum nothing is left, and
+    shared parameters are not gathered after the optimizer."""
     none = np.zeros((2, 0))
     if shard == NONE:
         return reduction_rates(cluster, replicas), none, none
     summed = reduction_rates(cluster, replicas, Operation.REDUCE_SCATTER)
     gather = reduction_rates(cluster, replicas, Operation.ALL_GATHER)
-    return (np.zeros_like(summed), summed, gather) if shard == GRADIENTS else (summed, none, gather)
+    if shard == OPTIMIZER:
+        return summed, none, gather
+    return np.zeros_like(summed), summed, none if shard == PARAMETERS else gather
 
 
 def of_one_replica(arrays: GraphArrays, whole: GraphArrays, replicas: int, shard: str) -> GraphArrays:
@@ -207,6 +211,10 @@ def of_one_replica(arrays: GraphArrays, whole: GraphArrays, replicas: int, shard
     sums[:, GRADIENT_BYTES] = whole.sums[:, GRADIENT_BYTES]
     optimizer = np.where(gradient > 0, whole.shared_size - 2 * gradient, 0.0)
     held = np.where(gradient > 0, gradient, whole.shared_size)
-    own = np.ceil(gradient / replicas) if shard == GRADIENTS else gradient
+    part = np.ceil(gradient / replicas)
+    own = gradient if shard == OPTIMIZER else part
+    if shard == PARAMETERS:
+        sums[:, GATHERED] = whole.sums[:, GRADIENT_BYTES]
+        held = np.where(gradient > 0, part, held)
     size = held + own + np.ceil(optimizer / replicas)
     return arrays._replace(sums=sums, shared_size=size, shared_gradient=gradient)

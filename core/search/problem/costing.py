@@ -2,7 +2,8 @@
 
 A search evaluates many thousands of cuts. A stage's times and sizes are differences of prefix sums; its workspace is
 the maximum of two overlapping entries of a sparse table; an edge's bytes are those of each crossing tensor, once per
-later stage that reads it. Memory is linear in operators and edges (times the logarithm of the operators).
+later stage that reads it. Memory is linear in operators and edges (times the logarithm of the operators). Parameters
+that replicas share count as workspace: they are whole at least while their stage computes.
 """
 
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from ...costs.costs import StageCosts, StageEdge
 from ...evaluate.coding import BOTH, FORWARD, INPUT, WEIGHT, Integers
 from ...evaluate.compiled import StageArrays, fill_saved
 from ...numba_cache import njit
-from .arrays import GRADIENT_BYTES, OPTIMIZER, SAVED, STATE, MachineArrays
+from .arrays import GATHERED, GRADIENT_BYTES, OPTIMIZER, SAVED, STATE, MachineArrays
 
 
 def fill_fixed(
@@ -40,7 +41,8 @@ def fill_fixed(
     for s, cost in enumerate(costs):
         out.times[:, s] = cost.forward_s, cost.backward_input_s, cost.backward_weight_s, cost.full_backward_s
         out.second_forward[s] = cost.second_forward_s if recompute[s] else 0.0
-        out.optimizer[s], out.state[s], out.workspace[s] = cost.optimizer_s, cost.state_bytes, cost.workspace_bytes
+        out.optimizer[s], out.state[s] = cost.optimizer_s, cost.state_bytes
+        out.workspace[s] = cost.workspace_bytes + cost.gathered_bytes
         fill_saved(out, s, bool(recompute[s]), float(cost.saved_bytes), float(cost.input_bytes), float(cost.kept_bytes))
         fill_collectives(machine, placement, s, float(cost.gradient_bytes if summed is None else summed[s]), out)
     forward = sorted((e.dst, e.src, e.bytes) for e in edges)
@@ -115,6 +117,7 @@ def cost_stages(graph: Any, machine: Any, placement: Any, cuts: Any, recompute: 
         while (2 << level) <= high - low:
             level += 1
         out.workspace[s] = max(graph.largest[t, level, low], graph.largest[t, level, high - (1 << level)])
+        out.workspace[s] += sums[GATHERED, high] - sums[GATHERED, low]
     for p in range(graph.shared_size.shape[0]):
         last = -1
         for r in range(graph.shared_first[p], graph.shared_first[p + 1]):

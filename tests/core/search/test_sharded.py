@@ -131,7 +131,9 @@ def test_search_times_what_replicas_share_as_the_oracle_and_the_simulator_do(see
 
 
 def test_words_that_are_no_levels_are_refused():
-    with pytest.raises(RequestError, match="shard is 'all': give one of 'none', 'optimizer', 'gradients', 'auto'"):
+    with pytest.raises(
+        RequestError, match="shard is 'all': give one of 'none', 'optimizer', 'gradients', 'parameters', 'auto'"
+    ):
         evolve(SearchOptions(families=[]), shard="all")
 
 

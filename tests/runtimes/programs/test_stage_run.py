@@ -8,7 +8,7 @@ import torch
 from attrs import evolve
 from panpipe.backends.contract import Backend
 from panpipe.backends.memcpy import connect
-from panpipe.runtimes.optimizer.sharded_buckets import Sharing
+from panpipe.runtimes.optimizer.sharing.sharded_buckets import Sharing
 from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.programs.stage_run import StageRun
 

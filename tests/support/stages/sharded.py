@@ -4,7 +4,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from panpipe.backends.memcpy import connect
-from panpipe.runtimes.optimizer.sharded_buckets import Sharing
+from panpipe.runtimes.optimizer.sharing.sharded_buckets import Sharing
 from panpipe.runtimes.optimizer.stage_state import StageState
 from torch import nn
 

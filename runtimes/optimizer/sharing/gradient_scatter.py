@@ -25,9 +25,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...backends.contract import Backend, Handle
-from ...core.capture.programs.accumulated_products import accumulate_product, first_product
-from ...core.capture.regions.regions import is_no_gradient
+from ....backends.contract import Backend, Handle
+from ....core.capture.programs.accumulated_products import accumulate_product, first_product
+from ....core.capture.regions.regions import is_no_gradient
 from .sharded_buckets import ShardedBucket
 from .shards import Shards
 

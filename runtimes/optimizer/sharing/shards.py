@@ -22,9 +22,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ...core.errors import RequestError
-from ...core.plan.sharding import bucket_bytes
-from .gradient_buckets import BUCKET_BYTES, divided
+from ....core.errors import RequestError
+from ....core.plan.sharding import bucket_bytes
+from ..gradient_buckets import BUCKET_BYTES, divided
 from .sharded_buckets import Part, ShardedBucket, Sharing, in_memory_order
 from .shared_parameters import SharedParameters
 from .slots import Slots

@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from panpipe.runtimes.optimizer.sharded_buckets import Sharing
-from panpipe.runtimes.optimizer.shards import Shards
+from panpipe.runtimes.optimizer.sharing.sharded_buckets import Sharing
+from panpipe.runtimes.optimizer.sharing.shards import Shards
 from panpipe.runtimes.optimizer.stage_state import StageState
 
-from ...support.stages.sharded import SHAPES, adamw, alone, eager, gradient, model, on_each
+from ....support.stages.sharded import SHAPES, adamw, alone, eager, gradient, model, on_each
 
 ORDER = tuple(reversed(SHAPES))
 

@@ -5,7 +5,7 @@ import torch
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.optimizer.stage_state import StageState
 
-from ...support.stages.sharded import SHAPES, adamw, alone, eager, on_each, states, train
+from ....support.stages.sharded import SHAPES, adamw, alone, eager, on_each, states, train
 
 
 @pytest.mark.parametrize("make", [adamw, eager])

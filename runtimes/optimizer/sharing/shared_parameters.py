@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 from torch._C import DisableTorchFunctionSubclass
 
-from ...backends.contract import Backend, Handle
-from ...core.errors import RequestError
-from ..weights.allocation import allocate, deallocate
-from ..weights.remote_tensors import make_remote
+from ....backends.contract import Backend, Handle
+from ....core.errors import RequestError
+from ...weights.allocation import allocate, deallocate
+from ...weights.remote_tensors import make_remote
 from .sharded_buckets import ShardedBucket, in_memory_order, numbers_of
 
 HOLDERS = "the replicas, each of which has a part between steps"

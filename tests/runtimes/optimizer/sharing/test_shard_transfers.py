@@ -5,9 +5,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from panpipe.backends.memcpy import connect
-from panpipe.runtimes.optimizer.shard_transfers import Gather, ShardedReduction
-from panpipe.runtimes.optimizer.sharded_buckets import Sharing
-from panpipe.runtimes.optimizer.shards import Shards
+from panpipe.runtimes.optimizer.sharing.shard_transfers import Gather, ShardedReduction
+from panpipe.runtimes.optimizer.sharing.sharded_buckets import Sharing
+from panpipe.runtimes.optimizer.sharing.shards import Shards
 from torch import nn
 
 SHAPES = {"a": (3,), "b": (2, 2), "never": (2,)}

@@ -6,8 +6,8 @@ import torch
 from attrs import define, frozen
 from torch import Tensor, nn
 
-from ...backends.contract import Backend, Handle
-from ...core.errors import RequestError
+from ....backends.contract import Backend, Handle
+from ....core.errors import RequestError
 
 
 @frozen

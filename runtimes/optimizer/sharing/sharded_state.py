@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .optimizer_state import NamedState, leaves_of, zeros_of
-from .optimizers import MEMBERS, OptimizerFactory
-from .replica_values import gather_values
+from ..optimizer_state import NamedState, leaves_of, zeros_of
+from ..optimizers import MEMBERS, OptimizerFactory
+from ..replica_values import gather_values
 from .sharded_buckets import Part, ShardedBucket, in_memory_order
 from .shards import Shards, narrowed
 

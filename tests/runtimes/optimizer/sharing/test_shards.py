@@ -4,12 +4,12 @@ import pytest
 import torch
 from panpipe.backends.memcpy import connect
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.optimizer.shard_transfers import Gather, ShardedReduction
-from panpipe.runtimes.optimizer.sharded_buckets import Sharing
-from panpipe.runtimes.optimizer.shards import Shards
+from panpipe.runtimes.optimizer.sharing.shard_transfers import Gather, ShardedReduction
+from panpipe.runtimes.optimizer.sharing.sharded_buckets import Sharing
+from panpipe.runtimes.optimizer.sharing.shards import Shards
 from torch import nn
 
-from ...support.stages.sharded import adamw, alone, eager, gradient, model, on_each, states, train
+from ....support.stages.sharded import adamw, alone, eager, gradient, model, on_each, states, train
 
 
 @pytest.mark.parametrize("make", [adamw, eager])

@@ -1,7 +1,7 @@
 """Memory that buckets use in turns."""
 
 import torch
-from panpipe.runtimes.optimizer.slots import Slots
+from panpipe.runtimes.optimizer.sharing.slots import Slots
 
 CPU = torch.device("cpu")
 

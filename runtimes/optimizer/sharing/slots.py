@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ...core.plan.sharding import SLOTS
+from ....core.plan.sharding import SLOTS
 
 
 class Slots:

@@ -3,12 +3,12 @@
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.optimizer.sharded_buckets import Sharing
-from panpipe.runtimes.optimizer.shards import Shards
+from panpipe.runtimes.optimizer.sharing.sharded_buckets import Sharing
+from panpipe.runtimes.optimizer.sharing.shards import Shards
 from panpipe.runtimes.weights.allocation import allocate, deallocate
 from panpipe.runtimes.weights.remote_tensors import RemoteTensor
 
-from ...support.stages.sharded import SHAPES, model, on_each
+from ....support.stages.sharded import SHAPES, model, on_each
 
 WHOLE = model()
 

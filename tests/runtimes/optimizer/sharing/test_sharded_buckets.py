@@ -3,7 +3,7 @@
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.optimizer.sharded_buckets import ShardedBucket, Sharing, in_memory_order
+from panpipe.runtimes.optimizer.sharing.sharded_buckets import ShardedBucket, Sharing, in_memory_order
 from torch import nn
 
 
