@@ -55,7 +55,7 @@ def _bind_scatter(binder: Binder, action: Action) -> Instruction:
 
 @executes(Kind.UNSHARD)
 def _bind_unshard(binder: Binder, action: Action) -> Instruction:
-    state = binder.runs[0][action.stage].state
+    state = binder.run_of(Action(action.stage, Kind.UNSHARD)).state  # its number is not that of a microbatch
     return _bind_over_replicas(binder, action, state.gather if action.microbatch is None else state.unshard)
 
 

@@ -89,6 +89,22 @@ def test_unshard_gathers_the_parameters():
     assert list(parts.frame.pending) == [Action(1, Kind.UNSHARD)]
 
 
+def test_run_gathers_shared_parameters_and_frees_them_with_what_was_computed_from_them():
+    parts = Parts()
+    parts.state.unshard = lambda replicas: parts.note("unshard", replicas)
+    parts.state.shared = SimpleNamespace(free=lambda: parts.note("free", None))
+    run = SimpleNamespace(state=parts.state, free_shared=lambda: parts.note("free what was computed", None))
+    parts.runs = [{1: run}, {1: run}]
+    parts.bind("1UNSHARD7").run()
+    started = parts.frame.pending[Action(1, Kind.UNSHARD, 7)]
+    reshard = parts.bind("1RESHARD7")
+    assert reshard.queue == COLLECTIVE_QUEUE
+    reshard.wait()  # also where no action of the run is here
+    assert started.waited
+    reshard.run()
+    assert parts.calls == [("unshard", REPLICAS), ("free what was computed", None), ("free", None)]
+
+
 def test_tied_weights_of_all_stages_are_reduced_by_the_first_of_their_actions():
     parts = Parts()
     first, second = parts.bind("0REDUCE_TIED"), parts.bind("1REDUCE_TIED")
