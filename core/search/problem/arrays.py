@@ -15,7 +15,7 @@ from ...costs.graph import OpGraph
 from ...costs.message_overhead import FREE, MessageLine
 from ...evaluate.coding import Floats, Integers
 from ...evaluate.link_arrays import LinkArrays, link_arrays, no_links
-from ...plan.sharding import NONE, OPTIMIZER, PARAMETERS
+from ...plan.sharding import GRADIENTS, NONE, PARAMETERS
 from .arrangements import Replicas, reduction_rates
 from .assemble import parameter_bytes, replica_share
 
@@ -190,9 +190,9 @@ def _over_replicas(cluster: Cluster, replicas: Replicas, shard: str) -> tuple[Fl
         return reduction_rates(cluster, replicas), none, none
     summed = reduction_rates(cluster, replicas, Operation.REDUCE_SCATTER)
     gather = reduction_rates(cluster, replicas, Operation.ALL_GATHER)
-    if shard == OPTIMIZER:
-        return summed, none, gather
-    return np.zeros_like(summed), summed, none if shard == PARAMETERS else gather
+    if shard in (GRADIENTS, PARAMETERS):
+        return np.zeros_like(summed), summed, gather if shard == GRADIENTS else none
+    return summed, none, gather
 
 
 def of_one_replica(arrays: GraphArrays, whole: GraphArrays, replicas: int, shard: str) -> GraphArrays:
@@ -212,7 +212,7 @@ def of_one_replica(arrays: GraphArrays, whole: GraphArrays, replicas: int, shard
     optimizer = np.where(gradient > 0, whole.shared_size - 2 * gradient, 0.0)
     held = np.where(gradient > 0, gradient, whole.shared_size)
     part = np.ceil(gradient / replicas)
-    own = gradient if shard == OPTIMIZER else part
+    own = part if shard in (GRADIENTS, PARAMETERS) else gradient
     if shard == PARAMETERS:
         sums[:, GATHERED] = whole.sums[:, GRADIENT_BYTES]
         held = np.where(gradient > 0, part, held)

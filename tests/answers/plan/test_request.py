@@ -82,7 +82,8 @@ def test_change_keeps_the_rest_of_the_request():
         ("pp=4", "none", 1),
         ("pp=2,dp=2", "auto", 1),
         ("pp=2,dp=2", "optimizer", 2),
-        ("pp=2,dp=2", "gradients", 1),
+        ("pp=2,dp=2", "gradients", 2),
+        ("pp=2,dp=2", "parameters", 1),
     ],
 )  # fmt: skip
 def test_replicas_that_hold_whole_optimizers_may_share_them(mesh, shard, replicas):

@@ -111,7 +111,7 @@ def random_graph(seed):
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from(LEVELS), st.booleans(), st.booleans())
+@given(st.integers(0, 2**32), st.sampled_from(LEVELS[:-1]), st.booleans(), st.booleans())  # it times no runs
 def test_search_times_what_replicas_share_as_the_oracle_and_the_simulator_do(seed, level, fixed, contended):
     cluster = fully_connected(4, 10**9, 300.0, 0.01)
     places = ((0, 1), (2, 3))
