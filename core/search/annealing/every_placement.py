@@ -1,28 +1,35 @@
 """Every placement of a small graph's operators on devices: starts that single moves of operators rarely reach.
 
 A good order for one placement is often a poor one for its neighbours, so annealing rejects the move to a neighbour
-before the order is adapted. Where the placements can be enumerated, each that may be faster than the best walk becomes
-a start with a list-scheduled order, and is annealed by itself.
+before the order is adapted. Where the placements can be enumerated, each whose lower bound is below the best step
+becomes a start with orders of its own. Few of some thousand placements have such a bound.
 """
 
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 import numpy as np
+from attrs import define, evolve
 
-from ...evaluate.coding import BOTH, FORWARD, INPUT, KINDS, WEIGHT, Floats, Integers
-from ...evaluate.compiled import END, START, make_stage_arrays
-from ...numba_cache import njit
+from ...evaluate.coding import INFINITY, Floats, Integers
+from ...evaluate.compiled import make_stage_arrays
 from ...schedules.meaning import PLACED
 from ..problem.arrays import SAVED, STATE
 from ..problem.candidate import Candidate
+from ..problem.meter import Meter
 from ..problem.setting import Setting
+from .active_orders import BUILDING, search_keys
+from .moves import MoveShares
+from .placement_bound import placement_bounds
 from .walk import Walk
 
 ENUMERATED = 20_000
 """Largest number of assignments of operators to devices that are enumerated."""
-STARTS = 300
-"""Largest number of placements that become starts: those with the smallest estimates of the step."""
+KEYS = ((300, 0.12), (60, 0.12), (15, 0.16))
+"""Rounds of searches for keys: number of placements, and share of the evaluations."""
+ANNEALINGS = ((20, 0.15, 0.003), (8, 0.2, 0.01), (3, 0.25, 0.01))
+"""Rounds of moves of single actions: number of placements, share of the evaluations, initial temperature."""
+SHORT = 3.0
+"""Multiple of the temperature where memory is short: most moves then exceed it, and good orders are far apart."""
 
 
 def few_placements(setting: Setting) -> bool:
@@ -30,113 +37,124 @@ def few_placements(setting: Setting) -> bool:
     return bool(setting.devices ** len(setting.graph.nodes) <= ENUMERATED)
 
 
-def on_every_placement(walk: Walk) -> Iterator[Walk]:
-    """Walks on other placements with list-scheduled orders; none of them is evaluated.
+def on_every_placement(walks: Sequence[Walk], meter: Meter, seed: int) -> list[Walk]:
+    """Walks on all placements that may be faster than the given ones, annealed, by successive halving.
+
+    A placement whose lower bound is not below the best step takes no further part.
 
     Args:
-        walk: with one stage for each operator, evaluated.
+        walks: of one setting, with one stage for each operator, evaluated; they take part, too.
+        meter: the rounds spend what is left of its budget, or less if no placement can be faster.
+        seed: of the random numbers.
+
+    Raises:
+        Stopped: the time limit is reached.
     """
-    setting, like = walk.setting, walk.best
-    stages = len(like.placement)
-    costs = make_stage_arrays(stages, setting.edges(stages))
-    for placement in _promising(setting, walk.step_s if walk.excess == 0 else np.inf):
-        orders, lengths = np.zeros_like(like.orders), np.zeros_like(like.lengths)
-        candidate = Candidate(placement.copy(), like.cuts.copy(), like.recompute.copy(), orders, lengths)
-        setting.fill(candidate, costs)
+    best_s = min((walk.step_s for walk in walks if walk.excess == 0), default=INFINITY)
+    starts = _starts(walks, best_s)
+    left = meter.left
+    for number, (keep, share) in enumerate(KEYS):
+        for start, allowance, place in _taking_part(starts, keep, int(share * left)):
+            tries = max(allowance // BUILDING, 1)
+            start.search(tries, (seed * 101 + number) * 100_003 + place)
+            meter.spend(tries * BUILDING, start.fitting_s)
+    for number, (keep, share, temperature) in enumerate(ANNEALINGS, len(KEYS)):
+        for start, allowance, place in _taking_part(starts, keep, int(share * left)):
+            moves, high = min(max(allowance, 1), meter.left), temperature * (SHORT if start.is_short else 1.0)
+            start.walk.anneal(meter, moves, (seed * 101 + number) * 100_003 + place, high, MoveShares(0.0))
+            start.walk.free_buffers()
+    return [start.walk for start in starts if start.walk.value < INFINITY]
+
+
+@define(eq=False)
+class _Start:
+    """A placement with the fastest order so far.
+
+    Args:
+        walk: on the placement.
+        bound_s: a lower bound of its step.
+    """
+
+    walk: Walk
+    bound_s: float
+
+    @property
+    def fitting_s(self) -> float:
+        """The step; infinite if there is no order that fits."""
+        return self.walk.step_s if self.walk.excess == 0 else INFINITY
+
+    @property
+    def is_short(self) -> bool:
+        """Whether a device cannot hold all microbatches at once."""
+        setting, placement = self.walk.setting, self.walk.best.placement
+        held = np.diff(setting.arrays.sums[0], axis=1)
+        sizes = held[STATE] + setting.microbatches * held[SAVED]
+        return bool(np.any(np.bincount(placement, sizes, setting.devices) > setting.limits))
+
+    def search(self, tries: int, seed: int) -> None:
+        """Replace the order by the fastest of some others, if that is better."""
+        setting, best = self.walk.setting, self.walk.best
+        stages = len(best.placement)
+        costs = make_stage_arrays(stages, setting.edges(stages))
+        setting.fill(best, costs)
+        orders, lengths = best.orders.copy(), best.lengths.copy()
         limits = np.array(setting.limits)
-        if _list_schedule(setting.microbatches, candidate.placement, costs, limits, orders, lengths):
-            yield Walk(setting, PLACED, walk.chunks, candidate, annealed=True, recomputes=walk.recomputes)
+        end_s = search_keys(seed, tries, setting.microbatches, best.placement, costs, limits, orders, lengths)
+        if end_s < INFINITY:
+            other = evolve(self.walk, best=best._replace(orders=orders, lengths=lengths), annealed=True)
+            other.evaluate()
+            other.free_buffers()
+            if other.value < self.walk.value:
+                self.walk = other
 
 
-@njit()
-def _rest(stages: int, costs: Any) -> Any:
-    """Time from the start of F, I and W of every stage to the end of all that follows, (3, stages)."""
-    times = costs.times
-    rest = np.zeros((3, stages))
-    rest[WEIGHT] = times[WEIGHT]
-    rest[INPUT] = times[WEIGHT]
-    for s in range(stages):  # gradients are sent to lower stages
-        rest[INPUT, s] += times[INPUT, s]
-        for t in range(s):
-            for e in range(costs.back_first[t], costs.back_first[t + 1]):
-                if costs.back_from[e] == s:
-                    after = times[INPUT, s] + costs.back_delay[e] + rest[INPUT, t]
-                    rest[INPUT, s] = max(rest[INPUT, s], after)
-    rest[FORWARD] = times[FORWARD] + rest[INPUT]
-    for s in range(stages - 1, -1, -1):
-        for t in range(s + 1, stages):
-            for e in range(costs.forward_first[t], costs.forward_first[t + 1]):
-                if costs.forward_from[e] == s:
-                    after = times[FORWARD, s] + costs.forward_delay[e] + rest[FORWARD, t]
-                    rest[FORWARD, s] = max(rest[FORWARD, s], after)
-    return rest
+def _taking_part(starts: Sequence[_Start], keep: int, allowance: int) -> Iterator[tuple[_Start, int, int]]:
+    """The starts of a round: the best that may become faster than all, each with its evaluations and its number."""
+    best = min(starts, key=lambda start: start.walk.value)
+    open_starts = [start for start in starts if start.bound_s < best.fitting_s]
+    chosen = sorted(open_starts, key=lambda start: (start.walk.value, start.bound_s))[:keep]
+    for place, start in enumerate(chosen):
+        if start.bound_s < min(each.fitting_s for each in (best, *chosen)):
+            yield start, allowance // len(chosen), place
 
 
-@njit()
-def _list_schedule(count: int, placement: Any, costs: Any, limits: Any, orders: Any, lengths: Any) -> bool:
-    """Fill ``orders``: devices run what can start first; of those, what the longest path follows. False if memory
-    ends that before all actions have run."""
-    stages, devices = placement.shape[0], lengths.shape[0]
-    rest, free, room, work = _rest(stages, costs), np.zeros(devices), limits.copy(), np.zeros(devices)
-    finish, following = np.zeros((3, stages, count)), np.zeros((3, stages), dtype=np.int64)
-    for s in range(stages):
-        room[placement[s]] -= costs.state[s]
-        work[placement[s]] += costs.times[FORWARD, s] + costs.times[INPUT, s] + costs.times[WEIGHT, s]
-    pace = work.max()
-    for _ in range(3 * stages * count):
-        chosen, least, urgency = -1, np.inf, 0.0
-        for kind in range(3):
-            for s in range(stages):
-                m, d = following[kind, s], placement[s]
-                if m == count or room[d] < costs.saved[START, kind, s] + costs.workspace[s]:
-                    continue
-                if kind != FORWARD and following[kind - 1, s] <= m:
-                    continue
-                ready = free[d] if kind == FORWARD else max(free[d], finish[kind - 1, s, m])
-                known = True
-                if kind == FORWARD:
-                    for e in range(costs.forward_first[s], costs.forward_first[s + 1]):
-                        known &= following[FORWARD, costs.forward_from[e]] > m
-                        ready = max(ready, finish[FORWARD, costs.forward_from[e], m] + costs.forward_delay[e])
-                elif kind == INPUT:
-                    for e in range(costs.back_first[s], costs.back_first[s + 1]):
-                        known &= following[INPUT, costs.back_from[e]] > m
-                        ready = max(ready, finish[INPUT, costs.back_from[e], m] + costs.back_delay[e])
-                now = rest[kind, s] - m * pace
-                if known and (ready < least or (ready == least and now > urgency)):
-                    chosen, least, urgency = KINDS * s + kind, ready, now
-        if chosen < 0:
-            return False
-        s, kind = chosen // KINDS, chosen % KINDS
-        m, d = following[kind, s], placement[s]
-        following[kind, s] += 1
-        free[d] = least + costs.times[kind, s]
-        finish[kind, s, m] = free[d]
-        room[d] -= costs.saved[START, kind, s] + costs.saved[END, kind, s]
-        orders[d, lengths[d]] = KINDS * (s * count + m) + kind
-        lengths[d] += 1
-    return True
+def _starts(walks: Sequence[Walk], step_s: float) -> list[_Start]:
+    """The best given walk on each placement, and other placements with lower bounds below ``step_s``, without an
+    order."""
+    setting, like = walks[0].setting, walks[0].best
+    placements, alike = _placements(setting), _alike(setting)
+    bounds: Floats = placement_bounds(setting, like, placements)
+    order = np.argsort(bounds, kind="stable")[: KEYS[0][0]]
+    known = dict[bytes, _Start]()
+    for walk in sorted(walks, key=lambda walk: walk.value):
+        own = walk.best.placement
+        (bound_s,) = placement_bounds(setting, like, own[np.newaxis])
+        known.setdefault((_renumbered(own) if alike else own).tobytes(), _Start(walk, float(bound_s)))
+    for placement, bound_s in zip(placements[order], bounds[order], strict=True):
+        if bound_s < step_s and placement.tobytes() not in known:
+            orders, lengths = np.zeros_like(like.orders), np.zeros_like(like.lengths)
+            candidate = Candidate(placement.copy(), like.cuts.copy(), like.recompute.copy(), orders, lengths)
+            walk = Walk(setting, PLACED, walks[0].chunks, candidate, annealed=True, recomputes=walks[0].recomputes)
+            known[placement.tobytes()] = _Start(walk, float(bound_s))
+    return list(known.values())
 
 
-def _promising(setting: Setting, step_s: float) -> Iterator[Integers]:
-    """Placements that one microbatch fits on and whose estimated step is below ``step_s``, smallest first."""
+def _renumbered(placement: Integers) -> Integers:
+    """The placement with devices numbered by their first use."""
+    devices, first, inverse = np.unique(placement, return_index=True, return_inverse=True)
+    numbers = np.empty(len(devices), dtype=np.int64)
+    numbers[np.argsort(first)] = np.arange(len(devices))
+    return np.asarray(numbers[inverse.reshape(-1)])
+
+
+def _placements(setting: Setting) -> Integers:
+    """All placements that use every device, (placements, operators); equal devices are numbered by their first use."""
     nodes, devices = len(setting.graph.nodes), setting.devices
     placements = np.indices((devices,) * nodes).reshape(nodes, -1).T
     if _alike(setting):
         placements = placements[_canonical(placements)]
     used = np.stack([(placements == device).any(axis=1) for device in range(devices)])
-    placements = placements[used.all(axis=0)]
-    sums = np.diff(setting.arrays.sums, axis=2)
-    before = np.concatenate([[0.0], np.cumsum(sums[setting.slowest[0], 0])])
-    estimate, fits = np.zeros(len(placements)), np.ones(len(placements), dtype=np.bool_)
-    for device in range(devices):
-        on, own = placements == device, sums[setting.slowest[device]]
-        load = on @ own[:BOTH].sum(axis=0)
-        head = before[on.argmax(axis=1)]
-        estimate = np.maximum(estimate, setting.microbatches * load + head)
-        fits &= on @ (own[STATE] + own[SAVED]) <= setting.limits[device]
-    order = np.argsort(estimate, kind="stable")
-    yield from placements[order[(fits & (estimate < step_s))[order]]][:STARTS]
+    return np.ascontiguousarray(placements[used.all(axis=0)], dtype=np.int64)
 
 
 def _alike(setting: Setting) -> bool:

@@ -6,7 +6,7 @@
 2. Cuts and orders of the better ones are annealed together, with their own costs, edges and memory limits; fewer walks
    get more moves in each round (successive halving, Karnin et al. 2013).
 3. If the budget suffices, the best ones continue with one stage for each operator, which moves to any device. For a
-   small graph each placement of the operators is a start, too.
+   small graph all placements of the operators that may be faster are searched instead.
 
 Nothing here reads a clock: a budget counts evaluations, and the same request gives the same plan.
 """
@@ -63,17 +63,10 @@ PLACEMENTS = (
     Round(12, 3, 0.5, 0.03, 0.0, 0.25), Round(4, 1, 0.3, 0.01, 0.0, 0.15), Round(1, 1, 0.2, 0.003, 0.0, 0.05),
 )  # fmt: skip
 """Rounds for devices and orders of single operators."""
-EVERY_PLACEMENT = (
-    Round(200, 1, 0.30, 0.02, 0.0), Round(40, 1, 0.25, 0.02, 0.0, 0.05), Round(10, 1, 0.2, 0.02, 0.0, 0.05),
-    Round(3, 1, 0.15, 0.01, 0.0, 0.05), Round(1, 1, 0.1, 0.003, 0.0, 0.05),
-)  # fmt: skip
-"""The same for a small graph, with a start on each placement."""
 FREE, FREE_SMALL = 0.5, 0.85
 """Share of the budget for these rounds; for a small graph, whose cuts need few evaluations."""
 SMALL = 1000
 """Evaluations in the budget for each action of single operators from which on a graph counts as small."""
-EVERY = 0.5
-"""Part of a small graph's free share for starts on every placement, after moves between placements had the rest."""
 JOINED = 4
 """Walks whose stages are joined again at the end."""
 FREE_MOVES = 100
@@ -187,13 +180,12 @@ def _placed_freely(walks: Sequence[Walk], meter: Meter, seed: int, *, small: boo
     settings = {id(walk.setting): walk.setting for walk in walks}
     for setting in list(settings.values())[:1]:
         found += [refined(walk) for walk in packed(setting)]
-    every = small and all(few_placements(setting) for setting in settings.values())
-    all_rounds(found, PLACEMENTS, meter, seed, int((1 - EVERY) * meter.left) if every else None)
-    if every:
-        found += on_every_placement(min(found, key=lambda walk: walk.value))
+    if small and all(few_placements(setting) for setting in settings.values()):
         evaluate_all(found)
-        meter.spend(len(found))
-        all_rounds(found, EVERY_PLACEMENT, meter, seed)
+        best = min(found, key=lambda walk: walk.value)
+        found += on_every_placement([walk for walk in found if walk.setting is best.setting], meter, seed)
+    else:
+        all_rounds(found, PLACEMENTS, meter, seed)
     return [joined(walk) for walk in best_by_placement(found, JOINED, 1)]
 
 
