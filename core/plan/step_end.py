@@ -21,6 +21,8 @@ from .items import Item, Task
 from .kinds import Compute, TaskKind, declare
 from .plan import Plan
 
+_SUMS = (Kind.SCATTER_GRAD, Kind.REDUCE_GRAD, Kind.REDUCE_TIED)
+
 
 def optimizer_steps(plan: Plan, device: int) -> list[Action]:
     """The STEP of every stage of a device, in order: after all its compute, none if the plan is forward only."""
@@ -92,7 +94,7 @@ def _sync_tasks(plan: Plan, compute: Compute, items: Sequence[Item], known: Sequ
         step = next((a for a in compute[item.device][: item.issued] if a.kind is Kind.STEP), None)
         if step is not None:
             raise RequestError(f"{where} after {step}, which waits for it: move it before that")
-        sums = (each for task in known for each in task.items if each.device == item.device)
+        sums = (each for task in known if task.kind in _SUMS for each in task.items if each.device == item.device)
         late = next((each.action for each in sums if each.place > item.place), None)
         late = late or next((a for a in compute[item.device][item.issued :] if a.kind is not Kind.STEP), None)
         if late is not None:

@@ -77,7 +77,7 @@ class StageState:
         self._checked = 0
         self.stand_in: StandIn | None = None
         self.shared: SharedParameters | None = None
-        if sharing is not None and sharing.parameters:  # before anything keeps a reference to a parameter's memory
+        if sharing is not None and sharing.parameters:
             self.shared = self.shards.shared
 
     def set_stand_in(self) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import DisableTorchFunctionSubclass
 
 from ...core.actions import Kind
 from ...core.capture.programs.generated_code import no_sink
@@ -101,8 +100,6 @@ class StageRun(CapturedStage):
         self._saved: dict[int, list[Any]] = {}
         self._crossed: dict[int, set[tuple[Region, int, int]]] = {}
         self._created: dict[int, list[Any]] = {}
-        with DisableTorchFunctionSubclass():  # parameters that replicas share refuse uses between steps
-            self._static_storages = {t.untyped_storage()._cdata for t in self._static}
 
     def forward(
         self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor
@@ -201,7 +198,7 @@ class StageRun(CapturedStage):
     @property
     def persistent(self) -> set[int]:
         """Addresses of the storages of parameters, buffers, constants and shared tensors."""
-        return self._static_storages | self._shared.storages
+        return {t.untyped_storage()._cdata for t in self._static} | self._shared.storages
 
     def backward(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor

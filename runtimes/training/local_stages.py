@@ -110,10 +110,11 @@ class LocalStages:
             self._load(weights)
 
     def _load(self, weights: Weights) -> None:
-        allocate(self._without_memory())
         for shared in self._shared.values():
+            shared.own_memory()
             if shared.divided:
                 shared.hold()
+        allocate(self._without_memory())
         weights.fill(self._own.held, self._own.unallocated)
         install(self.model, self._own.unallocated)
         self.copy_buffers()
@@ -293,9 +294,8 @@ class LocalStages:
     def _without_memory(self) -> list[Tensor]:
         """The tensors that are allocated for rehearsals, and when values are loaded."""
         gradients = (buffer for state in self.states.values() for buffer in state.gradient_buffers)
-        # In place of parameters that replicas share: also the memory behind the elements of a parameter.
-        shared = {id(p): memory for each in self._shared.values() for p, memory in each.memory_of.items()}
-        return [*(shared.get(id(tensor), tensor) for tensor in self._own.without_memory), *gradients]
+        own = {id(parameter) for shared in self._shared.values() for parameter in shared.memory_of}
+        return [*(tensor for tensor in self._own.without_memory if id(tensor) not in own), *gradients]
 
 
 def _replicas(team: Team, device: int) -> Backend:

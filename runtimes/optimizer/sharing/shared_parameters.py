@@ -2,7 +2,7 @@
 
 ::
 
-    load            whole parameters                              values from a checkpoint or the model
+    own_memory      whole parameters, in memory of their own      then values from a checkpoint or the model are loaded
     keep_parts      part of each bucket │ whole: no memory        between steps; the model's tensors refuse uses
     UNSHARD         part ──all-gather──▶ whole parameters         before a run of the stage's actions
     RESHARD         part                │ whole: no memory        after it
@@ -18,7 +18,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch._C import DisableTorchFunctionSubclass
 
 from ....backends.contract import Backend, Handle
 from ....core.errors import RequestError
@@ -39,7 +38,7 @@ class SharedParameters:
         divided: whether this replica has its parts alone, or whole parameters during a run. Before, it has the whole
             parameters, and UNSHARD and RESHARD of a rehearsal leave them as they are.
         bytes: of whole parameters.
-        memory_of: parameter → all of its memory, in one dimension.
+        memory_of: parameter → all of its memory, in one dimension; empty until `own_memory`.
     """
 
     def __init__(self, buckets: Sequence[ShardedBucket]) -> None:
@@ -52,7 +51,10 @@ class SharedParameters:
         self.bytes = sum(bucket.nbytes for bucket in buckets)
         self.memory_of: dict[nn.Parameter, Tensor] = {}
         self._views: dict[nn.Parameter, Tensor] = {}
-        for bucket in buckets:
+
+    def own_memory(self) -> None:
+        """Give each parameter memory that no other tensor shares, before values are loaded; its values stay."""
+        for bucket in self._buckets if not self.memory_of else ():
             for parameter in bucket.parameters.values():
                 memory = _own_memory(parameter, bucket.elements if bucket.is_single else None)
                 self.memory_of[parameter] = memory
@@ -193,21 +195,16 @@ class ParametersGather:
 
 
 def _own_memory(parameter: nn.Parameter, elements: int | None) -> Tensor:
-    """All of a parameter's memory, of which no other tensor has a part, as one dimension.
+    """Give a parameter memory of its own, as one dimension.
 
     Args:
         parameter: dense.
         elements: length of the memory, at least the parameter's; None for just as many.
     """
     count = parameter.numel()
-    size = max(count, elements or 0)
-    with DisableTorchFunctionSubclass(), torch.no_grad():
-        had = parameter.untyped_storage().nbytes() > 0 or not count
-        memory = torch.empty(size, dtype=parameter.dtype, device=parameter.device)
-        if had:
+    memory = torch.zeros(max(count, elements or 0), dtype=parameter.dtype, device=parameter.device)
+    if parameter.untyped_storage().nbytes() > 0:
+        with torch.no_grad():
             memory[:count].copy_(in_memory_order(parameter))
-            memory[count:].zero_()
-        parameter.data = memory.as_strided(parameter.shape, parameter.stride())
-    if not had:
-        deallocate([memory])
+    parameter.data = memory.as_strided(parameter.shape, parameter.stride())
     return memory

@@ -103,6 +103,13 @@ def test_misplaced_gathers_are_refused(old: str, new: str | None, reason: str) -
         queues_of(plan, lowered)
 
 
+@pytest.mark.parametrize("level", ["optimizer", "gradients"])
+def test_parameters_are_gathered_after_the_steps_that_wait_for_all_stages(level: str) -> None:
+    plan = evolve(plan_of(level, level), sync=True)
+    validate(plan)
+    assert kinds(plan, 0) == ["0REDUCE_GRAD", "0SYNC", "0STEP", "0UNSHARD"]
+
+
 def test_one_replica_holds_and_steps_its_part() -> None:
     first, second = replica_costs(plan_of("optimizer", "none"), COSTS)
     assert (first.optimizer_bytes, first.optimizer_s) == (101, 0.25)

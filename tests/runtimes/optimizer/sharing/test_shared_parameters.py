@@ -5,7 +5,7 @@ import torch
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.optimizer.sharing.sharded_buckets import Sharing
 from panpipe.runtimes.optimizer.sharing.shards import Shards
-from panpipe.runtimes.weights.allocation import allocate, deallocate
+from panpipe.runtimes.weights.allocation import deallocate
 from panpipe.runtimes.weights.remote_tensors import RemoteTensor
 
 from ....support.stages.sharded import SHAPES, model, on_each
@@ -13,10 +13,13 @@ from ....support.stages.sharded import SHAPES, model, on_each
 WHOLE = model()
 
 
-def shards_of(end, count, size=None, parameters=None):
+def shards_of(end, count, size=None, parameters=None, own=True):
     sharing = Sharing(lambda: end, end.device, count, frozenset({"tied"}), gradients=True, parameters=True)
     named = model() if parameters is None else parameters
-    return named, Shards(named, sharing, size)
+    shards = Shards(named, sharing, size)
+    if own:
+        shards.shared.own_memory()
+    return named, shards
 
 
 def bytes_of(named):
@@ -143,13 +146,13 @@ def test_memory_that_numpy_uses_is_refused_where_it_would_be_freed():
     assert on_each(2, work) == [True, True]
 
 
-def test_parameters_without_memory_get_it_when_values_are_loaded():
+def test_parameters_without_memory_get_it_before_values_are_loaded():
     def work(end):
         named = model()
         deallocate(named.values())
-        _, shards = shards_of(end, 2, parameters=named)
+        _, shards = shards_of(end, 2, parameters=named, own=False)
         assert bytes_of(named) == 0
-        allocate(shards.shared.memory_of.values())
+        shards.shared.own_memory()
         with torch.no_grad():
             for name, parameter in named.items():
                 parameter.copy_(WHOLE[name])
@@ -159,6 +162,28 @@ def test_parameters_without_memory_get_it_when_values_are_loaded():
         assert bytes_of(named) == 0
         shards.shared.gather(end).wait()
         return all(torch.equal(parameter, WHOLE[name]) for name, parameter in named.items())
+
+    assert on_each(2, work) == [True, True]
+
+
+def test_plans_that_are_compared_leave_the_parameters_where_they_are():
+    """Each candidate has its own parts of the same parameters; the one that is chosen gives them memory."""
+
+    def work(end):
+        named, chosen = shards_of(end, 2, 1, own=False)
+        _, other = shards_of(end, 2, 1, parameters=named, own=False)
+        before = {name: parameter.data_ptr() for name, parameter in named.items()}
+        for shards in (chosen, other):
+            shards.shared.gather(end).wait()
+            shards.shared.free()
+        assert before == {name: parameter.data_ptr() for name, parameter in named.items()}
+        chosen.shared.own_memory()
+        chosen.shared.keep_parts()
+        for part in chosen.parts.values():
+            with torch.no_grad():
+                part.value.add_(1.0)
+        chosen.shared.gather(end).wait()
+        return all(torch.equal(parameter, WHOLE[name] + 1.0) for name, parameter in named.items())
 
     assert on_each(2, work) == [True, True]
 
