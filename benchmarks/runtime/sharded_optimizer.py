@@ -1,4 +1,4 @@
-"""Four ranks over gloo, two replicas of a pipeline of two, that share nothing, optimizers (ZeRO-1), gradients (ZeRO-2).
+"""Four ranks over gloo, two replicas of a pipeline of two, that share nothing, optimizers, gradients or parameters.
 
     python benchmarks/runtime/sharded_optimizer.py [memory] [steps] [--steps STEPS] [--record]
 
@@ -31,7 +31,8 @@ from benchmarks import recording
 from benchmarks.worker_process import reset_resident_peak, resident_bytes
 
 WIDTH, LAYERS, ROWS, MICROBATCHES = 2048, 12, 32, 4
-SHARDS = ("none", "optimizer", "gradients")
+SHARDS = ("none", "optimizer", "gradients", "parameters")
+"""Levels of sharding: ZeRO-1, 2 and 3."""
 MEBI = 2**20
 WARM_UP = 3
 """Steps that count neither for times nor for the peak."""
@@ -182,24 +183,28 @@ def run_memory(shard: str, folder: Path, rank: int, steps: int) -> dict[str, flo
     from attrs import evolve
     from panpipe.core.plan.sharding import replica_costs
     from panpipe.core.plan.validation.validate import validate
+    from panpipe.core.search.unsharded_runs import with_runs
 
     planned, batch = folder / "plan.json", batch_of_ranks()
     if shard == "none":
         options: dict[str, Any] = {"mesh": "pp=2,dp=2", "schedule": "1f1b", "max_chunks": 1, "plan_cache": False}
     else:
         plan = panpipe.Plan.load(planned)
-        options = {"plan": evolve(plan, shard=(shard,) * len(plan.stages))}
+        known = plan.predicted
+        limits = [device.memory_bytes for device in known.cluster.devices[: plan.devices]]
+        plan = evolve(plan, shard=(shard,) * len(plan.stages))
+        options = {"plan": with_runs(plan, known.costs, known.cluster, limits)}
     pipe = pipeline(batch, **options)
     if rank == 0:
         pipe.plan.save(planned)
-    held = sum(p.nbytes for parameters in pipe.stage_parameters.values() for p in parameters.values())
+    position = pipe.plan.mesh.place(rank)[1]
+    costs = replica_costs(pipe.plan, pipe.plan.predicted.costs)
+    held = sum(costs[stage.index].parameter_bytes for stage in pipe.plan.stages_on(position))
     before = resident() - held  # parameters have values here, gradients and state come with the first step
     for number in range(steps):
         if number == WARM_UP:
             forget_peak()
         pipe.step(batch)
-    position = pipe.plan.mesh.place(rank)[1]
-    costs = replica_costs(pipe.plan, pipe.plan.predicted.costs)
     found = {
         "predicted_peak": validate(pipe.plan).peak_memory_bytes[position],
         "peak": peak() - before,

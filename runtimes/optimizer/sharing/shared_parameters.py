@@ -151,9 +151,16 @@ class SharedParameters:
         return ParametersGather(self, found)
 
     def gathered(self, bucket: ShardedBucket, whole: Tensor) -> None:
-        """A bucket is whole."""
-        if self.divided and bucket not in self._wholes:
-            bucket.assign(whole)
+        """A bucket is whole.
+
+        Its parameters are written through views that do not share their versions: autograd compares versions where a
+        part of the step stays Python, and the values are those of its forward.
+        """
+        if not self.divided or bucket in self._wholes:
+            return
+        for name, parameter in bucket.parameters.items():
+            at, view = bucket.offsets[name], self._views[parameter]
+            in_memory_order(view).copy_(whole[at : at + view.numel()])
 
     def ended(self) -> None:
         """No all-gather writes any more."""

@@ -482,7 +482,8 @@ def replicas(team):
 def _shared(team, level):
     """Replicas that share at a level: cases and optimizers."""
     place = [team.replica, *team.local]
-    cases, optimizers = sharding.every_case(team, level), sharding.every_optimizer(team, level)
+    cases = sharding.every_case(team, level, {**CASES, "what stays python": PYTHON})
+    optimizers = sharding.every_optimizer(team, level)
     return {"place": place, "cases": cases, "optimizers": optimizers}
 
 

@@ -1,6 +1,7 @@
 """Ranks whose replicas share optimizers, compared with one process; see `ranks`."""
 
 import copy
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 
 from ..cuts import captured_once, even_plan
-from ..models import CASES
+from ..models import CASES, Case
 from ..parity import OPTIMIZER, PLANS
 from ..programs.optimizing import two_groups, warm_up
 from ..sharing import runs_of_all, shared
@@ -32,11 +33,11 @@ OPTIMIZERS: dict[str, Any] = {
 }
 
 
-def every_case(team: Team, shard: str) -> dict[str, Any]:
+def every_case(team: Team, shard: str, cases: Mapping[str, Case] = CASES) -> dict[str, Any]:
     """Every case with batches of several sizes; the last stage of one is sharded alone."""
     found: dict[str, Any] = {}
     rows = [[4] * team.replicas, [4, 1, 3], [4] * team.replicas]
-    for name, case in CASES.items():
+    for name, case in cases.items():
         trained = Trained(team, case, 4, 2, stray=True, shard=shard)
         found[name] = {
             "distances": [trained.step(each) for each in rows],
