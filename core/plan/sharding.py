@@ -23,7 +23,7 @@ over the replicas while the backward continues, and then its slot is free again:
     slot 0    │ fills: bucket 5 │ is summed       │ fills: bucket 3 │ ...
     slot 1                      │ fills: bucket 4 │ is summed       │
 
-So a stage needs two slots of its largest bucket (`slots_bytes`), in addition to its part of the sums.
+So a device needs two slots of the largest bucket of its stages (`slots_bytes`), in addition to its part of the sums.
 """
 
 from collections.abc import Sequence
@@ -95,26 +95,48 @@ def with_level(plan: Plan, level: str) -> Plan:
 def replica_costs(plan: Plan, costs: Sequence[StageCosts]) -> Sequence[StageCosts]:
     """Per stage what one replica holds and computes: of a sharded stage 1/n of what is shared, and of its step.
 
+    Slots are those of a device. They are counted with the stage that needs the largest.
+
     Args:
         plan: its levels and replicas.
         costs: of whole stages.
     """
     if not any(shards(plan, stage) for stage in range(len(costs))):
         return costs
+    slots = [slots_of_stage(c) if shards_gradients(plan, stage) else 0 for stage, c in enumerate(costs)]
+    most: dict[int, int] = {}
+    for stage, device in enumerate(plan.placement):
+        if slots[stage] > slots[most.setdefault(device, stage)]:
+            most[device] = stage
     data = plan.mesh.data
     return tuple(
-        part_of(cost, data, level_of(plan, stage)) if shards(plan, stage) else cost for stage, cost in enumerate(costs)
+        part_of(cost, data, level_of(plan, stage), slots=most[plan.placement[stage]] == stage)
+        if shards(plan, stage)
+        else cost
+        for stage, cost in enumerate(costs)
     )
 
 
-def part_of(cost: StageCosts, replicas: int, level: str = OPTIMIZER) -> StageCosts:
-    """The costs of one of ``replicas`` replicas of a stage that is sharded at this level."""
+def slots_of_stage(cost: StageCosts) -> int:
+    """Bytes of the slots that a stage needs whose replicas share gradients; ``cost`` is that of the whole stage."""
+    return slots_bytes(cost.gradient_bytes, cost.largest_gradient_bytes)
+
+
+def part_of(cost: StageCosts, replicas: int, level: str = OPTIMIZER, *, slots: bool = True) -> StageCosts:
+    """The costs of one of some replicas of a stage that is sharded.
+
+    Args:
+        cost: of the whole stage.
+        replicas: how many there are.
+        level: what they share.
+        slots: whether its gradients include the slots of its device.
+    """
     if level == NONE:
         return cost
     optimizer = ceil(cost.optimizer_bytes / replicas)
     trained = gradients = cost.gradient_bytes
     if level != OPTIMIZER:
-        gradients = ceil(gradients / replicas) + slots_bytes(gradients, cost.largest_gradient_bytes)
+        gradients = ceil(gradients / replicas) + (slots_of_stage(cost) if slots else 0)
     part = evolve(cost, gradient_bytes=gradients, optimizer_bytes=optimizer, optimizer_s=cost.optimizer_s / replicas)
     if level != PARAMETERS:
         return part

@@ -20,6 +20,7 @@ from ..launch.team import Team
 from ..optimizer.replica_values import broadcast_initial_values
 from ..optimizer.sharing.sharded_buckets import Sharing
 from ..optimizer.sharing.shared_parameters import SharedParameters
+from ..optimizer.sharing.slots import Slots
 from ..optimizer.stage_state import StageState, make_optimizers
 from ..optimizer.training import Training
 from ..programs.compiled import Compiled
@@ -68,6 +69,7 @@ class LocalStages:
         self._written = frozenset(compiled.operators.step.mutated_buffers)
         self._loaded, self._whole, self.initial = False, False, InitialWeights()
         self._known = KnownTensors(model)
+        self._slots: dict[int, Slots] = {}
         self.tied = TiedCopies({})
         self.states = {
             i: StageState(
@@ -96,7 +98,8 @@ class LocalStages:
             order = [programs.inputs.parameters[place - first] for place in programs.backward.computed]
         gradients, parameters = shards_gradients(self.plan, stage), shards_parameters(self.plan, stage)
         replicas = partial(_replicas, team, device)
-        return Sharing(replicas, team.replica, team.replicas, tied, gradients, parameters, tuple(order))
+        slots = self._slots.setdefault(device, Slots())
+        return Sharing(replicas, team.replica, team.replicas, tied, gradients, parameters, tuple(order), slots)
 
     def load(self, weights: Weights, initial: InitialWeights | None = None) -> None:
         """Load the values of the stages here, and free the parameters that other processes hold.

@@ -14,7 +14,15 @@ from ...costs.graph import OpGraph
 from ...costs.message_overhead import FREE, MessageLine, with_message_times
 from ...costs.partition import boundary_bytes, stages_of
 from ...evaluate.compiled import StageArrays
-from ...plan.sharding import GRADIENTS, NONE, PARAMETERS, graph_slots_bytes, part_of, part_of_graph
+from ...plan.sharding import (
+    GRADIENTS,
+    NONE,
+    PARAMETERS,
+    graph_slots_bytes,
+    part_of,
+    part_of_graph,
+    slots_of_stage,
+)
 from .arrangements import Replicas
 from .arrays import (
     GRADIENT_BYTES,
@@ -92,16 +100,16 @@ class Setting:
         replicas = len(self.replicas)
         if level == NONE or replicas == 1:
             return self
-        fixed = self.fixed
-        if fixed is not None:
-            fixed = evolve(fixed, costs=tuple(part_of(cost, replicas, level) for cost in fixed.costs))
+        fixed, reserved = self.fixed, self.reserved
         graphs = tuple(part_of_graph(graph, replicas, level) for graph in self.graphs)
-        reserved = self.reserved
-        if (
-            level in (GRADIENTS, PARAMETERS) and fixed is None
-        ):  # operators do not have slots, which are those of a stage
-            slots = max(graph_slots_bytes(graph, self.devices) for graph in self.graphs)
+        if level in (GRADIENTS, PARAMETERS):  # slots are those of a device
+            if fixed is None:
+                slots = max(graph_slots_bytes(graph, self.devices) for graph in self.graphs)
+            else:
+                slots = max(slots_of_stage(cost) for cost in fixed.costs)
             reserved = tuple(size + slots for size in reserved or (0.0,) * len(self.memory))
+        if fixed is not None:
+            fixed = evolve(fixed, costs=tuple(part_of(cost, replicas, level, slots=False) for cost in fixed.costs))
         return evolve(self, graphs=graphs, fixed=fixed, shard=level, whole=self, reserved=reserved)
 
     @property

@@ -16,6 +16,7 @@
    computes (such as gradients of normalization layers) is kept apart, so that it occupies no slots, and is added before
    the next sum of its bucket.
 3. A bucket that is complete before an earlier one waits for it. If both slots wait, a third is allocated.
+4. The stages of a device use the same slots: each waits for the sums of the stage before it.
 """
 
 from collections import deque
@@ -141,6 +142,7 @@ class GradientScatter:
             self._slots.give_back(filling.slot)
         for flight in self._in_flight:
             self._slots.drop(flight.slot)
+            self._slots.in_flight.remove(self._finish_earliest)
         self._filling.clear()
         self._in_flight.clear()
         self._summed.clear()
@@ -160,8 +162,7 @@ class GradientScatter:
         self._summed, self.reached = set(kept.sums), set(kept.reached)
 
     def _fill(self, bucket: ShardedBucket) -> _Filling:
-        while not self._slots.has_free and self._in_flight:
-            self._finish_earliest()
+        self._slots.make_room()
         slot = self._slots.take()
         filling = self._filling[bucket] = _Filling(slot, bucket.memory_in(slot), set())
         return filling
@@ -182,11 +183,13 @@ class GradientScatter:
                 place.zero_()
         bucket.clear_padding(memory)
         self._in_flight.append(_InFlight(bucket, slot, memory, bucket.reduce(self._shards.sharing.replicas(), memory)))
+        self._slots.in_flight.append(self._finish_earliest)
         self._next += 1
 
     def _finish_earliest(self) -> None:
         """Wait for the earliest sum, and add this replica's part."""
         bucket, slot, memory, handle = self._in_flight.popleft()
+        self._slots.in_flight.remove(self._finish_earliest)
         handle.wait()
         if bucket in self._summed:
             bucket.part.add_(memory[bucket.own])

@@ -63,7 +63,8 @@ class ShardedReduction:
 class Gather:
     """The all-gather of a stage's parameters, in flight.
 
-    If replicas share gradients, the parameters pass through a few slots; `wait` starts the others.
+    If replicas share gradients, the parameters pass through a few slots, which the stages of a device have together;
+    `wait` starts the others.
 
     Args:
         shards: of the stage.
@@ -82,7 +83,7 @@ class Gather:
         self._start()
 
     def _start(self) -> None:
-        while self._left and (self._slots is None or len(self._in_flight) < SLOTS):
+        while self._left and (self._slots is None or (len(self._in_flight) < SLOTS and self._slots.has_free)):
             bucket = self._left.pop(0)
             if self._slots is None:
                 assert bucket.memory is not None
@@ -94,7 +95,10 @@ class Gather:
 
     def wait(self) -> None:
         """Return when the model has the parameters."""
-        while self._in_flight:
+        while self._in_flight or self._left:
+            if not self._in_flight and self._slots is not None:  # another stage has used all slots
+                self._slots.make_room()
+                self._start()
             bucket, slot, memory, handle = self._in_flight.pop(0)
             handle.wait()
             bucket.assign(memory)

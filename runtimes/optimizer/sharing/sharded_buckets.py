@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ....backends.contract import Backend, Handle
 from ....core.errors import RequestError
+from .slots import Slots
 
 
 @frozen
@@ -21,6 +22,7 @@ class Sharing:
         gradients: whether each replica holds its part of the gradients alone, too.
         parameters: whether each replica holds its part of the parameters alone, too, outside of runs.
         order: names of the parameters in the order in which a backward computes their gradients; others follow.
+        slots: memory of buckets of the stage's device; None for slots of the stage alone.
     """
 
     replicas: Callable[[], Backend]
@@ -30,6 +32,7 @@ class Sharing:
     gradients: bool = False
     parameters: bool = False
     order: tuple[str, ...] = ()
+    slots: Slots | None = None
 
 
 @define(eq=False)

@@ -70,7 +70,7 @@ class Shards:
         self.bucket_of = {p: bucket for bucket in self.buckets for p in bucket.parameters.values()}
         self.parts = {part.name: part for bucket in self.buckets for part in bucket.parts}
         self.members: list[list[str]] = []
-        self.slots = Slots() if sharing.gradients else None
+        self.slots = (sharing.slots or Slots()) if sharing.gradients else None
         if self.slots is not None:
             for bucket in self.buckets:
                 self.slots.grow(bucket.nbytes, bucket.device)

@@ -1,5 +1,8 @@
 """Memory that buckets of gradients or parameters use in turns, while replicas exchange them."""
 
+from collections import deque
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -9,21 +12,29 @@ from ....core.plan.sharding import SLOTS
 class Slots:
     """Slots of equal size, allocated when they are needed and then kept, `SLOTS` or more if all are in use.
 
-    They have no memory until `grow` is called.
+    They have no memory until `grow` is called. The stages of a device use the same ones, as they compute in turns.
 
     Attributes:
         all: the slots that exist, as bytes.
+        in_flight: for each slot from which a sum is in flight, in the order issued, a function that waits for the sum
+            and frees the slot.
     """
 
     def __init__(self) -> None:
         self._device, self._size = torch.device("cpu"), 0
         self.all: list[Tensor] = []
+        self.in_flight: deque[Callable[[], None]] = deque()
         self._free: list[Tensor] = []
 
     @property
     def has_free(self) -> bool:
         """Whether `take` returns a slot that is free, or one of the first `SLOTS`."""
         return bool(self._free) or len(self.all) < SLOTS
+
+    def make_room(self) -> None:
+        """Wait for the earliest sums until a slot is free, if there are any: all replicas wait in the same order."""
+        while not self.has_free and self.in_flight:
+            self.in_flight[0]()
 
     def take(self) -> Tensor:
         """A slot; another one is allocated if none is free."""

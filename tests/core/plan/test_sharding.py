@@ -162,6 +162,18 @@ def test_sums_share_links_with_messages() -> None:
     assert any(bubbles["contention"] > 0 for bubbles in together.bubbles)
 
 
+def test_stages_of_a_device_use_the_same_slots() -> None:
+    plan = plan_of("gradients", "gradients")
+    costs = [evolve(COSTS[0], gradient_bytes=1600, largest_gradient_bytes=size) for size in (100, 300)]
+    apart = [cost.gradient_bytes for cost in replica_costs(plan, costs)]
+    assert apart == [800 + 200, 800 + 600]
+    together = evolve(plan, stages=tuple(evolve(stage, device=0) for stage in plan.stages))
+    assert [cost.gradient_bytes for cost in replica_costs(together, costs)] == [800, 800 + 600]
+    assert [cost.gradient_bytes for cost in replica_costs(evolve(together, shard=("gradients", "none")), costs)] == [
+        800 + 200, 1600,
+    ]  # fmt: skip
+
+
 def test_slots_are_two_of_the_largest_gradient_but_no_more_than_all() -> None:
     assert slots_bytes(1600, 0) == 200
     assert slots_bytes(1600, 300) == 600

@@ -77,8 +77,8 @@ def test_simulator_oracle_and_validation_agree_on_time_and_memory() -> None:
     score = longest_path(plan, plan.predicted.costs, plan.predicted.cluster)
     # Each all-gather takes a second, as each of the four sums does.
     assert result.step_s == pytest.approx(score.step_s)
-    # Of both stages 1/2 of everything, and slots; at 1F1 the parameters of one, and four saved microbatches.
-    held = 2 * (40 + 40 + 2 * 5 + 80)
+    # Of both stages 1/2 of everything, and two slots; at 1F1 the parameters of one, and four saved microbatches.
+    held = 2 * (40 + 40 + 80) + 2 * 5
     assert gathered_bytes(plan, [evolve(COST, gathered_bytes=80)] * 2, 0) == [80, 160, 80, 80, 80, 160, 80, 80]
     assert report.peak_memory_bytes[0] == score.peak_memory_bytes[0] == held + 80 + 400
     assert max(result.timelines[0].working) == held + 80 + 400

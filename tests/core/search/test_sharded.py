@@ -173,3 +173,24 @@ def test_auto_takes_a_level_that_shares_more_where_that_is_faster():
     assert auto.predicted.step_s == gradients.predicted.step_s < 0.95 * optimizer.predicted.step_s
     assert sorted(auto.shard) == ["gradients", "optimizer"]
     assert max(validate(auto).peak_memory_bytes) <= 17_900
+
+
+def test_shared_parameters_need_several_stages_on_a_device_and_fit_where_nothing_else_does():
+    cluster = Cluster(
+        tuple(Device(f"g{i}", 9_500) for i in range(4)), (Hub("sw"),),
+        tuple(Link(f"g{i}", "sw", 1e6, 1e-6) for i in range(4)),
+    )  # fmt: skip
+
+    def plan(shard):
+        families = [find_family("interleaved-1f1b"), find_family("looped")]
+        options = SearchOptions(families=families, budget=2000, shard=shard)
+        return search_plans(workload_of(FINE, cluster, 8), cluster, options, meshes=[(2, 2)]).best
+
+    with pytest.raises(NothingFits):
+        plan("gradients")
+    for shard in ("parameters", "auto"):
+        chosen = plan(shard)
+        assert "parameters" in chosen.shard
+        assert len(chosen.stages) > 2
+        assert max(validate(chosen).peak_memory_bytes) <= 9_500
+        assert simulate(chosen).step_s == pytest.approx(chosen.predicted.step_s, rel=0.05)

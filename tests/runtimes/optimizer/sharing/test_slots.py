@@ -46,3 +46,23 @@ def test_larger_slots_replace_smaller_ones():
     assert len(slots.all) == 1
     slots.grow(16, CPU)
     assert slots.take().nbytes == 16
+
+
+def test_room_is_made_by_the_earliest_sums_of_all_stages():
+    slots = slots_of(8)
+    order = []
+    first, second = slots.take(), slots.take()
+
+    def finish(name, slot):
+        def work():
+            order.append(name)
+            slots.in_flight.popleft()
+            slots.give_back(slot)
+
+        return work
+
+    slots.in_flight += [finish("stage 1", first), finish("stage 0", second)]
+    slots.make_room()
+    assert order == ["stage 1"]
+    assert slots.take() is first
+    assert len(slots.all) == 2
