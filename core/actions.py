@@ -101,6 +101,10 @@ BACKWARD_KINDS = frozenset({Kind.B, Kind.I})
 """The kinds that begin the backward of a microbatch: they read its saved tensors and the gradient of its output."""
 WORK_KINDS = COMPUTE_KINDS | {Kind.RECOMPUTE}
 """The kinds that compute for a microbatch in a lowered plan."""
+LAST_BACKWARD = (Kind.B, Kind.W)
+"""The kinds after which a microbatch's gradients of a stage's parameters are complete."""
+AT_START = -1
+"""The position in a compute order of what precedes its first action."""
 SEND_KINDS = frozenset({Kind.SEND_F, Kind.SEND_B})
 RECV_KINDS = frozenset({Kind.RECV_F, Kind.RECV_B})
 COMM_KINDS = SEND_KINDS | RECV_KINDS

@@ -6,9 +6,7 @@ counterpart of ``plan/gradient_reduction`` for one replica: all replicas are tak
 
 from collections.abc import Callable, Iterable, Sequence
 
-from ..actions import Action, Kind
-from ..plan.gradient_reduction import LAST_BACKWARD
-from ..plan.kinds import AT_START
+from ..actions import AT_START, LAST_BACKWARD, Action, Kind
 
 
 class CollectiveQueue:

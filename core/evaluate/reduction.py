@@ -9,13 +9,12 @@ step are among these reductions; `collective_queue` has what waits for them.
 
 from collections.abc import Callable, Sequence
 
-from ..actions import Action, Kind
+from ..actions import AT_START, LAST_BACKWARD, Action, Kind
 from ..cluster.cluster import Cluster
 from ..cluster.collectives import Operation, collective_s
 from ..costs.collective_times import CollectiveTimes
 from ..costs.costs import StageCosts
-from ..plan.gradient_reduction import LAST_BACKWARD, collectives
-from ..plan.kinds import AT_START
+from ..plan.gradient_reduction import collectives
 from ..plan.plan import Plan
 from ..plan.sharding import level_of, replica_costs, shards, shards_gradients, shards_parameters
 

@@ -13,7 +13,7 @@ nothing left to sum: the replicas agree which parameters have a gradient, after 
 from collections.abc import Iterator, Sequence
 from operator import itemgetter
 
-from ..actions import Action, Kind
+from ..actions import LAST_BACKWARD, Action, Kind
 from ..errors import RequestError
 from ..trace.trace import COLLECTIVE_QUEUE
 from .items import Item, Task
@@ -27,8 +27,6 @@ _NEEDS_GRADIENTS = "needs its gradients"
 _NEEDS_BUFFERS = "needs the memory of its gradients"
 _NEEDS_PARAMETERS = "needs its parameters"
 _PARAMETERS = (Kind.UNSHARD, Kind.RESHARD)
-LAST_BACKWARD = (Kind.B, Kind.W)
-"""The kinds after which a microbatch's gradients of a stage's parameters are complete."""
 
 
 def collectives(plan: Plan, device: int) -> list[tuple[int, Action]]:

@@ -44,8 +44,6 @@ def compute_times(compute: Compute, costs: Iterable[StageCosts]) -> list[list[fl
     return [[by_stage[action.stage][action.kind] for action in actions] for actions in compute]
 
 
-AT_START = -1
-"""The position of an action that precedes all compute."""
 AFTER_STEP = -2
 """The position of an action that follows the STEP of its stage."""
 

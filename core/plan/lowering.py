@@ -23,10 +23,10 @@ import sys
 from collections.abc import Iterable
 from operator import itemgetter
 
-from ..actions import BACKWARD_KINDS, Action, Kind
+from ..actions import AT_START, BACKWARD_KINDS, Action, Kind
 from ..errors import RequestError
 from . import host_copies  # noqa: F401 - declares its kinds
-from .kinds import AFTER_STEP, AT_START, declarations
+from .kinds import AFTER_STEP, declarations
 from .message_matching import Positions, computed_at
 from .plan import Plan
 from .step_end import optimizer_steps

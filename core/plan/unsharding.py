@@ -16,11 +16,11 @@ from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterator, Sequence
 
-from ..actions import WORK_KINDS, Action, Kind
+from ..actions import AT_START, WORK_KINDS, Action, Kind
 from ..costs.costs import StageCosts
 from ..errors import RequestError
 from .items import Item
-from .kinds import AFTER_STEP, AT_START
+from .kinds import AFTER_STEP
 from .plan import Plan
 from .sharding import shards, shards_parameters
 

@@ -42,6 +42,10 @@ _ONE_ORDER = (
 _ONE_PYTHON = "all ranks of a pipeline must run the same step; change what it reads on all of them alike"
 
 
+NOT_UPDATED = "no parameter was updated, and gradients that waited for an update are dropped"
+"""The state of the model after a step that was refused before its update."""
+
+
 @frozen
 class ChangedValues:
     """The Python values that the step reads and that changed since it was captured.
@@ -86,6 +90,7 @@ class BatchAgreement:
         self._queue = queues[self._device]
         self._rows: list[list[float]] | None = None
         self._compared = _COLUMNS
+        self._stopped_update = False
         self._read: Callable[[], Tensor] | None = None
         self._differing_replica: Callable[[], int | None] | None = None
         if len(team.local) == team.size:
@@ -119,7 +124,8 @@ class BatchAgreement:
     def differ(self) -> bool:
         """Whether ranks of this replica have different batches, as far as known without waiting for a GPU."""
         self._receive()
-        return self._failure() is not None
+        self._stopped_update = self._failure() is not None
+        return self._stopped_update
 
     def start_exchange(self) -> None:
         """Issue the all-reduce of the values after a GPU's last backward, if a rank has some of them on its GPU."""
@@ -177,7 +183,7 @@ class BatchAgreement:
         """Refuse the batch of a step that ran.
 
         Args:
-            outcome: the step's outcome, for the message.
+            outcome: the step's outcome for the message, if no difference was known before its update.
 
         Raises:
             RequestError: ranks have different batches.
@@ -188,7 +194,7 @@ class BatchAgreement:
         if failure is None and replica is not None:
             failure = RequestError(f"the ranks of replica {replica} were given different batches: {_RULE}")
         if failure is not None:
-            raise RequestError(f"{failure}; {outcome}")
+            raise RequestError(f"{failure}; {NOT_UPDATED if self._stopped_update else outcome}")
 
     def _empty_table(self, columns: int, device: torch.device) -> Tensor:
         return torch.zeros(len(self._team.batch_devices), columns, dtype=torch.float64, device=device)

@@ -189,6 +189,8 @@ class Executor:
                 except RuntimeError:
                     # An operator may refuse zeros, such as the inverse of a matrix; it then runs first in the step.
                     continue
+                finally:
+                    run.free_shared()  # they may be those of stand-ins
 
     def begin(
         self,

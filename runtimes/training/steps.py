@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ...core.capture.export.operators import Operators
 from ...core.errors import RequestError
+from ..batch.batch_agreement import NOT_UPDATED
 from ..batch.microbatches import Microbatch
 from ..engine.prepared import Prepared
 from ..engine.result_parts import WEIGHT
@@ -176,7 +177,7 @@ class StepRunner:
         """The state of the model after a step that is refused at its end, for the message."""
         if ending is Ending.STEP and any(queue.runs_ahead for queue in self._workers.queues.values()):
             return "updates were made with them: go on from a checkpoint"
-        return "no parameter was updated, and gradients that waited for an update are dropped"
+        return NOT_UPDATED
 
     def _keep(self, ending: Ending, accumulated: Accumulated) -> None:
         """Record accumulated batches, and update the loss scale, after a step with this ending."""

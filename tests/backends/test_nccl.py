@@ -216,6 +216,10 @@ def test_ranks_train_over_the_nccl_backend_as_one_process_does(tmp_path):
         assert found["distance"]["parameter"] < 1e-9
         assert found["communicators"] == 5
         later = found["shuffled"]
+        assert later["before"][0].endswith(
+            "; no parameter was updated, and gradients that waited for an update are dropped"
+        )
+        assert later["before"][1] == "nothing"
         for call in ("step", "evaluate", "save", "checkpoint", "state", "close"):
             assert "rank 1 has other values in batch['x'] than rank 0" in later[call][0]
             assert later[call][0].endswith("; updates were made with them: go on from a checkpoint")
@@ -223,9 +227,9 @@ def test_ranks_train_over_the_nccl_backend_as_one_process_does(tmp_path):
         assert later["evaluated"].endswith("nothing was changed")
 
 
-def test_replicas_share_gradients_over_the_nccl_backend(tmp_path):
+def test_replicas_share_gradients_and_parameters_over_the_nccl_backend(tmp_path):
     for found in results("scattered_over_nccl", tmp_path, 4, MESH="pp=2,dp=2"):
-        assert len(found["schedules"]) == 5
+        assert len(found["schedules"]) == 5 * 3
         assert max(max(distances) for distances in found["schedules"].values()) < 1e-9
 
 

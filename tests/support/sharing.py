@@ -8,6 +8,8 @@ from panpipe.core.plan.plan import Plan
 from panpipe.core.plan.sharding import with_level
 from panpipe.core.search.unsharded_runs import with_runs
 
+from .plans import hosted
+
 COST = StageCosts(1.0, 1.0, 1.0, parameter_bytes=80, gradient_bytes=80, optimizer_bytes=160, saved_bytes=100)
 
 
@@ -25,4 +27,5 @@ def shared(plan: Plan, level: str, *, room: bool = False) -> Plan:
 def runs_of_all(plan: Plan, *, room: bool = False) -> Plan:
     """The plan with the runs of the stages whose replicas share parameters; arguments as of `shared`."""
     limits = [math.inf if room else 0.0] * plan.devices
-    return with_runs(plan, [COST] * len(plan.stages), fully_connected(plan.mesh.ranks, 10**9, 40.0, 0.0), limits)
+    cluster = hosted(fully_connected(plan.mesh.ranks, 10**9, 40.0, 0.0), 40.0)
+    return with_runs(plan, [COST] * len(plan.stages), cluster, limits)

@@ -80,10 +80,11 @@ class Setting:
 
 def bits(pipe: Pipeline) -> list[Any]:
     """Checksums of what this process holds: gradients, parameters and buffers."""
-    held = [p for p in pipe.model.parameters() if not p.is_meta]
-    tensors = [*(p.grad for p in held if p.grad is not None), *held]
-    tensors += [b for b in pipe.model.buffers() if not b.is_meta]
-    return [crc32(tensor.detach().contiguous().numpy().tobytes()) for tensor in tensors]
+    with pipe.whole_parameters():
+        held = [p for p in pipe.model.parameters() if not p.is_meta]
+        tensors = [*(p.grad for p in held if p.grad is not None), *held]
+        tensors += [b for b in pipe.model.buffers() if not b.is_meta]
+        return [crc32(tensor.detach().contiguous().numpy().tobytes()) for tensor in tensors]
 
 
 def steps(pipe: Pipeline, *batches: Any, update: bool = True) -> list[Any]:

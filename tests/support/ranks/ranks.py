@@ -216,6 +216,13 @@ def _shuffled_on_streams(team):
         pipe.step(mixed)
         return [refusal(call), refusal(lambda: pipe.step(batch))]
 
+    # What is in the host's memory is compared before the update; here all of it counts as on a GPU.
+    before = [refusal(lambda: pipe.step(mixed)), refusal(lambda: pipe.step(batch))]
+    with mock.patch("panpipe.runtimes.batch.batch_agreement.is_on_gpu", return_value=True):
+        return {"before": before, **_late(pipe, batch, mixed, folder, after)}
+
+
+def _late(pipe, batch, mixed, folder, after):
     return {
         "step": after(lambda: pipe.step(batch)), "evaluate": after(lambda: pipe.evaluate(batch)),
         "save": after(lambda: pipe.save(folder)), "checkpoint": after(lambda: pipe.checkpoint(folder)),
