@@ -166,9 +166,9 @@ def _average_distance(pipe: Pipeline, other: Pipeline) -> float:
 def scheduled(team: Team) -> dict[str, Any]:
     """Schedules with a split backward and several stages on a device, with fewer microbatches in some batches."""
     case, found = CASES[NAME], {}
-    for name in SPLIT:
+    for number, name in enumerate(SPLIT):
         plan = even_plan(captured_once(case, F64, 8, 4, "cpu"), team.size, 4, **PLANS[name])
-        for level, room in (("gradients", True), ("parameters", False), ("parameters", True)):
+        for level, room in (("gradients", True), ("parameters", number % 2 == 1)):
             wanted = shared(evolve(plan, mesh=team.mesh), level, room=room)
             trained = Trained(team, case, 8, 4, shard=level, plan=wanted)
             rows = ([8] * team.replicas, [8, 2, 1], [1, 5, 8], [8] * team.replicas)
