@@ -237,7 +237,8 @@ def scattered_over_nccl(team):
     import faulthandler
 
     faulthandler.dump_traceback_later(110, exit=True)
-    return sharding.scheduled(RankTeam(OVER_GLOO, mesh=parse_mesh(os.environ["MESH"]).over(4)))
+    over_nccl = RankTeam(OVER_GLOO, mesh=parse_mesh(os.environ["MESH"]).over(4))
+    return sharding.scheduled(over_nccl, ("zb-v", "early gradients"))
 
 
 def _refuse(name, allowed):
@@ -511,7 +512,8 @@ def parted(team):
 
 @captures((GPT, torch.float64, 8, 4))
 def scattered_schedules(team):
-    return sharding.scheduled(team)
+    cleared = {level: sharding.cleared(team, level) for level in LEVELS[1:]}
+    return {"schedules": sharding.scheduled(team), "cleared": cleared}
 
 
 @captures((GPT, torch.float64, 4, 2), (CASES["batchnorm with a skip"], torch.float64, 4, 2))

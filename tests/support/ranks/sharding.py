@@ -1,7 +1,7 @@
 """Ranks whose replicas share optimizers, compared with one process; see `ranks`."""
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -163,20 +163,20 @@ def _average_distance(pipe: Pipeline, other: Pipeline) -> float:
     return max((value - theirs[name]).abs().max().item() for name, value in mine.items())
 
 
-def scheduled(team: Team) -> dict[str, Any]:
+def scheduled(team: Team, names: Sequence[str] = SPLIT) -> dict[str, list[float]]:
     """Schedules with a split backward and several stages on a device, with fewer microbatches in some batches."""
     case, found = CASES[NAME], {}
-    for number, name in enumerate(SPLIT):
+    for number, name in enumerate(names):
         plan = even_plan(captured_once(case, F64, 8, 4, "cpu"), team.size, 4, **PLANS[name])
         for level, room in (("gradients", True), ("parameters", number % 2 == 1)):
             wanted = shared(evolve(plan, mesh=team.mesh), level, room=room)
             trained = Trained(team, case, 8, 4, shard=level, plan=wanted)
             rows = ([8] * team.replicas, [8, 2, 1], [1, 5, 8], [8] * team.replicas)
             found[f"{name}, {level}, {room}"] = [max(trained.step(each).values()) for each in rows]
-    return {"schedules": found, "cleared": {level: _cleared(team, level) for level in LEVELS[1:]}}
+    return found
 
 
-def _cleared(team: Team, shard: str) -> dict[str, str]:
+def cleared(team: Team, shard: str) -> dict[str, str]:
     """What is said where the user clears, reads or replaces gradients that wait for an update."""
     case, found = CASES[NAME], {}
     pipe = pipeline_on(team, case, 4, 2, OPTIMIZER, dtype=F64, shard=shard)
