@@ -215,6 +215,9 @@ def run(
     scratch.summed[:] = 0.0
     scratch.queue[:] = 0.0
     left[:] = work
+    # In variables: reading a field in the loop costs as much as the rest of it.
+    scatter, summed, queue = costs.scatter, scratch.summed, scratch.queue
+    sums = scatter.max() >= 0
     todo = lengths.sum()
     while todo > 0:
         before = todo
@@ -228,8 +231,8 @@ def run(
                 at, why = _begin(kind, place, stage, count, now, costs, finish)
                 if at < 0:
                     break
-                if kind in (WEIGHT, BOTH) and scratch.summed[stage] > at:
-                    at, why = scratch.summed[stage], UNKNOWN
+                if sums and kind in (WEIGHT, BOTH) and summed[stage] > at:
+                    at, why = summed[stage], UNKNOWN
                 time = costs.times[kind, stage]
                 now = at + time
                 rest -= time
@@ -238,7 +241,9 @@ def run(
                 finish[code], cause[code], where[code] = now, why, i
                 if kind == BOTH:
                     finish[code - 2], cause[code - 2], where[code - 2] = now, why, i
-                sum_gradients(d, kind, stage, now, costs, scratch)
+                if sums and kind in (WEIGHT, BOTH) and scatter[stage] >= 0:
+                    queue[d] = max(queue[d], now) + scatter[stage]
+                    summed[stage] = queue[d]
                 i += 1
             if i > first:
                 todo -= i - first
