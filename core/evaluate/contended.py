@@ -231,7 +231,7 @@ def run_contended(
             finish[code] = free[d] = now
             if kind == BOTH:
                 finish[code - 2] = now
-            sum_gradients(d, kind, stage, now, costs, scratch)
+            sum_gradients(d, kind, stage, now, costs.scatter, scratch.summed, scratch.queue)
             scratch.left[d] -= costs.times[kind, stage] + (
                 costs.second_forward[stage] if kind in (INPUT, BOTH) else 0.0
             )

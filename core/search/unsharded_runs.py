@@ -3,7 +3,7 @@
 1. Each block of adjacent actions of a stage is a run. This holds least.
 2. Shortest first, parameters stay whole over the actions of other stages between two runs where they fit: that saves
    an all-gather.
-3. Each all-gather starts early enough to run beside the actions before the run, as far as the parameters fit.
+3. Each all-gather starts early enough to end before the run, while earlier actions compute, where the parameters fit.
 
 It needs what FSDP decides by heuristics (Zhao et al., arXiv 2304.11277, sections 3.3 and 4.1: what is resharded after
 forward, and prefetch) for runs of microbatches; the breadth-first schedule of Lamy-Poirier (arXiv 2211.05953) has the

@@ -40,7 +40,7 @@ def test_with_room_all_gathers_are_at_the_start_and_nothing_is_freed_between() -
 def test_gathers_start_as_early_as_they_fit_and_are_hidden() -> None:
     least = peak(plan(0.0))
     assert least == 2 * (40 + 40 + 80) + 10 + 80 + 400
-    # 80 bytes more: stage 1 is gathered beside both forwards of stage 0, and the second run of stage 0 beside 1B1.
+    # 80 bytes more: stage 1 is gathered during both forwards of stage 0, and the second run of stage 0 during 1B1.
     found = plan(least + 80)
     assert runs(found)[1] == ["start: 1F0-1B1"]
     assert peak(found) <= least + 80
