@@ -2,10 +2,11 @@
 
     python benchmarks/runtime/sharded_optimizer.py [memory] [steps] [--steps STEPS] [--record]
 
-``memory``: for each level its own ranks, all with one plan, which was made without sharding. Resident memory is that of
-a rank after the steps, less that of the same rank before it had parameters, both without the heap's free memory. It is
-compared with the predicted parameters, gradients and optimizer state, which are all that a rank holds between steps.
-The peak is the largest resident memory during steps, less the same, and compared with the predicted peak of the device.
+``memory``: for each level its own ranks, all with one plan, which others made before, without sharding. Resident
+memory is that of a rank after the steps, less that of the same rank before it had parameters, both without the heap's
+free memory. It is compared with the predicted parameters, gradients and optimizer state, which are all that a rank
+holds between steps. The peak is the largest resident memory during steps, less the same, and compared with the
+predicted peak of the device.
 
 ``steps``: the same ranks have a pipeline of each level, each with its own automatic plan, and train them in turns. A
 rehearsed step of the same pipeline precedes each step of training: it corrects for the speed of the machine, which
@@ -37,6 +38,8 @@ MEBI = 2**20
 WARM_UP = 3
 """Steps that count neither for times nor for the peak."""
 ERROR = "predicted ÷ measured − 1"
+PLAN = "plan.json"
+REQUEST = {"mesh": "pp=2,dp=2", "schedule": "1f1b", "max_chunks": 1, "plan_cache": False}
 PLAN_SECONDS = 60.0
 """Of each level: enough for all rehearsals on a loaded machine."""
 KEYS = {"memory": ("predicted_bytes", "bytes"), "peak": ("predicted_peak", "peak")}
@@ -78,6 +81,7 @@ def show(title: str, header: list[str], rows: list[list[str]], record: bool) -> 
 def memory_rows(steps: int) -> list[list[str]]:
     """Memory of each level, and what levels save."""
     with tempfile.TemporaryDirectory() as folder:
+        run_case("plan", Path(folder), steps)  # what planning leaves in memory would count for one level only
         found = {shard: run_case(shard, Path(folder), steps) for shard in SHARDS}
     rows = [row for shard in SHARDS for row in table(shard, found[shard])]
     return rows + [fall(found, shard, what) for shard in SHARDS[1:] for what in ("memory", "peak")]
@@ -114,7 +118,12 @@ def run_case(shard: str, folder: Path, steps: int) -> list[dict[str, Any]]:
 def run_rank(shard: str, folder: str, steps: int) -> None:
     """One rank."""
     rank = int(os.environ["RANK"])
-    found = run_turns(steps) if shard == "turns" else run_memory(shard, Path(folder), rank, steps)
+    if shard == "turns":
+        found = run_turns(steps)
+    elif shard == "plan":
+        found = save_plan(Path(folder) / PLAN, rank)
+    else:
+        found = run_memory(shard, Path(folder) / PLAN, steps)
     (Path(folder) / f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
 
 
@@ -149,9 +158,8 @@ def run_turns(steps: int) -> dict[str, Any]:
     import torch
 
     batch = batch_of_ranks()
-    options = {"mesh": "pp=2,dp=2", "schedule": "1f1b", "max_chunks": 1, "plan_cache": False}
     pipes = {
-        shard: pipeline(batch, **options, plan_seconds=PLAN_SECONDS, **({} if shard == "none" else {"shard": shard}))
+        shard: pipeline(batch, **REQUEST, plan_seconds=PLAN_SECONDS, **({} if shard == "none" else {"shard": shard}))
         for shard in SHARDS
     }
     found = {
@@ -177,26 +185,32 @@ def run_turns(steps: int) -> dict[str, Any]:
     return found
 
 
-def run_memory(shard: str, folder: Path, rank: int, steps: int) -> dict[str, float]:
-    """Plan, train, and measure memory."""
+def save_plan(path: Path, rank: int) -> dict[str, Any]:
+    """Plan without sharding. All ranks plan together, and the first one writes the file."""
+    pipe = pipeline(batch_of_ranks(), **REQUEST)
+    if rank == 0:
+        pipe.plan.save(path)
+    pipe.close()
+    return {}
+
+
+def run_memory(shard: str, planned: Path, steps: int) -> dict[str, float]:
+    """Train with the plan at a level, and measure memory."""
     import panpipe
     from attrs import evolve
     from panpipe.core.plan.sharding import replica_costs
     from panpipe.core.plan.validation.validate import validate
     from panpipe.core.search.unsharded_runs import with_runs
 
-    planned, batch = folder / "plan.json", batch_of_ranks()
-    if shard == "none":
-        options: dict[str, Any] = {"mesh": "pp=2,dp=2", "schedule": "1f1b", "max_chunks": 1, "plan_cache": False}
-    else:
-        plan = panpipe.Plan.load(planned)
+    batch = batch_of_ranks()
+    plan = panpipe.Plan.load(planned)
+    if shard != "none":
         known = plan.predicted
         limits = [device.memory_bytes for device in known.cluster.devices[: plan.devices]]
         plan = evolve(plan, shard=(shard,) * len(plan.stages))
-        options = {"plan": with_runs(plan, known.costs, known.cluster, limits)}
-    pipe = pipeline(batch, **options)
-    if rank == 0:
-        pipe.plan.save(planned)
+        plan = with_runs(plan, known.costs, known.cluster, limits)
+    pipe = pipeline(batch, plan=plan)
+    rank = int(os.environ["RANK"])
     position = pipe.plan.mesh.place(rank)[1]
     costs = replica_costs(pipe.plan, pipe.plan.predicted.costs)
     held = sum(costs[stage.index].parameter_bytes for stage in pipe.plan.stages_on(position))
