@@ -16,10 +16,10 @@ from ..costs.graph import OpGraph, OpNode
 from ..costs.reductions import TensorReductions
 from .kernels import Kernel
 from .optimizers import DEFAULT, Optimizer, find_optimizer
-from .recomputed import casts_computed_again
+from .recomputed import WideTensor, casts_computed_again, narrow_sources
 from .roofline import kernels_s
-from .single_operator import LoneOperator
-from .work import TracedOperator, work_of
+from .single_operator import LoneOperator, narrowed
+from .work import Origin, TracedOperator, work_of
 
 
 @frozen
@@ -197,6 +197,7 @@ def _first_saved(lone: list[LoneOperator], works: list[TracedOperator]) -> list[
     """
     kept: set[str] = set()
     found, casts = list[list[tuple[str | None, int, bool]]](), dict[tuple[int, int], str]()
+    origins = dict[tuple[int, int], Origin | None]()
     for operator, work in zip(lone, works, strict=True):
         own: list[tuple[str | None, int, bool]] = []
         for tensor in work.kept:
@@ -207,14 +208,35 @@ def _first_saved(lone: list[LoneOperator], works: list[TracedOperator]) -> list[
                 continue  # a view of a parameter
             name = None if root is None else root.name
             if name is None or name not in kept:
-                if tensor.cast_of is not None and tensor.cast_of < len(operator.activations):
-                    casts[len(found), len(own)] = root_of(operator.given[tensor.cast_of]).name
+                source = operator.given[tensor.cast_of] if tensor.cast_of is not None else narrowed(operator, root)
+                if source is not None and source.name in operator.operators.owner:
+                    casts[len(found), len(own)] = root_of(source).name
+                origins[len(found), len(own)] = tensor.origin if name is None else None
                 own.append((name, tensor.bytes, tensor.shared))
             if name is not None:
                 kept.add(name)
         found.append(own)
     again = casts_computed_again(lone, works, kept, casts)
-    return [[each for at, each in enumerate(own) if (number, at) not in again] for number, own in enumerate(found)]
+    left = [
+        [(at, *each) for at, each in enumerate(own) if (number, at) not in again] for number, own in enumerate(found)
+    ]
+    wide = {
+        (number, at): WideTensor(number, name, size, origins[number, at])
+        for number, own in enumerate(left)
+        for at, name, size, shared in own
+        if not shared
+    }
+    held = {name for own in left for _, name, _, _ in own if name is not None}
+    narrow = narrow_sources(lone, works, held, wide)
+    chosen = list[list[tuple[str | None, int, bool]]]()
+    for number, own_left in enumerate(left):
+        chosen.append([])
+        for at, name, size, shared in own_left:
+            if (number, at) in narrow:
+                chosen[-1] += [(source, size, False) for source, size in narrow[number, at].items()]
+            else:
+                chosen[-1].append((name, size, shared))
+    return chosen
 
 
 def _saved(lone: list[LoneOperator], works: list[TracedOperator]) -> tuple[list[int], list[int], set[str]]:

@@ -14,6 +14,8 @@ from ..capture.programs.stage import KEY, StageGraph, StageInputs
 from .attention import with_fused_attention
 
 aten = torch.ops.aten
+_CASTS = (aten._to_copy.default, aten.to.dtype, aten.to.dtype_layout, aten.to.device)
+"""Operators of a captured step that cast."""
 
 
 @frozen(slots=False, eq=False)
@@ -131,6 +133,15 @@ class LoneOperator:
 def is_copy(node: fx.Node) -> bool:
     """Whether an output of the traced graph is a copy that `LoneOperator.graph` added."""
     return node.target is aten.clone.default
+
+
+def narrowed(operator: LoneOperator, node: fx.Node | None) -> fx.Node | None:
+    """What a node of the captured step is a cast of to a narrower dtype; None if it is no such cast."""
+    if node is None or node.target not in _CASTS:
+        return None
+    source = node.all_input_nodes[0]
+    values = [operator.operators.values[each.name] for each in (node, source)]
+    return source if all(v.is_floating_point() for v in values) and values[0].itemsize < values[1].itemsize else None
 
 
 def _layout_key(value: Any) -> Hashable:

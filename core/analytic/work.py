@@ -11,7 +11,7 @@ from ..capture.graph.nodes import root_of
 from ..capture.graph.storages import storage_sizes
 from ..capture.graph.tensor_collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ..capture.programs.accumulated_products import products_of
-from ..capture.programs.fusible import is_row_wise
+from ..capture.programs.fusible import fusible, is_row_wise
 from ..capture.programs.joint_graph import (
     JointGraph,
     ancestors,
@@ -23,11 +23,27 @@ from ..capture.programs.joint_graph import (
     trace_joint,
 )
 from ..capture.programs.overwriting import may_overwrite
-from ..capture.programs.recomputed_casts import narrows, shown_by
+from ..capture.programs.recomputed.narrow_casts import narrows, shown_by
+from ..capture.programs.recomputed.wide_tensors import widens
 from ..capture.values.nesting import tensors_of
 from .kernels import Kernel, kernel_of
 from .region_work import REGION_OPERATORS, RegionWork, region_work
 from .single_operator import LoneOperator, is_copy
+
+
+@frozen
+class Origin:
+    """What row-wise operators compute a tensor from.
+
+    Args:
+        steps: number of these operators, without views.
+        reads: positions of the inputs that they read.
+        narrow: positions of those whose elements a wider dtype then has.
+    """
+
+    steps: int = 0
+    reads: tuple[int, ...] = ()
+    narrow: tuple[int, ...] = ()
 
 
 @frozen
@@ -40,6 +56,7 @@ class KeptStorage:
         bytes: of the storage.
         shared: whether it depends on parameters alone, so that all microbatches share it.
         cast_of: position of the input that it is a cast of to a narrower dtype; None for another tensor.
+        origin: what row-wise operators compute it from; None for an input, and if others compute it.
     """
 
     given: int | None
@@ -47,6 +64,7 @@ class KeptStorage:
     bytes: int
     shared: bool = False
     cast_of: int | None = None
+    origin: Origin | None = None
 
 
 @frozen
@@ -60,6 +78,7 @@ class TracedOperator:
             storages.
         forward_reduced, backward_reduced: bytes of each all-reduce over tensor ranks in F, and in the backward.
         row_wise: whether F works element by element or along rows, so that it takes one pass over memory.
+        origin: what its results are computed from; None if it is not row-wise.
     """
 
     forward: tuple[Kernel, ...] = ()
@@ -71,6 +90,7 @@ class TracedOperator:
     forward_reduced: tuple[int, ...] = ()
     backward_reduced: tuple[int, ...] = ()
     row_wise: bool = True
+    origin: Origin | None = None
 
     @property
     def has_backward(self) -> bool:
@@ -90,7 +110,7 @@ def work_of(operator: LoneOperator) -> TracedOperator:
         RequestError: it cannot be differentiated, or it is a region that does not run on stand-ins.
     """
     if _is_view(operator):
-        return TracedOperator()
+        return TracedOperator(origin=Origin(reads=tuple(range(len(operator.given)))))
     joint = trace_joint(operator.graph(), as_on_cpu=False)
     regions = {number: region_work(operator, number) for number in _region_numbers(joint)}
     nodes = _divided(joint, len(operator.activations))
@@ -108,6 +128,7 @@ def work_of(operator: LoneOperator) -> TracedOperator:
             joint, backward, kept.storages | kept.given, _without_memory(joint, backward, len(operator.activations))
         ),
         _reduced(joint, nodes.forward), _reduced(joint, backward), all(map(is_row_wise, nodes.forward)),
+        _origin(joint, list(joint.outputs)),
     )  # fmt: skip
 
 
@@ -220,7 +241,8 @@ def _kept(joint: JointGraph, operator: LoneOperator, nodes: _Nodes, regions: dic
                 continue
             else:
                 output = None if place is not None else returned.get(key)
-                found[key] = KeptStorage(place, output, size, node in shared, _cast_of(node, joint))
+                origin = None if place is not None else _origin(joint, [node])
+                found[key] = KeptStorage(place, output, size, node in shared, _cast_of(node, joint), origin)
     tensors = [*found.values(), *(KeptStorage(None, None, work.kept_bytes) for work in regions.values())]
     return _KeptStorages(tuple(tensors), frozenset(found) | frozenset(tangents), frozenset(given))
 
@@ -232,6 +254,32 @@ def _cast_of(node: fx.Node, joint: JointGraph) -> int | None:
         return None
     source = shown_by(root.all_input_nodes[0])
     return next((position for position, given in joint.primals.items() if given is source), None)
+
+
+def _origin(joint: JointGraph, results: Sequence[fx.Node]) -> Origin | None:
+    """What these nodes are computed from; None if operators that are not row-wise are needed."""
+    place = {node: position for position, node in joint.primals.items()}
+    seen, reads, narrow = set[fx.Node](), set[int](), set[int]()
+    todo = list(results)
+    while todo:
+        node = todo.pop()
+        if node in seen:
+            continue
+        if node in place:
+            reads.add(place[node])
+            continue
+        if is_copy(node):  # of a result, for its gradient
+            todo.extend(node.all_input_nodes)
+            continue
+        if not is_row_wise(node):
+            return None
+        seen.add(node)
+        given = shown_by(node.all_input_nodes[0]) if widens(node) else None
+        if given in place:
+            narrow.add(place[given])
+        else:
+            todo.extend(node.all_input_nodes)
+    return Origin(sum(map(fusible, seen)), tuple(sorted(reads)), tuple(sorted(narrow)))
 
 
 def _is_local(operator: LoneOperator, place: int) -> bool:

@@ -20,7 +20,8 @@ from .joint_graph import (
     trace_joint,
 )
 from .measured_memory import measured
-from .recomputed_casts import recompute_casts
+from .recomputed.narrow_casts import recompute_casts
+from .recomputed.wide_tensors import recompute_wide
 from .saved_storages import python_reads
 from .shared_program import shared_nodes, shared_program, shared_values
 from .stage import StageGraph
@@ -57,6 +58,7 @@ def stage_programs(
     in_forward.difference_update(once)
     fixed = {node for i, node in joint.primals.items() if i >= boundaries and i not in joint.mutations}
     again = recompute_casts(joint, in_forward, once, fixed)
+    again |= recompute_wide(joint, in_forward, once, fixed)
     backward_nodes = ancestors(gradients.values()) - done
     reads = closed_over(ordered(joint.graph, backward_nodes), backward_nodes)
     reads += [node for node in gradients.values() if node not in backward_nodes and node not in reads]

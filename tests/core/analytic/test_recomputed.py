@@ -1,4 +1,4 @@
-"""Analytic bytes of saved tensors under autocast: those of a stage's programs, which compute casts again."""
+"""Analytic bytes of saved tensors: those of a stage's programs, which compute casts and wide tensors again."""
 
 import pytest
 import torch
@@ -8,6 +8,7 @@ from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import stage_graph
 from torch import nn
+from torch.nn import functional as F
 
 WIDTH = 16
 
@@ -39,9 +40,9 @@ def under_autocast(model, batch):
         return mean(model, batch)
 
 
-def saved(model, step):
+def saved(model, step, length=8):
     """Bytes by the operators' work, and by the programs of one stage."""
-    operators = operators_of(capture_step(model, step, torch.randint(0, 32, (2, 8))))
+    operators = operators_of(capture_step(model, step, torch.randint(0, 32, (2, length))))
     programs = stage_programs(stage_graph(operators, [[node.name for node in operators.graph.nodes]], 0))
     return sum(operator.saved_bytes for operator in model_work(operators).operators), programs.memory.saved
 
@@ -62,4 +63,48 @@ def test_other_casts_are_counted():
 
 def test_model_cast_by_hand_is_counted_as_before():
     work, programs = saved(model(True).to(torch.bfloat16), mean)
+    assert work == programs
+
+
+def autocast_cross_entropy(model, batch):
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return F.cross_entropy(model(batch).flatten(0, 1), batch.flatten())
+
+
+def float_cross_entropy(model, batch):
+    return F.cross_entropy(model(batch).float().flatten(0, 1), batch.flatten())
+
+
+def spelled_out(model, batch):
+    """A cross entropy whose parts are operators of their own."""
+    x = model(batch).float()
+    return (x.exp().sum(-1).log() - x.mean(-1)).mean()
+
+
+@pytest.mark.parametrize("step", [autocast_cross_entropy, float_cross_entropy, spelled_out])
+def test_wide_tensors_that_the_backward_computes_again_are_not_counted(step):
+    def language_model():
+        layers = nn.Sequential(model(True), nn.Linear(WIDTH, 512))
+        return layers if step is autocast_cross_entropy else layers.to(torch.bfloat16)
+
+    work, programs = saved(language_model(), step, 64)
+    assert work == programs
+    assert work < saved(language_model(), mean, 64)[0] + 1.1 * 2 * 64 * 512 * 2  # the logits in bfloat16, not float32
+
+
+class RootMeanSquareNorm(nn.Module):
+    """In float32, as language models in bfloat16 have it."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x):
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+def test_norms_in_float32_of_a_model_in_bfloat16():
+    layers = [nn.Embedding(32, WIDTH), *(part for _ in range(3) for part in (RootMeanSquareNorm(), nn.Linear(16, 16)))]
+    work, programs = saved(nn.Sequential(*layers).to(torch.bfloat16), mean, 256)
     assert work == programs

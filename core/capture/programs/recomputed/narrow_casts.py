@@ -18,8 +18,8 @@ from collections.abc import Collection
 import torch
 from torch import fx
 
-from .fusible import fusible, is_row_wise, is_single_view
-from .joint_graph import JointGraph, ancestors, closed_over, ordered
+from ..fusible import fusible, is_row_wise, is_single_view
+from ..joint_graph import JointGraph, ancestors, closed_over, ordered
 
 MOST = 8
 """Largest number of operators that are computed again for one cast: those of a normalisation spelled out."""
@@ -51,7 +51,7 @@ def recompute_casts(
     for saved in casts.values():
         nodes = _between(saved, given)
         if nodes is not None:
-            added |= _copied(joint.graph, ordered(joint.graph, nodes), saved, backward)
+            added |= copy_for_backward(joint.graph, ordered(joint.graph, nodes), saved, backward)
     return added
 
 
@@ -85,7 +85,7 @@ def _between(saved: Collection[fx.Node], given: Collection[fx.Node]) -> set[fx.N
     return found if sum(map(fusible, found)) <= MOST else None
 
 
-def _copied(
+def copy_for_backward(
     graph: fx.Graph, nodes: Collection[fx.Node], saved: Collection[fx.Node], backward: Collection[fx.Node]
 ) -> set[fx.Node]:
     """Copies of nodes, which the backward reads in place of the saved ones."""

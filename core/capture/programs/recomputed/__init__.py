@@ -1,0 +1,1 @@
+"""What the backward of a stage computes again instead of F saving it."""
