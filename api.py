@@ -72,6 +72,7 @@ def pipeline(
     shard: str | None = None,
     progress: bool | Progress = True,
     timeout_s: float | None = None,
+    cuda_graphs: bool = False,
 ) -> Pipeline:
     """Make a model ready to train as a pipeline.
 
@@ -211,6 +212,13 @@ def pipeline(
             ranks end with a line that names who waits for whom in which action, and what the late rank did last. An
             action, such as one forward of a stage, is progress when it ends; a pause of all ranks between steps does
             not count as waiting. None is the environment variable ``PANPIPE_TIMEOUT_S``, or 300.
+        cuda_graphs: captures the programs of each stage as CUDA graphs, one for each kind of action and microbatch, and
+            replays them: a step then has one call of the host for each action instead of one for each operator. Each
+            device captures before its first message, and again for microbatches of another shape, for steps that add to
+            gradients of earlier ones (``update=False``), and when a parameter's memory has moved. Results are the same
+            as without. All memory of the programs stays allocated between steps. Stages that run Python code are left
+            out, with a warning. Evaluations run without graphs. Not with ``offload``, nor with ``shard="gradients"`` or
+            ``"parameters"``. Has not run on a GPU yet.
 
     Returns:
         The pipeline; its ``step(batch)`` trains.
@@ -254,6 +262,7 @@ def pipeline(
         timeout_s=timeout_s,
         replan=replan,
         shard=shard,
+        cuda_graphs=cuda_graphs,
     )
     virtual = SimulatedDevices(options) if options.simulated else None
     with show_progress(progress, (rank_of_job() or (0, 1))[0] == 0) as report:

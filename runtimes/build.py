@@ -185,7 +185,7 @@ class _Builder:
     ) -> None:
         self.options, self.example, self.team, self.report = options, example, team, report
         self._virtual = virtual
-        self.programs = ProgramOptions(max_shapes=options.max_shapes)
+        self.programs = ProgramOptions(max_shapes=options.max_shapes, graphs=options.cuda_graphs)
 
     def check_ranks(self, source: Weights) -> InitialWeights:
         """Refuse ranks with different arguments, compare their weights, and place the devices.
@@ -200,6 +200,7 @@ class _Builder:
             "devices": named,
             "share_devices": share,
             "compile": compiling and compiling.name,
+            "cuda_graphs": options.cuda_graphs,
             "microbatches of": example.shape,
             **model_in_words(example.model, example.operators),
             **describe_update(options.training.optimizer, options.training.scheduler, example.model.named_parameters()),
@@ -257,6 +258,7 @@ class _Builder:
             "compile": options.compile and options.compile.name,
             "update": options.training.parts,
             "devices": options.devices.named,
+            **({"cuda_graphs": True} if options.cuda_graphs else {}),
         }
         return EarlierPlans(planning, others)
 

@@ -24,6 +24,7 @@ from .monitor.monitors import Monitor, monitors_of
 from .optimizer.training import Training
 from .planning.options import PlanningOptions
 from .programs.compiler_choice import Compile, CompilerChoice
+from .programs.graphs.supported import check_device, check_plan, check_sharing, refuse_offload
 from .programs.options import MAX_SHAPES, check_max_shapes
 from .replan.drift import check_replan
 from .watch.timeout import timeout_of
@@ -119,6 +120,7 @@ class PipelineOptions:
         timeout_s: seconds without progress that devices wait for each other.
         replan: ``"auto"`` plans again when steps drift; None does not.
         shard: what replicas share; None for what the plan has, and for nothing in an automatic one.
+        cuda_graphs: whether stage programs are captured as CUDA graphs.
 
     Raises:
         RequestError: an argument is invalid, or two of them contradict each other.
@@ -141,6 +143,7 @@ class PipelineOptions:
     timeout_s: float = field(default=None, converter=timeout_of)
     replan: str | None = None
     shard: str | None = None
+    cuda_graphs: bool = False
 
     def __attrs_post_init__(self) -> None:
         if self.target not in TARGETS:
@@ -176,6 +179,8 @@ class PipelineOptions:
                 f"compile is {self.compile.name!r}, but target 'simulator' takes its times from a cost model: leave "
                 "compile out"
             )
+        if self.cuda_graphs:
+            self._check_graphs()
         if self.simulated and self.mesh is not None:
             mesh_in_simulator(self.mesh)
 
@@ -185,6 +190,17 @@ class PipelineOptions:
             return None
         check_offload_request(self.offload, len(self.plan.stages))
         return None if self.offload == "auto" else self.offload != "none"
+
+    def _check_graphs(self) -> None:
+        if self.simulated:
+            raise RequestError(
+                "cuda_graphs=True captures what GPUs run, and target 'simulator' has none: leave cuda_graphs out"
+            )
+        if self.plan is not None:
+            check_plan(self.plan)
+        if self.offload not in (None, "none"):
+            refuse_offload()
+        check_sharing([self.shard or NONE])
 
     @property
     def microbatches(self) -> int:
@@ -213,4 +229,6 @@ class PipelineOptions:
             )
         if self.compile is not None:
             self.compile.check(device_type)
+        if self.cuda_graphs:
+            check_device(device_type)
         return device_type

@@ -30,6 +30,7 @@ from ..devices.heap import GrowingHeap
 from ..offload.device_offload import DeviceOffload
 from ..optimizer.stage_state import StageState
 from ..optimizer.update import Ending, Update
+from ..programs.graphs.graph_pool import GraphPool
 from ..programs.linked_stage import LinkedStage
 from ..watch.activity import Activity
 from .frame import Frame
@@ -38,6 +39,7 @@ from .leaf_loader import LeafLoader
 from .lowered_plan import LoweredPlan
 from .messages import Transport
 from .step_data import StepInputs, StepOptions, StepRecord
+from .step_graphs import StepGraphs, with_graphs
 from .tied import TiedReduction
 
 _DEFAULT = StepOptions()
@@ -58,6 +60,7 @@ class BoundActions:
         reads: for each microbatch the positions of the leaves that this device reads.
         forward_only: whether they are of a plan without backwards.
         first_run: whether no step has run them yet.
+        graphs: captured graphs that the actions replay; None without.
     """
 
     compute: Sequence[Instruction]
@@ -67,6 +70,7 @@ class BoundActions:
     reads: Sequence[Sequence[int]]
     forward_only: bool = False
     first_run: bool = True
+    graphs: StepGraphs | None = None
 
 
 class Executor:
@@ -81,6 +85,7 @@ class Executor:
         replicas: this device's end of the transport to its replicas; None for one replica.
         offload: copies saved tensors to the host and back; None if the plan has no such copies.
         activity: notes the current action; None to note nothing.
+        pool: captures graphs of stage programs; None to run the programs.
     """
 
     def __init__(
@@ -93,7 +98,9 @@ class Executor:
         replicas: Backend | None = None,
         offload: DeviceOffload | None = None,
         activity: Activity | None = None,
+        pool: GraphPool | None = None,
     ) -> None:
+        self._pool = pool
         self._offload, self._activity = offload, activity or Activity()
         self.device = backend.device
         self.backend = backend
@@ -118,12 +125,16 @@ class Executor:
                 offloaded saved tensors.
         """
         offload = None if self._offload is None else self._offload.bind(lowered.plan, runs)
+        pool = None if lowered.plan.forward_only else self._pool
+        if pool is not None:
+            runs, graphed, others = with_graphs(runs)
         found = Binder(lowered, self.device, runs, self._tied, self._frame, offload).instructions
         update = (i for i, one in enumerate(found) if one.action.microbatch is None and one.queue == COMPUTE_QUEUE)
         first = next(update, len(found))
         reads = [sorted({leaf for run in own.values() for leaf in run.batch}) for own in runs]
         states = [run.state for run in runs[0].values()]
-        return BoundActions(found[:first], found[first:], states, runs, reads, lowered.plan.forward_only)
+        graphs = None if pool is None or not graphed else StepGraphs(found[:first], graphed, others, pool)
+        return BoundActions(found[:first], found[first:], states, runs, reads, lowered.plan.forward_only, graphs=graphs)
 
     def run(
         self,
@@ -152,8 +163,10 @@ class Executor:
         if returns_memory:
             heap = GrowingHeap()
             compute = [_then_return_memory(one, heap) for one in compute]
-        if bound.first_run and self.backend.occupies_device:
+        if bound.first_run and (self.backend.occupies_device or bound.graphs is not None):
             self._warm_up(bound)
+        if bound.graphs is not None:
+            bound.graphs.prepare(frame)
         bound.first_run = False
         start, events = queue.mark() if trace else None, list[MarkedEvent]()
         with torch.no_grad():

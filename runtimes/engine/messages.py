@@ -23,10 +23,12 @@ class Message:
     Args:
         tensors: its tensors, from the action that writes them to the one that reads them; None otherwise.
         handle: the transfer in flight; None after it was waited for.
+        buffers: the memory that it is received into, if captured graphs read it; otherwise None.
     """
 
     tensors: list[Tensor] | None = None
     handle: Handle | None = None
+    buffers: list[Tensor] | None = None
 
     def finish_send(self) -> None:
         """Wait for the transfer, and free the sent tensors; does nothing if no transfer is in flight."""

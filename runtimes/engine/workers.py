@@ -18,6 +18,7 @@ from ..optimizer.clipping import NormParameters
 from ..optimizer.stage_state import StageState
 from ..optimizer.training import Training
 from ..optimizer.update import Update
+from ..programs.graphs.graph_pool import graph_pool
 from .clocked import Clock, ClockedStep, one_thread
 from .executor import BoundActions, Executor
 from .prepared import Prepared
@@ -37,6 +38,7 @@ class Workers:
         norm_parameters: the parameters of the global norm.
         clock: runs virtual devices, all of them in this process; None for real ones.
         offload: device of this process → its copies of saved tensors to the host; none if the plan has no such copies.
+        graphs: whether stage programs are captured as graphs.
 
     Attributes:
         queues: device of this process → its compute queue.
@@ -52,7 +54,9 @@ class Workers:
         norm_parameters: NormParameters,
         clock: Clock | None = None,
         offload: Mapping[int, DeviceOffload] | None = None,
+        graphs: bool = False,
     ) -> None:
+        self._graphs = graphs
         self._offload = {} if offload is None else offload
         self._plan, self._states, self._team, self._clock = plan, states, team, clock
         self._training, self._norm_parameters = training, norm_parameters
@@ -163,6 +167,7 @@ class Workers:
             self._executors[device] = Executor(
                 self._plan, backend, self.queues[device], reduction, update, self._team.replicas_of(device),
                 self._offload.get(device), self._team.activities.get(device),
+                graph_pool(self.queues[device].device) if self._graphs else None,
             )  # fmt: skip
         self._executors[device].backend = backend
         return self._executors[device]

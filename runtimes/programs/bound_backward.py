@@ -86,6 +86,16 @@ class BoundBackward:
                 self._fill.append((before + len(self._fixed), number))
                 self._fixed.append(None)
 
+    @property
+    def reads_seed(self) -> bool:
+        """Whether it reads the gradient of the loss."""
+        return self._loss is not None and self._loss in self._tangents
+
+    @property
+    def gradient_memory(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """The parameters whose ``grad`` it adds to, with the memory of these; empty if replicas share gradients."""
+        return list(zip(self._parameters, self._buffers, strict=False))
+
     def run(
         self,
         saved: list[Any],

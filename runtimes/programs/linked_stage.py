@@ -42,7 +42,7 @@ class LinkedStage(ABC):
         receivers: stages that send to B.
         returned: stage that B sends to → positions of its message's tensors in the boundary.
         offloaded: the storages of the saved tensors that are offloaded between F and the backward.
-        outputs: as given.
+        boundary, outputs, layout: as given.
     """
 
     offloaded: Sequence[SavedStorage] = ()
@@ -58,7 +58,7 @@ class LinkedStage(ABC):
         batch: Sequence[int],
     ) -> None:
         self.index, self.results, self.state, self.batch = index, results, state, batch
-        self.outputs = outputs
+        self.boundary, self.outputs, self.layout = boundary, outputs, layout
         incoming = {src: tensors for (src, dst), tensors in layout.items() if dst == index}
         outgoing = {dst: tensors for (src, dst), tensors in layout.items() if src == index}
         self.sources = [

@@ -17,11 +17,13 @@ class ProgramOptions:
     Args:
         compiler: compiles sections of programs; None to run operators one by one.
         max_shapes: number of shapes of microbatches whose programs are kept.
+        graphs: whether they are captured as CUDA graphs.
         known: programs of the example, which are reused; new ones are added.
     """
 
     compiler: StageCompiler | None = None
     max_shapes: int = MAX_SHAPES
+    graphs: bool = False
     known: Programs = field(factory=dict)
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.actions import Kind
 from ...core.capture.programs.generated_code import no_sink
@@ -260,6 +260,49 @@ class StageRun(CapturedStage):
         if not self._notes_crossings:
             return nullcontext()
         return noting_crossings(self._crossed.setdefault(microbatch, set()))
+
+    @property
+    def device(self) -> torch.device:
+        """The torch device of its tensors."""
+        return self._device
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether its programs can be captured as graphs: all of them are operators on its device."""
+        return not self.runs_python and self.programs.host_read is None
+
+    @property
+    def reads_seed(self) -> bool:
+        """Whether a backward of it reads the gradient of the loss."""
+        return any(program.reads_seed for program in self._backwards)
+
+    @property
+    def fixed(self) -> list[Tensor]:
+        """Its parameters, buffers, constants, and the memory of its gradients: the same tensors in every step."""
+        return [*(value for value in self._static if isinstance(value, Tensor)), *self.gradient_memory.values()]
+
+    @property
+    def gradient_memory(self) -> dict[nn.Parameter, Tensor]:
+        """The memory of each gradient that its backwards add to ``grad``."""
+        return {parameter: memory for program in self._backwards for parameter, memory in program.gradient_memory}
+
+    @property
+    def _backwards(self) -> list[BoundBackward]:
+        programs = self._backward, self._backward_input, self._backward_weight
+        return [program for program in programs if program is not None]
+
+    def draws(self, kind: Kind) -> tuple[int, ...]:
+        """The ordinals of the random draws of its actions of a kind."""
+        if kind in (Kind.F, Kind.RECOMPUTE):
+            return self.programs.draws
+        parts = self.programs.backward, self.programs.backward_input, self.programs.backward_weight
+        return tuple(dict.fromkeys(ordinal for part in parts if part is not None for ordinal in part.draws))
+
+    def forget(self) -> None:
+        """Free what it holds of all microbatches."""
+        for held in (self._saved, self._inputs, self._created, self._crossed):
+            held.clear()
+        self.free_shared()
 
     def take_crossed(self, microbatch: int) -> set[tuple[Region, int, int]]:
         """The crossings of this stage's regions in a microbatch (`core/capture/regions/gradient_paths`), once."""

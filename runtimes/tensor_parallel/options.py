@@ -58,6 +58,7 @@ def check_tensor_options(options: PipelineOptions, tensor: TensorRanks | None) -
     for name, value in (
         ("weights", options.weights), ("compile", options.compile), ("replan", options.replan),
         ("scaler", training.scaler), ("offload", options.offload), ("monitor", options.monitors or None),
+        ("cuda_graphs", options.cuda_graphs or None),
     ):  # fmt: skip
         if value is not None:
             tensor.refuse(f"{name} is given")

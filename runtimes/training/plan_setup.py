@@ -24,6 +24,7 @@ from ..offload.tier import OffloadTier
 from ..optimizer.clipping import NormParameters
 from ..optimizer.training import Training
 from ..programs.compiled import compile_stages
+from ..programs.graphs.supported import check_plan, warn_of_ungraphed
 from ..programs.options import ProgramOptions
 from ..programs.planned_compiler import PlannedCompiler
 from ..weights.remote_tensors import as_meta_tensors
@@ -89,6 +90,9 @@ def set_up_plan(
     first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler, known)
     check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
     team.connect(sending_pairs(plan))
+    if programs.graphs:
+        check_plan(plan)
+        warn_of_ungraphed(first)
     kind = next(iter(where.values())).type
     cut = cut_of(first.operators, first.stages)
     unused = stages_of_unused(model, first.operators.step, cut) if team.tensor is None else {}
@@ -108,7 +112,7 @@ def set_up_plan(
     largest = shape.samples if team.replicas > 1 else 0
     norm_parameters = NormParameters.of(plan, dict(model.named_parameters()), unused)
     copies = offloads(plan, first, team, where, offload or OffloadTier())
-    workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, copies)
+    workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, copies, programs.graphs)
     runner = StepRunner(stages, variants, workers, training, largest, operators)
     evaluator = Evaluator(stages, cut, workers, training, programs, follow_model)
     return PlanSetup(plan, stages, variants, runner, evaluator, copies, workers.queues)

@@ -91,3 +91,22 @@ def test_type_of_devices_is_given_or_that_of_the_model():
     assert named.given
     assert named.named == (cpu, cpu)
     assert named.type_with(cuda) == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("given", "refused"),
+    [
+        ({"target": "simulator"}, "captures what GPUs run, and target 'simulator' has none: leave cuda_graphs out"),
+        ({"offload": "auto"}, "does not support offload: .* use recompute=, or leave cuda_graphs out"),
+        ({"shard": "parameters"}, "does not support shard='parameters': .* use shard='optimizer'"),
+    ],
+)
+def test_cuda_graphs_refuse_what_they_do_not_support(given, refused):
+    with pytest.raises(RequestError, match=refused):
+        options(cuda_graphs=True, **given)
+
+
+def test_cuda_graphs_need_cuda():
+    found = options(cuda_graphs=True, shard="optimizer", offload="none")
+    with pytest.raises(RequestError, match="needs CUDA devices, and the model would be on cpu: give devices='cuda'"):
+        found.check(nn.Linear(2, 2))

@@ -6,18 +6,18 @@ Stage programs are traced under it, with the key as an input of the program; an 
 same numbers.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import RequestError
 from ..values.user_lines import current_line
-from .draw_seeds import seed_of
-from .keyed_attention import BACKWARDS, RULES
+from .draws.draw_generators import generator_of
+from .draws.keyed_attention import BACKWARDS, KEYED, RULES
 from .schemas import arguments_by_name
 
 aten = torch.ops.aten
@@ -30,10 +30,6 @@ DRAWS_AT: dict[Any, Any] = {}
 def random_key(seed: int, step: int, microbatch: int) -> Tensor:
     """The key of one microbatch: an int64 tensor of shape (3,) on the CPU."""
     return torch.tensor([seed, step, microbatch], dtype=torch.int64)
-
-
-def _generator(key: Tensor, ordinal: int, device: torch.device) -> torch.Generator:
-    return torch.Generator(device).manual_seed(seed_of(key, ordinal))
 
 
 _library = torch.library.Library("panpipe", "DEF")
@@ -50,7 +46,7 @@ def _define(name: str, arguments: str, draw: Callable[..., Any]) -> Callable[...
     def real(like: Tensor, *rest: Any) -> Tensor:
         *values, key, ordinal = rest
         out = torch.empty_like(like, memory_format=torch.contiguous_format)
-        draw(out, *values, generator=_generator(key, ordinal, like.device))
+        draw(out, *values, generator=generator_of(key, ordinal, like.device))
         return out
 
     def meta(like: Tensor, *rest: Any) -> Tensor:
@@ -133,6 +129,11 @@ class _DropoutOutOfAttention(TorchFunctionMode):
             if rate and query.device.type not in ("cpu", "cuda"):
                 return _attention_in_parts(*args, **kwargs)
         return func(*args, **kwargs)
+
+
+def ordinals_of(nodes: Iterable[fx.Node]) -> tuple[int, ...]:
+    """The ordinals of the random draws among nodes of a graph."""
+    return tuple(int(node.args[-1]) for node in nodes if node.target in DRAWS_AT or node.target in KEYED)  # type: ignore[arg-type]
 
 
 class KeyedRandom(TorchDispatchMode):

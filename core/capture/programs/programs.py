@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 from attrs import frozen
 from torch import fx
 
+from ..graph.host_reads import host_read
+from ..graph.randomness import ordinals_of
 from .fusing import Call, Fusion
 from .fusions import Fusions
 from .generated_code import Program, compile_program
@@ -81,7 +83,8 @@ def stage_programs(
     programs = StagePrograms(
         stage.inputs, stage.outputs, stage.results, forward, alone, _recompute(builder, inputs, once),
         tuple(joint.mutations), backward, backward_input, backward_weight, StageMemory(0, 0, 0, 0),
-        shared=shared_program(joint, stage.inputs, once),
+        shared=shared_program(joint, stage.inputs, once), draws=ordinals_of(in_forward),
+        host_read=host_read(joint.graph.nodes),
     )  # fmt: skip
     python = python_reads(ordered(joint.graph, in_forward))
     shown = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved, *python]) if python else forward
@@ -154,7 +157,7 @@ class _BackwardBuilder:
         place = {node: at for at, node in enumerate(run)}
         return Backward(
             function, tuple(saved), tuple(made), tuple(i for _, i in inputs), tuple(i for _, i in tangents),
-            tuple(boundary), tuple(own), tuple(sorted(own, key=lambda i: place.get(own[i], -1))),
+            tuple(boundary), tuple(own), tuple(sorted(own, key=lambda i: place.get(own[i], -1))), ordinals_of(run),
         )  # fmt: skip
 
 

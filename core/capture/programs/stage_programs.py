@@ -26,6 +26,7 @@ class Backward:
         gradients: positions of the boundary inputs whose gradient it returns, in order.
         parameters: positions of the parameters whose gradient its sink gets, by number.
         computed: the same positions in the order in which it computes them, if no operators are fused.
+        draws: ordinals of its random draws.
     """
 
     run: Program
@@ -36,6 +37,7 @@ class Backward:
     gradients: tuple[int, ...]
     parameters: tuple[int, ...]
     computed: tuple[int, ...] = ()
+    draws: tuple[int, ...] = ()
 
 
 @frozen
@@ -91,6 +93,8 @@ class StagePrograms:
         memory: bytes that they hold.
         storages: of the saved tensors.
         shared: computes the shared tensors, once a step; None if there are none.
+        draws: ordinals of the random draws of F, and of those that the recomputation repeats.
+        host_read: an operator of F or the backward that reads values on the host, on a CUDA device; None without.
     """
 
     inputs: StageInputs
@@ -106,6 +110,8 @@ class StagePrograms:
     memory: StageMemory
     storages: tuple[SavedStorage, ...] = ()
     shared: Shared | None = None
+    draws: tuple[int, ...] = ()
+    host_read: str | None = None
 
 
 def backward_inputs(

@@ -30,7 +30,9 @@ def _bind_receive(binder: Binder, action: Action) -> Instruction:
     device = frame.queue.device
 
     def call() -> None:
-        message.tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
+        message.tensors = message.buffers
+        if message.tensors is None:
+            message.tensors = [torch.empty(shape, dtype=dtype, device=device) for shape, dtype in shapes]
         message.handle = frame.transport.receive(message.tensors, peer)
 
     return Instruction(action, None, call, message, receive_queue(peer), lambda: _bytes(message))

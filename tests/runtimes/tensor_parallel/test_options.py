@@ -30,6 +30,7 @@ def options(**given):
     training = SimpleNamespace(scaler=None, on_nonfinite=None, **given.pop("training", {}))
     plain = dict.fromkeys(("mesh", "plan", "shard", "weights", "compile", "replan", "offload"))
     found = {**plain, "simulated": False, "devices": SimpleNamespace(given=False), "monitors": (), "training": training}
+    found["cuda_graphs"] = False
     return SimpleNamespace(**{**found, **given})
 
 
@@ -72,7 +73,8 @@ def test_tensor_ranks_need_a_model_with_dtensors(given, said):
     [
         ({"simulated": True}, "target is 'simulator'"), ({"devices": SimpleNamespace(given=True)}, "devices is given"),
         ({"shard": "optimizer"}, "shard is 'optimizer'"), ({"weights": "file"}, "weights is given"),
-        ({"compile": "inductor"}, "compile is given"), ({"replan": "auto"}, "replan is given"),
+        ({"compile": "inductor"}, "compile is given"), ({"cuda_graphs": True}, "cuda_graphs is given"),
+        ({"replan": "auto"}, "replan is given"),
         ({"offload": "none"}, "offload is given"), ({"monitors": (print,)}, "monitor is given"),
         ({"plan": evolve(PLAN, shard=("optimizer",))}, "shard is None"),
     ],

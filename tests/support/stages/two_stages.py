@@ -20,6 +20,7 @@ from panpipe.runtimes.optimizer.clipping import NormParameters
 from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.optimizer.update import Update
 from panpipe.runtimes.programs.compiled import Compiled, compile_stages
+from panpipe.runtimes.programs.graphs.graph_pool import GraphPool
 from panpipe.runtimes.programs.stage_run import StageRun
 from torch import Tensor, nn
 
@@ -91,11 +92,13 @@ class TwoStages:
         seeds, count = torch.tensor([piece.weight for piece in self.pieces]), len(self.pieces)
         return StepInputs(self.pieces, [KEY] * count, seeds, [None] * count, clear_gradients=clear_gradients)
 
-    def executor(self, plan: Plan, backend: Backend, queue: ComputeQueue | None = None) -> Executor:
+    def executor(
+        self, plan: Plan, backend: Backend, queue: ComputeQueue | None = None, pool: GraphPool | None = None
+    ) -> Executor:
         """One device's executor."""
         own = {stage.index: self.states[stage.index] for stage in plan.stages_on(backend.device)}
         update = Update(plan, own, NormParameters(()), None, torch.device("cpu"))
-        return Executor(plan, backend, queue or HostQueue(), TiedReduction(plan, {}), update)
+        return Executor(plan, backend, queue or HostQueue(), TiedReduction(plan, {}), update, pool=pool)
 
     def on(self, plan: Plan, device: int) -> list[dict[int, StageRun]]:
         """For each microbatch a device's stages by index."""

@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..schemas import arguments_by_name
+from .draw_generators import graph_generators
 from .draw_seeds import seed_of
-from .schemas import arguments_by_name
 
 aten = torch.ops.aten
 
@@ -39,12 +40,23 @@ def default_generator(device: torch.device) -> torch.Generator:
 
 
 @contextmanager
-def _seeded(device: torch.device, seed: int) -> Iterator[None]:
-    """A context in which the device's generator starts at a seed; afterwards it is as before."""
-    generator = default_generator(device)
+def _seeded(device: torch.device, key: Tensor, ordinal: int) -> Iterator[None]:
+    """A context in which the device's generator starts at the seed of a draw; afterwards it is as before.
+
+    In a capture it shares the state of the draw's generator in the graph meanwhile: a seed cannot be set there.
+    """
+    generator, captured = default_generator(device), graph_generators()
     with _GENERATORS:
+        if captured is not None:
+            shared = generator.graphsafe_get_state()
+            generator.graphsafe_set_state(captured.of(ordinal))
+            try:
+                yield
+            finally:
+                generator.graphsafe_set_state(shared)
+            return
         before = generator.get_state()
-        generator.manual_seed(seed)
+        generator.manual_seed(seed_of(key, ordinal))
         try:
             yield
         finally:
@@ -71,7 +83,7 @@ def _define(name: str, arguments: str, returned: tuple[int, ...]) -> tuple[Any, 
 
     def real(query: Tensor, *rest: Any) -> tuple[Tensor, ...]:
         *values, scale, key, ordinal = rest
-        with _seeded(query.device, seed_of(key, ordinal)):
+        with _seeded(query.device, key, ordinal):
             return picked(kernel(query, *values, scale=scale))
 
     def fake(query: Tensor, *rest: Any) -> tuple[Tensor, ...]:
@@ -100,6 +112,8 @@ _CUDNN, _cudnn = _define(
     (0, 1, 6, 7),
 )
 
+KEYED = frozenset({_flash, _efficient, _cudnn})
+"""The keyed operators."""
 BACKWARDS = frozenset(
     {
         aten._scaled_dot_product_efficient_attention_backward.default,

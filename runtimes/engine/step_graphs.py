@@ -1,0 +1,201 @@
+"""The captured graphs of one device's part of a step: captured before its first message, replayed in every step.
+
+To capture, the device's actions run once in the order of the plan, without messages, results and time: the Python of a
+step decides as in a step when a tensor is allocated, sent, received and freed. So the graphs' memory is reused where a
+step reuses it, under the same guarantee: what another stream reads or writes (a message that is sent or received) is
+freed at the action that has ordered the compute stream after the transfer.
+
+    capture   RECV m: buffers in the pool │ F m: captured │ SEND m: nothing │ … the same waits and frees
+    replay    RECV m: into these buffers  │ F m: replayed │ SEND m: its outputs, at their addresses
+
+Results of a step (loss, metrics) are kept until its end. Whatever outlives a step is in no pool: parameters, buffers,
+gradients, and the table of results, which is computed outside of the graphs.
+
+Which action writes a parameter's first gradient, and which ones add to it, is fixed by the plan and by whether the step
+adds to earlier gradients. So there are graphs for either.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from attrs import define, field, frozen
+from torch import Tensor
+
+from ...backends.contract import Handle
+from ...core.actions import RECV_KINDS, SEND_KINDS, WORK_KINDS, Action
+from ...core.errors import RequestError
+from ..programs.graphs.graph_pool import GraphPool
+from ..programs.graphs.graphed_stage import CallKey, Capture, GraphedCall, GraphedStage
+from ..programs.graphs.held_storages import HeldStorages, WatchedStorages
+from ..programs.graphs.ungraphed_stage import UngraphedStage
+from ..programs.linked_stage import LinkedStage
+from ..programs.stage_run import StageRun
+from .frame import Frame
+from .instructions.instructions import Instruction
+from .messages import Message
+
+
+@frozen
+class CapturedStep:
+    """The graphs for steps that find gradients for the same parameters.
+
+    Args:
+        calls: the captured actions.
+        storages: that the stages hold in a step.
+        buffers: the received messages, with their memory.
+    """
+
+    calls: dict[CallKey, GraphedCall]
+    storages: HeldStorages
+    buffers: Sequence[tuple[Message, list[Tensor]]]
+
+
+@define(eq=False)
+class StepGraphs:
+    """The graphs of one device for microbatches of certain shapes.
+
+    Args:
+        instructions: of the device, before the update.
+        stages: of the device that have graphs, each once.
+        others: of the device without graphs, each once.
+        pool: captures them.
+    """
+
+    instructions: Sequence[Instruction]
+    stages: Sequence[GraphedStage]
+    others: Sequence[UngraphedStage]
+    pool: GraphPool
+    _addresses: list[int] = field(factory=list, init=False)
+    _captured: dict[tuple[bool, ...], CapturedStep] = field(factory=dict, init=False)
+
+    def prepare(self, frame: Frame) -> None:
+        """Capture what the next step replays, unless it is captured already, and select it.
+
+        It is captured again if the memory of a parameter, a buffer or a gradient has moved.
+
+        Args:
+            frame: of the step, which has not begun.
+
+        Raises:
+            RequestError: a program cannot be captured.
+        """
+        with torch.no_grad():
+            addresses = [tensor.data_ptr() for stage in self.stages for tensor in stage.run.fixed]
+            if addresses != self._addresses:
+                self._captured.clear()
+                self._addresses = addresses
+            key = self._accumulated()
+            if key not in self._captured:
+                self._captured[key] = self._capture(frame)
+        selected = self._captured[key]
+        for stage in self.stages:
+            stage.calls, stage.watched = selected.calls, WatchedStorages(selected.storages)
+        for message, buffers in selected.buffers:
+            message.buffers = buffers
+
+    def _accumulated(self) -> tuple[bool, ...]:
+        """For each parameter whether it has a gradient, which is then in the memory that graphs add to."""
+        found = []
+        for stage in self.stages:
+            for parameter, memory in stage.run.gradient_memory.items():
+                gradient = parameter.grad
+                if gradient is not None and gradient.data_ptr() != memory.data_ptr():
+                    parameter.grad = memory.copy_(gradient)
+                found.append(gradient is not None)
+        return tuple(found)
+
+    def _capture(self, frame: Frame) -> CapturedStep:
+        """Run all actions once, recorded."""
+        capture, buffers = Capture(self.pool), list[tuple[Message, list[Tensor]]]()
+        parameters = [parameter for stage in self.stages for parameter in stage.run.gradient_memory]
+        before = frame.transport, frame.seeds, frame.results, frame.meter, frame.peaks
+        gradients = [parameter.grad for parameter in parameters]
+        frame.transport, frame.seeds, frame.results = _NoTransport(), list(frame.seeds), {}
+        frame.meter = frame.peaks = None
+        for stage in self.stages:
+            stage.capture = capture
+        for other in self.others:
+            other.kept = []
+        try:
+            for instruction in self.instructions:
+                self._capture_one(instruction, capture, buffers)
+            for instruction in self.instructions:
+                if instruction.message is not None:
+                    instruction.message.finish_send()
+        finally:
+            frame.transport, frame.seeds, frame.results, frame.meter, frame.peaks = before
+            for stage in self.stages:
+                stage.capture = None
+                stage.run.forget()
+            for other in self.others:
+                other.kept = None
+            for parameter, gradient in zip(parameters, gradients, strict=True):
+                parameter.grad = gradient
+        return CapturedStep(capture.calls, capture.storages, buffers)
+
+    def _capture_one(
+        self, instruction: Instruction, capture: Capture, buffers: list[tuple[Message, list[Tensor]]]
+    ) -> None:
+        action, message = instruction.action, instruction.message
+        if action.kind in RECV_KINDS and message is not None:
+            message.buffers = None
+            with self.pool.allocating():
+                instruction.run()
+            assert message.tensors is not None
+            capture.own(message.tensors)
+            buffers.append((message, [self.pool.alias(tensor) for tensor in message.tensors]))
+        elif action.kind in WORK_KINDS or action.kind in SEND_KINDS:
+            if instruction.wait is not None:
+                instruction.wait()
+            try:
+                instruction.run()
+            except RuntimeError as error:
+                raise _refusal(action, error) from error
+
+
+def with_graphs(
+    runs: Sequence[Mapping[int, LinkedStage]],
+) -> tuple[list[dict[int, LinkedStage]], list[GraphedStage], list[UngraphedStage]]:
+    """The stages of each microbatch for `StepGraphs`, those of them with graphs, and those without, each once.
+
+    Args:
+        runs: for each microbatch, the stages by index.
+    """
+    graphed, others = dict[int, GraphedStage](), dict[int, UngraphedStage]()
+    replaced = []
+    for own in runs:
+        stages = dict(own)
+        for index, run in own.items():
+            if isinstance(run, StageRun) and run.has_graphs:
+                stages[index] = graphed.setdefault(id(run), GraphedStage(run))
+            elif isinstance(run, StageRun):
+                stages[index] = others.setdefault(id(run), UngraphedStage(run))
+        replaced.append(stages)
+    return replaced, [*graphed.values()], [*others.values()]
+
+
+def _refusal(action: Action, error: RuntimeError) -> RequestError:
+    """The error of a program that cannot be captured; its note names the line of the user's."""
+    reason = str(error).strip().partition("\n")[0]
+    place = "".join(f" ({note})" for note in getattr(error, "__notes__", []))
+    return RequestError(
+        f"cuda_graphs=True cannot capture {action}: {reason}{place}: a graph repeats operators without the host, so it "
+        "must not read values of tensors, as .item() and boolean masks do; change that line, or leave cuda_graphs out"
+    )
+
+
+class _NoTransport:
+    """Moves nothing: the messages of a capture."""
+
+    def send(self, tensors: Sequence[Tensor], peer: int) -> Handle:
+        return _Ended()
+
+    def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
+        return _Ended()
+
+
+class _Ended:
+    """A transfer that has ended."""
+
+    def wait(self) -> None:
+        """It has."""

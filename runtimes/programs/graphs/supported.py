@@ -1,0 +1,80 @@
+"""What captured graphs support: refuses devices and plans without support, and names the stages that are left out."""
+
+import warnings
+from collections.abc import Sequence
+
+from ....core.errors import RequestError
+from ....core.plan.plan import Plan
+from ....core.plan.sharding import GRADIENTS, PARAMETERS
+from ..compiled import Compiled
+from .graph_pool import has_graphs
+
+
+def check_device(device_type: str) -> None:
+    """Refuse devices that have no graphs.
+
+    Args:
+        device_type: of all stages, such as ``"cuda"``.
+
+    Raises:
+        RequestError: they have none.
+    """
+    if not has_graphs(device_type):
+        raise RequestError(
+            f"cuda_graphs=True needs CUDA devices, and the model would be on {device_type}: give devices='cuda' where "
+            "there are GPUs, or leave cuda_graphs out"
+        )
+
+
+def check_sharing(levels: Sequence[str]) -> None:
+    """Refuse replicas that share gradients or parameters.
+
+    Args:
+        levels: what replicas share; by stage, or as the user asked.
+
+    Raises:
+        RequestError: they do. Their gradients are sent during a backward, and their parameters' memory moves.
+    """
+    found = next((level for level in levels if level in (GRADIENTS, PARAMETERS)), None)
+    if found is not None:
+        raise RequestError(
+            f"cuda_graphs=True does not support shard='{found}': backwards then communicate, and a graph repeats "
+            "operators of one device alone; use shard='optimizer', or leave cuda_graphs out"
+        )
+
+
+def check_plan(plan: Plan) -> None:
+    """Refuse a plan with actions that graphs do not support.
+
+    Raises:
+        RequestError: its replicas share gradients or parameters, or it offloads saved tensors.
+    """
+    check_sharing(plan.shard)
+    if plan.memory.offload:
+        refuse_offload()
+
+
+def refuse_offload() -> None:
+    """Refuse to offload saved tensors.
+
+    Raises:
+        RequestError: always. A graph reads a saved tensor at the address at which the capture saved it.
+    """
+    raise RequestError(
+        "cuda_graphs=True does not support offload: graphs read saved tensors at fixed addresses, and an offloaded one "
+        "comes back at another; use recompute=, or leave cuda_graphs out"
+    )
+
+
+def warn_of_ungraphed(compiled: Compiled) -> None:
+    """Warn of the stages of this process that run without graphs.
+
+    Args:
+        compiled: their programs.
+    """
+    for stage, programs in compiled.programs.items():
+        reason = programs.host_read and f"{programs.host_read} reads values on the host"
+        if compiled.runs_python(stage):
+            reason = "a part of it stays Python (`panpipe doctor` names the line)"
+        if reason is not None:
+            warnings.warn(f"stage {stage} runs without CUDA graphs: {reason}", stacklevel=2)

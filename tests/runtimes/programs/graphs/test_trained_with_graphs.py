@@ -1,0 +1,196 @@
+"""Training with captured graphs gives the same bits as without: losses, gradients, parameters, buffers, optimizers."""
+
+import pytest
+import torch
+from panpipe.backends import memcpy
+from panpipe.runtimes.launch.team import ThreadTeam
+from torch import nn
+
+from ....support.backends.fake_graphs import install
+from ....support.cuts import batch_on
+from ....support.models import CASES, PYTHON, Case
+from ....support.parity import OPTIMIZER, PLANS
+from ....support.ranks.teams import pipeline_on
+
+GPT, CONV, WEIGHTED = CASES
+
+
+def batches(case, count=3, rows=8):
+    """Batches with other numbers each."""
+    first = batch_on(case, rows, torch.float32, "cpu")
+    return [{name: value.roll(index, 0) for name, value in first.items()} for index in range(count)]
+
+
+def tensors_of(pipe):
+    """Copies of all that a step changes."""
+    found = [*pipe.model.parameters(), *pipe.model.buffers()]
+    found += [parameter.grad for parameter in pipe.model.parameters() if parameter.grad is not None]
+    for optimizer in pipe.optimizers.values():
+        found += [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
+    return [tensor.detach().clone() for tensor in found]
+
+
+def compare(train, monkeypatch, case=CASES[GPT], plan="1f1b", microbatches=4, **options):
+    """Train with graphs and without; returns the pools of the pipeline with graphs."""
+    found = []
+    for graphs in (False, True):
+        pools = install(monkeypatch)
+        team = ThreadTeam(2, memcpy.KIND)
+        pipe = pipeline_on(
+            team, case, 8, microbatches, OPTIMIZER, plan_options=PLANS[plan], graphs=graphs,
+            model=case.model(torch.float32), **options,
+        )  # fmt: skip
+        returned = train(pipe)
+        found.append([*returned, *tensors_of(pipe)])
+        pipe.close()
+    assert len(found[0]) == len(found[1])
+    for number, (one, other) in enumerate(zip(*found, strict=True)):
+        assert torch.equal(one, other), number
+    assert sum(pool.replays for pool in pools) > 0
+    return pools
+
+
+def steps(case, count=3, rows=8):
+    return lambda pipe: [pipe.step(batch).clone() for batch in batches(case, count, rows)]
+
+
+@pytest.mark.parametrize("plan", ["1f1b", "split backward", "interleaved", "recompute in a v"])
+@pytest.mark.parametrize("name", CASES)
+def test_bits_are_equal(name, plan, monkeypatch):
+    pools = compare(steps(CASES[name]), monkeypatch, CASES[name], plan)
+    assert len(pools) == 2
+    assert all(pool.replays == 3 * pool.captures > 0 for pool in pools)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("plan", ["interleaved", "v-half"])
+def test_stages_with_python_are_left_out(plan, monkeypatch):
+    compare(steps(PYTHON), monkeypatch, PYTHON, plan)
+
+
+def test_gradients_accumulate_over_batches(monkeypatch):
+    def train(pipe):
+        losses = []
+        for index, batch in enumerate(batches(CASES[GPT], 7)):
+            losses.append(pipe.step(batch, update=index % 3 == 2 or index > 4).clone())
+        return losses
+
+    pools = compare(train, monkeypatch)
+    actions = 2 * 4
+    assert [pool.captures for pool in pools] == [2 * actions] * 2  # for the first batch of an update and for the others
+
+
+def test_gradients_are_left_to_the_caller_without_an_optimizer(monkeypatch):
+    def train(pipe):
+        found = []
+        for batch in batches(CASES[GPT]):
+            found.append(pipe.step(batch).clone())
+            found += [parameter.grad.clone() for parameter in pipe.model.parameters()]
+            with torch.no_grad():
+                for parameter in pipe.model.parameters():
+                    parameter.sub_(0.1 * parameter.grad)
+                    parameter.grad = None
+        return found
+
+    found = []
+    for graphs in (False, True):
+        install(monkeypatch)
+        pipe = pipeline_on(ThreadTeam(2, memcpy.KIND), CASES[GPT], 8, 4, None, graphs=graphs)
+        found.append(train(pipe))
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
+def test_a_smaller_last_batch_has_graphs_of_its_own(monkeypatch):
+    def train(pipe):
+        big, small = batches(CASES[CONV], 2), batches(CASES[CONV], 2, 7)
+        return [pipe.step(batch).clone() for batch in (big[0], small[0], big[1], small[1], big[0])]
+
+    pools = compare(train, monkeypatch, CASES[CONV])
+    assert all(pool.captures == 2 * 8 for pool in pools)
+
+
+def test_evaluation_between_steps(monkeypatch):
+    def train(pipe):
+        found = []
+        for batch in batches(CASES[CONV]):
+            found += [pipe.step(batch).clone(), pipe.evaluate(batch).clone()]
+        return found
+
+    compare(train, monkeypatch, CASES[CONV])
+
+
+def test_checkpoint_is_loaded_in_place(monkeypatch, tmp_path):
+    def train(pipe):
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        one, two, three = batches(CASES[GPT])
+        found = [pipe.step(one).clone()]
+        pipe.checkpoint(folder)
+        found.append(pipe.step(two).clone())
+        pipe.resume(folder)
+        return [*found, pipe.step(two).clone(), pipe.step(three).clone()]
+
+    pools = compare(train, monkeypatch)
+    assert all(pool.captures == 8 for pool in pools)
+
+
+def test_parameters_whose_memory_moved_are_captured_again(monkeypatch):
+    def train(pipe):
+        one, two, three = batches(CASES[GPT])
+        found = [pipe.step(one).clone()]
+        for parameter in pipe.model.parameters():
+            parameter.data = parameter.data * 0.5
+        return [*found, pipe.step(two).clone(), pipe.step(three).clone()]
+
+    pools = compare(train, monkeypatch)
+    assert all(pool.captures == 16 for pool in pools)
+
+
+def test_trace_has_the_saved_tensors(monkeypatch):
+    peaks = []
+
+    def train(pipe):
+        one, two, three = batches(CASES[GPT])
+        loss = pipe.step(one).clone()
+        other, trace = pipe.trace_step(two)
+        found = {device: [each.bytes for each in trace.memory if each.device == device] for device in (0, 1)}
+        peaks.append({device: (max(sizes), sizes[-1]) for device, sizes in found.items()})
+        return [loss, other.clone(), pipe.step(three).clone()]
+
+    for plan in ("1f1b", "split backward", "recompute in a v"):
+        compare(train, monkeypatch, plan=plan)
+        with_graphs, without = peaks.pop(), peaks.pop()
+        assert with_graphs == without
+        assert all(last == 0 < peak for peak, last in with_graphs.values())
+
+
+class Cast(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.GELU()) for _ in range(4)))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def autocast_step(model, batch):
+    with torch.autocast("cpu", torch.bfloat16):
+        return nn.functional.mse_loss(model(batch["x"]).float(), batch["y"])
+
+
+def _vectors(rows, dtype):
+    drawn = torch.randn(2, rows, 16, generator=torch.Generator().manual_seed(rows))
+    return {"x": drawn[0], "y": drawn[1]}
+
+
+def cast_model(dtype):
+    torch.manual_seed(0)
+    return Cast()
+
+
+AUTOCAST = Case(cast_model, autocast_step, _vectors)
+
+
+@pytest.mark.parametrize("plan", ["1f1b", "interleaved"])
+def test_casts_of_weights_are_computed_in_every_step(plan, monkeypatch):
+    compare(steps(AUTOCAST), monkeypatch, AUTOCAST, plan)
