@@ -21,8 +21,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 LIMITS_S = {
-    "versions": 120, "parity": 120, "steps": 150, "calls": 90, "queues": 30, "loading": 30, "nccl": 60, "offload": 60,
-    "prediction": 210, "compiled_steps": 300,
+    "versions": 90, "parity": 90, "steps": 150, "calls": 90, "queues": 30, "loading": 30, "nccl": 60, "offload": 60,
+    "prediction": 180, "compiled_steps": 300, "graphs": 110,
 }  # fmt: skip
 """Part → most seconds. ``gpu_parts.py`` defines the parts; this file imports nothing that may be missing."""
 

@@ -26,6 +26,7 @@ from panpipe.runtimes.diagnose.reference import reference_step
 from torch import nn
 
 from benchmarks import gpt
+from benchmarks.gpu.graph_steps import graphs
 from benchmarks.gpu.workload import (
     TOY,
     Found,
@@ -306,7 +307,7 @@ def prediction(size: Size) -> Found:
     return found
 
 
-PARTS = (versions, parity, steps, calls, queues, loading, nccl, offload, prediction, compiled_steps)
+PARTS = (versions, parity, steps, calls, queues, loading, nccl, offload, prediction, compiled_steps, graphs)
 
 
 def main() -> int:

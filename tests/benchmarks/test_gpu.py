@@ -9,7 +9,10 @@ import pytest
 import torch
 
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
-PARTS = ("versions", "parity", "steps", "calls", "queues", "loading", "nccl", "offload", "prediction", "compiled_steps")
+PARTS = (
+    "versions", "parity", "steps", "calls", "queues", "loading", "nccl", "offload", "prediction", "compiled_steps",
+    "graphs",
+)  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -41,6 +44,9 @@ def test_part_runs_on_the_cpu_at_toy_size(modules, name):
         assert set(found) == {"eager", "2 stages"}
     if name == "compiled_steps":
         assert set(found) == {"torch.compile", "2 stages"}
+    if name == "graphs":
+        assert set(found) == {"not compiled", "compile=eager"}
+        assert all(one["equal"] == {"bits": True, "apart": 0} for one in found.values())
     if name == "versions":
         assert found["torch"] == torch.__version__
         assert any("attention" in kernel for kernel in found["float32"])

@@ -18,9 +18,12 @@ import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.graph.draws.draw_generators import GraphGenerators
+from panpipe.core.capture.graph.randomness import bernoulli, random_key
 from panpipe.core.errors import RequestError
 from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.programs.graphs.graph_pool import graph_pool
 from torch import nn
 
 from ..support.cuts import batch_on, captured, even_plan
@@ -253,3 +256,75 @@ def test_two_ranks_on_one_gpu_are_refused_by_nccl_and_go_over_gloo():
     assert [status for status, _, _ in done] == [0, 0], done
     assert done[0][1] == done[1][1]
     assert "over gloo" in done[0][2]
+
+
+def test_pool_captures_draws_and_gives_freed_memory_to_later_graphs():
+    device = torch.device("cuda", 0)
+    pool, generators = graph_pool(device), GraphGenerators(device, [4, 9])
+    source, total = torch.ones(1 << 20, device=device), torch.zeros(1 << 20, device=device)
+    addresses = []
+
+    def run():
+        for ordinal in (4, 9):
+            drawn = bernoulli(source, 0.5, torch.full((3,), -1), ordinal)
+            addresses.append(drawn.data_ptr())
+            total.add_(drawn)
+            del drawn
+
+    with torch.cuda.stream(torch.cuda.Stream(device)):
+        first, second = pool.capture(run, generators), pool.capture(run, generators)
+        with pool.allocating():
+            kept = torch.empty_like(source)
+        assert (total == 0).all()
+        for step in range(2):
+            key = random_key(1, step, 0)
+            total.zero_()
+            for graph in (first, second):
+                generators.seed(key)
+                graph.replay()
+            assert torch.equal(total, 2 * sum(bernoulli(source, 0.5, key, ordinal) for ordinal in (4, 9)))
+    assert len({*addresses, kept.data_ptr()}) == 1
+    alias = pool.alias(kept.view(1 << 10, 1 << 10).t())
+    assert (alias.data_ptr(), alias.stride()) == (kept.data_ptr(), (1, 1 << 10))
+    assert pool.bytes >= kept.nbytes
+
+
+@pytest.mark.parametrize("compile", [None, "inductor"])
+def test_graphs_train_like_the_programs_that_they_were_captured_from(compile):
+    found = []
+    for graphs in (False, True):
+        pipe, batch = even_pipeline(64, 64, dtype=torch.float64, compile=compile, cuda_graphs=graphs)
+        losses = [pipe.step(batch, update=index % 2 == 1) for index in range(4)]
+        found.append([*losses, *pipe.model.parameters()])
+        pipe.close()
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_graphs_have_the_random_numbers_and_buffers_of_programs(case):
+    plan = even_plan(captured(CASES[case], torch.float64, 8, 4, "cuda"), 4, 4)
+    found = []
+    for graphs in (False, True):
+        pipe = panpipe.pipeline(
+            CASES[case].model(torch.float64), CASES[case].step, CASES[case].batch(8, torch.float64), plan=plan,
+            optimizer=torch.optim.SGD, devices=named(4), share_devices=True, seed=3, cuda_graphs=graphs,
+        )  # fmt: skip
+        losses = [pipe.step(CASES[case].batch(8, torch.float64)) for _ in range(3)]
+        found.append([*losses, *pipe.model.parameters(), *pipe.model.buffers()])
+        pipe.close()
+    for one, other in zip(*found, strict=True):
+        assert (one.double() - other.double()).abs().max().item() < 1e-9  # an embedding's backward adds in any order
+
+
+def test_the_host_waits_for_nothing_inside_a_warm_step_of_graphs():
+    pipe, batch = even_pipeline(256, 64, cuda_graphs=True)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        pipe.step(batch)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_issuing_a_step_of_graphs_takes_the_host_less_time():
+    times = [min(step_times(*even_pipeline(256, 64, cuda_graphs=graphs), 10, wait=False)) for graphs in (False, True)]
+    assert times[1] < times[0]

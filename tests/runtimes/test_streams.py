@@ -9,17 +9,22 @@ import threading
 import pytest
 import torch
 from panpipe.backends import streams
+from panpipe.core.actions import SEND_KINDS
 from panpipe.core.trace.trace import COMPUTE_QUEUE
+from panpipe.runtimes.engine.step_graphs import StepGraphs
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.profile.link_measurements import measure_links
 from panpipe.runtimes.profile.measured_cluster import measured_cluster
+from panpipe.runtimes.programs.graphs import graph_pool
 from panpipe.runtimes.training.steps import StepRunner
 
+from ..support.backends.fake_graphs import FakeGraphPool
 from ..support.backends.recorded_streams import RecordedStreams
 from ..support.cuts import batch_on
 from ..support.models import CASES
 from ..support.parity import PLANS, build
+from ..support.ranks.teams import pipeline_on
 from ..support.training import SGD, pipeline_of
 
 CPU = torch.device("cpu")
@@ -195,3 +200,43 @@ def test_unused_memory_is_returned_once_to_each_device_with_streams(monkeypatch)
     monkeypatch.setitem(streams._KINDS, "meta", recorded)
     streams.release_unused([CPU, torch.device("meta"), CPU, torch.device("meta")])
     assert returned == [torch.device("meta")]
+
+
+def trained_with_graphs(recorded, plan, monkeypatch):
+    """Train with captured graphs on recorded streams, which know of each byte of the graphs' memory who uses it."""
+
+    def pool(device):
+        found = FakeGraphPool(device)
+        recorded.divide(found.alias(found.new(torch.empty(1))))
+        return found
+
+    monkeypatch.setitem(streams._KINDS, "cpu", recorded)
+    monkeypatch.setitem(graph_pool._KINDS, "cpu", pool)
+    case = CASES["tied gpt with dropout"]
+    with recorded.using(recorded.current(CPU)):
+        pipe = pipeline_on(ThreadTeam(2), case, 8, 4, SGD, plan_options=PLANS[plan], graphs=True)
+        for _ in range(3):
+            pipe.step(batch_on(case, 8, torch.float32, "cpu"))
+        pipe.close()
+
+
+@pytest.mark.parametrize("plan", ["1f1b", "interleaved", "split backward", "recompute"])
+def test_graphs_reuse_memory_after_the_transfers_that_read_it(plan, monkeypatch):
+    recorded = RecordedStreams()
+    trained_with_graphs(recorded, plan, monkeypatch)
+    assert recorded.problems == []
+
+
+def test_recorded_streams_detect_graphs_that_reuse_memory_of_a_message(monkeypatch):
+    """In the capture, messages are freed when they are sent."""
+    capture = StepGraphs._capture_one
+
+    def freeing(self, instruction, *given):
+        capture(self, instruction, *given)
+        if instruction.action.kind in SEND_KINDS:
+            instruction.message.tensors = None
+
+    monkeypatch.setattr(StepGraphs, "_capture_one", freeing)
+    recorded = RecordedStreams()
+    trained_with_graphs(recorded, "1f1b", monkeypatch)
+    assert any("writes what is in use on ('memcpy'," in problem for problem in recorded.problems)
