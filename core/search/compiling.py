@@ -22,7 +22,7 @@ from .search_options import SearchOptions
 def compile_search() -> None:
     """Search a plan for a few operators, with a budget for all of the search's rounds: a large model's search uses
     functions compiled for the same types."""
-    nodes = tuple(OpNode(f"operator{i}", 1.0, 1.0, 1.0, saved_bytes=1) for i in range(6))
+    nodes = tuple(OpNode(f"operator{i}", i % 3 + 1.0, 1.0, 2.0, saved_bytes=1) for i in range(6))
     graph = OpGraph(nodes, tuple(OpEdge(a.name, b.name, 1) for a, b in pairwise(nodes)))
     cluster = fully_connected(2, 1000, 1e9, 1e-6)
     search_plans(workload_of(graph, cluster, 4), cluster, SearchOptions(families=resident_families(), budget=80_000))

@@ -1,8 +1,9 @@
 """Every placement of a small graph's operators on devices: starts that single moves of operators rarely reach.
 
 A good order for one placement is often a poor one for its neighbours, so annealing rejects the move to a neighbour
-before the order is adapted. Where the placements can be enumerated, each whose lower bound is below the best step
-becomes a start with orders of its own. Few of some thousand placements have such a bound.
+before the order is adapted. Where the placements can be enumerated, each whose lower bound is below the best step gets
+an order of its own from beam searches, which also prove of most that none is faster. Few of some thousand placements
+have such a bound.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,17 +18,22 @@ from ..problem.arrays import SAVED, STATE
 from ..problem.candidate import Candidate
 from ..problem.meter import Meter
 from ..problem.setting import Setting
-from .active_orders import BUILDING, search_keys
+from .beam_orders import BeamSearch
 from .moves import MoveShares
 from .placement_bound import placement_bounds
 from .walk import Walk
 
 ENUMERATED = 20_000
 """Largest number of assignments of operators to devices that are enumerated."""
-KEYS = ((300, 0.12), (60, 0.12), (15, 0.16))
-"""Rounds of searches for keys: number of placements, and share of the evaluations."""
-ANNEALINGS = ((20, 0.15, 0.003), (8, 0.2, 0.01), (3, 0.25, 0.01))
-"""Rounds of moves of single actions: number of placements, share of the evaluations, initial temperature."""
+BEAMS = ((300, 10, 0.15), (60, 40, 0.2), (20, 160, 0.25), (8, 640, 0.25))
+"""Rounds of beam searches for orders: number of placements, width of the beams, and share of the evaluations."""
+GAIN = 0.0005
+"""Share of the best step by which an order has to be faster."""
+WAY = 1.25
+"""Cost of a way that a beam search continues, in evaluations."""
+ANNEALINGS = ((8, 0.4, 0.003), (3, 0.6, 0.01))
+"""Rounds of moves of single actions, for what is left of the evaluations: number of placements, share, and initial
+temperature."""
 SHORT = 3.0
 """Multiple of the temperature where memory is short: most moves then exceed it, and good orders are far apart."""
 
@@ -38,14 +44,15 @@ def few_placements(setting: Setting) -> bool:
 
 
 def on_every_placement(walks: Sequence[Walk], meter: Meter, seed: int) -> list[Walk]:
-    """Walks on all placements that may be faster than the given ones, annealed, by successive halving.
+    """Walks on all placements that may be faster than the given ones, by successive halving.
 
-    A placement whose lower bound is not below the best step takes no further part.
+    A placement takes no further part once its lower bound is not below the best step, or a beam search has proved that
+    no order is faster. What is left is annealed.
 
     Args:
         walks: of one setting, with one stage for each operator, evaluated; they take part, too.
         meter: the rounds spend what is left of its budget, or less if no placement can be faster.
-        seed: of the random numbers.
+        seed: of the random numbers of annealing.
 
     Raises:
         Stopped: the time limit is reached.
@@ -53,17 +60,27 @@ def on_every_placement(walks: Sequence[Walk], meter: Meter, seed: int) -> list[W
     best_s = min((walk.step_s for walk in walks if walk.excess == 0), default=INFINITY)
     starts = _starts(walks, best_s)
     left = meter.left
-    for number, (keep, share) in enumerate(KEYS):
-        for start, allowance, place in _taking_part(starts, keep, int(share * left)):
-            tries = max(allowance // BUILDING, 1)
-            start.search(tries, (seed * 101 + number) * 100_003 + place)
-            meter.spend(tries * BUILDING, start.fitting_s)
-    for number, (keep, share, temperature) in enumerate(ANNEALINGS, len(KEYS)):
+    for keep, width, share in BEAMS:
+        _search_beams(starts, keep, width, int(share * left), meter)
+    left = meter.left
+    for number, (keep, share, temperature) in enumerate(ANNEALINGS):
         for start, allowance, place in _taking_part(starts, keep, int(share * left)):
             moves, high = min(max(allowance, 1), meter.left), temperature * (SHORT if start.is_short else 1.0)
             start.walk.anneal(meter, moves, (seed * 101 + number) * 100_003 + place, high, MoveShares(0.0))
             start.walk.free_buffers()
     return [start.walk for start in starts if start.walk.value < INFINITY]
+
+
+def _search_beams(starts: Sequence["_Start"], keep: int, width: int, allowance: int, meter: Meter) -> None:
+    """One round of beam searches, on the placements on which the round before came closest to an order."""
+    best_s = min(start.fitting_s for start in starts)
+    open_starts = [start for start in starts if start.bound_s < best_s * (1 - GAIN)]
+    for start in sorted(open_starts, key=lambda start: (-start.depth, start.fitting_s, start.bound_s))[:keep]:
+        if start.bound_s < best_s * (1 - GAIN) and allowance > 0:
+            states = start.search_beam(width, int(allowance / WAY), best_s * (1 - GAIN))
+            best_s = min(best_s, start.fitting_s)
+            allowance -= int(WAY * states)
+            meter.spend(int(WAY * states), start.fitting_s)
 
 
 @define(eq=False)
@@ -73,10 +90,12 @@ class _Start:
     Args:
         walk: on the placement.
         bound_s: a lower bound of its step.
+        depth: largest number of actions in a row that a beam search found possible in less than the best step.
     """
 
     walk: Walk
     bound_s: float
+    depth: int = 0
 
     @property
     def fitting_s(self) -> float:
@@ -91,30 +110,41 @@ class _Start:
         sizes = held[STATE] + setting.microbatches * held[SAVED]
         return bool(np.any(np.bincount(placement, sizes, setting.devices) > setting.limits))
 
-    def search(self, tries: int, seed: int) -> None:
-        """Replace the order by the fastest of some others, if that is better."""
+    def search_beam(self, width: int, most: int, stop_s: float) -> int:
+        """Search for an order that ends before ``stop_s``; return the number of ways that were continued.
+
+        Args:
+            width: of the beam.
+            most: ways to continue.
+            stop_s: end of orders that are too slow.
+        """
         setting, best = self.walk.setting, self.walk.best
         stages = len(best.placement)
         costs = make_stage_arrays(stages, setting.edges(stages))
         setting.fill(best, costs)
         orders, lengths = best.orders.copy(), best.lengths.copy()
-        limits = np.array(setting.limits)
-        end_s = search_keys(seed, tries, setting.microbatches, best.placement, costs, limits, orders, lengths)
-        if end_s < INFINITY:
+        search = BeamSearch(setting.microbatches, best.placement, costs, np.array(setting.limits))
+        found = search.fill_fastest(width, most, stop_s, orders, lengths)
+        self.depth = max(self.depth, found.depth)
+        if found.complete:
+            self.bound_s = max(self.bound_s, min(found.end_s, stop_s))
+        if found.end_s < INFINITY:
             other = evolve(self.walk, best=best._replace(orders=orders, lengths=lengths), annealed=True)
             other.evaluate()
             other.free_buffers()
             if other.value < self.walk.value:
                 self.walk = other
+        return found.states
 
 
 def _taking_part(starts: Sequence[_Start], keep: int, allowance: int) -> Iterator[tuple[_Start, int, int]]:
     """The starts of a round: the best that may become faster than all, each with its evaluations and its number."""
     best = min(starts, key=lambda start: start.walk.value)
-    open_starts = [start for start in starts if start.bound_s < best.fitting_s]
+    stop_s = best.fitting_s * (1 - GAIN)
+    open_starts = [start for start in starts if start.bound_s < stop_s and start.walk.value < INFINITY]
     chosen = sorted(open_starts, key=lambda start: (start.walk.value, start.bound_s))[:keep]
     for place, start in enumerate(chosen):
-        if start.bound_s < min(each.fitting_s for each in (best, *chosen)):
+        if start.bound_s < (1 - GAIN) * min(each.fitting_s for each in (best, *chosen)):
             yield start, allowance // len(chosen), place
 
 
@@ -124,7 +154,7 @@ def _starts(walks: Sequence[Walk], step_s: float) -> list[_Start]:
     setting, like = walks[0].setting, walks[0].best
     placements, alike = _placements(setting), _alike(setting)
     bounds: Floats = placement_bounds(setting, like, placements)
-    order = np.argsort(bounds, kind="stable")[: KEYS[0][0]]
+    order = np.argsort(bounds, kind="stable")[: BEAMS[0][0]]
     known = dict[bytes, _Start]()
     for walk in sorted(walks, key=lambda walk: walk.value):
         own = walk.best.placement

@@ -124,7 +124,7 @@ def _bound(count: int, placement: Any, costs: Any, limits: Any) -> float:
         ends[placement[s]] += costs.optimizer[s]
     for s in range(stages):
         after[s] = ends[placement[s]]
-    heads, tails, nested = heads_of(costs), tails_of(costs, after), _is_chain(costs)
+    heads, tails, nested = heads_of(costs), tails_of(costs, after), is_chain(costs)
     bound = float(tails[FORWARD].max())
     for d in range(devices):
         room, work, saved, largest = limits[d], 0.0, 0.0, 0.0
@@ -165,7 +165,7 @@ def _bound(count: int, placement: Any, costs: Any, limits: Any) -> float:
 
 
 @njit()
-def _is_chain(costs: Any) -> bool:
+def is_chain(costs: Any) -> bool:
     """Whether each stage reads the one before it, and gets its gradient: then the times between F and I are nested."""
     for s in range(1, costs.times.shape[1]):
         reads, returns = False, False
