@@ -22,6 +22,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from ...backends.contract import Handle
+from ...backends.streams import release_unused
 from ...core.actions import RECV_KINDS, SEND_KINDS, WORK_KINDS, Action
 from ...core.errors import RequestError
 from ..programs.graphs.graph_pool import GraphPool
@@ -106,6 +107,7 @@ class StepGraphs:
 
     def _capture(self, frame: Frame) -> CapturedStep:
         """Run all actions once, recorded."""
+        release_unused([frame.queue.device])  # what the programs used before: the pool takes none of it
         capture, buffers = Capture(self.pool), list[tuple[Message, list[Tensor]]]()
         parameters = [parameter for stage in self.stages for parameter in stage.run.gradient_memory]
         before = frame.transport, frame.seeds, frame.results, frame.meter, frame.peaks

@@ -262,11 +262,11 @@ def test_pool_captures_draws_and_gives_freed_memory_to_later_graphs():
     device = torch.device("cuda", 0)
     pool, generators = graph_pool(device), GraphGenerators(device, [4, 9])
     source, total = torch.ones(1 << 20, device=device), torch.zeros(1 << 20, device=device)
-    addresses = []
+    addresses, no_key = [], torch.full((3,), -1)
 
     def run():
         for ordinal in (4, 9):
-            drawn = bernoulli(source, 0.5, torch.full((3,), -1), ordinal)
+            drawn = bernoulli(source, 0.5, no_key, ordinal)
             addresses.append(drawn.data_ptr())
             total.add_(drawn)
             del drawn

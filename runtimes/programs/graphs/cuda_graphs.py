@@ -20,7 +20,8 @@ class CudaGraphPool:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._pool = torch.cuda.MemPool()
+        with torch.cuda.device(device):
+            self._pool = torch.cuda.MemPool()
 
     def capture(self, run: Callable[[], None], generators: GraphGenerators) -> "_CudaGraph":
         """See `GraphPool.capture`. Other threads may use the GPU meanwhile."""

@@ -8,7 +8,7 @@ first F, sets the first gradient of a parameter and adds the others. A replay re
 the seeds of random draws, and sets the gradients of parameters that the capture set.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +19,10 @@ from torch.utils import _pytree as pytree
 from ....core.actions import Kind
 from ....core.capture.graph.draws.draw_generators import GraphGenerators
 from ....core.capture.graph.storages import storage_sizes
-from ..linked_stage import CapturedStage
 from ..stage_run import StageRun
 from .graph_pool import Graph, GraphPool
 from .held_storages import Held, HeldStorages, WatchedStorages
+from .wrapped_stage import WrappedStage
 
 CallKey = tuple[int, Kind, int]
 """Stage, kind, microbatch."""
@@ -94,7 +94,7 @@ class Capture:
             return torch.empty_like(tensor)
 
 
-class GraphedStage(CapturedStage):
+class GraphedStage(WrappedStage):
     """A stage that captures its actions, or replays them.
 
     Args:
@@ -107,8 +107,7 @@ class GraphedStage(CapturedStage):
     """
 
     def __init__(self, run: StageRun) -> None:
-        super().__init__(run.index, run.boundary, run.outputs, run.results, run.layout, run.state, run.batch)
-        self.run = run
+        super().__init__(run)
         self.capture: Capture | None = None
         self.calls: Mapping[CallKey, GraphedCall] = {}
         self.watched = WatchedStorages(HeldStorages())
@@ -224,22 +223,5 @@ class GraphedStage(CapturedStage):
         capture.calls[call] = GraphedCall(graph, inputs, generators, aliases, assigned, held)
         return outputs
 
-    def warm_up(self, kinds: Collection[Kind], leaves: tuple[Any, ...], key: Tensor, seed: Tensor) -> None:
-        self.run.warm_up(kinds, leaves, key, seed)
-
-    def saved(self, microbatch: int) -> list[Any]:
-        return self.run.saved(microbatch)
-
     def held(self, microbatch: int) -> list[Any]:
         return self.watched.held(microbatch)
-
-    def free_shared(self) -> None:
-        self.run.free_shared()
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.run.shared_bytes
-
-    @property
-    def persistent(self) -> set[int]:
-        return self.run.persistent

@@ -4,19 +4,17 @@ While the others are captured it runs nothing. Then it returns tensors like thos
 until the capture ends: in a step it may read an input at any later time, and no graph may reuse that memory.
 """
 
-from collections.abc import Collection
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ....core.actions import Kind
 from ....core.capture.programs.stage import Boundary
-from ..linked_stage import CapturedStage
 from ..stage_run import StageRun
+from .wrapped_stage import WrappedStage
 
 
-class UngraphedStage(CapturedStage):
+class UngraphedStage(WrappedStage):
     """A stage that runs its programs.
 
     Args:
@@ -27,8 +25,7 @@ class UngraphedStage(CapturedStage):
     """
 
     def __init__(self, run: StageRun) -> None:
-        super().__init__(run.index, run.boundary, run.outputs, run.results, run.layout, run.state, run.batch)
-        self.run = run
+        super().__init__(run)
         self.kept: list[Any] | None = None
 
     def forward(
@@ -68,23 +65,3 @@ class UngraphedStage(CapturedStage):
 
     def _like(self, each: Boundary) -> Tensor:
         return torch.zeros(each.shape, dtype=each.dtype, device=self.run.device)
-
-    def warm_up(self, kinds: Collection[Kind], leaves: tuple[Any, ...], key: Tensor, seed: Tensor) -> None:
-        self.run.warm_up(kinds, leaves, key, seed)
-
-    def saved(self, microbatch: int) -> list[Any]:
-        return self.run.saved(microbatch)
-
-    def held(self, microbatch: int) -> list[Any]:
-        return self.run.held(microbatch)
-
-    def free_shared(self) -> None:
-        self.run.free_shared()
-
-    @property
-    def shared_bytes(self) -> int:
-        return self.run.shared_bytes
-
-    @property
-    def persistent(self) -> set[int]:
-        return self.run.persistent

@@ -50,7 +50,7 @@ from tests.support.failures import FAILURES, described, throw
 from tests.support.models import CASES, PYTHON
 from tests.support.offloading import all_away
 from tests.support.parity import EVERYWHERE, OPTIMIZER, PLANS, SOME, build, distance
-from tests.support.programs import team_calls
+from tests.support.programs import captured_graphs, team_calls
 from tests.support.programs.evaluation import joined_alone, loss_alone, state
 from tests.support.programs.offload_features import FEATURES, compared
 from tests.support.programs.optimizing import on_mesh
@@ -239,6 +239,18 @@ def scattered_over_nccl(team):
     faulthandler.dump_traceback_later(110, exit=True)
     over_nccl = RankTeam(OVER_GLOO, mesh=parse_mesh(os.environ["MESH"]).over(4))
     return sharding.scheduled(over_nccl, ("zb-v", "early gradients"))
+
+
+@captures((GPT, torch.float32, 4, 2, PLANS["split backward"]))
+def graphs(team):
+    """Captured graphs over replicas whose messages pass through the slots of nccl."""
+    import faulthandler
+
+    faulthandler.dump_traceback_later(110, exit=True)
+    over_nccl = RankTeam(OVER_GLOO, mesh=parse_mesh(os.environ["MESH"]).over(4))
+    found = captured_graphs.over_ranks(over_nccl, GPT, "split backward")
+    over_nccl.close()
+    return found
 
 
 def _refuse(name, allowed):

@@ -1,7 +1,7 @@
 """Calls of torch's CUDA graphs, in their order. No test here runs CUDA: doubles have the place of torch's classes."""
 
 import ctypes
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import pytest
 import torch
@@ -51,6 +51,7 @@ def used(pool, device):
 @pytest.fixture
 def pool(monkeypatch):
     GRAPHS.clear()
+    monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch.cuda, "MemPool", Pool)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", used)

@@ -3,13 +3,19 @@
 import pytest
 import torch
 from panpipe.backends import memcpy
+from panpipe.core.capture.graph.storages import StorageMeter, WatchEverything, storage_sizes
+from panpipe.core.errors import WorkerError
+from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.optimizer.training import Training
 from torch import nn
 
 from ....support.backends.fake_graphs import install
 from ....support.cuts import batch_on
-from ....support.models import CASES, PYTHON, Case
+from ....support.launch import results
+from ....support.models import CASES, PYTHON, Case, TinyGPT, gpt_step
 from ....support.parity import OPTIMIZER, PLANS
+from ....support.programs.captured_graphs import SHARED
 from ....support.ranks.teams import pipeline_on
 
 GPT, CONV, WEIGHTED = CASES
@@ -54,8 +60,20 @@ def steps(case, count=3, rows=8):
     return lambda pipe: [pipe.step(batch).clone() for batch in batches(case, count, rows)]
 
 
-@pytest.mark.parametrize("plan", ["1f1b", "split backward", "interleaved", "recompute in a v"])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    ("name", "plan"),
+    [
+        (GPT, "1f1b"),
+        (GPT, "split backward"),
+        (CONV, "recompute in a v"),
+        (WEIGHTED, "interleaved"),
+        *(
+            pytest.param(name, plan, marks=pytest.mark.slow)
+            for name in CASES
+            for plan in ("gpipe", "zb-v", "v-half", "recompute", "looped", "zb-2p")
+        ),
+    ],
+)
 def test_bits_are_equal(name, plan, monkeypatch):
     pools = compare(steps(CASES[name]), monkeypatch, CASES[name], plan)
     assert len(pools) == 2
@@ -157,7 +175,7 @@ def test_trace_has_the_saved_tensors(monkeypatch):
         peaks.append({device: (max(sizes), sizes[-1]) for device, sizes in found.items()})
         return [loss, other.clone(), pipe.step(three).clone()]
 
-    for plan in ("1f1b", "split backward", "recompute in a v"):
+    for plan in ("split backward", "recompute in a v"):
         compare(train, monkeypatch, plan=plan)
         with_graphs, without = peaks.pop(), peaks.pop()
         assert with_graphs == without
@@ -194,3 +212,86 @@ AUTOCAST = Case(cast_model, autocast_step, _vectors)
 @pytest.mark.parametrize("plan", ["1f1b", "interleaved"])
 def test_casts_of_weights_are_computed_in_every_step(plan, monkeypatch):
     compare(steps(AUTOCAST), monkeypatch, AUTOCAST, plan)
+
+
+@pytest.mark.slow
+def test_replicas_have_the_same_bits_over_the_slots_of_nccl(tmp_path):
+    for found in results("graphs", tmp_path, 4, MESH="pp=2,dp=2"):
+        assert tuple(found) == SHARED
+        for shard, equal in found.items():
+            assert len(equal) > 4, shard
+            assert all(equal), shard
+
+
+def larger_gpt(dtype):
+    torch.manual_seed(0)
+    return TinyGPT(layers=4, width=64).to(dtype)
+
+
+LARGER = Case(larger_gpt, gpt_step, CASES[GPT].batch)
+
+
+@pytest.mark.parametrize("plan", ["1f1b", pytest.param("interleaved", marks=pytest.mark.slow)])
+def test_memory_of_the_graphs_is_near_what_a_step_allocates(plan, monkeypatch):
+    """Without parameters, buffers and gradients, at the peak of each device."""
+    run, peaks = Executor._run_in_order, {}
+
+    def watched(self, instructions, events):
+        states = self.update.states.values()
+        held = [t for s in states for t in (*s.parameters.values(), *s.buffers.values(), *s.gradient_buffers)]
+        meter = StorageMeter()
+        with WatchEverything(meter, storage_sizes(held)):
+            run(self, instructions, events)
+        peaks[self.device] = max(meter.peak, peaks.get(self.device, 0))
+
+    batch = LARGER.batch(16, torch.float32)
+    options = {"plan_options": PLANS[plan]}
+    plain = pipeline_on(ThreadTeam(2, memcpy.KIND), LARGER, 16, 8, torch.optim.SGD, **options)
+    monkeypatch.setattr(Executor, "_run_in_order", watched)
+    plain.step(batch)
+    monkeypatch.setattr(Executor, "_run_in_order", run)
+    pools = install(monkeypatch)
+    graphed = pipeline_on(ThreadTeam(2, memcpy.KIND), LARGER, 16, 8, torch.optim.SGD, graphs=True, **options)
+    graphed.step(batch)
+    for wanted, found in zip(sorted(peaks.values()), sorted(pool.peak for pool in pools), strict=True):
+        assert wanted * 0.9 < found < wanted * 1.2
+
+
+def test_frozen_and_trained_parameters_between_steps(monkeypatch):
+    def train(pipe):
+        weight = pipe.model.blocks[0].up.weight
+        found = []
+        for batch, trained in zip(batches(CASES[GPT], 4), (True, False, True, True), strict=True):
+            weight.requires_grad_(trained)
+            found.append(pipe.step(batch).clone())
+        return found
+
+    compare(train, monkeypatch)
+
+
+def test_step_after_one_that_failed_is_captured_again(monkeypatch):
+    def train(pipe):
+        one, two, three = batches(CASES[CONV])
+        found = [pipe.step(one).clone()]
+        with pytest.raises((IndexError, WorkerError)):
+            pipe.step({**two, "y": two["y"] + 100})
+        return [*found, pipe.step(three).clone()]
+
+    compare(train, monkeypatch, CASES[CONV])
+
+
+def test_scaled_losses(monkeypatch):
+    def train(pipe):
+        return [pipe.step(batch).clone() for batch in batches(CASES[WEIGHTED])]
+
+    found = []
+    for graphs in (False, True):
+        install(monkeypatch)
+        scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
+        training = Training(scaler=scaler, clip_norm=0.1)
+        pipe = pipeline_on(
+            ThreadTeam(2, memcpy.KIND), CASES[WEIGHTED], 8, 4, OPTIMIZER, training=training, graphs=graphs
+        )
+        found.append([*train(pipe), torch.tensor(scaler.get_scale()), *tensors_of(pipe)])
+    assert found[0][3] == 4.0 * 2**3
+    assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
