@@ -9,7 +9,7 @@ import pytest
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 
-from ..support.trial_orders import fastest_by_trial
+from ..support.orders.by_trial import fastest_by_trial
 
 MOST = 10_000
 

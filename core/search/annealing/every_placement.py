@@ -14,13 +14,13 @@ from attrs import define, evolve
 from ...evaluate.coding import INFINITY, Floats, Integers
 from ...evaluate.compiled import make_stage_arrays
 from ...schedules.meaning import PLACED
+from ..beam.beam_orders import BeamSearch
+from ..beam.placement_bound import placement_bounds
 from ..problem.arrays import SAVED, STATE
 from ..problem.candidate import Candidate
 from ..problem.meter import Meter
 from ..problem.setting import Setting
-from .beam_orders import BeamSearch
 from .moves import MoveShares
-from .placement_bound import placement_bounds
 from .walk import Walk
 
 ENUMERATED = 20_000

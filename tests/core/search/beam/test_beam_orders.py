@@ -11,13 +11,13 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.evaluate.compiled import make_stage_arrays
 from panpipe.core.plan.validation.validate import validate
-from panpipe.core.search.annealing.beam_orders import BeamSearch
 from panpipe.core.search.annealing.packing import one_by_one
+from panpipe.core.search.beam.beam_orders import BeamSearch
 from panpipe.core.search.finalize import draft
 from panpipe.core.search.problem.setting import one_setting
 
+from ....support.orders.by_trial import fastest_by_trial
 from ....support.settings import setting_of
-from ....support.trial_orders import fastest_by_trial
 
 ALL = 10**9
 
@@ -106,7 +106,7 @@ def test_orders_are_repeatable():
 @pytest.mark.slow
 def test_compiling_ahead_includes_beam_searches():
     lines = (
-        "from panpipe.core.search.annealing.beam_orders import _search",
+        "from panpipe.core.search.beam.beam_orders import _search",
         "from panpipe.core.search.compiling import compile_search",
         "compile_search()",
         "assert _search.signatures",

@@ -10,7 +10,7 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.search.annealing.moves import MoveShares
 from panpipe.core.search.annealing.packing import one_by_one
-from panpipe.core.search.annealing.placement_bound import placement_bounds
+from panpipe.core.search.beam.placement_bound import placement_bounds
 from panpipe.core.search.problem.meter import Meter
 from panpipe.core.search.problem.setting import one_setting
 
