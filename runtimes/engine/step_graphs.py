@@ -15,6 +15,7 @@ Which action writes a parameter's first gradient, and which ones add to it, is f
 adds to earlier gradients. So there are graphs for either.
 """
 
+import logging
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -34,6 +35,8 @@ from ..programs.stage_run import StageRun
 from .frame import Frame
 from .instructions.instructions import Instruction
 from .messages import Message
+
+_LOG = logging.getLogger("panpipe.graphs")
 
 
 @frozen
@@ -133,6 +136,9 @@ class StepGraphs:
                 other.kept = None
             for parameter, gradient in zip(parameters, gradients, strict=True):
                 parameter.grad = gradient
+        _LOG.info(
+            "captured %d graphs, which use %.1f MB with the earlier ones", len(capture.calls), self.pool.bytes / 1e6
+        )
         return CapturedStep(capture.calls, capture.storages, buffers)
 
     def _capture_one(

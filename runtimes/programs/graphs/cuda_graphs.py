@@ -1,7 +1,8 @@
 """CUDA graphs. Not run on a GPU yet: tests replace this module by graphs that record and repeat operators on a CPU."""
 
+import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -9,6 +10,10 @@ from attrs import frozen
 from torch import Tensor
 
 from ....core.capture.graph.draws.draw_generators import GraphGenerators
+
+_INVALID: list[Any] = []
+"""Graphs whose capture could not be ended, with their pools. The allocator still calls them (``capture_end`` in
+``CUDAGraph.cpp`` raises before it tells the allocator), so they are kept; their pools take no other capture."""
 
 
 class CudaGraphPool:
@@ -20,8 +25,13 @@ class CudaGraphPool:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        with torch.cuda.device(device):
-            self._pool = torch.cuda.MemPool()
+        self._pool = self._new_pool()
+        # An action may have nothing to do, such as I of a stage whose inputs need no gradients.
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+
+    def _new_pool(self) -> Any:
+        with torch.cuda.device(self._device):
+            return torch.cuda.MemPool()
 
     def capture(self, run: Callable[[], None], generators: GraphGenerators) -> "_CudaGraph":
         """See `GraphPool.capture`. Other threads may use the GPU meanwhile."""
@@ -33,8 +43,11 @@ class CudaGraphPool:
             with generators.active():
                 run()
         except BaseException:
-            with suppress(RuntimeError):  # the capture is invalid, and the first error says why
+            try:
                 graph.capture_end()
+            except RuntimeError:  # the capture is invalid, and the first error says why
+                _INVALID.append((graph, self._pool))
+                self._pool = self._new_pool()
             raise
         graph.capture_end()
         return _CudaGraph(graph, self._pool)
@@ -56,8 +69,7 @@ class CudaGraphPool:
     @property
     def bytes(self) -> int:
         """See `GraphPool.bytes`."""
-        segments = self._pool.snapshot(include_traces=False)
-        return sum(segment["total_size"] for segment in segments)
+        return sum(segment["total_size"] for segment in self._pool.snapshot())
 
 
 @frozen

@@ -86,6 +86,17 @@ def test_graphs_are_captured_again_when_memory_has_moved():
     assert device.step() == 16
 
 
+def test_capture_is_logged_with_its_memory(caplog):
+    device = Device()
+    with caplog.at_level("INFO", "panpipe.graphs"):
+        device.step()
+        device.step()
+    size = device.pools[0].bytes / 1e6
+    assert [record.getMessage() for record in caplog.records] == [
+        f"captured 8 graphs, which use {size:.1f} MB with the earlier ones"
+    ]
+
+
 def test_memory_is_reused_as_in_a_step():
     both, one = Device(), Device(ONE_BY_ONE)
     both.step()

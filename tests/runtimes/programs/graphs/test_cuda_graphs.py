@@ -6,16 +6,18 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 from panpipe.core.capture.graph.draws.draw_generators import GraphGenerators, graph_generators
-from panpipe.runtimes.programs.graphs.cuda_graphs import CudaGraphPool
+from panpipe.runtimes.programs.graphs.cuda_graphs import _INVALID, CudaGraphPool
 from panpipe.runtimes.programs.graphs.graph_pool import graph_pool, has_graphs
 
 CPU = torch.device("cpu")
 
 
 class Pool:
-    id = (0, 7)
+    def __init__(self):
+        self.id = 0, 7 + len(POOLS)
+        POOLS.append(self)
 
-    def snapshot(self, include_traces):
+    def snapshot(self):
         return [{"total_size": 100}, {"total_size": 20}]
 
 
@@ -38,7 +40,7 @@ class Graph:
         self.calls.append("replay")
 
 
-GRAPHS = []
+GRAPHS, POOLS = [], []
 
 
 @contextmanager
@@ -51,6 +53,7 @@ def used(pool, device):
 @pytest.fixture
 def pool(monkeypatch):
     GRAPHS.clear()
+    POOLS.clear()
     monkeypatch.setattr(torch.cuda, "device", nullcontext)
     monkeypatch.setattr(torch.cuda, "MemPool", Pool)
     monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
@@ -78,6 +81,19 @@ def test_failed_capture_is_ended_and_raises_its_own_error(pool):
         pool.capture(run, GraphGenerators(CPU, []))
     assert GRAPHS[-1] == "end"
     assert graph_generators() is None
+    assert _INVALID.pop()[1] is POOLS[0]
+    GRAPHS.clear()
+    pool.capture(lambda: None, GraphGenerators(CPU, []))
+    assert GRAPHS[0][1]["pool"] == POOLS[1].id, "the pool of an invalid capture takes no other one"
+
+
+def test_pool_is_kept_after_an_error_that_leaves_the_capture_valid(pool):
+    def run():
+        raise ValueError("the reason")
+
+    with pytest.raises(ValueError, match="the reason"):
+        pool.capture(run, GraphGenerators(CPU, []))
+    assert len(POOLS) == 1
 
 
 def test_allocations_and_bytes_are_those_of_the_pool(pool):
