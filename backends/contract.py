@@ -77,6 +77,14 @@ class Backend(ABC):
             WorkerError: device ``peer`` is known to have stopped.
         """
 
+    def receive_now(self, buffers: Sequence[Tensor], peer: int) -> Handle:
+        """As `receive`, for a sum or another operation of all devices: these end as soon as all devices have called
+        them, whether or not the others wait for their own handles.
+
+        A transport whose receives start with their wait overrides it.
+        """
+        return self.receive(buffers, peer)
+
     def all_reduce(self, tensor: Tensor) -> Handle:
         """Start to sum a contiguous tensor over all devices, in place; the result has the same bits on all of them.
 
@@ -100,7 +108,7 @@ class Backend(ABC):
             WorkerError: a device is known to have stopped.
         """
         if source != self.device:
-            return self.receive(tensors, source)
+            return self.receive_now(tensors, source)
         return _Together([self.send(tensors, peer) for peer in range(self.devices) if peer != source])
 
     def reduce_scatter(self, tensor: Tensor) -> Handle:
@@ -135,7 +143,7 @@ class Backend(ABC):
         """
         parts = tensor.chunk(self.devices) if tensor.numel() else ()
         others = [peer for peer in range(self.devices) if peer != self.device and parts]
-        handles = [self.receive([parts[peer]], peer) for peer in others]
+        handles = [self.receive_now([parts[peer]], peer) for peer in others]
         return _Together([*handles, *(self.send([parts[self.device]], peer) for peer in others)])
 
     @abstractmethod
@@ -175,7 +183,7 @@ class _Summing:
         self._total, self._own = total, end.device
         self._memory = AddendMemory() if memory is None else memory
         self._received = {peer: self._memory.take(total) for peer in sent}
-        self._handles = [end.receive([self._received[peer]], peer) for peer in sent]
+        self._handles = [end.receive_now([self._received[peer]], peer) for peer in sent]
         self._handles += [end.send([tensor], peer) for peer, tensor in sent.items()]
 
     def wait(self) -> None:

@@ -31,6 +31,9 @@ ENDLESS = timedelta(days=365)
 LATE_BELOW_BYTES = 1 << 16
 """Receives of messages below this size are posted late: one at a time, when the one before it has arrived.
 
+The sender's handle ends only after the receive was posted, so those of sums and gathers are posted at once: the other
+device may not wait for them before this one waits for something else.
+
 If small receives are posted early, gloo's thread competes with the compute thread for its core: 155 µs per action
 instead of 78 µs with 32 bytes, two ranks and 30 µs of compute on two cores. At 512 KiB posting early is faster: 123 µs
 instead of 247 µs (torch 2.13, loopback).
@@ -150,12 +153,15 @@ class GlooBackend(Backend):
             raise WorkerError.stopped_answering([self._ranks[peer]], lost(error)) from error
 
     def receive(self, buffers: Sequence[Tensor], peer: int) -> Handle:
+        return self._receive(buffers, peer, late=sum(buffer.nbytes for buffer in buffers) < LATE_BELOW_BYTES)
+
+    def receive_now(self, buffers: Sequence[Tensor], peer: int) -> Handle:
+        return self._receive(buffers, peer, late=False)
+
+    def _receive(self, buffers: Sequence[Tensor], peer: int, *, late: bool) -> Handle:
         group = self._up if peer < self.device else self._down
         receive = _Receive(group, self._waiting[peer], buffers, peer, self._ranks[peer])
-        size = 0
-        for buffer in buffers:
-            size += buffer.nbytes
-        if size >= LATE_BELOW_BYTES:
+        if not late:
             try:
                 receive.post()
             except RuntimeError as error:

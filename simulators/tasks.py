@@ -26,6 +26,7 @@ from ..core.plan.items import Task
 from ..core.plan.kinds import task_seconds
 from ..core.plan.plan import Plan
 from ..core.plan.queues import Queues
+from ..core.plan.sharding import unsharded_bytes
 from .collectives import Collective
 from .delays import Delays, added, lost, scaled
 from .device import DeviceQueue
@@ -121,10 +122,10 @@ def _scattered(
 def _unshard(
     task: Task, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster
 ) -> tuple[Sequence[Sequence[Phase]], float, float]:
-    """UNSHARD: the all-gather of the trained parameters, whose size is that of their gradients."""
+    """UNSHARD: the all-gather of the parameters, of which each replica has a part."""
     stage = task.items[0].action.stage
     known = measured(plan, costs, stage).gather_s
-    return _over_replicas(task, cluster, costs[stage].gradient_bytes, Operation.ALL_GATHER, known)
+    return _over_replicas(task, cluster, unsharded_bytes(plan, costs, stage), Operation.ALL_GATHER, known)
 
 
 def _reshard(

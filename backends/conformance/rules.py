@@ -20,7 +20,7 @@ from ..contract import Handle
 from ..kind import BackendKind
 from .bench import Bench
 from .payload import BrokenRuleError, expect, payload, same
-from .sums import add_up, add_up_in_flight, exchange_parts, reach_all
+from .sums import add_up, add_up_in_flight, end_without_waits_of_others, exchange_parts, reach_all
 
 FAILURE_S = 10.0
 """Most seconds until a device has detected that another one stopped."""
@@ -239,6 +239,7 @@ def _rules() -> Iterator[Rule]:
     )  # fmt: skip
     yield Rule("parts", "a reduce-scatter sums each device's part, an all-gather gives it to all", exchange_parts)
     yield Rule("broadcasts", "a broadcast sends tensors of one device to all others, between sums", reach_all)
+    yield Rule("progress", "what all devices started ends without the waits of others", end_without_waits_of_others)
     yield Rule(
         "death", f"a wait for a device that stopped raises WorkerError with its number within {FAILURE_S:g} s",
         detect_dead_peers,

@@ -1,5 +1,6 @@
 """The rules about sums over all devices, the exchange of parts between them, and broadcasts to them."""
 
+from collections.abc import Sequence
 from zlib import crc32
 
 import torch
@@ -90,6 +91,32 @@ def exchange_parts(bench: Bench) -> None:
             what = f"{list(whole.shape)} of {dtype_name(dtype)} on device {me}"
             expect(found, whole, f"an all-gather {what}")
             _expect_close(part, total, f"a reduce-scatter {what}", count)
+
+
+def end_without_waits_of_others(bench: Bench) -> None:
+    """Exchanges of parts and broadcasts for which one device waits before the others do, which first wait for it."""
+    me, count = bench.end.device, bench.end.devices
+    for first in range(count):
+        for rows in (1, 3_000, 200_000):
+            parts = [torch.full((rows * count,), float(me), device=bench.where) for _ in range(2)]
+            sent = torch.full((rows,), float(me), device=bench.where)
+            handles = [
+                bench.end.reduce_scatter(parts[0]),
+                bench.end.all_gather(parts[1]),
+                bench.end.broadcast([sent], first),
+            ]
+            after = torch.ones(2, device=bench.where)
+            if me == first:
+                _wait_for(handles)
+            bench.end.all_reduce(after).wait()
+            if me != first:
+                _wait_for(handles)
+            expect(after, torch.full((2,), float(count)), f"a sum for which device {first} came last")
+
+
+def _wait_for(handles: Sequence[Handle]) -> None:
+    for handle in handles:
+        handle.wait()
 
 
 def _addend(device: int, shape: tuple[int, ...], dtype: torch.dtype, number: int = 0) -> Tensor:

@@ -16,7 +16,7 @@ from ..costs.collective_times import CollectiveTimes
 from ..costs.costs import StageCosts
 from ..plan.gradient_reduction import collectives
 from ..plan.plan import Plan
-from ..plan.sharding import level_of, replica_costs, shards, shards_gradients, shards_parameters
+from ..plan.sharding import level_of, replica_costs, shards, shards_gradients, shards_parameters, unsharded_bytes
 
 _NUMBER_BYTES = 8
 
@@ -68,7 +68,7 @@ def unshard_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> R
     """The time in which the parameters of a sharded stage are gathered; arguments as in `reduction_time`."""
 
     def seconds(stage: int) -> float:
-        known, size = measured(plan, costs, stage).gather_s, costs[stage].gradient_bytes
+        known, size = measured(plan, costs, stage).gather_s, unsharded_bytes(plan, costs, stage)
         return _over_replicas_s(plan, cluster, stage, size, Operation.ALL_GATHER) if known is None else known
 
     return seconds

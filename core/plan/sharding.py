@@ -10,8 +10,9 @@ level           what happens in a step                                       wha
 ``gradients``   SCATTER_GRAD is a reduce-scatter after the backward of each  parameters, 1/n of the gradients and
                 microbatch, which each replica adds to its part. STEP and    of the optimizer state, and memory
                 UNSHARD as above                                             for the gradients that are on the way
-``parameters``  as ``gradients``, but UNSHARD gathers the parameters for     1/n of all three; the parameters whole
-                runs of actions, and RESHARD frees them after each           during runs; memory for gradients as above
+``parameters``  as ``gradients``, but UNSHARD gathers the parameters for     1/n of all three, and of frozen parameters;
+                runs of actions, and RESHARD frees them after each           the parameters whole during runs; memory
+                                                                             for gradients as above
 ==============  ===========================================================  ====================================
 
 A plan has a level for each of its stages. Costs are those of a whole stage, everywhere; `replica_costs` is what one
@@ -86,6 +87,12 @@ def shards_parameters(plan: Plan, stage: int) -> bool:
     return shards(plan, stage) and level_of(plan, stage) == PARAMETERS
 
 
+def unsharded_bytes(plan: Plan, costs: Sequence[StageCosts], stage: int) -> int:
+    """Bytes that an UNSHARD of a stage gathers: all parameters where replicas share these, otherwise those that were
+    stepped; ``costs`` are those of whole stages."""
+    return costs[stage].parameter_bytes if shards_parameters(plan, stage) else costs[stage].gradient_bytes
+
+
 def with_level(plan: Plan, level: str) -> Plan:
     """The plan with one level for all stages; unchanged if it has one replica."""
     none = level == NONE or plan.mesh.data == 1
@@ -134,14 +141,16 @@ def part_of(cost: StageCosts, replicas: int, level: str = OPTIMIZER, *, slots: b
     if level == NONE:
         return cost
     optimizer = ceil(cost.optimizer_bytes / replicas)
-    trained = gradients = cost.gradient_bytes
+    gradients = cost.gradient_bytes
     if level != OPTIMIZER:
         gradients = ceil(gradients / replicas) + (slots_of_stage(cost) if slots else 0)
     part = evolve(cost, gradient_bytes=gradients, optimizer_bytes=optimizer, optimizer_s=cost.optimizer_s / replicas)
     if level != PARAMETERS:
         return part
-    held = cost.parameter_bytes - trained + ceil(trained / replicas)
-    return evolve(part, parameter_bytes=held, shared_bytes=0, gathered_bytes=trained + cost.shared_bytes)
+    whole = cost.parameter_bytes
+    return evolve(
+        part, parameter_bytes=ceil(whole / replicas), shared_bytes=0, gathered_bytes=whole + cost.shared_bytes
+    )
 
 
 def part_of_graph(graph: OpGraph, replicas: int, level: str = OPTIMIZER) -> OpGraph:
@@ -155,9 +164,9 @@ def part_of_graph(graph: OpGraph, replicas: int, level: str = OPTIMIZER) -> OpGr
     for node in graph.nodes:
         part = ceil(node.gradient_bytes / replicas)
         gradients = node.gradient_bytes if level == OPTIMIZER else part
-        held = node.held_parameter_bytes + gradients + ceil(node.optimizer_bytes / replicas)
-        if level == PARAMETERS:
-            held += part - node.gradient_bytes
+        whole = node.held_parameter_bytes
+        held = ceil(whole / replicas) if level == PARAMETERS else whole
+        held += gradients + ceil(node.optimizer_bytes / replicas)
         nodes.append(evolve(node, state_bytes=held, optimizer_s=node.optimizer_s / replicas))
     return evolve(graph, nodes=tuple(nodes))
 

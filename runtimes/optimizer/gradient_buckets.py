@@ -76,22 +76,20 @@ class Bucket:
 
 
 def buckets_of(parameters: Iterable[nn.Parameter], size: int = BUCKET_BYTES) -> list[Bucket]:
-    """The buckets of some parameters; arguments as of `divided`."""
-    return [Bucket(held) for held in divided(parameters, size)]
+    """The buckets of those parameters that are not frozen; arguments as of `divided`."""
+    return [Bucket(held) for held in divided((p for p in parameters if p.requires_grad), size)]
 
 
 def divided(parameters: Iterable[nn.Parameter], size: int = BUCKET_BYTES) -> list[list[nn.Parameter]]:
     """Divide parameters into those of buckets of one dtype, in order; each has as many as fit, and at least one.
 
     Args:
-        parameters: those with ``requires_grad=False`` are skipped.
-        size: most bytes of a bucket's gradients.
+        parameters: in the order of the buckets.
+        size: most bytes of a bucket.
     """
     filling: dict[tuple[torch.dtype, torch.device], list[nn.Parameter]] = {}
     full: list[list[nn.Parameter]] = []
     for parameter in parameters:
-        if not parameter.requires_grad:
-            continue
         key = parameter.dtype, parameter.device
         held = filling.setdefault(key, [])
         if held and sum(p.nbytes for p in held) + parameter.nbytes > size:

@@ -202,7 +202,8 @@ class StageState:
     def shards(self) -> Shards:
         """This replica's parts, if replicas share the optimizer."""
         assert self.sharing is not None
-        return Shards(self.trained, self.sharing)
+        frozen = {name: p for name, p in self.parameters.items() if not p.requires_grad}
+        return Shards(self.trained, self.sharing, frozen=frozen)
 
     @cached_property
     def scatter(self) -> GradientScatter | None:

@@ -194,6 +194,15 @@ def test_each_of_two_replicas_holds_half_of_the_gradients_and_two_slots(four):
             assert one["held"][level][2] <= 1.02 * (parameters / 2 + 2 * largest)
 
 
+def test_each_of_two_replicas_holds_half_of_the_frozen_parameters(four):
+    for one in four["sharded_states"]:
+        for level, found in one["frozen"].items():
+            assert found["far"] < 1e-9, level
+        held = {level: found["held"] for level, found in one["frozen"].items()}
+        assert held["optimizer"] == held["gradients"] == held["none"]
+        assert held["parameters"] == pytest.approx(held["none"] / 2, rel=0.001)
+
+
 def test_plan_with_one_sharded_stage_gathers_that_stage_alone(four):
     for one in four["sharded_states"]:
         found = one["partly"]

@@ -19,7 +19,7 @@ from ...plan.sharding import GRADIENTS, NONE, PARAMETERS
 from .arrangements import Replicas, reduction_rates
 from .assemble import parameter_bytes, replica_share
 
-OPTIMIZER, STATE, SAVED, GRADIENT_BYTES, GATHERED = 3, 4, 5, 6, 7
+OPTIMIZER, STATE, SAVED, GRADIENT_BYTES, PARAMETER_BYTES, GATHERED = 3, 4, 5, 6, 7, 8
 """Rows of ``GraphArrays.sums`` after those of F, I and W."""
 SUMS = (
     "forward_s",
@@ -29,6 +29,7 @@ SUMS = (
     "resident_bytes",
     "saved_bytes",
     "gradient_bytes",
+    "held_parameter_bytes",
 )
 """The rows but the last, which is of parameters that are gathered while their stage computes (`of_one_replica`)."""
 
@@ -37,7 +38,7 @@ class GraphArrays(NamedTuple):
     """A graph, with costs for each type of device.
 
     Args:
-        sums: prefix sums over the nodes, (types, 8, nodes + 1).
+        sums: prefix sums over the nodes, (types, 9, nodes + 1).
         largest: the largest workspace of the 2^k nodes from each on, (types, levels, nodes).
         source: producer of each tensor that has readers, ascending.
         first: offset of each tensor's readers in the next three, (tensors + 1).
@@ -214,7 +215,7 @@ def of_one_replica(arrays: GraphArrays, whole: GraphArrays, replicas: int, shard
     part = np.ceil(gradient / replicas)
     own = part if shard in (GRADIENTS, PARAMETERS) else gradient
     if shard == PARAMETERS:
-        sums[:, GATHERED] = whole.sums[:, GRADIENT_BYTES]
-        held = np.where(gradient > 0, part, held)
+        sums[:, GATHERED] = whole.sums[:, PARAMETER_BYTES]
+        held = np.ceil(held / replicas)
     size = held + own + np.ceil(optimizer / replicas)
     return arrays._replace(sums=sums, shared_size=size, shared_gradient=gradient)

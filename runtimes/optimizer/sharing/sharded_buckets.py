@@ -1,4 +1,7 @@
-"""Buckets of gradients of which each replica sums a part, and the slices of parameters in that part; see `shards`."""
+"""Buckets of gradients of which each replica sums a part, and the slices of parameters in that part; see `shards`.
+
+A bucket of frozen parameters has no gradients, and no slices that an optimizer steps.
+"""
 
 from collections.abc import Callable, Mapping
 
@@ -67,15 +70,16 @@ class ShardedBucket:
     Args:
         parameters: by name, of one dtype and device.
         sharing: how they are shared.
+        trained: whether they have gradients.
 
     Attributes:
         memory: the whole tensor; None if replicas share gradients: it then is in a slot while it is used.
-        part: the sums of this replica's part.
+        part: the sums of this replica's part; empty without gradients.
         values: the parameters of this replica's part, if replicas share parameters; else None.
         elements: of the whole tensor, equal parts for all replicas.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], sharing: Sharing) -> None:
+    def __init__(self, parameters: Mapping[str, nn.Parameter], sharing: Sharing, *, trained: bool = True) -> None:
         self.parameters, self._sharing = parameters, sharing
         self._count = sum(p.numel() for p in parameters.values())
         first = next(iter(parameters.values()))
@@ -85,7 +89,7 @@ class ShardedBucket:
         begin = sharing.replica * self.length
         self.memory: Tensor | None = None
         if sharing.gradients:
-            self.part = torch.empty(self.length, dtype=self.dtype, device=self.device)
+            self.part = torch.empty(self.length if trained else 0, dtype=self.dtype, device=self.device)
         else:
             self.memory = torch.empty(self.elements, dtype=self.dtype, device=self.device)
             self.clear_padding(self.memory)
@@ -102,7 +106,7 @@ class ShardedBucket:
             self.offsets[name] = offset
             self._places[parameter] = _strides(name, parameter), offset
             start, stop = max(begin - offset, 0), min(begin + self.length - offset, size)
-            if start < stop:
+            if start < stop and trained:
                 at = offset + start - begin
                 if self.values is None:
                     value = nn.Parameter(_slice(parameter, start, stop))

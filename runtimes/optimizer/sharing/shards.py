@@ -41,6 +41,7 @@ class Shards:
         parameters: the stage's trained ones, by name.
         sharing: how they are shared.
         size: most bytes of a bucket; by default ``BUCKET_BYTES``, and less for small stages that share gradients.
+        frozen: its other parameters, by name, of which each replica has a part if replicas share parameters.
 
     Attributes:
         buckets: all of the stage; if replicas share gradients, in the order in which they are computed.
@@ -51,7 +52,13 @@ class Shards:
             slice.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], sharing: Sharing, size: int | None = None) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, nn.Parameter],
+        sharing: Sharing,
+        size: int | None = None,
+        frozen: Mapping[str, nn.Parameter] | None = None,
+    ) -> None:
         self.sharing = sharing
         self.names = {parameter: name for name, parameter in parameters.items()}
         if size is None:
@@ -74,7 +81,9 @@ class Shards:
         if self.slots is not None:
             for bucket in self.buckets:
                 self.slots.grow(bucket.nbytes, bucket.device)
-        self.shared = SharedParameters(self.buckets) if sharing.parameters else None
+        self.shared: SharedParameters | None = None
+        if sharing.parameters:
+            self.shared = SharedParameters([*self.buckets, *_frozen_buckets(frozen or {}, sharing, size)])
 
     def add(self, name: str, parameter: nn.Parameter) -> None:
         """Share another parameter, in a bucket of its own: the slices of the others stay where they are.
@@ -131,6 +140,13 @@ class Shards:
             return
         for part in self.parts.values():
             part.follow()
+
+
+def _frozen_buckets(frozen: Mapping[str, nn.Parameter], sharing: Sharing, size: int) -> list[ShardedBucket]:
+    """The buckets of frozen parameters; empty ones need none."""
+    names = {parameter: name for name, parameter in frozen.items() if parameter.numel()}
+    buckets = divided(names, size)
+    return [ShardedBucket({names[p]: p for p in bucket}, sharing, trained=False) for bucket in buckets]
 
 
 def narrow(optimizer: Optimizer, parts: Mapping[nn.Parameter, Part | None]) -> None:

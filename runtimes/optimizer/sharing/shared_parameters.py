@@ -29,7 +29,7 @@ HOLDERS = "the replicas, each of which has a part between steps"
 
 
 class SharedParameters:
-    """The parameters of one stage that replicas share.
+    """The parameters of one stage that replicas share, frozen ones too.
 
     Args:
         buckets: of the stage, with a part of the values each.
@@ -37,13 +37,14 @@ class SharedParameters:
     Attributes:
         divided: whether this replica has its parts alone, or whole parameters during a run. Before, it has the whole
             parameters, and UNSHARD and RESHARD of a rehearsal leave them as they are.
+        buckets: as given.
         bytes: of whole parameters.
         memory_of: parameter → all of its memory, in one dimension; empty until `own_memory`.
     """
 
     def __init__(self, buckets: Sequence[ShardedBucket]) -> None:
         self.divided = False
-        self._buckets = buckets
+        self.buckets = buckets
         self._names = {p: name for bucket in buckets for name, p in bucket.parameters.items()}
         self._classes = {parameter: type(parameter) for parameter in self._names}
         self._wholes: dict[ShardedBucket, Tensor] = {}
@@ -54,7 +55,7 @@ class SharedParameters:
 
     def own_memory(self) -> None:
         """Give each parameter memory that no other tensor shares, before values are loaded; its values stay."""
-        for bucket in self._buckets if not self.memory_of else ():
+        for bucket in self.buckets if not self.memory_of else ():
             for parameter in bucket.parameters.values():
                 memory = _own_memory(parameter, bucket.elements if bucket.is_single else None)
                 self.memory_of[parameter] = memory
@@ -65,7 +66,7 @@ class SharedParameters:
     def keep_parts(self) -> None:
         """Take this replica's part of the whole parameters, and free these."""
         with torch.no_grad():
-            for bucket in self._buckets:
+            for bucket in self.buckets:
                 assert bucket.values is not None
                 bucket.values.copy_(self._whole_of(bucket)[bucket.own])
         self.divided = True
@@ -97,7 +98,7 @@ class SharedParameters:
                 parameter.shape, parameter.stride(), dtype=parameter.dtype, device=parameter.device
             )
         if replicas is not None:
-            for bucket in self._buckets:
+            for bucket in self.buckets:
                 assert bucket.values is not None
                 whole = torch.empty(bucket.elements, dtype=bucket.dtype, device=bucket.device)
                 whole[bucket.own].copy_(bucket.values)
@@ -111,7 +112,7 @@ class SharedParameters:
             keep: whether this replica's part of their values is kept.
         """
         with torch.no_grad():
-            for bucket in self._buckets if keep else ():
+            for bucket in self.buckets if keep else ():
                 assert bucket.values is not None
                 bucket.values.copy_(self._joined(bucket)[bucket.own])
         for parameter, view in self._views.items():
@@ -141,7 +142,7 @@ class SharedParameters:
         if self.divided:
             self.hold()
         found: list[tuple[ShardedBucket, Tensor, Handle]] = []
-        for bucket in self._buckets:
+        for bucket in self.buckets:
             assert bucket.values is not None
             whole = self._wholes.get(bucket) if self.divided else None
             if whole is None:

@@ -60,6 +60,7 @@ def test_example_backend_conforms_and_is_short(monkeypatch):
         ("Partial", "parts", r"a reduce-scatter \[40022\] of float32 on device . is off by"),
         ("Ungathered", "parts", r"an all-gather \[40022\] of float32 on device"),
         ("Silent", "broadcasts", r"a broadcast from device ., a tensor \[\] of float32, arrived with \d of 4 bytes"),
+        ("Late", "progress", "doesn't match the broadcast shape"),  # its addend meets a later sum of the other's
         ("Nameless", "death", "raised OSError and not WorkerError: something went wrong"),
     ],
 )

@@ -87,13 +87,13 @@ FAMILIES = tuple(map(find_family, ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1",
 
 
 def random_graph(seed):
-    """A chain with a skip, a tied weight that is frozen in some, and operators without parameters."""
+    """A chain with a skip, a tied weight that is frozen in some, operators without parameters and with frozen ones."""
     draw = random.Random(seed)
     frozen = draw.random() < 0.5
     nodes = []
     for i in range(10):
         size = draw.choice([0, 100, 400, 1000])
-        more = {"parameters": (f"w{i}",), "trained_bytes": None} if size else {}
+        more = {"parameters": (f"w{i}",), "trained_bytes": draw.choice([None, size // 4])} if size else {}
         if i in (2, 8):
             own = 300 if i == 2 else 0
             more = {"parameters": ("tied",), "frozen": ("tied",) if frozen else ()}
@@ -194,3 +194,22 @@ def test_shared_parameters_need_several_stages_on_a_device_and_fit_where_nothing
         assert len(chosen.stages) > 2
         assert max(validate(chosen).peak_memory_bytes) <= 9_500
         assert simulate(chosen).step_s == pytest.approx(chosen.predicted.step_s, rel=0.05)
+
+
+def test_shared_parameters_include_frozen_ones():
+    """Three quarters of the parameters are frozen: only where they are shared, too, a device holds its stages."""
+    nodes = tuple(evolve(node, parameter_bytes=2000, trained_bytes=500, state_bytes=3500) for node in FINE.nodes)
+    graph, memory = evolve(FINE, nodes=nodes), 17_000
+    with pytest.raises(NothingFits):
+        found("gradients", memory, family="looped", graph=graph)
+    for shard in ("parameters", "auto"):
+        cluster = Cluster(
+            tuple(Device(f"g{i}", memory) for i in range(4)), (Hub("sw"),),
+            tuple(Link(f"g{i}", "sw", 1e6, 1e-6) for i in range(4)),
+        )  # fmt: skip
+        options = SearchOptions(families=[find_family("looped")], budget=2000, shard=shard)
+        plan = search_plans(workload_of(graph, cluster, 8), cluster, options, meshes=[(2, 2)]).best
+        assert "parameters" in plan.shard
+        assert max(validate(plan).peak_memory_bytes) <= memory
+        assert validate(plan).peak_memory_bytes == pytest.approx(plan.predicted.peak_memory_bytes, rel=0.01)
+        assert simulate(plan).step_s == pytest.approx(plan.predicted.step_s, rel=0.05)

@@ -528,11 +528,12 @@ def scattered_schedules(team):
     return {"schedules": sharding.scheduled(team), "cleared": cleared}
 
 
-@captures((GPT, torch.float64, 4, 2), (CASES["batchnorm with a skip"], torch.float64, 4, 2))
+@captures(*((case, torch.float64, 4, 2) for case in (GPT, CASES["batchnorm with a skip"], sharding.FROZEN)))
 def sharded_states(team):
-    """Checkpoints of replicas that share, and plans with one sharded stage."""
+    """Checkpoints of replicas that share, plans with one sharded stage, and frozen parameters."""
     partly = {level: sharding.partly(team, level) for level in LEVELS[1:]}
-    return {**sharding.resumed(team, Path(sys.argv[2])), "partly": partly}
+    frozen = sharding.of_frozen_parameters(team)
+    return {**sharding.resumed(team, Path(sys.argv[2])), "partly": partly, "frozen": frozen}
 
 
 @captures((TAPPED, torch.float32, 8, 4))

@@ -19,6 +19,7 @@ from ..models import CASES, Case
 from ..parity import OPTIMIZER, PLANS
 from ..programs.optimizing import two_groups, warm_up
 from ..sharing import runs_of_all, shared
+from ..training import case_of
 from .replicas import Trained, batches
 from .scaling_ranks import refusal
 from .teams import SEED, pipeline_on
@@ -31,6 +32,47 @@ OPTIMIZERS: dict[str, Any] = {
     "adagrad": partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.1),  # has state from the start
     "groups": two_groups,
 }
+
+
+class Adapted(torch.nn.Module):
+    """A frozen layer in 8-bit integers, a frozen bias, and a trained product of two small matrices beside them."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        numbers = torch.randint(-9, 9, (width, width), dtype=torch.int8)
+        self.base = torch.nn.Parameter(numbers, requires_grad=False)
+        self.bias = torch.nn.Parameter(torch.randn(width), requires_grad=False)
+        self.down, self.up = torch.nn.Linear(width, 3, bias=False), torch.nn.Linear(3, width, bias=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(x, self.base.to(x.dtype) / 50, self.bias) + self.up(self.down(x))
+
+
+def _frozen_layers() -> torch.nn.Module:
+    """Adapters on frozen layers, after a layer that is frozen whole; one weight needs a bucket of its own."""
+    first = torch.nn.Linear(16, 560)
+    first.requires_grad_(False)
+    wide = torch.nn.Linear(560, 560)  # above 1 MiB
+    wide.weight.requires_grad_(False)
+    return torch.nn.Sequential(first, torch.nn.Tanh(), wide, Adapted(560), torch.nn.Tanh(), torch.nn.Linear(560, 8))
+
+
+FROZEN = case_of(
+    _frozen_layers,
+    lambda model, batch: model(batch).square().mean(),
+    lambda rows, dtype: torch.randn(rows, 16, dtype=dtype, generator=torch.Generator().manual_seed(1)),
+)
+"""Fine-tuning: of most parameters the replicas have no gradient."""
+
+
+def of_frozen_parameters(team: Team) -> dict[str, Any]:
+    """Distances from one process, and bytes of parameters between steps, by level."""
+    found: dict[str, Any] = {}
+    for level in LEVELS:
+        trained = Trained(team, FROZEN, 4, 2, stray=True, shard=level)
+        far = max(max(trained.step(rows).values()) for rows in ([4] * team.replicas, [4, 1, 3]))
+        found[level] = {"far": far, "held": _held_bytes(trained.pipe)[1]}
+    return found
 
 
 def every_case(team: Team, shard: str, cases: Mapping[str, Case] = CASES) -> dict[str, Any]:
@@ -125,13 +167,8 @@ def _held_bytes(pipe: Pipeline) -> list[int]:
     tensors = [value for state in states for value in state.values() if value.ndim]
     with torch._C.DisableTorchFunctionSubclass():  # those that replicas share refuse uses between steps
         own = [p.untyped_storage().nbytes() for held in pipe.stage_parameters.values() for p in held.values()]
-    own += [
-        bucket.values.nbytes
-        for state in pipe._trainer.stages.states.values()
-        if state.shared is not None
-        for bucket in state.shards.buckets
-        if bucket.values is not None
-    ]
+    shared = [state.shared for state in pipe._trainer.stages.states.values()]
+    own += [bucket.values.nbytes for each in shared if each is not None for bucket in each.buckets]
     gradients = [buffer for state in pipe._trainer.stages.states.values() for buffer in state.gradient_buffers]
     return [sum(t.untyped_storage().nbytes() for t in tensors), sum(own), sum(buffer.nbytes for buffer in gradients)]
 

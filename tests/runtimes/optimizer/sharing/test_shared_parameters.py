@@ -188,6 +188,29 @@ def test_plans_that_are_compared_leave_the_parameters_where_they_are():
     assert on_each(2, work) == [True, True]
 
 
+def test_frozen_parameters_are_shared_and_have_no_gradients():
+    kept = {"numbers": torch.arange(-5, 6, dtype=torch.int8), "bias": torch.arange(4.0), "none": torch.empty(0)}
+
+    def work(end):
+        frozen = {name: torch.nn.Parameter(value.clone(), requires_grad=False) for name, value in kept.items()}
+        sharing = Sharing(lambda: end, end.device, 2, gradients=True, parameters=True)
+        trained = model()
+        shards = Shards(trained, sharing, frozen=frozen)
+        shared = shards.shared
+        assert set(shards.parts) <= set(trained)
+        assert shared.bytes >= sum(p.nbytes for p in (*trained.values(), *frozen.values()))
+        shared.own_memory()
+        shared.keep_parts()
+        assert bytes_of(frozen) == 0
+        own = [bucket for bucket in shared.buckets if bucket not in shards.buckets]
+        assert sorted(bucket.values.nbytes for bucket in own) == [6, 8]
+        assert all(bucket.part.numel() == 0 for bucket in own)
+        shared.gather(end).wait()
+        return all(torch.equal(frozen[name], value) for name, value in kept.items())
+
+    assert on_each(2, work) == [True, True]
+
+
 def test_use_between_runs_and_a_parameter_unfrozen_later_are_refused():
     def work(end):
         named, shards = shards_of(end, 2)
