@@ -30,7 +30,7 @@ from ..devices.heap import GrowingHeap
 from ..offload.device_offload import DeviceOffload
 from ..optimizer.stage_state import StageState
 from ..optimizer.update import Ending, Update
-from ..programs.graphs.graph_pool import GraphPool
+from ..programs.graphs.graph_pool import GraphPool, alone_on
 from ..programs.linked_stage import LinkedStage
 from ..watch.activity import Activity
 from .frame import Frame
@@ -163,10 +163,13 @@ class Executor:
         if returns_memory:
             heap = GrowingHeap()
             compute = [_then_return_memory(one, heap) for one in compute]
-        if bound.first_run and (self.backend.occupies_device or bound.graphs is not None):
-            self._warm_up(bound)
         if bound.graphs is not None:
-            bound.graphs.prepare(frame)
+            with alone_on(queue.device):
+                if bound.first_run:
+                    self._warm_up(bound)
+                bound.graphs.prepare(frame)
+        elif bound.first_run and self.backend.occupies_device:
+            self._warm_up(bound)
         bound.first_run = False
         start, events = queue.mark() if trace else None, list[MarkedEvent]()
         with torch.no_grad():

@@ -157,6 +157,8 @@ class StepGraphs:
                 instruction.wait()
             try:
                 instruction.run()
+            except torch.OutOfMemoryError:
+                raise
             except RuntimeError as error:
                 raise _refusal(action, error) from error
 

@@ -62,14 +62,26 @@ class CudaGraphPool:
         """See `GraphPool.alias`."""
         if not tensor.numel():
             return tensor
-        extent = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-        found = torch.as_tensor(_Memory(tensor.data_ptr(), extent * tensor.itemsize), device=self._device)
-        return found.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+        memory = torch.as_tensor(_Memory(tensor.data_ptr(), extent_of(tensor)), device=self._device)
+        return viewed_as(tensor, memory)
 
     @property
     def bytes(self) -> int:
         """See `GraphPool.bytes`."""
         return sum(segment["total_size"] for segment in self._pool.snapshot())
+
+
+def extent_of(tensor: Tensor) -> int:
+    """Bytes from the first to the last number of a tensor that has some."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize
+
+
+def viewed_as(tensor: Tensor, memory: Tensor) -> Tensor:
+    """Bytes as a tensor of the dtype and layout of another one, which may be a lazy conjugate or negation."""
+    found = memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    found = found.conj() if tensor.is_conj() else found
+    return torch._neg_view(found) if tensor.is_neg() else found
 
 
 @frozen

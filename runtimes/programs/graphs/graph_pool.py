@@ -4,6 +4,8 @@ A capture executes nothing: it records operators with the addresses of their ope
 given to later captures of the same pool, so graphs have to be replayed in the order in which they were captured.
 """
 
+import threading
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
@@ -45,6 +47,18 @@ class GraphPool(Protocol):
     @property
     def bytes(self) -> int:
         """The memory of the pool."""
+
+
+_ALONE: defaultdict[torch.device, threading.Lock] = defaultdict(threading.Lock)
+
+
+def alone_on(device: torch.device) -> threading.Lock:
+    """A lock of the threads of this process that share a device: one captures while no other one warms up.
+
+    A first run of a program may wait for the whole device, as where kernels are tuned, and CUDA refuses that while
+    any of the device's streams is captured.
+    """
+    return _ALONE[device]
 
 
 _KINDS: dict[str, Callable[[torch.device], GraphPool]] = {"cuda": CudaGraphPool}

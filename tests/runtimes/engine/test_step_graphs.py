@@ -1,14 +1,19 @@
 """The graphs of one device: captured once in the order of its plan, and again where a step would differ."""
 
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 from attrs import evolve
 from panpipe.backends.memcpy import connect
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.lowering import lower
+from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.step_data import StepOptions
-from panpipe.runtimes.engine.step_graphs import with_graphs
+from panpipe.runtimes.engine.step_graphs import StepGraphs, with_graphs
 from panpipe.runtimes.optimizer.update import Ending
 
 from ...support.backends.fake_graphs import FakeGraphPool
@@ -119,6 +124,40 @@ def test_program_that_reads_a_value_is_refused_and_changes_nothing(monkeypatch):
         device.executors[0].run(device.bound[0], device.stages[0].inputs())
     assert not any(run.held(m) for run in device.stages[0].runs.values() for m in range(2))
     assert all(parameter.grad is None for parameter in device.stages[0].model.parameters())
+
+
+def test_capture_that_runs_out_of_memory_says_so(monkeypatch):
+    device = Device()
+
+    def full(*given):
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(device.pools[0], "capture", full)
+    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
+        device.executors[0].run(device.bound[0], device.stages[0].inputs())
+
+
+def test_threads_that_share_a_device_capture_and_warm_up_one_after_another(monkeypatch):
+    inside, most = set(), []
+
+    def alone(method):
+        def run(*given):
+            inside.add(threading.get_ident())
+            most.append(len(inside))
+            time.sleep(0.05)
+            try:
+                return method(*given)
+            finally:
+                inside.discard(threading.get_ident())
+
+        return run
+
+    monkeypatch.setattr(StepGraphs, "_capture", alone(StepGraphs._capture))
+    monkeypatch.setattr(Executor, "_warm_up", alone(Executor._warm_up))
+    devices = [Device() for _ in range(3)]
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(Device.step, devices)) == [8] * 3
+    assert most == [1] * 6
 
 
 def test_stages_are_replaced_once_for_all_microbatches():

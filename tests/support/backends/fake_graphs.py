@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from panpipe.core.capture.graph.host_reads import reads_on_host
 from panpipe.runtimes.programs.graphs import graph_pool
+from panpipe.runtimes.programs.graphs.cuda_graphs import extent_of, viewed_as
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
@@ -74,9 +75,9 @@ class FakeGraphPool:
 
     def new(self, like):
         """A tensor in the arena."""
-        size = extent(like)
-        if not size:
+        if not like.numel():
             return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        size = extent_of(like)
         whole = -(-size // ALIGNED) * ALIGNED
         place = next(i for i, (start, stop) in enumerate(self._free) if stop - start >= whole)
         start, stop = self._free[place]
@@ -88,7 +89,7 @@ class FakeGraphPool:
         return self._at(0, like, torch.from_numpy(memory))
 
     def _at(self, start, like, base):
-        return base[start : start + extent(like)].view(like.dtype).as_strided(like.shape, like.stride())
+        return viewed_as(like, base[start : start + extent_of(like)])
 
     def _give_back(self, start, stop):
         merged = []
@@ -98,14 +99,6 @@ class FakeGraphPool:
             else:
                 merged.append(one)
         self._free = merged
-
-
-def extent(tensor):
-    """Bytes from the first to the last number of a tensor."""
-    if not tensor.numel():
-        return 0
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return (last + 1) * tensor.element_size()
 
 
 class FakeGraph:
@@ -128,13 +121,17 @@ class Outside:
 
     def __init__(self, tensor):
         self._storage = weakref.ref(tensor.untyped_storage())
-        self._dtype, self._layout = tensor.dtype, (tensor.storage_offset(), tensor.shape, tensor.stride())
+        self._dtype = tensor.dtype
+        self._layout = tensor.storage_offset(), tensor.shape, tensor.stride()
+        self._flags = tensor.is_conj(), tensor.is_neg()
 
     def tensor(self):
         storage = self._storage()
         if storage is None:
             raise RuntimeError("a graph uses memory that was freed")
-        return torch.empty(0, dtype=self._dtype).set_(storage, *self._layout)
+        found = torch.empty(0, dtype=self._dtype).set_(storage, *self._layout)
+        found = found.conj() if self._flags[0] else found
+        return torch._neg_view(found) if self._flags[1] else found
 
 
 def given(value):

@@ -121,6 +121,9 @@ def test_alias_has_the_memory_and_the_layout_of_a_tensor(dtype, pool, monkeypatc
         assert alias.dtype is dtype
         assert alias.untyped_storage()._cdata != view.untyped_storage()._cdata
         assert torch.equal(alias, view)
+    values = torch.randn(3, 2, dtype=torch.complex64)
+    for lazy in (values.conj(), values.conj().imag, values.t().conj()):
+        assert torch.equal(pool.alias(lazy), lazy)
     empty = torch.empty(0)
     assert pool.alias(empty) is empty
 

@@ -295,3 +295,23 @@ def test_scaled_losses(monkeypatch):
         found.append([*train(pipe), torch.tensor(scaler.get_scale()), *tensors_of(pipe)])
     assert found[0][3] == 4.0 * 2**3
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
+
+
+class Filter(nn.Module):
+    """Multiplies frequencies by complex numbers: its backward reads lazy conjugates."""
+
+    def __init__(self):
+        super().__init__()
+        self.values = nn.Parameter(torch.randn(9, dtype=torch.complex64))
+
+    def forward(self, x):
+        return torch.fft.irfft(torch.fft.rfft(x) * self.values, n=16)
+
+
+def test_complex_parameters(monkeypatch):
+    def model(dtype):
+        torch.manual_seed(0)
+        return nn.Sequential(*(Filter() for _ in range(4)))
+
+    case = Case(model, lambda model, batch: nn.functional.mse_loss(model(batch["x"]), batch["y"]), _vectors)
+    compare(steps(case), monkeypatch, case)
