@@ -25,7 +25,7 @@ from .walk import Walk
 
 ENUMERATED = 20_000
 """Largest number of assignments of operators to devices that are enumerated."""
-BEAMS = ((300, 10, 0.15), (60, 40, 0.2), (20, 160, 0.25), (8, 640, 0.25))
+BEAMS = ((300, 10, 0.15), (60, 20, 0.2), (20, 80, 0.25), (6, 320, 0.25), (2, 1280, 0.15))
 """Rounds of beam searches for orders: number of placements, width of the beams, and share of the evaluations."""
 GAIN = 0.0005
 """Share of the best step by which an order has to be faster."""

@@ -87,7 +87,7 @@ class BeamSearch:
 
         Args:
             width: number of ways that are kept after each number of actions.
-            most: the search ends once this many ways are continued.
+            most: the search ends before it continues more ways than this.
             stop_s: end of orders that are too slow.
             orders, lengths: coded orders.
         """
@@ -123,9 +123,9 @@ def _search(
     raise_heads(count, now.begun[0], now.heads[0], arcs.order, arcs.first, arcs.source, arcs.apart, arcs.delay)
     kept, states, complete = 1, 0, True
     for depth in range(length):
-        states += kept
-        if states > most:
+        if states + kept > most:
             return INFINITY, states, depth, False
+        states += kept
         size = _continue_all(count, stop, kept, depth, series, arcs, tails, now, new, table, stamps)
         best = np.flatnonzero(new.alive[:size])
         if best.shape[0] > width:
