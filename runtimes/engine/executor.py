@@ -32,6 +32,7 @@ from ..optimizer.stage_state import StageState
 from ..optimizer.update import Ending, Update
 from ..programs.graphs.graph_pool import GraphPool, alone_on
 from ..programs.linked_stage import LinkedStage
+from ..programs.valid_values import ValidValues
 from ..watch.activity import Activity
 from .frame import Frame
 from .instructions.instructions import Binder, Instruction
@@ -195,14 +196,14 @@ class Executor:
         found = {id(run): (m, run) for m, own in reversed([*enumerate(bound.runs)]) for run in own.values()}
         gpus = [self._queue.device] if self._queue.device.type == "cuda" else []
         shared = [state.shared for state in bound.states if state.shared is not None and state.shared.divided]
-        with torch.no_grad(), torch.random.fork_rng(gpus), ExitStack() as stack:
+        with torch.no_grad(), torch.random.fork_rng(gpus), ValidValues(), ExitStack() as stack:
             for each in shared if not bound.forward_only else ():
                 stack.enter_context(each.stand_ins())
             for m, run in found.values():
                 leaves = tuple(torch.zeros_like(x) if isinstance(x, Tensor) else x for x in frame.leaves_of(m))
                 try:
                     run.warm_up(kinds.get(run.index, set()), leaves, frame.keys[m], frame.seeds[m])
-                except RuntimeError:
+                except (RuntimeError, IndexError, ValueError, ArithmeticError):
                     # An operator may refuse zeros, such as the inverse of a matrix; it then runs first in the step.
                     continue
                 finally:

@@ -10,9 +10,10 @@ from panpipe.backends.kind import BackendKind
 from panpipe.core.capture.regions.regions import Region
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.programs.stage_run import StageRun
+from torch import nn
 
 from ...support.cuts import batch_on
-from ...support.models import CASES, PYTHON
+from ...support.models import CASES, PYTHON, Case
 from ...support.parity import OPTIMIZER, PLANS, build
 from ...support.ranks.teams import pipeline_on
 
@@ -89,3 +90,36 @@ def test_warm_up_does_not_run_what_stays_python(monkeypatch):
     for kind in (memcpy.KIND, OCCUPYING):
         pipeline_on(ThreadTeam(2, kind), PYTHON, 6, 3, OPTIMIZER).step(batch_on(PYTHON, 6, torch.float32, "cpu"))
     assert runs["memcpy"] == runs["occupying"] > 0
+
+
+class Ranked(nn.Module):
+    """Sorts early, with positions that count from 1, and restores the order late."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.layers = nn.Linear(16, 16), nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
+
+    def forward(self, x):
+        h = self.first(x)
+        order = h.argsort(-1) + 1
+        return self.layers(h).gather(-1, order - 1)
+
+
+def ranked(dtype):
+    torch.manual_seed(0)
+    return Ranked().to(dtype)
+
+
+RANKED = Case(ranked, lambda model, batch: (model(batch["x"]) - batch["y"]).square().mean(), PYTHON.batch)
+
+
+def test_stage_that_indexes_with_received_positions_runs_on_zeros(monkeypatch):
+    warm, warm_up = [], StageRun.warm_up
+
+    def noted(self, *given):
+        warm_up(self, *given)
+        warm.append((self.index, {each.dtype for each in self.boundary}))
+
+    monkeypatch.setattr(StageRun, "warm_up", noted)
+    pipeline_on(ThreadTeam(2, OCCUPYING), RANKED, 6, 3, OPTIMIZER).step(batch_on(RANKED, 6, torch.float32, "cpu"))
+    assert sorted(warm) == [(0, set()), (1, {torch.float32, torch.int64})]
