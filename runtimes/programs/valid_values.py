@@ -1,8 +1,8 @@
 """Values that operators accept, for programs that run on invented inputs, such as zeros in a warm-up.
 
-A stage may index with positions that an earlier stage computes, or with what it computes from them. On zeros that may be
-``zeros - 1``, or memory that a permutation was to fill. A CPU then raises an error, and no later operator runs on a CUDA
-device of this process.
+A stage may index with positions that an earlier stage computes, or with what it computes from them. On zeros that may
+be ``zeros - 1``, or memory that a permutation was to fill. A CPU then raises an error, and no later operator runs on a
+CUDA device of this process.
 """
 
 from typing import Any
