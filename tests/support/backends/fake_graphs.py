@@ -35,6 +35,7 @@ class FakeGraphPool:
     """Captures graphs in an arena.
 
     Attributes:
+        arena: its memory.
         captures, replays: how many there were.
         peak: the end of the highest address that was used.
     """
@@ -43,7 +44,7 @@ class FakeGraphPool:
 
     def __init__(self, device):
         self._arena = np.empty(SIZE, np.uint8)
-        self._base = torch.from_numpy(self._arena)
+        self.arena = torch.from_numpy(self._arena)
         self._free = [(0, SIZE)]
         self.captures = self.replays = self.peak = 0
         FakeGraphPool.made.append(self)
@@ -61,8 +62,14 @@ class FakeGraphPool:
             yield
 
     def alias(self, tensor):
+        """With a storage like the tensor's, since operators such as ``as_strided_scatter`` take offsets in it."""
         at = self.offset(tensor)
-        return tensor if at is None or not tensor.numel() else self._at(at, tensor, self._base)
+        if at is None:
+            return tensor
+        storage = tensor.untyped_storage()
+        start = storage.data_ptr() - self._arena.ctypes.data
+        block = torch.from_numpy(self._arena[start : start + storage.nbytes()])
+        return self._at(at - start, tensor, block)
 
     @property
     def bytes(self):

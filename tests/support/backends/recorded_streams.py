@@ -19,6 +19,7 @@ import torch
 from attrs import define, field
 from panpipe.backends.streams import Streams
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -66,7 +67,7 @@ class RecordedStreams(Streams):
         self._streams: list[Stream] = []
         self._memory: dict[int, _Memory] = {}
         self._freed: dict[int, list[_Memory]] = {}
-        self._divided: dict[int, dict[tuple[int, int], _Memory]] = {}
+        self._divided: dict[range, dict[tuple[int, int], _Memory]] = {}
         self._thread = threading.local()
         self._default = self._made("default")
 
@@ -171,14 +172,16 @@ class RecordedStreams(Streams):
 
     def divide(self, tensor: Tensor) -> None:
         """From now on the tensor's memory is checked by ranges of bytes: several slots of it may be in use at once."""
-        self._divided[tensor.untyped_storage()._cdata] = {}
+        self._divided[range(tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes)] = {}
 
     def _parts(self, tensor: Tensor) -> list[_Memory]:
-        """The memory of a tensor, and what else of its storage overlaps with it."""
-        slots = self._divided.get(tensor.untyped_storage()._cdata)
+        """The memory of a tensor, and what else of divided memory overlaps with it."""
+        if not self._divided or isinstance(tensor, FakeTensor):  # which has no address
+            return [self._of(tensor)]
+        start = tensor.data_ptr()
+        slots = next((slots for addresses, slots in self._divided.items() if start in addresses), None)
         if slots is None:
             return [self._of(tensor)]
-        start = tensor.storage_offset() * tensor.itemsize
         here = start, start + tensor.nbytes
         own = slots.setdefault(here, _Memory(None))
         return [own, *(slot for (a, b), slot in slots.items() if slot is not own and a < here[1] and here[0] < b)]
