@@ -5,11 +5,16 @@ device's work) of what is found, the public best, the lower bound, and processor
 ratio of makespans, and the median share of idle time saved over the cases with hop time or unequal costs at or below
 half of 1F1B's memory.
 
+With ``--generated N`` the cases are drawn at random instead, at half of 1F1B's memory (or ``--share``). The best public
+schedule is then the fastest of panpipe's named schedules, without its search, at that memory.
+
     python benchmarks/planning/bench_search.py [--evaluations 800000] [--seed 0] [--devices 8] [--record FILE]
+        [--generated 12 [--draw 1] [--share 0.5]]
 """
 
 import argparse
 import json
+import random
 import statistics
 import sys
 import time
@@ -20,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.schedules.problem import ScheduleProblem
-from panpipe.core.schedules.registry import families
-from panpipe.core.schedules.scored import Scored
+from panpipe.core.schedules.registry import families, resident_families
+from panpipe.core.schedules.scored import Scored, exceeds
+from panpipe.core.schedules.tradeoff import fastest, named_schedules
 from panpipe.core.search.orders.auto import EVALUATIONS, find_schedule
 
 from benchmarks.recording import machine, record
@@ -30,8 +36,8 @@ CASES = Path(__file__).resolve().parents[2] / "tests" / "data" / "frontiers.json
 CHUNKS = (1, 2, 3, 4)
 
 
-def search(case: dict[str, Any], memory: float, evaluations: int, seed: int) -> Scored:
-    """The fastest schedule found; memory in one device's saved tensors for one microbatch."""
+def problems_of(case: dict[str, Any], memory: float) -> list[ScheduleProblem]:
+    """A case for each number of chunks; memory in one device's saved tensors for one microbatch."""
     problems = []
     for chunks in CHUNKS:
         cost = StageCosts(
@@ -43,7 +49,38 @@ def search(case: dict[str, Any], memory: float, evaluations: int, seed: int) -> 
         problems.append(
             ScheduleProblem(case["devices"], case["microbatches"], chunks, stages, case["comm"], memory_limit=limit)
         )
-    return find_schedule(problems, families().values(), evaluations=evaluations, seed=seed)
+    return problems
+
+
+def generated(count: int, draw: int, share: float) -> list[dict[str, Any]]:
+    """Random cases in the form of the file, for numbers of devices at which V-Min is within half of 1F1B's memory.
+
+    Args:
+        count: number of cases; those in which no named schedule is within the memory are drawn again.
+        draw: seed.
+        share: memory, as a share of 1F1B's.
+    """
+    cases, drawn = list[dict[str, Any]](), random.Random(draw)
+    while len(cases) < count:
+        devices = drawn.choice((4, 6, 7, 8))
+        case: dict[str, Any] = {
+            "devices": devices, "microbatches": devices * drawn.choice((2, 3, 4)), "forward": 10,
+            "backward_input": drawn.randint(9, 14), "backward_weight": drawn.randint(6, 11),
+            "comm": drawn.choice((0, 0.5, 1, 2)),
+        }  # fmt: skip
+        memory = share * devices
+        named = [one for each in problems_of(case, memory) for one in named_schedules(each, resident_families())]
+        named = [one for one in named if not exceeds(one)]
+        if named:
+            best = fastest(named)
+            level = {"schedule": best.schedule.name, "memory": memory, "makespan": best.result.makespan}
+            cases.append({**case, "frontier": [level]})
+    return cases
+
+
+def search(case: dict[str, Any], memory: float, evaluations: int, seed: int) -> Scored:
+    """The fastest schedule found; memory in one device's saved tensors for one microbatch."""
+    return find_schedule(problems_of(case, memory), families().values(), evaluations=evaluations, seed=seed)
 
 
 def main() -> None:
@@ -51,10 +88,17 @@ def main() -> None:
     parser.add_argument("--evaluations", type=int, default=EVALUATIONS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--devices", type=int, help="only the cases with this number of devices")
+    parser.add_argument("--generated", type=int, help="draw this number of cases at random")
+    parser.add_argument("--draw", type=int, default=1, help="seed of the cases drawn at random")
+    parser.add_argument("--share", type=float, default=0.5, help="memory of drawn cases as a share of 1F1B's")
     parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
     rows, worst, saved = [], 0.0, []
-    for case in json.loads(CASES.read_text(encoding="utf-8"))["frontiers"]:
+    if arguments.generated is None:
+        cases = json.loads(CASES.read_text(encoding="utf-8"))["frontiers"]
+    else:
+        cases = generated(arguments.generated, arguments.draw, arguments.share)
+    for case in cases:
         if arguments.devices not in (None, case["devices"]):
             continue
         costs = case["forward"], case["backward_input"], case["backward_weight"]

@@ -13,7 +13,7 @@ from ...evaluate.compiled import MICROBATCHES_HELD
 from ...evaluate.reference import Evaluation
 from ...schedules.construction.decode import Priorities
 from ...schedules.construction.instance import Instance, instance
-from ...schedules.placement import folded_placement, hooked_placement, looped_placement
+from ...schedules.placement import folded_placement, hooked_placement, looped_placement, mirrored_placement
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 from ...schedules.scored import exceeds
 from ...schedules.tradeoff import named_schedules
@@ -203,3 +203,16 @@ def instances_that_fit(problems: Sequence[ScheduleProblem]) -> list[Instance]:
             f"{task.least_memory:g}: raise the limit to at least that, or use more devices"
         )
     return left
+
+
+def mirrored_instances(problems: Sequence[ScheduleProblem]) -> list[Instance]:
+    """The problems with four chunks and a memory limit on the mirrored placement, if at least one microbatch fits.
+
+    It is not among ``placements``: keys find no good order on it within their part of the evaluations.
+    """
+    tasks = [
+        instance(problem, mirrored_placement(problem.devices))
+        for problem in problems
+        if problem.chunks == 4 and problem.devices > 2 and problem.memory_limit is not None
+    ]
+    return [task for task in tasks if fits_one_microbatch(task)]
