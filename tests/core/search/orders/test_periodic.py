@@ -4,7 +4,7 @@ import pytest
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.construction.instance import instance
-from panpipe.core.schedules.placement import folded_placement, mirrored_placement
+from panpipe.core.schedules.placement import mirrored_placement
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.search.orders.periodic import PeriodicState, periodic_starts
 
