@@ -192,6 +192,8 @@ class Recorder(TorchDispatchMode):
     def _kept(self, value):
         if not isinstance(value, Tensor):
             return value
+        if not value.numel():  # it has no memory
+            return self._pool.new(value)
         return self._pool.alias(value) if self._pool.offset(value) is not None else Outside(value)
 
     def _faked(self, value):
