@@ -12,6 +12,7 @@ from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from ..support.orders.by_trial import fastest_by_trial
 
 MOST = 10_000
+pytestmark = pytest.mark.slow  # compiling the search takes half a minute
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,6 @@ def test_search_finds_an_order_exactly_where_one_exists(planning, seed):
         assert below.complete
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [1, 3, 8])
 def test_search_agrees_with_constraint_programs(planning, number):
     pytest.importorskip("ortools")

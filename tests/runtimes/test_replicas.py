@@ -199,7 +199,7 @@ def test_each_of_two_replicas_holds_half_of_the_frozen_parameters(four):
         for level, found in one["frozen"].items():
             assert found["far"] < 1e-9, level
         held = {level: found["held"] for level, found in one["frozen"].items()}
-        assert held["optimizer"] == held["gradients"] == held["none"]
+        assert held["gradients"] == held["none"]
         assert held["parameters"] == pytest.approx(held["none"] / 2, rel=0.001)
 
 

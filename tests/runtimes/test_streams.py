@@ -220,7 +220,9 @@ def trained_with_graphs(recorded, plan, monkeypatch):
         pipe.close()
 
 
-@pytest.mark.parametrize("plan", ["1f1b", "interleaved", "split backward", "recompute"])
+@pytest.mark.parametrize(
+    "plan", ["interleaved", *(pytest.param(p, marks=pytest.mark.slow) for p in ("1f1b", "split backward", "recompute"))]
+)
 def test_graphs_reuse_memory_after_the_transfers_that_read_it(plan, monkeypatch):
     recorded = RecordedStreams()
     trained_with_graphs(recorded, plan, monkeypatch)

@@ -50,7 +50,8 @@ def _most(times: Floats, held: Floats, usable: float) -> float:
     """The most seconds of actions whose tensors fit in a device's memory at once."""
     if not times.any():
         return 0.0
-    return usable * float(np.divide(times, held, out=np.full_like(times, np.inf), where=held > 0).max())
+    with np.errstate(over="ignore"):  # of tensors that take next to nothing any number fits
+        return usable * float(np.divide(times, held, out=np.full_like(times, np.inf), where=held > 0).max())
 
 
 def _usable(task: Instance, own: Integers, limit: float) -> float:

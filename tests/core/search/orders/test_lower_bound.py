@@ -42,3 +42,8 @@ def test_memory_limits_how_many_microbatches_are_on_their_way(memory, seconds):
     # Each is on stage 0 for F, F, I, I and W and two hops of 0.5 s; only whole microbatches are held. With two of them
     # stage 0 has nothing to do from 2 s until the first gradient arrives at 4 s.
     assert bound([EQUAL] * 2, 4, hop=0.5, memory=memory) == pytest.approx(seconds)
+
+
+def test_tensors_of_next_to_no_bytes_do_not_limit():
+    tiny = StageCosts(1.0, 1.0, 1.0, saved_bytes=1.0, freed_by_input_bytes=1.0, created_by_input_bytes=5e-324)
+    assert bound([tiny], 2, memory=1.0) == 6.0
