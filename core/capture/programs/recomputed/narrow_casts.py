@@ -39,8 +39,7 @@ def recompute_casts(
     Returns:
         The added nodes, which belong to the backward.
     """
-    backward = ancestors(joint.gradients.values()).difference(in_forward, shared)
-    read = closed_over(ordered(joint.graph, backward), backward)
+    backward, read = read_by_backward(joint, in_forward, shared)
     casts: dict[fx.Node, list[fx.Node]] = {}
     for node in read:
         root = shown_by(node)
@@ -53,6 +52,14 @@ def recompute_casts(
         if nodes is not None:
             added |= copy_for_backward(joint.graph, ordered(joint.graph, nodes), saved, backward)
     return added
+
+
+def read_by_backward(
+    joint: JointGraph, in_forward: Collection[fx.Node], shared: Collection[fx.Node]
+) -> tuple[set[fx.Node], list[fx.Node]]:
+    """The nodes of the backward, and those that it reads; arguments as of `recompute_casts`."""
+    backward = ancestors(joint.gradients.values()).difference(in_forward, shared)
+    return backward, closed_over(ordered(joint.graph, backward), backward)
 
 
 def shown_by(node: fx.Node) -> fx.Node:

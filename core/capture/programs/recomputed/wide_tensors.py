@@ -16,8 +16,8 @@ from collections.abc import Collection
 from torch import Tensor, fx
 
 from ..fusible import fusible, is_row_wise, values_of
-from ..joint_graph import JointGraph, ancestors, closed_over, ordered
-from .narrow_casts import copy_for_backward, shown_by
+from ..joint_graph import JointGraph, ordered
+from .narrow_casts import copy_for_backward, read_by_backward, shown_by
 
 MOST = 2
 """Largest number of operators that are computed again for one tensor."""
@@ -30,18 +30,11 @@ def recompute_wide(
 ) -> set[fx.Node]:
     """Change a joint graph so that its backward computes wide tensors again from narrow ones.
 
-    Args:
-        joint: forward and backward of a stage; its graph is changed in place.
-        in_forward: the nodes of F.
-        shared: the nodes that all microbatches share.
-        fixed: inputs that are held until the backward, and that no microbatch changes.
-
-    Returns:
-        The added nodes, which belong to the backward.
+    Arguments and result as of `recompute_casts`.
     """
-    backward = ancestors(joint.gradients.values()).difference(in_forward, shared)
+    backward, read_nodes = read_by_backward(joint, in_forward, shared)
     shows: dict[fx.Node, list[fx.Node]] = {}
-    for node in closed_over(ordered(joint.graph, backward), backward):
+    for node in read_nodes:
         if node not in joint.gradients.values():
             shows.setdefault(shown_by(node), []).append(node)
     held = set(shows).union(shared, fixed)
