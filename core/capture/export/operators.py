@@ -5,8 +5,9 @@ Nodes of the captured graph are grouped into operators:
 1. *Local* nodes depend only on the batch, constants, and buffers that are not written: positions, masks, rotary tables.
    They belong to no operator. Every worker has the batch, so each stage computes the local nodes that it needs.
 2. Views and unpacked results belong to the operator whose storage they share, unless rule 3 groups them with a reader.
-3. A node that reads a tensor which is not contiguous, or whose gradient is not, belongs to the operator before it: sent
-   tensors are contiguous, and kernels round other layouts differently in the last bit.
+3. A node that reads a tensor which is not contiguous, or whose gradient is not, belongs to the operator before it: a
+   message is dense, and its gradient has the same order of dimensions. Kernels round other layouts differently in the
+   last bit.
 4. A node that writes a computed tensor in place is grouped with the node that computed it, and one that writes a buffer
    with all readers of the buffer, and with all nodes between them. With a cut there, some readers would get an old
    value.

@@ -23,14 +23,16 @@ class Boundary:
 
     Args:
         name: its node in the captured graph.
-        shape, dtype: of the tensor; it is sent contiguous.
+        shape, dtype: of the message, which is contiguous: dimensions are in the order of the tensor's strides.
         differentiable: whether a gradient is sent back.
+        order: dimensions of the tensor in the message's order; () if it is the tensor's.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: torch.dtype
     differentiable: bool
+    order: tuple[int, ...] = ()
 
 
 @frozen
@@ -105,7 +107,24 @@ def boundaries(operators: Operators, stages: Sequence[Sequence[str]]) -> dict[tu
 
 def _boundary(operators: Operators, name: str) -> Boundary:
     value = operators.values[name]
-    return Boundary(name, tuple(value.shape), value.dtype, bool(value.requires_grad))
+    order = order_by_strides(value)
+    shape = tuple(value.shape[dim] for dim in order) if order else tuple(value.shape)
+    return Boundary(name, shape, value.dtype, bool(value.requires_grad), order)
+
+
+def order_by_strides(value: Tensor) -> tuple[int, ...]:
+    """The dimensions by their strides, the largest first; () if this is their order.
+
+    The captured operators depend on the strides of what they read: a transposed tensor that arrives contiguous may give
+    an attention a result that the next `view` cannot show, and another last bit to a sum.
+    """
+    wide = [dim for dim, n in enumerate(value.shape) if n > 1]
+    if value.is_contiguous() or any(value.stride(dim) == 0 for dim in wide):
+        return ()
+    by_stride = iter(sorted(wide, key=lambda dim: -value.stride(dim)))
+    # Strides of dimensions with one element say nothing: these stay where they are.
+    order = tuple(next(by_stride) if n > 1 else dim for dim, n in enumerate(value.shape))
+    return order if order != tuple(range(value.dim())) else ()
 
 
 def stage_graph(
@@ -152,11 +171,14 @@ def stage_graph(
         graph.placeholder(KEY)
         with step.fake_mode:
             fakes.append(torch.empty(3, dtype=torch.int64))
+    for boundary in (b for b in incoming.values() if b.order):
+        node, back = operators.nodes[boundary.name], sorted(range(len(boundary.order)), key=boundary.order.__getitem__)
+        values[node] = graph.call_function(torch.ops.aten.permute.default, (values[node], back))
     for node in step.graph.nodes:
         if node.name in needed or node.op == "get_attr":
             values[node] = graph.node_copy(node, lambda n: values[n])
     shown: set[fx.Node] = set()
-    outputs = [_sendable(graph, values, operators, name, shown) for name in outgoing]
+    outputs = [_sendable(graph, values, operators, boundary, needed, shown) for boundary in outgoing.values()]
     values_of = {name: values[operators.nodes[name]] for name in results}
     # Only the loss starts a backward.
     detached = [
@@ -230,26 +252,31 @@ def _fake_input(operators: Operators, boundary: Boundary) -> Tensor:
 
 
 def _sendable(
-    graph: fx.Graph, values: dict[fx.Node, fx.Node], operators: Operators, name: str, shown: set[fx.Node]
+    graph: fx.Graph,
+    values: dict[fx.Node, fx.Node],
+    operators: Operators,
+    boundary: Boundary,
+    needed: set[str],
+    shown: set[fx.Node],
 ) -> fx.Node:
     """An output as it is sent: contiguous, so that both ends agree on its layout; detached if no gradient is sent back.
 
     It shares no storage with another output or an input, because a separate gradient is sent back for each.
 
     Args:
+        needed: names of the nodes of the captured graph that the stage computes.
         shown: nodes whose storage an earlier output shares.
     """
-    node, root = operators.nodes[name], root_of(operators.nodes[name])
-    alone = root not in shown and is_computed(values, root)
+    node, fake = operators.nodes[boundary.name], operators.values[boundary.name]
+    root = root_of(node)
+    alone = root not in shown and root.name in needed
     shown.add(root)
-    value, fake = values[node], operators.values[name]
+    value = values[node]
+    if boundary.order:
+        fake = fake.permute(boundary.order)
+        value = graph.call_function(torch.ops.aten.permute.default, (value, list(boundary.order)))
     if not (alone and fake.is_contiguous()):
         value = graph.call_function(torch.ops.aten.clone.default, (value,), {"memory_format": torch.contiguous_format})
-    if fake.is_floating_point() and not fake.requires_grad:
+    if fake.is_floating_point() and not boundary.differentiable:
         value = graph.call_function(torch.ops.aten.detach.default, (value,))
     return value
-
-
-def is_computed(values: dict[fx.Node, fx.Node], node: fx.Node) -> bool:
-    """Whether a node of the captured graph is computed in a stage, and not one of its inputs."""
-    return node in values and values[node].op != "placeholder"

@@ -185,7 +185,7 @@ def trained(made, optimizer=sgd, steps=3, clip_norm=None, **options):
             found["gradient"] = max(found["gradient"], far.item())
             far = (whole(parameter.detach()) - wanted[name]).abs().max()
             found["parameter"] = max(found["parameter"], far.item())
-    found["here"] = sorted(held_here(pipe))
+    found["here"], found["all"] = sorted(held_here(pipe)), [name for name, _ in pipe.model.named_parameters()]
     found["stages"] = sorted(pipe.stage_parameters)
     pipe.close()
     return found
