@@ -16,10 +16,10 @@ from ..costs.graph import OpGraph, OpNode
 from ..costs.reductions import TensorReductions
 from .kernels import Kernel
 from .optimizers import DEFAULT, Optimizer, find_optimizer
-from .recomputed import WideTensor, casts_computed_again, narrow_sources
 from .roofline import kernels_s
-from .single_operator import LoneOperator, narrowed
-from .work import Origin, TracedOperator, work_of
+from .saved_storages import saved_storages
+from .single_operator import LoneOperator
+from .work import TracedOperator, work_of
 
 
 @frozen
@@ -175,8 +175,8 @@ def saved_values(operators: Operators) -> dict[str, tuple[str | None, ...]]:
     """
     lone, works = _works(operators)
     return {
-        operator.name: tuple(name for name, _, shared in found if not shared)
-        for operator, found in zip(lone, _first_saved(lone, works), strict=True)
+        operator.name: tuple(each.name for each in found if not each.shared)
+        for operator, found in zip(lone, saved_storages(lone, works), strict=True)
     }
 
 
@@ -190,64 +190,17 @@ def _works(operators: Operators) -> tuple[list[LoneOperator], list[TracedOperato
     return lone, [known[operator.key] for operator in lone]
 
 
-def _first_saved(lone: list[LoneOperator], works: list[TracedOperator]) -> list[list[tuple[str | None, int, bool]]]:
-    """Per operator the storages that it saves and no earlier operator does.
-
-    Of each storage the node that allocates it, its bytes, and whether all microbatches share it.
-    """
-    kept: set[str] = set()
-    found, casts = list[list[tuple[str | None, int, bool]]](), dict[tuple[int, int], str]()
-    origins = dict[tuple[int, int], Origin | None]()
-    for operator, work in zip(lone, works, strict=True):
-        own: list[tuple[str | None, int, bool]] = []
-        for tensor in work.kept:
-            node = operator.given[tensor.given] if tensor.given is not None else None
-            node = operator.returned[tensor.returned] if tensor.returned is not None else node
-            root = None if node is None else root_of(node)
-            if root is not None and root.op == "placeholder" and tensor.shared:
-                continue  # a view of a parameter
-            name = None if root is None else root.name
-            if name is None or name not in kept:
-                source = operator.given[tensor.cast_of] if tensor.cast_of is not None else narrowed(operator, root)
-                if source is not None and source.name in operator.operators.owner:
-                    casts[len(found), len(own)] = root_of(source).name
-                origins[len(found), len(own)] = tensor.origin if name is None else None
-                own.append((name, tensor.bytes, tensor.shared))
-            if name is not None:
-                kept.add(name)
-        found.append(own)
-    again = casts_computed_again(lone, works, kept, casts)
-    left = [
-        [(at, *each) for at, each in enumerate(own) if (number, at) not in again] for number, own in enumerate(found)
-    ]
-    wide = {
-        (number, at): WideTensor(number, name, size, origins[number, at])
-        for number, own in enumerate(left)
-        for at, name, size, shared in own
-        if not shared
-    }
-    held = {name for own in left for _, name, _, _ in own if name is not None}
-    narrow = narrow_sources(lone, works, held, wide)
-    chosen = list[list[tuple[str | None, int, bool]]]()
-    for number, own_left in enumerate(left):
-        chosen.append([])
-        for at, name, size, shared in own_left:
-            if (number, at) in narrow:
-                chosen[-1] += [(source, size, False) for source, size in narrow[number, at].items()]
-            else:
-                chosen[-1].append((name, size, shared))
-    return chosen
-
-
 def _saved(lone: list[LoneOperator], works: list[TracedOperator]) -> tuple[list[int], list[int], set[str]]:
     """Per operator the bytes that it is the first to save, and the nodes whose storages are saved.
 
     Bytes are counted separately for each microbatch, and for all microbatches together.
     """
-    found = _first_saved(lone, works)
-    names = {name for own in found for name, _, _ in own if name is not None}
-    each, once = ([sum(n for _, n, shared in own if shared is wanted) for own in found] for wanted in (False, True))
-    return each, once, names
+    found = saved_storages(lone, works)
+    names = {each.name for own in found for each in own if each.name is not None}
+    split, once = (
+        [sum(each.bytes for each in own if each.shared is wanted) for own in found] for wanted in (False, True)
+    )
+    return split, once, names
 
 
 def _workspace(
