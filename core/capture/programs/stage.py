@@ -118,10 +118,11 @@ def order_by_strides(value: Tensor) -> tuple[int, ...]:
     The captured operators depend on the strides of what they read: a transposed tensor that arrives contiguous may give
     an attention a result that the next `view` cannot show, and another last bit to a sum.
     """
+    strides = value.stride()
     wide = [dim for dim, n in enumerate(value.shape) if n > 1]
-    if value.is_contiguous() or any(value.stride(dim) == 0 for dim in wide):
+    if value.is_contiguous() or any(strides[dim] == 0 for dim in wide):
         return ()
-    by_stride = iter(sorted(wide, key=lambda dim: -value.stride(dim)))
+    by_stride = iter(sorted(wide, key=strides.__getitem__, reverse=True))
     # Strides of dimensions with one element say nothing: these stay where they are.
     order = tuple(next(by_stride) if n > 1 else dim for dim, n in enumerate(value.shape))
     return order if order != tuple(range(value.dim())) else ()
