@@ -18,6 +18,7 @@ from ..core.costs.costs import StageCosts
 from ..core.documents import as_plain
 from ..core.errors import InfeasibleError, RequestError, naming
 from ..core.evaluate.idle import IdleTime
+from ..core.files.limits import check_seconds
 from ..core.files.write import write_text
 from ..core.plan.derive import forward_only
 from ..core.plan.interval import interval_of, interval_text
@@ -179,6 +180,8 @@ def _equal_stages(
             option = "--" + next(iter(given)).replace("_", "-")
             raise RequestError(f"{option} is for schedule files, and the plan has its own costs: leave it out")
         return None, None
+    for name, value in given.items():
+        check_seconds("--" + name.replace("_", "-"), value)
     times = uniform_times(
         given.get("forward", 1), given.get("backward_input", 1), given.get("backward_weight", 1), freed=0
     )

@@ -42,8 +42,9 @@ def build_trace(
     work = [event for event in operations if event.action.kind is not Kind.STEP]
     events = [*work, *_tasks(times), *steps, *_transfers(times)]
     events.sort(key=lambda event: (event.start_s, event.device))
-    samples = [sample for device, timeline in enumerate(timelines) for sample in _memory_samples(device, timeline)]
-    samples.sort(key=lambda sample: sample.time_s)
+    changes = [change for device, timeline in enumerate(timelines) for change in _memory_changes(device, timeline)]
+    changes.sort(key=lambda change: (change[0].time_s, change[1]))
+    samples = [sample for sample, _ in changes]
     return Trace(
         "simulated", plan.hash, plan.mesh.ranks, tuple(events), tuple(samples), times.step_s, links,
         None if known is None else known.reference_s, None if known is None else known.rehearsed_s,
@@ -75,17 +76,23 @@ def _transfers(times: StepTimes) -> Iterator[TraceEvent]:
             yield TraceEvent(dst, receive_queue(src), message.receive, start_s, end_s, message.bytes)
 
 
-def _memory_samples(device: int, timeline: Timeline) -> Iterator[MemorySample]:
-    """Each kind at the start, and then at each change; several changes at one time give one sample, unless a peak is
-    between them (`_kept_changes`). The host's memory only of a device that offloads."""
+def _memory_changes(device: int, timeline: Timeline) -> Iterator[tuple[MemorySample, bool]]:
+    """Each kind at the start, and then at each change, and whether it grows; several changes at one time give one
+    sample, unless a peak is between them (`_kept_changes`). The host's memory only of a device that offloads.
+
+    At one time the kinds that shrink are before those that grow. So a sum over the kinds that a reader updates with
+    each sample is never above the peak.
+    """
     kept, times = _kept_changes(timeline)
     rows = {kind: timeline.of_kind(kind)[kept] for kind in MEMORY_KINDS}
     if timeline.host.any():
         rows[HOST_MEMORY] = timeline.host[kept]
     for kind, row in rows.items():
         changed = numpy.flatnonzero(numpy.append(True, row[1:] != row[:-1]))
-        for time_s, size in zip(times[changed].tolist(), row[changed].tolist(), strict=True):
-            yield MemorySample(device, time_s, kind, size)
+        sizes = row[changed]
+        grows = numpy.append(True, sizes[1:] > sizes[:-1])
+        for time_s, size, grown in zip(times[changed].tolist(), sizes.tolist(), grows.tolist(), strict=True):
+            yield MemorySample(device, time_s, kind, size), grown
 
 
 def _kept_changes(timeline: Timeline) -> tuple[NDArray[numpy.int64], NDArray[numpy.float64]]:
@@ -93,7 +100,8 @@ def _kept_changes(timeline: Timeline) -> tuple[NDArray[numpy.int64], NDArray[num
 
     Of several changes at one time it is the last one, and before it one that reaches a peak of a kind or of all kinds
     together: memory that is allocated before other memory is freed, at the same time. What follows such a peak is later
-    by the least that a number can be, so that readers who take the samples of one time together see the peak.
+    by so little that no other change is between them, and by so much that they differ in microseconds, too, as floats:
+    readers who take the samples of one time together see the peak.
     """
     times = timeline.times
     first = numpy.flatnonzero(numpy.append(True, times[1:] != times[:-1]))
@@ -107,5 +115,5 @@ def _kept_changes(timeline: Timeline) -> tuple[NDArray[numpy.int64], NDArray[num
     shown = numpy.array(sorted(kept), dtype=numpy.int64)
     when = times[shown]
     for at in (numpy.flatnonzero(when[1:] == when[:-1]) + 1).tolist():
-        when[at] = numpy.nextafter(when[at - 1], numpy.inf) if when[at - 1] else _LEAST_S
-    return shown, when
+        when[at] = when[at - 1] + 4 * numpy.spacing(when[at - 1]) if when[at - 1] else _LEAST_S
+    return shown, numpy.maximum.accumulate(when)

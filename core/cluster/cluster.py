@@ -13,7 +13,7 @@ from cattrs.gen import override
 
 from ..documents import converter, read_document, to_json
 from ..errors import RequestError
-from ..files.limits import MOST_DEVICES
+from ..files.limits import MOST_DEVICES, check_seconds
 from .device_type import DeviceType
 from .host_memory import check_memory_rate, into_memory, memory_links, staged
 from .routing import ArrangedRouter, Hop, Link, Router, path_latency_s, path_rate
@@ -204,6 +204,7 @@ def _check_links(links: tuple[Link, ...], places: Counter[str]) -> None:
                 f"{what} has {', '.join(map(str, _rates(link)))} bytes/s and {link.latency_s} s: "
                 "a rate must be above 0 and a latency at least 0"
             )
+        check_seconds(f"latency_s of {what}", link.latency_s)
         ends = frozenset((link.a, link.b))
         if ends in joined or len(ends) == 1:
             fault = "joins a place to itself" if len(ends) == 1 else "appears twice"

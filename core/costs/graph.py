@@ -17,6 +17,7 @@ from cattrs.gen import make_dict_unstructure_fn, override
 
 from ..documents import converter, read_document, to_json
 from ..errors import RequestError
+from ..files.limits import check_seconds
 from .reductions import TensorReductions
 
 FORMAT = "panpipe.opgraph/1"
@@ -125,7 +126,8 @@ class OpGraph:
     """Operators in topological order, and the tensors between them.
 
     Raises:
-        RequestError: two nodes have one name, an edge names no node or is against the order, or a cost is negative.
+        RequestError: two nodes have one name, an edge names no node or is against the order, or a cost is negative,
+            or the times together are above a year.
     """
 
     nodes: tuple[OpNode, ...]
@@ -139,6 +141,9 @@ class OpGraph:
             raise RequestError(f"operator '{twice}' appears twice in the graph: names are unique; rename one")
         for node in self.nodes:
             _check_costs(node)
+        # So every stage's times are within the limit, too, and its plan can be read.
+        together = sum(getattr(node, name) for node in self.nodes for name in _TIMES)
+        check_seconds("the time of all operators together", together)
         for edge in self.edges:
             for end in (edge.src, edge.dst):
                 if end not in self.index:
@@ -176,17 +181,12 @@ class OpGraph:
         return hashlib.sha256(json.dumps(identity, separators=(",", ":")).encode()).hexdigest()
 
 
-LONGEST_S = 365 * 24 * 3600.0
-"""The longest time of an operator: a year. A larger one is a wrong unit, and sums of such times lose all digits."""
+_TIMES = ("forward_s", "backward_input_s", "backward_weight_s", "optimizer_s")
 
 
 def _check_costs(node: OpNode) -> None:
-    for name in ("forward_s", "backward_input_s", "backward_weight_s", "optimizer_s"):
-        value = getattr(node, name)
-        if not 0 <= value < float("inf"):
-            raise RequestError(f"{name} of '{node.name}' is {value}: a time must be finite, at least 0")
-        if value > LONGEST_S:
-            raise RequestError(f"{name} of '{node.name}' is {value:g} s, more than a year: give seconds")
+    for name in _TIMES:
+        check_seconds(f"{name} of '{node.name}'", getattr(node, name))
     for name in (
         "parameter_bytes",
         "state_bytes",

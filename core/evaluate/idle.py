@@ -53,7 +53,7 @@ CAUSES = {
     SHARED_LINKS: "messages, and copies to and from hosts, share links",
     RECOMPUTATION: "forwards are run again to save memory",
     MEMORY: "a faster order of the same stages does not fit",
-    UPDATE: "optimizer steps, and sums of gradients",
+    UPDATE: "optimizer steps, sums of gradients, gathers of parameters",
 }
 
 StepTime = Callable[[Plan, Sequence[StageCosts], Cluster], float]
@@ -91,8 +91,8 @@ class KnownStep:
 
     Args:
         step_s: the step.
-        without_update_s: the step without optimizer steps, sums of gradients and SYNC; None if only another run shows
-            it.
+        without_update_s: the step without optimizer steps, sums of gradients, gathers of parameters and SYNC; None if
+            only another run shows it.
         contended: whether sharing a link slowed any transfer.
     """
 
@@ -131,7 +131,7 @@ def idle_time(
             causes[cause], left = left - shorter_s, shorter_s
 
     costs = [evolve(cost, optimizer_s=0.0, gradient_bytes=0) for cost in costs]
-    run = evolve(run, tied=(), sync=False)
+    run = evolve(run, tied=(), sync=False, shard=(), memory=evolve(run.memory, unshard=()))
     if known is None or known.without_update_s is None:
         without(UPDATE, step_time(run, costs, cluster))
     else:

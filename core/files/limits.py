@@ -16,6 +16,9 @@ LARGEST_INTEGER = 2**53
 """Largest value of an integer field (sizes in bytes, counts): exact as a 64-bit float."""
 LARGEST_FLOAT, SMALLEST_FLOAT = 1e30, 1e-30
 """Range of the absolute value of a number other than 0. Products and quotients of a few such numbers are finite."""
+LONGEST_S = 365 * 24 * 3600.0
+"""The longest time of an operator, a stage or a link: a year. A longer one has a wrong unit, and sums of such times
+lose all digits."""
 MOST_DEVICES = 1 << 16
 """Devices of a cluster, a mesh or a trace."""
 MOST_INDEX = 10**7
@@ -77,3 +80,15 @@ def check_count(name: str, value: int, most: int = MOST_INDEX, least: int = 0) -
     """
     if not least <= value <= most:
         raise RequestError(f"{name} is {short(value)}: it must be from {least} to {most}; correct it")
+
+
+def check_seconds(name: str, value: float) -> None:
+    """Check a time in seconds.
+
+    Raises:
+        RequestError: it is negative, not finite, or above `LONGEST_S`.
+    """
+    if not 0 <= value < float("inf"):
+        raise RequestError(f"{name} is {value}: a time must be finite, at least 0")
+    if value > LONGEST_S:
+        raise RequestError(f"{name} is {value:g} s, more than a year: give seconds")

@@ -2,9 +2,9 @@
 
 A process is a device and a thread is one of its queues, with the names of ``trace.py``, so that a prediction and a
 measurement have tracks of the same names. Slices of one thread must not overlap: a message that is sent before the
-previous one has arrived is on a second thread of the queue. A counter is a kind of memory of a device, or one direction
-of a link, and an arrow leads from every send to its receive. Times are in microseconds, as the format requires, with
-all decimal digits of the number.
+previous one has arrived is on a second thread of the queue. A counter is a kind of memory of a device, what it holds on
+its host, or one direction of a link, and an arrow leads from every send to its receive. Times are in microseconds, as
+the format requires, with all decimal digits of the number.
 
 Source of the format: "Trace Event Format", the Chromium project.
 """
@@ -18,10 +18,13 @@ from typing import Any
 
 from ..actions import RECV_KINDS, SEND_KINDS
 from ..files.write import write_text
-from .trace import READINGS, Trace, TraceEvent, queue_order, receive_queue, send_queue
+from .trace import HOST_MEMORY, READINGS, Trace, TraceEvent, queue_order, receive_queue, send_queue
 
 FORMAT = "panpipe.trace/1"
 MEMORY_COUNTER = "memory"
+"""Its values, over all kinds, add up to the memory of a device."""
+HOST_COUNTER = "host memory"
+"""What a device holds on its host. Older traces have it in the counter of the device's memory."""
 LINK_CATEGORY = "link"
 LINK_RATE = "bytes_per_s"
 
@@ -69,7 +72,8 @@ def _lines(trace: Trace, writer: "_Writer") -> Iterator[str]:
     yield from writer.arrows()
     for sample in trace.memory:
         args = {sample.kind: _plain(sample.bytes)}
-        record = {"ph": "C", "name": MEMORY_COUNTER, "pid": writer.process(sample.device), "args": args}
+        name = HOST_COUNTER if sample.kind == HOST_MEMORY else MEMORY_COUNTER
+        record = {"ph": "C", "name": name, "pid": writer.process(sample.device), "args": args}
         yield _record(record, ts=_microseconds(sample.time_s))
     for link in trace.links:
         record = {"ph": "C", "cat": LINK_CATEGORY, "name": f"{link.src} → {link.dst}", "pid": writer.links}

@@ -14,7 +14,7 @@ from ..errors import RequestError
 from ..files.json_reader import parse_json
 from ..files.limits import LARGEST_FLOAT, MOST_DEVICES, MOST_INDEX, TRACE, short
 from ..files.read import read_text
-from .perfetto import FORMAT, LINK_CATEGORY, LINK_RATE, MEMORY_COUNTER
+from .perfetto import FORMAT, HOST_COUNTER, LINK_CATEGORY, LINK_RATE, MEMORY_COUNTER
 from .trace import COMPUTE_QUEUE, READINGS, LinkTrack, MemorySample, Trace, TraceEvent
 
 MOST_NAME = 256
@@ -55,7 +55,7 @@ def read_trace(path: str | Path) -> Trace:
         try:
             if record.get("ph") == "X" and "kind" in record.get("args", {}):
                 events.append(_read_event(record, queues))
-            elif record.get("ph") == "C" and record.get("name") == MEMORY_COUNTER:
+            elif record.get("ph") == "C" and record.get("name") in (MEMORY_COUNTER, HOST_COUNTER):
                 memory.extend(_read_memory(record))
             elif record.get("ph") == "C" and record.get("cat") == LINK_CATEGORY:
                 rate = float(_number(record["args"][LINK_RATE]))

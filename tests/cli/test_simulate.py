@@ -295,3 +295,12 @@ def test_host_that_is_too_small_is_refused_without_an_answer(tmp_path, capsys):
     assert "host 'host' holds 128 bytes of offloaded tensors of device 0 and has 127: 1 too many" in captured.err
     assert captured.err.count("\n") == 1
     assert not trace.exists()
+
+
+@pytest.mark.parametrize("option", ["--forward", "--backward-input", "--backward-weight", "--comm"])
+def test_seconds_of_a_schedule_file_above_a_year_are_refused(tmp_path, capsys, option):
+    path = tmp_path / "orders.csv"
+    assert main(["schedule", "gpipe", "--devices", "2", "--microbatches", "2", "--csv", str(path), "--json"]) == 0
+    capsys.readouterr()
+    assert main(["simulate", str(path), option, "4e7"]) == 2
+    assert f"{option} is 4e+07 s, more than a year: give seconds" in capsys.readouterr().err

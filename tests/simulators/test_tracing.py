@@ -1,5 +1,6 @@
 """The memory samples of a simulated trace: they show every peak of the result."""
 
+import json
 import tempfile
 from pathlib import Path
 
@@ -18,6 +19,20 @@ from panpipe.simulators.run import simulate
 from ..support.plans import offloading_plans, orders, plan_of, plans
 
 
+def highest_of_counters(text: str, devices: int) -> list[float]:
+    """Per device the highest sum over the kinds of its memory counter, whose values at one time count together."""
+    highest = []
+    for device in range(devices):
+        held: dict[str, float] = {}
+        sums: dict[float, float] = {}
+        for event in json.loads(text)["traceEvents"]:
+            if (event["ph"], event["name"], event["pid"]) == ("C", "memory", device):
+                held |= event["args"]
+                sums[float(event["ts"])] = sum(held.values())
+        highest.append(max(sums.values(), default=0.0))
+    return highest
+
+
 @settings(max_examples=60)
 @given(st.one_of(plans(), offloading_plans()), st.booleans())
 def test_samples_show_every_peak_of_the_result(plan, eager):
@@ -26,13 +41,28 @@ def test_samples_show_every_peak_of_the_result(plan, eager):
         path = Path(folder) / "trace.json"
         write_trace(result.trace, path)
         trace = read_trace(path)
+        text = path.read_text(encoding="utf-8")
     peaks = peak_memory(trace, MEMORY_KINDS)
     assert [peak[TOTAL] for peak in peaks] == pytest.approx(result.peak_memory_bytes)
     assert [{kind: peak[kind] for kind in MEMORY_KINDS} for peak in peaks] == [
         pytest.approx(of_kinds) for of_kinds in result.peak_by_kind
     ]
+    assert highest_of_counters(text, plan.mesh.ranks) == pytest.approx(result.peak_memory_bytes)
     held = report_data(plan, result.trace, None, ReportFacts())["traces"][0]["memory"]["held"]
     assert [max(map(sum, rows)) for rows in held] == pytest.approx(result.peak_memory_bytes, abs=3)
+
+
+def test_running_sums_over_kinds_are_never_above_the_peak():
+    # When the first F ends, its workspace is freed, and the next action saves: both change at the same time.
+    cost = StageCosts(1.0, 1.0, 1.0, saved_bytes=100, workspace_bytes=30)
+    plan = plan_of(orders("0F0 0F1 0F2 0B0 0B1 0B2"), (0,), costs=[cost])
+    result = simulate(plan)
+    held: dict[str, float] = {}
+    highest = 0.0
+    for sample in result.trace.memory:
+        held[sample.kind] = sample.bytes
+        highest = max(highest, sum(held.values()))
+    assert highest == result.peak_memory_bytes[0]
 
 
 def test_a_peak_within_an_instant_is_a_sample_of_its_own():

@@ -237,6 +237,7 @@ BAD = {
     "unknown end": (lambda d: d["links"][0].update(b="x"), "names 'x'"),
     "no rate": (lambda d: d["links"][0].update(bytes_per_s=0), "rate must be above 0"),
     "negative latency": (lambda d: d["links"][0].update(latency_s=-1), "latency at least 0"),
+    "latency of years": (lambda d: d["links"][0].update(latency_s=4e7), "latency_s of link .* more than a year"),
     "unknown kind": (lambda d: d.update(hubs=[{"name": "switch", "kind": "toaster"}]), "'switch' has kind 'toaster'"),
     "hub without a name": (lambda d: d.update(hubs=[{"kind": "nic"}]), "name"),
     "hub with more": (lambda d: d.update(hubs=[{"name": "switch", "speed": 1}]), "speed"),

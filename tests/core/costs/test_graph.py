@@ -65,6 +65,10 @@ BAD = {
         lambda d: d["nodes"][0].update(backward_weight_s=4e7),
         "backward_weight_s of 'a' is 4e[+]07 s, more than",
     ),
+    "years together": (
+        lambda d: [node.update(forward_s=3e7) for node in d["nodes"]],
+        "time of all operators together is 6e[+]07 s, more than",
+    ),
     "unknown end": (lambda d: d["edges"][0].update(dst="z"), "names 'z', which is not a node"),
     "backwards": (lambda d: d["edges"][0].update(src="b", dst="a"), "b → a runs against the order"),
     "negative edge": (lambda d: d["edges"][0].update(bytes=-1), "a → b has -1 bytes"),

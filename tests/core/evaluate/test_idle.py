@@ -23,6 +23,7 @@ from panpipe.core.plan.plan import MemoryPolicy
 from panpipe.simulators.run import simulate
 
 from ...support.plans import orders, plan_of, plans, scheduled
+from ...support.sharing import COST, shared
 
 
 def step_time(plan, costs, cluster):
@@ -139,6 +140,14 @@ def test_replicas_reduce_their_gradients():
     # Two devices, 40 bytes in each direction at 10 bytes/s, after the last backward of the first stage.
     assert found.causes[UPDATE] == pytest.approx(4.0)
     assert found.compute_s == 12.0
+    assert sum(found.causes.values()) == pytest.approx(found.idle_s)
+
+
+def test_replicas_gather_parameters_where_links_are_shared():
+    plan = scheduled("gpipe", 2, 4, costs=[COST] * 2, data=2, cluster=shared_uplink(1000.0))
+    found = explained(shared(plan, "parameters"))
+    # The gathers are part of the update: without links of their own between replicas.
+    assert found.causes[UPDATE] > 0
     assert sum(found.causes.values()) == pytest.approx(found.idle_s)
 
 

@@ -120,8 +120,10 @@ def test_another_document_is_refused_as_a_plan():
         (lambda d: d.update(microbatches="many"), "microbatches"),
         (lambda d: d.update(device_actions=7), "device_actions"),
         (lambda d: d["edges"][0].update(bytes=None), "bytes"),
+        (lambda d: d["prediction"]["costs"][1].update(optimizer_s=4e7), "optimizer_s of stage 1 is 4e+07 s, more than"),
+        (lambda d: d["prediction"]["costs"][0].update(backward_s=-1), "backward_s of stage 0 is -1"),
     ],
-    ids=["unknown", "unknown inside", "missing", "missing inside", "no number", "no list", "null"],
+    ids=["unknown", "unknown inside", "missing", "missing inside", "no number", "no list", "null", "years", "negative"],
 )
 def test_a_field_that_is_wrong_is_named(change, word):
     assert word in refused(change)
