@@ -19,8 +19,10 @@ demo: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 examples/train_gpt2.py --out out/demo
 
 # A process a core and one more, each with a file of tests at a time: what tests of a file share is made once. The largest
-# file comes last, and has processes of its own for all cores. UTF-8 whatever the locale: Inductor is not imported without it.
+# file comes last, and has processes of its own for all cores. The search is compiled before, not by each process. UTF-8
+# whatever the locale: Inductor is not imported without it.
 test: $(VENV)/ready
+	$(BIN)/python -m panpipe.core.search.compiling
 	PYTHONUTF8=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not cuda" --durations=10 \
 		-n auto --maxprocesses 8 --dist loadfile --no-loadscope-reorder tests
 
