@@ -35,9 +35,9 @@ def check_layout(name: str, value: Any, tensor: int) -> None:
 
 
 def parts_of(model: nn.Module) -> nn.Module:
-    """Modules without code that hold one rank's parts of the parameters; tied ones stay one parameter.
+    """Modules without code that hold one rank's parts of parameters and buffers; tied ones stay one parameter.
 
-    A parameter that is no DTensor is the user's own object.
+    What is no DTensor is the user's own object.
     """
     root = nn.Module()
     known: dict[int, nn.Parameter] = {}
@@ -65,7 +65,7 @@ def parts_of(model: nn.Module) -> nn.Module:
         module.register_parameter(last, known[id(parameter)])
     for name, buffer in model.named_buffers(remove_duplicate=False):
         module, last = place(name)
-        module.register_buffer(last, buffer)
+        module.register_buffer(last, _part(buffer) if hasattr(buffer, "to_local") else buffer)
     return root
 
 

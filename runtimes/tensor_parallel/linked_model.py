@@ -63,7 +63,9 @@ class LinkedModel:
             tensor = tensor_at(held[0])
             if hasattr(tensor, "to_local"):
                 # Its shape stays that of the whole parameter.
-                whole = nn.Parameter(torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"), tensor.requires_grad)
+                whole = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
+                if isinstance(tensor, nn.Parameter):
+                    whole = nn.Parameter(whole, tensor.requires_grad)
                 make_remote(whole, name, part.holder)
                 part = whole
             for place in held:

@@ -38,20 +38,25 @@ def program_of_rank(model: nn.Module, step: Step, tensor: int) -> tuple[nn.Modul
     """A model of one rank's parts of the parameters, under their names, and the step that computes with it.
 
     Args:
-        model: with DTensor parameters; it does not change.
+        model: with DTensor parameters, and perhaps replicated buffers; it does not change.
         step: the user's.
         tensor: number of tensor ranks that the user asks for.
 
     Raises:
         RequestError: the DTensors are on another number of ranks, on several meshes, or in a layout with uneven or
-            partial parts.
+            partial parts; or a buffer is divided.
     """
     found = distributed_tensors(model)
     for name, value in found.items():
         check_layout(name, value, tensor)
-    buffer = next((name for name, _ in model.named_buffers() if name in found), None)
-    if buffer is not None:
-        raise RequestError(f"buffer '{buffer}' is a DTensor: plans support DTensor parameters only; keep it whole")
+    # ``parallelize_module`` replicates the buffers of each module that it divides.
+    buffers = {name: found[name] for name, _ in model.named_buffers() if name in found}
+    divided = next((name for name, value in buffers.items() if not value.placements[0].is_replicate()), None)
+    if divided is not None:
+        raise RequestError(
+            f"buffer '{divided}' has layout {found[divided].placements[0]}: plans support divided parameters, and "
+            "buffers that each rank has whole; use Replicate"
+        )
     if len({value.device_mesh for value in found.values()}) > 1:
         raise RequestError(
             f"the parameters of {type(model).__name__} are DTensors on several meshes: use one tp dimension for all"

@@ -164,10 +164,30 @@ def test_values_of_tensors_are_refused(mesh):
     refused(mesh, branching, "the step cannot be recorded over DTensors: .*run without values of tensors")
 
 
-def test_buffer_that_is_a_dtensor_is_refused(mesh):
+def test_replicated_buffers_are_whole_on_each_rank(mesh):
+    class Scaled(Model):
+        """As torch makes it: the buffers of a module that is divided are replicated."""
+
+        def forward(self, x):
+            x = DTensor.from_local(x, self.up.weight.device_mesh, [Replicate()], run_check=False)
+            return self.down(self.up(x).relu() * self.scale).full_tensor()
+
+    model = Scaled(mesh)
+    model.scale = distribute_tensor(torch.tensor(3.0), mesh, [Replicate()])
+    parts, of_rank = program_of_rank(model, step, 2)
+    assert torch.equal(parts.scale, torch.tensor(3.0))
+    assert not hasattr(parts.scale, "to_local")
+    assert parts.scale.data_ptr() == model.scale.to_local().data_ptr()
+    up, down = model.whole
+    wanted = (2 * ((BATCH["x"] @ up[:2].t()).relu() * 3) @ down[:, :2].t()).pow(2).mean()
+    with communicating(Doubling()):
+        torch.testing.assert_close(of_rank(parts, BATCH), wanted)
+
+
+def test_divided_buffer_is_refused(mesh):
     model = Model(mesh)
-    model.scale = distribute_tensor(torch.ones(2), mesh, [Replicate()])
-    with pytest.raises(RequestError, match="buffer 'scale' is a DTensor: plans support DTensor parameters only"):
+    model.scale = distribute_tensor(torch.ones(2), mesh, [Shard(0)])
+    with pytest.raises(RequestError, match=r"buffer 'scale' has layout S\(0\): plans support divided parameters, and"):
         program_of_rank(model, step, 2)
 
 

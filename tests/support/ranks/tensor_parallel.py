@@ -51,10 +51,21 @@ class Block(nn.Module):
         return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
 
 
+class ScaledEmbedding(nn.Embedding):
+    """Its buffer becomes a replicated DTensor by ``parallelize_module``, as Gemma's."""
+
+    def __init__(self):
+        super().__init__(WORDS, HIDDEN)
+        self.register_buffer("scale", torch.tensor(HIDDEN**0.5), persistent=False)
+
+    def forward(self, tokens):
+        return super().forward(tokens) * self.scale
+
+
 class Model(nn.Module):
     def __init__(self, blocks=2):
         super().__init__()
-        self.embedding = nn.Embedding(WORDS, HIDDEN)
+        self.embedding = ScaledEmbedding()
         self.position = nn.Parameter(torch.zeros(TOKENS, HIDDEN))
         self.blocks = nn.ModuleList([Block() for _ in range(blocks)])
         self.head = nn.Linear(HIDDEN, WORDS)
