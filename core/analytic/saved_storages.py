@@ -75,8 +75,9 @@ def _first_saved(lone: Sequence[LoneOperator], works: Sequence[TracedOperator]) 
             name = None if root is None else root.name
             if name is None or name not in kept:
                 source = operator.given[tensor.cast_of] if tensor.cast_of is not None else narrowed(operator, root)
-                computed = source is not None and source.name in operator.operators.owner
-                cast = root_of(source).name if source is not None and computed else None
+                if source is not None and source.name not in operator.operators.owner:
+                    source = None  # an input of the step
+                cast = None if source is None else root_of(source).name
                 own.append(Storage(name, tensor.bytes, tensor.shared, cast, tensor.origin if name is None else None))
             if name is not None:
                 kept.add(name)
