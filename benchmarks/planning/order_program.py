@@ -1,6 +1,7 @@
 """All orders of a placement as a constraint program for CP-SAT (OR-Tools): a check of `order_search`, and slower."""
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -94,6 +95,25 @@ class OrderProgram:
                 starts = {action: solver.value(start) for action, start in self._starts.items()}
                 return self._step_of(starts) if self._fits(starts) else None
         return None
+
+    def shortest(self, seconds: float, workers: int, known: Mapping[tuple[int, int, int], int]) -> tuple[int, int]:
+        """The shortest step that is found, and a lower bound of all.
+
+        Args:
+            seconds: for the search.
+            workers: of CP-SAT, which search in different ways.
+            known: (operator, kind, microbatch) → its start in an order within the horizon.
+        """
+        for action, start in known.items():
+            self.model.add_hint(self._starts[action], start)
+        step = self.model.new_int_var(0, self._horizon, "")
+        for i in self._placed.operators:
+            self.model.add(step >= self._end(i, WEIGHT, self._placed.count - 1))
+        self.model.minimize(step)
+        solver = cp_model.CpSolver()
+        solver.parameters.max_time_in_seconds, solver.parameters.num_workers = seconds, workers
+        found = solver.status_name(solver.solve(self.model)) in ("OPTIMAL", "FEASIBLE")
+        return round(solver.objective_value) if found else HUGE, round(solver.best_objective_bound)
 
     def _step_of(self, starts: dict[tuple[int, int, int], int]) -> int:
         return max(start + self._placed.times[i][kind] for (i, kind, _), start in starts.items())

@@ -66,6 +66,7 @@ def test_search_agrees_with_constraint_programs(planning, number):
             least, step = step, search.order_within(step - 1, MOST).step_s
         assert order_program.OrderProgram(placed, least).step(5.0) == least
         assert order_program.OrderProgram(placed, least - 1).step(5.0) == order_program.HUGE
+        assert order_program.OrderProgram(placed, case.longest_s).shortest(60, 2, {}) == (least, least)
 
 
 def test_search_without_enough_space_gives_no_proof(planning):
