@@ -102,7 +102,7 @@ class PeerConnections:
 
     @property
     def watched(self) -> set[int]:
-        """The ranks whose death would be detected now."""
+        """The connected ranks that have neither left nor been reported dead."""
         return set(self._peers.values())
 
     def _run(self) -> None:
@@ -206,12 +206,13 @@ class PeerConnections:
         with suppress(OSError):
             received = peer.recv(1)
         self._selector.unregister(peer)
-        rank = self._peers.pop(peer)
         peer.close()
+        rank = self._peers[peer]
         if received and rank == 0:
             self._rank_0_left()
         if not received and not self._left.is_set():
             self._died(WorkerError.stopped_answering([rank], "its process ended"))
+        del self._peers[peer]  # last: a rank that is watched no longer has been reported
 
     def leave(self) -> None:
         """Announce that this rank leaves, and stop watching; further calls have no effect."""

@@ -14,12 +14,13 @@ from ...support.launch import HANGS_S
 
 
 class Deaths:
-    """The deaths that a rank detects."""
+    """The deaths that a rank detects; a report takes longer than a test's look at who is watched."""
 
     def __init__(self):
         self.messages = []
 
     def __call__(self, error):
+        time.sleep(0.1)
         self.messages.append(str(error))
 
 
