@@ -173,9 +173,10 @@ class Pipeline:
 
         Some steps are rehearsed, which change nothing, and operators are profiled. If another plan is predicted to be
         faster by 5 % or more, parameters, buffers, optimizer state and averages move between ranks, in memory. Later
-        results have the same bits as without. Gradients are cleared, and programs of other shapes are derived again.
-        The result is logged. On other ranks parameters become new tensors in the model: references to old ones refuse
-        their use.
+        results have the same bits as without; with ``shard`` the norm of ``clip_norm`` and sums over more than two
+        replicas may round differently. Gradients are cleared, and programs of other shapes are derived again. The
+        result is logged. What replicas share is whole meanwhile, and shared again in the new stages. On other ranks
+        parameters become new tensors in the model: references to old ones refuse their use.
 
         Returns:
             Whether stages were moved.
@@ -187,6 +188,7 @@ class Pipeline:
         self._refuse_tensor_ranks("replan")
         self._trainer.refuse_closed()
         self._trainer.averages.refuse_applied("plan again")
+        self._trainer.stages.refuse_whole("plan again")
         self._trainer.checks.check_last()
         if self.replanner is None:
             raise RequestError("this pipeline cannot be planned again: build it with panpipe.pipeline on real devices")

@@ -68,13 +68,13 @@ class Checkpoints:
     def state_dict(self) -> dict[str, Any]:
         """The state of this process; see `Pipeline.state_dict`."""
         with self._stages.whole_parameters():
-            found = self._state()
+            found = self.whole_state()
             if self._stages.shares_parameters:  # they lose their memory
                 found["model"] = {name: tensor.to("cpu", copy=True) for name, tensor in found["model"].items()}
         return found
 
-    def _state(self) -> dict[str, Any]:
-        """The state of this process, whose parameters are whole."""
+    def whole_state(self) -> dict[str, Any]:
+        """The state of this process, while the parameters that replicas share are whole; tensors are not copied."""
         if self._runner.accumulating:
             raise RequestError(
                 "gradients wait for an update since step(batch, update=False), and a checkpoint does not store "
@@ -112,7 +112,7 @@ class Checkpoints:
     def _write(self, team: Team, path: Path, wait: bool, keep: int | None) -> None:
         failure, parts = None, Parts()
         try:
-            found = parts_of(self._state())
+            found = parts_of(self.whole_state())
             if team.tensor is not None:
                 found = gathered(found, team.tensor)
             if team.replica == 0:

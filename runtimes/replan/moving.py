@@ -1,11 +1,12 @@
 """Moves the state of training between the ranks of a pipeline, in memory, for another plan.
 
-    every rank lists what it holds ──▶ every rank knows who needs what ──▶ one message from each rank to each other one
+    every rank lists what it holds ──▶ every rank knows who needs what ──▶ messages from each rank to each other one
 
 State that a rank needs comes from the first rank that holds it. Nothing is copied that a rank holds already. Replicas
-move the same, each within itself.
+move the same, each within itself; what they share is whole then, optimizer state on the host.
 """
 
+import math
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
@@ -22,6 +23,8 @@ TENSOR, OPTIMIZER, STEPPED, AVERAGE = "tensor", "optimizer", "stepped", "ema"
 Key = tuple[str, str]
 """(kind, name): the name of a parameter or buffer, or of an entry of its optimizer state."""
 _VALUE = "value"
+PORTION_BYTES = 64 << 20
+"""Most bytes of a message of several tensors: of state that is kept on the host, a device then holds only a few."""
 
 
 @frozen
@@ -87,27 +90,32 @@ class MovableState:
     def _exchange(
         self, team: Team, messages: Mapping[tuple[int, int], list[Key]], held: Sequence[Mapping[Key, Any]]
     ) -> dict[Key, Tensor]:
-        """Send and receive; (owner, reader) → the keys of their message, in the same order on all ranks."""
+        """Send and receive; (owner, reader) → the keys of their messages, in the same order on all ranks."""
         found: dict[Key, Tensor] = {}
         team.connect(sorted(messages))
 
-        def work(device: int) -> None:
+        portions = {pair: _portions(keys, held[pair[0]]) for pair, keys in sorted(messages.items())}
+
+        def exchange(device: int, now: Mapping[tuple[int, int], list[Key]]) -> None:
             backend, where, handles = team.backend(device), team.where[device], []
-            for (owner, reader), keys in sorted(messages.items()):
+            received: dict[Key, tuple[Tensor, str]] = {}
+            for (owner, reader), keys in now.items():
                 if device == owner:
                     handles.append(backend.send([self.tensors[key].contiguous().to(where) for key in keys], reader))
                 elif device == reader:
-                    received = {key: _empty(held[owner][key], where) for key in keys}
-                    found.update(received)
-                    handles.append(backend.receive(list(received.values()), owner))
+                    own = {key: _empty(held[owner][key], where) for key in keys}
+                    received |= {key: (tensor, held[owner][key][2]) for key, tensor in own.items()}
+                    handles.append(backend.receive(list(own.values()), owner))
             for handle in handles:
                 handle.wait()
+            # What the owner has on the host, such as the count of steps of an optimizer, is kept there.
+            found.update({key: t.cpu() if kind == "cpu" else t for key, (t, kind) in received.items()})
+
+        def work(device: int) -> None:
+            for number in range(max(map(len, portions.values()), default=0)):
+                exchange(device, {pair: own[number] for pair, own in portions.items() if number < len(own)})
 
         team.run_local(work)
-        for (owner, _), keys in messages.items():
-            for key in keys:
-                if key in found and held[owner][key][2] == "cpu":  # such as the count of steps of an optimizer
-                    found[key] = found[key].cpu()
         return found
 
     def part(self, kind: str) -> dict[str, Any]:
@@ -134,9 +142,29 @@ def _needed(held: Sequence[Mapping[Key, Any]], parameters: Set[str], written: Se
     return needed
 
 
+def _portions(keys: Sequence[Key], held: Mapping[Key, Any]) -> list[list[Key]]:
+    """The keys of the messages from one rank to another, each of at most ``PORTION_BYTES`` or of one tensor."""
+    found: list[list[Key]] = []
+    left = 0
+    for key in keys:
+        shape, dtype, _ = held[key]
+        size = math.prod(shape) * _dtype(dtype).itemsize
+        if not found or size > left:
+            found.append([])
+            left = PORTION_BYTES
+        found[-1].append(key)
+        left -= size
+    return found
+
+
 def _empty(what: tuple[Any, ...], where: torch.device) -> Tensor:
     shape, dtype, _ = what
-    return torch.empty(shape, dtype=getattr(torch, dtype.removeprefix("torch.")), device=where)
+    return torch.empty(shape, dtype=_dtype(dtype), device=where)
+
+
+def _dtype(name: str) -> torch.dtype:
+    found: torch.dtype = getattr(torch, name.removeprefix("torch."))
+    return found
 
 
 class MovedWeights(Weights):

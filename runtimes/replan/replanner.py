@@ -18,6 +18,7 @@ from ...core.errors import InfeasibleError, RequestError
 from ...core.logs import LOGGER
 from ...core.plan.derive import synchronised
 from ...core.plan.plan import Plan
+from ...core.plan.sharding import AUTO, LEVELS, NONE
 from ...core.plan.validation.validate import validate
 from ...core.plan.wording import plan_size
 from ...core.search.choose import plan_for_devices
@@ -31,6 +32,7 @@ from ..planning.options import PlanningOptions
 from ..planning.rehearsed import rehearsed_costs
 from ..profile.measured_cluster import measured_cluster
 from ..programs.options import ProgramOptions
+from ..training.plan_setup import PlanSetup
 from ..training.trainer import Trainer
 from ..weights.remote_tensors import as_meta_tensors
 from .moving import AVERAGE, OPTIMIZER, STEPPED, TENSOR, MovableState, MovedWeights
@@ -99,8 +101,6 @@ class Replanner:
             reason = "the pipeline has no optimizer, and the state of yours cannot be moved: give optimizer="
         elif trainer.optimizers_lent:
             reason = "pipe.optimizers was read, and its optimizers would be replaced: use scheduler= instead"
-        elif trainer.plan.shard:
-            reason = "its replicas share optimizers (shard), whose parts cannot be moved yet: leave shard out"
         elif frozen_since:
             reason = f"parameter '{frozen_since[0]}' was frozen since its optimizer was created: build another pipeline"
         elif trainer.variants.key != self._reads:
@@ -158,6 +158,7 @@ class Replanner:
         wanted = SearchOptions(
             families=options.families, oracle=oracle, anneal=options.anneal, recompute=options.recompute,
             max_chunks=options.max_chunks, message=message, offload=options.offload, seconds=SECONDS,
+            shard=self._level(plan),
         )  # fmt: skip
 
         def choose() -> tuple[Plan, float] | None:
@@ -189,33 +190,48 @@ class Replanner:
         Raises:
             RequestError: a rank cannot run the plan; then nothing has changed on any rank.
         """
-        team, parts, failure = trainer.team, None, None
+        team, before, averages = trainer.team, trainer.stages, trainer.averages
+        before.ensure_values()
+        with before.whole_parameters():
+            parts = self._set_up(trainer, plan)
+            checkpoints.wait()
+            state = checkpoints.whole_state()
+            written = set(self._example.operators.step.mutated_buffers)
+            with torch.no_grad():
+                own = MovableState.of(trainer.model, state, [average.tensors for average in averages.all])
+                on = [plan.stages_on(device) for device in range(team.size)]
+                needed = [{name for stage in stages for name in parts.stages.names_of(stage)} for stages in on]
+                moved = own.moved(team, needed, written)
+            scheduler = next((s for s in team.in_replica(lambda _: state.get("scheduler")) if s is not None), None)
+            before.hand_over()
+            trainer.replace(parts)
+            trainer.stages.load(MovedWeights(moved.part(TENSOR)), before.initial)
+        with trainer.stages.whole_parameters():
+            averages.follow(
+                trainer.stages.states, [moved.part(f"{AVERAGE} {number}") for number in range(len(averages.all))]
+            )
+            checkpoints.follow(trainer.stages, trainer.runner, trainer.evaluator)
+            found = {**checkpoints.whole_state(), "progress": state["progress"]}
+            found |= {"optimizer": moved.part(OPTIMIZER), "stepped": moved.part(STEPPED)}
+            checkpoints.load_state_dict(found if scheduler is None else {**found, "scheduler": scheduler})
+
+    def _set_up(self, trainer: Trainer, plan: Plan) -> PlanSetup:
+        """The parts of the trainer for another plan; an error of one rank is raised on all."""
+        parts, failure = None, None
         try:
             validate(plan)
             parts = trainer.set_up_plan(self._example, plan, evolve(self._programs, known={}))
         except RequestError as error:
             failure = error
-        team.agree(failure)
+        trainer.team.agree(failure)
         assert parts is not None
-        checkpoints.wait()
-        state, averages = checkpoints.state_dict(), trainer.averages
-        written = set(self._example.operators.step.mutated_buffers)
-        with torch.no_grad():
-            own = MovableState.of(trainer.model, state, [average.tensors for average in averages.all])
-            on = [plan.stages_on(device) for device in range(team.size)]
-            needed = [{name for stage in stages for name in parts.stages.names_of(stage)} for stages in on]
-            moved = own.moved(team, needed, written)
-        scheduler = next((s for s in team.in_replica(lambda _: state.get("scheduler")) if s is not None), None)
-        initial = trainer.stages.initial
-        trainer.replace(parts)
-        trainer.stages.load(MovedWeights(moved.part(TENSOR)), initial)
-        averages.follow(
-            trainer.stages.states, [moved.part(f"{AVERAGE} {number}") for number in range(len(averages.all))]
-        )
-        checkpoints.follow(trainer.stages, trainer.runner, trainer.evaluator)
-        found = {**checkpoints.state_dict(), "progress": state["progress"]}
-        found |= {"optimizer": moved.part(OPTIMIZER), "stepped": moved.part(STEPPED)}
-        checkpoints.load_state_dict(found if scheduler is None else {**found, "scheduler": scheduler})
+        return parts
+
+    def _level(self, plan: Plan) -> str:
+        """What replicas share in a new plan: as in the present one, or where it is asked for what does not fit."""
+        if not plan.shard:
+            return NONE
+        return AUTO if self._options.shard == AUTO else max(plan.shard, key=LEVELS.index)
 
 
 def describe_result(found: ReplanResult | None, replaced: bool) -> str:

@@ -67,7 +67,7 @@ class LocalStages:
         self._own = own = own_tensors(model, compiled.programs, where, self._unused)
         self._read = frozenset(compiled.operators.graph.parameters)
         self._written = frozenset(compiled.operators.step.mutated_buffers)
-        self._loaded, self._whole, self.initial = False, False, InitialWeights()
+        self._loaded, self._whole, self._handed_over, self.initial = False, False, False, InitialWeights()
         self._known = KnownTensors(model)
         self._slots: dict[int, Slots] = {}
         self.tied = TiedCopies({})
@@ -186,8 +186,12 @@ class LocalStages:
             kept = True
         finally:
             self._whole = False
-            for shared in divided.values():
+            for shared in divided.values() if not self._handed_over else ():
                 shared.take_back(keep=kept)
+
+    def hand_over(self) -> None:
+        """Leave the parameters, which are whole now, to the stages of another plan; these stages are not used again."""
+        self._handed_over = True
 
     def whole_equal_parameters(self) -> AbstractContextManager[None]:
         """As `whole_parameters`, after `ensure_equal_values`."""

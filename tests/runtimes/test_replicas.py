@@ -29,7 +29,15 @@ def check(found: list[dict], places: list[list[int]]) -> None:
 def four(tmp_path_factory):
     """Two replicas of a pipeline of two: what several jobs find in one start."""
     return results_of(
-        ["replicas", "scaling", "not_finite", "monitored", "sharded_states", "scattered_schedules"],
+        [
+            "replicas",
+            "scaling",
+            "not_finite",
+            "monitored",
+            "sharded_states",
+            "scattered_schedules",
+            "replanned_parted",
+        ],
         tmp_path_factory.mktemp("four"),
         4,
         MESH="pp=2,dp=2",
@@ -218,6 +226,12 @@ def test_split_backwards_and_uneven_microbatches_of_replicas_that_share_gradient
         assert len(one["schedules"]) == 5 * 2  # share gradients, or parameters: in short and in long runs in turns
         for name, distances in one["schedules"].items():
             assert max(distances) < 1e-9, (name, distances)
+
+
+def test_stages_move_while_replicas_share_parameters(four):
+    for one in four["replanned_parted"]:
+        assert set(one) == {"first", "in a v", "then gradients"}
+        assert max(one.values()) < 1e-9, one
 
 
 def test_shared_gradients_that_the_user_clears_reads_or_replaces_are_refused(four):

@@ -14,7 +14,7 @@ JOBS = ["sharded", "scattered", "parted"]
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
     """Two replicas of a pipeline of two: what several jobs find in one start."""
-    jobs = [*JOBS, *(f"{job}_scaling" for job in JOBS)]
+    jobs = [*JOBS, *(f"{job}_scaling" for job in JOBS), "replanned_sharing"]
     return results_of(jobs, tmp_path_factory.mktemp("four"), 4, MESH="pp=2,dp=2")
 
 
@@ -36,6 +36,18 @@ def test_scaled_losses_of_replicas_that_share(four, job):
     check_updates(found)
     for one in found:
         assert [mine for mine, _ in one["cases"]["float16"]["skipped"]] == SKIPPED
+
+
+def test_stages_move_while_replicas_share_optimizers_or_gradients(four):
+    for one in four["replanned_sharing"]:
+        for level, distances in one.items():
+            assert max(distances.values()) < 1e-9, (level, distances)
+
+
+@pytest.mark.parametrize(("mesh", "ranks"), [("dp=2,pp=2", 4), ("pp=1,dp=2", 2), ("dp=3,pp=1", 3)])
+def test_stages_move_while_replicas_share_parameters_over_other_meshes(tmp_path, mesh, ranks):
+    for one in results("replanned_parted", tmp_path, ranks, MESH=mesh):
+        assert max(one.values()) < 1e-9, one
 
 
 @pytest.mark.parametrize("job", JOBS)

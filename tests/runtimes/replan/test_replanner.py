@@ -80,10 +80,6 @@ def test_reasons_against_planning_again(pipe):
     parameter.requires_grad_(False)
     assert "was frozen since its optimizer was created" in reason()
     parameter.requires_grad_(True)
-    plan = trainer.plan
-    trainer.plan = evolve(plan, shard=("optimizer",) * len(plan.stages))
-    assert "its replicas share optimizers (shard)" in reason()
-    trainer.plan = plan
     other = replanner_of(pipe, CASES[NAME])
     other._reads = "other values"
     assert "the step reads other Python values than when it was captured" in str(other.refusal(trainer))
@@ -94,6 +90,22 @@ def test_reasons_against_planning_again(pipe):
     trainer.optimizers_lent = False
     assert "the pipeline has no optimizer" in reason()
     trainer.training = training
+
+
+@pytest.mark.parametrize(
+    ("asked", "levels", "wanted"),
+    [
+        ("none", (), "none"),
+        ("auto", (), "none"),  # it fits without
+        ("gradients", ("gradients", "gradients"), "gradients"),
+        ("auto", ("none", "parameters"), "auto"),
+        ("none", ("gradients", "optimizer"), "gradients"),  # a plan from a file
+    ],
+)
+def test_new_plan_shares_what_the_present_one_does(pipe, asked, levels, wanted):
+    replanner = replanner_of(pipe, CASES[NAME])
+    replanner._options = evolve(replanner._options, shard=asked)
+    assert replanner._level(evolve(PRESENT, shard=levels)) == wanted
 
 
 def test_refused_pipeline_keeps_its_plan(pipe, monkeypatch):

@@ -38,6 +38,7 @@ from panpipe.runtimes.optimizer.described_updates import describe_update
 from panpipe.runtimes.optimizer.gradient_buckets import Bucket
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.programs.stage_run import StageRun
+from panpipe.runtimes.replan import moving
 from panpipe.runtimes.training.initial_weights import compare_initial_weights
 from panpipe.runtimes.weights import weights_from
 from torch.distributed.device_mesh import init_device_mesh
@@ -60,7 +61,7 @@ from tests.support.programs.unused_parts import parts_over_ranks
 from tests.support.ranks import demo, endless_waits, hangs, sharding, tensor_parallel
 from tests.support.ranks.forks import serve
 from tests.support.ranks.operator_ranks import POISONED, ROOT, monitored_steps, skipped_together
-from tests.support.ranks.replanning import CHANGES, moved_and_not
+from tests.support.ranks.replanning import CHANGES, moved_and_not, moved_while_sharing
 from tests.support.ranks.replicas import Trained, batches
 from tests.support.ranks.scaling_ranks import LOWER, TAPPED, in_bfloat16, refusal, scaled, step_apart
 from tests.support.ranks.teams import pipeline_on, prepare
@@ -1030,6 +1031,20 @@ def offloading_features(team):
 @captures(*((CASES[name], torch.float32, 8, 4) for name in CHANGES))
 def replanned(team):
     return {name: moved_and_not(team, name) for name in CHANGES}
+
+
+@captures((GPT, torch.float64, 8, 4))
+def replanned_parted(team):
+    """Stages that move while replicas share parameters."""
+    with mock.patch.object(moving, "PORTION_BYTES", 1000):  # several messages between two ranks
+        return moved_while_sharing(team, GPT, "parameters")
+
+
+@captures((GPT, torch.float64, 8, 4), (sharding.FROZEN, torch.float64, 8, 4))
+def replanned_sharing(team):
+    """The same with the other levels, and with frozen parameters."""
+    found = {level: moved_while_sharing(team, GPT, level) for level in ("optimizer", "gradients")}
+    return {**found, "frozen": moved_while_sharing(team, sharding.FROZEN, "parameters")}
 
 
 @captures((POISONED, torch.float32, 8, 4), (ROOT, torch.float32, 8, 4))

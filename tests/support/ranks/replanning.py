@@ -1,29 +1,40 @@
 """Pipelines whose stages move to another plan while they train, and others that keep theirs; see `ranks`."""
 
+import copy
 from typing import Any
 from zlib import crc32
 
+import pytest
 import torch
 from attrs import evolve
 from panpipe.core.capture.python.reads import Reads
+from panpipe.core.errors import RequestError
 from panpipe.core.plan.derive import synchronised
 from panpipe.core.plan.plan import Plan
+from panpipe.core.plan.sharding import LEVELS
 from panpipe.core.search import longest_path
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.diagnose.reference import reference_of_replicas
 from panpipe.runtimes.launch.team import Team, ThreadTeam
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.planning.options import PlanningOptions
 from panpipe.runtimes.programs.options import ProgramOptions
 from panpipe.runtimes.replan.replanner import Replanner
+from panpipe.runtimes.training.averages import WeightAverage
+from torch import nn
 from torch.optim import lr_scheduler
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ..cuts import captured_once, dims_once, even_plan
 from ..models import CASES, Case
-from .teams import pipeline_on
+from ..programs.optimizing import two_groups, warm_up
+from ..sharing import shared
+from .replicas import batches
+from .teams import SEED, pipeline_on
 
-DTYPE = torch.float32
+DTYPE, F64 = torch.float32, torch.float64
 CHANGES: dict[str, list[dict[str, Any]]] = {
     "tied gpt with dropout": [{"schedule_name": "v-half", "chunks": 2, "recompute": None}, {}],
     "batchnorm with a skip": [{"schedule_name": "v-half", "chunks": 2}],
@@ -31,16 +42,16 @@ CHANGES: dict[str, list[dict[str, Any]]] = {
 """Case → the plans that its stages move to, one after the other, as options of an even plan."""
 
 
-def plan_of(case: Case, team: Team, **options: Any) -> Plan:
+def plan_of(case: Case, team: Team, dtype: torch.dtype = DTYPE, **options: Any) -> Plan:
     """An even plan over the devices of a team, for updates that clip."""
-    plan = even_plan(captured_once(case, DTYPE, 8, 4), team.size, 4, **options)
+    plan = even_plan(captured_once(case, dtype, 8, 4), team.size, 4, **options)
     return synchronised(evolve(plan, mesh=team.mesh))
 
 
-def replanner_of(pipe: Pipeline, case: Case) -> Replanner:
+def replanner_of(pipe: Pipeline, case: Case, dtype: torch.dtype = DTYPE) -> Replanner:
     """What plans again for a pipeline."""
-    piece = split_batch(case.batch(8, DTYPE), 4, dims_once(case, DTYPE, 8, "cpu"))[0]
-    example = Example(pipe.model, case.step, piece, captured_once(case, DTYPE, 8, 4))
+    piece = split_batch(case.batch(8, dtype), 4, dims_once(case, dtype, 8, "cpu"))[0]
+    example = Example(pipe.model, case.step, piece, captured_once(case, dtype, 8, 4))
     options = PlanningOptions(oracle=longest_path, cut_oracle=longest_path)
     return Replanner(example, options, ProgramOptions(), Reads(pipe.model, case.step).key)
 
@@ -84,6 +95,66 @@ def moved_and_not(team: Team, name: str) -> dict[str, Any]:
             "stages": sorted(pipe.stage_parameters),
         }
     return found
+
+
+def moved_while_sharing(team: Team, case: Case, level: str) -> dict[str, float]:
+    """Distances from one process of a pipeline whose stages move twice, then with another level of sharding.
+
+    It has clipping, groups of parameters, a scheduler, an average, and batches of several sizes.
+
+    Args:
+        team: the ranks.
+        case: what is trained.
+        level: what replicas share at first.
+    """
+    training = Training(clip_norm=0.05, scheduler=warm_up)
+    model = case.model(F64)
+    alone = copy.deepcopy(model)
+    stepped = two_groups(item for item in alone.named_parameters() if item[1].requires_grad)
+    rates = warm_up(stepped)
+    kept = AveragedModel(alone, multi_avg_fn=get_ema_multi_avg_fn(0.5))
+    plan = shared(plan_of(case, team, F64), level)
+    pipe = pipeline_on(team, case, 8, 4, two_groups, dtype=F64, model=model, plan=plan, training=training)
+    pipe.replanner = replanner_of(pipe, case, F64)
+    average, found, references = pipe.ema(0.5), dict[str, float](), dict(pipe.model.named_parameters())
+    kept.update_parameters(alone)
+    with pytest.raises((RequestError, KeyError)):  # and nothing has changed
+        move(pipe, plan_of(CASES["batchnorm with a skip"], team))
+    after = LEVELS[LEVELS.index(level) - 1]
+    moves = {"first": None, "in a v": ({"schedule_name": "v-half", "chunks": 2}, level), f"then {after}": ({}, after)}
+    for name, move_to in moves.items():
+        if move_to is not None:
+            options, shares = move_to
+            move(pipe, shared(plan_of(case, team, F64, **options), shares))
+        far = 0.0
+        for rows in ([8] * team.replicas, [8, 2, 1]):
+            parts = batches(case, team.replicas, rows)
+            loss = pipe.step(parts[team.replica]).item()
+            index = pipe.steps - 1
+            wanted = reference_of_replicas(alone, case.step, parts, microbatches=4, seed=SEED, index=index).item()
+            torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
+            stepped.step()
+            rates.step()
+            kept.update_parameters(alone)
+            far = max(far, abs(loss - wanted))
+        found[name] = max(far, _furthest(pipe, average, alone, kept.module))
+    evaluated = pipe.evaluate(parts[team.replica]).item()
+    assert all(evaluated == other for other in team.everywhere(lambda _: evaluated))
+    if len(team.local) == team.size:
+        assert all(p is references[name] for name, p in pipe.model.named_parameters())
+    return found
+
+
+def _furthest(pipe: Pipeline, average: WeightAverage, alone: nn.Module, averaged: nn.Module) -> float:
+    """The largest distance of a parameter here, and of its average, from those of one process."""
+    wanted, far = dict(alone.named_parameters()), 0.0
+    averages = dict(averaged.named_parameters())
+    with pipe.whole_parameters():
+        for name, parameter in pipe.model.named_parameters():
+            if not parameter.is_meta:
+                far = max(far, (parameter - wanted[name]).abs().max().item())
+                far = max(far, (average.tensors[name] - averages[name]).abs().max().item())
+    return far
 
 
 def _bits(value: Any) -> Any:
