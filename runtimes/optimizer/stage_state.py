@@ -1,6 +1,7 @@
 """The state of a stage between steps: parameters, buffers, gradients and the optimizer."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from typing import Any
 
@@ -93,7 +94,8 @@ class StageState:
         trained = list(self.trained.items())
         if self._make_optimizer is None or not trained:
             return None
-        made = stage_optimizer(self._make_optimizer, trained)
+        with self._plain():
+            made = stage_optimizer(self._make_optimizer, trained)
         if made is not None and self.sharing is not None:
             self.shards.narrow_optimizer(made)
         return made
@@ -160,9 +162,15 @@ class StageState:
         if self.optimizer is None and self._make_scheduler is None:
             del self.optimizer  # created on next use
             return
-        join_optimizer(self.optimizer, self._make_optimizer, list(self.trained.items()), name)
+        with self._plain():
+            join_optimizer(self.optimizer, self._make_optimizer, list(self.trained.items()), name)
         if self.sharing is not None and self.optimizer is not None:
             self.shards.narrow_optimizer(self.optimizer)
+
+    def _plain(self) -> AbstractContextManager[None]:
+        """A context in which the whole parameters are plain tensors, perhaps of zeros, to create an optimizer."""
+        shared = self.shared
+        return nullcontext() if shared is None or shared.lent or not shared.divided else shared.stand_ins()
 
     @property
     def gradient_buffers(self) -> list[Tensor]:

@@ -211,6 +211,12 @@ def test_each_of_two_replicas_holds_half_of_the_frozen_parameters(four):
         assert held["parameters"] == pytest.approx(held["none"] / 2, rel=0.001)
 
 
+def test_parameters_that_are_unfrozen_between_steps_are_shared(four):
+    for one in four["sharded_states"]:
+        assert set(one["unfrozen"]) == {"optimizer", "gradients", "parameters"}
+        assert max(one["unfrozen"].values()) < 1e-9, one["unfrozen"]
+
+
 def test_plan_with_one_sharded_stage_gathers_that_stage_alone(four):
     for one in four["sharded_states"]:
         found = one["partly"]

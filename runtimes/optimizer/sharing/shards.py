@@ -22,7 +22,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ....core.errors import RequestError
 from ....core.plan.sharding import bucket_bytes
 from ..gradient_buckets import BUCKET_BYTES, divided
 from .sharded_buckets import Part, ShardedBucket, Sharing, in_memory_order
@@ -86,18 +85,16 @@ class Shards:
             self.shared = SharedParameters([*self.buckets, *_frozen_buckets(frozen or {}, sharing, size)])
 
     def add(self, name: str, parameter: nn.Parameter) -> None:
-        """Share another parameter, in a bucket of its own: the slices of the others stay where they are.
+        """Train another parameter, in a bucket of its own: the slices of the others stay where they are.
 
-        Raises:
-            RequestError: replicas share parameters.
+        If replicas share parameters, all of them call this together: its values leave a bucket of frozen ones.
         """
-        if self.shared is not None:
-            raise RequestError(
-                f"parameter '{name}' was frozen when the pipeline was built, and has a gradient now: with "
-                "shard='parameters' the parameters to share are known from the beginning; unfreeze it before, or give "
-                "shard='gradients'"
-            )
         bucket = ShardedBucket({name: parameter}, self.sharing)
+        if self.shared is not None:
+            before = next((each for each in self.shared.buckets if name in each.parameters), None)
+            left = {} if before is None else {n: p for n, p in before.parameters.items() if n != name}
+            after = [ShardedBucket(left, self.sharing, trained=False)] if left else []
+            self.shared.divide(before, [bucket, *after], self.sharing.replicas())
         self.names[parameter] = name
         self.buckets.append(bucket)
         self.bucket_of[parameter] = bucket

@@ -37,21 +37,25 @@ class SharedParameters:
     Attributes:
         divided: whether this replica has its parts alone, or whole parameters during a run. Before, it has the whole
             parameters, and UNSHARD and RESHARD of a rehearsal leave them as they are.
+        lent: whether the model has whole parameters in memory of its own.
         buckets: as given.
-        bytes: of whole parameters.
         memory_of: parameter → all of its memory, in one dimension; empty until `own_memory`.
     """
 
     def __init__(self, buckets: Sequence[ShardedBucket]) -> None:
         self.divided = False
-        self.buckets = buckets
+        self.buckets = list(buckets)
         self._names = {p: name for bucket in buckets for name, p in bucket.parameters.items()}
         self._classes = {parameter: type(parameter) for parameter in self._names}
         self._wholes: dict[ShardedBucket, Tensor] = {}
-        self._in_flight = False
-        self.bytes = sum(bucket.nbytes for bucket in buckets)
+        self.lent, self._in_flight = False, False
         self.memory_of: dict[nn.Parameter, Tensor] = {}
         self._views: dict[nn.Parameter, Tensor] = {}
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of whole parameters."""
+        return sum(bucket.nbytes for bucket in self.buckets)
 
     def own_memory(self) -> None:
         """Give each parameter memory that no other tensor shares, before values are loaded; its values stay."""
@@ -72,6 +76,32 @@ class SharedParameters:
         self.divided = True
         self.free()
 
+    def divide(self, before: ShardedBucket | None, after: Sequence[ShardedBucket], replicas: Backend) -> None:
+        """Replace a bucket by others of the same parameters, after `keep_parts`. All replicas call this together.
+
+        Args:
+            before: one of ``buckets``; None for others of empty parameters, which were in none.
+            after: the others.
+            replicas: the device's transport to its replicas.
+        """
+        if before is not None:
+            whole = _gathered(before, replicas)
+            self.buckets.remove(before)
+            for bucket in after:
+                assert bucket.values is not None
+                joined = torch.zeros(bucket.elements, dtype=bucket.dtype, device=bucket.device)
+                for name, parameter in bucket.parameters.items():
+                    at, old, size = bucket.offsets[name], before.offsets[name], parameter.numel()
+                    joined[at : at + size].copy_(whole[old : old + size])
+                bucket.values.copy_(joined[bucket.own])
+        for bucket in after:
+            self.buckets.append(bucket)
+            if bucket.is_single:
+                ((name, parameter),) = bucket.parameters.items()
+                self._names[parameter] = name
+                self._classes.setdefault(parameter, type(parameter))
+                self._renew_memory(bucket, parameter)
+
     def free(self) -> None:
         """Free the whole parameters, if this replica has its parts, and if no all-gather still writes to them."""
         if not self.divided or self._in_flight:
@@ -86,12 +116,25 @@ class SharedParameters:
             make_remote(parameter, name, HOLDERS)
         deallocate(self.memory_of.values())
 
+    def _renew_memory(self, bucket: ShardedBucket, parameter: nn.Parameter) -> None:
+        """Give the parameter of a bucket other memory, in which it can be gathered without a copy; it is freed now."""
+        memory = torch.empty(bucket.elements, dtype=bucket.dtype, device=bucket.device)
+        view = memory.as_strided(parameter.shape, parameter.stride())
+        deallocate([memory])
+        self._wholes[bucket] = self.memory_of[parameter] = memory
+        self._views[parameter] = view
+        if not self.lent:
+            parameter.__class__ = self._classes[parameter]
+            parameter.data = view
+            make_remote(parameter, self._names[parameter], HOLDERS)
+
     def lend(self, replicas: Backend | None) -> None:
         """Give the model whole parameters in memory of its own, which nobody frees: the caller may keep references.
 
         Args:
             replicas: the device's transport to its replicas; None for undefined values.
         """
+        self.lent = True
         for parameter, kind in self._classes.items():
             parameter.__class__ = kind
             parameter.data = torch.empty_strided(
@@ -99,11 +142,7 @@ class SharedParameters:
             )
         if replicas is not None:
             for bucket in self.buckets:
-                assert bucket.values is not None
-                whole = torch.empty(bucket.elements, dtype=bucket.dtype, device=bucket.device)
-                whole[bucket.own].copy_(bucket.values)
-                replicas.all_gather(numbers_of(whole)).wait()
-                bucket.assign(whole)
+                bucket.assign(_gathered(bucket, replicas))
 
     def take_back(self, *, keep: bool) -> None:
         """Take the parameters back that were lent.
@@ -115,6 +154,7 @@ class SharedParameters:
             for bucket in self.buckets if keep else ():
                 assert bucket.values is not None
                 bucket.values.copy_(self._joined(bucket)[bucket.own])
+        self.lent = False
         for parameter, view in self._views.items():
             parameter.data = view
             make_remote(parameter, self._names[parameter], HOLDERS)
@@ -200,6 +240,15 @@ class ParametersGather:
                 self._shared.gathered(bucket, whole)
         self._gathers.clear()
         self._shared.ended()
+
+
+def _gathered(bucket: ShardedBucket, replicas: Backend) -> Tensor:
+    """The parameters of a bucket, whole, in a new tensor."""
+    assert bucket.values is not None
+    whole = torch.empty(bucket.elements, dtype=bucket.dtype, device=bucket.device)
+    whole[bucket.own].copy_(bucket.values)
+    replicas.all_gather(numbers_of(whole)).wait()
+    return whole
 
 
 def _own_memory(parameter: nn.Parameter, elements: int | None) -> Tensor:

@@ -533,8 +533,8 @@ def scattered_schedules(team):
 def sharded_states(team):
     """Checkpoints of replicas that share, plans with one sharded stage, and frozen parameters."""
     partly = {level: sharding.partly(team, level) for level in LEVELS[1:]}
-    frozen = sharding.of_frozen_parameters(team)
-    return {**sharding.resumed(team, Path(sys.argv[2])), "partly": partly, "frozen": frozen}
+    frozen, unfrozen = sharding.of_frozen_parameters(team), sharding.of_unfrozen_parameters(team)
+    return {**sharding.resumed(team, Path(sys.argv[2])), "partly": partly, "frozen": frozen, "unfrozen": unfrozen}
 
 
 @captures((TAPPED, torch.float32, 8, 4))

@@ -75,6 +75,30 @@ def of_frozen_parameters(team: Team) -> dict[str, Any]:
     return found
 
 
+def of_unfrozen_parameters(team: Team) -> dict[str, float]:
+    """The largest distance from one process where parameters are unfrozen between steps, by level.
+
+    One is in a bucket of its own, and two in buckets of several. An evaluation precedes the step that trains these.
+    """
+    found: dict[str, float] = {}
+    for level in LEVELS[1:]:
+        trained, rows = Trained(team, FROZEN, 4, 2, stray=True, shard=level), [4] * team.replicas
+        far = [max(trained.step(rows).values())]
+        for names in (["2.weight"], ["0.bias", "3.bias"]):
+            for model in (trained.pipe.model, trained.alone):
+                for name in names:
+                    model.get_parameter(name).requires_grad_(True)
+            if len(names) > 1:
+                trained.pipe.evaluate(batches(FROZEN, team.replicas, rows)[team.replica])
+            far += [max(trained.step(each).values()) for each in (rows, [4, 1, 3])]
+        state = copy.deepcopy(trained.pipe.state_dict())
+        trained.step(rows)
+        trained.pipe.load_state_dict(state)
+        far.append(abs(trained.pipe.steps - 5))
+        found[level] = max(far)
+    return found
+
+
 def every_case(team: Team, shard: str, cases: Mapping[str, Case] = CASES) -> dict[str, Any]:
     """Every case with batches of several sizes; the last stage of one is sharded alone."""
     found: dict[str, Any] = {}

@@ -211,14 +211,49 @@ def test_frozen_parameters_are_shared_and_have_no_gradients():
     assert on_each(2, work) == [True, True]
 
 
-def test_use_between_runs_and_a_parameter_unfrozen_later_are_refused():
+def test_use_between_runs_is_refused():
     def work(end):
         named, shards = shards_of(end, 2)
         shards.shared.keep_parts()
         with pytest.raises(RequestError, match="'w' is held by the replicas, each of which has a part between steps"):
             named["w"].sum()
-        with pytest.raises(RequestError, match="parameter 'late' was frozen when the pipeline was built"):
-            shards.add("late", torch.nn.Parameter(torch.zeros(2)))
         return len(shards.names)
 
     assert on_each(2, work) == [len(SHAPES)] * 2
+
+
+@pytest.mark.parametrize("lent", [False, True], ids=["between steps", "within whole_parameters"])
+@pytest.mark.parametrize("kept", [False, True], ids=["undone", "kept"])
+def test_frozen_parameter_that_is_trained_later_leaves_its_bucket(lent, kept):
+    """The bucket has three parameters; the others stay frozen together, and then one alone."""
+    values = {"fa": torch.randn(3), "fe": torch.zeros(0), "fb": torch.randn(2, 3).t(), "fc": torch.randn(())}
+
+    def work(end):
+        frozen = {name: torch.nn.Parameter(value.clone(), requires_grad=False) for name, value in values.items()}
+        sharing = Sharing(lambda: end, end.device, 2, gradients=True, parameters=True)
+        shards = Shards(model(), sharing, frozen=frozen)
+        shared = shards.shared
+        shared.own_memory()
+        shared.keep_parts()
+        before = shared.bytes
+        for name in ("fb", "fe", "fa"):
+            if lent:
+                shared.lend(end)
+                frozen["fc"].data.add_(1)
+            frozen[name].requires_grad_(True)
+            shards.add(name, frozen[name])
+            if lent:
+                shared.take_back(keep=kept)
+            assert bytes_of(frozen) == 0
+            assert all(isinstance(each, RemoteTensor) for key, each in frozen.items() if key != "fe" or key == name)
+        assert before <= shared.bytes <= before + 4 * 4
+        assert sum(bucket in shards.buckets for bucket in shared.buckets) == len(shards.buckets)
+        for part in shards.parts.values():
+            if part.name in frozen:
+                with torch.no_grad():
+                    part.value.add_(1)
+        shared.gather(end).wait()
+        added = {"fa": 1, "fb": 1, "fc": 3 if lent and kept else 0, "fe": 0}
+        return all(torch.equal(frozen[name], value + added[name]) for name, value in values.items())
+
+    assert on_each(2, work) == [True, True]
