@@ -18,9 +18,8 @@ from ..core.plan.derive import synchronised
 from ..core.plan.plan import Plan
 from ..core.plan.validation.validate import validate
 from ..core.plan.wording import plan_size
-from ..core.search import Oracle
 from ..core.search.compiling import compile_ahead
-from ..core.search.problem.score import with_costs
+from ..core.search.problem.score import predicted_again
 from .batch.example import Example
 from .devices.compute import compute_device
 from .devices.devices import assign_devices, device_of_rank
@@ -223,7 +222,7 @@ class _Builder:
         if tensor is not None:
             plan = tensor.planned(plan, self.team.mesh)
         if options.training.needs_all_stages:
-            plan = _predicted_again(plan, synchronised(plan), options.planning.oracle)
+            plan = predicted_again(plan, synchronised(plan), options.planning.oracle)
         _check_plan(plan, operators, self.team, anywhere=options.simulated)
         clock = None if self._virtual is None else self._virtual.clock(plan, operators)
         return Pipeline(
@@ -290,14 +289,6 @@ def _end(team: Team, failure: BaseException) -> None:
     if not isinstance(failure, PanpipeError):
         team.fail(failure)
     team.close(failure)
-
-
-def _predicted_again(plan: Plan, changed: Plan, oracle: Oracle) -> Plan:
-    """The changed plan; if the plan had a prediction, with a new one."""
-    prediction = plan.prediction
-    if changed is plan or prediction is None:
-        return changed
-    return with_costs(evolve(changed, prediction=prediction), prediction.costs, oracle)
 
 
 def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) -> None:

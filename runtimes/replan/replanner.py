@@ -23,7 +23,7 @@ from ...core.plan.validation.validate import validate
 from ...core.plan.wording import plan_size
 from ...core.search.choose import plan_for_devices
 from ...core.search.problem.blocks import Blocks
-from ...core.search.problem.score import with_costs
+from ...core.search.problem.score import predicted_again
 from ...core.search.search_options import SearchOptions
 from ..batch.example import Example
 from ..checkpoint.checkpoints import Checkpoints
@@ -172,7 +172,7 @@ class Replanner:
                 return None
             found = evolve(blocks.expanded(found), mesh=team.mesh)
             if trainer.training.needs_all_stages:
-                found = with_costs(synchronised(found), found.predicted.costs, oracle)
+                found = predicted_again(found, synchronised(found), oracle)
             present = plan if prediction is not None else evolve(plan, prediction=found.prediction)
             return found, devices.step_s(present, message, oracle)
 

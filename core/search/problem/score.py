@@ -56,3 +56,11 @@ def with_costs(plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Pla
             rehearsed_s=None,
         ),
     )
+
+
+def predicted_again(plan: Plan, changed: Plan, oracle: Oracle) -> Plan:
+    """The changed plan; if the plan had a prediction, with a new one from the same costs."""
+    prediction = plan.prediction
+    if changed is plan or prediction is None:
+        return changed
+    return with_costs(evolve(changed, prediction=prediction), prediction.costs, oracle)

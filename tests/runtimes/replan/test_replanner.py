@@ -116,6 +116,15 @@ def test_refused_pipeline_keeps_its_plan(pipe, monkeypatch):
     assert pipe.plan is plan
 
 
+def test_plan_for_updates_that_clip_is_found_with_its_prediction(pipe, monkeypatch):
+    monkeypatch.setattr(module, "SECONDS", 0.2)
+    pipe.step(CASES[NAME].batch(8, DTYPE))
+    assert pipe._trainer.training.clip_norm is not None
+    found = pipe.replanner.find(pipe._trainer)
+    assert found.plan.sync
+    assert found.plan.predicted.step_s > 0
+
+
 @pytest.mark.parametrize("moves", [True, False])
 def test_stages_move_only_to_a_plan_that_gains_enough(pipe, monkeypatch, caplog, moves):
     case = CASES[NAME]
