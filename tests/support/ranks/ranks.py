@@ -526,7 +526,17 @@ def parted(team):
 @captures((GPT, torch.float64, 8, 4))
 def scattered_schedules(team):
     cleared = {level: sharding.cleared(team, level) for level in LEVELS[1:]}
-    return {"schedules": sharding.scheduled(team), "cleared": cleared}
+    return {"schedules": sharding.scheduled(team, sharding.SOME), "cleared": cleared}
+
+
+@captures((GPT, torch.float64, 8, 4))
+def every_scattered_schedule(team):
+    return sharding.scheduled(team, sharding.SPLIT)
+
+
+@captures((GPT, torch.float64, 4, 2))
+def every_resumed_level(team):
+    return sharding.resumed(team, Path(sys.argv[2]), every=True)["far"]
 
 
 @captures(*((case, torch.float64, 4, 2) for case in (GPT, CASES["batchnorm with a skip"], sharding.FROZEN)))

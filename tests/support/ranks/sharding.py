@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Mapping, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from .teams import SEED, pipeline_on
 F64 = torch.float64
 NAME = "tied gpt with dropout"
 SPLIT = ("split backward", "interleaved", "zb-v", "recompute in a v", "early gradients")
+SOME = ("interleaved", "recompute in a v")
 OPTIMIZERS: dict[str, Any] = {
     "sgd": partial(torch.optim.SGD, lr=0.1, momentum=0.9, nesterov=True),
     "adagrad": partial(torch.optim.Adagrad, lr=0.1, initial_accumulator_value=0.1),  # has state from the start
@@ -144,8 +146,8 @@ def every_optimizer(team: Team, shard: str) -> dict[str, float]:
     return found
 
 
-def resumed(team: Team, folder: Path) -> dict[str, Any]:
-    """Checkpoints with and without sharding, resumed each way, and what pipelines have after one more step."""
+def resumed(team: Team, folder: Path, every: bool = False) -> dict[str, Any]:
+    """Checkpoints of all levels, resumed in each level or in one other, and what pipelines have after one more step."""
     case = CASES[NAME]
     parts = batches(case, team.replicas, [4] * team.replicas)
 
@@ -169,13 +171,12 @@ def resumed(team: Team, folder: Path) -> dict[str, Any]:
     for shard in LEVELS[1:]:
         far[f"state of {shard}"] = _state_distance(states["none"], states[shard])
         far[f"trained with {shard}"] = _distance(pipes[shard], wanted.model)
-    for source in pipes:
-        for target in pipes:
-            pipe = new(target)
-            pipe.resume(folder / source)
-            run(pipe, 1)
-            far[f"{source} to {target}"] = _distance(pipe, wanted.model)
-            far[f"{source} to {target}, average"] = _average_distance(pipe, wanted)
+    for source, target in product(LEVELS, LEVELS) if every else zip(LEVELS, reversed(LEVELS), strict=True):
+        pipe = new(target)
+        pipe.resume(folder / source)
+        run(pipe, 1)
+        far[f"{source} to {target}"] = _distance(pipe, wanted.model)
+        far[f"{source} to {target}, average"] = _average_distance(pipe, wanted)
     for shard in LEVELS[1:]:
         twin = new(shard)
         twin.load_state_dict(states[shard])
@@ -224,7 +225,7 @@ def _average_distance(pipe: Pipeline, other: Pipeline) -> float:
     return max((value - theirs[name]).abs().max().item() for name, value in mine.items())
 
 
-def scheduled(team: Team, names: Sequence[str] = SPLIT) -> dict[str, list[float]]:
+def scheduled(team: Team, names: Sequence[str]) -> dict[str, list[float]]:
     """Schedules with a split backward and several stages on a device, with fewer microbatches in some batches."""
     case, found = CASES[NAME], {}
     for number, name in enumerate(names):
