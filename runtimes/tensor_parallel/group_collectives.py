@@ -21,11 +21,15 @@ class GroupCollectives:
     Args:
         ranks: of the job, in the group's order.
         group: the process group.
+
+    Attributes:
+        rank: the number of this rank in the group.
     """
 
     def __init__(self, ranks: Sequence[int], group: Any) -> None:
         self._group, self._ranks = group, ranks
         self._others = tuple(rank for rank in ranks if rank != dist.get_rank())
+        self.rank = ranks.index(dist.get_rank())
 
     def all_reduce(self, part: Tensor, operation: str) -> None:
         """See `Collectives`."""

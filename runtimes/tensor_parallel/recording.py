@@ -11,8 +11,9 @@ user's own backward cannot be kept, and is refused; operators that ran under ``n
 planning torch's fake process group is enough: no other rank and no device is needed.
 """
 
+import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 from unittest import mock
 
@@ -27,9 +28,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...core.capture.python.reads import Reads
 from ...core.capture.values.distributed_tensors import distributed_tensors
+from ...core.capture.values.nesting import tensors_of
 from ...core.errors import RequestError, in_a_line
+from .divided_draws import DividedDraws, WholeCalls, is_draw
 from .layouts import DTensorLayout, check_layout, named_tensors, parts_of
 from .recorded_graph import drop_views, replace_collectives
+from .whole_run import without_layouts
 
 Step = Callable[[nn.Module, Any], Any]
 
@@ -107,44 +111,100 @@ class StepOfRank:
         return _Run(self._known[key]).run([*state.values()], leaves)
 
     def _recorded(self, leaves: list[Any], spec: pytree.TreeSpec) -> fx.GraphModule:
-        from torch.distributed.tensor import DTensor
-
-        model, names, regions = self._model, list(named_tensors(self._model)), _GradRegions()
-        fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
-
-        def run(state: list[Tensor], given: list[Any]) -> Any:
-            values: dict[str, Tensor] = dict(zip(names, state, strict=True))
-            for name, layout in self._layouts.items():
-                values[name] = layout.whole(values[name])
-            with regions, _own_backward_refused(), _reparametrize_module(model, values):
-                found = self._step(model, pytree.tree_unflatten(given, spec))
-            return pytree.tree_map_only(DTensor, lambda each: each.full_tensor(), found)
-
-        def fake(value: Any) -> Any:
-            if not isinstance(value, Tensor):
-                return value
-            return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device="cpu")
-
-        with fake_mode:
-            state = [
-                fake(value) if name not in self._layouts else self._layouts[name].part(value.dtype)
-                for name, value in named_tensors(model).items()
-            ]
-            given = [fake(leaf) for leaf in leaves]
-        try:
-            with torch.enable_grad():
-                program = make_fx(run, tracing_mode="fake")(state, given)
-        except RequestError:
-            raise
-        except Exception as error:
-            raise RequestError(
-                f"the step cannot be recorded over DTensors: {in_a_line(error)}; steps of "
-                "models with DTensor parameters run without values of tensors, in Python that torch can trace"
-            ) from error
+        program = self._traced(leaves, spec)
+        if any(is_draw(node.target, node.args, node.kwargs) for node in program.graph.nodes):
+            program = self._traced(leaves, spec, self._whole_calls(leaves, spec))
         drop_views(program.graph)
         replace_collectives(program.graph)
         program.recompile()
         return program
+
+    def _whole_calls(self, leaves: list[Any], spec: pytree.TreeSpec) -> WholeCalls:
+        """The calls of the step in one process."""
+        failure = "the step draws random numbers, and cannot be run with whole parameters"
+        calls = WholeCalls()
+        with _recording(failure, _FOR_WHOLE), FakeTensorMode(allow_non_fake_inputs=True):
+            values = {
+                name: _fake(value.shape, value.stride(), value.dtype)
+                for name, value in named_tensors(self._model).items()
+            }
+            batch = pytree.tree_unflatten([_fake_leaf(leaf) for leaf in leaves], spec)
+            with without_layouts(self._model, values), calls:
+                self._step(self._model, batch)
+        return calls
+
+    def _traced(self, leaves: list[Any], spec: pytree.TreeSpec, whole: WholeCalls | None = None) -> fx.GraphModule:
+        """The operators of one rank.
+
+        Args:
+            leaves, spec: the batch.
+            whole: the calls of one process; None for a step that draws no random numbers.
+        """
+        from torch.distributed.tensor import DTensor
+
+        model, names, regions = self._model, list(named_tensors(self._model)), _GradRegions()
+
+        def run(state: list[Tensor], given: list[Any]) -> Any:
+            values: dict[str, Tensor] = dict(zip(names, state, strict=True))
+            draws = None
+            if whole is not None:
+                plain = [value for name, value in values.items() if name not in self._layouts]
+                draws = DividedDraws(whole, self._ranks, [*plain, *tensors_of(given)])
+            for name, layout in self._layouts.items():
+                values[name] = layout.whole(values[name])
+            with regions, draws or nullcontext(), _own_backward_refused(draws), _reparametrize_module(model, values):
+                found = self._step(model, pytree.tree_unflatten(given, spec))
+            return pytree.tree_map_only(DTensor, lambda each: each.full_tensor(), found)
+
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            state = [
+                _fake(value.shape, value.stride(), value.dtype)
+                if name not in self._layouts
+                else self._layouts[name].part(value.dtype)
+                for name, value in named_tensors(model).items()
+            ]
+            given = [_fake_leaf(leaf) for leaf in leaves]
+        with _recording("the step cannot be recorded over DTensors", _FOR_RANKS), warnings.catch_warnings():
+            # Torch would not draw the numbers of one process on a CPU; `DividedDraws` does.
+            warnings.filterwarnings("ignore", "DTensor random operators may not have complete support")
+            return make_fx(run, tracing_mode="fake")(state, given)
+
+    @property
+    def _ranks(self) -> int:
+        return int(next(iter(self._layouts.values())).mesh.size())
+
+
+_FOR_RANKS = "steps of models with DTensor parameters run without values of tensors, in Python that torch can trace"
+_FOR_WHOLE = (
+    "tensor ranks draw the numbers of one process, whose shapes are found out so: write sizes that depend on the "
+    "number of tensor ranks as -1, such as the number of heads, and divide with parallelize_module alone; or set "
+    "the rates of dropout to 0"
+)
+
+
+@contextmanager
+def _recording(failure: str, rule: str) -> Iterator[None]:
+    """A context in which failures are raised as a request error.
+
+    Args:
+        failure: what failed.
+        rule: what the user can do.
+    """
+    try:
+        with torch.enable_grad():
+            yield
+    except RequestError:
+        raise
+    except Exception as error:
+        raise RequestError(f"{failure}: {in_a_line(error)}; {rule}") from error
+
+
+def _fake(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(shape, stride, dtype=dtype, device="cpu")
+
+
+def _fake_leaf(leaf: Any) -> Any:
+    return _fake(leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else leaf
 
 
 _NO_GRAD = "panpipe_no_grad"
@@ -185,8 +245,12 @@ class _GradRegions(TorchFunctionMode):
 
 
 @contextmanager
-def _own_backward_refused() -> Iterator[None]:
-    """A context in which autograd functions outside of torch are refused: their backward would be lost."""
+def _own_backward_refused(draws: DividedDraws | None) -> Iterator[None]:
+    """A context in which autograd functions outside of torch are refused: their backward would be lost.
+
+    Args:
+        draws: notes the layouts that torch's own functions change; None for a step without random numbers.
+    """
     original = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
     def apply(function: type[torch.autograd.Function], *args: Any, **kwargs: Any) -> Any:
@@ -196,7 +260,12 @@ def _own_backward_refused() -> Iterator[None]:
                 "backward is derived from the forward's operators; write it with operators, without checkpoints of "
                 "torch.utils.checkpoint with use_reentrant=True"
             )
-        return original(function, *args, **kwargs)
+        if draws is None:
+            return original(function, *args, **kwargs)
+        with draws.inside_layouts() as note:
+            result = original(function, *args, **kwargs)
+        note(args, result)
+        return result
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
         yield

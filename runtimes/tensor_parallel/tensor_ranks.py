@@ -253,10 +253,10 @@ class TensorRanks:
         """Refuse programs whose results would differ from those of one process.
 
         Raises:
-            RequestError: one of them draws random numbers, or writes a buffer.
+            RequestError: one of them writes a buffer.
         """
         for operators in {id(each.operators): each.operators for each in compiled}.values():
-            _refuse_draws(operators)
+            _refuse_written_buffers(operators)
 
     def check_equal(self, replicas: Sequence[Sequence[Sequence[float]]]) -> None:
         """Refuse results that differ between tensor ranks.
@@ -308,13 +308,8 @@ def _with_reductions(
 _SUPPORTED = "use step() with a given or an automatic plan, an elementwise optimizer, and gloo"
 
 
-def _refuse_draws(operators: Operators) -> None:
-    drawing, written = next(iter(operators.first_draw), None), next(iter(operators.step.mutated_buffers), None)
-    if drawing is not None:
-        raise RequestError(
-            f"the step draws random numbers in '{drawing}': tensor ranks would draw others than one process does; set "
-            "the rates of dropout to 0, or call model.eval() before panpipe.pipeline"
-        )
+def _refuse_written_buffers(operators: Operators) -> None:
+    written = next(iter(operators.step.mutated_buffers), None)
     if written is not None:
         raise RequestError(
             f"the step writes the buffer '{written}': tensor ranks do not support written buffers yet; avoid the "

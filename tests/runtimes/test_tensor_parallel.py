@@ -45,7 +45,6 @@ def test_other_uses_over_tensor_ranks_equal_one_process(used, use):
     [
         ("batch", "rank 1 has other values in batch['x'] than rank 0"),
         ("state_dict", "state_dict of a pipeline: not supported for models with DTensor parameters yet"),
-        ("dropout", "the step draws random numbers in"),
         ("scaler", "scaler is given: not supported for models with DTensor parameters yet"),
         ("optimizer", "shard= needs an elementwise optimizer"),
     ],
@@ -86,3 +85,10 @@ def test_transformer_over_tensor_ranks_trains_by_automatic_plans(tmp_path):
     found = results("more_tensor_ranks", tmp_path, 4)
     check(found, "neighbours")
     check(found, "apart")
+
+
+@pytest.mark.slow
+def test_dropout_over_tensor_ranks_draws_the_numbers_of_one_process(tmp_path):
+    found = results("dropout_over_tensor_ranks", tmp_path, 4)
+    for case in found[0]:
+        check(found, case)

@@ -171,7 +171,7 @@ class KeyedRandom(TorchDispatchMode):
         if rule is not None:
             return rule(self, *args, **{name: value for name, value in kwargs.items() if name != "generator"})
         seeded = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and func not in BACKWARDS
-        if seeded and not _draws_nothing(func, args, kwargs):
+        if seeded and not draws_nothing(func, args, kwargs):
             raise RequestError(
                 f"{current_line()}operator {func} draws random numbers in an unsupported way: random numbers must "
                 "not depend on the plan; use dropout, rand, randn, randint, bernoulli, normal or multinomial"
@@ -179,7 +179,7 @@ class KeyedRandom(TorchDispatchMode):
         return func(*args, **kwargs)
 
 
-def _draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
+def draws_nothing(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether an operator's dropout is off in this call, as in attention without dropout or in evaluation mode."""
     given = arguments_by_name(func, args, kwargs)
     rates = [given[name] for name in ("dropout_p", "p", "dropout") if name in given]

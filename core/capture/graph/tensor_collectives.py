@@ -11,6 +11,8 @@ of theirs::
 
     part of a parameter     gradient = own result ÷ ranks
     whole parameter         gradient = sum of all ranks' results ÷ ranks
+
+`OWN_PART` takes a rank's part of a tensor that all ranks have, such as the random numbers of one process.
 """
 
 from collections.abc import Iterator
@@ -26,6 +28,10 @@ SUM, MAX = "sum", "max"
 class Collectives(Protocol):
     """What runs the operators; each call is made by all tensor ranks, in one order, and waits for the result."""
 
+    @property
+    def rank(self) -> int:
+        """The number of this rank among them."""
+
     def all_reduce(self, part: Tensor, operation: str) -> None:
         """Sum a contiguous tensor over the ranks, in place, or take its maximum."""
 
@@ -39,6 +45,8 @@ class Collectives(Protocol):
 class OneRank:
     """The collectives of one rank without the others, as in a profile: it computes as if all ranks had its values,
     except for constant factors."""
+
+    rank = 0
 
     def all_reduce(self, part: Tensor, operation: str) -> None:
         """See `Collectives`."""
@@ -75,9 +83,12 @@ _library = torch.library.Library("panpipe_tensor", "DEF")
 _library.define("all_reduce(Tensor part, str operation) -> Tensor")
 _library.define("all_gather(Tensor part, int ranks) -> Tensor")
 _library.define("reduce_scatter(Tensor whole, int ranks) -> Tensor")
+_library.define("own_part(Tensor whole, int dim, int outer, int ranks) -> Tensor")
 ALL_REDUCE = torch.ops.panpipe_tensor.all_reduce.default
 ALL_GATHER = torch.ops.panpipe_tensor.all_gather.default
 REDUCE_SCATTER = torch.ops.panpipe_tensor.reduce_scatter.default
+OWN_PART = torch.ops.panpipe_tensor.own_part.default
+"""This rank's part along a dimension of ``outer`` blocks, of each of which the ranks have equal parts."""
 
 
 def _empty_sum(part: Tensor, operation: str) -> Tensor:
@@ -110,6 +121,16 @@ def _reduce_scatter(whole: Tensor, ranks: int) -> Tensor:
     return part
 
 
+def _empty_own_part(whole: Tensor, dim: int, outer: int, ranks: int) -> Tensor:
+    return whole.new_empty((*whole.shape[:dim], whole.shape[dim] // ranks, *whole.shape[dim + 1 :]))
+
+
+def _own_part(whole: Tensor, dim: int, outer: int, ranks: int) -> Tensor:
+    blocks = whole.unflatten(dim, (outer, ranks, -1))
+    part: Tensor = blocks.select(dim + 1, _active().rank).flatten(dim, dim + 1)
+    return part.clone(memory_format=torch.contiguous_format)
+
+
 def _save(ctx: Any, inputs: tuple[Tensor, Any], output: Tensor) -> None:
     ctx.given = inputs[1]
 
@@ -127,3 +148,6 @@ for _name, _real, _fake, _differentiate in (
     _library.impl(_name, _real, "CompositeExplicitAutograd")
     torch.library.register_fake(f"panpipe_tensor::{_name}", _fake, lib=_library)
     torch.library.register_autograd(f"panpipe_tensor::{_name}", _differentiate, setup_context=_save, lib=_library)
+
+_library.impl("own_part", _own_part, "CompositeExplicitAutograd")  # of what has no gradient
+torch.library.register_fake("panpipe_tensor::own_part", _empty_own_part, lib=_library)

@@ -43,6 +43,10 @@ def test_all_reduce_has_its_operation(group, calls, name, operation):
     assert reduced == operation
 
 
+def test_rank_is_its_place_in_the_group(group):
+    assert group.rank == 0
+
+
 def test_whole_and_part_have_their_places(group, calls):
     part, whole = torch.ones(1), torch.ones(2)
     group.all_gather(part, whole)

@@ -159,18 +159,12 @@ def test_model_without_dtensors_has_no_tensor_ranks():
     assert TensorRanks.of(nn.Linear(1, 1), lambda model, batch: None) is None
 
 
-def operators(draws=(), written=()):
-    return SimpleNamespace(
-        operators=SimpleNamespace(
-            first_draw=dict.fromkeys(draws, 0), step=SimpleNamespace(mutated_buffers=list(written))
-        )
-    )
+def operators(written=()):
+    return SimpleNamespace(operators=SimpleNamespace(step=SimpleNamespace(mutated_buffers=list(written))))
 
 
-def test_draws_and_written_buffers_are_refused():
+def test_written_buffers_are_refused():
     ranks().check([operators(), operators()])
-    with pytest.raises(RequestError, match="the step draws random numbers in 'dropout'"):
-        ranks().check([operators(), operators(draws=["dropout"])])
     with pytest.raises(RequestError, match="the step writes the buffer 'mean'"):
         ranks().check([operators(written=["mean"])])
 

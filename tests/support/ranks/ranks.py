@@ -1108,6 +1108,10 @@ def replicas_of_tensor_ranks(team):
     return {mesh: tensor_parallel.with_replicas(mesh) for mesh in ("pp=2,dp=2,tp=2", "dp=2,pp=2,tp=2")}
 
 
+def dropout_over_tensor_ranks(team):
+    return tensor_parallel.with_dropout()
+
+
 def more_tensor_ranks(team):
     return tensor_parallel.large()
 

@@ -37,8 +37,9 @@ MICROBATCHES, ROWS = 2, 4
 class Block(nn.Module):
     """A transformer block whose attention works on any number of heads of its own."""
 
-    def __init__(self):
+    def __init__(self, rate=0.0):
         super().__init__()
+        self.rate, self.dropout = rate, nn.Dropout(rate)
         self.norm, self.norm2 = nn.LayerNorm(HIDDEN), nn.LayerNorm(HIDDEN)
         self.q, self.k, self.v, self.o = (nn.Linear(HIDDEN, HIDDEN) for _ in range(4))
         self.up, self.down = nn.Linear(HIDDEN, 4 * HIDDEN), nn.Linear(4 * HIDDEN, HIDDEN)
@@ -46,9 +47,9 @@ class Block(nn.Module):
     def forward(self, x):
         y = self.norm(x)
         q, k, v = (part(y).unflatten(-1, (-1, HIDDEN // HEADS)).transpose(1, 2) for part in (self.q, self.k, self.v))
-        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.o(y.transpose(1, 2).flatten(-2))
-        return x + self.down(nn.functional.gelu(self.up(self.norm2(x))))
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, dropout_p=self.rate * self.training)
+        x = x + self.dropout(self.o(y.transpose(1, 2).flatten(-2)))
+        return x + self.down(self.dropout(nn.functional.gelu(self.up(self.norm2(x)))))
 
 
 class ScaledEmbedding(nn.Embedding):
@@ -63,11 +64,12 @@ class ScaledEmbedding(nn.Embedding):
 
 
 class Model(nn.Module):
-    def __init__(self, blocks=2):
+    def __init__(self, blocks=2, rate=0.0):
         super().__init__()
+        self.dropout = nn.Dropout(rate)
         self.embedding = ScaledEmbedding()
         self.position = nn.Parameter(torch.zeros(TOKENS, HIDDEN))
-        self.blocks = nn.ModuleList([Block() for _ in range(blocks)])
+        self.blocks = nn.ModuleList([Block(rate) for _ in range(blocks)])
         self.head = nn.Linear(HIDDEN, WORDS)
 
     @torch.no_grad()
@@ -77,7 +79,7 @@ class Model(nn.Module):
 
     def forward(self, tokens):
         x = self.embedding(tokens) + self.position
-        x = x * self.scale(x)
+        x = self.dropout(x * self.scale(x))
         for block in self.blocks:
             x = block(x)
         return self.head(x)
@@ -146,9 +148,9 @@ def perceptron():
     return alone, parallelize_module(copy.deepcopy(alone), tensor_mesh(), plan), squared, points
 
 
-def transformer(layout=("pp", "tp")):
+def transformer(layout=("pp", "tp"), rate=0.0):
     torch.manual_seed(1)
-    alone = Model().double()
+    alone = Model(rate=rate).double()
     return alone, parallelized(copy.deepcopy(alone), tensor_mesh(layout)), step, batch
 
 
@@ -184,7 +186,7 @@ def trained(made, optimizer=sgd, steps=3, clip_norm=None, **options):
     found = {"loss": 0.0, "gradient": 0.0, "parameter": 0.0, "norm": 0.0}
     for number in range(steps):
         loss = pipe.step(batch(number)).item()
-        expected = reference_step(alone, step, batch(number), microbatches=MICROBATCHES).item()
+        expected = reference_step(alone, step, batch(number), microbatches=MICROBATCHES, index=number).item()
         if clip_norm is not None:
             norm = nn.utils.clip_grad_norm_(alone.parameters(), clip_norm).item()
             found["norm"] = max(found["norm"], abs(pipe.grad_norm - norm))
@@ -253,14 +255,12 @@ def used():
     found["state_dict"] = refused(pipe.state_dict)
     pipe.close()
     layouts = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
-    for name, change, options in (
-        ("dropout", lambda: nn.Sequential(Perceptron(), nn.Dropout(0.5)), {}),
-        ("scaler", Perceptron, {"scaler": torch.amp.GradScaler("cpu")}),
-        ("optimizer", Perceptron, {"optimizer": torch.optim.Adafactor}),
+    for name, options in (
+        ("scaler", {"scaler": torch.amp.GradScaler("cpu")}),
+        ("optimizer", {"optimizer": torch.optim.Adafactor}),
     ):
         torch.manual_seed(1)
-        other = change().double()
-        parallelize_module(other[0] if isinstance(other, nn.Sequential) else other, tensor_mesh(), layouts)
+        other = parallelize_module(Perceptron().double(), tensor_mesh(), layouts)
         said = {"optimizer": sgd, "plan": plan, "batch_dims": 0} | options
         found[name] = refused(lambda other=other, said=said: panpipe.pipeline(other, function, given(), **said))
     return found
@@ -327,8 +327,9 @@ def saved():
 class InSlices(nn.Module):
     """A model whose residual stream is in slices of the sequence between its layers."""
 
-    def __init__(self):
+    def __init__(self, rate=0.0):
         super().__init__()
+        self.dropout, self.drops = nn.Dropout(rate), nn.ModuleList([nn.Dropout(rate) for _ in range(2)])
         self.embedding, self.head = nn.Embedding(WORDS, HIDDEN), nn.Linear(HIDDEN, WORDS)
         self.norms = nn.ModuleList([nn.LayerNorm(HIDDEN) for _ in range(3)])
         self.ups = nn.ModuleList([nn.Linear(HIDDEN, 4 * HIDDEN) for _ in range(2)])
@@ -336,20 +337,21 @@ class InSlices(nn.Module):
 
     def forward(self, tokens):
         x = self.embedding(tokens)
-        for norm, up, down in zip(self.norms, self.ups, self.downs, strict=False):
-            x = x + down(torch.relu(up(norm(x))))
+        for norm, up, down, drop in zip(self.norms, self.ups, self.downs, self.drops, strict=False):
+            x = x + self.dropout(down(torch.relu(up(drop(norm(x))))))
         return self.head(self.norms[-1](x))
 
 
-def in_slices(loss_in_parts):
+def in_slices(loss_in_parts, rate=0.0):
     """With SequenceParallel, and with the loss of parts of the words or of all of them."""
     torch.manual_seed(1)
-    alone = InSlices().double()
+    alone = InSlices(rate).double()
     last = (
         {"output_layouts": Shard(-1), "use_local_output": False} if loss_in_parts else {"output_layouts": Replicate()}
     )
     layouts = {
         "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)), "norms.*": SequenceParallel(),
+        "drops.*": SequenceParallel(),
         "ups.*": ColwiseParallel(input_layouts=Shard(1)), "downs.*": RowwiseParallel(output_layouts=Shard(1)),
         "head": ColwiseParallel(input_layouts=Shard(1), **last),
     }  # fmt: skip
@@ -423,6 +425,14 @@ def with_replicas(mesh):
     found = {"far": far, "mesh": [pipe.plan.mesh.pipeline, pipe.plan.mesh.data, pipe.plan.mesh.tensor]}
     pipe.close()
     return found
+
+
+def with_dropout():
+    """Dropout of what all ranks have, of the features and the heads of one rank, and of slices of the sequence."""
+    return {
+        "heads": trained(transformer(rate=0.3), recompute="all", **AUTOMATIC),
+        "slices": trained(in_slices(loss_in_parts=True, rate=0.3), **AUTOMATIC),
+    }
 
 
 def large():

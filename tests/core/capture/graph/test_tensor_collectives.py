@@ -6,6 +6,7 @@ from panpipe.core.capture.graph.tensor_collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     MAX,
+    OWN_PART,
     REDUCE_SCATTER,
     SUM,
     OneRank,
@@ -16,6 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 class TwoRanks:
     """The other rank has ten times this rank's values."""
+
+    rank = 1
 
     def all_reduce(self, part, operation):
         part.mul_(11.0 if operation == SUM else 10.0)
@@ -44,6 +47,16 @@ def test_gradient_of_a_sum_is_the_sum_of_the_gradients():
 def test_gather_and_scatter_are_each_others_gradients():
     assert of(ALL_GATHER, [1.0, 2.0], 2) == ([1, 2, 10, 20], [11, 22])
     assert of(REDUCE_SCATTER, [1.0, 2.0, 3.0, 4.0], 2) == ([11, 22], [1, 2, 10, 20])
+
+
+def test_own_part_is_that_of_each_block():
+    whole = torch.arange(8.0)[:, None]
+    with communicating(TwoRanks()):
+        assert OWN_PART(whole, 0, 1, 2).flatten().tolist() == [4, 5, 6, 7]
+        part = OWN_PART(whole, 0, 2, 2)
+    assert part.flatten().tolist() == [2, 3, 6, 7]
+    with FakeTensorMode() as mode:
+        assert OWN_PART(mode.from_tensor(whole), 0, 2, 2).shape == part.shape
 
 
 def test_maximum_has_no_gradient():
