@@ -11,11 +11,12 @@ from attrs import evolve
 from ..actions import Action
 from ..costs.costs import StageEdge
 from ..errors import RequestError
-from .forward_order import forward_order
+from .forward_order import forward_order, stage_by_stage
 from .offload import StageOffload
 from .plan import MemoryPolicy, Plan
-from .sharding import AUTO, NONE
+from .sharding import AUTO, NONE, PARAMETERS
 from .unshard import StageUnshard, UnshardedRun
+from .unsharding import whole_at_once
 
 Recompute = str | Sequence[int]
 """``"none"``, ``"all"``, or the stages that recompute."""
@@ -151,7 +152,9 @@ def synchronised(plan: Plan) -> Plan:
 def forward_only(plan: Plan) -> Plan:
     """The plan of the forwards only, for evaluation.
 
-    It has the same stages on the same devices, and no saved tensors, reductions, optimizer steps or prediction.
+    It has the same stages on the same devices, and no saved tensors, reductions, optimizer steps or prediction. Where
+    replicas share parameters, and the plan never has those of all stages of a device whole, neither has this one: each
+    device runs its stages one after the other. Else whoever runs it has all parameters whole.
 
     Args:
         plan: a sound plan. The order of each device is derived from its stages, edges and, where it has a prediction,
@@ -159,14 +162,38 @@ def forward_only(plan: Plan) -> Plan:
     """
     edges = tuple(evolve(edge, gradient_bytes=0) for edge in plan.edges)
     times = None if plan.prediction is None else [cost.forward_s for cost in plan.prediction.costs]
+    shard, memory = tuple[str, ...](), MemoryPolicy()
+    if whole_at_once(plan):
+        orders = forward_order(plan.placement, edges, plan.devices, plan.microbatches, times)
+    else:
+        orders = stage_by_stage(plan.placement, plan.devices, plan.microbatches)
+        shard = tuple(level if level == PARAMETERS else NONE for level in plan.shard)
+        memory = MemoryPolicy(unshard=_runs_of_stages(plan.placement, shard, orders))
     return evolve(
-        plan, edges=edges, device_actions=forward_order(plan.placement, edges, plan.devices, plan.microbatches, times),
-        tied=(), memory=MemoryPolicy(), prediction=None, sync=False, forward_only=True, shard=(),
+        plan, edges=edges, device_actions=orders, tied=(), memory=memory, prediction=None, sync=False,
+        forward_only=True, shard=shard,
     )  # fmt: skip
 
 
+def _runs_of_stages(
+    placement: Sequence[int], shard: Sequence[str], orders: Sequence[Sequence[Action]]
+) -> tuple[StageUnshard, ...]:
+    """One run for each stage whose replicas share parameters, gathered after the stage before it on its device."""
+    found = []
+    for stage, level in enumerate(shard):
+        actions = orders[placement[stage]]
+        own = [at for at, action in enumerate(actions) if action.stage == stage]
+        if level == PARAMETERS:
+            after = actions[own[0] - 1] if own[0] else None
+            found.append(StageUnshard(stage, (UnshardedRun(after, actions[own[0]], actions[own[-1]]),)))
+    return tuple(found)
+
+
 def reordered(plan: Plan) -> Plan:
-    """A forward-only plan with its compute order derived again from its current messages and microbatches."""
+    """A forward-only plan with its compute order derived again from its current messages and microbatches; one that
+    runs its stages one after the other needs no other order."""
+    if plan.memory.unshard:
+        return plan
     return evolve(plan, device_actions=forward_order(plan.placement, plan.edges, plan.devices, plan.microbatches))
 
 

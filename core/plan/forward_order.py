@@ -8,6 +8,9 @@ arrive, and no device idles while it has a forward to run. The result is a fixed
     device 1    .  1F0 2F0 1F1 2F1 1F2 2F2            stages 1 and 2
 
 The order is recorded from a simulated run that completed, so it cannot deadlock.
+
+`stage_by_stage` is the order for parameters that are whole for one stage of a device at a time: each stage runs all
+microbatches before the next one of its device. It takes longer in a V, whose first device waits for the last.
 """
 
 import heapq
@@ -70,3 +73,14 @@ def forward_order(
             idle.add(device)
             for reader in readers[stage]:
                 missing[reader][microbatch] -= 1
+
+
+def stage_by_stage(placement: Sequence[int], devices: int, microbatches: int) -> tuple[tuple[Action, ...], ...]:
+    """Per device all forwards of its first stage, then those of the next one; arguments as of `forward_order`.
+
+    Each waits for earlier stages alone, also where replicas wait for each other before a stage, so it cannot deadlock.
+    """
+    orders: list[list[Action]] = [[] for _ in range(devices)]
+    for stage, device in enumerate(placement):
+        orders[device] += [Action(stage, Kind.F, microbatch) for microbatch in range(microbatches)]
+    return tuple(map(tuple, orders))

@@ -33,7 +33,7 @@ def collectives(plan: Plan, device: int) -> list[tuple[int, Action]]:
     """The collectives of a device over replicas within a step, each with the position that it follows in the compute
     order: SCATTER_GRAD, REDUCE_GRAD, UNSHARD and RESHARD, in the order issued."""
     if plan.mesh.data == 1 or plan.forward_only:
-        return []
+        return runs_of(plan, device)
     actions = plan.device_actions[device]
     last = {action.stage: position for position, action in enumerate(actions) if action.kind in LAST_BACKWARD}
     scattered = {stage for stage in last if shards_gradients(plan, stage)}

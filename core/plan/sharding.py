@@ -73,13 +73,14 @@ def level_of(plan: Plan, stage: int) -> str:
 
 
 def shards(plan: Plan, stage: int) -> bool:
-    """Whether a stage is sharded in the steps of a plan."""
-    return level_of(plan, stage) != NONE and plan.mesh.data > 1 and not plan.forward_only
+    """Whether a stage is sharded in the steps of a plan: of forwards alone if its replicas share parameters."""
+    level = level_of(plan, stage)
+    return level != NONE and plan.mesh.data > 1 and (level == PARAMETERS or not plan.forward_only)
 
 
 def shards_gradients(plan: Plan, stage: int) -> bool:
     """Whether each replica of a stage has a part of the gradients in the steps of a plan."""
-    return shards(plan, stage) and level_of(plan, stage) in (GRADIENTS, PARAMETERS)
+    return shards(plan, stage) and level_of(plan, stage) in (GRADIENTS, PARAMETERS) and not plan.forward_only
 
 
 def shards_parameters(plan: Plan, stage: int) -> bool:

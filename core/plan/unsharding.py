@@ -67,6 +67,19 @@ def after_steps(plan: Plan, device: int) -> Iterator[tuple[int, Action]]:
             yield AFTER_STEP, Action(stage.index, Kind.UNSHARD)
 
 
+def whole_at_once(plan: Plan) -> bool:
+    """Whether each device has the parameters of all its stages whole at some time of a step."""
+    for device in range(plan.devices):
+        sharing = {stage.index for stage in plan.stages_on(device) if shards_parameters(plan, stage.index)}
+        held, most = set[int](), 0
+        for _, action in runs_of(plan, device):
+            held = held | {action.stage} if action.kind is Kind.UNSHARD else held - {action.stage}
+            most = max(most, len(held))
+        if most < len(sharing):
+            return False
+    return True
+
+
 def reader_of(compute: Sequence[Action], item: Item) -> int | None:
     """The position of the first compute item that waits for an UNSHARD; None if none does."""
     if item.action.kind is Kind.RESHARD or item.action.microbatch is None:

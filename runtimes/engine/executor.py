@@ -195,9 +195,9 @@ class Executor:
             kinds.setdefault(instruction.action.stage, set()).add(instruction.action.kind)
         found = {id(run): (m, run) for m, own in reversed([*enumerate(bound.runs)]) for run in own.values()}
         gpus = [self._queue.device] if self._queue.device.type == "cuda" else []
-        shared = [state.shared for state in bound.states if state.shared is not None and state.shared.divided]
+        shared = [state.shared for state in bound.states if state.shared is not None and state.shared.without_memory]
         with torch.no_grad(), torch.random.fork_rng(gpus), ValidValues(), ExitStack() as stack:
-            for each in shared if not bound.forward_only else ():
+            for each in shared:
                 stack.enter_context(each.stand_ins())
             for m, run in found.values():
                 leaves = tuple(torch.zeros_like(x) if isinstance(x, Tensor) else x for x in frame.leaves_of(m))
@@ -245,7 +245,7 @@ class Executor:
             run.free_shared()
         for state in bound.states if inputs.clear_gradients else ():
             state.clear_gradients()
-        for state in bound.states if not bound.forward_only else ():
+        for state in bound.states:
             if state.shared is not None:  # of a step that ended early
                 state.shared.free()
         return record

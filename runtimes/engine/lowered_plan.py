@@ -92,13 +92,14 @@ def lowered_plan(plan: Plan, layouts: Sequence[Layout]) -> LoweredPlan:
     if wanted.forward_only and wanted is not plan:
         wanted = reordered(wanted)
     lowered = lower(wanted)
-    if plan.mesh.data > 1 and not plan.forward_only and wanted.microbatches < plan.microbatches:
+    if plan.mesh.data > 1 and wanted.microbatches < plan.microbatches:
         lowered = _reduced_in_order(lowered, plan)
     if wanted is not plan:
         validate(wanted, lowered=lowered)
     pairs = [message_pairs(layout) for layout in layouts]
     moving = tuple(tuple(a for a in actions if _moves_something(a, pairs)) for actions in lowered)
-    limit = choose_ahead_limit(wanted, lowered) if wanted.forward_only else None
+    stages_in_turn = bool(wanted.memory.unshard)  # a stage may wait for the end of an earlier one, so it has no limit
+    limit = choose_ahead_limit(wanted, lowered) if wanted.forward_only and not stages_in_turn else None
     return LoweredPlan(wanted, moving, limit, find_fences(wanted, lowered))
 
 

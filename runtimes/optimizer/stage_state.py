@@ -170,7 +170,7 @@ class StageState:
     def _plain(self) -> AbstractContextManager[None]:
         """A context in which the whole parameters are plain tensors, perhaps of zeros, to create an optimizer."""
         shared = self.shared
-        return nullcontext() if shared is None or shared.lent or not shared.divided else shared.stand_ins()
+        return shared.stand_ins() if shared is not None and shared.without_memory else nullcontext()
 
     @property
     def gradient_buffers(self) -> list[Tensor]:

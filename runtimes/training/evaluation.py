@@ -13,7 +13,8 @@ Modules compute in their current modes, as in plain PyTorch.
 """
 
 from collections.abc import Callable
-from functools import partial
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, partial
 from typing import Any
 from zlib import crc32
 
@@ -90,16 +91,24 @@ class Evaluator:
         programs: ProgramOptions,
         changed: Callable[[], None],
     ) -> None:
-        self._changed, self._cut, self._workers = changed, cut, workers
+        self._changed, self._cut, self._workers, self._whole = changed, cut, workers, stages.whole_parameters
         self._model, self._plan, self._team = stages.model, stages.plan, stages.team
         self._states, self._where = stages.states, stages.where
         self._max_shapes, self._compiler = programs.max_shapes, programs.compiler  # `known` is for the example only
         self.seed = training.seed
         tensor = stages.team.tensor
         self._modes = ModuleModes(stages.model if tensor is None else tensor.model)
-        self._forward_plan: Plan | None = None
         self._kept: LruCache[Any, Variants] = LruCache(KEPT)
         self.count = 0
+
+    @cached_property
+    def _forward_plan(self) -> Plan:
+        """The plan of the forwards."""
+        return forward_only(self._plan)
+
+    def parameters(self) -> AbstractContextManager[None]:
+        """A context for evaluations: parameters that replicas share are whole, if the plan does not gather them."""
+        return nullcontext() if self._forward_plan.memory.unshard else self._whole()
 
     def batch(self, forwards: ForwardFunction, pieces: list[Microbatch]) -> BatchRun:
         """A batch that is ready to be evaluated.
@@ -139,14 +148,11 @@ class Evaluator:
         found = self._kept.use(key)
         if found is None:
             self._changed()  # its values are read now, and tensors may have been replaced before
-            if self._forward_plan is None:
-                self._forward_plan = forward_only(self._plan)
             found = Variants(self._model, forwards.function, partial(self._variant, forwards), self._changed)
             self._kept.keep(key, found)
         return found
 
     def _variant(self, forwards: ForwardFunction) -> tuple[Shapes, PreparedSteps]:
-        assert self._forward_plan is not None
         capture = partial(self._captured, forwards)
         compiler = PlannedCompiler.of(self._compiler, self._forward_plan)
         shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, compiler)

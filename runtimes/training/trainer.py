@@ -208,7 +208,7 @@ class Trainer:
             forwards: the function, and what it returns.
             trace: whether every action is recorded.
         """
-        with self.team.inside("forward" if forwards.rows else "evaluate"), self.stages.whole_parameters():
+        with self.team.inside("forward" if forwards.rows else "evaluate"), self.evaluator.parameters():
             return self._evaluate(batch, forwards, trace)
 
     def _evaluate(self, batch: Any, forwards: ForwardFunction, trace: bool) -> BatchResult:

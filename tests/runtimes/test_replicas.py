@@ -217,6 +217,14 @@ def test_parameters_that_are_unfrozen_between_steps_are_shared(four):
         assert max(one["unfrozen"].values()) < 1e-9, one["unfrozen"]
 
 
+def test_evaluations_hold_the_parameters_of_one_stage_at_a_time(four):
+    for one in four["sharded_states"]:
+        found = one["evaluations"]
+        assert max(found["far"].values()) < 1e-12, found["far"]
+        first, second = (0, 3) if one["evaluations"]["actions"][0].startswith("0") else (1, 2)
+        assert found["actions"] == [f"{stage}{kind}0" for stage in (first, second) for kind in ("UNSHARD", "RESHARD")]
+
+
 def test_plan_with_one_sharded_stage_gathers_that_stage_alone(four):
     for one in four["sharded_states"]:
         found = one["partly"]

@@ -11,7 +11,7 @@ from ...costs.costs import StageCosts
 from ...errors import RequestError
 from ...wording import first_of
 from ..plan import Plan
-from ..sharding import NONE, check_level, check_sharding, shards_parameters
+from ..sharding import NONE, PARAMETERS, check_level, check_sharding, shards_parameters
 from ..unshard import check_runs
 from .offload import check_offload
 
@@ -114,10 +114,9 @@ def _check_forward_only(plan: Plan) -> None:
     needs = {
         "memory.recompute": plan.memory.recompute,
         "memory.offload": [each.stage for each in plan.memory.offload],
-        "memory.unshard": [each.stage for each in plan.memory.unshard],
         "tied": [weight.name for weight in plan.tied],
         "sync": ["true"] if plan.sync else [],
-        "shard": plan.shard,
+        "shard": [level for level in plan.shard if level not in (NONE, PARAMETERS)],
         "edges with gradients": [f"{edge.src} → {edge.dst}" for edge in plan.edges if edge.gradient_bytes],
     }
     name = next((name for name, found in needs.items() if found), None)

@@ -57,6 +57,11 @@ class SharedParameters:
         """Bytes of whole parameters."""
         return sum(bucket.nbytes for bucket in self.buckets)
 
+    @property
+    def without_memory(self) -> bool:
+        """Whether the whole parameters have memory during runs alone."""
+        return self.divided and not self.lent
+
     def own_memory(self) -> None:
         """Give each parameter memory that no other tensor shares, before values are loaded; its values stay."""
         for bucket in self.buckets if not self.memory_of else ():
@@ -103,8 +108,10 @@ class SharedParameters:
                 self._renew_memory(bucket, parameter)
 
     def free(self) -> None:
-        """Free the whole parameters, if this replica has its parts, and if no all-gather still writes to them."""
-        if not self.divided or self._in_flight:
+        """Free the whole parameters, if this replica has its parts, and if no all-gather still writes to them.
+
+        Those that the model has in memory of its own stay."""
+        if not self.without_memory or self._in_flight:
             return
         lent = next((p for p, memory in self.memory_of.items() if not memory.untyped_storage().resizable()), None)
         if lent is not None:
@@ -177,7 +184,9 @@ class SharedParameters:
             self.free()
 
     def gather(self, replicas: Backend) -> "ParametersGather":
-        """Start to gather the whole parameters; see `ParametersGather`."""
+        """Start to gather the whole parameters, unless the model has them; see `ParametersGather`."""
+        if self.lent:
+            return ParametersGather(self, [])
         self._in_flight = True
         if self.divided:
             self.hold()
@@ -230,7 +239,7 @@ class ParametersGather:
 
     def __init__(self, shared: SharedParameters, gathers: list[tuple[ShardedBucket, Tensor, Handle]]) -> None:
         self._shared, self._gathers = shared, gathers
-        self.bytes = shared.bytes
+        self.bytes = sum(bucket.nbytes for bucket, _, _ in gathers)
 
     def wait(self) -> None:
         """Return when the model has the parameters."""

@@ -11,12 +11,12 @@ from panpipe.core.actions import Kind, parse_action
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.derive import first_microbatches, forward_only
+from panpipe.core.plan.derive import first_microbatches, forward_only, reordered
 from panpipe.core.plan.lowering import lower
-from panpipe.core.plan.plan import Plan, parse_plan, plan_json
+from panpipe.core.plan.plan import MemoryPolicy, Plan, parse_plan, plan_json
 from panpipe.core.plan.queues import queues_of
 from panpipe.core.plan.unshard import StageUnshard, UnshardedRun
-from panpipe.core.plan.unsharding import gathered_bytes
+from panpipe.core.plan.unsharding import gathered_bytes, whole_at_once
 from panpipe.core.plan.validation.validate import validate
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.simulators.run import simulate
@@ -101,8 +101,40 @@ def test_runs_of_a_stage_that_shares_no_parameters_are_refused() -> None:
     plan = evolve(two_stages(), shard=("gradients", "parameters"))
     with pytest.raises(RequestError, match=r"names stage 0, whose replicas do not share parameters: remove it"):
         validate(plan)
-    with pytest.raises(RequestError, match=r"the plan is forward only and has memory.unshard: 0, 1"):
-        validate(evolve(forward_only(two_stages()), memory=two_stages().memory))
+    plan = evolve(forward_only(two_stages()), memory=two_stages().memory)
+    with pytest.raises(RequestError, match=r"memory.unshard names stage 0, whose replicas do not share parameters"):
+        validate(plan)
+    with pytest.raises(RequestError, match=r"the plan is forward only and has shard: gradients"):
+        validate(evolve(plan, shard=("gradients", "none"), memory=MemoryPolicy()))
+
+
+def test_forwards_hold_the_parameters_of_one_stage_at_a_time_where_the_plan_never_holds_all() -> None:
+    in_turn = (UNSHARD[0], runs(1, ("0F1", "1F0", "1B1")))
+    plan = two_stages((runs(0, (None, "0F0", "0F1"), ("1B1", "0B0", "0B1")), in_turn[1]))
+    assert whole_at_once(two_stages())  # both, while the second one is gathered
+    assert not whole_at_once(plan)
+    assert text(forward_only(two_stages())) == "1F0 1F1 0F0 0F1"  # it has no edges
+    forwards = forward_only(plan)
+    validate(forwards)
+    assert text(forwards) == "0UNSHARD0 0F0 0F1 0RESHARD0 1UNSHARD0 1F0 1F1 1RESHARD0"
+    assert max(gathered_bytes(forwards, [evolve(COST, gathered_bytes=80)] * 2, 0)) == 80
+    assert parse_plan(plan_json(forwards), "the plan") == forwards
+    fewer = first_microbatches(forwards, 1)
+    assert text(fewer) == "0UNSHARD0 0F0 0RESHARD0 1UNSHARD0 1F0 1RESHARD0"
+    assert reordered(fewer) == fewer
+    result = simulate(evolve(forwards, prediction=plan.prediction))
+    assert result.step_s == pytest.approx(2 * 1.0 + 4 * COST.forward_s)  # an all-gather takes a second
+    assert result.peak_by_kind[0]["parameters"] == 80 + 80
+
+
+@pytest.mark.parametrize("name", ["interleaved-1f1b", "zb-v"])
+def test_forwards_by_stages_of_every_placement_run_to_the_end(name: str) -> None:
+    plan = shared(scheduled(name, 2, 4, 2, data=2), "parameters")
+    assert not whole_at_once(plan)
+    forwards = forward_only(plan)
+    validate(forwards)
+    for count in (1, 3):
+        validate(first_microbatches(forwards, count))
 
 
 @pytest.mark.parametrize(

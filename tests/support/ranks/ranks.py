@@ -539,12 +539,17 @@ def every_resumed_level(team):
     return sharding.resumed(team, Path(sys.argv[2]), every=True)["far"]
 
 
-@captures(*((case, torch.float64, 4, 2) for case in (GPT, CASES["batchnorm with a skip"], sharding.FROZEN)))
+@captures(
+    *((case, torch.float64, 4, 2) for case in (GPT, CASES["batchnorm with a skip"], sharding.FROZEN)),
+    (GPT, torch.float64, 8, 4, PLANS["zb-v"]),
+)
 def sharded_states(team):
     """Checkpoints of replicas that share, plans with one sharded stage, and frozen parameters."""
     partly = {level: sharding.partly(team, level) for level in LEVELS[1:]}
     frozen, unfrozen = sharding.of_frozen_parameters(team), sharding.of_unfrozen_parameters(team)
-    return {**sharding.resumed(team, Path(sys.argv[2])), "partly": partly, "frozen": frozen, "unfrozen": unfrozen}
+    evaluations = sharding.evaluations_by_stages(team)
+    found = {"partly": partly, "frozen": frozen, "unfrozen": unfrozen, "evaluations": evaluations}
+    return {**sharding.resumed(team, Path(sys.argv[2])), **found}
 
 
 @captures((TAPPED, torch.float32, 8, 4))

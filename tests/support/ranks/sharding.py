@@ -101,6 +101,39 @@ def of_unfrozen_parameters(team: Team) -> dict[str, float]:
     return found
 
 
+def evaluations_by_stages(team: Team) -> dict[str, Any]:
+    """Distances of evaluations from one process, where a device has the parameters of one stage whole at a time."""
+    case = CASES[NAME]
+    plan_options = PLANS["zb-v"]
+    pipe = pipeline_on(team, case, 8, 4, OPTIMIZER, dtype=F64, plan_options=plan_options, shard="parameters")
+    alone = case.model(F64).eval()
+    average, found = pipe.ema(1.0), dict[str, float]()
+    pipe.model.eval()
+
+    def far(what: str, rows: list[int]) -> None:
+        parts = batches(case, team.replicas, rows)
+        with torch.no_grad():
+            losses = [case.step(alone, part) for part in parts]
+        wanted = sum(loss * size for loss, size in zip(losses, rows, strict=False)) / sum(rows[: team.replicas])
+        found[what] = abs(pipe.evaluate(parts[team.replica]).item() - wanted.item())
+
+    far("whole batches", [8] * team.replicas)
+    far("fewer microbatches of one replica", [8, 2, 1])
+    far("fewer of the first", [1, 8, 3])
+    with pipe.whole_parameters():
+        far("whole parameters", [8] * team.replicas)
+    part = batches(case, team.replicas, [8] * team.replicas)[team.replica]
+    _, trace = pipe.trace_evaluation(part)
+    pipe.model.train()
+    pipe.step(part)
+    pipe.model.eval()
+    with average.applied():  # that of the beginning
+        far("an average", [8] * team.replicas)
+    kinds = ("UNSHARD", "RESHARD")
+    here = [each for each in trace.events if each.device == team.rank_here and each.action.kind.value in kinds]
+    return {"far": found, "actions": [str(each.action) for each in here]}
+
+
 def every_case(team: Team, shard: str, cases: Mapping[str, Case] = CASES) -> dict[str, Any]:
     """Every case with batches of several sizes; the last stage of one is sharded alone."""
     found: dict[str, Any] = {}
