@@ -158,7 +158,9 @@ class TrainingState:
             self._check_optimizer(listing)
 
     def _check_optimizer(self, listing: Listing) -> None:
-        there = _by_parameter(listing, {name for state in self.states.values() for name in state.trained})
+        named = [state.named_state for state in self.states.values() if state.named_state is not None]
+        stepped = {name for each in named for name in each.names}  # some may be frozen since
+        there = _by_parameter(listing, stepped.union(*(state.trained for state in self.states.values())))
         if not there:
             raise RequestError(
                 "the checkpoint has no state of an optimizer, and the pipeline has an optimizer: resume from one that "

@@ -70,8 +70,10 @@ def unscale(parameters: Iterable[nn.Parameter], factor: Tensor | float, where: t
     for parameter in parameters:
         if parameter.grad is not None:
             by_dtype.setdefault(parameter.grad.dtype, []).append(parameter.grad)
-    for gradients in by_dtype.values():
+    for dtype, gradients in by_dtype.items():
         torch._amp_foreach_non_finite_check_and_unscale_(gradients, overflow, inverse)
+        if dtype is torch.float64:  # the factor above is a float32: exact for the scale alone, and not for weights
+            torch._foreach_mul_(gradients, factor / inverse.double())
     return overflow
 
 

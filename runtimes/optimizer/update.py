@@ -129,7 +129,7 @@ class Update:
             if scale is not None and norms:
                 found = (~torch.stack(norms).isfinite()).any().double()
         elif scale is not None:
-            found = unscale(own, self._factor(torch.float32), self.where)
+            found = unscale(own, self._factor(torch.float64), self.where)
         in_parts = any(state.sharing is not None or state.split for state in self.states.values())
         if self.replicas is not None and in_parts:
             norms, found = self.norm_parameters.over_parts(norms, found, self.states, self.replicas)

@@ -172,6 +172,20 @@ def test_checkpoint_of_parameters_without_gradient_and_frozen_ones(tmp_path):
         pipe(frozen=False).resume(tmp_path / "a")
 
 
+def test_state_of_a_parameter_that_is_frozen_since_is_resumed(tmp_path):
+    pipe = pipe_of(CONV)
+    train(pipe, CONV, 1)
+    name, parameter = next((n, p) for n, p in pipe.model.named_parameters() if p.requires_grad)
+    parameter.requires_grad_(False)
+    train(pipe, CONV, 1)
+    pipe.checkpoint(tmp_path / "a")
+    before = everything(pipe)
+    train(pipe, CONV, 1)
+    pipe.resume(tmp_path / "a")
+    assert unequal(everything(pipe), before) == []
+    assert any(key.startswith(f"state.{name}.") for key in pipe.state_dict()["optimizer"])
+
+
 def test_parameter_without_optimizer_state_has_none_after_resume(tmp_path):
     pipe = pipe_of(CONV)
     pipe.checkpoint(tmp_path / "a")

@@ -5,7 +5,7 @@ import copy
 import panpipe
 import pytest
 import torch
-from panpipe.runtimes.optimizer.scaling import LossScale
+from panpipe.runtimes.optimizer.scaling import LossScale, unscale
 from torch import nn
 
 from ...support.models import CASES
@@ -176,6 +176,14 @@ def test_rehearsals_do_not_update_the_scaler():
     pipe.rehearse(tapped_batch(8, torch.float32, 0), 2)
     assert scaler.get_scale() == 2.0**16
     assert pipe.updates == 0
+
+
+@pytest.mark.parametrize("weights", [3.0, torch.tensor(3.0, dtype=torch.float64)])
+def test_gradients_in_float64_are_divided_by_weights_in_float64(weights):
+    parameter = nn.Parameter(torch.zeros(4, dtype=torch.float64))
+    parameter.grad = torch.full((4,), 24.0 * torch.pi, dtype=torch.float64)
+    assert unscale([parameter], 1 / (8.0 * weights), torch.device("cpu")) == 0
+    assert parameter.grad.tolist() == pytest.approx([torch.pi] * 4, rel=1e-15)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.complex64])
