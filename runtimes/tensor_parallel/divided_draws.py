@@ -52,7 +52,7 @@ def is_draw(func: Any, args: Any, kwargs: Any) -> bool:
     return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()) and not draws_nothing(func, args, kwargs)
 
 
-class _Calls(TorchFunctionMode):
+class CallNumbers(TorchFunctionMode):
     """Numbers the calls of torch's functions by the user's code that return tensors.
 
     Attributes:
@@ -94,7 +94,7 @@ class WholeCalls(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.found: dict[tuple[int, int], tuple[Any, list[Shape]]] = {}
-        self._calls = _Calls()
+        self._calls = CallNumbers()
 
     def __enter__(self) -> "WholeCalls":
         self._calls.__enter__()  # type: ignore[no-untyped-call]
@@ -124,7 +124,7 @@ class DividedDraws(TorchDispatchMode):
     def __init__(self, whole: WholeCalls, ranks: int, given: Sequence[Tensor]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._whole, self._ranks = whole.found, ranks
-        self._calls = _Calls()
+        self._calls = CallNumbers()
         # None for a tensor that all ranks have; tensors that are not in it are unknown.
         self._known: Any = WeakIdKeyDictionary()
         for tensor in given:

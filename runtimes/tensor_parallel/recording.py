@@ -5,6 +5,8 @@ what each rank computes and where it communicates. The recorded program has plai
 
     step(model) ──▶ DTensor over fake tensors ──▶ operators of one rank, _c10d_functional.all_reduce ──▶ a plain step
 
+Plain tensors between the divided modules are parts, too: `layout_watch` checks what the user's code computes with them.
+
 The backward is derived from the recorded forward, where each all-reduce has an all-reduce as its gradient: as many as
 DTensor's own backward has with column and row layouts, at other places (`core/capture/graph/tensor_collectives`). So a
 user's own backward cannot be kept, and is refused; operators that ran under ``no_grad`` run under it again. For
@@ -29,8 +31,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ...core.capture.python.reads import Reads
 from ...core.capture.values.distributed_tensors import distributed_tensors
 from ...core.capture.values.nesting import tensors_of
+from ...core.capture.values.user_lines import message_start, user_line
 from ...core.errors import RequestError, in_a_line
 from .divided_draws import DividedDraws, WholeCalls, is_draw
+from .layout_watch import LayoutWatch
 from .layouts import DTensorLayout, check_layout, named_tensors, parts_of
 from .recorded_graph import drop_views, replace_collectives
 from .whole_run import without_layouts
@@ -105,27 +109,51 @@ class StepOfRank:
                 raise RequestError(
                     f"{now.line(changed)}: the step changes '{changed}', which was {before.text(changed)} and is "
                     f"{now.text(changed)}: steps of models with DTensor parameters may not change Python values; "
-                    "remove the assignment"
+                    "remove the assignment, or assign this value before panpipe.pipeline"
                 )
         state = named_tensors(parts)
         return _Run(self._known[key]).run([*state.values()], leaves)
 
     def _recorded(self, leaves: list[Any], spec: pytree.TreeSpec) -> fx.GraphModule:
-        program = self._traced(leaves, spec)
-        if any(is_draw(node.target, node.args, node.kwargs) for node in program.graph.nodes):
-            program = self._traced(leaves, spec, self._whole_calls(leaves, spec))
+        try:
+            # Attention takes another kernel where its mask needs a gradient.
+            program = self._program(leaves, spec, gradients=True)
+        except RequestError as error:
+            if "modified inplace" not in str(error):
+                raise
+            # Autograd refuses that the result of a divided module is written.
+            program = self._program(leaves, spec, gradients=False)
         drop_views(program.graph)
         replace_collectives(program.graph)
         program.recompile()
         return program
 
-    def _whole_calls(self, leaves: list[Any], spec: pytree.TreeSpec) -> WholeCalls:
+    def _program(self, leaves: list[Any], spec: pytree.TreeSpec, gradients: bool) -> fx.GraphModule:
+        """The operators of one rank.
+
+        Args:
+            leaves, spec: the batch.
+            gradients: whether parameters need gradients.
+        """
+        whole, failure = None, None
+        try:
+            whole = self._whole_calls(leaves, spec, gradients)
+        except RequestError as error:  # its code may compute with sizes of parts
+            failure = error
+        program = self._traced(leaves, spec, gradients, whole)
+        if any(is_draw(node.target, node.args, node.kwargs) for node in program.graph.nodes):
+            if failure is not None:
+                raise failure
+            program = self._traced(leaves, spec, gradients, whole, draws=True)
+        return program
+
+    def _whole_calls(self, leaves: list[Any], spec: pytree.TreeSpec, gradients: bool) -> WholeCalls:
         """The calls of the step in one process."""
         failure = "the step draws random numbers, and cannot be run with whole parameters"
         calls = WholeCalls()
         with _recording(failure, _FOR_WHOLE), FakeTensorMode(allow_non_fake_inputs=True):
             values = {
-                name: _fake(value.shape, value.stride(), value.dtype)
+                name: _fake(value.shape, value.stride(), value.dtype).requires_grad_(gradients and value.requires_grad)
                 for name, value in named_tensors(self._model).items()
             }
             batch = pytree.tree_unflatten([_fake_leaf(leaf) for leaf in leaves], spec)
@@ -133,34 +161,47 @@ class StepOfRank:
                 self._step(self._model, batch)
         return calls
 
-    def _traced(self, leaves: list[Any], spec: pytree.TreeSpec, whole: WholeCalls | None = None) -> fx.GraphModule:
-        """The operators of one rank.
+    def _traced(
+        self, leaves: list[Any], spec: pytree.TreeSpec, gradients: bool, whole: WholeCalls | None, draws: bool = False
+    ) -> fx.GraphModule:
+        """See `_program`.
 
         Args:
-            leaves, spec: the batch.
-            whole: the calls of one process; None for a step that draws no random numbers.
+            leaves, spec, gradients: as there.
+            whole: the calls of one process; None if the step does not run in one process.
+            draws: whether to replace draws of random numbers by those of one process.
         """
         from torch.distributed.tensor import DTensor
 
-        model, names, regions = self._model, list(named_tensors(self._model)), _GradRegions()
+        model, names, fake_mode = (
+            self._model,
+            list(named_tensors(self._model)),
+            FakeTensorMode(allow_non_fake_inputs=True),
+        )
+        mesh = next(iter(self._layouts.values())).mesh
 
         def run(state: list[Tensor], given: list[Any]) -> Any:
+            regions, watch, divided = _GradRegions(), LayoutWatch(mesh, fake_mode, whole), None
             values: dict[str, Tensor] = dict(zip(names, state, strict=True))
-            draws = None
-            if whole is not None:
+            if draws:
+                assert whole is not None
                 plain = [value for name, value in values.items() if name not in self._layouts]
-                draws = DividedDraws(whole, self._ranks, [*plain, *tensors_of(given)])
+                divided = DividedDraws(whole, self._ranks, [*plain, *tensors_of(given)])
             for name, layout in self._layouts.items():
                 values[name] = layout.whole(values[name])
-            with regions, draws or nullcontext(), _own_backward_refused(draws), _reparametrize_module(model, values):
+            own_backward = _own_backward_refused(watch, divided)
+            with regions, divided or nullcontext(), watch, own_backward, _reparametrize_module(model, values):
                 found = self._step(model, pytree.tree_unflatten(given, spec))
+                watch.check_results(found)
             return pytree.tree_map_only(DTensor, lambda each: each.full_tensor(), found)
 
-        with FakeTensorMode(allow_non_fake_inputs=True):
+        with fake_mode:
             state = [
-                _fake(value.shape, value.stride(), value.dtype)
-                if name not in self._layouts
-                else self._layouts[name].part(value.dtype)
+                (
+                    _fake(value.shape, value.stride(), value.dtype)
+                    if name not in self._layouts
+                    else self._layouts[name].part(value.dtype)
+                ).requires_grad_(gradients and value.requires_grad)
                 for name, value in named_tensors(model).items()
             ]
             given = [_fake_leaf(leaf) for leaf in leaves]
@@ -175,6 +216,14 @@ class StepOfRank:
 
 
 _FOR_RANKS = "steps of models with DTensor parameters run without values of tensors, in Python that torch can trace"
+_FIXES = {
+    "mixed torch.Tensor and DTensor": (
+        "a divided module returns a DTensor and another tensor is plain, or code outside of a module uses its divided "
+        "parameter: use use_local_output=True, or PrepareModuleInput and PrepareModuleOutput around this code"
+    ),
+    "does not have a sharding strategy": "use use_local_output=True, so that it gets plain tensors",
+}
+"""Parts of torch's messages, and what to do."""
 _FOR_WHOLE = (
     "tensor ranks draw the numbers of one process, whose shapes are found out so: write sizes that depend on the "
     "number of tensor ranks as -1, such as the number of heads, and divide with parallelize_module alone; or set "
@@ -196,7 +245,8 @@ def _recording(failure: str, rule: str) -> Iterator[None]:
     except RequestError:
         raise
     except Exception as error:
-        raise RequestError(f"{failure}: {in_a_line(error)}; {rule}") from error
+        fix = next((fix for said, fix in _FIXES.items() if said in str(error)), rule)
+        raise RequestError(f"{message_start(user_line(error))}{failure}: {in_a_line(error)}; {fix}") from error
 
 
 def _fake(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -245,10 +295,11 @@ class _GradRegions(TorchFunctionMode):
 
 
 @contextmanager
-def _own_backward_refused(draws: DividedDraws | None) -> Iterator[None]:
+def _own_backward_refused(watch: LayoutWatch, draws: DividedDraws | None) -> Iterator[None]:
     """A context in which autograd functions outside of torch are refused: their backward would be lost.
 
     Args:
+        watch: follows the layouts that torch's own functions change.
         draws: notes the layouts that torch's own functions change; None for a step without random numbers.
     """
     original = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
@@ -261,9 +312,9 @@ def _own_backward_refused(draws: DividedDraws | None) -> Iterator[None]:
                 "torch.utils.checkpoint with use_reentrant=True"
             )
         if draws is None:
-            return original(function, *args, **kwargs)
+            return watch.apply(function, original, *args, **kwargs)
         with draws.inside_layouts() as note:
-            result = original(function, *args, **kwargs)
+            result = watch.apply(function, original, *args, **kwargs)
         note(args, result)
         return result
 

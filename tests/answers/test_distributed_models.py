@@ -16,7 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
-    PrepareModuleInput,
+    PrepareModuleOutput,
     RowwiseParallel,
     SequenceParallel,
     parallelize_module,
@@ -52,24 +52,27 @@ def step(model, batch):
     return model(batch["tokens"]).square().mean()
 
 
-def make(layouts=None, ranks=2):
+def make(layouts=None, ranks=2, ends=None):
     torch.manual_seed(0)
     model = Model()
     mesh = init_device_mesh("cpu", (4 // ranks, ranks), mesh_dim_names=("pp", "tp"))["tp"]
-    parallelize_module(model, mesh, {"embedding": RowwiseParallel(input_layouts=Replicate())})
+    parallelize_module(model, mesh, ends or {"embedding": RowwiseParallel(input_layouts=Replicate())})
     for block in model.blocks:
         parallelize_module(block, mesh, layouts or {"up": ColwiseParallel(), "down": RowwiseParallel()})
     return model, step, {"tokens": torch.randint(32, (4, TOKENS))}
 
 
 def sequence_parallel():
-    inner = {
+    layouts = {
         "norm": SequenceParallel(),
         "up": ColwiseParallel(input_layouts=Shard(1)),
         "down": RowwiseParallel(output_layouts=Shard(1)),
-        "": PrepareModuleInput(input_layouts=Replicate(), desired_input_layouts=Shard(1)),
     }
-    return make({name: style for name, style in inner.items() if name})
+    ends = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
+        "blocks.1": PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate()),
+    }
+    return make(layouts, ends=ends)
 
 
 def of_maximum():
@@ -130,8 +133,7 @@ def test_plan_of_a_parallelized_model(tmp_path, capsys):
 def test_gathers_and_scatters_of_sequence_parallel_layouts_count_as_half_of_an_all_reduce():
     work = model_work(planned_model(f"{__name__}:sequence_parallel", 2, empty=True, tensor=2).operators)
     forward = [size for each in work.operators for size in each.work.forward_reduced]
-    # The norm takes the embedding's tokens as one of two parts: what is gathered and scattered has twice as many.
-    assert forward == [2 * TOKENS * HIDDEN * 4] * 5
+    assert forward == [2 * TOKENS * HIDDEN * 4 / 2] * 6
 
 
 @pytest.mark.parametrize(

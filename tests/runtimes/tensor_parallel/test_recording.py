@@ -138,7 +138,7 @@ def test_step_that_changes_python_values_is_refused(mesh):
         return step(model, batch)
 
     refused(
-        mesh, counting, r"the step changes '.*calls', which was 0 and is 1: steps of models with DTensor parameters"
+        mesh, counting, r"the step changes '.*calls', which was 0 and is 2: steps of models with DTensor parameters"
     )
 
 

@@ -1,0 +1,162 @@
+"""Follows the layouts of plain tensors while a step is recorded, and refuses what one process would not compute."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ...core.capture.values.user_lines import current_line
+from ...core.errors import RequestError, in_a_line
+from .divided_draws import CallNumbers, WholeCalls
+from .embedding_padding import with_own_padding
+from .local_layouts import UNKNOWN, WHOLE, LayoutError, Local
+from .operator_layouts import VIEWS, OperatorLayouts, layout_of
+
+_NOT_A_PART = "its result is not this rank's part of what one process computes"
+_HEADS = "a number of heads in the code has to be that of one rank: divide it, or let the view infer it (-1)"
+_FIX = (
+    "use output_layouts=Replicate() in the module before it, or wrap what is a part with "
+    "DTensor.from_local(part, mesh, [Shard(dim)]).to_local()"
+)
+
+
+class LayoutWatch(TorchDispatchMode):
+    """A mode in which operators on parts are checked.
+
+    Args:
+        mesh: of the model's DTensors.
+        fake_mode: of the tensors.
+        whole: the calls of the step in one process; None if it does not run there.
+    """
+
+    supports_higher_order_operators = True
+
+    def __init__(self, mesh: Any, fake_mode: FakeTensorMode, whole: WholeCalls | None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._mesh, self._operators = mesh, OperatorLayouts(mesh, fake_mode)
+        self._layouts: Any = WeakIdKeyDictionary()
+        self._calls, self._whole = CallNumbers(), whole
+
+    def __enter__(self) -> "LayoutWatch":
+        self._calls.__enter__()  # type: ignore[no-untyped-call]
+        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
+
+    def __exit__(self, *failure: Any) -> None:
+        super().__exit__(*failure)  # type: ignore[no-untyped-call]
+        self._calls.__exit__(*failure)  # type: ignore[no-untyped-call]
+
+    def layout(self, tensor: Tensor) -> Local:
+        """That of a plain tensor."""
+        return self._layouts.get(tensor, WHOLE)  # type: ignore[no-any-return]
+
+    def apply(self, function: type, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run an autograd function of torch.distributed: conversions between DTensors and plain tensors, collectives.
+
+        Raises:
+            RequestError: a module takes its input with another layout than it has.
+        """
+        name = function.__name__
+        if name == "_FromTorchTensor":
+            self._check_claim(args[0], args[2][0])
+        before, self._calls.paused = self._calls.paused, True
+        try:
+            found = original(function, *args, **kwargs)
+        finally:
+            self._calls.paused = before
+        if name == "_ToTorchTensor":
+            self._layouts[found] = layout_of(args[0].placements[0])
+        return found
+
+    def check_results(self, results: Any) -> None:
+        """Refuse numbers that the step returns, such as the loss, that are not those of all ranks.
+
+        Raises:
+            RequestError: one is.
+        """
+        for value in pytree.tree_leaves(results):
+            if isinstance(value, Tensor) and value.ndim == 0 and self.layout(value).divided:
+                raise RequestError(
+                    f"the step returns a number that {self._text(self.layout(value))}: all ranks must return the same; "
+                    "use output_layouts=Replicate() in the last layer, or loss_parallel"
+                )
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        from torch.distributed.tensor import DTensor
+
+        kwargs = kwargs or {}
+        given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
+        if self._calls.paused or not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **kwargs)
+        if any(isinstance(each, DTensor) for each in given):
+            return func(*with_own_padding(func, args), **kwargs)
+        layouts = [self.layout(each) for each in given]
+        try:
+            found = func(*args, **kwargs)
+        except (RuntimeError, ValueError) as error:
+            if not any(layout.divided for layout in layouts):
+                raise
+            raise self._refusal(func, given, layouts, in_a_line(error)) from error
+        out = [each for each in pytree.tree_leaves(found) if isinstance(each, Tensor)]
+        if not out:
+            return found
+        one_process = self._one_process(func)
+        try:
+            of_out = self._operators.of(func, args, kwargs, given, layouts, out, one_process)
+        except LayoutError:
+            cause = _NOT_A_PART
+            if one_process is not None and func in VIEWS:
+                cause = f"its result has shape {tuple(out[0].shape)} here and {one_process} in one process"
+            raise self._refusal(func, given, layouts, cause) from None
+        for tensor, layout in zip(out, of_out, strict=True):
+            if layout != WHOLE or tensor in self._layouts:
+                self._layouts[tensor] = layout
+                if func._schema.is_mutable and tensor._base is not None:
+                    self._layouts[tensor._base] = UNKNOWN
+        return found
+
+    def _one_process(self, func: torch._ops.OpOverload) -> tuple[int, ...] | None:
+        """The shape that the result of a view has in one process; None if it is not known, or for other operators."""
+        if func is torch.ops.aten.clone.default:
+            return None
+        place = self._calls.next_operator()
+        if self._whole is None or func not in VIEWS:
+            return None
+        other, shapes = self._whole.found.get(place, (None, []))
+        return shapes[0] if other in VIEWS else None
+
+    def _check_claim(self, value: Tensor, placement: Any) -> None:
+        layout = self.layout(value)
+        if not layout.known or not layout.divided:
+            return
+        wanted = layout_of(placement)
+        if wanted.known and (wanted.part, wanted.outer, wanted.partial) != (layout.part, layout.outer, layout.partial):
+            raise RequestError(
+                f"{current_line()}a module takes a tensor of shape {tuple(value.shape)} as {placement!r}, and it "
+                f"{self._text(layout)}: write its layout in input_layouts"
+            )
+
+    def _refusal(
+        self, func: torch._ops.OpOverload, given: list[Tensor], layouts: list[Local],
+        cause: str,
+    ) -> RequestError:  # fmt: skip
+        texts = [
+            f"{tuple(tensor.shape)} that {self._text(layout)}" if layout.divided else f"{tuple(tensor.shape)}"
+            for tensor, layout in zip(given, layouts, strict=True)
+            if layout.divided or tensor.numel() > 1
+        ]
+        fix = f"{_HEADS}; {_FIX}" if func in VIEWS else _FIX
+        return RequestError(f"{current_line()}{_name(func)} of {' and '.join(texts)}: {cause}; {fix}")
+
+    def _text(self, layout: Local) -> str:
+        if layout.partial:
+            return f"{self._mesh.size()} tensor ranks still have to sum"
+        return f"is one of {self._mesh.size()} ranks' parts of dimension {layout.part}"
+
+
+def _name(func: torch._ops.OpOverload) -> str:
+    return str(func.overloadpacket._qualified_op_name.split("::")[-1])
