@@ -17,6 +17,7 @@ def with_own_padding(func: torch._ops.OpOverload, args: Any) -> Any:
     (placement,) = args[0].placements
     if not placement.is_shard(0):
         return args
-    rows = args[0].to_local().shape[0]
-    own = args[2] - args[0].device_mesh.get_local_rank() * rows
+    mesh = args[0].device_mesh
+    rows = args[0].shape[0] // mesh.size()
+    own = args[2] - mesh.get_local_rank() * rows
     return (*args[:2], own if 0 <= own < rows else -1, *args[3:])

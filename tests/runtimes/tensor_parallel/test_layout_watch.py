@@ -3,6 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
+from panpipe.core.capture.export.operators import operators_of
+from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.graph.tensor_collectives import OneRank, communicating
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.tensor_parallel.recording import program_of_rank
@@ -194,6 +196,7 @@ def test_padding_of_a_divided_embedding_is_a_row_of_one_rank_alone(mesh):
         model = nn.Sequential(nn.Embedding(8, 3, padding_idx=padding))
         parallelize_module(model, mesh, {"0": RowwiseParallel(input_layouts=Replicate())})
         parts, step = program_of_rank(model, lambda model, batch: model(batch).sum(), 2)
+        assert list(operators_of(capture_step(parts, step, torch.arange(8)[None])).graph.nodes)
         with communicating(OneRank()):
             step(parts, torch.arange(8)[None]).backward()
         without = [row for row, found in enumerate(parts.get_parameter("0.weight").grad) if not found.any()]
