@@ -84,6 +84,11 @@ class Team(ABC):
         return self.replica if self.tensor is None else self.replica // self.tensor.size
 
     @property
+    def batches(self) -> int:
+        """The number of batches of a step."""
+        return self.replicas if self.tensor is None else self.replicas // self.tensor.size
+
+    @property
     def batch_devices(self) -> range:
         """The numbers, among all devices, of those that compute parts of this process's batch."""
         each = self.size if self.tensor is None else self.size * self.tensor.size

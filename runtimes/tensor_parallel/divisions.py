@@ -198,7 +198,7 @@ def _product(given: Mapping[str, Any], operands: Operands, part: Shape, whole: S
 
 _LIKE = (
     "empty_like", "zeros_like", "ones_like", "full_like", "copy_", "masked_fill_", "fill_", "zero_", "detach", "alias",
-    "contiguous",
+    "contiguous", "_to_copy",
 )  # fmt: skip
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_LIKE, _elementwise),

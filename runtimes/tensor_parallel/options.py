@@ -39,7 +39,7 @@ def check_tensor_options(options: PipelineOptions, tensor: TensorRanks | None) -
     Raises:
         RequestError: one of them.
     """
-    mesh, plan, training = options.mesh, options.plan, options.training
+    mesh, plan = options.mesh, options.plan
     if tensor is None:
         asked = mesh.tensor if isinstance(mesh, MeshShape) else None
         asked = plan.mesh.tensor if plan is not None and plan.mesh.tensor > 1 else asked
@@ -57,13 +57,11 @@ def check_tensor_options(options: PipelineOptions, tensor: TensorRanks | None) -
         tensor.refuse(f"shard is {options.shard!r}")
     for name, value in (
         ("weights", options.weights), ("compile", options.compile), ("replan", options.replan),
-        ("scaler", training.scaler), ("offload", options.offload), ("monitor", options.monitors or None),
+        ("offload", options.offload), ("monitor", options.monitors or None),
         ("cuda_graphs", options.cuda_graphs or None),
     ):  # fmt: skip
         if value is not None:
             tensor.refuse(f"{name} is given")
-    if training.on_nonfinite in ("skip", "raise"):
-        tensor.refuse(f"on_nonfinite is {training.on_nonfinite!r}")
     elsewhere = next((n for n, p in tensor.parts.named_parameters() if p.device.type != "cpu"), None)
     if elsewhere is not None:
         tensor.refuse(f"'{elsewhere}' is on {tensor.parts.get_parameter(elsewhere).device.type}, and not on the CPU")

@@ -40,7 +40,7 @@ class Origin:
     """Where the first value that is not finite was computed.
 
     Args:
-        replica, microbatch, stage: the first such microbatch, and its first such stage.
+        replica, microbatch, stage: the first such microbatch, and its first such stage; tensor ranks are replicas here.
         output: name of the stage's output; None for the loss itself.
         cause: an input of the stage that is not finite, in words; None if there is none.
         others: number of further microbatches.
@@ -128,7 +128,7 @@ class LossCheck:
         message = f"{text}; {self._outcome(ending, updated)}"
         failure = NonFiniteError(message, step, norm[1] if finite and norm is not None else None)
         if origin is not None:
-            failure = NonFiniteError(message, step, origin.stage, origin.microbatch, origin.replica)
+            failure = NonFiniteError(message, step, origin.stage, origin.microbatch, self._batch_of(origin))
         if self.mode == RAISE:
             return failure
         if self.stages.team.first:
@@ -158,12 +158,17 @@ class LossCheck:
         where = f" on rank {team.rank(device)}" if len(team.local) < team.size or team.replicas > 1 else ""
         what = "the loss itself" if origin.output is None else f"its output '{origin.output}'"
         more = f", and so {'is' if origin.others == 1 else 'are'} {origin.others} more" if origin.others else ""
-        replica = f" of replica {origin.replica}" if team.replicas > 1 else ""
+        replica = f" of replica {self._batch_of(origin)}" if team.batches > 1 else ""
         cause = "" if origin.cause is None else f" ({origin.cause})"
         return (
             f"{text}: microbatch {origin.microbatch}{replica} is not finite{more}; that began in stage "
             f"{origin.stage}{where}, with {what}{cause}"
         )
+
+    def _batch_of(self, origin: Origin) -> int:
+        """The number of the batch, which tensor ranks share."""
+        team = self.stages.team
+        return origin.replica // (team.replicas // team.batches)
 
     def _origin(self, done: BatchResult, batch: BatchRun, updated: bool) -> Origin | None:
         """The first microbatch whose loss is not finite, and its first stage; the same on every rank."""

@@ -45,7 +45,7 @@ def test_other_uses_over_tensor_ranks_equal_one_process(used, use):
     [
         ("batch", "rank 1 has other values in batch['x'] than rank 0"),
         ("state_dict", "state_dict of a pipeline: not supported for models with DTensor parameters yet"),
-        ("scaler", "scaler is given: not supported for models with DTensor parameters yet"),
+        ("compile", "compile is given: not supported for models with DTensor parameters yet"),
         ("optimizer", "shard= needs an elementwise optimizer"),
     ],
 )
@@ -62,6 +62,20 @@ def test_checkpoints_of_tensor_ranks_have_whole_tensors_and_resume_with_the_same
         assert rank["now"]
         assert rank["later"]
         assert rank["mesh"] == [2, 1, 2, [[0, 1, 2, 3]]]
+
+
+@pytest.mark.slow
+def test_no_tensor_rank_updates_with_gradients_that_are_not_finite(tmp_path):
+    found = results("guarded_tensor_ranks", tmp_path, 4)
+    for rank in found:
+        assert rank["one part"] == [[True, True, True]] * 2
+        for one in (rank[case] for case in ("skip", "raise", "scaler")):
+            assert one["far"] < 1e-12
+            assert one["skipped"] == [False, True, False, False]
+        assert rank["scaler"]["scales"] == [[1024, 1024], [512, 512], [512, 512], [1024, 1024]]
+        assert rank["raise"]["said"] == found[0]["raise"]["said"]
+    said = found[0]["raise"]["said"]
+    assert said.startswith("0 1 the loss of step 2 is nan: microbatch 1 is not finite; that began in stage 0"), said
 
 
 @pytest.mark.slow

@@ -50,6 +50,7 @@ X = rand(3, 4, 5, 6)
         (aten.add.Tensor, (Given(rand(4, 1, 6), 0), Given(X, 1)), 1, 1),
         (aten.mul.Scalar, (Given(X, 1, 2), 2.0), 1, 2),
         (aten.gelu.default, (Given(X, 3),), 3, 1),
+        (aten._to_copy.default, (Given(X, 3),), 3, 1),
         (aten.transpose.int, (Given(X, 1), 1, -1), 3, 1),
         (aten.transpose.int, (Given(X, 1), 0, 2), 1, 1),
         (aten.t.default, (Given(rand(4, 3), 0),), 1, 1),

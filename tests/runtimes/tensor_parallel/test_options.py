@@ -27,9 +27,8 @@ class Ranks:
 
 
 def options(**given):
-    training = SimpleNamespace(scaler=None, on_nonfinite=None, **given.pop("training", {}))
     plain = dict.fromkeys(("mesh", "plan", "shard", "weights", "compile", "replan", "offload"))
-    found = {**plain, "simulated": False, "devices": SimpleNamespace(given=False), "monitors": (), "training": training}
+    found = {**plain, "simulated": False, "devices": SimpleNamespace(given=False), "monitors": ()}
     found["cuda_graphs"] = False
     return SimpleNamespace(**{**found, **given})
 
@@ -82,17 +81,6 @@ def test_tensor_ranks_need_a_model_with_dtensors(given, said):
 def test_arguments_that_tensor_ranks_do_not_support_are_refused(given, said):
     with pytest.raises(RequestError, match=said):
         check_tensor_options(options(**given), Ranks())
-
-
-@pytest.mark.parametrize("value", ["skip", "raise"])
-def test_updates_that_depend_on_finite_losses_are_refused(value):
-    wanted = options()
-    wanted.training.on_nonfinite = value
-    with pytest.raises(RequestError, match=f"on_nonfinite is '{value}'"):
-        check_tensor_options(wanted, Ranks())
-    wanted.training.on_nonfinite, wanted.training.scaler = "warn", object()
-    with pytest.raises(RequestError, match="scaler is given"):
-        check_tensor_options(wanted, Ranks())
 
 
 def test_parameters_are_on_the_processor():

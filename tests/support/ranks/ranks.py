@@ -1117,6 +1117,10 @@ def dropout_over_tensor_ranks(team):
     return tensor_parallel.with_dropout()
 
 
+def guarded_tensor_ranks(team):
+    return tensor_parallel.guarded()
+
+
 def more_tensor_ranks(team):
     return tensor_parallel.large()
 

@@ -256,13 +256,83 @@ def used():
     pipe.close()
     layouts = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
     for name, options in (
-        ("scaler", {"scaler": torch.amp.GradScaler("cpu")}),
+        ("compile", {"compile": "inductor"}),
         ("optimizer", {"optimizer": torch.optim.Adafactor}),
     ):
         torch.manual_seed(1)
         other = parallelize_module(Perceptron().double(), tensor_mesh(), layouts)
         said = {"optimizer": sgd, "plan": plan, "batch_dims": 0} | options
         found[name] = refused(lambda other=other, said=said: panpipe.pipeline(other, function, given(), **said))
+    return found
+
+
+class Roots(Perceptron):
+    """The gradient of its first weight is not finite in the last row alone, which is of the last tensor rank."""
+
+    def __init__(self):
+        super().__init__()
+        with torch.no_grad():
+            self.ups[0].weight[-1], self.ups[0].bias[-1] = 0, 0
+
+    def forward(self, x):
+        x = self.downs[0](self.ups[0](x).square().sqrt())
+        return self.downs[1](torch.relu(self.ups[1](self.norm(x))))
+
+
+def unsteppable(**options):
+    """Whether a step with gradients that are not finite on one tensor rank is skipped here, and changes nothing."""
+    torch.manual_seed(1)
+    alone = Roots().double()
+    layouts = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
+    model = parallelize_module(copy.deepcopy(alone), tensor_mesh(), layouts)
+    plan = planned(model, squared, points())
+    pipe = panpipe.pipeline(model, squared, points(), optimizer=sgd, plan=plan, batch_dims=0, **options)
+    finite = pipe.step(points()).isfinite().item()
+    wanted = dict(alone.named_parameters())
+    equal = all(torch.equal(whole(p.detach()), wanted[name]) for name, p in held_here(pipe).items())
+    skipped = pipe.skipped
+    pipe.close()
+    return [finite, skipped, equal]
+
+
+def guarded():
+    """A batch with values that are not finite between others, with a scaler and without: no tensor rank updates."""
+    found = {}
+    for name in ("skip", "raise", "scaler"):
+        alone, model, function, given = perceptron()
+        options = {"scaler": torch.amp.GradScaler("cpu", 2.0**10, growth_interval=2)} if name == "scaler" else {}
+        own, own_scaler = sgd(list(alone.named_parameters())), torch.amp.GradScaler("cpu", 2.0**10, growth_interval=2)
+        pipe = panpipe.pipeline(
+            model, function, given(), optimizer=sgd, plan=planned(model, function, given()), batch_dims=0,
+            clip_norm=0.1, on_nonfinite="warn" if name == "scaler" else name, **options,
+        )  # fmt: skip
+        found[name] = one = {"far": 0.0, "skipped": [], "said": "", "scales": []}
+        for number in range(4):
+            batch = given(number)
+            if number == 1:
+                batch["x"][-1, 0] = float("inf")
+            try:
+                pipe.step(batch)
+            except panpipe.NonFiniteError as error:
+                one["said"] = f"{error.replica} {error.microbatch} {error}"
+            reference_step(alone, function, batch, microbatches=MICROBATCHES, scaler=own_scaler if options else None)
+            if options:
+                own_scaler.unscale_(own)
+                nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+                own_scaler.step(own)
+                own_scaler.update()
+                one["scales"].append([options["scaler"].get_scale(), own_scaler.get_scale()])
+            elif number != 1:
+                nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
+                own.step()
+            one["skipped"].append(pipe.skipped)
+            wanted = dict(alone.named_parameters())
+            for key, parameter in held_here(pipe).items():
+                one["far"] = max(one["far"], (whole(parameter.detach()) - wanted[key]).abs().max().item())
+        pipe.close()
+    found["one part"] = [
+        unsteppable(scaler=torch.amp.GradScaler("cpu")), unsteppable(clip_norm=0.1, on_nonfinite="skip")
+    ]  # fmt: skip
     return found
 
 
