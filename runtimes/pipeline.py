@@ -413,14 +413,16 @@ class Pipeline:
                 ``torch.optim.swa_utils.AveragedModel``, in place of ``decay``.
 
         Raises:
-            RequestError: decay is not a number from 0 to 1, or function is not callable.
+            RequestError: decay is not a number from 0 to 1, or function is not callable; or function is given and
+                parameters are DTensors, of which each process has a part.
 
         Example:
             >>> ema = pipe.ema(0.999)  # doctest: +SKIP
             >>> with ema.applied():  # doctest: +SKIP
             ...     loss = pipe.evaluate(batch)
         """
-        self._refuse_tensor_ranks("ema")
+        if function is not None:
+            self._refuse_tensor_ranks("ema(function=)")
         self._trainer.refuse_closed()
         self._trainer.stages.ensure_values()
         return self._trainer.averages.add(decay, buffers, function)
@@ -470,15 +472,14 @@ class Pipeline:
         numbers depend on, by the model's own names. With `load_state_dict` it makes a pipeline ``Stateful`` for
         ``torch.distributed.checkpoint``, as in ``dcp.save({"pipe": pipe}, checkpoint_id=folder)``; ``dcp.load`` reads
         the same files under another plan.
-        Tensors are not copied, but where replicas share optimizers: then their state is gathered on the CPU, and every
-        rank calls this. Names of the optimizer's state are those of ``torch.distributed.checkpoint.state_dict``
-        with ``flatten_optimizer_state_dict=True``.
+        Tensors are not copied, but where replicas share optimizers, or tensor ranks have parts: then these are gathered
+        on the CPU, and every rank calls this. Names of the optimizer's state are those of
+        ``torch.distributed.checkpoint.state_dict`` with ``flatten_optimizer_state_dict=True``.
 
         Raises:
             RequestError: gradients of several batches wait for their update, or the optimizer has state that belongs to
                 no parameter.
         """
-        self._refuse_tensor_ranks("state_dict")
         self._trainer.checks.check_last()
         return self.checkpoints.state_dict()
 
@@ -493,8 +494,7 @@ class Pipeline:
         Raises:
             RequestError: it is of another model or optimizer, or is incomplete; nothing is changed then.
         """
-        self._refuse_tensor_ranks("load_state_dict")
-        self.checkpoints.load_state_dict(state_dict)
+        self.checkpoints.load_whole(state_dict)
         self._trainer.checks.drop_last()
 
     def checkpoint(self, folder: str | Path, *, wait: bool = True, keep: int | None = None) -> None:

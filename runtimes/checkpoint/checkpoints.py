@@ -24,7 +24,7 @@ from .fitting import fitted
 from .reading import CheckpointReader
 from .state_parts import Parts, parts_of, state_of
 from .training_state import TrainingState
-from .whole_parts import PartReader, gathered
+from .whole_parts import PartReader, gathered, narrowed
 from .writing import Save, begin_save
 
 
@@ -71,7 +71,8 @@ class Checkpoints:
             found = self.whole_state()
             if self._stages.shares_parameters:  # they lose their memory
                 found["model"] = {name: tensor.to("cpu", copy=True) for name, tensor in found["model"].items()}
-        return found
+        tensor_ranks = self._team.tensor
+        return found if tensor_ranks is None else state_of(gathered(parts_of(found), tensor_ranks))
 
     def whole_state(self) -> dict[str, Any]:
         """The state of this process, while the parameters that replicas share are whole; tensors are not copied."""
@@ -86,8 +87,15 @@ class Checkpoints:
         counts = {"steps": self._counts.steps, "updates": self._counts.updates, "evaluations": self._evaluator.count}
         return self._training_state.read({**counts, "seed": self._runner.seed})
 
+    def load_whole(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore a state with whole tensors; see `Pipeline.load_state_dict`."""
+        if self._team.tensor is not None:
+            own = parts_of(self._read()).tensors
+            state_dict = state_of(narrowed(parts_of(state_dict), own, self._team.tensor))
+        self.load_state_dict(state_dict)
+
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state; see `Pipeline.load_state_dict`."""
+        """Restore the state of this process, with its parts of tensors."""
         training = self._training_state
         with self._stages.whole_parameters(gather=False):
             training.write(state_dict)

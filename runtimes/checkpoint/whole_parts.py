@@ -2,7 +2,8 @@
 
     part of each rank ──gather──▶ whole ──▶ files          files ──▶ whole ──narrow──▶ part of this rank
 
-So training can resume over another number of tensor ranks, or without any.
+``state_dict`` and ``load_state_dict`` do the same without files. So training can resume over another number of tensor
+ranks, or without any.
 """
 
 from collections.abc import Collection, Mapping
@@ -29,7 +30,9 @@ def split_of(name: str, tensor: Tensor, team: TensorTeam) -> Split | None:
     """
     section, _, rest = name.partition(".")
     names = [rest]
-    if section == "optimizer":
+    if section == "ema":
+        names = [rest.split(".", 2)[-1]]
+    elif section == "optimizer":
         words = rest.removeprefix("state.").split(".")
         names = [".".join(words[:end]) for end in range(len(words) - 1, 0, -1)]
     found = (team.split_of(each, tuple(tensor.shape)) for each in names)
@@ -43,6 +46,22 @@ def gathered(parts: Parts, team: TensorTeam) -> Parts:
         split = split_of(name, tensor, team)
         if split is not None:
             found[name] = team.gather(tensor, split)
+    return Parts(found, parts.items)
+
+
+def narrowed(parts: Parts, own: Mapping[str, Tensor], team: TensorTeam) -> Parts:
+    """The parts with this rank's parts of whole tensors; those of other shapes stay, and are refused with these.
+
+    Args:
+        parts: with whole tensors, and perhaps more than this rank needs.
+        own: this rank's tensors, by name.
+        team: the tensor ranks.
+    """
+    found = dict(parts.tensors)
+    for name, tensor in own.items():
+        split = split_of(name, tensor, team)
+        if split is not None and name in found and split.part_shape(tuple(found[name].shape)) == tuple(tensor.shape):
+            found[name] = split.part_of(found[name]).clone()
     return Parts(found, parts.items)
 
 

@@ -44,7 +44,7 @@ def test_other_uses_over_tensor_ranks_equal_one_process(used, use):
     ("what", "said"),
     [
         ("batch", "rank 1 has other values in batch['x'] than rank 0"),
-        ("state_dict", "state_dict of a pipeline: not supported for models with DTensor parameters yet"),
+        ("function", "ema(function=) of a pipeline: not supported for models with DTensor parameters yet"),
         ("compile", "compile is given: not supported for models with DTensor parameters yet"),
         ("optimizer", "shard= needs an elementwise optimizer"),
     ],
@@ -61,6 +61,10 @@ def test_checkpoints_of_tensor_ranks_have_whole_tensors_and_resume_with_the_same
         assert rank["names"]
         assert rank["now"]
         assert rank["later"]
+        assert rank["whole"] < 1e-12
+        assert rank["averaged"] < 1e-12
+        assert rank["state"]
+        assert rank["dcp"]
         assert rank["mesh"] == [2, 1, 2, [[0, 1, 2, 3]]]
 
 

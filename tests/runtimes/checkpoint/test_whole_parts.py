@@ -6,7 +6,7 @@ import pytest
 import torch
 from panpipe.runtimes.checkpoint.reading import StoredTensor
 from panpipe.runtimes.checkpoint.state_parts import Parts
-from panpipe.runtimes.checkpoint.whole_parts import PartReader, gathered, split_of
+from panpipe.runtimes.checkpoint.whole_parts import PartReader, gathered, narrowed, split_of
 from panpipe.runtimes.launch.tensor_team import Split
 
 WHOLE = torch.arange(8.0).reshape(4, 2)
@@ -35,7 +35,7 @@ PART, PLAIN = WHOLE[2:], torch.ones(3)
         ("model.up.weight", PART, True), ("model.norm.weight", PART, False), ("model.up.weight", PLAIN, False),
         ("optimizer.state.up.weight.exp_avg", PART, True), ("optimizer.state.up.weight.step", torch.tensor(1.0), False),
         ("optimizer.state.up.weight.inner.exp_avg", PART, True), ("optimizer.state.norm.exp_avg", PART, False),
-        ("ema.0.tensors.up.weight", PART, False),
+        ("ema.0.tensors.up.weight", PART, True), ("ema.0.tensors.norm.weight", PART, False),
     ],
 )  # fmt: skip
 def test_tensors_of_a_divided_parameter_are_divided_alike(name, tensor, divided):
@@ -53,6 +53,20 @@ def test_parts_are_gathered_in_one_order_on_all_ranks():
     assert found.items == {"progress.steps": 3}
     assert [part is own["model.up.weight"] for part in team.gathered] == [True, False]  # sorted by name
     assert list(own) == list(found.tensors)
+
+
+def test_own_parts_are_taken_of_whole_tensors():
+    own = {"model.up.weight": PART, "ema.0.tensors.up.weight": PART, "model.norm.weight": PLAIN}
+    given = Parts(
+        {"model.up.weight": WHOLE, "ema.0.tensors.up.weight": PLAIN, "model.norm.weight": PLAIN, "model.other": WHOLE},
+        {"progress.steps": 3},
+    )
+    found = narrowed(given, own, Team())
+    assert torch.equal(found.tensors["model.up.weight"], PART)
+    assert found.tensors["model.up.weight"].untyped_storage().nbytes() == PART.nbytes
+    assert found.tensors["ema.0.tensors.up.weight"] is PLAIN  # another shape, which is refused later
+    assert found.tensors["model.other"] is WHOLE
+    assert found.items == {"progress.steps": 3}
 
 
 class Reader:

@@ -9,6 +9,7 @@ import panpipe
 import safetensors.torch
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from attrs import evolve
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
@@ -252,7 +253,7 @@ def used():
         found["rows"] = (pipe.forward(given(5), rows) - rows(alone, given(5))).abs().max().item()
     found["batch"] = refused(lambda: pipe.step(given(6 + dist.get_rank() % 2)))
     found["unchanged"] = far(0.0)
-    found["state_dict"] = refused(pipe.state_dict)
+    found["function"] = refused(lambda: pipe.ema(function=lambda average, parameter, updates: parameter))
     pipe.close()
     layouts = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
     for name, options in (
@@ -355,12 +356,24 @@ def saved():
         return panpipe.pipeline(model, function, given(), optimizer=adamw, plan=plan, batch_dims=0)
 
     pipe = built(model)
+    ema, averages = pipe.ema(0.5), {name: p.detach().clone() for name, p in alone.named_parameters()}
     found["mesh"] = [pipe.plan.mesh.pipeline, pipe.plan.mesh.data, pipe.plan.mesh.tensor, pipe.plan.mesh.devices]
     own = adamw(list(alone.named_parameters()))
     for number in range(2):
         pipe.step(given(number))
         reference_step(alone, function, given(number), microbatches=MICROBATCHES)
         own.step()
+        for name, parameter in alone.named_parameters():
+            averages[name].lerp_(parameter.detach(), 0.5)
+    with ema.applied(), torch.no_grad():
+        averaged = torch.func.functional_call(alone, averages, (given(0)["x"],))
+        found["averaged"] = abs((pipe.evaluate(given(0)) - (averaged - given(0)["y"]).square().mean()).item())
+    held = copy.deepcopy(pipe.state_dict())
+    found["whole"] = max(
+        (held["model"][name] - wanted.detach()).abs().max().item()
+        for name, wanted in alone.named_parameters() if name in held["model"]
+    )  # fmt: skip
+    dcp.save({"pipe": pipe}, checkpoint_id=folder / "dcp")
     pipe.checkpoint(folder / "now")
     pipe.checkpoint(folder / "later", wait=False)
     pipe.save(folder / "weights")
@@ -379,14 +392,25 @@ def saved():
         moment = own.state[parameter]["exp_avg_sq"]
         for there, value in (
             (state[f"model.{name}"], parameter), (weights[name], parameter),
-            (state[f"optimizer.state.{name}.exp_avg_sq"], moment),
+            (state[f"optimizer.state.{name}.exp_avg_sq"], moment), (state[f"ema.0.tensors.{name}"], averages[name]),
         ):  # fmt: skip
             found["apart"] = max(found.get("apart", 0.0), (there - value.detach()).abs().max().item())
     found["names"] = sorted(weights) == sorted(wanted)
     for name in ("now", "later"):
         pipe = built(perceptron()[1])
+        pipe.ema(0.5)
         pipe.resume(folder / name)
         found[name] = pipe.steps == 2 and [pipe.step(given(number)).item() for number in (2, 3)] == after
+        pipe.close()
+    for name in ("state", "dcp"):
+        pipe = built(perceptron()[1])
+        again = pipe.ema(0.5)
+        if name == "state":
+            pipe.load_state_dict(held)
+        else:
+            dcp.load({"pipe": pipe}, checkpoint_id=folder / "dcp")
+        found[name] = pipe.steps == 2 and again.updates == 2
+        found[name] &= [pipe.step(given(number)).item() for number in (2, 3)] == after
         pipe.close()
     dist.barrier()
     if dist.get_rank() == 0:
