@@ -9,7 +9,7 @@ class DeviceReport:
 
     Args:
         rank: its rank; for a thread the number of its device.
-        replica: number of its pipeline.
+        replica: number of its pipeline; tensor ranks have one each.
         device: its number along the pipeline.
         stages: its stages.
         busy_s: seconds in which it ran stage programs: F, B, I, W and RECOMPUTE.
@@ -45,7 +45,7 @@ class StepReport:
         time_s: seconds of the call, of the slowest rank; for simulated devices those of the simulator.
         loss: over all replicas; possibly NaN or infinite.
         metrics: the other parts of the step's result.
-        rows: samples of all replicas.
+        rows: samples of all replicas; those of a batch that tensor ranks share count once.
         rows_per_s: per second of ``time_s``.
         tokens: number of elements of the batch's ``input_ids``, over all replicas; None for a batch without.
         tokens_per_s: per second of ``time_s``; None without ``tokens``.

@@ -57,7 +57,6 @@ def check_tensor_options(options: PipelineOptions, tensor: TensorRanks | None) -
         tensor.refuse(f"shard is {options.shard!r}")
     for name, value in (
         ("weights", options.weights), ("compile", options.compile), ("replan", options.replan),
-        ("offload", options.offload), ("monitor", options.monitors or None),
         ("cuda_graphs", options.cuda_graphs or None),
     ):  # fmt: skip
         if value is not None:

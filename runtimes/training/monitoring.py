@@ -84,7 +84,7 @@ class Monitoring:
     def _report(self, done: BatchResult, table: Sequence[Numbers], update: UpdateNumbers) -> StepReport:
         team, plan = self._stages.team, self._stages.plan
         time_s, step_s = max(each.call_s for each in table), max(each.step_s for each in table)
-        first = table[:: team.size]  # the first device of each replica
+        first = table[:: len(table) // team.batches]  # the first device of each batch
         rows, tokens = sum(each.rows for each in first), sum(each.tokens for each in first)
         known = None if math.isnan(tokens) else round(tokens)
         rates = throughput(time_s, StepTotals(round(rows), known))

@@ -83,6 +83,16 @@ def test_no_tensor_rank_updates_with_gradients_that_are_not_finite(tmp_path):
 
 
 @pytest.mark.slow
+def test_tensor_ranks_offload_saved_tensors_and_report_each_batch_once(tmp_path):
+    found = results("observed_tensor_ranks", tmp_path, 4)
+    check(found, "trained")
+    rows, devices, updated = 4, 4, True
+    assert [rank["reports"] for rank in found] == [[[rows, devices, updated]] * 3, [], [], []]
+    for rank in found:
+        assert rank["trained"]["offloaded"]["0"] > 0
+
+
+@pytest.mark.slow
 def test_slices_of_sequences_losses_in_parts_and_llama_equal_one_process(tmp_path):
     found = results("layouts_of_tensor_ranks", tmp_path, 4)
     check(found, "slices")

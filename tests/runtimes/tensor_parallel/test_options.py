@@ -74,7 +74,6 @@ def test_tensor_ranks_need_a_model_with_dtensors(given, said):
         ({"shard": "optimizer"}, "shard is 'optimizer'"), ({"weights": "file"}, "weights is given"),
         ({"compile": "inductor"}, "compile is given"), ({"cuda_graphs": True}, "cuda_graphs is given"),
         ({"replan": "auto"}, "replan is given"),
-        ({"offload": "none"}, "offload is given"), ({"monitors": (print,)}, "monitor is given"),
         ({"plan": evolve(PLAN, shard=("optimizer",))}, "shard is None"),
     ],
 )  # fmt: skip

@@ -36,11 +36,11 @@ class Recorded:
         self.closed += 1
 
 
-def stages_of(first=True):
+def stages_of(first=True, batches=2):
     state = StageState(
         {"w": nn.Parameter(torch.ones(2))}, {}, lambda given: torch.optim.SGD([{"params": list(given), "lr": 0.25}])
     )
-    team = SimpleNamespace(first=first, size=2, rank=lambda number: number + 10)
+    team = SimpleNamespace(first=first, size=2, batches=batches, rank=lambda number: number + 10)
     return SimpleNamespace(team=team, plan=PLAN, states={0: state, 1: state})
 
 
@@ -48,10 +48,10 @@ def done(loss=2.5):
     return SimpleNamespace(loss=torch.tensor(loss), metrics=lambda: {"top": 1.0}, records={}, trace=None)
 
 
-def report_of(monkeypatch, table=TABLE, due=True, skipped=False, norm=7.0, first=True):
+def report_of(monkeypatch, table=TABLE, due=True, skipped=False, norm=7.0, first=True, batches=2):
     monkeypatch.setattr(module, "gather_numbers", lambda team, queues, own: table)
     monitor = Recorded()
-    monitoring = Monitoring([monitor], stages_of(first), {})
+    monitoring = Monitoring([monitor], stages_of(first, batches), {})
     update = UpdateNumbers(9, due, skipped, None if norm is None else torch.tensor(norm), 64.0)
     monitoring.report(done(), [], 1.0, update)
     monitoring.close()
@@ -72,6 +72,12 @@ def test_report_of_all_replicas(monkeypatch):
     assert (found.rows, found.tokens) == (8, 60)  # of the first device of each replica
     assert found.rows_per_s == pytest.approx(8 / 6)
     assert found.tokens_per_s == pytest.approx(10)
+
+
+def test_batch_that_tensor_ranks_share_counts_once(monkeypatch):
+    (found,) = report_of(monkeypatch, batches=1).reports
+    assert (found.rows, found.tokens) == (3, 30)
+    assert len(found.devices) == 4
 
 
 def test_report_has_the_numbers_of_each_device(monkeypatch):

@@ -1121,6 +1121,10 @@ def guarded_tensor_ranks(team):
     return tensor_parallel.guarded()
 
 
+def observed_tensor_ranks(team):
+    return tensor_parallel.observed()
+
+
 def more_tensor_ranks(team):
     return tensor_parallel.large()
 

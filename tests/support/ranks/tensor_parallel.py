@@ -30,6 +30,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from ..cuts import even_plan
+from ..offloading import all_away
 
 HIDDEN, HEADS, TOKENS, WORDS = 8, 2, 6, 12
 MICROBATCHES, ROWS = 2, 4
@@ -155,12 +156,16 @@ def transformer(layout=("pp", "tp"), rate=0.0):
     return alone, parallelized(copy.deepcopy(alone), tensor_mesh(layout)), step, batch
 
 
-def planned(model, function, given):
-    """An even plan of two stages over two tensor ranks each, as ``panpipe plan --tp 2`` writes it."""
+def planned(model, function, given, away=False):
+    """An even plan of two stages over two tensor ranks each, as ``panpipe plan --tp 2`` writes it.
+
+    With ``away`` all saved tensors are offloaded.
+    """
     ranks = TensorRanks.of(model, function)
     piece = {name: leaf[: ROWS // MICROBATCHES] for name, leaf in given.items()}
     operators = operators_of(capture_step(ranks.parts, ranks.step, piece))
-    return evolve(even_plan(operators, 2, MICROBATCHES), mesh=Mesh(2, tensor=2))
+    plan = even_plan(operators, 2, MICROBATCHES)
+    return evolve(all_away(plan, operators) if away else plan, mesh=Mesh(2, tensor=2))
 
 
 def whole(value):
@@ -201,6 +206,7 @@ def trained(made, optimizer=sgd, steps=3, clip_norm=None, **options):
             found["parameter"] = max(found["parameter"], far.item())
     found["here"], found["all"] = sorted(held_here(pipe)), [name for name, _ in pipe.model.named_parameters()]
     found["stages"] = sorted(pipe.stage_parameters)
+    found["offloaded"] = pipe.plan.offloaded_bytes
     pipe.close()
     return found
 
@@ -334,6 +340,16 @@ def guarded():
     found["one part"] = [
         unsteppable(scaler=torch.amp.GradScaler("cpu")), unsteppable(clip_norm=0.1, on_nonfinite="skip")
     ]  # fmt: skip
+    return found
+
+
+def observed():
+    """Steps that are measured, and whose saved tensors leave the device."""
+    reports, made = [], perceptron()
+    _, model, function, given = made
+    plan = planned(model, function, given(), away=True)
+    found = {"trained": trained(made, plan=plan, monitor=reports.append, clip_norm=0.1)}
+    found["reports"] = [[one.rows, len(one.devices), one.updated] for one in reports]
     return found
 
 
