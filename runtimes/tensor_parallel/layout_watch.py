@@ -18,7 +18,11 @@ from .local_layouts import UNKNOWN, WHOLE, LayoutError, Local
 from .operator_layouts import VIEWS, OperatorLayouts, layout_of
 
 _NOT_A_PART = "its result is not this rank's part of what one process computes"
-_HEADS = "a number of heads in the code has to be that of one rank: divide it, or let the view infer it (-1)"
+HEADS = (
+    "the ranks have to divide the heads, and a number of heads in the code has to be that of one rank: divide it, or "
+    "let the view infer it (-1)"
+)
+"""What to do about a view that does not fit a part."""
 _FIX = (
     "use output_layouts=Replicate() in the module before it, or wrap what is a part with "
     "DTensor.from_local(part, mesh, [Shard(dim)]).to_local()"
@@ -58,11 +62,13 @@ class LayoutWatch(TorchDispatchMode):
         """Run an autograd function of torch.distributed: conversions between DTensors and plain tensors, collectives.
 
         Raises:
-            RequestError: a module takes its input with another layout than it has.
+            RequestError: a module takes its input with another layout than it has, or returns uneven parts.
         """
         name = function.__name__
         if name == "_FromTorchTensor":
             self._check_claim(args[0], args[2][0])
+        elif name == "_ToTorchTensor":
+            _check_even(args[0])
         before, self._calls.paused = self._calls.paused, True
         try:
             found = original(function, *args, **kwargs)
@@ -149,13 +155,24 @@ class LayoutWatch(TorchDispatchMode):
             for tensor, layout in zip(given, layouts, strict=True)
             if layout.divided or tensor.numel() > 1
         ]
-        fix = f"{_HEADS}; {_FIX}" if func in VIEWS else _FIX
+        fix = f"{HEADS}; {_FIX}" if func in VIEWS else _FIX
         return RequestError(f"{current_line()}{_name(func)} of {' and '.join(texts)}: {cause}; {fix}")
 
     def _text(self, layout: Local) -> str:
         if layout.partial:
             return f"{self._mesh.size()} tensor ranks still have to sum"
         return f"is one of {self._mesh.size()} ranks' parts of dimension {layout.part}"
+
+
+def _check_even(value: Any) -> None:
+    (placement,) = value.placements
+    ranks = value.device_mesh.size()
+    if placement.is_shard() and value.shape[placement.dim] % ranks:
+        raise RequestError(
+            f"{current_line()}a module returns a tensor of shape {tuple(value.shape)} with layout {placement!r} over "
+            f"{ranks} ranks: parts must be equal; use a size that the ranks divide, such as padded sequences, or "
+            "output_layouts=Replicate()"
+        )
 
 
 def _name(func: torch._ops.OpOverload) -> str:

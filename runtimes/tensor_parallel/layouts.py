@@ -29,8 +29,8 @@ def check_layout(name: str, value: Any, tensor: int) -> None:
     whole = placement.is_replicate() or (placement.is_shard() and value.shape[placement.dim] % tensor == 0)
     if not whole:
         raise RequestError(
-            f"'{name}' has shape {tuple(value.shape)} and layout {placement} over {tensor} ranks: parts must be equal; "
-            "use Replicate, or Shard of a dimension that the ranks divide"
+            f"'{name}' has shape {tuple(value.shape)} and layout {placement!r} over {tensor} ranks: parts must be "
+            "equal; use Replicate, or Shard of a dimension that the ranks divide"
         )
 
 

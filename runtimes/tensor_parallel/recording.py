@@ -34,7 +34,7 @@ from ...core.capture.values.nesting import tensors_of
 from ...core.capture.values.user_lines import message_start, user_line
 from ...core.errors import RequestError, in_a_line
 from .divided_draws import DividedDraws, WholeCalls, is_draw
-from .layout_watch import LayoutWatch
+from .layout_watch import HEADS, LayoutWatch
 from .layouts import DTensorLayout, check_layout, named_tensors, parts_of
 from .recorded_graph import drop_views, replace_collectives
 from .whole_run import without_layouts
@@ -62,7 +62,7 @@ def program_of_rank(model: nn.Module, step: Step, tensor: int) -> tuple[nn.Modul
     divided = next((name for name, value in buffers.items() if not value.placements[0].is_replicate()), None)
     if divided is not None:
         raise RequestError(
-            f"buffer '{divided}' has layout {found[divided].placements[0]}: plans support divided parameters, and "
+            f"buffer '{divided}' has layout {found[divided].placements[0]!r}: plans support divided parameters, and "
             "buffers that each rank has whole; use Replicate"
         )
     if len({value.device_mesh for value in found.values()}) > 1:
@@ -221,6 +221,7 @@ _FIXES = {
         "a divided module returns a DTensor and another tensor is plain, or code outside of a module uses its divided "
         "parameter: use use_local_output=True, or PrepareModuleInput and PrepareModuleOutput around this code"
     ),
+    "don't multiply up to the size of dim": HEADS,
     "does not have a sharding strategy": "use use_local_output=True, so that it gets plain tensors",
 }
 """Parts of torch's messages, and what to do."""

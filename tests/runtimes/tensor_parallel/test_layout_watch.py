@@ -175,6 +175,13 @@ def test_module_that_takes_a_part_as_whole_is_refused(mesh):
         run(mesh, lambda block, x: block.q(x), layouts)
 
 
+def test_uneven_parts_of_an_activation_are_refused(mesh):
+    """torch gathers them as if all were as large as the first one."""
+    layouts = {"q": ColwiseParallel(output_layouts=Shard(1)), "o": RowwiseParallel(input_layouts=Shard(1))}
+    with pytest.raises(RequestError, match=r"returns a tensor of shape \(2, 5, 16\) with layout Shard\(dim=1\) over 2"):
+        run(mesh, lambda block, x: block.q(x[:, 1:]), layouts)
+
+
 def test_step_that_returns_a_part_is_refused(mesh):
     model = parallelize_module(nn.Sequential(nn.Linear(HIDDEN, HIDDEN)), mesh, {"0": ColwiseParallel()})
     parts, step = program_of_rank(model, lambda model, batch: model(batch).square().mean(), 2)
