@@ -21,7 +21,7 @@ from panpipe.core.plan.plan import TiedWeight
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
 
-from ..support.backends.blocking_host import Operation, as_lowered, stuck, waits_at_receives
+from ..support.backends.blocking_host import Operation, as_lowered, stuck, waits_at_all_but_sends, waits_at_receives
 from ..support.backends.fake_nccl import OVER_GLOO, install
 from ..support.launch import results
 from ..support.plans import plan_of
@@ -111,6 +111,24 @@ def test_a_host_that_waits_for_every_receive_it_issued_does_not_hang_over_nccl(n
         ]
         early = [one.ready < at for host in hosts for at, one in _receives(host)]
         assert any(early), "transfers wait for the event of their posting"
+
+
+@pytest.mark.parametrize("waiting", [None, (0,), ()])
+@pytest.mark.parametrize("name", NAMES)
+def test_tensor_ranks_that_all_reduce_in_each_action_do_not_hang(name, waiting):
+    """Also if the hosts of some of them wait, as those that load a kernel do, and those of others run ahead."""
+    for plan in plans(name, 3, 4):
+        hosts = as_lowered(plan, lower(plan, 0))
+        assert stuck(plan, hosts, waits_at_all_but_sends, tensor_ranks=2, waiting=waiting) == []
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_one_tensor_rank_that_waits_too_early_stops_the_others(name):
+    """The model has the rule that an action ends when all tensor ranks have started it."""
+    plan = next(plans(name, 4, 8))
+    hosts = as_lowered(plan, lower(plan, 1))
+    assert stuck(plan, hosts, waits_at_receives, tensor_ranks=2, waiting=()) == []
+    assert stuck(plan, hosts, waits_at_receives, tensor_ranks=2, waiting=(1,)) != []
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ when its counterpart has started, too. Each ordered pair of devices has a commun
 validation and of the backends.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from panpipe.core.actions import COMM_KINDS, SEND_KINDS, Action, Kind
@@ -32,6 +32,10 @@ def waits_at_receives(operation: Operation) -> bool:
     return operation.action.kind in COMM_KINDS - SEND_KINDS
 
 
+def waits_at_all_but_sends(operation: Operation) -> bool:
+    return operation.action.kind not in SEND_KINDS
+
+
 def as_lowered(plan: Plan, lowered: Sequence[Sequence[Action]]) -> list[list[Operation]]:
     """The operations of hosts that issue each action where it is lowered."""
     found = []
@@ -51,6 +55,8 @@ def stuck(
     waits: Waits = lambda _: False,
     whole_device: bool = False,
     one_channel: bool = False,
+    tensor_ranks: int = 1,
+    waiting: Collection[int] | None = None,
 ) -> list[Action]:
     """The compute actions that never run; empty if the step completes.
 
@@ -60,8 +66,12 @@ def stuck(
         waits: where hosts wait.
         whole_device: whether they wait there for everything that they have issued, also for their sends.
         one_channel: whether two devices have one communicator for both directions.
+        tensor_ranks: number of pipelines that all run the plan, and all-reduce in each compute action: it ends when all
+            of them have started it.
+        waiting: numbers of those whose hosts wait; all by default.
     """
-    model = _Model(plan.placement, hosts, waits, whole_device, one_channel)
+    hosts = [*hosts] * tensor_ranks
+    model = _Model(plan.placement, hosts, waits, whole_device, one_channel, plan.devices, waiting)
     while any([*map(model.issue, range(len(hosts))), *map(model.compute, range(len(hosts))), model.transfer()]):
         pass
     return [one.action for device, own in enumerate(model.computes) for one in own[model.computed[device] :]]
@@ -77,7 +87,10 @@ class _Model:
         waits: Waits,
         whole_device: bool,
         one_channel: bool,
+        devices: int,
+        waiting: Collection[int] | None,
     ) -> None:
+        self.devices, self.waiting = devices, waiting
         self.place, self.hosts, self.waits, self.whole_device = place, hosts, waits, whole_device
         self.done: set[tuple[int, Action]] = set()
         self.computed, self.issued = [0] * len(hosts), [0] * len(hosts)
@@ -97,22 +110,30 @@ class _Model:
         while self.issued[device] < len(own):
             at = self.issued[device]
             awaited = own[0 if self.whole_device else max(at - 1, 0) : at]
-            if at and self.waits(own[at - 1]) and any((device, one.action) not in self.done for one in awaited):
+            waits = self.waiting is None or device // self.devices in self.waiting
+            waits = waits and at > 0 and self.waits(own[at - 1])
+            if waits and any((device, one.action) not in self.done for one in awaited):
                 break
             self.issued[device] += 1
         return self.issued[device] > before
 
     def compute(self, device: int) -> bool:
-        """Run compute actions in order, as far as they are issued and their messages are there."""
+        """Run compute actions in order, as far as they are issued and their messages are there, on all tensor ranks."""
         before, own = self.computed[device], self.computes[device]
+        together = range(device % self.devices, len(self.hosts), self.devices)
         while self.computed[device] < len(own):
             action = own[self.computed[device]].action
-            reads = _read(self.hosts[device], action)
-            if not self.is_issued(device, action) or any((device, each) not in self.done for each in reads):
+            if not all(self.is_ready(each, action) for each in together):
                 break
-            self.done.add((device, action))
-            self.computed[device] += 1
+            for each in together:
+                self.done.add((each, action))
+                self.computed[each] += 1
         return self.computed[device] > before
+
+    def is_ready(self, device: int, action: Action) -> bool:
+        """Whether a device has issued a compute action and has its messages."""
+        reads = _read(self.hosts[device], action)
+        return self.is_issued(device, action) and all((device, each) in self.done for each in reads)
 
     def transfer(self) -> bool:
         """End the transfers of which both ends have started."""
@@ -122,7 +143,11 @@ class _Model:
             for device, one in heads
             if self.is_issued(device, one.action) and self.computed[device] >= one.ready
         }
-        ended = {(d, action) for d, action in started if (self.place[action.peer], action.counterpart) in started}
+        ended = {
+            (d, action)
+            for d, action in started
+            if (d - d % self.devices + self.place[action.peer], action.counterpart) in started
+        }
         self.done |= ended
         for (device, _), own in self.channels.items():
             if own and (device, own[0].action) in ended:
