@@ -14,7 +14,7 @@ JOBS = ["sharded", "scattered", "parted"]
 @pytest.fixture(scope="module")
 def four(tmp_path_factory):
     """Two replicas of a pipeline of two: what several jobs find in one start."""
-    jobs = [*JOBS, *(f"{job}_scaling" for job in JOBS), "replanned_sharing"]
+    jobs = [*JOBS, *(f"{job}_scaling" for job in JOBS), "replanned_sharing", "unfrozen_sharing"]
     jobs += ["every_scattered_schedule", "every_resumed_level"]
     return results_of(jobs, tmp_path_factory.mktemp("four"), 4, MESH="pp=2,dp=2")
 
@@ -56,6 +56,12 @@ def test_stages_move_while_replicas_share_optimizers_or_gradients(four):
     for one in four["replanned_sharing"]:
         for level, distances in one.items():
             assert max(distances.values()) < 1e-9, (level, distances)
+
+
+def test_parameters_are_unfrozen_while_replicas_share_optimizers_or_gradients(four):
+    for one in four["unfrozen_sharing"]:
+        assert set(one) == {"optimizer", "gradients"}
+        assert max(one.values()) < 1e-9, one
 
 
 @pytest.mark.parametrize(("mesh", "ranks"), [("dp=2,pp=2", 4), ("pp=1,dp=2", 2), ("dp=3,pp=1", 3)])

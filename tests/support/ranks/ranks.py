@@ -546,7 +546,7 @@ def every_resumed_level(team):
 def sharded_states(team):
     """Checkpoints of replicas that share, plans with one sharded stage, and frozen parameters."""
     partly = {level: sharding.partly(team, level) for level in LEVELS[1:]}
-    frozen, unfrozen = sharding.of_frozen_parameters(team), sharding.of_unfrozen_parameters(team)
+    frozen, unfrozen = sharding.of_frozen_parameters(team), sharding.of_unfrozen_parameters(team, ["parameters"])
     evaluations = sharding.evaluations_by_stages(team)
     found = {"partly": partly, "frozen": frozen, "unfrozen": unfrozen, "evaluations": evaluations}
     return {**sharding.resumed(team, Path(sys.argv[2])), **found}
@@ -1053,6 +1053,12 @@ def replanned_parted(team):
     """Stages that move while replicas share parameters."""
     with mock.patch.object(moving, "PORTION_BYTES", 1000):  # several messages between two ranks
         return moved_while_sharing(team, GPT, "parameters")
+
+
+@captures((sharding.FROZEN, torch.float64, 4, 2))
+def unfrozen_sharing(team):
+    """Parameters that are unfrozen while replicas share optimizers, or gradients."""
+    return sharding.of_unfrozen_parameters(team, ["optimizer", "gradients"])
 
 
 @captures((GPT, torch.float64, 8, 4), (sharding.FROZEN, torch.float64, 8, 4))

@@ -77,13 +77,13 @@ def of_frozen_parameters(team: Team) -> dict[str, Any]:
     return found
 
 
-def of_unfrozen_parameters(team: Team) -> dict[str, float]:
+def of_unfrozen_parameters(team: Team, levels: Sequence[str]) -> dict[str, float]:
     """The largest distance from one process where parameters are unfrozen between steps, by level.
 
     One is in a bucket of its own, and two in buckets of several. An evaluation precedes the step that trains these.
     """
     found: dict[str, float] = {}
-    for level in LEVELS[1:]:
+    for level in levels:
         trained, rows = Trained(team, FROZEN, 4, 2, stray=True, shard=level), [4] * team.replicas
         far = [max(trained.step(rows).values())]
         for names in (["2.weight"], ["0.bias", "3.bias"]):
@@ -119,7 +119,6 @@ def evaluations_by_stages(team: Team) -> dict[str, Any]:
 
     far("whole batches", [8] * team.replicas)
     far("fewer microbatches of one replica", [8, 2, 1])
-    far("fewer of the first", [1, 8, 3])
     with pipe.whole_parameters():
         far("whole parameters", [8] * team.replicas)
     part = batches(case, team.replicas, [8] * team.replicas)[team.replica]
