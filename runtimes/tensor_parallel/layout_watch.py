@@ -1,4 +1,7 @@
-"""Follows the layouts of plain tensors while a step is recorded, and refuses what one process would not compute."""
+"""Follows the layouts of plain tensors while a step is recorded, and refuses what one process would not compute.
+
+Random numbers are those of one process (`divided_draws`).
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,10 +15,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ...core.capture.values.user_lines import current_line
 from ...core.errors import RequestError, in_a_line
-from .divided_draws import CallNumbers, WholeCalls
+from .divided_draws import draw_part, is_draw, unknown_part
 from .embedding_padding import with_own_padding
 from .local_layouts import UNKNOWN, WHOLE, LayoutError, Local
 from .operator_layouts import VIEWS, OperatorLayouts, layout_of
+from .whole_run import CallNumbers, Shape, WholeCalls
 
 _NOT_A_PART = "its result is not this rank's part of what one process computes"
 HEADS = (
@@ -30,17 +34,17 @@ _FIX = (
 
 
 class LayoutWatch(TorchDispatchMode):
-    """A mode in which operators on parts are checked.
+    """A mode in which operators on parts are checked, and draws are those of one process.
 
     Args:
         mesh: of the model's DTensors.
         fake_mode: of the tensors.
-        whole: the calls of the step in one process; None if it does not run there.
+        whole: the calls of the step in one process, or why it does not run there.
     """
 
     supports_higher_order_operators = True
 
-    def __init__(self, mesh: Any, fake_mode: FakeTensorMode, whole: WholeCalls | None) -> None:
+    def __init__(self, mesh: Any, fake_mode: FakeTensorMode, whole: WholeCalls | RequestError) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._mesh, self._operators = mesh, OperatorLayouts(mesh, fake_mode)
         self._layouts: Any = WeakIdKeyDictionary()
@@ -76,7 +80,17 @@ class LayoutWatch(TorchDispatchMode):
             self._calls.paused = before
         if name == "_ToTorchTensor":
             self._layouts[found] = layout_of(args[0].placements[0])
+        else:
+            self._note_parts(found)
         return found
+
+    def _note_parts(self, found: Any) -> None:
+        """Note the parts of DTensors, which code may take without a conversion; other results are not known."""
+        for each in pytree.tree_leaves(found):
+            if hasattr(each, "placements"):
+                self._layouts[each._local_tensor] = layout_of(each.placements[0])
+            elif isinstance(each, Tensor):
+                self._layouts[each] = UNKNOWN
 
     def check_results(self, results: Any) -> None:
         """Refuse numbers that the step returns, such as the loss, that are not those of all ranks.
@@ -98,9 +112,15 @@ class LayoutWatch(TorchDispatchMode):
         given = [each for each in pytree.tree_leaves((args, kwargs)) if isinstance(each, Tensor)]
         if self._calls.paused or not isinstance(func, torch._ops.OpOverload):
             return func(*args, **kwargs)
+        layouts = [self._layout_of_any(each) for each in given]
         if any(isinstance(each, DTensor) for each in given):
-            return func(*with_own_padding(func, args), **kwargs)
-        layouts = [self.layout(each) for each in given]
+            if is_draw(func, args, kwargs) and any(layout != WHOLE for layout in layouts):
+                return self._drawn_dtensor(func, args, kwargs, layouts)
+            found = func(*with_own_padding(func, args), **kwargs)
+            self._note_parts(found)
+            return found
+        if is_draw(func, args, kwargs):
+            return self._drawn(func, args, kwargs, layouts)
         try:
             found = func(*args, **kwargs)
         except (RuntimeError, ValueError) as error:
@@ -118,19 +138,62 @@ class LayoutWatch(TorchDispatchMode):
             if one_process is not None and func in VIEWS:
                 cause = f"its result has shape {tuple(out[0].shape)} here and {one_process} in one process"
             raise self._refusal(func, given, layouts, cause) from None
-        for tensor, layout in zip(out, of_out, strict=True):
+        self._note(func, out, of_out)
+        return found
+
+    def _note(self, func: torch._ops.OpOverload, out: list[Tensor], layouts: list[Local]) -> None:
+        for tensor, layout in zip(out, layouts, strict=True):
             if layout != WHOLE or tensor in self._layouts:
                 self._layouts[tensor] = layout
                 if func._schema.is_mutable and tensor._base is not None:
                     self._layouts[tensor._base] = UNKNOWN
+
+    def _layout_of_any(self, tensor: Any) -> Local:
+        return layout_of(tensor.placements[0]) if hasattr(tensor, "placements") else self.layout(tensor)
+
+    def _drawn(self, func: torch._ops.OpOverload, args: Any, kwargs: Any, layouts: list[Local]) -> Any:
+        """Draw the numbers of one process."""
+        if isinstance(self._whole, RequestError):
+            raise self._whole
+        of_one, shapes = self._whole.found.get(self._calls.next_operator(), (None, []))
+        divided, ranks = [layout for layout in layouts if layout.divided], self._mesh.size()
+        followed = all(layout.known and not layout.partial for layout in layouts)
+        if of_one is not func or not followed or (divided and len(layouts) > 1):
+            raise unknown_part(func)
+        found = draw_part(func, args, kwargs, divided[0], ranks) if divided else func(*args, **kwargs)
+        out = [each for each in pytree.tree_leaves(found) if isinstance(each, Tensor)]
+        layout = Local(divided[0].part, divided[0].outer) if divided else WHOLE
+        if [_whole_shape(each, layout, ranks) for each in out] != shapes:
+            raise unknown_part(func)
+        self._note(func, out, [layout] * len(out))
         return found
 
-    def _one_process(self, func: torch._ops.OpOverload) -> tuple[int, ...] | None:
+    def _drawn_dtensor(self, func: torch._ops.OpOverload, args: Any, kwargs: Any, layouts: list[Local]) -> Any:
+        """Draw the numbers of one process for the part of a DTensor."""
+        from torch.distributed.tensor import DTensor
+
+        first, ranks = args[0], self._mesh.size()
+        if len(layouts) > 1 or not layouts[0].known or layouts[0].partial:
+            raise unknown_part(func)
+        if _whole_shape(first._local_tensor, layouts[0], ranks) != first.shape:  # parts are uneven
+            raise unknown_part(func)
+        parts = draw_part(func, (first._local_tensor, *args[1:]), kwargs, layouts[0], ranks)
+        if func._schema.is_mutable:
+            return first
+        # The layout of a DTensor stays what it was.
+        return pytree.tree_map(
+            lambda part: DTensor.from_local(
+                part, first.device_mesh, first.placements, run_check=False, shape=first.shape, stride=first.stride()
+            ),
+            parts,
+        )
+
+    def _one_process(self, func: torch._ops.OpOverload) -> Shape | None:
         """The shape that the result of a view has in one process; None if it is not known, or for other operators."""
         if func is torch.ops.aten.clone.default:
             return None
         place = self._calls.next_operator()
-        if self._whole is None or func not in VIEWS:
+        if isinstance(self._whole, RequestError) or func not in VIEWS:
             return None
         other, shapes = self._whole.found.get(place, (None, []))
         return shapes[0] if other in VIEWS else None
@@ -173,6 +236,10 @@ def _check_even(value: Any) -> None:
             f"{ranks} ranks: parts must be equal; use a size that the ranks divide, such as padded sequences, or "
             "output_layouts=Replicate()"
         )
+
+
+def _whole_shape(tensor: Tensor, layout: Local, ranks: int) -> Shape:
+    return tuple(size * ranks if dim == layout.part else size for dim, size in enumerate(tensor.shape))
 
 
 def _name(func: torch._ops.OpOverload) -> str:

@@ -27,7 +27,7 @@ _SAME = {
     aten.detach.default, aten.alias.default, aten.clone.default, aten._to_copy.default, aten.lift_fresh.default,
     aten.lift_fresh_copy.default,
 }  # fmt: skip
-_LIKE = {aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like, aten.rand_like, aten.randn_like}
+_LIKE = {aten.zeros_like, aten.ones_like, aten.full_like, aten.empty_like}
 _CONSTANTS = {
     aten.zeros, aten.ones, aten.full, aten.empty, aten.scalar_tensor, aten.new_zeros, aten.new_ones, aten.new_full,
     aten.new_empty,
@@ -102,7 +102,7 @@ class OperatorLayouts:
     ) -> list[Local]:  # fmt: skip
         if not any(layout.divided for layout in layouts):
             return [_moved(func, args, layouts[0], out[0]) if len(given) == len(out) == 1 else WHOLE] * len(out)
-        if torch.Tag.nondeterministic_seeded in func.tags and func not in _ATTENTION:
+        if torch.Tag.nondeterministic_seeded in func.tags and func not in _ATTENTION:  # its rate is 0
             return [layouts[0] if each.shape == given[0].shape else UNKNOWN for each in out]
         key = (
             func, repr(pytree.tree_map_only(Tensor, lambda each: (each.shape, each.dtype), (args, kwargs))),

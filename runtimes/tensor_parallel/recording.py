@@ -15,7 +15,7 @@ planning torch's fake process group is enough: no other rank and no device is ne
 
 import warnings
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 from unittest import mock
 
@@ -30,14 +30,12 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...core.capture.python.reads import Reads
 from ...core.capture.values.distributed_tensors import distributed_tensors
-from ...core.capture.values.nesting import tensors_of
 from ...core.capture.values.user_lines import message_start, user_line
 from ...core.errors import RequestError, in_a_line
-from .divided_draws import DividedDraws, WholeCalls, is_draw
 from .layout_watch import HEADS, LayoutWatch
 from .layouts import DTensorLayout, check_layout, named_tensors, parts_of
 from .recorded_graph import drop_views, replace_collectives
-from .whole_run import without_layouts
+from .whole_run import WholeCalls, without_layouts
 
 Step = Callable[[nn.Module, Any], Any]
 
@@ -135,62 +133,22 @@ class StepOfRank:
             leaves, spec: the batch.
             gradients: whether parameters need gradients.
         """
-        whole, failure = None, None
-        try:
-            whole = self._whole_calls(leaves, spec, gradients)
-        except RequestError as error:  # its code may compute with sizes of parts
-            failure = error
-        program = self._traced(leaves, spec, gradients, whole)
-        if any(is_draw(node.target, node.args, node.kwargs) for node in program.graph.nodes):
-            if failure is not None:
-                raise failure
-            program = self._traced(leaves, spec, gradients, whole, draws=True)
-        return program
-
-    def _whole_calls(self, leaves: list[Any], spec: pytree.TreeSpec, gradients: bool) -> WholeCalls:
-        """The calls of the step in one process."""
-        failure = "the step draws random numbers, and cannot be run with whole parameters"
-        calls = WholeCalls()
-        with _recording(failure, _FOR_WHOLE), FakeTensorMode(allow_non_fake_inputs=True):
-            values = {
-                name: _fake(value.shape, value.stride(), value.dtype).requires_grad_(gradients and value.requires_grad)
-                for name, value in named_tensors(self._model).items()
-            }
-            batch = pytree.tree_unflatten([_fake_leaf(leaf) for leaf in leaves], spec)
-            with without_layouts(self._model, values), calls:
-                self._step(self._model, batch)
-        return calls
-
-    def _traced(
-        self, leaves: list[Any], spec: pytree.TreeSpec, gradients: bool, whole: WholeCalls | None, draws: bool = False
-    ) -> fx.GraphModule:
-        """See `_program`.
-
-        Args:
-            leaves, spec, gradients: as there.
-            whole: the calls of one process; None if the step does not run in one process.
-            draws: whether to replace draws of random numbers by those of one process.
-        """
         from torch.distributed.tensor import DTensor
 
-        model, names, fake_mode = (
-            self._model,
-            list(named_tensors(self._model)),
-            FakeTensorMode(allow_non_fake_inputs=True),
-        )
+        model, names = self._model, list(named_tensors(self._model))
+        fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
         mesh = next(iter(self._layouts.values())).mesh
+        try:
+            whole: WholeCalls | RequestError = self._whole_calls(leaves, spec, gradients)
+        except RequestError as error:  # its code may compute with sizes of parts
+            whole = error
 
         def run(state: list[Tensor], given: list[Any]) -> Any:
-            regions, watch, divided = _GradRegions(), LayoutWatch(mesh, fake_mode, whole), None
+            regions, watch = _GradRegions(), LayoutWatch(mesh, fake_mode, whole)
             values: dict[str, Tensor] = dict(zip(names, state, strict=True))
-            if draws:
-                assert whole is not None
-                plain = [value for name, value in values.items() if name not in self._layouts]
-                divided = DividedDraws(whole, self._ranks, [*plain, *tensors_of(given)])
             for name, layout in self._layouts.items():
                 values[name] = layout.whole(values[name])
-            own_backward = _own_backward_refused(watch, divided)
-            with regions, divided or nullcontext(), watch, own_backward, _reparametrize_module(model, values):
+            with regions, watch, _own_backward_refused(watch), _reparametrize_module(model, values):
                 found = self._step(model, pytree.tree_unflatten(given, spec))
                 watch.check_results(found)
             return pytree.tree_map_only(DTensor, lambda each: each.full_tensor(), found)
@@ -206,13 +164,23 @@ class StepOfRank:
             ]
             given = [_fake_leaf(leaf) for leaf in leaves]
         with _recording("the step cannot be recorded over DTensors", _FOR_RANKS), warnings.catch_warnings():
-            # Torch would not draw the numbers of one process on a CPU; `DividedDraws` does.
+            # Torch would not draw the numbers of one process on a CPU; `LayoutWatch` does.
             warnings.filterwarnings("ignore", "DTensor random operators may not have complete support")
             return make_fx(run, tracing_mode="fake")(state, given)
 
-    @property
-    def _ranks(self) -> int:
-        return int(next(iter(self._layouts.values())).mesh.size())
+    def _whole_calls(self, leaves: list[Any], spec: pytree.TreeSpec, gradients: bool) -> WholeCalls:
+        """The calls of the step in one process."""
+        failure = "the step draws random numbers, and cannot be run with whole parameters"
+        calls = WholeCalls()
+        with _recording(failure, _FOR_WHOLE), FakeTensorMode(allow_non_fake_inputs=True):
+            values = {
+                name: _fake(value.shape, value.stride(), value.dtype).requires_grad_(gradients and value.requires_grad)
+                for name, value in named_tensors(self._model).items()
+            }
+            batch = pytree.tree_unflatten([_fake_leaf(leaf) for leaf in leaves], spec)
+            with without_layouts(self._model, values), calls:
+                self._step(self._model, batch)
+        return calls
 
 
 _FOR_RANKS = "steps of models with DTensor parameters run without values of tensors, in Python that torch can trace"
@@ -296,12 +264,11 @@ class _GradRegions(TorchFunctionMode):
 
 
 @contextmanager
-def _own_backward_refused(watch: LayoutWatch, draws: DividedDraws | None) -> Iterator[None]:
+def _own_backward_refused(watch: LayoutWatch) -> Iterator[None]:
     """A context in which autograd functions outside of torch are refused: their backward would be lost.
 
     Args:
         watch: follows the layouts that torch's own functions change.
-        draws: notes the layouts that torch's own functions change; None for a step without random numbers.
     """
     original = torch.autograd.Function.apply.__func__  # type: ignore[attr-defined]
 
@@ -312,12 +279,7 @@ def _own_backward_refused(watch: LayoutWatch, draws: DividedDraws | None) -> Ite
                 "backward is derived from the forward's operators; write it with operators, without checkpoints of "
                 "torch.utils.checkpoint with use_reentrant=True"
             )
-        if draws is None:
-            return watch.apply(function, original, *args, **kwargs)
-        with draws.inside_layouts() as note:
-            result = watch.apply(function, original, *args, **kwargs)
-        note(args, result)
-        return result
+        return watch.apply(function, original, *args, **kwargs)
 
     with mock.patch.object(torch.autograd.Function, "apply", classmethod(apply)):
         yield

@@ -135,7 +135,12 @@ def test_dtensors(mesh):
         found = model.drop(model.q(batch["x"]))
         return found.to_local() if hasattr(found, "to_local") else found
 
+    def dropped_part(model, batch):
+        found = model.q(batch["x"])
+        return model.drop(getattr(found, "_local_tensor", found))
+
     check(mesh, dropped, 2, layouts=layouts)
+    check(mesh, dropped_part, 2, layouts=layouts)
 
 
 def test_slices_of_a_sequence(mesh):
@@ -164,8 +169,11 @@ def test_draws_of_whole_tensors_are_those_of_one_process(mesh):
     [
         # Its sizes are those of the part.
         (lambda model, batch: torch.rand(heads(model, batch).shape), "aten.rand.default draws random numbers for a"),
-        # The sum of the parts is not known.
-        (lambda model, batch: model.drop(heads(model, batch).sum(1)), "draws random numbers for a tensor of which"),
+        # The ranks still have to sum it.
+        (
+            lambda model, batch: torch.rand_like(heads(model, batch).sum(1)),
+            "draws random numbers for a tensor of which",
+        ),
         (
             lambda model, batch: model.drop(heads(model, batch).flip(1)),
             "flip of .* parts of dimension 1: its",
