@@ -9,7 +9,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,11 +111,8 @@ class Trainer:
         self._scaler = training.scaler if training.scaler is not None and training.scaler.is_enabled() else None
         self.checks = StepChecks(training, monitors, self.stages, self.queues, self._scaler is not None)
         self._modes = ModuleModes(model if team.tensor is None else team.tensor.model)
-        self.averages = Averages(model, self.stages.states, self.save, self.refuse_closed, self.whole_parameters)
-
-    def whole_parameters(self) -> AbstractContextManager[None]:
-        """A context in which the parameters that replicas share are whole, whatever the plan is then."""
-        return self.stages.whole_parameters()
+        whole = lambda: self.stages.whole_parameters()  # noqa: E731,PLW0108 - another plan has other stages
+        self.averages = Averages(model, self.stages.states, self.save, self.refuse_closed, whole)
 
     def set_up_plan(self, example: Example, plan: Plan, programs: ProgramOptions) -> PlanSetup:
         """The parts that depend on the plan, for another plan; nothing is changed."""
