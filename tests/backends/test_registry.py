@@ -92,6 +92,7 @@ def test_an_installed_backend_is_found_next_to_one_that_raises(installed):
     ]
 
 
+@pytest.mark.slow
 def test_installed_backend_trains_like_one_process(installed, tmp_path):
     for one in alone("plugged", tmp_path, backend="sockets", PYTHONPATH=str(installed[0])):
         assert one.returncode == 0, one.stderr

@@ -13,6 +13,7 @@ PARTS = (
     "versions", "parity", "steps", "calls", "queues", "loading", "nccl", "offload", "prediction", "compiled_steps",
     "graphs",
 )  # fmt: skip
+SLOW = ("versions", "prediction", "compiled_steps", "graphs")
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +32,7 @@ def test_every_part_has_a_time_limit_and_together_they_fit_into_a_lease(modules)
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "prediction")) for name in PARTS]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PARTS])
 def test_part_runs_on_the_cpu_at_toy_size(modules, name):
     _, parts = modules
     found = getattr(parts, name)(parts.TOY)

@@ -6,6 +6,7 @@ from ..support.launch import alone
 from ..support.ranks import demo
 
 
+@pytest.mark.slow
 def test_demo_only_warns_of_a_missed_prediction(tmp_path, capfd):
     demo.run(tmp_path)
     said = capfd.readouterr().err

@@ -81,7 +81,7 @@ RECOMPUTING = [{"recompute": None}, {"schedule_name": "v-half", "chunks": 2, "re
         pytest.param(devices, options, marks=[pytest.mark.slow] * (devices == 3))
         for devices, options in itertools.product((2, 3), OPTIONS)
     ]
-    + [(2, options) for options in RECOMPUTING],
+    + [pytest.param(2, RECOMPUTING[0], marks=pytest.mark.slow), (2, RECOMPUTING[1])],
     ids=str,
 )
 @pytest.mark.parametrize("name", ["tied gpt with dropout", "batchnorm with a skip"])
@@ -90,7 +90,9 @@ def test_loss_and_gradients_have_the_bits_of_the_unsplit_graph(name, devices, op
     check_bits(name, even_plan(operators, devices, 4, **options))
 
 
-@pytest.mark.parametrize("placement", [(1, 0, 0, 2, 0, 1), (1, 0, 1, 0, 0), (3, 1, 3)], ids=str)
+@pytest.mark.parametrize(
+    "placement", [(1, 0, 0, 2, 0, 1), pytest.param((1, 0, 1, 0, 0), marks=pytest.mark.slow), (3, 1, 3)], ids=str
+)
 def test_devices_with_any_stages_in_any_order_have_the_bits_of_the_unsplit_graph(placement):
     """Unequal numbers of stages, neighbours on one device, a first stage on the last device, empty devices."""
     name = "tied gpt with dropout"

@@ -5,13 +5,13 @@ import torch
 from panpipe.runtimes.launch.team import ThreadTeam
 
 from ..support.models import CASES
-from ..support.parity import EVERYWHERE, PLANS, distance
+from ..support.parity import PLANS, SOME, distance
 
 
 @pytest.mark.parametrize(
     ("devices", "plan"),
     [
-        pytest.param(devices, plan, marks=[pytest.mark.slow] * (devices == 3 and plan not in EVERYWHERE))
+        pytest.param(devices, plan, marks=[pytest.mark.slow] * (devices == 3 and plan not in SOME))
         for devices in (2, 3)
         for plan in PLANS
     ],

@@ -84,7 +84,9 @@ def test_a_device_keeps_its_thread_until_its_team_is_closed():
     assert len(set(team.everywhere(lambda _: threading.get_ident()))) == 3, "threads are created again after close"
 
 
-@pytest.mark.parametrize(("case", "rows", "devices"), [("token-weighted", 7, 2), ("batchnorm with a skip", 8, 3)])
+@pytest.mark.parametrize(("case", "rows", "devices"), [
+    pytest.param("token-weighted", 7, 2, marks=pytest.mark.slow), ("batchnorm with a skip", 8, 3),
+])  # fmt: skip
 def test_streams_of_three_devices_with_metrics_and_weights(case, rows, devices, monkeypatch):
     recorded = RecordedStreams()
     train(recorded, monkeypatch, "1f1b", case=case, rows=rows, devices=devices)

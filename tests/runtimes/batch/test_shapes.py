@@ -111,6 +111,7 @@ def test_sequences_of_many_lengths(name, devices):
     assert pair.distance([tokens(8), tokens(8, 7), tokens(8, 1), tokens(6, 16), tokens(8)]) < NEAR
 
 
+@pytest.mark.slow
 @NEW
 def test_images_of_many_sizes():
     pair = Pair(ThreadTeam(2), CONV, 8, 4, **PLANS["split backward"])
@@ -297,6 +298,7 @@ def test_a_number_in_a_tensor_of_the_batch_is_not_captured_again():
     assert pair.pipe._trainer.variants.shapes._captures == 0
 
 
+@pytest.mark.slow
 @NEW
 def test_both_shapes_of_a_step_are_kept_with_max_shapes_one():
     pair = Pair(ThreadTeam(2), GPT, 4, 2, max_shapes=1)

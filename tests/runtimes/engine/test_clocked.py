@@ -93,6 +93,7 @@ def square(model, batch):
     return model(batch).square().mean()
 
 
+@pytest.mark.slow
 def test_one_process_trains_on_sixteen_virtual_devices_of_a_catalogue_cluster():
     batch = torch.randn(32, 8, generator=torch.Generator().manual_seed(0))
     options = {"optimizer": torch.optim.SGD, "seed": 3}

@@ -58,9 +58,9 @@ SCHEDULES = ("1f1b", "split backward", "interleaved", "zb-v", "gpipe", "gis-h")
 @pytest.mark.parametrize(
     ("schedule", "queues"),
     [
-        *(("interleaved", 1), ("zb-v", 2)),
+        ("zb-v", 2),
         *(pytest.param(name, 2, marks=pytest.mark.slow) for name in SCHEDULES if name != "zb-v"),
-        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in SCHEDULES if name != "interleaved"),
+        *(pytest.param(name, 1, marks=pytest.mark.slow) for name in SCHEDULES),
     ],
 )
 def test_every_copy_is_ordered_with_what_reads_and_writes_its_memory(recorded, schedule, queues):

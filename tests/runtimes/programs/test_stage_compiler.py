@@ -33,7 +33,10 @@ def compiler_of(backend=as_it_is):
     return StageCompiler(CompilerChoice.of(backend))
 
 
-@pytest.mark.parametrize(("name", "plan"), [*((name, "split backward") for name in CASES), (GPT, "recompute")])
+@pytest.mark.parametrize(("name", "plan"), [
+    *(pytest.param(name, "split backward", marks=[pytest.mark.slow] * (name == "token-weighted")) for name in CASES),
+    (GPT, "recompute"),
+])  # fmt: skip
 def test_compiled_groups_change_no_result(name, plan):
     compiler = compiler_of()
     found = distance(ThreadTeam(2), name, torch.float64, 8, 4, compiler=compiler, **PLANS[plan])

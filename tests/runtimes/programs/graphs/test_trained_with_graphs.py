@@ -231,7 +231,8 @@ def larger_gpt(dtype):
 LARGER = Case(larger_gpt, gpt_step, CASES[GPT].batch)
 
 
-@pytest.mark.parametrize("plan", ["1f1b", pytest.param("interleaved", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("plan", ["1f1b", "interleaved"])
 def test_memory_of_the_graphs_is_near_what_a_step_allocates(plan, monkeypatch):
     """Without parameters, buffers and gradients, at the peak of each device."""
     run, peaks = Executor._run_in_order, {}
