@@ -5,7 +5,7 @@ import torch
 from panpipe.runtimes.launch.team import ThreadTeam
 
 from ..support.models import CASES
-from ..support.parity import PLANS, SOME, distance
+from ..support.parity import EVERYWHERE, PLANS, SOME, distance
 
 
 @pytest.mark.parametrize(
