@@ -35,6 +35,7 @@ from ...core.errors import RequestError, in_a_line
 from .layout_watch import HEADS, LayoutWatch
 from .layouts import DTensorLayout, check_layout, named_tensors, parts_of
 from .recorded_graph import drop_views, replace_collectives
+from .untied_weights import warn_of_untied_weights
 from .whole_run import WholeCalls, without_layouts
 
 Step = Callable[[nn.Module, Any], Any]
@@ -67,6 +68,7 @@ def program_of_rank(model: nn.Module, step: Step, tensor: int) -> tuple[nn.Modul
         raise RequestError(
             f"the parameters of {type(model).__name__} are DTensors on several meshes: use one tp dimension for all"
         )
+    warn_of_untied_weights(model)
     layouts = {name: DTensorLayout.of(value) for name, value in found.items()}
     return parts_of(model), StepOfRank(model, step, layouts)
 
