@@ -85,7 +85,7 @@ class NormParameters:
         ]
         own = [norms[i].double() for i in mine]
         has = [norm != _NO_GRADIENT for norm in own]
-        copies = [states[self.parameters[i][0]].copies_of_parts for i in mine]
+        copies = [states[stage].copies(name, replicas.devices) for stage, name, _ in (self.parameters[i] for i in mine)]
         squares = [
             torch.where(there, norm, 0.0) ** 2 / count for there, norm, count in zip(has, own, copies, strict=True)
         ]

@@ -201,9 +201,10 @@ class StageState:
             return []
         return buckets_of(parameter for name, parameter in self.parameters.items() if name in self.split)
 
-    @property
-    def copies_of_parts(self) -> int:
-        """How many replicas have the same part of a split parameter."""
+    def copies(self, name: str, replicas: int) -> int:
+        """How many of some replicas have the same part of a parameter, that of a tensor rank or of sharing."""
+        if self.sharing is not None:
+            return self.sharing.copies(name, replicas)
         return 1 if self._same_parts is None else self._same_parts.devices
 
     @cached_property
@@ -267,7 +268,7 @@ class StageState:
         Args:
             replicas: the device's transport to them.
         """
-        return Gather(self.shards, replicas)
+        return Gather(self.shards, replicas if self.sharing is None else self.sharing.replicas())
 
     def unshard(self, replicas: Backend) -> ParametersGather:
         """Start to gather the parameters that replicas share, for a run of actions; arguments as of `gather`."""

@@ -5,7 +5,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...core.cluster.mesh import DATA, PIPELINE, TENSOR, MeshShape
 from ...core.errors import RequestError
-from ...core.plan.sharding import NONE
+from ...core.plan.sharding import NONE, OPTIMIZER
 from ..options import PipelineOptions
 from .tensor_ranks import TensorRanks
 
@@ -53,8 +53,12 @@ def check_tensor_options(options: PipelineOptions, tensor: TensorRanks | None) -
         tensor.refuse("target is 'simulator'")
     if options.devices.given:
         tensor.refuse("devices is given")
-    if (options.shard or NONE) != NONE or (plan is not None and any(each != NONE for each in plan.shard)):
-        tensor.refuse(f"shard is {options.shard!r}")
+    if (options.shard or NONE) != NONE and plan is None:
+        tensor.refuse(f"shard is {options.shard!r} and no plan is given")
+    levels = () if plan is None else plan.shard
+    level = next((level for level in levels if level not in (NONE, OPTIMIZER)), None)
+    if level is not None:
+        tensor.refuse(f"the plan has shard '{level}'")
     for name, value in (
         ("weights", options.weights), ("compile", options.compile), ("replan", options.replan),
         ("cuda_graphs", options.cuda_graphs or None),

@@ -32,6 +32,7 @@ from ...core.costs.costs import StageCosts
 from ...core.costs.reductions import TensorReductions, sum_of
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
+from ...core.plan.sharding import NONE
 from ...core.wording import module_text
 from ..batch.example import Example
 from ..batch.lru_cache import LruCache
@@ -181,6 +182,8 @@ class TensorRanks:
         Raises:
             RequestError: the plan is for other ranks.
         """
+        if self.data == 1 and any(level != NONE for level in plan.shard):
+            self.refuse("the plan has shard 'optimizer' and one replica")
         if plan.mesh.tensor == 1 and plan.mesh.data == mesh.data and plan.mesh.pipeline == mesh.pipeline:
             return evolve(plan, mesh=mesh)
         if (plan.mesh.pipeline, plan.mesh.data, plan.mesh.tensor) != (mesh.pipeline, self.data, self.size):

@@ -98,6 +98,9 @@ class LocalStages:
             order = [programs.inputs.parameters[place - first] for place in programs.backward.computed]
         gradients, parameters = shards_gradients(self.plan, stage), shards_parameters(self.plan, stage)
         replicas = partial(_replicas, team, device)
+        if team.tensor is not None:
+            same = partial(_same_parts, team, device)
+            return Sharing(same, team.batch, team.batches, tied, order=tuple(order), split=team.tensor.split)
         slots = self._slots.setdefault(device, Slots())
         return Sharing(replicas, team.replica, team.replicas, tied, gradients, parameters, tuple(order), slots)
 
@@ -303,6 +306,13 @@ class LocalStages:
         gradients = (buffer for state in self.states.values() for buffer in state.gradient_buffers)
         own = {id(parameter) for shared in self._shared.values() for parameter in shared.memory_of}
         return [*(tensor for tensor in self._own.without_memory if id(tensor) not in own), *gradients]
+
+
+def _same_parts(team: Team, device: int) -> Backend:
+    """The transport of a device to the replicas with the same parts of parameters."""
+    found = team.same_parts_of(device)
+    assert found is not None
+    return found
 
 
 def _replicas(team: Team, device: int) -> Backend:

@@ -109,6 +109,14 @@ def test_replicas_of_tensor_ranks_equal_one_process_with_all_batches(tmp_path):
 
 
 @pytest.mark.slow
+def test_replicas_of_a_tensor_rank_share_the_optimizer(tmp_path):
+    for rank in results("sharing_replicas_of_tensor_ranks", tmp_path, 8):
+        assert rank["far"] < 1e-12
+        assert rank["mesh"] == [2, 2, 2]
+        assert rank["elements"] == rank["held"] / 2
+
+
+@pytest.mark.slow
 def test_transformer_over_tensor_ranks_trains_by_automatic_plans(tmp_path):
     found = results("more_tensor_ranks", tmp_path, 4)
     check(found, "neighbours")

@@ -55,7 +55,8 @@ class ShardedReduction:
             self._in_flight.pop(0).wait()
             self._start()
         self._flagged.wait()
-        self._replicas.free_addends()
+        for each in (self._replicas, self._shards.sharing.replicas()):
+            each.free_addends()
         anywhere = [True] * len(self._here) if all(self._here) else (self._flags != 0).tolist()
         self._shards.assign_gradients(anywhere)
 

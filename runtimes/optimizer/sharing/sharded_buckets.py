@@ -26,6 +26,8 @@ class Sharing:
         parameters: whether each replica holds its part of the parameters alone, too, outside of runs.
         order: names of the parameters in the order in which a backward computes their gradients; others follow.
         slots: memory of buckets of the stage's device; None for slots of the stage alone.
+        split: names of parameters of which tensor ranks have parts. ``replicas`` are then those with the same parts,
+            and gradients of other parameters are summed over all. None without tensor ranks.
     """
 
     replicas: Callable[[], Backend]
@@ -36,6 +38,11 @@ class Sharing:
     parameters: bool = False
     order: tuple[str, ...] = ()
     slots: Slots | None = None
+    split: frozenset[str] | None = None
+
+    def copies(self, name: str, replicas: int) -> int:
+        """How many of some replicas, tensor ranks included, have the same part of a parameter."""
+        return 1 if self.split is None or name in self.split else replicas // self.count
 
 
 @define(eq=False)
@@ -153,8 +160,18 @@ class ShardedBucket:
         memory[self._count :] = 0
 
     def reduce(self, replicas: Backend, memory: Tensor) -> Handle:
-        """Start to sum this replica's part of the whole tensor over all."""
-        return replicas.reduce_scatter(numbers_of(memory))
+        """Start to sum this replica's part of the whole tensor over all.
+
+        Args:
+            replicas: the transport to all; with tensor ranks to those with other parts, too.
+            memory: the whole tensor.
+        """
+        split = self._sharing.split
+        if split is None:
+            return replicas.reduce_scatter(numbers_of(memory))
+        if not split.isdisjoint(self.parameters):
+            return self._sharing.replicas().reduce_scatter(numbers_of(memory))
+        return replicas.all_reduce(numbers_of(memory))
 
     def gather(self, replicas: Backend, memory: Tensor) -> Handle:
         """Start to gather the parameters in the whole tensor; `assign` copies them."""

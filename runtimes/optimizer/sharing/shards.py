@@ -67,9 +67,12 @@ class Shards:
         place = {name: at for at, name in enumerate(sharing.order)} if sharing.gradients else {}
         order = sorted(parameters, key=lambda name: place.get(name, len(place)))
         tied = [name for name in order if name in sharing.tied]
-        together = [parameters[name] for name in order if name not in sharing.tied]
+        together = [name for name in order if name not in sharing.tied]
+        apart = sharing.split or frozenset[str]()
         self.buckets = [
-            ShardedBucket({self.names[p]: p for p in bucket}, sharing) for bucket in divided(together, size)
+            ShardedBucket({self.names[p]: p for p in bucket}, sharing)
+            for names in ([n for n in together if n not in apart], [n for n in together if n in apart])
+            for bucket in divided([parameters[name] for name in names], size)
         ] + [ShardedBucket({name: parameters[name]}, sharing) for name in tied]
         # A bucket is complete with the last of its gradients.
         self.buckets.sort(key=lambda bucket: max(place.get(name, len(place)) for name in bucket.parameters))

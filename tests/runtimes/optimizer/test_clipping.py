@@ -30,7 +30,7 @@ def state(copies=1, split=(), sharing=None, **gradients):
     for name, gradient in gradients.items():
         updated[name] = nn.Parameter(torch.zeros(2))
         updated[name].grad = None if gradient is None else torch.tensor(gradient)
-    return SimpleNamespace(updated=updated, sharing=sharing, split=split, copies_of_parts=copies)
+    return SimpleNamespace(updated=updated, sharing=sharing, split=split, copies=lambda name, replicas: copies)
 
 
 def test_tied_and_frozen_parameters_are_in_the_norm_once_and_not_at_all():
@@ -59,6 +59,8 @@ def test_norm_has_the_dtype_that_torch_gives_it():
 
 class Twice:
     """A transport to one replica that has the same values."""
+
+    devices = 2
 
     def all_reduce(self, table):
         table.mul_(2)

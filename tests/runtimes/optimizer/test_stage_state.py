@@ -84,7 +84,7 @@ def test_gradient_of_a_split_parameter_is_no_part_of_the_bucket():
     assert w.untyped_storage().data_ptr() != b.untyped_storage().data_ptr()
     assert sum(each.numel() for each in found.gradient_buffers) >= 3
     assert any(each is w for each in found.gradient_buffers)
-    assert found.copies_of_parts == 1
+    assert found.copies("w", 2) == 1
 
 
 def test_gradients_are_summed_over_replicas():
@@ -102,7 +102,7 @@ def test_split_parameters_are_summed_over_replicas_with_the_same_part():
         with_gradients(state(replicated=True, split=frozenset({"w"}), same_parts=end), value)
         for end, value in zip(parts, (1.0, 4.0), strict=True)
     ]
-    assert states[0].copies_of_parts == 2
+    assert states[0].copies("w", 2) == 2
     for each in [each.reduce_gradients(whole[0]) for each in states]:
         each.wait()
     assert [each.parameters["w"].grad.tolist() for each in states] == [[5, 5], [5, 5]]

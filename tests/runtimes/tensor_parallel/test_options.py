@@ -71,10 +71,10 @@ def test_tensor_ranks_need_a_model_with_dtensors(given, said):
     ("given", "said"),
     [
         ({"simulated": True}, "target is 'simulator'"), ({"devices": SimpleNamespace(given=True)}, "devices is given"),
-        ({"shard": "optimizer"}, "shard is 'optimizer'"), ({"weights": "file"}, "weights is given"),
+        ({"shard": "optimizer"}, "shard is 'optimizer' and no plan"), ({"weights": "file"}, "weights is given"),
         ({"compile": "inductor"}, "compile is given"), ({"cuda_graphs": True}, "cuda_graphs is given"),
         ({"replan": "auto"}, "replan is given"),
-        ({"plan": evolve(PLAN, shard=("optimizer",))}, "shard is None"),
+        ({"plan": evolve(PLAN, shard=("gradients",))}, "the plan has shard 'gradients'"),
     ],
 )  # fmt: skip
 def test_arguments_that_tensor_ranks_do_not_support_are_refused(given, said):

@@ -1119,6 +1119,10 @@ def replicas_of_tensor_ranks(team):
     return {mesh: tensor_parallel.with_replicas(mesh) for mesh in ("pp=2,dp=2,tp=2", "dp=2,pp=2,tp=2")}
 
 
+def sharing_replicas_of_tensor_ranks(team):
+    return tensor_parallel.with_replicas("dp=2,pp=2,tp=2", shared=True)
+
+
 def dropout_over_tensor_ranks(team):
     return tensor_parallel.with_dropout()
 

@@ -504,8 +504,11 @@ def with_layouts():
     }
 
 
-def with_replicas(mesh):
-    """The largest distance from one process that trains on the batches of all replicas: pp=2, dp=2, tp=2."""
+def with_replicas(mesh, shared=False):
+    """The largest distance from one process that trains on the batches of all replicas: pp=2, dp=2, tp=2.
+
+    With ``shared`` by a plan in which replicas share the optimizer.
+    """
     torch.manual_seed(1)
     alone = Perceptron().double()
     names = [part.split("=")[0] for part in mesh.split(",")]
@@ -516,9 +519,11 @@ def with_replicas(mesh):
     def adamw(parameters):
         return torch.optim.AdamW(parameters, lr=0.05)
 
-    pipe = panpipe.pipeline(
-        model, squared, points(), optimizer=adamw, microbatches=2, batch_dims=0, clip_norm=0.1, mesh=mesh, **AUTOMATIC
-    )
+    options = {"microbatches": 2, "mesh": mesh, **AUTOMATIC}
+    if shared:
+        plan = planned(model, squared, points())
+        options = {"plan": evolve(plan, mesh=Mesh(2, 2, tensor=2), shard=("optimizer", "optimizer"))}
+    pipe = panpipe.pipeline(model, squared, points(), optimizer=adamw, batch_dims=0, clip_norm=0.1, **options)
     own, replica, far = adamw(list(alone.named_parameters())), groups["dp"].get_local_rank(), 0.0
     for number in range(3):
         loss = pipe.step(points(10 * number + replica)).item()
@@ -530,9 +535,19 @@ def with_replicas(mesh):
         wanted = dict(alone.named_parameters())
         far = max(far, abs(loss - expected), abs(pipe.grad_norm - norm))
         for name, parameter in held_here(pipe).items():
-            far = max(far, (whole(parameter.grad) - wanted[name].grad).abs().max().item())
+            if not shared:  # gradients are in parts
+                far = max(far, (whole(parameter.grad) - wanted[name].grad).abs().max().item())
             far = max(far, (whole(parameter.detach()) - wanted[name]).abs().max().item())
     found = {"far": far, "mesh": [pipe.plan.mesh.pipeline, pipe.plan.mesh.data, pipe.plan.mesh.tensor]}
+    states = [state for optimizer in pipe.optimizers.values() for state in optimizer.state.values()]
+    found["elements"] = sum(state["exp_avg"].numel() for state in states)
+    found["held"] = sum(p.numel() for held in pipe.stage_parameters.values() for p in held.values())
+    if shared:
+        moments = pipe.state_dict()["optimizer"]
+        for name, parameter in alone.named_parameters():
+            if f"state.{name}.exp_avg" in moments:
+                there = moments[f"state.{name}.exp_avg"] - own.state[parameter]["exp_avg"]
+                found["far"] = max(found["far"], there.abs().max().item())
     pipe.close()
     return found
 
