@@ -84,7 +84,11 @@ def autocast_loss(model, batch):
         return F.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
 
 
-@pytest.mark.parametrize("options", [{"split": True}, {"recompute": None}], ids=["split", "recompute"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.slow), {"split": True}, {"recompute": None}],
+    ids=["whole", "split", "recompute"],
+)
 def test_gradients_have_the_bits_of_saved_casts(options, monkeypatch):
     def trained():
         # Pipelines of one case share their programs.
