@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...core.capture.values.user_lines import current_line
@@ -19,7 +18,7 @@ from .divided_draws import draw_part, is_draw, unknown_part
 from .embedding_padding import with_own_padding
 from .local_layouts import UNKNOWN, WHOLE, LayoutError, Local
 from .operator_layouts import VIEWS, OperatorLayouts, layout_of
-from .whole_run import CallNumbers, Shape, WholeCalls
+from .whole_run import NumberedOperators, Shape, WholeCalls
 
 _NOT_A_PART = "its result is not this rank's part of what one process computes"
 HEADS = (
@@ -33,7 +32,7 @@ _FIX = (
 )
 
 
-class LayoutWatch(TorchDispatchMode):
+class LayoutWatch(NumberedOperators):
     """A mode in which operators on parts are checked, and draws are those of one process.
 
     Args:
@@ -45,18 +44,10 @@ class LayoutWatch(TorchDispatchMode):
     supports_higher_order_operators = True
 
     def __init__(self, mesh: Any, fake_mode: FakeTensorMode, whole: WholeCalls | RequestError) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._mesh, self._operators = mesh, OperatorLayouts(mesh, fake_mode)
         self._layouts: Any = WeakIdKeyDictionary()
-        self._calls, self._whole = CallNumbers(), whole
-
-    def __enter__(self) -> "LayoutWatch":
-        self._calls.__enter__()  # type: ignore[no-untyped-call]
-        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
-
-    def __exit__(self, *failure: Any) -> None:
-        super().__exit__(*failure)  # type: ignore[no-untyped-call]
-        self._calls.__exit__(*failure)  # type: ignore[no-untyped-call]
+        self._whole = whole
 
     def layout(self, tensor: Tensor) -> Local:
         """That of a plain tensor."""

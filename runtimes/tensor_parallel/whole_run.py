@@ -6,7 +6,7 @@ a rank is a dimension that is divided.
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -79,7 +79,23 @@ class CallNumbers(TorchFunctionMode):
         return self.number, self.operators
 
 
-class WholeCalls(TorchDispatchMode):
+class NumberedOperators(TorchDispatchMode):
+    """A mode that knows the place of each operator (`CallNumbers`)."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._calls = CallNumbers()
+
+    def __enter__(self) -> Self:
+        self._calls.__enter__()  # type: ignore[no-untyped-call]
+        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
+
+    def __exit__(self, *failure: Any) -> None:
+        super().__exit__(*failure)  # type: ignore[no-untyped-call]
+        self._calls.__exit__(*failure)  # type: ignore[no-untyped-call]
+
+
+class WholeCalls(NumberedOperators):
     """Records the shapes of a step of one process.
 
     Attributes:
@@ -87,17 +103,8 @@ class WholeCalls(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.found: dict[tuple[int, int], tuple[Any, list[Shape]]] = {}
-        self._calls = CallNumbers()
-
-    def __enter__(self) -> "WholeCalls":
-        self._calls.__enter__()  # type: ignore[no-untyped-call]
-        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
-
-    def __exit__(self, *failure: Any) -> None:
-        super().__exit__(*failure)  # type: ignore[no-untyped-call]
-        self._calls.__exit__(*failure)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
