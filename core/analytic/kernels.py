@@ -9,7 +9,7 @@ from attrs import frozen
 from torch import Tensor
 from torch.utils.flop_counter import flop_registry
 
-from ..capture.graph.schemas import written_tensors
+from ..capture.graph.nodes import written_tensors
 from ..capture.values.nesting import tensors_of
 from .attention import BACKWARD, FORWARD, attention_flops
 from .kinds import kind_of, operator_name

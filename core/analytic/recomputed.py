@@ -11,9 +11,7 @@ from typing import TypeVar
 from attrs import frozen
 
 from ..capture.graph.nodes import root_of
-from ..capture.programs.recomputed.narrow_casts import MOST
-from ..capture.programs.recomputed.wide_tensors import LEAST_BYTES
-from ..capture.programs.recomputed.wide_tensors import MOST as MOST_FOR_WIDE
+from ..capture.programs.recomputed import LEAST_BYTES, MOST_NARROW, MOST_WIDE
 from .single_operator import LoneOperator
 from .work import Origin, TracedOperator
 
@@ -66,7 +64,7 @@ def casts_computed_again(
                 return False
             seen.add(place[owner])
             todo.extend(root_of(node).name for node in lone[place[owner]].given)
-        return len(seen) < MOST
+        return len(seen) < MOST_NARROW
 
     return {at for at, name in casts.items() if follows(name)}
 
@@ -113,7 +111,7 @@ def narrow_sources(
             given = lone[place[owner[name]]].given
             narrow |= {root_of(given[i]).name for i in work.origin.narrow}
             todo.extend(root_of(given[i]).name for i in work.origin.reads)
-        return narrow if narrow and steps <= MOST_FOR_WIDE else None
+        return narrow if narrow and steps <= MOST_WIDE else None
 
     for at, tensor in wide.items():
         read = None if tensor.name in locked else sources(tensor)

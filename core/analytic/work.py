@@ -23,8 +23,7 @@ from ..capture.programs.joint_graph import (
     trace_joint,
 )
 from ..capture.programs.overwriting import may_overwrite
-from ..capture.programs.recomputed.narrow_casts import narrows, shown_by
-from ..capture.programs.recomputed.wide_tensors import widens
+from ..capture.programs.recomputed import narrows, shown_by, widens
 from ..capture.values.nesting import tensors_of
 from .kernels import Kernel, kernel_of
 from .region_work import REGION_OPERATORS, RegionWork, region_work

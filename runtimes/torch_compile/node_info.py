@@ -11,8 +11,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from ...core.capture.graph.nodes import written_tensors
 from ...core.capture.graph.randomness import KeyedRandom, random_key
-from ...core.capture.graph.schemas import written_tensors
 
 
 @frozen

@@ -18,7 +18,7 @@ import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
-from panpipe.core.capture.graph.draws.draw_generators import GraphGenerators
+from panpipe.core.capture.graph.random_draws import GraphGenerators
 from panpipe.core.capture.graph.randomness import bernoulli, random_key
 from panpipe.core.errors import RequestError
 from panpipe.core.trace.trace import COMPUTE_QUEUE

@@ -5,7 +5,7 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor
 
-from ..graph.schemas import arguments_by_name
+from ..graph.nodes import arguments_by_name
 
 
 @frozen

@@ -9,13 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export.graph_signature import InputKind
 
 from ...errors import RequestError
-from ..graph.aliases import copy_written, rewrite_aliases
-from ..graph.assigned_buffer_reads import keep_read_values
 from ..graph.autograd_functions import place_hooks
-from ..graph.masked_scatters import rewrite_masked_scatters
 from ..graph.nodes import module_of, root_of, written_arguments, written_roots
 from ..graph.outputs import Outputs, ResultRows, keep_weight_with_loss, row_outputs, step_outputs
-from ..graph.recurrent_layers import split_layers
+from ..graph.rewrites import copy_written, keep_read_values, rewrite_aliases, rewrite_masked_scatters, split_layers
 from ..graph.value_checks import depends_on_values, drop_checks
 from ..graph.written_attributes import refuse_written_constants
 from ..regions.breaks import Breaks

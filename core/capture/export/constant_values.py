@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..graph.schemas import written_tensors
+from ..graph.nodes import written_tensors
 from ..values.nesting import tensors_of
 from .kept_tensors import takes_no_values
 

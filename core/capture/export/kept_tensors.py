@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..graph.schemas import written_tensors
+from ..graph.nodes import written_tensors
 from ..graph.storages import memory_of
 from ..values.nesting import tensors_of
 

@@ -1,13 +1,13 @@
 """Properties of the nodes of a captured graph: arguments that they write, storages of their results, their module."""
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
-from .schemas import written_values
+from ..values.nesting import tensors_of
 
 _NORM_WITH_STATISTICS = {
     torch.ops.aten.batch_norm.default: (3, 4, 5),
@@ -112,3 +112,37 @@ def module_of(node: fx.Node) -> str:
     """Name of the innermost module that a node of a captured graph comes from; "" for the model itself and the step."""
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     return str(stack[-1][0]).removeprefix("model").removeprefix(".") if stack else ""
+
+
+def arguments_by_name(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of a call by name, with defaults; those given by keyword alone if the target has no schema.
+
+    Args:
+        target: the overload that is called, or a Python function.
+        args, kwargs: tensors, or nodes of a graph.
+    """
+    schema = getattr(target, "_schema", None)
+    parameters = schema.arguments if schema is not None else ()
+    named = {parameter.name: parameter.default_value for parameter in parameters if parameter.has_default_value()}
+    return {**named, **dict(zip((parameter.name for parameter in parameters), args, strict=False)), **kwargs}
+
+
+def written_values(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:
+    """The arguments that an operator writes in place, by its schema; an argument may be a list.
+
+    Args:
+        target, args, kwargs: as of `arguments_by_name`.
+    """
+    schema = getattr(target, "_schema", None)
+    if schema is None or not schema.is_mutable:
+        return []
+    return [
+        args[position] if position < len(args) else kwargs.get(parameter.name)
+        for position, parameter in enumerate(schema.arguments)
+        if parameter.alias_info is not None and parameter.alias_info.is_write
+    ]
+
+
+def written_tensors(target: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The tensors that an operator writes in place; arguments as of `arguments_by_name`."""
+    return tensors_of(written_values(target, args, kwargs))

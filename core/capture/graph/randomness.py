@@ -16,9 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import RequestError
 from ..values.user_lines import current_line
-from .draws.draw_generators import generator_of
-from .draws.keyed_attention import BACKWARDS, KEYED, RULES
-from .schemas import arguments_by_name
+from .nodes import arguments_by_name
+from .random_draws import BACKWARDS, KEYED, RULES, generator_of
 
 aten = torch.ops.aten
 

@@ -7,8 +7,7 @@ from torch import fx
 
 from ...errors import RequestError
 from ..values.user_lines import line_of
-from .nodes import module_of
-from .schemas import arguments_by_name
+from .nodes import arguments_by_name, module_of
 
 RULE = "a pipeline supports only dense gradients; give sparse=False (sparse_grad=False), and use an optimizer for them"
 """The rule and the fix, for messages."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..graph.schemas import arguments_by_name
+from ..graph.nodes import arguments_by_name
 
 aten = torch.ops.aten
 

@@ -4,26 +4,35 @@ F saves what the backward reads. B is everything that depends on an incoming gra
 gradients of the stage's inputs need; W is the rest. The backward of a convolution computes both kinds of gradients: it
 is in I and in W, with complementary output masks. The backward of a normalisation does so, too, but is in I alone: its
 parameters' gradients take little work, and W would need all its inputs and one more gradient.
+
+For the trace the stage graph is a module that runs operator by operator, and tags each node with the captured value
+that it comes from. AOTAutograd orders operators with a side effect, such as the error check of `torch.linalg.solve`, by
+*tokens*, empty tensors that are passed from one to the next. Programs run their operators in the graph's order, so the
+tokens are removed and the operators called directly.
 """
 
 import contextlib
 import operator
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from attrs import define, field
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._higher_order_ops.effects import with_effects
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ...errors import PanpipeError, RequestError
 from ..graph.generated_sources import sources_removed
+from ..graph.nodes import root_of
+from ..graph.randomness import KeyedRandom
 from ..python.torch_settings import without_anomaly_mode
+from ..regions.modes import ModalInterpreter
+from ..regions.regions import region_of, run_keyed
 from ..values.user_lines import line_of, reason_of
-from .effect_tokens import forward_checks, is_token, remove_tokens
 from .stage import StageGraph
-from .stage_module import StageModule
 
 aten = torch.ops.aten
 
@@ -217,3 +226,120 @@ def closed_over(nodes: Iterable[fx.Node], inside: set[fx.Node]) -> list[fx.Node]
 def ordered(graph: fx.Graph, nodes: set[fx.Node]) -> list[fx.Node]:
     """Nodes in the graph's order."""
     return [node for node in graph.nodes if node in nodes]
+
+
+class StageModule(nn.Module):
+    """Runs a stage graph, each random draw at its ordinal in the whole graph."""
+
+    def __init__(self, stage: StageGraph) -> None:
+        super().__init__()
+        self._stage = stage
+        self._runner = _KeyedInterpreter(stage)
+
+    def forward(self, *inputs: Tensor) -> Any:
+        return self._runner.run(*inputs)
+
+    @property
+    def running(self) -> fx.Node | None:
+        """The node that is running, or that raised an error; None before and after the forward."""
+        return self._runner.running
+
+
+class _KeyedInterpreter(ModalInterpreter):
+    def __init__(self, stage: StageGraph) -> None:
+        super().__init__(fx.GraphModule(stage.modules, stage.graph))
+        self._first_draw = stage.first_draw
+        self._key: Any = None
+        self.extra_traceback = False  # the node that raises an error is `running`
+        self.running: fx.Node | None = None
+
+    def run(self, *inputs: Any, **_: Any) -> Any:
+        self._key = inputs[-1] if self._first_draw else None
+        found = super().run(*inputs)
+        self.running = None
+        return found
+
+    def run_node(self, n: fx.Node) -> Any:
+        self.running = n
+        return tagged(root_of(n).name, lambda: self._drawn(n))
+
+    def _drawn(self, n: fx.Node) -> Any:
+        if n.name not in self._first_draw:
+            return super().run_node(n)
+        if region_of(n) is not None:
+            (given, number, *_), _ = self.fetch_args_kwargs_from_env(n)
+            return run_keyed(given, number, self._key, self._first_draw[n.name])
+        with KeyedRandom(self._key, self._first_draw[n.name]):
+            return super().run_node(n)
+
+
+_TOKENS = tuple(
+    getattr(descriptors, name)
+    for name in ("ForwardTokenAOTInput", "BackwardTokenAOTInput", "ForwardTokenAOTOutput", "BackwardTokenAOTOutput")
+)
+_CHECKS = {torch.ops.aten._linalg_check_errors.default}
+
+
+def is_token(meaning: Any) -> bool:
+    """Whether an input or output of a joint graph is a token, by its descriptor."""
+    return isinstance(meaning, _TOKENS)
+
+
+def remove_tokens(graph: fx.Graph) -> None:
+    """Call operators with a side effect directly, without tokens.
+
+    Args:
+        graph: a joint graph; changed in place. Placeholders of tokens are left without users.
+    """
+    for node in graph.find_nodes(op="call_function", target=with_effects):
+        _token, target, *args = node.args
+        with graph.inserting_before(node):
+            call = graph.call_function(target, tuple(args), dict(node.kwargs))
+        results = [(user.args[1], user) for user in node.users if user.target is operator.getitem]
+        values: Any = node.meta.get("val") or ()
+        call.meta = {**node.meta, "val": values[1] if len(values) == 2 else tuple(values[1:])}
+        several = len(values) > 2
+        for position, user in results:
+            if position == 0:
+                user.replace_all_uses_with(_token)
+            elif several:
+                user.args = (call, position - 1)
+                continue
+            else:
+                user.replace_all_uses_with(call)
+            graph.erase_node(user)
+        graph.erase_node(node)
+
+
+def forward_checks(graph: fx.Graph) -> set[fx.Node]:
+    """Error checks of the forward: those that do not depend on an incoming gradient."""
+    late: set[fx.Node] = set()
+    for node in graph.nodes:
+        meaning = node.meta.get("desc") if node.op == "placeholder" else None
+        if isinstance(meaning, descriptors.TangentAOTInput) or any(source in late for source in node.all_input_nodes):
+            late.add(node)
+    return {node for node in graph.nodes if node.target in _CHECKS and node not in late}
+
+
+CAPTURED = "captured"
+"""Where a joint node's metadata has the name of the captured value that it was traced from."""
+
+
+def tagged(name: str, run: Callable[[], Any]) -> Any:
+    """Run a captured node; the nodes that it adds to a graph that is being traced are tagged.
+
+    Args:
+        name: the tag: of the value whose storage the node shows.
+        run: runs it.
+    """
+    mode = get_proxy_mode()
+    if mode is None:
+        return run()
+    graph: fx.Graph = mode.tracer.graph
+    last = next(iter(reversed(graph.nodes)), None)
+    result = run()
+    for node in reversed(graph.nodes):
+        if node is last:
+            break
+        node.meta.setdefault(CAPTURED, name)
+    return result

@@ -13,7 +13,7 @@ from torch import Tensor, fx
 
 from ..graph.storages import storage_of, storage_sizes
 from ..regions.regions import runs_region
-from .origins import CAPTURED
+from .joint_graph import CAPTURED
 from .stage import StageInputs
 
 

@@ -9,7 +9,7 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ....core.capture.graph.draws.draw_generators import GraphGenerators
+from ....core.capture.graph.random_draws import GraphGenerators
 
 _INVALID: list[Any] = []
 """Graphs whose capture could not be ended, with their pools. The allocator still calls them (``capture_end`` in

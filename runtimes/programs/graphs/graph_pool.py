@@ -13,7 +13,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ....core.capture.graph.draws.draw_generators import GraphGenerators
+from ....core.capture.graph.random_draws import GraphGenerators
 from .cuda_graphs import CudaGraphPool
 
 

@@ -1,7 +1,7 @@
 """Writes into the batch, dropout that drops nothing, and detaching in place, on graphs made by hand."""
 
 import torch
-from panpipe.core.capture.graph.aliases import copy_written, rewrite_aliases
+from panpipe.core.capture.graph.rewrites import copy_written, rewrite_aliases
 from torch import fx
 
 aten = torch.ops.aten

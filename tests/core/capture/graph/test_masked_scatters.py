@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.graph.masked_scatters import rewrite_masked_scatters
+from panpipe.core.capture.graph.rewrites import rewrite_masked_scatters
 from torch import fx
 
 aten = torch.ops.aten

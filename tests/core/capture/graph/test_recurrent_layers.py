@@ -4,7 +4,7 @@ import operator
 
 import pytest
 import torch
-from panpipe.core.capture.graph.recurrent_layers import split_layers
+from panpipe.core.capture.graph.rewrites import split_layers
 from torch import fx, nn
 
 aten = torch.ops.aten

@@ -1,7 +1,7 @@
 """Arguments of calls by name, and those that are written in place."""
 
 import torch
-from panpipe.core.capture.graph.schemas import arguments_by_name, written_tensors, written_values
+from panpipe.core.capture.graph.nodes import arguments_by_name, written_tensors, written_values
 
 aten = torch.ops.aten
 

@@ -4,8 +4,7 @@ import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
-from panpipe.core.capture.programs.effect_tokens import forward_checks
-from panpipe.core.capture.programs.joint_graph import trace_joint
+from panpipe.core.capture.programs.joint_graph import forward_checks, trace_joint
 from panpipe.core.capture.programs.stage import stage_graph
 from panpipe.runtimes.diagnose.doctor import TOLERANCES, CheckedModel
 from panpipe.runtimes.launch.team import ThreadTeam

@@ -4,7 +4,7 @@ import operator
 
 import pytest
 import torch
-from panpipe.core.capture.programs.origins import CAPTURED
+from panpipe.core.capture.programs.joint_graph import CAPTURED
 from panpipe.core.capture.programs.saved_storages import SavedStorage, python_reads, saved_storages
 from panpipe.core.capture.programs.stage import Boundary, StageInputs
 from torch import fx

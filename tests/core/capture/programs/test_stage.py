@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from panpipe.core.capture.programs.joint_graph import StageModule
 from panpipe.core.capture.programs.stage import (
     KEY,
     Boundary,
@@ -11,7 +12,6 @@ from panpipe.core.capture.programs.stage import (
     stage_graph,
     with_device,
 )
-from panpipe.core.capture.programs.stage_module import StageModule
 from torch import fx, nn
 
 from ....support.stages.graphs import cut, operators, stages

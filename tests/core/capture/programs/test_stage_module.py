@@ -5,8 +5,8 @@ import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
+from panpipe.core.capture.programs.joint_graph import StageModule
 from panpipe.core.capture.programs.stage import stage_graph
-from panpipe.core.capture.programs.stage_module import StageModule
 from torch import nn
 
 KEY = random_key(0, 0, 0)

@@ -1,7 +1,7 @@
 """Graphs of the tests: what they repeat is what the operators compute."""
 
 import torch
-from panpipe.core.capture.graph.draws.draw_generators import GraphGenerators
+from panpipe.core.capture.graph.random_draws import GraphGenerators
 
 from ....support.backends.fake_graphs import FakeGraphPool
 

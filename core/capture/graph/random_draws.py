@@ -1,10 +1,16 @@
-"""Fused attention with dropout whose random numbers come from a key.
+"""The seed and the generator of a random draw, and fused attention with dropout whose numbers come from a key.
 
-The fused kernels draw the dropout mask while they run, from the generator of their device, and return where they drew:
-seed and offset, from which the backward draws the same mask again. So no tensor of the size of the scores is kept. A
-keyed operator here sets that generator from the key, calls the kernel, and sets the generator back. In a stage's joint
-graph it replaces the kernel of the forward; the backward is torch's, which reads the seed and the offset as saved
-tensors.
+The seed is made of the key of the microbatch and the draw's ordinal in the whole graph. The generator is a new one for
+each draw; in a captured graph it is one that is seeded before each replay. A CUDA graph repeats the kernels that were
+captured, and the numbers that they read from the host. So a draw in a graph has a generator of its own, which is
+registered with the graph before the capture: the graph then reads seed and offset from memory that each replay fills.
+A draw has the same numbers as outside of a graph: there, too, its generator starts at its seed.
+
+The fused kernels of attention draw the dropout mask while they run, from the generator of their device, and return
+where they drew: seed and offset, from which the backward draws the same mask again. So no tensor of the size of the
+scores is kept. A keyed operator here sets that generator from the key, calls the kernel, and sets the generator back.
+In a stage's joint graph it replaces the kernel of the forward; the backward is torch's, which reads the seed and the
+offset as saved tensors.
 
 The mask of a kernel differs from that of ``native_dropout``, and between kernels. Equal means: the same key gives the
 same mask under every plan, also in a recomputation, and in eager PyTorch under `KeyedRandom` on the same kind of GPU
@@ -12,16 +18,94 @@ with the same kernel. No kernel of a CPU has dropout (torch 2.13): there attenti
 """
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..schemas import arguments_by_name
-from .draw_generators import graph_generators
-from .draw_seeds import seed_of
+from .nodes import arguments_by_name
+
+
+def seed_of(key: Tensor, ordinal: int) -> int:
+    """The seed of one draw.
+
+    Args:
+        key: of the microbatch, see `randomness.random_key`.
+        ordinal: of the draw in the whole graph.
+    """
+    text = ",".join(str(part) for part in (*key.tolist(), ordinal))
+    return int.from_bytes(blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+
+
+_captured = threading.local()
+
+
+class GraphGenerators:
+    """The generators of the draws of one captured graph.
+
+    Args:
+        device: of the draws.
+        ordinals: of the draws in the whole graph of the step.
+
+    Attributes:
+        all: the generators.
+    """
+
+    def __init__(self, device: torch.device, ordinals: Iterable[int]) -> None:
+        self._by_ordinal = {ordinal: torch.Generator(device) for ordinal in ordinals}
+        self.all = list(self._by_ordinal.values())
+
+    def seed(self, key: Tensor) -> None:
+        """Set every generator to the seed of its draw.
+
+        Args:
+            key: of the microbatch, on the host.
+        """
+        for ordinal, generator in self._by_ordinal.items():
+            generator.manual_seed(seed_of(key, ordinal))
+
+    def of(self, ordinal: int) -> torch.Generator:
+        """The generator of a draw.
+
+        Raises:
+            RuntimeError: the graph was captured without it.
+        """
+        found = self._by_ordinal.get(ordinal)
+        if found is None:
+            raise RuntimeError(f"draw {ordinal} has no generator in this graph: it has those of {[*self._by_ordinal]}")
+        return found
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """A context in which this thread's draws use these generators."""
+        before, _captured.generators = getattr(_captured, "generators", None), self
+        try:
+            yield
+        finally:
+            _captured.generators = before
+
+
+def graph_generators() -> GraphGenerators | None:
+    """The generators of the graph that this thread captures; None outside of a capture."""
+    return getattr(_captured, "generators", None)
+
+
+def generator_of(key: Tensor, ordinal: int, device: torch.device) -> torch.Generator:
+    """The generator of a draw, at its seed.
+
+    Args:
+        key: of the microbatch; not read in a capture.
+        ordinal: of the draw in the whole graph.
+        device: of the draw.
+    """
+    captured = graph_generators()
+    if captured is not None:
+        return captured.of(ordinal)
+    return torch.Generator(device).manual_seed(seed_of(key, ordinal))
+
 
 aten = torch.ops.aten
 

@@ -3,8 +3,7 @@
 import pytest
 import torch
 from panpipe.core.capture.graph.draws import keyed_attention
-from panpipe.core.capture.graph.draws.draw_generators import GraphGenerators, generator_of, graph_generators
-from panpipe.core.capture.graph.draws.draw_seeds import seed_of
+from panpipe.core.capture.graph.random_draws import GraphGenerators, generator_of, graph_generators, seed_of
 from panpipe.core.capture.graph.randomness import bernoulli, random_key
 
 CPU = torch.device("cpu")

@@ -1,1 +1,0 @@
-"""Random draws of captured graphs: their seeds, their generators, and attention with dropout."""

@@ -1,0 +1,198 @@
+"""What the backward computes again instead of saving it: casts to a narrower dtype, and wide tensors.
+
+**Casts to a narrower dtype.** Under autocast a normalisation returns float32, and the product after it reads a copy in
+bfloat16. The backward of the product reads the copy, that of the normalisation its float32 input: per microbatch both
+would be saved, which the same model cast by hand does not need::
+
+    F            add ─▶ layer_norm ─▶ cast ─▶ mm
+                  │ saved                │ not saved
+    backward      ╰──▶ layer_norm ─▶ cast ─▶ mm of the weight's gradient
+
+It has the same bits, and takes one more pass over memory. A cast is computed again if only operators that work element
+by element or along rows are between it and tensors that the backward reads anyway. If the backward is split, I computes
+it and hands it to W, so that what only I reads is freed before W.
+
+**Wide tensors**, computed again from narrow ones. Under autocast a loss over a large vocabulary casts the bfloat16
+logits to float32, and its backward reads the float32 log-softmax. Per microbatch that is twice what the same model
+cast by hand saves. The logits are saved instead::
+
+    F            mm ─▶ logits ─▶ cast ─▶ log_softmax ─▶ loss
+                       │ saved                │ not saved
+    backward           ╰──▶ cast ─▶ log_softmax ─▶ gradient of the logits
+
+It has the same bits, and takes one more pass over memory. A tensor is computed again if a widening operator and at most
+one more that works element by element or along rows are between it and what is saved then, and if the saved bytes fall.
+"""
+
+from collections.abc import Collection
+
+import torch
+from torch import Tensor, fx
+
+from .fusible import fusible, is_row_wise, is_single_view, values_of
+from .joint_graph import JointGraph, ancestors, closed_over, ordered
+
+MOST_NARROW = 8
+"""Largest number of operators that are computed again for one cast: those of a normalisation spelled out."""
+
+
+def recompute_casts(
+    joint: JointGraph, in_forward: Collection[fx.Node], shared: Collection[fx.Node], fixed: Collection[fx.Node]
+) -> set[fx.Node]:
+    """Change a joint graph so that its backward computes casts again instead of saving them.
+
+    Args:
+        joint: forward and backward of a stage; its graph is changed in place.
+        in_forward: the nodes of F.
+        shared: the nodes that all microbatches share.
+        fixed: inputs that are held until the backward, and that no microbatch changes.
+
+    Returns:
+        The added nodes, which belong to the backward.
+    """
+    backward, read = read_by_backward(joint, in_forward, shared)
+    casts: dict[fx.Node, list[fx.Node]] = {}
+    for node in read:
+        root = shown_by(node)
+        if node in in_forward and root in in_forward and narrows(root) and node not in joint.gradients.values():
+            casts.setdefault(root, []).append(node)
+    given = {node for node in read if shown_by(node) not in casts}.union(shared, fixed)
+    added: set[fx.Node] = set()
+    for saved in casts.values():
+        nodes = _between(saved, given)
+        if nodes is not None:
+            added |= copy_for_backward(joint.graph, ordered(joint.graph, nodes), saved, backward)
+    return added
+
+
+def read_by_backward(
+    joint: JointGraph, in_forward: Collection[fx.Node], shared: Collection[fx.Node]
+) -> tuple[set[fx.Node], list[fx.Node]]:
+    """The nodes of the backward, and those that it reads; arguments as of `recompute_casts`."""
+    backward = ancestors(joint.gradients.values()).difference(in_forward, shared)
+    return backward, closed_over(ordered(joint.graph, backward), backward)
+
+
+def shown_by(node: fx.Node) -> fx.Node:
+    """The node whose memory a node shows."""
+    while is_single_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def narrows(node: fx.Node) -> bool:
+    """Whether a node is a cast to a narrower floating-point dtype."""
+    if node.target is not torch.ops.aten._to_copy.default:
+        return False
+    value, source = node.meta["val"], node.all_input_nodes[0].meta["val"]
+    return bool(value.is_floating_point() and source.is_floating_point() and value.itemsize < source.itemsize)
+
+
+def _between(saved: Collection[fx.Node], given: Collection[fx.Node]) -> set[fx.Node] | None:
+    """The nodes that compute these from given ones; None if others than row-wise operators, or too many, are needed."""
+    found: set[fx.Node] = set()
+    todo = list(saved)
+    while todo:
+        node = todo.pop()
+        if node in found or node in given:
+            continue
+        if not is_row_wise(node):
+            return None
+        found.add(node)
+        todo.extend(node.all_input_nodes)
+    return found if sum(map(fusible, found)) <= MOST_NARROW else None
+
+
+def copy_for_backward(
+    graph: fx.Graph, nodes: Collection[fx.Node], saved: Collection[fx.Node], backward: Collection[fx.Node]
+) -> set[fx.Node]:
+    """Copies of nodes, which the backward reads in place of the saved ones."""
+    readers = {user for node in saved for user in node.users if user in backward}
+    copies: dict[fx.Node, fx.Node] = {}
+    with graph.inserting_before(next(node for node in graph.nodes if node in readers)):
+        for node in nodes:
+            copies[node] = graph.node_copy(node, lambda source: copies.get(source, source))
+    for node in saved:
+        node.replace_all_uses_with(copies[node], lambda user: user in readers)
+    return set(copies.values())
+
+
+MOST_WIDE = 2
+"""Largest number of operators that are computed again for one tensor."""
+LEAST_BYTES = 4096
+"""Smaller savings are not worth an operator."""
+
+
+def recompute_wide(
+    joint: JointGraph, in_forward: Collection[fx.Node], shared: Collection[fx.Node], fixed: Collection[fx.Node]
+) -> set[fx.Node]:
+    """Change a joint graph so that its backward computes wide tensors again from narrow ones.
+
+    Arguments and result as of `recompute_casts`.
+    """
+    backward, read_nodes = read_by_backward(joint, in_forward, shared)
+    shows: dict[fx.Node, list[fx.Node]] = {}
+    for node in read_nodes:
+        if node not in joint.gradients.values():
+            shows.setdefault(shown_by(node), []).append(node)
+    held = set(shows).union(shared, fixed)
+    changed = {joint.primals[i] for i in joint.mutations}
+    sources: set[fx.Node] = set()
+    added: set[fx.Node] = set()
+    for root, saved in shows.items():
+        if root not in in_forward or root in sources:
+            continue
+        found = _from_narrow(saved, held - {root})
+        if found is None:
+            continue
+        nodes, read = found
+        if changed.intersection(map(shown_by, read)):
+            continue
+        new = {shown_by(node) for node in read} - held
+        if sum(map(_bytes, new)) + LEAST_BYTES <= _bytes(root):
+            added |= copy_for_backward(joint.graph, ordered(joint.graph, nodes), saved, backward)
+            held = held - {root} | new
+            sources |= {shown_by(node) for node in read}
+    return added
+
+
+def _from_narrow(saved: list[fx.Node], held: Collection[fx.Node]) -> tuple[set[fx.Node], set[fx.Node]] | None:
+    """The nodes that compute these from held tensors and from inputs of widening operators, and what they read; None if
+    no operator widens, or if others than row-wise ones, or too many, are needed."""
+    nodes, read, widened = set[fx.Node](), set[fx.Node](), False
+    todo = list(saved)
+    while todo:
+        node = todo.pop()
+        if node in nodes:
+            continue
+        if not is_row_wise(node) or sum(map(fusible, nodes)) > MOST_WIDE:
+            return None
+        nodes.add(node)
+        wider = widens(node)
+        widened |= wider
+        for source in node.all_input_nodes:
+            if wider or shown_by(source) in held:
+                read.add(source)
+            else:
+                todo.append(source)
+    return (nodes, read) if widened and sum(map(fusible, nodes)) <= MOST_WIDE else None
+
+
+def widens(node: fx.Node) -> bool:
+    """Whether an operator reads one floating-point tensor, and returns one of a wider dtype and of as many elements."""
+    value = node.meta.get("val")
+    if not isinstance(value, Tensor) or len(node.all_input_nodes) != 1:
+        return False
+    source = node.all_input_nodes[0].meta.get("val")
+    return (
+        isinstance(source, Tensor)
+        and source.is_floating_point()
+        and value.is_floating_point()
+        and source.itemsize < value.itemsize
+        and source.numel() == value.numel()
+    )
+
+
+def _bytes(node: fx.Node) -> int:
+    """Bytes of a node's tensors."""
+    return sum(value.numel() * value.itemsize for value in values_of(node) if isinstance(value, Tensor))
