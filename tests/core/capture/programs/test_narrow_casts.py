@@ -10,9 +10,9 @@ from panpipe.core.capture.programs.stage import stage_graph
 from torch import nn
 from torch.nn import functional as F
 
-from .....support.cuts import batch_on
-from .....support.models import CASES, TinyGPT
-from .....support.training import SGD, case_of, gradients, pipeline_of, unequal
+from ....support.cuts import batch_on
+from ....support.models import CASES, TinyGPT
+from ....support.training import SGD, case_of, gradients, pipeline_of, unequal
 
 WIDTH = 16
 

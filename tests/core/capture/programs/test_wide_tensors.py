@@ -10,8 +10,8 @@ from panpipe.core.capture.programs.stage import stage_graph
 from torch import nn
 from torch.nn import functional as F
 
-from .....support.cuts import batch_on
-from .....support.training import SGD, case_of, gradients, pipeline_of, unequal
+from ....support.cuts import batch_on
+from ....support.training import SGD, case_of, gradients, pipeline_of, unequal
 
 VOCABULARY, WIDTH, ROWS, LENGTH, MANY = 512, 16, 2, 32, 512
 
