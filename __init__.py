@@ -5,7 +5,6 @@ import random
 import sys
 import warnings
 from importlib import import_module
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -115,7 +114,7 @@ __all__ = list(_HOME)
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        return version("panpipe")
+        return import_module(".core.version", __name__).version()
     if name not in _HOME:
         raise AttributeError(f"module 'panpipe' has no attribute '{name}'; it has {', '.join(_HOME)}")
     state = random.getstate()  # some of the packages that are imported draw random numbers

@@ -4,7 +4,6 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
-from importlib.metadata import version
 from inspect import getdoc
 from io import TextIOWrapper
 from typing import Annotated, Any
@@ -13,6 +12,7 @@ import typer
 
 from ..core.errors import PanpipeError, printed
 from ..core.garbage import rare_collections
+from ..core.version import version
 
 COMMANDS = {
     "schedule": "Build a schedule for uniform stages and evaluate it.",
@@ -97,7 +97,7 @@ def _unloaded() -> None:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(version("panpipe"))
+        print(version())
         raise typer.Exit
 
 

@@ -1,8 +1,9 @@
 """The devices of this process: each has a compute queue and an executor, and together they run a prepared step."""
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from functools import partial
+from threading import Barrier
 
 import torch
 from attrs import evolve
@@ -88,18 +89,21 @@ class Workers:
         """
         begun: dict[int, StepRecord] = {}
         trace: Trace | None = None
+        ready = Barrier(len(self.queues)) if self._graphs and not prepared.bound else None
 
         def work(device: int) -> StepRecord:
             set_thread(stage.index for stage in self._plan.stages_on(device))
-            executor = self.executor(device)
-            before_update = partial(before_end, device)
-            with self.queues[device].active():
-                bound = self._bound(prepared, device)
+            with ExitStack() as stack:
+                if ready is not None:
+                    stack.callback(ready.abort)  # nobody waits for a device that failed
+                stack.enter_context(self.queues[device].active())
+                executor, bound = self.executor(device), self._bound(prepared, device)
+                before_update = partial(before_end, device)
                 if device in begun:
                     record = begun[device]
                     executor.end(bound, record, options.ending, before_update)
                 else:
-                    record = executor.run(bound, inputs, options, before_update)
+                    record = executor.run(bound, inputs, options, before_update, ready)
                 after(device)
             record.results.clear()
             return record

@@ -4,6 +4,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -78,8 +79,8 @@ class HostMemory:
     def _streamed(self, size: int, streams: Streams) -> Copies:
         arena = torch.empty(size, dtype=torch.uint8)
         if self._device.type == "cuda":
-            if pin(arena):
-                self._unpin = finalizer = weakref.finalize(self, unpin, arena)
+            if pin(arena, self._device):
+                self._unpin = finalizer = weakref.finalize(self, unpin, arena, self._device)
                 finalizer.atexit = False  # the driver is gone then
             else:
                 warnings.warn(self._not_pinned(arena), stacklevel=2)
@@ -97,8 +98,12 @@ class HostMemory:
         )
 
 
-def pin(memory: Tensor) -> bool:
+def pin(memory: Tensor, device: torch.device) -> bool:
     """Page-lock exactly this memory; torch's own allocator of pinned memory rounds up to powers of two.
+
+    Args:
+        memory: on the host.
+        device: the GPU that copies it.
 
     Returns:
         Whether the driver does.
@@ -106,13 +111,16 @@ def pin(memory: Tensor) -> bool:
     if not memory.nbytes:
         return False
     runtime: Any = torch.cuda.cudart()
-    status = runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)
-    return int(status) == 0
+    done = int(runtime.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
+    if not done:  # CUDA keeps the error, and the next launch of a kernel raises it: this one
+        with suppress(RuntimeError):
+            torch.ones(1, device=device)
+    return done
 
 
-def unpin(memory: Tensor) -> None:
+def unpin(memory: Tensor, device: torch.device) -> None:
     """Undo `pin`, when no copy uses the memory any more."""
-    torch.cuda.synchronize()
+    torch.cuda.synchronize(device)
     runtime: Any = torch.cuda.cudart()
     runtime.cudaHostUnregister(memory.data_ptr())
 

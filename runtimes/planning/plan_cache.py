@@ -10,7 +10,6 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -21,6 +20,7 @@ from ...core.files.json_reader import parse_json
 from ...core.files.read import read_text
 from ...core.files.write import replace_file
 from ...core.plan.plan import Plan, plain_plan, plan_json
+from ...core.version import version
 from ..launch.progress import Report
 
 FORMAT = "panpipe.cached-plan/1"
@@ -102,7 +102,7 @@ def versions() -> dict[str, str]:
     sources = [path for name in ("core", "backends", "runtimes", "simulators") for path in (root / name).rglob("*.py")]
     states = sorted((str(path.relative_to(root)), *path.stat()[6:9:2]) for path in sources)
     digest = hashlib.sha256(repr(states).encode()).hexdigest()[:16]
-    return {"panpipe": f"{version('panpipe')} {digest}", "torch": torch.__version__}
+    return {"panpipe": f"{version()} {digest}", "torch": torch.__version__}
 
 
 def _read(path: Path, key: Mapping[str, str]) -> Plan:

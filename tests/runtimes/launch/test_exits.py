@@ -10,6 +10,7 @@ from pathlib import Path
 import panpipe
 import pytest
 import torch
+from panpipe.runtimes.planning.plan_cache import versions
 from torch import nn
 
 from ...support.cuts import captured, even_plan
@@ -133,6 +134,17 @@ def test_repr_of_pipeline_and_plan_is_short(plan):
 def test_package_has_a_version():
     assert panpipe.__version__ == importlib.metadata.version("panpipe")
     assert "__version__" in dir(panpipe)
+
+
+def test_package_that_is_not_installed_has_the_version_of_its_sources(monkeypatch):
+    installed = panpipe.__version__
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata.Distribution, "from_name", missing)
+    assert panpipe.__version__ == installed
+    assert versions()["panpipe"].startswith(f"{installed} ")
 
 
 def test_an_error_inside_the_context_of_one_rank_is_reported_to_the_others(tmp_path):

@@ -9,7 +9,7 @@ import torch
 from panpipe.backends import streams
 from panpipe.runtimes.offload import host_memory
 from panpipe.runtimes.offload.copies import Part
-from panpipe.runtimes.offload.host_memory import HostMemory, pin
+from panpipe.runtimes.offload.host_memory import HostMemory, pin, unpin
 from panpipe.runtimes.offload.tier import OffloadTier
 
 from ...support.backends.recorded_streams import RecordedStreams
@@ -43,7 +43,7 @@ def test_threads_and_files_end_with_what_refers_to_them(tmp_path):
 def test_memory_that_is_not_pinned_is_used_pageable_with_one_warning(monkeypatch, left, named):
     gpu, recorded = torch.device("cuda", 0), RecordedStreams()
     monkeypatch.setitem(streams._KINDS, "cuda", recorded)
-    monkeypatch.setattr(host_memory, "pin", lambda memory: False)
+    monkeypatch.setattr(host_memory, "pin", lambda memory, device: False)
     monkeypatch.setattr(host_memory, "lockable_bytes", lambda: left)
     monkeypatch.setattr(host_memory, "pageable_rate", lambda memory, device: 4e9)
     memory = HostMemory(OffloadTier(), gpu, 0)
@@ -79,4 +79,39 @@ def test_copies_bring_back_what_went_out(tmp_path):
 
 
 def test_nothing_is_pinned_of_an_empty_arena():
-    assert not pin(torch.empty(0, dtype=torch.uint8))
+    assert not pin(torch.empty(0, dtype=torch.uint8), CPU)
+
+
+class Runtime:
+    """CUDA's runtime, whose locks of memory fail or not."""
+
+    def __init__(self, status):
+        self.status, self.unpinned = status, []
+
+    def cudaHostRegister(self, address, size, flags):
+        return self.status
+
+    def cudaHostUnregister(self, address):
+        self.unpinned.append(address)
+
+
+@pytest.mark.parametrize("status", [0, 2])
+def test_error_of_memory_that_is_not_pinned_is_raised_by_no_later_kernel(monkeypatch, status):
+    errors = [status] if status else []
+
+    def ones(*size, device):
+        if errors:
+            raise RuntimeError(f"CUDA error {errors.pop()}")
+
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: Runtime(status))
+    monkeypatch.setattr(torch, "ones", ones)
+    assert pin(data(64), CPU) is (status == 0)
+    assert errors == []
+
+
+def test_memory_is_unpinned_after_the_gpu_that_copies_it_has_finished(monkeypatch):
+    runtime, memory, waited = Runtime(0), data(64), []
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    unpin(memory, torch.device("cuda", 1))
+    assert (waited, runtime.unpinned) == ([torch.device("cuda", 1)], [memory.data_ptr()])

@@ -1,17 +1,23 @@
 """What captured graphs support, and which stages are left out."""
 
+import time
+
 import pytest
 import torch
 from attrs import evolve
 from panpipe.backends import memcpy
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.offload import StageOffload
+from panpipe.runtimes.engine.executor import Executor
+from panpipe.runtimes.engine.step_graphs import StepGraphs
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.programs.graphs.supported import check_device, check_plan, check_sharing
+from panpipe.runtimes.programs.stage_run import StageRun
 from torch import nn
 
 from ....support.backends.fake_graphs import install
-from ....support.models import PYTHON, Case
+from ....support.cuts import batch_on
+from ....support.models import CASES, PYTHON, Case
 from ....support.parity import OPTIMIZER
 from ....support.plans import scheduled
 from ....support.ranks.teams import pipeline_on
@@ -67,3 +73,44 @@ def test_stages_with_python_are_left_out_with_a_warning(monkeypatch, recwarn):
         f"stage {i} runs without CUDA graphs: a part of it stays Python (`panpipe doctor` names the line)"
         for i in range(2)
     ]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_no_device_runs_before_all_devices_have_captured(monkeypatch):
+    events, capture, forward = [], StepGraphs._capture, StageRun.forward
+
+    def slow(self, frame):
+        time.sleep(0.1)
+        found = capture(self, frame)
+        events.append("captured")
+        return found
+
+    def noted(self, *given):
+        events.append(self.index)
+        return forward(self, *given)
+
+    def masked_first(dtype):
+        torch.manual_seed(0)
+        return nn.Sequential(Masked(), nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 16))
+
+    monkeypatch.setattr(StepGraphs, "_capture", slow)
+    monkeypatch.setattr(StageRun, "forward", noted)
+    install(monkeypatch)
+    pipe = pipeline_on(ThreadTeam(2, memcpy.KIND), evolve(CASE, model=masked_first), 6, 3, OPTIMIZER, graphs=True)
+    pipe.step(CASE.batch(6, torch.float32))
+    pipe.close()
+    assert events[events.index("captured") + 1 :] == [0, 0, 0]
+
+
+def test_device_that_cannot_be_bound_is_awaited_by_no_other(monkeypatch):
+    def refused(self, *given):
+        if self.device == 1:
+            raise RequestError("the reason")
+        return bind(self, *given)
+
+    bind = Executor.bind
+    monkeypatch.setattr(Executor, "bind", refused)
+    install(monkeypatch)
+    pipe = pipeline_on(ThreadTeam(2, memcpy.KIND), CASES["tied gpt with dropout"], 8, 4, OPTIMIZER, graphs=True)
+    with pytest.raises(RequestError, match="the reason"):
+        pipe.step(batch_on(CASES["tied gpt with dropout"], 8, torch.float32, "cpu"))
