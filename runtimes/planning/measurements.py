@@ -42,6 +42,7 @@ class Measurements:
     Attributes:
         stage_costs: costs of all stages measured so far.
         storages: of these stages, the storages of saved tensors that may leave the device, by stage.
+        integers: results of other than floating-point types between operators, once `graph` has run.
     """
 
     example: Example
@@ -51,6 +52,7 @@ class Measurements:
     report: Report = silent
     stage_costs: dict[Stages, tuple[StageCosts, ...]] = field(factory=dict, init=False)
     storages: dict[Stages, tuple[tuple[Storage, ...], ...]] = field(factory=dict, init=False)
+    integers: dict[str, Tensor] = field(factory=dict, init=False)
 
     @property
     def operators(self) -> Operators:
@@ -93,7 +95,12 @@ class Measurements:
         """The operator graph with the mean of the times on all devices."""
         graphs = self.team.everywhere(
             lambda device: profile_operators(
-                self.operators, self.parameters, self.buffers, self.example.microbatch.leaves, device=self.where[device]
+                self.operators,
+                self.parameters,
+                self.buffers,
+                self.example.microbatch.leaves,
+                device=self.where[device],
+                integers=self.integers,
             )
         )
         nodes = zip(*(graph.nodes for graph in graphs), strict=True)
@@ -129,9 +136,16 @@ class Measurements:
         def measure(device: int) -> dict[int, StageCosts]:
             own = {i: compiled.programs[i] for i in mine if place[i] == device}
             return profile_stages(
-                own, compiled.layout, self.operators, self.parameters, self.buffers, self.example.microbatch.leaves,
-                self.optimizer, device=self.where[device],
-            )  # fmt: skip
+                own,
+                compiled.layout,
+                self.operators,
+                self.parameters,
+                self.buffers,
+                self.example.microbatch.leaves,
+                self.optimizer,
+                device=self.where[device],
+                integers=self.integers,
+            )
 
         found = self.team.everywhere(measure)
         parts = self.team.everywhere(

@@ -47,6 +47,7 @@ def profile_operators(
     leaves: Sequence[Any],
     repeats: int = 5,
     device: torch.device | None = None,
+    integers: dict[str, Tensor] | None = None,
 ) -> OpGraph:
     """Time every operator of one microbatch: F, and its backward for inputs and for parameters.
 
@@ -57,6 +58,8 @@ def profile_operators(
         leaves: one real microbatch, flattened.
         repeats: number of timed runs of each kind of work; the median counts.
         device: the device that runs them, of the type that the step was captured for; by default the model's.
+        integers: gets the results of other than floating-point types that later operators read, by node name:
+            whoever runs a part of the step needs their values, which may be indices or sizes.
 
     Returns:
         The graph with times and saved bytes.
@@ -65,6 +68,7 @@ def profile_operators(
     watch = Stopwatch(device)
     with watch.active():
         runner = _OperatorTimer(operators, parameters, buffers, leaves, repeats, device, watch)
+        runner.integers = {} if integers is None else integers
         saved = [runner.time(node) for node in operators.graph.nodes]
         nodes = tuple(runner.timed(node, *sizes) for node, sizes in zip(operators.graph.nodes, saved, strict=True))
     return evolve(operators.graph, nodes=nodes)
@@ -75,6 +79,8 @@ class _OperatorTimer:
 
     Arguments as of `profile_operators`; ``watch`` takes the times.
     """
+
+    integers: dict[str, Tensor]
 
     def __init__(
         self,
@@ -157,7 +163,7 @@ class _OperatorTimer:
         # One run that is not timed warms up caches and determines the saved tensors.
         for repeat in range(repeats + 1):
             for s in activations:
-                env[s] = _leaf(env[s])
+                env[s] = _leaf(env[s], self._operators.values[s.name])
             hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t) if repeat == 0 else nullcontext()
             start = self._watch.now()
             with torch.enable_grad(), hooks:
@@ -169,7 +175,9 @@ class _OperatorTimer:
                 for kind, value in zip(self._spans[key], times, strict=True):
                     kind.append(value)
         for node in nodes:
-            env[node] = _detached(env[node])
+            env[node] = value = _detached(env[node])
+            if isinstance(value, Tensor) and not value.dtype.is_floating_point and not set(node.users) <= inside:
+                self.integers[node.name] = value
         fixed = [s for s in (*activations, *nodes) if s.name in self._operators.fixed]
         once = storage_sizes(tensor for s in fixed for tensor in _flat(env[s]))
         fresh = {key: size for key, size in storage_sizes(saved).items() if key not in known}
@@ -238,10 +246,11 @@ def _flat(value: Any) -> list[Tensor]:
     return [t for v in value for t in _flat(v)] if isinstance(value, tuple | list) else []
 
 
-def _leaf(value: Any) -> Any:
+def _leaf(value: Any, captured: Any) -> Any:
+    """A result as an input of other operators: it requires a gradient where the captured one does."""
     if isinstance(value, Tensor):
-        return value.detach().requires_grad_(value.requires_grad or value.is_floating_point())
-    return type(value)(_leaf(v) for v in value) if isinstance(value, tuple | list) else value
+        return value.detach().requires_grad_(captured.requires_grad)
+    return type(value)(map(_leaf, value, captured)) if isinstance(value, tuple | list) else value
 
 
 def _detached(value: Any) -> Any:

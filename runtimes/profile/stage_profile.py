@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ...core.capture.export.operators import Operators
 from ...core.capture.graph.randomness import random_key
 from ...core.capture.graph.storages import storage_sizes
+from ...core.capture.programs.stage import Boundary
 from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.costs.costs import StageCosts
 from ..devices.compute import Stopwatch, compute_device
@@ -42,6 +43,7 @@ def profile_stages(
     optimizer: OptimizerFactory | None,
     repeats: int = 3,
     device: torch.device | None = None,
+    integers: Values | None = None,
 ) -> dict[int, StageCosts]:
     """Time the programs of stages, as the executor calls them.
 
@@ -54,6 +56,7 @@ def profile_stages(
         optimizer: creates an optimizer; None if the stages are not trained.
         repeats: largest number of timed runs of each, after a warm-up run; long ones have ``LEAST_REPEATS``.
         device: the device that runs them; by default the model's.
+        integers: results of other than floating-point types, by node name, as `profile_operators` collects them.
 
     Returns:
         Costs by stage index.
@@ -71,7 +74,7 @@ def profile_stages(
         )
         run = StageRun(index, stage, layout, state, operators.step.constants, operators.step.outputs.main_result)
         seed = torch.ones((), dtype=operators.values[operators.step.outputs.main_result].dtype, device=device)
-        return _stage_costs(run, _stand_ins(stage, device), here, seed, repeats, watch)
+        return _stage_costs(run, _stand_ins(stage, device, integers or {}), here, seed, repeats, watch)
 
     with watch.active():
         here = tuple(leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in leaves)
@@ -84,14 +87,17 @@ def _own(tensor: Tensor, device: torch.device) -> Tensor:
     return materialised(tensor, device) if tensor.is_meta else tensor.detach().to(device, copy=True)
 
 
-def _stand_ins(stage: StagePrograms, device: torch.device) -> list[Tensor]:
-    """Random tensors in the shapes that earlier stages send; zeros for integers, which may be indices."""
-    return [
-        torch.randn(b.shape, dtype=b.dtype, device=device)
-        if b.dtype.is_floating_point
-        else torch.zeros(b.shape, dtype=b.dtype, device=device)
-        for b in stage.inputs.boundary
-    ]
+def _stand_ins(stage: StagePrograms, device: torch.device, integers: Values) -> list[Tensor]:
+    """Tensors in place of those that earlier stages send: random ones, and integers, which may be indices, as given."""
+
+    def stand_in(each: Boundary) -> Tensor:
+        if each.dtype.is_floating_point:
+            return torch.randn(each.shape, dtype=each.dtype, device=device)
+        if (known := integers.get(each.name)) is None:
+            return torch.zeros(each.shape, dtype=each.dtype, device=device)
+        return (known.permute(each.order) if each.order else known).to(device).contiguous()
+
+    return [stand_in(each) for each in stage.inputs.boundary]
 
 
 class _Series:

@@ -13,7 +13,7 @@ tokens are removed and the operators called directly.
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -261,7 +261,9 @@ class _KeyedInterpreter(ModalInterpreter):
 
     def run_node(self, n: fx.Node) -> Any:
         self.running = n
-        return tagged(root_of(n).name, lambda: self._drawn(n))
+        # oneDNN's LSTM has a backward only if it ran with gradients enabled, and the programs of a stage do not.
+        with _without_onednn() if n.target is aten.lstm.input else contextlib.nullcontext():
+            return tagged(root_of(n).name, lambda: self._drawn(n))
 
     def _drawn(self, n: fx.Node) -> Any:
         if n.name not in self._first_draw:
@@ -271,6 +273,16 @@ class _KeyedInterpreter(ModalInterpreter):
             return run_keyed(given, number, self._key, self._first_draw[n.name])
         with KeyedRandom(self._key, self._first_draw[n.name]):
             return super().run_node(n)
+
+
+@contextlib.contextmanager
+def _without_onednn() -> Iterator[None]:
+    enabled = torch.backends.mkldnn.enabled
+    torch.backends.mkldnn.enabled = False
+    try:
+        yield
+    finally:
+        torch.backends.mkldnn.enabled = enabled
 
 
 _TOKENS = tuple(

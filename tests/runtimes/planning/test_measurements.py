@@ -63,7 +63,7 @@ def test_frozen_parameters_have_no_gradient_and_no_state(measured):
 def test_times_are_the_means_over_devices(measured, monkeypatch):
     graph = measured.operators.graph
 
-    def profiled(*_, device):
+    def profiled(*_, device, integers):
         factor = next(factors)
         return evolve(graph, nodes=tuple(evolve(node, forward_s=factor) for node in graph.nodes))
 
@@ -90,7 +90,7 @@ def test_stage_is_measured_on_the_device_that_may_run_it(measured, monkeypatch):
     stages = tuple(tuple(names[at : at + 1] if at < 3 else names[3:]) for at in range(4))
     seen = []
 
-    def profiled(own, *_, device):
+    def profiled(own, *_, device, integers):
         seen.append(set(own))
         return {stage: StageCosts(1.0 + stage, 1.0, 1.0) for stage in own}
 

@@ -1,0 +1,99 @@
+"""Programs as their users write them, trained by the default call: an automatic plan and four microbatches."""
+
+import copy
+
+import panpipe
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+MICROBATCHES = 4
+
+
+def trained(model, step, batch, steps=2, tolerance=1e-5, **more):
+    """Train some steps, and compare losses and parameters with those of one process."""
+    alone = copy.deepcopy(model)
+    pipe = panpipe.pipeline(
+        model, step, batch, optimizer=torch.optim.SGD, microbatches=MICROBATCHES, progress=False, plan_seconds=1, **more
+    )
+    optimizer = torch.optim.SGD([p for p in alone.parameters() if p.requires_grad])
+    rows = [torch.utils._pytree.tree_map(lambda t, i=i: t.chunk(MICROBATCHES)[i], batch) for i in range(MICROBATCHES)]
+    for _ in range(steps):
+        loss = sum(step(alone, part) for part in rows) / MICROBATCHES
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(pipe.step(batch), loss.detach(), rtol=tolerance, atol=tolerance)
+    for (name, mine), theirs in zip(model.state_dict().items(), alone.state_dict().values(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
+    pipe.close()
+
+
+SMALL = {
+    "vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "max_position_embeddings": 64, "pad_token_id": 0, "num_experts_per_tok": 2,
+}  # fmt: skip
+EXPERTS = {
+    "Mixtral": {"num_local_experts": 4},
+    "Olmoe": {"num_experts": 4, "eos_token_id": 1},
+    "GptOss": {"num_local_experts": 4, "head_dim": 8},
+    "Qwen3Moe": {"num_experts": 4, "moe_intermediate_size": 16, "head_dim": 8},
+    "DeepseekV3": {
+        "n_routed_experts": 4, "moe_intermediate_size": 16, "n_group": 2, "topk_group": 1, "q_lora_rank": 16,
+        "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "first_k_dense_replace": 1,
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["Mixtral", *(pytest.param(n, marks=pytest.mark.slow) for n in list(EXPERTS)[1:])])
+def test_mixture_of_experts_trains(name):
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{name}Config")(**SMALL, **EXPERTS[name])
+    model = getattr(transformers, f"{name}ForCausalLM")(config)
+    ids = torch.randint(2, 64, (8, 16))
+    trained(model, lambda model, batch: model(**batch).loss, {"input_ids": ids, "labels": ids}, tolerance=1e-4)
+
+
+class RowsOfPixels(nn.Module):
+    """An LSTM that reads the rows of images, as PyTorch's example of MNIST."""
+
+    def __init__(self):
+        super().__init__()
+        self.rnn = nn.LSTM(input_size=8, hidden_size=16, batch_first=True)
+        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 10)
+
+    def forward(self, x):
+        output, _ = self.rnn(x.reshape(-1, 8, 8))
+        return F.log_softmax(self.head(self.norm(output[:, -1])), dim=1)
+
+
+def test_an_lstm_that_reads_the_batch_trains():
+    torch.manual_seed(0)
+    batch = torch.randn(16, 1, 8, 8), torch.randint(10, (16,))
+    trained(RowsOfPixels(), lambda model, batch: F.nll_loss(model(batch[0]), batch[1]), batch)
+
+
+class Drawn(nn.Module):
+    """Draws which entries stay from probabilities that it computes, and counts them as integers."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        hidden = self.a(x)
+        kept = torch.bernoulli(torch.sigmoid(hidden).detach())
+        order = kept.cumsum(-1, dtype=torch.int64)
+        return self.b(hidden * kept) * order
+
+
+def test_draws_and_integers_from_computed_values_train():
+    torch.manual_seed(0)
+    batch, model = torch.randn(16, 8), Drawn()
+    pipe = panpipe.pipeline(
+        model, lambda model, batch: model(batch).square().mean(), batch, optimizer=torch.optim.SGD,
+        microbatches=MICROBATCHES, progress=False, plan_seconds=1,
+    )  # fmt: skip
+    assert pipe.step(batch) > pipe.step(batch) > 0
