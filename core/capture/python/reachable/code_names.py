@@ -25,6 +25,14 @@ def names_in(code: types.CodeType, strings: bool) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=1 << 12)
+def globals_in(code: types.CodeType) -> frozenset[str]:
+    """Names that code and its nested functions load as globals; an attribute ``x.loss`` is not the global ``loss``."""
+    nested = (globals_in(constant) for constant in code.co_consts if isinstance(constant, types.CodeType))
+    own = {i.argval for i in dis.get_instructions(code) if i.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
+    return frozenset(own.union(*nested))
+
+
+@functools.lru_cache(maxsize=1 << 12)
 def prefixes_in(code: types.CodeType) -> frozenset[str]:
     """Prefixes of names that code builds for ``getattr``, as in ``getattr(self, f"weight_{i}")``."""
     found = set[str]().union(*(prefixes_in(c) for c in code.co_consts if isinstance(c, types.CodeType)))

@@ -74,7 +74,7 @@ def visit_class(walk: Walk, kind: type, depth: int) -> None:
                 walk.visit(f"{base.__name__}.{name}", function, depth + 1)
             elif name.startswith("__") or isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType):
                 continue
-            else:
+            elif origin is Origin.USER or is_leaf(value):  # no objects that other libraries keep for themselves
                 walk.visit(f"{base.__name__}.{name}", value, depth + 1, (base, name))
             if origin is Origin.USER or function is not None:
                 _add_attribute(walk, base, name, value)

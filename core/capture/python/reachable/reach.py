@@ -22,7 +22,7 @@ from ...values.code_origin import Origin, is_own, is_users_own, origin_of
 from ..foreign_state import has_foreign_state
 from ..gradient_hooks import number_of_gradient_hooks
 from ..reached import Reached
-from .code_names import names_in, strings_in
+from .code_names import globals_in, names_in, strings_in
 from .compared_values import (
     digest_of_array,
     digest_of_items,
@@ -258,7 +258,7 @@ class _Walk(Walk):
         self._globals(code, origin, function.__globals__, depth)
 
     def _globals(self, code: types.CodeType, origin: Origin, variables: dict[str, Any], depth: int) -> None:
-        named = names_in(code, False)
+        named = globals_in(code)
         if origin is Origin.USER and not named.isdisjoint(("globals", "vars", "eval")):
             named |= strings_in(code)
         for name in named:
