@@ -1,7 +1,7 @@
 """Candidates for the dimensions that hold the samples: sets of dimensions of equal size, and lists of that length."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import combinations, product
+from itertools import combinations
 from typing import Any
 
 from attrs import frozen
@@ -112,27 +112,6 @@ def with_fewer_tensors(axis: Axis) -> Iterator[Axis]:
         for left in combinations(reversed(axis.dims), count):
             dims = tuple(one for one in axis.dims if one not in left)
             yield Axis(axis.rows, dims, axis.lists, axis.covered - count)
-
-
-def axes_of_differing_dimensions(
-    tensors: Mapping[str, Tensor], known: BatchDims, rows: int, covered: int
-) -> Iterator[Axis]:
-    """Axes of one size with samples along different dimensions of several tensors.
-
-    Args:
-        tensors: of the batch, with dimensions, by name.
-        known: places that are known already.
-        rows: the size.
-        covered: number of tensors with samples.
-    """
-    places = [
-        [known.by_name[name]] if known.knows(name) else [*(d for d, n in enumerate(t.shape) if n == rows), None]
-        for name, t in tensors.items()
-    ]
-    for dims in product(*places):
-        if sum(dim is not None for dim in dims) == covered and len(set(dims) - {None}) > 1:
-            given = tuple((name, dim) for name, dim in zip(tensors, dims, strict=True) if dim is not None)
-            yield Axis(rows, given, frozenset(), covered)
 
 
 def lists_of_samples(batch: Any, name: str) -> dict[str, Sequence[Any]]:

@@ -13,7 +13,6 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,8 +22,7 @@ from ...wording import first_of
 from ..python.reads import Reads
 from ..values.containers import flatten_batch
 from ..values.sparse_tensors import refuse_sparse_tensors
-from ..values.user_lines import raised_by_user
-from .axes import Axis, AxisFinder, axes_of_differing_dimensions, lists_of_samples, with_fewer_tensors
+from .axes import Axis, AxisFinder, lists_of_samples, with_fewer_tensors
 from .batch_dims import AUTO, BatchDims, read_batch_dims, tensors_by_name
 from .row_rules import GROUPED, LOOKUP, POSITIONAL, SEQUENCE
 from .row_trace import RowTrace, RowTracer
@@ -80,7 +78,8 @@ class _Search:
         self._tracer, self._known, self._microbatches = tracer, known, microbatches
         self._tensors = tensors_by_name(tracer.leaves, tracer.nesting)
         lists = lists_of_samples(tracer.nesting.plain(tracer.leaves), "batch")
-        self._axes = AxisFinder(self._tensors, lists, known, tracer.nesting.names).axes()
+        axes = AxisFinder(self._tensors, lists, known, tracer.nesting.names).axes()
+        self._axes = [axis for axis in axes if self._is_first(axis)]
         self._traces: dict[Axis, RowTrace] = {}
         self._count = 0
 
@@ -112,17 +111,15 @@ class _Search:
                     self._refuse_related(axis)
         return found
 
+    def _is_first(self, axis: Axis) -> bool:
+        """Whether samples are along dimension 0 of every tensor whose dimension is not given: no other is chosen."""
+        return all(dim == 0 or self._known.knows(name) for name, dim in axis.dims)
+
     def _others(self, axes: Sequence[Axis], leading: Sequence[Axis]) -> Iterator[Axis]:
-        """Other axes, those of most tensors first: along dimension 0, along other dimensions, along different ones."""
+        """Other axes, those of most tensors first: along dimensions that are given, or of fewer tensors."""
         fewer = [other for axis in axes for other in with_fewer_tensors(axis) if self._is_known(other)]
         others = sorted([*axes, *fewer], key=lambda axis: (-axis.covered, not axis.leading))
-        whole = max((axis.covered for axis in axes), default=0)
-        differing = not any(self._trace(axis).runs for axis in axes if axis.covered == whole)
-        for covered, group in groupby(others, key=lambda axis: axis.covered):
-            yield from (axis for axis in dict.fromkeys(group) if axis not in leading)
-            if differing:
-                for rows in dict.fromkeys(axis.rows for axis in axes if not axis.lists):
-                    yield from axes_of_differing_dimensions(self._tensors, self._known, rows, covered)
+        yield from (axis for axis in dict.fromkeys(others) if axis not in leading)
 
     def _is_known(self, axis: Axis) -> bool:
         """Whether an axis has all the places that are known."""
@@ -305,7 +302,7 @@ class _Search:
         rows = -(-axis.rows // self._microbatches)
         if axis.leading and axis.covered == len(self._tensors) and rows < axis.rows:
             cut = self._tracer.trace_with(dict(axis.dims), axis.lists, rows)
-            if not cut.runs and cut.error is not None and raised_by_user(cut.error):
+            if not cut.runs:
                 raise RequestError(
                     f"{cut.reason} (with {rows} of {axis.rows} samples of {axis}, as in a microbatch): change that "
                     "line so that it accepts them, or the batch or the number of microbatches"

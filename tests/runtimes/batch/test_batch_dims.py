@@ -117,6 +117,7 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
         {"table": rows(N, D), "i": labels(N), "y": labels(N)},
     ),
     "transposed": (Mixer(False), label_tokens, {"x": rows(N, S, D).transpose(0, 1), "y": labels(N, S).T}),
+    "dictionary": (mlp(), classify, {"x": rows(N, D), "y": labels(N)}),
     "dataclass": (mlp(), of_fields, Fields(rows(N, D), labels(N))),
     "named tuple": (mlp(), of_fields, Pair(rows(N, D), labels(N))),
     "mapping": (mlp(), classify, UserDict(x=rows(N, D), y=labels(N))),
@@ -128,6 +129,14 @@ CASES: dict[str, tuple[Any, Any, Any]] = {
         {"images": [rows(2 + i % 2, D, seed=i) for i in range(N)], "targets": [{"y": labels(N)[i]} for i in range(N)]},
     ),
 }  # fmt: skip
+
+MASKED = {"x": 0, "y": 0, "mask": None}
+DIMS: dict[str, Any] = {
+    "mask first": MASKED, "mask, sequence first": {"x": 1, "y": 1, "mask": None}, "sequence first": 1,
+    "sequence first, square": 1, "recurrent": {"x": 1, "y": 0}, "recurrent, square": {"x": 1, "y": 0},
+    "class weights": {"w": None, "x": 0, "y": 0}, "table": {"table": None, "i": 0, "y": 0}, "transposed": 1,
+}  # fmt: skip
+"""Where the samples are not in dimension 0 of every tensor."""
 
 
 def made(model: nn.Module, step: Any, batch: Any, batch_dims: Any = "auto") -> Pipeline:
@@ -156,11 +165,12 @@ ALIKE = ("recurrent", "sequence second, square", "mask, sequence first")
 def test_cut_batch_trains_as_the_whole_batch(case: str) -> None:
     model, step, batch = CASES[case]
     model = copy.deepcopy(model).to(F64)
-    pipe = made(copy.deepcopy(model), step, batch)
+    dims = DIMS.get(case, "auto")
+    pipe = made(copy.deepcopy(model), step, batch, dims)
     check_equal(pipe, model, step, batch)
     torch.testing.assert_close(pipe.evaluate(batch), step(model, batch).detach(), rtol=1e-9, atol=1e-12)
     again = copy.deepcopy(model)
-    loss = panpipe.reference_step(again, step, batch, microbatches=MICROBATCHES)
+    loss = panpipe.reference_step(again, step, batch, microbatches=MICROBATCHES, batch_dims=dims)
     torch.testing.assert_close(loss, step(model, batch).detach(), rtol=1e-9, atol=1e-12)
 
 
@@ -169,7 +179,7 @@ def test_cut_batch_trains_as_the_whole_batch(case: str) -> None:
 def test_smaller_batches_are_cut_where_the_example_was(case: str, count: int) -> None:
     model, step, batch = CASES[case]
     model = copy.deepcopy(model).to(F64)
-    pipe = made(copy.deepcopy(model), step, batch)
+    pipe = made(copy.deepcopy(model), step, batch, DIMS[case])
     if case == "mask first":
         other = {**batch, "x": rows(count, N, D), "y": labels(count, N)}
     elif case == "sequence first":
@@ -193,7 +203,7 @@ def test_given_dimensions_are_used() -> None:
 def test_pipeline_and_reference_step_take_batch_dims() -> None:
     model, step, batch = CASES["sequence first"]
     model = copy.deepcopy(model).to(F64)
-    plan = made(copy.deepcopy(model), step, batch).plan
+    plan = made(copy.deepcopy(model), step, batch, 1).plan
     pipe = panpipe.pipeline(copy.deepcopy(model), step, batch, plan=plan, batch_dims=1)
     check_equal(pipe, model, step, batch)
     with pytest.raises(RequestError, match="batch_dims has 3"):
@@ -205,7 +215,7 @@ def test_pipeline_and_reference_step_take_batch_dims() -> None:
 def test_results_are_joined_along_the_dimension_of_their_rows() -> None:
     model, step, batch = CASES["sequence first, square"]
     model = copy.deepcopy(model).to(F64)
-    pipe = made(copy.deepcopy(model), step, batch)
+    pipe = made(copy.deepcopy(model), step, batch, 1)
 
     def logits(model: nn.Module, batch: Any) -> Any:
         out = model(batch["x"])
@@ -218,11 +228,11 @@ def test_results_are_joined_along_the_dimension_of_their_rows() -> None:
         pipe.forward(batch, lambda model, batch: model(batch["x"]).sum((0, 1)))
 
 
-def test_batch_with_other_keys_is_found_for_a_function() -> None:
-    model, step, batch = CASES["recurrent, square"]
+def test_batch_with_other_keys_is_cut_for_a_function() -> None:
+    model, step, batch = CASES["dictionary"]
     model = copy.deepcopy(model).to(F64)
     pipe = made(copy.deepcopy(model), step, batch)
-    found = pipe.forward({"sequence": batch["x"]}, lambda model, batch: model(batch["sequence"]))
+    found = pipe.forward({"inputs": batch["x"]}, lambda model, batch: model(batch["inputs"]))
     torch.testing.assert_close(found, model(batch["x"]).detach(), rtol=1e-9, atol=1e-12)
 
 
@@ -247,10 +257,10 @@ BAD: dict[str, tuple[Any, str]] = {
     "none": ({"x": rows(N, D), "y": None}, r"batch\['y'\] is None, and 2 int64 in the example"),
     "text": ({"x": rows(N, D), "y": "cat"}, r"batch\['y'\] is 'cat', and 2 int64 in the example"),
     "array": ({"x": rows(N, D).numpy(), "y": labels(N)}, r"batch\['x'\] is a numpy ndarray"),
-    "a tensor": (rows(N, D), r"the example has batch\['x'\], batch\['y'\], and this batch is 6×6 float64: "),
+    "a tensor": (rows(N, D), r"batch\['x'\] is missing: the example has batch\['x'\], batch\['y'\]"),
     "scalar": ({"x": rows(N, D), "y": torch.tensor(1)}, r"batch\['y'\] is scalar, and dimension 0"),
     "empty": ({"x": rows(0, D), "y": labels(0)}, "0 samples"),
-    "no batch": (None, r"the example has batch\['x'\], batch\['y'\], and this batch is None: "),
+    "no batch": (None, "this batch is None: |batch is a NoneType, and dimension 0 of it holds"),
     "meta": ({"x": rows(N, D).to("meta"), "y": labels(N)}, r"batch\['x'\] is on the meta device \(6×6 float64\)"),
     "sparse": ({"x": rows(N, D).to_sparse(), "y": labels(N)}, r"batch\['x'\] is sparse \(torch.sparse_coo\)"),
     "nested": (

@@ -118,35 +118,6 @@ def penalize_separately(model: nn.Module, batch: Any) -> torch.Tensor:
     return model(batch["real"]).mean() - model(batch["noise"]).mean()
 
 
-class Cells(nn.Module):
-    """The last state of a recurrent cell that a loop in Python applies to each position.
-
-    Args:
-        positions: the parts of a sequence that the loop visits.
-    """
-
-    def __init__(self, positions: Any) -> None:
-        super().__init__()
-        self.positions, self.cell = positions, nn.RNNCell(D, D)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        state = x.new_zeros(x.shape[1], D)
-        for part in self.positions(x):
-            state = self.cell(part, state)
-        return state
-
-
-class PaddedEncoder(nn.Module):
-    """Attention over a sequence, dimension 0, without its padding."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(D, 2)
-
-    def forward(self, x: torch.Tensor, padding: torch.Tensor) -> torch.Tensor:
-        return self.attention(x, x, x, key_padding_mask=padding)[0]
-
-
 def regress(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.mse_loss(model(batch["x"]), batch["y"])
 
@@ -172,21 +143,9 @@ FOUND = {
         Encoder(True), label_tokens, {"mask": torch.zeros(N, N), "x": square(), "y": tokens(N, N)},
         {"mask": None, "x": 0, "y": 0},
     ),
-    "mask first, sequence first": (
-        Encoder(False), label_tokens, {"mask": torch.zeros(N, N), "x": square(), "y": tokens(N, N)},
-        {"mask": None, "x": 1, "y": 1},
-    ),
     "sequence as long as the batch": (
         Encoder(True), label_tokens, {"x": square(), "y": tokens(N, N)}, {"x": 0, "y": 0},
     ),
-    "sequence first": (
-        Encoder(False), label_tokens, {"x": torch.randn(S, N, D), "y": tokens(S, N)}, {"x": 1, "y": 1},
-    ),
-    "sequence first, as long as the batch": (
-        Encoder(False), label_tokens, {"x": square(), "y": tokens(N, N)}, {"x": 1, "y": 1},
-    ),
-    "recurrent": (Recurrent(), classify, {"x": torch.randn(S, N, D), "y": LABELS}, {"x": 1, "y": 0}),
-    "recurrent, as long as the batch": (Recurrent(), classify, {"x": square(), "y": LABELS}, {"x": 1, "y": 0}),
     "class weights": (
         nn.Linear(D, N), weigh_classes, {"x": torch.randn(N, D), "y": LABELS, "weights": torch.ones(N)},
         {"x": 0, "y": 0, "weights": None},
@@ -229,29 +188,6 @@ FOUND = {
     "not read": (
         nn.Linear(D, D), classify, {"x": torch.randn(N, D), "y": LABELS, "id": LABELS, "names": "abc", "none": None},
         {"x": 0, "y": 0, "id": 0, "names": None, "none": None},
-    ),
-    **{
-        f"sequence first, as long as the batch, by {how}": (
-            Cells(positions), regress, {"x": square(), "y": torch.randn(N, D)}, {"x": 1, "y": 0},
-        )
-        for how, positions in {
-            "iteration": iter, "unbind": torch.unbind, "index": lambda x: [x[t] for t in range(len(x))],
-            "split": lambda x: [part[0] for part in x.split(1)],
-        }.items()
-    },
-    "padding of samples, sequence first, as long as the batch": (
-        PaddedEncoder(), lambda model, batch: F.mse_loss(model(batch["x"], batch["padding"]), batch["y"]),
-        {"x": square(), "y": square(), "padding": torch.zeros(N, N, dtype=torch.bool)}, {"x": 1, "y": 1, "padding": 0},
-    ),
-    "padding of samples, sequence first, labels flattened": (
-        PaddedEncoder(),
-        lambda model, batch: F.cross_entropy(model(batch["x"], batch["padding"]).flatten(0, 1), batch["y"].flatten()),
-        {"x": square(), "y": tokens(N, N) % D, "padding": torch.zeros(N, N, dtype=torch.bool)},
-        {"x": 1, "y": 1, "padding": 0},
-    ),
-    "channels first of another dimension": (
-        nn.Conv2d(N, N, 1), lambda model, batch: F.mse_loss(model(batch["x"].permute(3, 2, 0, 1)), batch["y"]),
-        {"x": torch.randn(N, N, N, N), "y": torch.randn(N, N, N, N)}, {"x": 3, "y": 0},
     ),
     "nodes of a shared graph": (
         nn.Linear(D, D), lambda model, batch: F.mse_loss(batch["graph"] @ model(batch["x"]), batch["y"]),
@@ -387,15 +323,6 @@ REFUSED = {
     "edges between nodes of a table": (
         nn.Embedding(N, D), pass_messages, {"edges": tokens(20, 2), "y": torch.randn(20)}, "index_add reads rows",
     ),
-    "a number of samples in the code": (
-        nn.Linear(D, D), lambda model, batch: F.cross_entropy(model(batch["x"].view(N, D)), batch["y"]),
-        {"x": torch.randn(N, D), "y": LABELS}, "of another size than 8",
-    ),
-    "lengths that are read": (
-        Recurrent(),
-        lambda model, batch: model.lstm(nn.utils.rnn.pack_padded_sequence(batch["x"], batch["n"]))[1][0].mean(),
-        {"x": square(), "n": torch.full((N,), 3)}, "cannot be traced",
-    ),
     "more dimensions than are traced": (
         nn.Linear(D, D), take_known_shapes, {f"x{i}": torch.randn(2 + i, 30 + i) for i in range(MAX_TRACES)},
         "other shapes",
@@ -507,18 +434,11 @@ def test_packed_samples_and_single_sequences_are_refused() -> None:
 
     with pytest.raises(RequestError, match=r"attention.* treats dimension 0 of batch.* as a sequence.*batch_dims="):
         find_batch_dims(Packed(), step, packed)
-    with pytest.raises(RequestError, match=r"convolution treats .* as a sequence"):
-        find_batch_dims(nn.Conv1d(4, 4, 3, padding=1), lambda model, x: model(x).mean(), torch.randn(4, 9))
 
 
 def test_unclear_batch_dims_are_accepted_for_one_microbatch() -> None:
     model, step, batch, _ = REFUSED["graph"]
     assert find_batch_dims(model, step, batch, microbatches=1).by_name["batch['x']"] == 0
-
-
-def test_batch_dims_that_are_not_given_are_found() -> None:
-    model, step, batch, _ = FOUND["recurrent"]
-    assert find_batch_dims(model, step, batch, given={"x": 1}).by_name == {"batch['x']": 1, "batch['y']": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -563,30 +483,6 @@ def test_flattened_batch_is_restored_with_its_containers(batch: Any) -> None:
 def test_unknown_classes_are_refused_by_name(leaf: Any, reason: str) -> None:
     with pytest.raises(RequestError, match=reason):
         flatten_batch({"x": leaf})
-
-
-class EitherLayout(nn.Module):
-    """Normalises over the dimension that a flag leaves."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear, self.sequence_first = nn.Linear(3, 2), False
-
-    def forward(self, x):
-        y = self.linear(x)
-        return y.softmax(0 if self.sequence_first else 1).square().mean()
-
-
-def test_batch_dims_are_found_again_after_a_flag_of_the_model_changed():
-    model, batch = EitherLayout(), torch.randn(6, 5, 3)
-    first = find_batch_dims(model, either_step, batch)
-    model.sequence_first = True
-    second = find_batch_dims(model, either_step, batch)
-    assert (first.leaves, second.leaves) == ((("batch", 0),), (("batch", 1),))
-
-
-def either_step(model, batch):
-    return model(batch)
 
 
 def refuse_other_sizes(rows: int) -> None:
