@@ -56,7 +56,7 @@ def pipeline(
     recompute: Recompute | None = None,
     offload: OffloadRequest | None = None,
     offload_to: str | Path = HOST,
-    host_memory: int | None = None,
+    host_memory: int | str | None = None,
     devices: Names | None = None,
     share_devices: bool = False,
     clip_norm: float | None = None,
@@ -138,7 +138,8 @@ def pipeline(
         offload_to: where offloaded tensors go: ``"host"``, the host's memory, pinned for a GPU; ``"disk"``, a file in
             the folder for temporary files; or the folder of that file. For devices on the CPU the host's memory is
             their own, and only a file frees memory. The file has no name and ends with the process.
-        host_memory: bytes that these tensors may occupy there, over all devices of a host; by default what is free.
+        host_memory: bytes that these tensors may occupy there, over all devices of a host, or ``"20GB"``; by
+            default what is free.
         devices: the torch device of every device of the pipeline, ``"cuda:0,cuda:1"``, or ``"cuda"`` for one GPU
             each; under ``torchrun`` of every rank, on the rank's own host. The model's tensors are moved there, as by
             ``Module.to``. By default the model's device; threads on GPUs use one GPU each. Random numbers of a GPU

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ..answers.bundled_models import check_model_name
+from ..core.byte_sizes import byte_size
 
 
 def plan(
@@ -60,8 +61,12 @@ def plan(
         ),
     ] = None,
     memory_limit: Annotated[
-        float | None,
-        typer.Option(help="Bytes that a device may use, if less than its memory.", show_default=False),
+        str | None,
+        typer.Option(
+            metavar="SIZE",
+            help="What a device may use, if less than its memory: bytes, or with a unit as in 20GB or 16GiB.",
+            show_default=False,
+        ),
     ] = None,
     mesh: Annotated[
         str | None,
@@ -112,9 +117,10 @@ def plan(
         ),
     ] = None,
     host_memory: Annotated[
-        float | None,
+        str | None,
         typer.Option(
-            help="Bytes of saved tensors that each host may hold; by default the hosts' memory in the cluster file.",
+            metavar="SIZE",
+            help="Saved tensors that each host may hold, as --memory-limit; by default what the cluster file says.",
             show_default=False,
         ),
     ] = None,
@@ -183,10 +189,11 @@ def plan(
     from ..answers.plan.options import PlanOptions
     from ..answers.plan.planning import run
 
+    limit = byte_size("--memory-limit", memory_limit, model is not None)
     options = PlanOptions(
         cluster=cluster, microbatches=microbatches, graph=graph, model=model, batch=batch, sequence=sequence,
-        dtype=dtype, optimizer=optimizer, memory_limit=memory_limit, mesh=mesh, recompute=recompute, offload=offload,
-        host_memory=host_memory, shard=shard, schedule=schedule, budget=budget, seed=seed, layers=layers,
-        samples=samples, tokens=tokens,
+        dtype=dtype, optimizer=optimizer, memory_limit=limit, mesh=mesh, recompute=recompute, offload=offload,
+        host_memory=byte_size("--host-memory", host_memory), shard=shard, schedule=schedule, budget=budget, seed=seed,
+        layers=layers, samples=samples, tokens=tokens,
     )  # fmt: skip
     run(options, tp=tp, seconds=seconds, top=top, out=out, json=json)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ...core.byte_sizes import byte_size
 from ...core.cluster.catalog.find import find_cluster
 from ...core.cluster.cluster import Cluster
 from ...core.cluster.mesh import least_by_position
@@ -189,11 +190,10 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
 
 def _with_host_memory(machine: Cluster, limit: float | None) -> Cluster:
     """The cluster with a limit on what each of its hosts may hold."""
-    if limit is None:
+    found = byte_size("--host-memory", limit)
+    if found is None:
         return machine
-    if not 0 <= limit < float("inf"):
-        raise RequestError(f"--host-memory is {limit:g}: give a finite number of bytes, at least 0")
-    hubs = (evolve(hub, memory_bytes=int(limit)) if hub.kind == "host" else hub for hub in machine.hubs)
+    hubs = (evolve(hub, memory_bytes=int(found)) if hub.kind == "host" else hub for hub in machine.hubs)
     return evolve(machine, hubs=tuple(hubs))
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from attrs import field, frozen
 
+from ...core.byte_sizes import byte_size
 from ...core.errors import RequestError
 
 HOST, DISK = "host", "disk"
@@ -22,10 +23,9 @@ def _folder(to: str | Path) -> Path | None:
     return folder
 
 
-def _limit(host_memory: int | None) -> int | None:
-    if host_memory is not None and (isinstance(host_memory, bool) or int(host_memory) < 0):
-        raise RequestError(f"host_memory is {host_memory!r}: give a number of bytes, at least 0, or leave it out")
-    return None if host_memory is None else int(host_memory)
+def _limit(host_memory: int | str | None) -> int | None:
+    found = byte_size("host_memory", host_memory)
+    return None if found is None else int(found)
 
 
 @frozen
@@ -35,7 +35,8 @@ class OffloadTier:
     Args:
         to: ``"host"``: the host's memory, pinned for a GPU; ``"disk"``: a file in the folder for temporary files; or
             the folder of that file.
-        host_memory: bytes that the saved tensors of all devices of a host may occupy there; None for what is free.
+        host_memory: bytes that the saved tensors of all devices of a host may occupy there, or ``"20GB"``; None for
+            what is free.
         bytes_per_s: copies take at least as long as at this rate, for tests on a CPU; None for no such limit.
 
     Attributes:

@@ -362,7 +362,7 @@ BAD = {
     "no microbatches": (["--microbatches", "0"], "--microbatches is 0: give a whole number"),
     "no budget": (["--budget", "0"], "--budget is 0: give a whole number"),
     "more stages than operators": (["--cluster", "cpu:15"], "15 devices for 14 operators"),
-    "a limit of nothing": (["--memory-limit", "0"], "memory limit is 0.0 bytes"),
+    "a limit of nothing": (["--memory-limit", "0"], "memory limit is 0 bytes"),
     "graph and model": (["--model", "a:b"], "give one of --graph FILE and --model"),
     "no plan to show": (["--top", "0"], "'--top'"),
     "a folder to write": (["--out", "."], "cannot write '.': it is a folder"),

@@ -63,7 +63,7 @@ def test_nothing_is_printed_where_nothing_leaves(request_of):
         (("--offload", "most"), "offload is 'most': give none, all, auto, or the share of each stage"),
         (("--offload", "0:2"), "offload of stage 0 is 2.0: give a share from 0 to 1"),
         (("--offload", "70:1", "--schedule", "1f1b"), "offload names stage 70, and the plan has stages 0 to 3"),
-        (("--host-memory", "-1"), "--host-memory is -1: give a finite number of bytes, at least 0"),
+        (("--host-memory", "-1"), "--host-memory is '-1': give bytes, at least 0"),
     ],
 )
 def test_wrong_options_are_refused(request_of, words, message):

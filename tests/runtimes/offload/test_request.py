@@ -27,7 +27,7 @@ def asked(**options):
         ({"offload": {-1: 1.0}}, "offload names stage -1: stages are numbered from 0"),
         ({"offload": {4: 1.0}, "mesh": 2}, "offload names stage 4, and the plan has stages 0 to 3: name those"),
         ({"offload_to": "/no/such/folder"}, "offload_to is '/no/such/folder': give 'host', 'disk'"),
-        ({"host_memory": -1}, "host_memory is -1: give a number of bytes"),
+        ({"host_memory": -1}, "host_memory is -1: give bytes"),
     ],
 )
 def test_requests_that_no_plan_can_have_are_refused_in_one_line(options, said):
