@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from attrs import evolve
 from torch import nn
+from torch._dynamo.eval_frame import OptimizedModule
 
 from ..backends.streams import release_unused
 from ..core.capture.export.operators import Operators
@@ -70,7 +71,18 @@ def build_pipeline(
         InfeasibleError: no plan fits in memory.
     """
     with HERE.inside("pipeline()"), random_states_kept():
-        return _check_and_build(model, step, batch, options, virtual, report)
+        return _check_and_build(unwrapped(model), step, batch, options, virtual, report)
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module that ``torch.compile``, DataParallel or DistributedDataParallel wraps, under its own names."""
+    while True:
+        if isinstance(model, OptimizedModule):
+            model = model._orig_mod
+        elif isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        else:
+            return model
 
 
 def _check_and_build(

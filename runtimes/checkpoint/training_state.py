@@ -28,6 +28,7 @@ from ...core.wording import first_of
 from ..optimizer.stage_state import StageState
 from ..training.averages import WeightAverage
 from ..weights import places
+from ..weights.checkpoint import without_wrappers
 from ..weights.saving import savable
 
 Listing = Mapping[str, tuple[int, ...] | None]
@@ -84,6 +85,11 @@ class TrainingState:
         Raises:
             RequestError: it does not fit; nothing is changed then.
         """
+        if not {"model", "progress"} <= set(found):
+            raise RequestError(
+                "this is no state of a pipeline, as pipe.state_dict() returns it: for the weights of a model call "
+                "model.load_state_dict(...) before panpipe.pipeline(...), or give weights= a safetensors file"
+            )
         self.check_classes(found)
         self.check(_listing(found))
         packed = self.packed(found)
@@ -132,7 +138,10 @@ class TrainingState:
         tensors = self._tensors()
         lacking = [f"'{name}'" for name in tensors if f"model.{name}" not in listing]
         if lacking:
-            raise RequestError(f"the checkpoint has no {first_of(lacking)}, which the model has: {_OTHER_MODEL}")
+            there = {without_wrappers(key.removeprefix("model.")) for key in listing if key.startswith("model.")}
+            wrapped = there >= {without_wrappers(name) for name in tensors}
+            reason = "its names differ by '_orig_mod.' or 'module.': rename them" if wrapped else _OTHER_MODEL
+            raise RequestError(f"the checkpoint has no {first_of(lacking)}, which the model has: {reason}")
         known = {place.name for held in places(self.model).values() for place in held if place.persistent}
         strange = [key.removeprefix("model.") for key in listing if key.startswith("model.")]
         strange = [f"'{name}'" for name in strange if name not in known]

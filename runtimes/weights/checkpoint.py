@@ -37,10 +37,13 @@ class Checkpoint:
         else:
             only = TensorFile(self.path)
             self._files = dict.fromkeys(only.entries, only)
+        self._without_wrappers = {without_wrappers(name): name for name in self._files}
 
     def find(self, names: Iterable[str]) -> str | None:
-        """The first of a tensor's names that the checkpoint has."""
-        return next((name for name in names if name in self._files), None)
+        """The first of a tensor's names that the checkpoint has, with or without the prefixes of wrapped modules."""
+        names = list(names)
+        others = (self._without_wrappers.get(without_wrappers(name)) for name in names)
+        return next((name for name in names if name in self._files), None) or next(filter(None, others), None)
 
     def entry(self, name: str) -> Entry:
         """A tensor's location in its file."""
@@ -89,6 +92,11 @@ class Checkpoint:
         return RequestError(
             f"'{self.path}' lacks parameter {named} of the {wanted} that the step reads: each needs a value; {fix}"
         )
+
+
+def without_wrappers(name: str) -> str:
+    """A tensor's name without what ``torch.compile`` and ``DistributedDataParallel`` add to it."""
+    return name.replace("_orig_mod.", "").removeprefix("module.")
 
 
 def _kind(dtype: torch.dtype) -> str:

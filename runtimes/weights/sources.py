@@ -64,6 +64,11 @@ def weights_from(given: "str | Path | ModuleInit | None", model: nn.Module, seed
     """
     if isinstance(given, str | Path):
         return FromCheckpoint(model, Checkpoint(given), FromModules(model, None, seed))
+    if isinstance(given, Mapping):
+        raise RequestError(
+            "weights is a dict: load it into the model before, by model.load_state_dict(...), or write it by "
+            "safetensors.torch.save_file(...) and give the file's path"
+        )
     if given is not None and not callable(given):
         raise RequestError(
             f"weights is {given!r}: give None, the path of a safetensors checkpoint, or a function init(module)"

@@ -106,7 +106,16 @@ class TensorFile:
 
 def _entries(path: Path, file: BinaryIO) -> dict[str, Entry]:
     size = os.fstat(file.fileno()).st_size
-    length = int.from_bytes(file.read(8), "little")
+    head = file.read(8)
+    if head.startswith((b"PK\3\4", b"\x80\2")):
+        name = path.with_suffix(".safetensors").name
+        raise RequestError(
+            f"'{path}' was written by torch.save, and weights= reads safetensors, which hold data alone: load it into "
+            f"the model before, model.load_state_dict(torch.load('{path}', weights_only=True)), or convert it once, "
+            f"safetensors.torch.save_file(torch.load('{path}', weights_only=True), '{name}'); if the file has more "
+            "than the weights, select them, such as torch.load(…)['model'] or torch.load(…)['state_dict']"
+        )
+    length = int.from_bytes(head, "little")
     other = (
         f"'{path}' is not a safetensors file, or its beginning is damaged: "
         "write one with safetensors.torch.save_file, or copy it again"

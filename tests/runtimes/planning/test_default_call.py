@@ -11,12 +11,16 @@ from torch import nn
 MICROBATCHES = 4
 
 
+def pipeline(model, step, batch, **more):
+    return panpipe.pipeline(
+        model, step, batch, optimizer=torch.optim.SGD, microbatches=MICROBATCHES, progress=False, plan_seconds=1, **more
+    )
+
+
 def trained(model, step, batch, steps=2, tolerance=1e-5, **more):
     """Train some steps, and compare losses and parameters with those of one process."""
     alone = copy.deepcopy(model)
-    pipe = panpipe.pipeline(
-        model, step, batch, optimizer=torch.optim.SGD, microbatches=MICROBATCHES, progress=False, plan_seconds=1, **more
-    )
+    pipe = pipeline(model, step, batch, **more)
     optimizer = torch.optim.SGD([p for p in alone.parameters() if p.requires_grad])
     rows = [torch.utils._pytree.tree_map(lambda t, i=i: t.chunk(MICROBATCHES)[i], batch) for i in range(MICROBATCHES)]
     for _ in range(steps):
@@ -91,9 +95,35 @@ class Drawn(nn.Module):
 
 def test_draws_and_integers_from_computed_values_train():
     torch.manual_seed(0)
-    batch, model = torch.randn(16, 8), Drawn()
-    pipe = panpipe.pipeline(
-        model, lambda model, batch: model(batch).square().mean(), batch, optimizer=torch.optim.SGD,
-        microbatches=MICROBATCHES, progress=False, plan_seconds=1,
-    )  # fmt: skip
+    batch = torch.randn(16, 8)
+    pipe = pipeline(Drawn(), lambda model, batch: model(batch).square().mean(), batch)
     assert pipe.step(batch) > pipe.step(batch) > 0
+
+
+def reconstruct(model, batch):
+    return F.mse_loss(model(batch), batch)
+
+
+@pytest.mark.parametrize("wrap", [torch.compile, nn.DataParallel])
+def test_wrapped_model_trains_under_its_own_names(wrap, tmp_path):
+    torch.manual_seed(0)
+    plain, batch = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)), torch.randn(16, 8)
+    pipe = pipeline(wrap(copy.deepcopy(plain)), reconstruct, batch)
+    loss = pipe.step(batch)
+    assert set(pipe.state_dict()["model"]) == set(plain.state_dict())
+    pipe.checkpoint(tmp_path / "one")
+    other = pipeline(plain, reconstruct, batch)
+    assert torch.equal(other.step(batch), loss)
+    other.resume(tmp_path / "one")
+
+
+def test_state_that_is_not_of_a_pipeline_is_refused_with_the_fix():
+    batch, model = torch.randn(16, 8), nn.Linear(8, 8)
+    pipe = pipeline(model, reconstruct, batch)
+    for state in (model.state_dict(), {"model": model.state_dict(), "epoch": 3}):
+        with pytest.raises(panpipe.RequestError, match=r"no state of a pipeline.*model\.load_state_dict\(.*weights="):
+            pipe.load_state_dict(state)
+    state = pipe.state_dict()
+    state["model"] = {f"module.{name}": tensor for name, tensor in state["model"].items()}
+    with pytest.raises(panpipe.RequestError, match=r"its names differ by '_orig_mod\.' or 'module\.': rename them"):
+        pipe.load_state_dict(state)

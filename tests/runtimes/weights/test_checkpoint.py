@@ -38,6 +38,13 @@ def test_tensors_of_all_parts_are_read(parts, entry):
     assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
     assert checkpoint.find(["c", "b.weight", "a.weight"]) == "b.weight"
     assert checkpoint.find(["c"]) is None
+    assert checkpoint.find(["module._orig_mod.b.weight"]) == "b.weight"
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.", "module._orig_mod."])
+def test_names_of_wrapped_modules_are_found(prefix, tmp_path):
+    save_file({prefix + name: tensor for name, tensor in TENSORS.items()}, tmp_path / SINGLE)
+    assert Checkpoint(tmp_path).find(["b.weight"]) == f"{prefix}b.weight"
 
 
 def test_folder_with_one_file_and_the_file_itself_are_checkpoints(tmp_path):

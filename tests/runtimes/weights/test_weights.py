@@ -405,6 +405,11 @@ def test_invalid_weights_argument_is_refused(given):
         scaled(weights=given)
 
 
+def test_state_dict_as_weights_is_refused_without_printing_it():
+    with one_line(r"weights is a dict: load it into the model before"):
+        scaled(weights=whole())
+
+
 CHANGED = {
     "lacks": (lambda t: [t.pop("scale"), t.pop("inner.bias")], r"lacks parameter 'inner\.bias' and 1 more of the 3"),
     "shape": (lambda t: t.update(scale=torch.ones(5)), r"'scale' has shape \(5,\) in '.*' and \(4,\) in the model"),
@@ -436,7 +441,7 @@ def test_files_without_a_checkpoint_are_refused(tmp_path):
     with one_line("cannot read '.*nothing.safetensors'"):
         scaled(weights=tmp_path / "nothing.safetensors")
     torch.save(whole(), path)
-    with one_line("is not a safetensors file"):
+    with one_line(r"was written by torch.save, .*load it into the model before, .*or convert it once"):
         scaled(weights=path)
     path.write_bytes(b"")
     with one_line("is not a safetensors file"):
