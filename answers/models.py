@@ -209,17 +209,15 @@ def planned_model(
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         model = model.to_empty(device=device) if on_meta else model.to(device)
         example = _map_tensors(example, lambda tensor: tensor.to(device))
-    repeats = name in BUNDLED
-    if not repeats and tensor > 1:
+    if tensor > 1 and name not in BUNDLED:
         model, step = _program_of_rank(name, model, step, tensor)
-        repeats = True
     elif distributed_tensors(model):
         count = next(iter(distributed_tensors(model).values())).device_mesh.size()
         raise RequestError(f"'{name}' returns a model with DTensor parameters over {count} ranks: give --tp {count}")
     dims = find_batch_dims(model, step, example, given=options.get("batch_dims", AUTO), microbatches=microbatches)
     pieces = split_batch(example, microbatches, dims)
     note("capturing the model over fake tensors")
-    captured = capture_step(model, step, pieces[0].batch, device=device or "cpu", repeats=repeats)
+    captured = capture_step(model, step, pieces[0].batch, device=device or "cpu")
     samples = sum(piece.samples for piece in pieces)
     tokens = example["tokens"].numel() if name in BUNDLED and "tokens" in example else None
     return PlannedModel(model, pieces[0].leaves, operators_of(captured), samples, tokens, microbatches)

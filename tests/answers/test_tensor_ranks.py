@@ -42,7 +42,7 @@ EACH = [pytest.param("gpt", marks=pytest.mark.slow), "llama"]
 @cache
 def work_of(name, tensor):
     model, step, batch = make(name, 1, TOKENS, tensor)
-    return model, model_work(operators_of(capture_step(model, step, batch, repeats=True)))
+    return model, model_work(operators_of(capture_step(model, step, batch)))
 
 
 @pytest.mark.parametrize("name", EACH)

@@ -1493,32 +1493,6 @@ def table_in_a_global_dict():
 
 
 @refused
-def table_that_depends_on_the_first_length():
-    class Scaled(nn.Module):
-        pe = None
-
-        def forward(self, x):
-            if self.pe is None or len(self.pe) < x.shape[1]:
-                self.pe = torch.linspace(0, 1, x.shape[1], dtype=x.dtype)[:, None]
-            return x + self.pe[: x.shape[1]]
-
-    return positioned(Scaled)
-
-
-@refused
-def number_of_the_first_length():
-    class Scaled(nn.Module):
-        scale = None
-
-        def forward(self, x):
-            if self.scale is None:
-                self.scale = torch.tensor(x.shape[1] ** -0.5, dtype=x.dtype)
-            return x * self.scale
-
-    return positioned(Scaled)
-
-
-@refused
 def mask_of_the_first_batch():
     class Masked(nn.Module):
         mask = None
@@ -1616,35 +1590,6 @@ def part_of_a_table_that_is_written_from_the_batch():
     return positioned(Written)
 
 
-@refused
-def first_call_for_each_shape_that_does_something_else():
-    class First(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.seen = set()
-
-        def forward(self, x):
-            factor = 2.0 if tuple(x.shape) in self.seen else 1.0
-            self.seen.add(tuple(x.shape))
-            return x * factor
-
-    return positioned(First)
-
-
-@refused
-def first_call_that_does_something_else():
-    class First(nn.Module):
-        ready = False
-
-        def forward(self, x):
-            if not self.ready:
-                self.ready = True
-                return x
-            return 2 * x
-
-    return positioned(First)
-
-
 class AdaptiveLanguageModel(nn.Module):
     def __init__(self, **options):
         super().__init__()
@@ -1703,10 +1648,10 @@ def use_of_codes_that_is_counted():
 FAST = {
     "table_in_an_attribute_that_is_none_at_first", "buffer_that_grows",
     "buffer_that_the_forward_registers", "mask_in_a_dict_by_size", "table_in_a_global_dict",
-    "table_that_depends_on_the_first_length", "number_of_the_first_length", "table_of_a_parameter",
+    "table_of_a_parameter",
     "projection_that_is_drawn_once", "part_of_a_table_that_is_written_from_the_batch",
-    "first_call_that_does_something_else", "mean_of_the_first_batch_in_a_class", "table_in_a_class",
-    "table_around_a_function_that_the_forward_calls", "first_call_for_each_shape_that_does_something_else",
+    "mean_of_the_first_batch_in_a_class", "table_in_a_class",
+    "table_around_a_function_that_the_forward_calls", 
     "contrast_with_a_queue_by_rolling", "gradient_reversal",
     "distillation_with_temperature_and_a_frozen_teacher", "mix_up_by_a_permutation_and_beta", "spectral_norm",
     "policy_gradient_with_log_probs_and_entropy",

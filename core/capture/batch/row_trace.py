@@ -239,7 +239,7 @@ class RowTracer:
             if not self._by_dynamo:  # Dynamo would trace these, too
                 stack.enter_context(without_checkpoints())
                 stack.enter_context(dense_losses())
-                stack.enter_context(attributes_restored(self._model, self._step, self._reached))
+                stack.enter_context(attributes_restored(self._model, self._reached))
                 stack.enter_context(assigned_buffers_written(self._model, set()))
             yield
 

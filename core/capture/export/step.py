@@ -28,13 +28,13 @@ from ..graph.outputs import ResultRows
 from ..graph.written_attributes import WritesConstant, make_buffer, make_constant_a_buffer
 from ..python.assigned_buffers import assigned_buffers_written
 from ..python.dynamo import PlainStep, nothing_omitted, refuse_transforms
-from ..python.earlier_state import EarlierState
+from ..python.foreign_gradients import check_foreign_gradients
 from ..python.gradient_hooks import check_gradient_hooks
 from ..python.opened_files import no_files_written
 from ..python.references import references_followed
 from ..python.refused_calls import calls_refused
 from ..python.requires_grad_writes import EndsOtherwise, begin_as_it_ends
-from ..python.restored_attributes import WritesTensor, attributes_restored
+from ..python.restored_attributes import WritesTensor, attributes_restored, variables_restored
 from ..python.side_effects import outside_restored, tensors_restored
 from ..python.torch_settings import saved_tensor_hooks_refused, with_gradients, without_anomaly_mode
 from ..regions.breaks import Breaks, StepFunction
@@ -45,9 +45,9 @@ from ..values.containers import BatchNesting, flatten_batch
 from ..values.fake_tensors import fake_of, fake_state
 from ..values.sparse_tensors import refuse_sparse_tensors
 from ..values.user_lines import first_line, lines_recorded, raised_by_user, reason_of, user_line
+from ..values.value_watch import DRAWS_OUTSIDE, drawn_outside_of_torch
 from .captured_step import CapturedStep, captured_step
 from .quiet_logging import quiet_torch
-from .repeatability import refuse_unrepeatable
 
 
 class _WholeStep(nn.Module):
@@ -63,8 +63,8 @@ class _WholeStep(nn.Module):
             self._breaks.autocasts.resumed(),
             references_followed(self.model, self._breaks.reached),
             saved_tensor_hooks_refused(),
-            attributes_restored(self.model, self._breaks.step, self._breaks.reached, self._breaks.pending),
-            assigned_buffers_written(self.model, self._breaks.assigned, self._breaks.pending),
+            attributes_restored(self.model, self._breaks.reached, self._breaks.is_constant),
+            assigned_buffers_written(self.model, self._breaks.assigned, self._breaks.is_constant),
         ):
             return self._breaks.run(self.model, self._nesting.restored(batch))
 
@@ -78,7 +78,6 @@ def capture_step(
     device: str | torch.device = "cpu",
     gradients: bool = True,
     rows: ResultRows | None = None,
-    repeats: bool = False,
 ) -> CapturedStep:
     """Capture one training step, or a function that is only run forward.
 
@@ -90,8 +89,6 @@ def capture_step(
         device: on which the step will run; operators are captured for that device.
         gradients: whether a backward follows; if not, the step is captured as under ``torch.no_grad()``.
         rows: of the results, if the function returns any nesting of tensors with a row for each sample, and no loss.
-        repeats: whether the step is known to compute the same each time; otherwise this is tested by running it again
-            on fake tensors.
 
     Raises:
         RequestError: the step cannot be captured as one graph (with the user's line), or it does not return
@@ -102,7 +99,6 @@ def capture_step(
     refuse_sparse_tensors(model, nesting.plain(leaves))
     if gradients:
         check_gradient_hooks(model)
-    earlier = EarlierState(model)
     breaks = Breaks(model, step, batch, loss=rows is None)
     export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
     own = [module.__dict__ for module in model.modules()]
@@ -115,14 +111,20 @@ def capture_step(
         no_files_written(breaks.reached, warns=True),
         calls_refused(),
     ):
-        with outside_restored(breaks.reached, own, breaks.pending):
+        drawn = drawn_outside_of_torch()
+        with (
+            outside_restored(breaks.reached, own, breaks.is_constant) as kept,
+            variables_restored(step, breaks.reached, breaks.is_constant),
+        ):
             captured = _captured(breaks, export)
-        if not repeats:
-            with earlier.restored():
-                texts = bool(captured.outputs.texts) and not breaks.lines
-                refuse_unrepeatable(model, step, batch, torch.device(device), gradients, breaks.pending, texts)
-        elif breaks.pending:
-            raise breaks.pending[0].refusal
+            if name := kept():
+                # The step keeps what it computed, such as a list of losses: another run must not read it.
+                breaks.again(name)
+                captured = _captured(breaks, export)
+        if drawn_outside_of_torch() != drawn:
+            raise RequestError(f"{first_line(step)}: {DRAWS_OUTSIDE}")
+    if gradients:
+        check_foreign_gradients(breaks.reached, captured.graph, captured.outputs.main_result, captured.constants)
     return captured
 
 
@@ -228,7 +230,6 @@ def _exported(
     rows: ResultRows | None,
     strict: bool = False,
 ) -> CapturedStep:
-    breaks.pending.clear()
     breaks.trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     given, nesting = flatten_batch(breaks.batch)
     whole = PlainStep(model, breaks.step, nesting, breaks.autocasts) if strict else _WholeStep(model, breaks, nesting)

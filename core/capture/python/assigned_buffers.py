@@ -9,25 +9,25 @@ from torch import Tensor, nn
 from ...errors import RequestError
 from ..values.fake_tensors import have_equal_shapes
 from ..values.late_numbers import holds_captured
-from .pending_refusals import PendingRefusal
+from .side_effects import IsConstant
 
 
 @contextmanager
 def assigned_buffers_written(
-    model: nn.Module, assigned_names: set[str], pending: list[PendingRefusal] | None = None
+    model: nn.Module, assigned_names: set[str], is_constant: IsConstant = lambda value: True
 ) -> Iterator[None]:
     """A context at whose end the new values of every assigned buffer are written into its old tensor.
 
-    A table that is set up, or that grows, is restored instead: a buffer that was None or did not exist, and a buffer
-    with ``persistent=False`` that gets another shape.
+    A constant table that is set up, or that grows, is restored instead: a buffer that was None or did not exist, and a
+    buffer with ``persistent=False`` that gets another shape.
 
     Args:
         model: the user's module.
         assigned_names: is replaced by the names of the assigned buffers.
-        pending: gets the refusals of buffers that may be such a table; without it they are raised.
+        is_constant: whether a tensor that the step computes is the same in each run.
 
     Raises:
-        RequestError: the new tensor has another shape or dtype.
+        RequestError: the new tensor has another shape or dtype, and is no such table.
     """
     before = [(name, module, dict(module._buffers)) for name, module in model.named_modules()]
     assigned_names.clear()
@@ -43,10 +43,9 @@ def assigned_buffers_written(
                 # Before any is written: it may be another buffer's old value.
                 written.append((buffer, assigned.detach()))
             elif buffer is not None or holds_captured(assigned):
-                refusal = _shape_refusal(path, buffer, assigned)
-                if pending is None or (buffer is not None and key not in module._non_persistent_buffers_set):
-                    raise refusal
-                pending.append(PendingRefusal(refusal))
+                table = buffer is None or key in module._non_persistent_buffers_set
+                if not (table and is_constant(assigned)):
+                    raise _shape_refusal(path, buffer, assigned)
             if key in buffers:
                 module._buffers[key] = buffer
             elif holds_captured(assigned):

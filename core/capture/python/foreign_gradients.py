@@ -1,53 +1,35 @@
 """Refuses trained tensors outside of the model, such as a criterion's parameters: a pipeline gives them no gradient."""
 
 import gc
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Mapping
 
-from torch import Tensor
+from torch import Tensor, fx
 from torch.optim import Optimizer
 
 from ...errors import RequestError
-from ..values.nesting import tensors_of
 from ..values.user_lines import warn_at
 from .reached import Reached
 
 _FIX = "make it a parameter of the model, or the module that has it a submodule of the model"
 
 
-def with_gradients_from(result: Any) -> Iterator[Tensor]:
-    """The leaf tensors to which a backward from a result gives a gradient.
-
-    Args:
-        result: of a step.
-    """
-    waiting = [tensor.grad_fn for tensor in tensors_of(result) if tensor.grad_fn is not None]
-    seen = set(map(id, waiting))
-    kept: list[Any] = list(waiting)  # alive, so that no other node gets its identity
-    while waiting:
-        node = waiting.pop()
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, Tensor):
-            yield variable
-        for following, _ in node.next_functions:
-            if following is not None and id(following) not in seen:
-                seen.add(id(following))
-                kept.append(following)
-                waiting.append(following)
-
-
-def check_foreign_gradients(reached: Reached, given: Iterable[Tensor]) -> None:
+def check_foreign_gradients(reached: Reached, graph: fx.Graph, loss: str, constants: Mapping[str, Tensor]) -> None:
     """Refuse tensors outside of the model that the step would give a gradient and an optimizer has; warn of others.
 
     Args:
         reached: what the step reaches.
-        given: the leaf tensors to which the step's backward would give a gradient.
+        graph: the captured graph.
+        loss: name of its node in the graph.
+        constants: name of a placeholder → the constant, which shares the memory of what the step reads.
 
     Raises:
         RequestError: there is one; the message has its place and the line.
     """
-    mine = set(map(id, given))
-    found = [(place, tensor) for place, tensor in reached.trained if id(tensor) in mine]
+    if not reached.trained or not constants:
+        return
+    differentiated = _differentiated(next(node for node in graph.nodes if node.name == loss))
+    memory = {constants[n.name].untyped_storage().data_ptr() for n in differentiated if n.name in constants}
+    found = [(place, tensor) for place, tensor in reached.trained if tensor.untyped_storage().data_ptr() in memory]
     if not found:
         return
     optimized = _optimized()
@@ -62,3 +44,15 @@ def _optimized() -> set[int]:
     """Identities of the tensors in all optimizers of the process."""
     optimizers = [found for found in gc.get_objects() if issubclass(type(found), Optimizer)]
     return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+
+
+def _differentiated(loss: fx.Node) -> set[fx.Node]:
+    """The nodes to which a loss's gradient flows."""
+    seen, waiting = {loss}, [loss]
+    while waiting:
+        node = waiting.pop()
+        modes = node.meta.get("modes")
+        if getattr(node.target, "_opname", "") not in ("detach", "detach_") and (modes is None or modes.grad):
+            waiting += [source for source in node.all_input_nodes if source not in seen]
+            seen.update(node.all_input_nodes)
+    return seen

@@ -6,7 +6,6 @@ that was open before is truncated to its earlier length.
 
 import builtins
 import io
-import linecache
 import logging
 import os
 import sys
@@ -53,36 +52,6 @@ def opened_otherwise(opens: Callable[[str, str, bool], str | None]) -> Iterator[
 
     with mock.patch.object(builtins, "open", opened), mock.patch.object(io, "open", opened):
         yield
-
-
-_LOOKS = ("stat", "lstat", "access", "listdir", "scandir")
-"""Functions of ``os`` that ask for files; ``os.path.exists`` and ``Path.glob`` call them."""
-
-
-@contextmanager
-def looked_for(looks: Callable[[str], None]) -> Iterator[None]:
-    """A context in which a function is called with each line of the user's that asks whether there is a file, for its
-    size, or for the files of a folder."""
-
-    def asking(original: Callable[..., Any]) -> Callable[..., Any]:
-        def asked(*args: Any, **kwargs: Any) -> Any:
-            frame: Any = sys._getframe(1)
-            while frame is not None and _passes_on(frame.f_code.co_filename) and frame.f_code not in _ANYWAY:
-                frame = frame.f_back
-            if frame is not None and is_users_own(frame.f_code.co_filename):
-                looks(calling_line(frame))
-            return original(*args, **kwargs)
-
-        return asked
-
-    with ExitStack() as stack:
-        for name in _LOOKS:
-            stack.enter_context(mock.patch.object(os, name, asking(getattr(os, name))))
-        yield
-
-
-_ANYWAY = {os.makedirs.__code__, linecache.updatecache.__code__, linecache.checkcache.__code__}
-"""Functions that look for files, and whose callers do not see the answer."""
 
 
 def _passes_on(file: str) -> bool:

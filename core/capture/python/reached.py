@@ -39,7 +39,6 @@ class Reached:
         owners: place of a number → the object that holds it, and its key, index or attribute there.
         names_of: identity of a parameter or buffer of the model → its name.
         trained: (place, tensor) of tensors outside of the model that require a gradient.
-        foreign: objects whose state cannot be compared.
         keyed: dicts and sets with tensors, or their identities, among their keys.
     """
 
@@ -60,7 +59,6 @@ class Reached:
         self._seen: dict[int, Any] = {}
         self.names_of: dict[int, str] = {}
         self.keyed: list[Any] = []
-        self.foreign: list[Any] = []
         self.trained: list[tuple[str, Tensor]] = []
 
     def line_of(self, place: str) -> str:

@@ -4,7 +4,7 @@ An assigned buffer counts as written (see `assigned_buffers`). Other values that
 those of a real step.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from unittest import mock
@@ -14,44 +14,43 @@ from torch import Tensor, nn
 
 from ...errors import RequestError
 from ...wording import module_text
-from ..values.late_numbers import holds_captured, holds_late_numbers
+from ..values.late_numbers import holds_captured
+from ..values.nesting import tensors_of
 from ..values.user_lines import warn_at
-from .holders import INTERNAL, STEP, contents_of, number_of_forward_hooks, refill, step_holders
-from .pending_refusals import PendingRefusal, have_grown
+from .holders import INTERNAL, STEP, Holder, contents_of, number_of_forward_hooks, refill, step_holders
 from .reachable.code_names import read_line, written_line
 from .reachable.compared_values import is_number
 from .reached import Reached
-from .side_effects import FIX
+from .side_effects import FIX, IsConstant, is_table
 
 _MISSING = object()
 
 
+def _always(_value: Any) -> bool:
+    return True
+
+
 @contextmanager
-def attributes_restored(
-    model: nn.Module, step: Any, reached: Reached, pending: list[PendingRefusal] | None = None
-) -> Iterator[None]:
-    """A context at whose end attributes and variables with captured values are restored.
+def attributes_restored(model: nn.Module, reached: Reached, is_constant: IsConstant = _always) -> Iterator[None]:
+    """A context at whose end attributes of modules with captured values are restored.
 
     These are fake tensors, late numbers, and counts, as attributes or in lists, dicts and sets that are attributes. A
     warning is given about values that a module reads before it changes them, because they would be passed on from one
     microbatch to the next, and about those that the user's code assigns and the step does not read. Other values are
-    kept, such as a flag that something is set up for all later calls.
+    kept, such as a flag that something is set up for all later calls. A constant that a module sets up, such as a table
+    of positions, is computed again in each run, and so may be the count of its rows.
 
     Args:
         model: the user's module.
-        step: the user's step; attributes of its object and variables around it are restored as well.
         reached: what the step reaches.
-        pending: gets the refusals of values that the step may only set up, such as a table of positions that is None at
-            first; without it they are raised.
+        is_constant: of tensors that the step computes.
 
     Raises:
         WritesTensor: a module keeps a tensor from one call to the next in an attribute that is not a buffer.
-        RequestError: a module or the step keeps another value that it reads again.
+        RequestError: a module keeps another value that it reads again.
     """
-    modules = [(module_text(name), module) for name, module in model.named_modules()]
-    own = [*((label, module.__dict__) for label, module in modules), *step_holders(step)]
-    before = [(label, holder, dict(holder), contents_of(holder)) for label, holder in own]
-    kept = {id(module): values for (_, module), (_, _, values, _) in zip(modules, before, strict=False)}
+    modules = [(module_text(name), module, module.__dict__) for name, module in model.named_modules()]
+    kept = {id(module): dict(own) for _, module, own in modules}
     read: set[tuple[int, str]] = set()
     used: set[tuple[int, str]] = set()
     hooks = number_of_forward_hooks(model)
@@ -64,24 +63,17 @@ def attributes_restored(
             (read if as_before else used).add((id(now), name))
         return object.__getattribute__(module, name)
 
-    restored = _Restored(reached, read, used, lambda: hooks == number_of_forward_hooks(model), pending)
-    finished = False
-    try:
-        with mock.patch.object(nn.Module, "__getattribute__", get, create=True):
-            yield
-        finished = True
-    finally:
-        for label, holder, values, contents in before:
-            for key, value in list(holder.items()):
-                old = values.get(key, _MISSING)
-                if key in INTERNAL:
-                    continue
-                if value is not old:
-                    restored.assigned(label, holder, key, old, value)
-                elif key in contents and _changed(value, contents[key]):
-                    restored.filled(label, key, value, contents[key])
-        if finished:
-            restored.report()
+    restored = _Restored(reached, is_constant, read, used, lambda: hooks == number_of_forward_hooks(model))
+    attributes = restored.held([(label, own) for label, _, own in modules])
+    with attributes, mock.patch.object(nn.Module, "__getattribute__", get, create=True):
+        yield
+
+
+@contextmanager
+def variables_restored(step: Any, reached: Reached, is_constant: IsConstant) -> Iterator[None]:
+    """The same for the variables around a step and the attributes of its object, around all runs of a capture."""
+    with _Restored(reached, is_constant).held(step_holders(step)):
+        yield
 
 
 @define(eq=False)
@@ -90,30 +82,60 @@ class _Restored:
 
     Args:
         reached: what the step reaches.
+        is_constant: of tensors that the step computes.
         read: (identity of a module's attributes, name) of values that were read before they were changed.
         used: the same of values that were read after they were changed.
         no_hooks: whether no hook was registered.
-        pending: gets the refusals of values that the step may only set up; without it they count as failures.
     """
 
     reached: Reached
-    read: set[tuple[int, str]]
-    used: set[tuple[int, str]]
-    no_hooks: Callable[[], bool]
-    pending: list[PendingRefusal] | None
+    is_constant: IsConstant
+    read: set[tuple[int, str]] = field(factory=set)
+    used: set[tuple[int, str]] = field(factory=set)
+    no_hooks: Callable[[], bool] = lambda: True
     remarks: list[tuple[str, str]] = field(factory=list)
     failures: list[Exception] = field(factory=list)
 
+    @contextmanager
+    def held(self, holders: Sequence[Holder]) -> Iterator[None]:
+        """The context at whose end the values of holders are restored."""
+        before = [(label, holder, dict(holder), contents_of(holder)) for label, holder in holders]
+        finished = False
+        try:
+            yield
+            finished = True
+        finally:
+            for label, holder, values, contents in before:
+                changed = [
+                    (key, value) for key, value in holder.items()
+                    if key not in INTERNAL and value is not values.get(key, _MISSING)
+                ]  # fmt: skip
+                sets_up = any(holds_captured(value) and self.is_constant(value) for _, value in changed)
+                for key, value in changed:
+                    self.assigned(label, holder, key, values.get(key, _MISSING), value, sets_up)
+                for key, value in holder.items():
+                    if value is values.get(key) and key in contents and _changed(value, contents[key]):
+                        self.filled(label, key, value, contents[key])
+            if finished:
+                self.report()
+
     def filled(self, label: str, key: str, value: Any, before: Any) -> None:
         """Restore the contents of a container."""
-        if replaced := _replaced(value, before):
-            refusal = _refusal(label, key, self.reached.line_of(key))
-            self._add_pending(refusal) if have_grown(replaced) else self.failures.append(refusal)
+        if any(not is_table(old, new, self.is_constant) for old, new in _replaced(value, before)):
+            self.failures.append(_refusal(label, key, self.reached.line_of(key)))
+        tables = bool(tensors_of(value)) and self.is_constant(value)
         refill(value, before)
-        self._note(label, key, f"with {len(value)} entries")
+        if not tables:
+            self._note(label, key, f"with {len(value)} entries")
 
-    def assigned(self, label: str, holder: Any, key: str, old: Any, value: Any) -> None:
-        """Restore an assigned attribute or variable."""
+    def assigned(self, label: str, holder: Any, key: str, old: Any, value: Any, sets_up: bool) -> None:
+        """Restore an assigned attribute or variable.
+
+        Args:
+            label, holder, key: its place.
+            old, value: its values before and now.
+            sets_up: whether the step also assigned a constant there, such as a table with this number of rows.
+        """
         own = isinstance(holder, dict)
         early = (id(holder), key) in self.read if own else old is not _MISSING
         counts = is_number(value) and (is_number(old) or early) and value != old
@@ -126,19 +148,14 @@ class _Restored:
         else:
             holder[key] = old
         line = read_line(self.reached.codes, key)
-        if own and early and holds_captured(value):
-            refusal = _refusal(label, key, line or self.reached.line_of(key))
-            if isinstance(old, Tensor) and not have_grown([(old, value)]):
-                self.failures.append(WritesTensor(old))
-            elif holds_late_numbers(value) and is_number(old):
-                self._add_pending(refusal, key, True, self._remark(label, key, repr(old)))
-            elif holds_late_numbers(value):
-                self.failures.append(refusal)
-            else:
-                self._add_pending(refusal)
-        elif counts and early and line is not None:
-            self._add_pending(_refusal(label, key, line), key, remark=self._remark(label, key, repr(old)))
-        elif early or counts or (own and self._is_for_later(holder, key)):
+        set_up = sets_up if counts or flag else is_table(old, value, self.is_constant)
+        if own and early and not set_up and isinstance(old, Tensor):
+            self.failures.append(WritesTensor(old))
+        elif own and early and not set_up and tensors_of(value):
+            self.failures.append(_refusal(label, key, line or self.reached.line_of(key)))
+        elif early and not set_up and not flag and line is not None and (own or counts):
+            self.failures.append(_refusal(label, key, line))
+        elif not set_up and (early or counts or (own and self._is_for_later(holder, key))):
             now = "none" if old is _MISSING else repr(old)[:40].partition("\n")[0]
             self._note(label, key, now)
 
@@ -153,24 +170,9 @@ class _Restored:
         for line, remark in self.remarks:
             warn_at(line, remark)
 
-    def _add_pending(
-        self,
-        refusal: RequestError,
-        number: str | None = None,
-        kept: bool = False,
-        remark: tuple[str, str] | None = None,
-    ) -> None:
-        if self.pending is None:
-            self.failures.append(refusal)
-        else:
-            self.pending.append(PendingRefusal(refusal, number, kept, remark))
-
     def _note(self, label: str, key: str, now: str) -> None:
-        self.remarks.append(self._remark(label, key, now))
-
-    def _remark(self, label: str, key: str, now: str) -> tuple[str, str]:
         line = written_line(self.reached.codes, key) or self.reached.line_of(key)
-        return line, _remark_text(label, key, now)
+        self.remarks.append((line, _remark_text(label, key, now)))
 
 
 class WritesTensor(Exception):

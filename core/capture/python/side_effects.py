@@ -4,8 +4,7 @@ Objects that the step only writes, such as a list of losses, are restored, with 
 such as a counter in a branch, would change from one microbatch to the next in one process, and is refused.
 """
 
-import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from operator import is_
 from typing import Any
@@ -17,7 +16,6 @@ from ...errors import RequestError
 from ..values.late_numbers import holds_captured
 from ..values.nesting import tensors_of
 from ..values.user_lines import warn_at
-from .pending_refusals import PendingRefusal, have_grown
 from .reachable.code_names import read_line, written_line
 from .reachable.compared_values import is_leaf, plain_items
 from .reached import Reached
@@ -36,30 +34,42 @@ class _Written:
         place: its place, as text.
         name: of the attribute or variable, or the key.
         carries: whether it may carry a state from one microbatch to the next.
-        sets_up: whether the first run may only set it up.
-        number: its name, if it is a number.
-        kept: whether the number was computed from a tensor.
     """
 
     place: str
     name: Any
     carries: bool
-    sets_up: bool = False
-    number: Any = None
-    kept: bool = False
+
+
+IsConstant = Callable[[Any], bool]
+"""Whether a value is the same in each run of the step, such as a table of positions."""
+
+
+def is_table(old: Any, new: Any, is_constant: IsConstant) -> bool:
+    """Whether the step only set up a value, such as a table of positions, or let it grow: later runs compute it again.
+
+    Args:
+        old, new: what was there, and what the step put there.
+        is_constant: of what it computes.
+    """
+    state = isinstance(old, Tensor) and (old.is_meta or old.shape == getattr(new, "shape", None))
+    return bool(tensors_of(new)) and is_constant(new) and not state
 
 
 @contextmanager
 def outside_restored(
-    reached: Reached, modules: Iterable[dict[str, Any]], pending: list[PendingRefusal] | None = None
-) -> Iterator[None]:
+    reached: Reached, modules: Iterable[dict[str, Any]], is_constant: IsConstant = lambda value: True
+) -> Iterator[Callable[[], str]]:
     """The context of the capture of a step; at its end, values that it wrote outside of modules are restored.
 
     Args:
         reached: what the step reaches, before it runs.
         modules: the attributes of modules, which are handled elsewhere.
-        pending: gets the refusals of values that the step also reads, if they may be the size of a table that it set
-            up; without it they are raised.
+        is_constant: of tensors that the step computes.
+
+    Yields:
+        A function that returns the name of a value that the step now keeps outside of modules and that is not the same
+        in each run; "" if there is none.
 
     Raises:
         RequestError: the step also reads a value that it wrote.
@@ -70,7 +80,7 @@ def outside_restored(
     keys = [(held, set(held)) for held, _ in (*reached.sizes, *reached.orders) if id(held) not in others]
     written: list[_Written] = []
     try:
-        yield
+        yield lambda: _kept(reached, keys, lambda value: holds_captured(value) and not is_constant(value))
         finished = True
     finally:
         for place, (holder, name, before) in reached.named_entries():
@@ -78,10 +88,8 @@ def outside_restored(
             if now is before or id(holder) in others or _equal(now, before):
                 continue
             holder[name] = before
-            if _carries(before, now):
-                number = _is_plain(before) and isinstance(now, int | float)  # known or late
-                sets_up = number or have_grown([(before, now)])
-                written.append(_Written(place, name, True, sets_up, name if number else None, not _is_plain(now)))
+            if _carries(before, now) and not is_table(before, now, is_constant):
+                written.append(_Written(place, name, True))
         for place, (held, items) in reached.named_sequences():
             now = plain_items(held)
             if len(now) == len(items) and all(map(is_, now, items)):
@@ -90,22 +98,33 @@ def outside_restored(
             held.extend(items)
             changed = [i for i, (old, new) in enumerate(zip(items, now, strict=False)) if _carries(old, new)]
             changed = [i for i in changed if now[i] is not items[i]]
-            single = len(changed) == 1 and _is_plain(items[changed[0]])
-            index, late = (changed[0], not _is_plain(now[changed[0]])) if single else (None, False)
-            written.append(_Written(place, place.rpartition(".")[2], bool(changed), single, index, late))
+            written.append(_Written(place, place.rpartition(".")[2], bool(changed)))
         for place, (holder, name) in reached.owners.items():  # of classes, slots, and functions around
             then: Any = reached.values[place]
             if id(holder) not in others and not isinstance(then[1], str) and reached.number(place) != then[1]:  # no NaN
-                plain = not math.isnan(reached.number(place))
                 reached.assign(place, then[1])
-                written.append(_Written(place, name, True, plain, name))
+                written.append(_Written(place, name, True))
         _restore_variables(reached)
         _drop_captured(keys)
         for cache, misses in caches:
             if cache.cache_info().misses != misses:
                 cache.cache_clear()  # it may hold captured values
     if finished:
-        _report(reached, written, pending)
+        _report(reached, written)
+
+
+def _kept(reached: Reached, keys: Iterable[tuple[dict[Any, Any], set[Any]]], changes: Callable[[Any], bool]) -> str:
+    """The place of the first value outside of modules for which ``changes`` is true; see `outside_restored`."""
+    for place, (holder, name, _) in reached.named_entries():
+        if changes(holder.get(name)):
+            return f"'{place}'"
+    for place, (held, _) in reached.named_sequences():
+        if any(map(changes, plain_items(held))):
+            return f"'{place}'"
+    new = [key for held, known in keys for key, value in held.items() if key not in known and changes(value)]
+    if new:
+        return f"'{new[0]}'"
+    return "a variable" if any(changes(read()) for read, _, _ in reached.variables) else ""
 
 
 def _restore_variables(reached: Reached) -> None:
@@ -141,6 +160,7 @@ def _put_back(reached: Reached, keys: Iterable[tuple[dict[Any, Any], set[Any]]])
     for held, known in keys:
         for key in [key for key, value in held.items() if key not in known and belongs(value)]:
             del held[key]
+    _restore_variables(reached)
     for holder, name, before in reached.entries:
         if holder.get(name) is not before and belongs(holder.get(name)):
             holder[name] = before
@@ -168,15 +188,11 @@ def _equal(now: Any, before: Any) -> bool:
     return is_leaf(now) and is_leaf(before) and not holds_captured((now, before)) and bool(now == before)
 
 
-def _report(reached: Reached, written: Iterable[_Written], pending: list[PendingRefusal] | None) -> None:
-    """Refuse values that the step also reads, unless the step may only set them up; warn about the others."""
+def _report(reached: Reached, written: Iterable[_Written]) -> None:
+    """Refuse values that the step also reads; warn about the others."""
     for one in written:
-        refusal = _refusal(reached, one) if one.carries else None
-        if refusal is None:
-            continue
-        if pending is None or not one.sets_up:
+        if one.carries and (refusal := _refusal(reached, one)) is not None:
             raise refusal
-        pending.append(PendingRefusal(refusal, one.number, one.kept))
     for one in written:
         line = written_line(reached.codes, one.name) if isinstance(one.name, str) else None
         warn_at(line or reached.line_of(one.place), _remark(one.place))
@@ -194,11 +210,6 @@ def _refusal(reached: Reached, one: _Written) -> RequestError | None:
     if line is None:
         return None
     return RequestError(f"{line}: the step reads '{one.place}' here and writes it, too: {FIX}")
-
-
-def _is_plain(value: Any) -> bool:
-    """Whether a value is a number, and not a late number."""
-    return isinstance(value, int | float) and not holds_captured(value)
 
 
 def _remark(place: str) -> str:

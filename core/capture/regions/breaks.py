@@ -12,12 +12,14 @@ import numpy
 import torch
 from attrs import define, field
 from torch import Tensor, fx, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
 from ..graph.randomness import KeyedRandom, random_key
+from ..graph.storages import memory_of
 from ..graph.value_checks import late_checks_dropped
-from ..python.pending_refusals import PendingRefusal
 from ..python.reachable.reach import reach
 from ..python.reached import Reached
 from ..python.requires_grad_writes import RequiresGradWrites
@@ -30,7 +32,7 @@ from ..values.printed import Printed, output_recorded
 from ..values.results import plain_result
 from ..values.stand_ins import stand_in_for
 from ..values.user_lines import first_line, reason_of
-from ..values.value_watch import ValueWatch
+from ..values.value_watch import ValueWatch, are_constants
 from .calls import numbered
 from .module_regions import ModuleRegions
 from .observer import Observer
@@ -60,7 +62,7 @@ class Breaks:
         loss: whether the step returns a loss, possibly in an object.
         autocasts: active around the capture, in which the step runs.
         as_eager: whether ``torch.compiler.is_exporting`` is false for the step's Python.
-        pending: refusals of values that the step assigns and reads, and may only set up.
+        kept: fake modes of earlier runs → the name of a value that they kept; see `ValueWatch`.
     """
 
     model: nn.Module
@@ -72,13 +74,16 @@ class Breaks:
     as_eager: bool = False
     loss: bool = True
     autocasts: Autocasts = field(factory=Autocasts.now)
-    pending: list[PendingRefusal] = field(factory=list)
+    kept: dict[Any, str] = field(factory=dict)
     reached: Reached = field(init=False)
     trained: dict[str, bool] = field(factory=dict)
     _modules: ModuleRegions = field(init=False)
     _tail: TailRegion | None = None
     _names: list[str] = field(factory=list)
     _meta: bool = False
+    _constants: dict[int, Tensor] = field(factory=dict)
+    _watch: ValueWatch | None = None
+    _modes: set[Any] = field(factory=set)
     _causes: dict[str, str] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -106,7 +111,8 @@ class Breaks:
             NeedsValue: a value is needed outside of the present regions.
         """
         tail, regions = self._tail, list(self._modules.lines)
-        watch = ValueWatch(self.sizes)
+        watch = self._watch = ValueWatch(self.sizes, self._constants, self.kept)
+        self._constants.update({memory_of(buffer): buffer for buffer in model.buffers()})
         locator = Locator([there for _, there in tail.places] if tail is not None else ())
         result = None
         with (
@@ -125,6 +131,7 @@ class Breaks:
                 if tail is None:
                     raise NeedsValue(str(error)) from error
                 _leave_modules(error)
+        self._modes |= {leaf.fake_mode for leaf in pytree.tree_leaves(batch) if isinstance(leaf, FakeTensor)}
         if result is not None:  # the step ran to its end
             writes.check_ends()
         if tail is not None:
@@ -133,6 +140,21 @@ class Breaks:
         self._refuse_number(result)
         self.printed = printed
         return with_late_numbers_as_tensors(result), watch.texts
+
+    def is_constant(self, value: Any) -> bool:
+        """Whether a value is the same in each run: no tensor of it depends on the batch, a parameter or a random
+        number."""
+        return are_constants(value, self._constants)
+
+    def again(self, name: str) -> None:
+        """Prepare another run, which may not compute with what the runs so far kept in Python.
+
+        Args:
+            name: of a value that they kept.
+        """
+        self.kept.update(dict.fromkeys(self._modes, name))
+        if self._watch is not None:
+            self._watch.over = True
 
     def _called(self, model: nn.Module, batch: Any) -> Any:
         """Call the step; return its result."""

@@ -13,8 +13,7 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
-from .capture_errors import NeedsValue
-from .kept_numbers import KeptNumber
+from .capture_errors import NeedsValue, Refused
 from .raising_branches import value_without_error
 from .text_marks import number_mark
 
@@ -23,6 +22,7 @@ class TextValues(Protocol):
     """Records values that are written into text; see `ValueWatch`."""
 
     started: bool
+    over: bool
 
     def late(self, value: Tensor) -> int:
         """Add a value; return its number."""
@@ -45,6 +45,9 @@ def _late(function: Callable[..., Any], whole: bool = True) -> Callable[..., Any
 
     def method(self: "LateNumber", *others: Any) -> Any:
         tensor = next((other for other in others if isinstance(other, Tensor)), None)
+        kept = next((v for v in (self, *others) if isinstance(v, LateNumber) and v.watch.over), None)
+        if kept is not None:  # a sum of what earlier runs kept, too, has no effect if it is only kept
+            return kept.known() if tensor is not None else kept
         if tensor is not None:
             own = self.tensor.to(tensor.dtype) if tensor.is_floating_point() or tensor.is_complex() else self.tensor
             return function(own, *others)
@@ -108,6 +111,16 @@ class LateNumber:
     def item(self) -> "LateNumber":
         return self
 
+    def known(self) -> Tensor:
+        """Its tensor.
+
+        Raises:
+            Refused: an earlier run of the step kept it.
+        """
+        if self.watch.over:
+            raise Refused(kept_text("a number", "a number that was read from a tensor"))
+        return self.tensor
+
     __add__, __radd__ = _late(operator.add), _late(lambda a, b: b + a)
     __sub__, __rsub__ = _late(operator.sub), _late(lambda a, b: b - a)
     __mul__, __rmul__ = _late(operator.mul), _late(lambda a, b: b * a)
@@ -123,6 +136,7 @@ class LateNumber:
     __invert__, __lshift__, __rshift__, __reduce_ex__ = (_stops(name) for name in ("~", "<<", ">>", "a copy"))
 
     def __bool__(self) -> bool:
+        self.known()
         if (found := value_without_error(self.watch.started)) is None:
             raise NeedsValue("bool needs the value of a tensor")
         return found
@@ -142,18 +156,19 @@ _OF_NUMBERS = {name for kind in (int, float) for name in dir(kind) if not name.s
 """Attributes of numbers that late numbers do not have."""
 
 
-def holds_captured(value: Any) -> bool:
-    """Whether a nesting contains a fake tensor, or a late or kept number."""
-    return any(
-        isinstance(leaf, FakeTensor) or type(leaf) in (LateNumber, KeptNumber) for leaf in pytree.tree_leaves(value)
+def kept_text(what: str, name: str) -> str:
+    """The refusal of a step that uses a value of an earlier run, without its line."""
+    return (
+        f"the step uses {what} here that an earlier step computed and Python kept ({name}), but the Python of a "
+        "captured step runs only once: keep it in a buffer of the model, which is allocated when the model is built"
     )
 
 
-def holds_late_numbers(value: Any) -> bool:
-    """Whether a nesting contains a late number."""
-    return any(type(leaf) is LateNumber for leaf in pytree.tree_leaves(value))
+def holds_captured(value: Any) -> bool:
+    """Whether a nesting contains a fake tensor or a late number."""
+    return any(isinstance(leaf, FakeTensor) or type(leaf) is LateNumber for leaf in pytree.tree_leaves(value))
 
 
 def with_late_numbers_as_tensors(result: Any) -> Any:
     """A step's result with tensors in place of late numbers."""
-    return pytree.tree_map_only(LateNumber, lambda number: number.tensor, result)
+    return pytree.tree_map_only(LateNumber, lambda number: number.known(), result)

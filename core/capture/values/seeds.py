@@ -59,13 +59,18 @@ class SetSeeds:
         Raises:
             Refused: it is such an operator.
         """
-        name = getattr(func, "__name__", "")
-        if (name in _DRAWS or "dropout" in name) and (self.called or _sets_a_seed(sys._getframe(1))):
+        if draws(func) and (self.called or _sets_a_seed(sys._getframe(1))):
             raise Refused(
                 "the step sets the seed or the state of a random number generator, and then draws: eager PyTorch draws "
                 "the same numbers in each step, a captured step would not; set the seed before training, or give the "
                 "numbers with the batch"
             )
+
+
+def draws(func: Any) -> bool:
+    """Whether a function of torch may draw random numbers, by its name."""
+    name = getattr(func, "__name__", "")
+    return name in _DRAWS or "dropout" in name
 
 
 def _sets_a_seed(frame: FrameType | None) -> bool:

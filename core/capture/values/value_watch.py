@@ -1,9 +1,12 @@
 """Detects Python code that needs a tensor's value while a step is captured, when tensors have none.
 
 A number that is read from a tensor is a `LateNumber`. Any other use of a value, such as a branch, stops capture.
+It also finds which tensors are *constants*, computed from no parameter, batch or random number, such as a table of
+positions: a step may keep these for its next run, because that run computes the same ones.
 """
 
 import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy
@@ -13,10 +16,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from ...tensor_metadata import METADATA_READS
+from ..graph.storages import memory_of
 from .capture_errors import NeedsAutograd, NeedsValue, Refused
-from .late_numbers import LateNumber
+from .late_numbers import LateNumber, kept_text
+from .nesting import tensors_of
 from .raising_branches import value_without_error
-from .seeds import SetSeeds
+from .seeds import SetSeeds, draws
 from .sparse_tensors import is_sparse
 from .text_marks import tensor_mark
 
@@ -43,17 +49,21 @@ class ValueWatch(TorchFunctionMode):
 
     Args:
         sizes: whether sizes that depend on values stop capture, too; capture supports some of them.
+        constants: gets the constants: identity of a memory → a tensor with it, which keeps it alive.
+        kept: fake modes of earlier runs of the step → the name of a value that they kept in Python. To compute with
+            such a value is refused.
 
     Attributes:
+        over: whether this run has ended, and another one looks at what it kept.
         texts: tensors that were written into text, by their number in it.
         started: whether an operator has read a parameter.
         seeds: the seeds that the step sets.
     """
 
-    def __init__(self, sizes: bool) -> None:
+    def __init__(self, sizes: bool, constants: dict[int, Tensor], kept: Mapping[Any, str]) -> None:
         super().__init__()
-        self._sizes = sizes
-        self._drawn = _draws()
+        self._sizes, self._constants, self._kept = sizes, constants, kept
+        self.over = False
         self.seeds = SetSeeds()
         self.texts: list[Tensor] = []
         self.started = False
@@ -61,11 +71,6 @@ class ValueWatch(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         self.started = self.started or any(isinstance(v, nn.Parameter) for v in pytree.tree_leaves((args, kwargs)))
-        if _draws() != self._drawn:
-            raise Refused(
-                "the step draws random numbers from Python or numpy: in a captured step they would be constant; "
-                "draw with torch, or give them with the batch"
-            )
         self.seeds.refuse_draws(func)
         if func == _SETS_DATA:
             if isinstance(args[0], nn.Parameter):
@@ -84,12 +89,30 @@ class ValueWatch(TorchFunctionMode):
             raise NeedsAutograd(f"{func.__name__} differentiates in the middle of the step")
         if getattr(func, "__module__", "") == "torch._functorch.predispatch":
             raise NeedsValue("torch.vmap and torch.func transform Python, which is not captured")
+        given = tensors_of((args, kwargs))
+        if self._kept and func not in METADATA_READS:
+            for tensor in given:
+                if isinstance(tensor, FakeTensor) and tensor.fake_mode in self._kept:
+                    raise Refused(kept_text("a tensor", self._kept[tensor.fake_mode]))
         result = func(*args, **kwargs)
+        self._note_constants(func, args, kwargs, given, result)
         if is_sparse(result):
             raise NeedsValue(f"{getattr(func, '__name__', func)} creates a sparse tensor, which is not captured")
         if self._sizes and any(map(_of_unknown_size, pytree.tree_leaves(result))):
             raise NeedsValue(f"the size of what {getattr(func, '__name__', func)} returns depends on values")
         return result
+
+    def _note_constants(self, func: Any, args: Any, kwargs: Any, given: Sequence[Tensor], result: Any) -> None:
+        name = getattr(func, "__name__", "")
+        sources = given[:1] if name in _AS_ANOTHER else () if name in _NO_VALUES else given
+        constant = not draws(func) and are_constants(sources, self._constants)
+        for tensor in tensors_of(result):
+            if constant:
+                self._constants[memory_of(tensor)] = tensor
+        if not constant:
+            written = given[:1] if name == "__setitem__" or name.endswith("_") else []
+            for tensor in (*written, *tensors_of(kwargs.get("out"))):
+                self._constants.pop(memory_of(tensor), None)
 
     def _read(self, func: Any, args: Any) -> Any:
         tensor = args[0]
@@ -112,12 +135,40 @@ class ValueWatch(TorchFunctionMode):
         return len(self.texts) - 1
 
 
+def are_constants(value: Any, constants: Mapping[int, Tensor]) -> bool:
+    """Whether all tensors of a nesting are constants, and no number was read from a tensor.
+
+    Args:
+        value: the nesting.
+        constants: of a `ValueWatch`.
+    """
+    leaves = pytree.tree_leaves(value)
+    return not any(
+        type(leaf) is LateNumber or (isinstance(leaf, FakeTensor) and memory_of(leaf) not in constants)
+        for leaf in leaves
+    )
+
+
+_AS_ANOTHER = {"to", "type_as", "expand_as", "view_as", "reshape_as"}
+"""Functions that take no values of their second tensor."""
+_NO_VALUES = {
+    "empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full",
+}  # fmt: skip
+"""Functions that take no values of their tensors."""
+
+
 def _is_outside(value: Any) -> bool:
     """Whether a tensor is neither the model's nor the step's: it has a value, which may change between steps."""
     return isinstance(value, Tensor) and not isinstance(value, FakeTensor)
 
 
-def _draws() -> int:
+DRAWS_OUTSIDE = (
+    "the step draws random numbers from Python or numpy: in a captured step they would be constant; draw with torch, "
+    "or give them with the batch"
+)
+
+
+def drawn_outside_of_torch() -> int:
     """A number that changes when Python or numpy draws a random number."""
     numpy_state: Any = numpy.random.get_state()
     return hash((random.getstate(), numpy_state[1].tobytes(), numpy_state[2:]))

@@ -13,7 +13,7 @@ from torch import nn
 def operators(model: nn.Module, step: Callable[..., Any], batch: Any, **options: Any) -> Operators:
     """The operators of a step."""
     with torch.enable_grad():
-        return operators_of(capture_step(model, step, batch, repeats=True, **options))
+        return operators_of(capture_step(model, step, batch, **options))
 
 
 def cut(found: Operators, *starts: int) -> list[list[str]]:

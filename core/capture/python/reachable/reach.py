@@ -19,7 +19,6 @@ import numpy
 from torch import Tensor, nn
 
 from ...values.code_origin import Origin, is_own, is_users_own, origin_of
-from ..foreign_state import has_foreign_state
 from ..gradient_hooks import number_of_gradient_hooks
 from ..reached import Reached
 from .code_names import globals_in, names_in, strings_in
@@ -144,8 +143,6 @@ class _Walk(Walk):
         self.values[place] = (name, id(value)) if internal else ("an object", name)
         if internal:
             self._length(place, value)
-            if has_foreign_state(value):
-                self.foreign.append(value)
         self._held(place, value, depth)
         self._instance(place, value, depth)
 

@@ -12,7 +12,7 @@ from torch import nn
 def run_of(step, model=None, batch=None):
     model = model or nn.Linear(3, 3)
     with torch.enable_grad():
-        captured = capture_step(model, step, torch.ones(2, 3) if batch is None else batch, repeats=True)
+        captured = capture_step(model, step, torch.ones(2, 3) if batch is None else batch)
         run = FakeRun(captured)
         with captured.fake_mode:
             run.run(*fake_inputs(captured))
