@@ -60,3 +60,23 @@ def first_of(kind: type[_T], given: Any) -> _T | None:
     if isinstance(given, str | bytes | Tensor) or not isinstance(given, Iterable):
         return None
     return next((found for each in given if (found := first_of(kind, each)) is not None), None)
+
+
+def storage_of(tensor: Tensor) -> int | None:
+    """Identity of a tensor's storage; None if it has none: sparse tensors, and those of `torch.vmap`."""
+    try:
+        found: int = tensor.untyped_storage()._cdata
+    except NotImplementedError:
+        return None
+    return found
+
+
+def memory_of(tensor: Tensor) -> int:
+    """The identity of a tensor's memory; the tensor's own if it has no storage, as a sparse tensor."""
+    storage = storage_of(tensor)
+    return id(tensor) if storage is None else storage
+
+
+def state_of(tensor: Tensor) -> tuple[int, int | None]:
+    """A tensor's version and storage: they change when it is written in place or its data are replaced."""
+    return tensor._version, storage_of(tensor)

@@ -13,8 +13,8 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
-from ...core.capture.graph.storages import storage_of
 from ...core.capture.programs.saved_storages import SavedStorage
+from ...core.tensor_metadata import storage_of
 
 
 @frozen

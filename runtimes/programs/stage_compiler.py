@@ -15,7 +15,6 @@ from attrs import define, field, frozen
 from torch import Tensor, fx
 
 from ...core.capture.graph.generated_sources import sources_removed
-from ...core.capture.graph.storages import storage_of
 from ...core.capture.programs.accumulated_products import accumulate_product
 from ...core.capture.programs.fusing import Call, Fusion
 from ...core.capture.programs.fusions import Fusions
@@ -23,6 +22,7 @@ from ...core.capture.programs.generated_code import Program, section_in_parts
 from ...core.capture.programs.programs import stage_programs
 from ...core.capture.programs.stage import StageGraph
 from ...core.capture.programs.stage_programs import StagePrograms
+from ...core.tensor_metadata import storage_of
 from ..watch.activity import HERE
 from .compiler_choice import Boxed, CompilerChoice
 

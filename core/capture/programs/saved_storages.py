@@ -11,7 +11,8 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor, fx
 
-from ..graph.storages import storage_of, storage_sizes
+from ...tensor_metadata import storage_of
+from ..graph.storages import storage_sizes
 from ..regions.regions import runs_region
 from .joint_graph import CAPTURED
 from .stage import StageInputs

@@ -17,8 +17,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
+from ...tensor_metadata import memory_of
 from ..graph.randomness import KeyedRandom, random_key
-from ..graph.storages import memory_of
 from ..graph.value_checks import late_checks_dropped
 from ..python.reachable.reach import reach
 from ..python.reached import Reached

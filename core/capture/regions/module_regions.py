@@ -11,8 +11,8 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
+from ...tensor_metadata import state_of
 from ..graph.randomness import KeyedRandom, random_key
-from ..graph.storages import state_of
 from ..python.holders import INTERNAL
 from ..python.late_writes import Version, may_be_written, refuse_late_writes
 from ..python.reached import Reached

@@ -7,9 +7,8 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...tensor_metadata import name_of
+from ...tensor_metadata import memory_of, name_of, state_of
 from ..graph.alignment import aligned
-from ..graph.storages import memory_of, state_of
 from ..values.nesting import tensors_of
 from ..values.value_watch import reads_values
 from .calls import Calls, Place, Slot

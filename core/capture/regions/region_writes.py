@@ -10,8 +10,8 @@ from typing import Any
 
 from torch import Tensor, fx
 
+from ...tensor_metadata import storage_of
 from ..graph.nodes import written_arguments
-from ..graph.storages import storage_of
 from ..values.user_lines import line_of
 from .regions import Spot, region_of
 

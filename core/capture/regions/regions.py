@@ -16,10 +16,10 @@ from attrs import define, field, frozen
 from torch import Tensor, fx
 
 from ...errors import RequestError
+from ...tensor_metadata import storage_of
 from ..graph.numbered_objects import NumberedObjects
 from ..graph.randomness import KeyedRandom, random_key
 from ..graph.sparse_gradients import RULE
-from ..graph.storages import storage_of
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 """Takes a region's inputs, in order, and returns its results."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from ...errors import RequestError
-from ..graph.storages import memory_of
+from ...tensor_metadata import memory_of
 from ..python.late_writes import Version, may_be_written, refuse_late_writes
 from ..values.nesting import Nesting, extract_tensors, numbers_as_tensors, tensors_of
 from .calls import Place, numbered

@@ -16,8 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ...tensor_metadata import METADATA_READS
-from ..graph.storages import memory_of
+from ...tensor_metadata import METADATA_READS, memory_of
 from .capture_errors import NeedsAutograd, NeedsValue, Refused
 from .late_numbers import LateNumber, kept_text
 from .nesting import tensors_of

@@ -3,7 +3,8 @@
 import gc
 
 import torch
-from panpipe.core.capture.graph.storages import StorageMeter, WatchEverything, state_of, storage_of, storage_sizes
+from panpipe.core.capture.graph.storages import StorageMeter, WatchEverything, storage_sizes
+from panpipe.core.tensor_metadata import state_of, storage_of
 
 
 def test_views_count_once_with_the_bytes_of_their_base():
