@@ -50,7 +50,6 @@ class JoinedRows:
         self._outputs, self._here, self._everywhere = outputs[0], team.local, everywhere
         self._devices = team.size
         ends = [0, *accumulate(piece.samples for piece in pieces)]
-        self._texts = {name for each in outputs for name in each.texts}
         self._places: dict[tuple[str, int], list[tuple[Tensor, int]]] = {}
         self._sources: dict[int, list[Tensor]] = {device: [] for device in range(self._devices)}
         self._whole: list[Tensor | None] = []
@@ -76,10 +75,10 @@ class JoinedRows:
                 self._sources[device].append(rows)
 
     def store(self, name: str, microbatch: int, value: Tensor) -> bool:
-        """Copy a result to its rows. Returns whether nothing else needs it: printed text may."""
+        """Copy a result to its rows. Returns true: nothing else needs it."""
         for rows, dim in self._places.get((name, microbatch), ()):
             rows.copy_(value.movedim(dim, 0))
-        return name not in self._texts
+        return True
 
     def sent_by(self, device: int) -> list[Tensor]:
         """The rows that a device computes and sends to all others; empty if no other process gets them."""

@@ -39,8 +39,7 @@ class Prepared:
         lowered: the plan for its microbatches and messages, and its lowered actions.
         compiled: the programs of each microbatch.
         runs: device → for each microbatch its stages by index.
-        parts: for each microbatch loss, weight, metrics, and numbers in printed text, padded with zeros to the longest;
-            None for a weight that is the microbatch's share.
+        parts: for each microbatch loss, weight and metrics; None for a weight that is the microbatch's share.
         bound: device → its instructions; each device adds its own.
     """
 
@@ -88,11 +87,6 @@ class Prepared:
         """Names of the metrics."""
         outputs = self.compiled[0].operators.step.outputs
         return list(outputs.metrics) if isinstance(outputs, StepOutputs) else []
-
-    @cached_property
-    def columns(self) -> int:
-        """Number of parts before those of printed text: loss, weight, metrics; 0 for a function that returns rows."""
-        return 2 + len(self.metrics) if isinstance(self.compiled[0].operators.step.outputs, StepOutputs) else 0
 
     def keys(self, seed: int, index: int, first: int) -> list[torch.Tensor]:
         """The random key of each microbatch; the same one for all if nothing is drawn.
@@ -193,9 +187,7 @@ class PreparedSteps:
             for device in self._devices
         }
         parts = {id(each): parts_of(each, place) for each in compiled}
-        longest = max(map(len, parts.values()))
-        rows = [parts[id(each)] + [0.0] * (longest - len(parts[id(each)])) for each in compiled]
-        return Prepared(lowered, compiled, runs, rows)
+        return Prepared(lowered, compiled, runs, [parts[id(each)] for each in compiled])
 
     def _drop_evicted_shapes(self) -> None:
         gone = [shape for shape in self._runs if shape not in self._shapes]

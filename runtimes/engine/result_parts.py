@@ -1,4 +1,4 @@
-"""The numbers in a step's result: loss, weight, metrics, numbers in printed text, and the device that computes each."""
+"""The numbers in a step's result: loss, weight, metrics, and the device that computes each."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -30,9 +30,9 @@ LOSS, WEIGHT = 0, 1
 
 
 def parts_of(compiled: Compiled, placement: Sequence[int]) -> list[Part | None]:
-    """The parts of a microbatch's result: loss, weight, metrics, numbers in printed text.
+    """The parts of a microbatch's result: loss, weight, metrics; none for a function that returns rows.
 
-    The weight is None if the step returns none. A function that returns rows has only the numbers in printed text.
+    The weight is None if the step returns none.
 
     Args:
         compiled: the programs of all stages.
@@ -46,6 +46,5 @@ def parts_of(compiled: Compiled, placement: Sequence[int]) -> list[Part | None]:
         return float(value) if isinstance(value, int | float) else None
 
     if not isinstance(outputs, StepOutputs):
-        return [part(value) or 0.0 for value in outputs.texts]
-    others = [*outputs.metrics.values(), *outputs.texts]
-    return [part(outputs.loss), part(outputs.weight), *(part(value) or 0.0 for value in others)]
+        return []
+    return [part(outputs.loss), part(outputs.weight), *(part(value) or 0.0 for value in outputs.metrics.values())]

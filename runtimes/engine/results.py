@@ -1,6 +1,6 @@
 """The results of one batch, sent from the devices that compute them to all others.
 
-    numbers  loss, weight, metrics, numbers in printed text: one all-reduce of a table, then means over all replicas
+    numbers  loss, weight, metrics: one all-reduce of a table, then means over all replicas
     rows     of a function that returns tensors with a row for each sample: joined over microbatches (`joined_rows`)
 
 After a device's last compute action `BatchResults.start_exchange` sends its results, and `collect` makes what is issued
@@ -47,7 +47,7 @@ def weight_of(piece: Microbatch, replicas: int) -> float:
 
 
 class BatchResults:
-    """Loss, metrics, joined rows and printed text of one batch.
+    """Loss, metrics and joined rows of one batch.
 
     Args:
         prepared: the step.
@@ -152,10 +152,10 @@ class BatchResults:
         if first:
             read = start_read(self._tables[device]) if self._computed else None
             self._own = self._rows = LazyValue(partial(_rows_of, self._parts, self._computed, read))
-        replicas, columns = self._team.replicas_of(device), self._prepared.columns
-        if replicas is None or not columns:
+        replicas = self._team.replicas_of(device)
+        if replicas is None or self.joined is not None:
             return
-        rows = self._device_rows(device)[:, :columns]
+        rows = self._device_rows(device)
         table = self._summed[device] = sum_rows(rows, replicas, self._most, self._agreement.differ())
         if first:
             read = start_read(table)
@@ -182,18 +182,8 @@ class BatchResults:
 
     @property
     def own(self) -> Rows:
-        """For each microbatch of this replica loss, weight, metrics, and numbers in printed text; waits for them."""
+        """For each microbatch of this replica loss, weight and metrics; waits for them."""
         return self._own()
-
-    def print_text(self) -> None:
-        """Print and log what the step prints and logs, for each microbatch, in the process of the first device."""
-        tensor = self._team.tensor
-        if 0 not in self._team.local or (tensor is not None and self._team.replica % tensor.size):
-            return
-        printed = [compiled.operators.step.outputs.printed for compiled in self._prepared.compiled]
-        if any(text.lines for text in printed):
-            for text, row in zip(printed, self._own(), strict=True):
-                text.emit(row[self._prepared.columns :])
 
     def loss_is_finite(self, device: int) -> bool:
         """Whether the loss over all replicas is finite. The host waits for the device, and for the other devices."""

@@ -139,7 +139,6 @@ class Evaluator:
         done = batch.run(self._inputs(batch), StepOptions(Ending.KEEP, trace, trace), unchanged)
         batch.agreement.refuse(unchanged)
         self.count += 1
-        batch.results.print_text()
         return done
 
     def _variants(self, forwards: ForwardFunction) -> Variants:

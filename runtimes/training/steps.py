@@ -151,8 +151,6 @@ class StepRunner:
         finite = before.finite and (not self._needs_finite_loss or bool(torch.isfinite(done.loss)))
         self._stopped = not finite
         self._keep(ending, Accumulated(before.samples, before.divisor + here, before.scale, finite))
-        if not ending.rehearses:
-            batch.results.print_text()
         return done
 
     @property

@@ -82,7 +82,7 @@ def captured_step(
         names: name of a parameter or buffer in it → its canonical qualified name.
         leaves: number of leaves of the batch.
         model_name: for messages.
-        breaks: the step's regions, and what it prints.
+        breaks: the step's regions.
         gradients: whether a backward follows.
         rows: of its results, if it returns tensors with a row for each sample and no loss.
 
@@ -99,10 +99,10 @@ def captured_step(
     modules = {n.target: getattr(program.graph_module, n.target) for n in graph.nodes if n.op == "get_attr"}
     outputs: Outputs
     if rows is None:
-        results = step_outputs(program, breaks.printed, first_line(breaks.step))
+        results = step_outputs(program, first_line(breaks.step))
         outputs = keep_weight_with_loss(graph, results, {*inputs.batch, *inputs.constants})
     else:
-        outputs = row_outputs(program, breaks.printed, rows)
+        outputs = row_outputs(program, rows)
     regions, causes = ({name or TAIL: text for name, text in d.items()} for d in (breaks.lines, breaks.causes))
     writes = {inputs.batch[name]: line for name, line in batch_writes.items()}
     step = CapturedStep(

@@ -43,6 +43,7 @@ from ..regions.module_regions import CapturedOtherwise
 from ..values.capture_errors import Refused, depends_on_value, error_of_type
 from ..values.containers import BatchNesting, flatten_batch
 from ..values.fake_tensors import fake_of, fake_state
+from ..values.printed import show_held
 from ..values.sparse_tensors import refuse_sparse_tensors
 from ..values.user_lines import first_line, lines_recorded, raised_by_user, reason_of, user_line
 from ..values.value_watch import DRAWS_OUTSIDE, drawn_outside_of_torch
@@ -122,7 +123,10 @@ def capture_step(
                 breaks.again(name)
                 captured = _captured(breaks, export)
         if drawn_outside_of_torch() != drawn:
+            breaks.drawn = drawn_outside_of_torch()
+            _captured(breaks, export)  # refused at the line
             raise RequestError(f"{first_line(step)}: {DRAWS_OUTSIDE}")
+    show_held(breaks.printed)
     if gradients:
         check_foreign_gradients(breaks.reached, captured.graph, captured.outputs.main_result, captured.constants)
     return captured

@@ -1,6 +1,6 @@
 """The results of a captured function, and their nodes in its graph.
 
-A training step returns loss, weight and metrics, and prints. A function that is only run forward returns any nesting of
+A training step returns loss, weight and metrics. A function that is only run forward returns any nesting of
 tensors with a row for each sample.
 """
 
@@ -14,7 +14,6 @@ from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
-from ..values.printed import Printed
 from ..values.user_lines import message_start
 from .nodes import WITH_PREVIOUS
 
@@ -27,20 +26,16 @@ class StepOutputs:
         loss: name of the node that computes the loss.
         weight: name of the node of its weight, a number, or None if the step returns none.
         metrics: name of the node of every metric, or a plain value.
-        texts: names of the nodes whose values the step writes into text, by number.
-        printed: what it prints and logs for each microbatch.
     """
 
     loss: str
     weight: str | float | None
     metrics: Mapping[str, Any]
-    texts: tuple[str, ...]
-    printed: Printed
 
     @property
     def nodes(self) -> list[str]:
-        """Names of all nodes whose values leave the step: loss, weight, metrics, texts."""
-        values = [self.loss, self.weight, *self.metrics.values(), *self.texts]
+        """Names of all nodes whose values leave the step: loss, weight, metrics."""
+        values = [self.loss, self.weight, *self.metrics.values()]
         return [value for value in values if isinstance(value, str)]
 
     @property
@@ -58,21 +53,17 @@ class RowOutputs:
         dims: of each the dimension that has a row for each sample.
         nesting: of these.
         main_result: name of the node of the last one; results that every stage could compute are computed in its stage.
-        texts: names of the nodes whose values the function writes into text, by number.
-        printed: what it prints and logs for each microbatch.
     """
 
     values: tuple[str | None, ...]
     dims: tuple[int, ...]
     nesting: pytree.TreeSpec
     main_result: str
-    texts: tuple[str, ...]
-    printed: Printed
 
     @property
     def nodes(self) -> list[str]:
         """Names of all nodes whose values leave the function."""
-        return [value for value in (*self.values, *self.texts) if isinstance(value, str)]
+        return [value for value in self.values if isinstance(value, str)]
 
 
 Outputs = StepOutputs | RowOutputs
@@ -87,18 +78,17 @@ def parts_in_words(outputs: Outputs) -> str:
     return f"a loss{weight}" + "".join(f", '{name}'" for name in outputs.metrics)
 
 
-def step_outputs(program: Any, printed: Printed, line: str = "") -> StepOutputs:
+def step_outputs(program: Any, line: str = "") -> StepOutputs:
     """Find the parts of a step's result in its exported graph.
 
     Args:
-        program: the exported program; it returns the step's result, and tensors that the step wrote into text.
-        printed: what the step prints and logs.
+        program: the exported program.
         line: where the step begins, for messages.
 
     Raises:
         RequestError: the result has no scalar loss.
     """
-    result, texts = _returned(program)
+    result = _returned(program)
     parts = list(result) if isinstance(result, tuple | list) else [result]
     metrics = parts.pop() if len(parts) > 1 and isinstance(parts[-1], dict) else {}
     rule = "return a scalar loss, or (loss, weight), either followed by a dict of metrics, or an object with a loss"
@@ -110,7 +100,7 @@ def step_outputs(program: Any, printed: Printed, line: str = "") -> StepOutputs:
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.dtype.is_floating_point:
         shape = f"a {value.dtype} tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else repr(value)
         raise RequestError(f"{who} returns {shape}, which is not a scalar loss: {rule}; reduce it with .mean()")
-    return StepOutputs(parts[0], parts[1] if len(parts) == 2 else None, dict(metrics), tuple(texts), printed)
+    return StepOutputs(parts[0], parts[1] if len(parts) == 2 else None, dict(metrics))
 
 
 @frozen
@@ -132,18 +122,17 @@ class ResultRows:
         return dims[0] if right else None
 
 
-def row_outputs(program: Any, printed: Printed, rows: ResultRows) -> RowOutputs:
+def row_outputs(program: Any, rows: ResultRows) -> RowOutputs:
     """Find the results of a function that is only run forward.
 
     Args:
         program: the exported program; its graph is changed in place.
-        printed: what the function prints and logs.
         rows: what its results have.
 
     Raises:
         RequestError: it returns something that does not have a row for each sample, or no tensor at all.
     """
-    result, texts = _returned(program)
+    result = _returned(program)
     leaves, nesting = pytree.tree_flatten(result)
     nodes = {node.name: node for node in program.graph.nodes}
     end = program.graph.output_node()
@@ -173,15 +162,14 @@ def row_outputs(program: Any, printed: Printed, rows: ResultRows) -> RowOutputs:
     if not named:
         raise RequestError("the function returns no tensor: return the results to join, such as model(batch['x'])")
     main_result = next(node.name for node in reversed(program.graph.nodes) if node.name in named)
-    return RowOutputs(tuple(values), tuple(dims), nesting, main_result, tuple(texts), printed)
+    return RowOutputs(tuple(values), tuple(dims), nesting, main_result)
 
 
-def _returned(program: Any) -> tuple[Any, Any]:
-    """What an exported function returned: its result, and tensors that it wrote into text, as names of nodes."""
+def _returned(program: Any) -> Any:
+    """What an exported function returned, with names of nodes."""
     given = zip(program.graph_signature.output_specs, program.graph.output_node().args[0], strict=False)
     flat = [getattr(value, "name", value) for spec, value in given if spec.kind is OutputKind.USER_OUTPUT]
-    result, texts = pytree.tree_unflatten(flat, program.call_spec.out_spec)
-    return result, texts
+    return pytree.tree_unflatten(flat, program.call_spec.out_spec)
 
 
 def _described(leaf: Any, value: Any) -> str:

@@ -4,7 +4,6 @@ The step prints, warns and logs nothing, and writes no file. Afterwards modules,
 of the random number generators are as before.
 """
 
-import builtins
 import contextlib
 import io
 import logging
@@ -20,7 +19,7 @@ import numpy
 import torch
 from torch import nn
 
-from ..values.printed import printing_to_own
+from ..values.printed import printed_to_streams
 from .opened_files import no_files_written
 from .reached import Reached
 from .restored_modules import modules_restored
@@ -36,7 +35,7 @@ def isolated(model: nn.Module, reached: Reached) -> Iterator[None]:
         reached: what the step reaches.
     """
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_silent(reached))
+        stack.enter_context(_silent())
         stack.enter_context(_random_numbers_kept())
         stack.enter_context(no_files_written(reached, warns=False))
         stack.enter_context(modules_restored(model))
@@ -46,13 +45,13 @@ def isolated(model: nn.Module, reached: Reached) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _silent(reached: Reached) -> Iterator[None]:
+def _silent() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(contextlib.redirect_stdout(_OtherThreads(sys.stdout)))
         stack.enter_context(contextlib.redirect_stderr(_OtherThreads(sys.stderr)))
-        stack.enter_context(mock.patch.object(builtins, "print", printing_to_own(reached.holds, _nothing)))
+        stack.enter_context(printed_to_streams(_nothing))
         stack.enter_context(mock.patch.object(logging.Logger, "handle", _nothing))
         for name in ("warning_once", "info_once"):  # of transformers; a message logged now would not be logged later
             if hasattr(logging.Logger, name):

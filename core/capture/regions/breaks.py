@@ -28,7 +28,7 @@ from ..python.side_effects import tensors_restored
 from ..python.torch_settings import Autocasts
 from ..values.capture_errors import LateSize, NeedsAutograd, NeedsValue, depends_on_value, error_of_type
 from ..values.late_numbers import LateNumber, with_late_numbers_as_tensors
-from ..values.printed import Printed, output_recorded
+from ..values.printed import Held, output_held
 from ..values.results import plain_result
 from ..values.stand_ins import stand_in_for
 from ..values.user_lines import first_line, reason_of
@@ -55,13 +55,14 @@ class Breaks:
 
     Attributes:
         sizes: whether sizes that depend on values count as values.
-        printed: what one run of the step prints and logs.
+        printed: what the last run of the step prints and logs.
         assigned: names of the buffers that it assigns.
         reached: what the step reaches, before it runs.
         trained: name of a parameter → whether it requires a gradient when the step begins.
         loss: whether the step returns a loss, possibly in an object.
         autocasts: active around the capture, in which the step runs.
         as_eager: whether ``torch.compiler.is_exporting`` is false for the step's Python.
+        drawn: given to `ValueWatch`.
         kept: fake modes of earlier runs → the name of a value that they kept; see `ValueWatch`.
     """
 
@@ -69,11 +70,12 @@ class Breaks:
     step: StepFunction
     batch: Any
     sizes: bool = False
-    printed: Printed = field(factory=Printed)
+    printed: Held = field(factory=dict)
     assigned: set[str] = field(factory=set)
     as_eager: bool = False
     loss: bool = True
     autocasts: Autocasts = field(factory=Autocasts.now)
+    drawn: int | None = None
     kept: dict[Any, str] = field(factory=dict)
     reached: Reached = field(init=False)
     trained: dict[str, bool] = field(factory=dict)
@@ -101,27 +103,28 @@ class Breaks:
         """The regions, as in ``lines`` → the reason why the line cannot be captured."""
         return {name: self._causes[line] for name, line in self.lines.items() if line in self._causes}
 
-    def run(self, model: nn.Module, batch: Any) -> tuple[Any, list[Tensor]]:
+    def run(self, model: nn.Module, batch: Any) -> Any:
         """Run the step with captured tensors.
 
         Returns:
-            Its result with tensors for late numbers; and the tensors that it wrote into text.
+            Its result with tensors for late numbers.
 
         Raises:
             NeedsValue: a value is needed outside of the present regions.
         """
         tail, regions = self._tail, list(self._modules.lines)
-        watch = self._watch = ValueWatch(self.sizes, self._constants, self.kept)
+        watch = self._watch = ValueWatch(self.sizes, self._constants, self.kept, self.drawn)
         self._constants.update({memory_of(buffer): buffer for buffer in model.buffers()})
         locator = Locator([there for _, there in tail.places] if tail is not None else ())
         result = None
         with (
-            output_recorded(self.reached.holds) as printed, late_checks_dropped(),
-            RequiresGradWrites(model, self.trained) as writes, watch, watch.seeds.observed(),
+            output_held() as printed, late_checks_dropped(),
+            RequiresGradWrites(model, self.trained) as writes, watch,
             self._modules.called(model, self._meta), numbered(model, regions, locator),
         ):  # fmt: skip
             try:
                 result = self._called(model, batch)
+                watch.refuse_read_texts(result)
             except Exception as error:
                 if not depends_on_value(error):
                     raise
@@ -135,11 +138,11 @@ class Breaks:
         if result is not None:  # the step ran to its end
             writes.check_ends()
         if tail is not None:
-            self.printed = Printed()  # the tail prints when it runs
-            return tail.call(self.model, self._called, regions, model, batch, locator), []
+            self.printed = {}  # the tail prints when it runs
+            return tail.call(self.model, self._called, regions, model, batch, locator)
         self._refuse_number(result)
         self.printed = printed
-        return with_late_numbers_as_tensors(result), watch.texts
+        return with_late_numbers_as_tensors(result)
 
     def is_constant(self, value: Any) -> bool:
         """Whether a value is the same in each run: no tensor of it depends on the batch, a parameter or a random
@@ -278,7 +281,7 @@ class Breaks:
         try:
             with (
                 modules_restored(self.model), tensors_restored(self.reached),
-                _reparametrize_module(self.model, stand_ins), output_recorded(self.reached.holds), random,
+                _reparametrize_module(self.model, stand_ins), output_held(), random,
                 self._modules.watched(random), numbered(self.model, regions, observer), self.autocasts.resumed(),
             ):  # fmt: skip
                 result = self._called(self.model, self.batch)

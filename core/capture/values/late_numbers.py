@@ -1,9 +1,10 @@
 """Late numbers: Python numbers whose values are known at the end of a captured step.
 
-A number that a step only prints, logs or returns is not needed before. Other uses of its value, such as in a branch,
+A number that a step only returns, keeps or shows is not needed before. Other uses of its value, such as in a branch,
 stop capture.
 """
 
+import math
 import operator
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -15,17 +16,14 @@ from torch.utils import _pytree as pytree
 
 from .capture_errors import NeedsValue, Refused
 from .raising_branches import value_without_error
-from .text_marks import number_mark
 
 
-class TextValues(Protocol):
-    """Records values that are written into text; see `ValueWatch`."""
+class Run(Protocol):
+    """A run of a step in which numbers are read; see `ValueWatch`."""
 
     started: bool
     over: bool
-
-    def late(self, value: Tensor) -> int:
-        """Add a value; return its number."""
+    shown: bool
 
 
 def _late(function: Callable[..., Any], whole: bool = True) -> Callable[..., Any]:
@@ -84,10 +82,10 @@ class LateNumber:
 
     Args:
         tensor: without dimensions; its value will be the number.
-        watch: records the values that are written into text.
+        watch: the run in which it was read.
     """
 
-    def __init__(self, tensor: Tensor, watch: TextValues) -> None:
+    def __init__(self, tensor: Tensor, watch: Run) -> None:
         self.tensor = tensor
         self.watch = watch
 
@@ -97,7 +95,11 @@ class LateNumber:
         return float if self.tensor.is_floating_point() else bool if self.tensor.dtype == torch.bool else int
 
     def __format__(self, spec: str) -> str:
-        return number_mark(self.watch.late(self.tensor), self.tensor.dtype, spec)
+        self.watch.shown = True
+        try:
+            return format(math.nan, spec)
+        except ValueError:  # of an integer, as "d"
+            return "nan"
 
     def __repr__(self) -> str:
         return format(self, "")

@@ -5,6 +5,7 @@ It also finds which tensors are *constants*, computed from no parameter, batch o
 positions: a step may keep these for its next run, because that run computes the same ones.
 """
 
+import math
 import random
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,9 +22,8 @@ from .capture_errors import NeedsAutograd, NeedsValue, Refused
 from .late_numbers import LateNumber, kept_text
 from .nesting import tensors_of
 from .raising_branches import value_without_error
-from .seeds import SetSeeds, draws
+from .seeds import draws, refuse_draws_after_a_seed
 from .sparse_tensors import is_sparse
-from .text_marks import tensor_mark
 
 _READS = {
     Tensor.item, Tensor.tolist, Tensor.numpy, Tensor.__bool__, Tensor.__int__, Tensor.__float__, Tensor.__index__,
@@ -51,48 +51,31 @@ class ValueWatch(TorchFunctionMode):
         constants: gets the constants: identity of a memory → a tensor with it, which keeps it alive.
         kept: fake modes of earlier runs of the step → the name of a value that they kept in Python. To compute with
             such a value is refused.
+        drawn: `drawn_outside_of_torch` before the run, to find the line that changes it; None otherwise.
 
     Attributes:
+        shown: whether a number that is not known was written into a text, as nan.
         over: whether this run has ended, and another one looks at what it kept.
-        texts: tensors that were written into text, by their number in it.
         started: whether an operator has read a parameter.
-        seeds: the seeds that the step sets.
     """
 
-    def __init__(self, sizes: bool, constants: dict[int, Tensor], kept: Mapping[Any, str]) -> None:
+    def __init__(
+        self, sizes: bool, constants: dict[int, Tensor], kept: Mapping[Any, str], drawn: int | None = None
+    ) -> None:
         super().__init__()
-        self._sizes, self._constants, self._kept = sizes, constants, kept
-        self.over = False
-        self.seeds = SetSeeds()
-        self.texts: list[Tensor] = []
+        self._sizes, self._constants, self._kept, self._drawn = sizes, constants, kept, drawn
+        self.over = self.shown = False
         self.started = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        self.started = self.started or any(isinstance(v, nn.Parameter) for v in pytree.tree_leaves((args, kwargs)))
-        self.seeds.refuse_draws(func)
-        if func == _SETS_DATA:
-            if isinstance(args[0], nn.Parameter):
-                raise Refused(
-                    "the step assigns .data of a parameter, and only the optimizer may change parameters in a step: "
-                    "write it after pipe.step(batch), under torch.no_grad(), or make it a buffer"
-                )
-            raise Refused("the step assigns .data, which cannot be captured: write into it by .copy_ under no_grad")
+        given = tensors_of((args, kwargs))
+        self.started = self.started or any(isinstance(tensor, nn.Parameter) for tensor in given)
         if func == _GETS_DATA:
             return args[0].detach()  # tracing would record it as a constant
-        if func in _READS and any(is_unknown(leaf) or _is_outside(leaf) for leaf in pytree.tree_leaves((args, kwargs))):
-            return self._read(func, args)
-        if func in _NEED_VALUES or getattr(func, "__name__", "") == "_pack_padded_sequence":
-            raise NeedsValue(f"{func.__name__.lstrip('_')} needs the values of its lengths")
-        if func in _DIFFERENTIATES:
-            raise NeedsAutograd(f"{func.__name__} differentiates in the middle of the step")
-        if getattr(func, "__module__", "") == "torch._functorch.predispatch":
-            raise NeedsValue("torch.vmap and torch.func transform Python, which is not captured")
-        given = tensors_of((args, kwargs))
-        if self._kept and func not in METADATA_READS:
-            for tensor in given:
-                if isinstance(tensor, FakeTensor) and tensor.fake_mode in self._kept:
-                    raise Refused(kept_text("a tensor", self._kept[tensor.fake_mode]))
+        if func in _READS and any(is_unknown(tensor) or not isinstance(tensor, FakeTensor) for tensor in given):
+            return self._read(func, args)  # a tensor from outside has a value, but it may change between steps
+        self._refuse(func, args, given)
         result = func(*args, **kwargs)
         self._note_constants(func, args, kwargs, given, result)
         if is_sparse(result):
@@ -100,6 +83,35 @@ class ValueWatch(TorchFunctionMode):
         if self._sizes and any(map(_of_unknown_size, pytree.tree_leaves(result))):
             raise NeedsValue(f"the size of what {getattr(func, '__name__', func)} returns depends on values")
         return result
+
+    def _refuse(self, func: Any, args: Any, given: Sequence[Tensor]) -> None:
+        """Refuse a function that is not captured, or stop the capture."""
+        if self._drawn is not None and self._drawn != drawn_outside_of_torch():
+            raise Refused(DRAWS_OUTSIDE)
+        self.refuse_read_texts(args)
+        if draws(func):
+            refuse_draws_after_a_seed()
+        if func == _SETS_DATA and isinstance(args[0], nn.Parameter):
+            raise Refused(
+                "the step assigns .data of a parameter, and only the optimizer may change parameters in a step: "
+                "write it after pipe.step(batch), under torch.no_grad(), or make it a buffer"
+            )
+        if func == _SETS_DATA:
+            raise Refused("the step assigns .data, which cannot be captured: write into it by .copy_ under no_grad")
+        if func in _NEED_VALUES or getattr(func, "__name__", "") == "_pack_padded_sequence":
+            raise NeedsValue(f"{func.__name__.lstrip('_')} needs the values of its lengths")
+        if func in _DIFFERENTIATES:
+            raise NeedsAutograd(f"{func.__name__} differentiates in the middle of the step")
+        if getattr(func, "__module__", "") == "torch._functorch.predispatch":
+            raise NeedsValue("torch.vmap and torch.func transform Python, which is not captured")
+        for tensor in given if self._kept and func not in METADATA_READS else ():
+            if isinstance(tensor, FakeTensor) and tensor.fake_mode in self._kept:
+                raise Refused(kept_text("a tensor", self._kept[tensor.fake_mode]))
+
+    def refuse_read_texts(self, values: Any) -> None:
+        """Stop if the step reads a text with a number that is not known, as ``float(f"{loss.item():.2f}")`` does."""
+        if self.shown and any(type(leaf) is float and math.isnan(leaf) for leaf in pytree.tree_leaves(values)):
+            raise NeedsValue("a number here is read from a text with the value of a tensor")
 
     def _note_constants(self, func: Any, args: Any, kwargs: Any, given: Sequence[Tensor], result: Any) -> None:
         name = getattr(func, "__name__", "")
@@ -117,21 +129,13 @@ class ValueWatch(TorchFunctionMode):
         tensor = args[0]
         if func is Tensor.__bool__ and tensor.numel() == 1 and (found := value_without_error(self.started)) is not None:
             return found
-        if tensor.numel() != 1 or tensor.is_complex() or func not in (Tensor.item, Tensor.__format__, Tensor.__repr__):
+        if func is Tensor.__repr__:
+            return f"tensor(nan, shape={tuple(tensor.shape)})"
+        if tensor.numel() != 1 or tensor.is_complex() or func not in (Tensor.item, Tensor.__format__):
             raise NeedsValue(f"{getattr(func, '__name__', str(func)).strip('_')} needs the value of a tensor")
         value = tensor.detach().reshape(()).clone()  # the step may write the tensor later
         number = LateNumber(value.double() if value.is_floating_point() else value, self)  # as Python has them
-        if func is Tensor.item:
-            return number
-        spec = args[1] if func is Tensor.__format__ else ""
-        if func is Tensor.__format__ and tensor.dim() == 0 and not isinstance(tensor, nn.Parameter):
-            return format(number, spec)
-        return tensor_mark(self.late(value), tensor) if not spec else object.__format__(tensor, spec)
-
-    def late(self, value: Tensor) -> int:
-        """Add a value without dimensions to ``texts``; return its number."""
-        self.texts.append(value.double())
-        return len(self.texts) - 1
+        return number if func is Tensor.item else format(number, args[1])
 
 
 def are_constants(value: Any, constants: Mapping[int, Tensor]) -> bool:
@@ -154,11 +158,6 @@ _NO_VALUES = {
     "empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new_zeros", "new_ones", "new_full",
 }  # fmt: skip
 """Functions that take no values of their tensors."""
-
-
-def _is_outside(value: Any) -> bool:
-    """Whether a tensor is neither the model's nor the step's: it has a value, which may change between steps."""
-    return isinstance(value, Tensor) and not isinstance(value, FakeTensor)
 
 
 DRAWS_OUTSIDE = (

@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from panpipe.core.capture.graph.outputs import RowOutputs
-from panpipe.core.capture.values.printed import Printed
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.engine.joined_rows import JoinedRows
 from torch.utils import _pytree as pytree
@@ -14,9 +13,9 @@ CPU = torch.device("cpu")
 NESTING = pytree.tree_structure({"a": 0, "none": 0, "t": 0})
 
 
-def compiled(rows, width=3, dtype=torch.float32, texts=("shown",)):
+def compiled(rows, width=3, dtype=torch.float32):
     """Stage 0 computes a (a row for each sample), stage 1 computes t (a column for each)."""
-    outputs = RowOutputs(("a", None, "t"), (0, 0, 1), NESTING, "t", texts, Printed())
+    outputs = RowOutputs(("a", None, "t"), (0, 0, 1), NESTING, "t")
     values = {"a": torch.empty(rows, 2, dtype=dtype), "t": torch.empty(width, rows)}
     return SimpleNamespace(
         operators=SimpleNamespace(step=SimpleNamespace(outputs=outputs), values=values), stage_of={"a": 0, "t": 1}.get
@@ -44,12 +43,6 @@ def test_rows_are_joined_in_order_along_their_dimension():
     assert result["t"].tolist() == [[1, 2, 9]] * 3
     assert result["t"].is_contiguous()
     assert result["none"] is None
-
-
-def test_text_is_still_needed():
-    found = joined(compiled(2, texts=("a",)), compiled(1))
-    assert not found.store("a", 0, A[0])
-    assert found.store("t", 0, T[0])
 
 
 def test_each_device_sends_the_rows_that_it_computes():

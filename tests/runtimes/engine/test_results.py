@@ -1,4 +1,4 @@
-"""The results of one batch over two devices: numbers, where they come from, means, and text that is printed once."""
+"""The results of one batch over two devices: numbers, where they come from, and means."""
 
 import math
 from concurrent.futures import ThreadPoolExecutor
@@ -7,7 +7,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from panpipe.backends.memcpy import connect
-from panpipe.core.capture.values.printed import Printed
 from panpipe.runtimes.batch.losses import mean_loss
 from panpipe.runtimes.devices.compute import HostQueue
 from panpipe.runtimes.engine.result_parts import Computed
@@ -44,12 +43,12 @@ class Agreement:
         self.calls.append(("replica", apart()))
 
 
-def prepared(parts, weighted=False, weight_dtype=None, printed=None):
-    outputs = SimpleNamespace(printed=printed or Printed())
+def prepared(parts, weighted=False, weight_dtype=None):
+    outputs = SimpleNamespace()
     compiled = SimpleNamespace(operators=SimpleNamespace(step=SimpleNamespace(outputs=outputs)))
     return SimpleNamespace(
         parts=parts, compiled=[compiled] * len(parts), weighted=weighted, weight_dtype=weight_dtype,
-        loss_dtype=torch.float32, metrics=["accuracy"], columns=3,
+        loss_dtype=torch.float32, metrics=["accuracy"],
     )  # fmt: skip
 
 
@@ -175,7 +174,6 @@ def test_numbers_are_read_once_when_they_are_asked_for():
 
     for results, _ in collected(prepared(BY_SHARE), queue=queue):
         metrics, loss = results.metrics(), results.loss()
-        results.print_text()  # nothing is printed
         assert [each.reads for each in queues].count(0) >= 1
         before = sum(each.reads for each in queues)
         assert loss.item() == 1.5
@@ -198,7 +196,7 @@ def test_loss_of_replicas_has_the_bits_of_that_which_the_host_computes(weights, 
         named |= {("weight", m): torch.tensor(x) for m, x in enumerate(counts[number])}
         step = prepared([[LOSS, parts[weights]]] * len(losses[number]), weights != "shares")
         step.weight_dtype = torch.float32 if weights == "computed" else None
-        step.loss_dtype, step.metrics, step.columns = dtype, [], 2
+        step.loss_dtype, step.metrics = dtype, []
         pieces = PIECES[: len(losses[number])]
         return [each.loss() for each, _ in collected(step, {0: {}, 1: named}, own, None, 2, pieces=pieces)]
 
@@ -212,18 +210,3 @@ def test_loss_of_replicas_has_the_bits_of_that_which_the_host_computes(weights, 
     }
     wanted = mean_loss(of_host, by[weights], weights != "shares")[0]
     assert [(loss.item(), loss.dtype) for loss in found] == [(wanted.item(), wanted.dtype)] * 4
-
-
-class Emitting(Printed):
-    """Notes what is printed."""
-
-    def __init__(self):
-        self.shown = []
-        super().__init__([self.shown.append])
-
-
-def test_text_is_printed_by_the_process_of_the_first_device_with_each_microbatchs_numbers():
-    printed = Emitting()
-    for results, _ in collected(prepared(BY_SHARE, printed=printed)):
-        results.print_text()
-    assert printed.shown == [[torch.tensor(0.1).double().item()], [torch.tensor(0.2).double().item()]]

@@ -9,7 +9,6 @@ from panpipe.core.capture.graph.outputs import ResultRows, RowOutputs
 from panpipe.core.capture.graph.written_attributes import WritesConstant
 from panpipe.core.capture.regions.modes import modes_as_calls
 from panpipe.core.capture.values.capture_errors import LateSize
-from panpipe.core.capture.values.printed import Printed
 from panpipe.core.capture.values.user_lines import lines_recorded
 from panpipe.core.errors import RequestError
 from torch import nn
@@ -31,7 +30,7 @@ def captured(step, *leaves, model=None, lines=None, **options):
     with modes_as_calls(), lines_recorded():
         program = torch.export.export(whole, leaves, strict=False)
     names = {f"model.{name}": name for name in (*whole.model.state_dict(),)}
-    breaks = SimpleNamespace(assigned=(), printed=Printed(), step=step, lines=lines or {}, causes={})
+    breaks = SimpleNamespace(assigned=(), step=step, lines=lines or {}, causes={})
     return captured_step(program, names, len(leaves), "Net", breaks, **options)
 
 

@@ -11,16 +11,14 @@ from panpipe.core.capture.graph.outputs import (
     row_outputs,
     step_outputs,
 )
-from panpipe.core.capture.values.printed import Printed
 from panpipe.core.errors import RequestError
 from torch import nn
 
-PRINTED = Printed()
 ROWS = 2
 
 
 def program_of(function):
-    """An exported function of x (2 by 3) and labels (2, int64), which returns texts in addition."""
+    """An exported function of x (2 by 3) and labels (2, int64)."""
 
     class Whole(nn.Module):
         def __init__(self):
@@ -28,33 +26,32 @@ def program_of(function):
             self.scale = nn.Parameter(torch.ones(3))
 
         def forward(self, x, labels):
-            return function(x * self.scale, labels), (x.sum(),)
+            return function(x * self.scale, labels)
 
     return torch.export.export(Whole(), (torch.ones(ROWS, 3), torch.ones(ROWS, dtype=torch.int64)), strict=False)
 
 
 def of_step(function, line=""):
-    return step_outputs(program_of(function), PRINTED, line)
+    return step_outputs(program_of(function), line)
 
 
 def of_rows(function, rows=None):
     program = program_of(function)
-    return row_outputs(program, PRINTED, rows or ResultRows(ROWS)), program.graph
+    return row_outputs(program, rows or ResultRows(ROWS)), program.graph
 
 
 def test_step_that_returns_a_loss_alone_has_no_weight_and_metrics():
     found = of_step(lambda x, y: x.mean())
-    assert (found.loss, found.weight, found.metrics, found.texts) == ("mean", None, {}, ("sum_1",))
-    assert found.nodes == ["mean", "sum_1"]
+    assert (found.loss, found.weight, found.metrics) == ("mean", None, {})
+    assert found.nodes == ["mean"]
     assert found.main_result == "mean"
-    assert found.printed is PRINTED
 
 
 def test_weight_and_metrics_are_found_after_the_loss():
     found = of_step(lambda x, y: (x.mean(), x.sum(), {"n": 3, "top": x.amax()}))
     assert (found.loss, found.weight) == ("mean", "sum_1")
     assert dict(found.metrics) == {"n": 3, "top": "amax"}
-    assert found.nodes == ["mean", "sum_1", "amax", "sum_2"]
+    assert found.nodes == ["mean", "sum_1", "amax"]
     only = of_step(lambda x, y: [x.mean(), {"top": x.amax()}])
     assert (only.weight, dict(only.metrics)) == (None, {"top": "amax"})
     assert of_step(lambda x, y: (x.mean(), 2.5)).weight == 2.5
@@ -83,7 +80,7 @@ def test_rows_of_any_nesting():
     assert found.values == ("add", None, "mul_1")
     assert found.dims == (0, 0, 0)
     assert found.main_result == "mul_1"
-    assert found.nodes == ["add", "mul_1", "sum_1"]
+    assert found.nodes == ["add", "mul_1"]
     assert parts_in_words(found) == "{'out': tensor, 'none': None, 'label': tensor}"
 
 
@@ -128,7 +125,7 @@ def test_results_without_rows_are_refused(function, reason):
 
 def weighted(function, given=()):
     program = program_of(function)
-    outputs = step_outputs(program, PRINTED)
+    outputs = step_outputs(program)
     return outputs, keep_weight_with_loss(program.graph, outputs, set(given)), program.graph
 
 
@@ -157,5 +154,5 @@ def test_weight_of_the_batch_alone_stays():
 
 
 def test_parts_of_a_result_are_named_in_words():
-    assert parts_in_words(StepOutputs("l", None, {}, (), PRINTED)) == "a loss"
-    assert parts_in_words(StepOutputs("l", 1.0, {"a": "x", "b": 2}, (), PRINTED)) == "a loss, a weight, 'a', 'b'"
+    assert parts_in_words(StepOutputs("l", None, {})) == "a loss"
+    assert parts_in_words(StepOutputs("l", 1.0, {"a": "x", "b": 2})) == "a loss, a weight, 'a', 'b'"
