@@ -76,7 +76,8 @@ def reference_of_replicas(
     samples = sum(piece.samples for pieces in cut for piece in pieces)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if len(cut) > 1 else []
     kept: list[Tensor] = []
-    model.zero_grad(set_to_none=True)
+    for parameter in model.parameters():  # zero_grad() of a user's class may take other arguments
+        parameter.grad = None
     losses: list[Tensor] = []
     weights: list[Any] = []
     weighted = False

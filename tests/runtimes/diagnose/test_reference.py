@@ -113,3 +113,16 @@ def test_step_without_a_loss_is_refused(result):
     kind = type(result).__name__
     with pytest.raises(RequestError, match=f"the step returns {kind} and no tensor: return a scalar loss"):
         run(batch_of(1, 2), lambda model, batch: result)
+
+
+def test_a_model_may_have_a_zero_grad_of_its_own():
+    class Learner(nn.Linear):
+        def zero_grad(self, weights=None):  # as in MAML's Learner
+            raise AssertionError("not called")
+
+    model, batch = Learner(2, 1), torch.ones(4, 2)
+    first, second = (
+        reference_step(model, lambda m, x: m(x).sum(), batch, microbatches=2, batch_dims=0) for _ in range(2)
+    )
+    assert torch.equal(first, second)
+    assert torch.equal(model.weight.grad, torch.full((1, 2), 2.0))

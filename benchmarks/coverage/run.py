@@ -1,0 +1,295 @@
+"""How many models that nobody here wrote train as one process does, by the default call.
+
+    python benchmarks/coverage/run.py SUITE [MODEL ...] --sources FOLDER --results FILE [--record FILE]
+
+Each model is trained in a process of its own for two steps, on two batches, by ``panpipe.pipeline(model, step, batch,
+optimizer=..., microbatches=4)``, and in plain PyTorch over the same microbatches with the same random numbers: dropout
+and BatchNorm stay as they are. A model is
+
+- right: losses, gradients, parameters and buffers are equal, within rounding;
+- right with options: the default call is refused with a message, and with what it asks for, ``batch_dims`` or
+  ``microbatches=1`` for a batch that is one sample, the model is right;
+- refused: an error of panpipe's, with its message;
+- wrong: something differs, or is not finite;
+- crashed: any other error, the end of the process, or no end in time;
+- not built: the model cannot be made or trained here in plain PyTorch.
+
+Training is in float32; a distance above rounding is measured again in float64, which decides. FOLDER has checkouts of
+github.com/pytorch/benchmark as ``benchmark`` and github.com/pytorch/examples as ``examples``; timm and torchvision are
+packages. Weights are random; batches are synthetic and small. ``plan_seconds=1``
+shortens the search for a plan, which the result does not depend on.
+"""
+
+import argparse
+import functools
+import importlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import traceback
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from torch.utils import _pytree as pytree
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import panpipe
+from panpipe.runtimes.diagnose.parity import Distance, with_gradients
+
+from benchmarks.coverage.case import Case, Suite
+from benchmarks.coverage.torchbench import NOT_TRAINED, PFEIFE
+from benchmarks.recording import machine
+
+TITLES = {
+    "torchbench": "TorchBench", "timm_models": "timm", "torchvision_models": "torchvision",
+    "pytorch_examples": "pytorch/examples",
+}  # fmt: skip
+SUITES = tuple(TITLES)
+OUTCOMES = ("right", "right with options", "refused", "wrong", "crashed", "not built")
+MICROBATCHES = 4
+LIMIT_S, LIMIT_BYTES, PLAN_S = 900, 9 << 30, 1
+TOLERANCES = {torch.float32: 1e-5, torch.float64: 1e-9}
+OPTIMIZER = functools.partial(torch.optim.SGD, lr=1e-3, momentum=0.9)
+Result = dict[str, Any]
+
+
+def suite(name: str, sources: Path) -> Suite:
+    """The models of a suite."""
+    found: Suite = importlib.import_module(f"benchmarks.coverage.{name}").suite(sources)
+    return found
+
+
+def built(build: Callable[[], Case], dtype: torch.dtype = torch.float32, seed: int = 1) -> Case:
+    """A case, the same one each time for a seed."""
+    torch.manual_seed(seed)
+    case = build()
+    if dtype is torch.float32:
+        return case
+
+    def convert(leaf: Any) -> Any:
+        return leaf.double() if isinstance(leaf, torch.Tensor) and leaf.is_floating_point() else leaf
+
+    return Case(case.model.double(), case.step, pytree.tree_map(convert, case.batch), case.options)
+
+
+def reference(case: Case, batch: Any, index: int) -> torch.Tensor:
+    """The loss of a step in plain PyTorch, which leaves the gradients in the parameters."""
+    return panpipe.reference_step(
+        case.model, case.step, batch, index=index, **{"microbatches": MICROBATCHES, **case.options}
+    )
+
+
+def distance(build: Callable[[], Case], dtype: torch.dtype, **options: Any) -> Distance:
+    """The distance of a pipeline to plain PyTorch after some steps, relative to what is larger than 1."""
+    case, plain = built(build, dtype), built(build, dtype)
+    others = [(built(build, dtype, seed=2).batch, built(build, dtype, seed=2).batch)]
+    pipe = panpipe.pipeline(
+        case.model, case.step, case.batch, optimizer=OPTIMIZER, progress=False, plan_seconds=PLAN_S,
+        **{"microbatches": MICROBATCHES, **options},
+    )  # fmt: skip
+    update = OPTIMIZER([each for each in plain.model.named_parameters() if each[1].requires_grad])
+    found = Distance()
+    for index, (batch, same) in enumerate([(case.batch, plain.batch), *others]):
+        loss, wanted = pipe.step(batch), reference(plain, same, index)
+        found = found.with_undefined(wanted).with_distance("loss", _apart(loss, wanted), f"step {index}")
+        found = with_gradients(found, case.model, plain.model)
+        update.step()
+    pipe.close()
+    for kind, mine, theirs in (
+        ("parameter", dict(case.model.named_parameters()), dict(plain.model.named_parameters())),
+        ("buffer", dict(case.model.named_buffers()), dict(plain.model.named_buffers())),
+    ):
+        for name, tensor in theirs.items():
+            found = found.with_distance(kind, _apart(mine[name], tensor), name)
+    return found
+
+
+def _apart(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+    if not theirs.numel():
+        return 0.0
+    far = (mine.detach().double() - theirs.detach().double()).abs().max()
+    return float(far / theirs.detach().double().abs().max().clamp(min=1))
+
+
+def compared(build: Callable[[], Case], float64: bool, options: dict[str, Any]) -> Result:
+    """How far a pipeline is from plain PyTorch, and whether that is rounding."""
+    found = distance(build, torch.float32, **options)
+    equal = found.within(0, 0)
+    for dtype in (torch.float32, torch.float64)[: 1 + float64]:
+        found = found if dtype is torch.float32 else distance(build, dtype, **options)
+        if found.within(TOLERANCES[dtype], TOLERANCES[dtype]):
+            return {"outcome": "right", "equal": equal, "distance": str(found)}
+    return {"outcome": "wrong", "equal": equal, "problem": str(found)}
+
+
+def trained(build: Callable[[], Case]) -> Result:
+    """What training a model showed."""
+    try:
+        case = built(build)
+        result: Result = {"loss": float(reference(case, case.batch, 0)), "problem": "", "refusals": [], "warnings": []}
+    except Exception as error:
+        return {"outcome": "not built", "problem": _text(error), "trace": traceback.format_exc()}
+    for options in ({}, case.options):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                result |= compared(build, case.float64, options)
+            except Exception as error:
+                refused = isinstance(error, panpipe.PanpipeError) and not isinstance(error, panpipe.WorkerError)
+                outcome = "refused" if refused else "crashed"
+                result |= {"outcome": outcome, "problem": _text(error), "trace": traceback.format_exc()}
+                result["refusals"].append(_text(error))
+        result["warnings"] += sorted({str(each.message) for each in warned} - {*result["warnings"]})
+        if options and result["outcome"] == "right":
+            result["outcome"] = "right with options"
+        if result["outcome"] != "refused":
+            break
+    return result
+
+
+def _text(error: BaseException) -> str:
+    kind = "" if isinstance(error, panpipe.PanpipeError) else f"{type(error).__name__}: "
+    return f"{kind}{error}"
+
+
+def in_process(arguments: argparse.Namespace, name: str) -> Result:
+    """What training a model showed, in a process of its own within limits of time and memory."""
+    command = [
+        sys.executable,
+        __file__,
+        arguments.suite,
+        name,
+        "--sources",
+        arguments.sources,
+        "--results",
+        "",
+        "--here",
+    ]
+    variables = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PANPIPE_CACHE": ""}
+    start = time.monotonic()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables, start_new_session=True,
+        encoding="utf-8", errors="replace",
+    )  # fmt: skip
+    problem, said = "", ""
+    while not problem:
+        try:
+            said = process.communicate(timeout=1)[0]
+            break
+        except subprocess.TimeoutExpired:
+            if time.monotonic() - start > LIMIT_S:
+                problem = f"no end within {LIMIT_S} s"
+            elif psutil.Process(process.pid).memory_info().rss > LIMIT_BYTES:
+                problem = f"more than {LIMIT_BYTES >> 30} GiB of memory"
+    if problem:
+        os.killpg(process.pid, signal.SIGKILL)
+        said = process.communicate()[0]
+    last = said.rstrip().rpartition("\n")[2]
+    if not problem and last.startswith("{"):
+        result: Result = json.loads(last)
+    else:
+        result = {
+            "outcome": "crashed",
+            "problem": problem or f"the process ended ({process.returncode})",
+            "trace": said,
+        }
+    return {"suite": arguments.suite, "model": name, **result, "seconds": round(time.monotonic() - start, 1)}
+
+
+def commit() -> str:
+    """The commit that is checked out."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def text_of(results: list[Result]) -> str:
+    """How many had which outcome."""
+    counts = Counter(result["outcome"] for result in results)
+    return ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES if counts[outcome])
+
+
+def page(lines: list[str]) -> str:
+    """A page of results in Markdown, with the last of each model.
+
+    Args:
+        lines: of a file of results.
+    """
+    last = {(each["suite"], each["model"]): each for each in map(json.loads, lines)}
+    found = {name: [each for (of, _), each in last.items() if of == name] for name in SUITES}
+    everything = [each for results in found.values() for each in results]
+    equal = sum(bool(each.get("equal")) for each in everything)
+    rows = [f"- {TITLES[name]}: {text_of(results)} of {len(results)}" for name, results in found.items() if results]
+    pfeife = [each for each in found["torchbench"] if each["model"] in PFEIFE]
+    if pfeife:
+        rows.insert(
+            1,
+            f"- of these, the {len(pfeife)} models that Pfeife's paper tries, where it has 37 right: {text_of(pfeife)}",
+        )
+    commits = ", ".join(sorted({each["commit"] for each in everything}))
+    parts = [
+        "# Coverage", "",
+        f"{len(everything)} models that nobody here wrote: {text_of(everything)}; {equal} bit-equal to plain PyTorch.",
+        "", *rows, "", f"Commits {commits}; {machine()}. `benchmarks/coverage/run.py` says what is compared, and how.",
+    ]  # fmt: skip
+    for name, results in found.items():
+        parts += [
+            "",
+            f"## {TITLES[name]}",
+            "",
+            "| model | outcome | bit-equal | at | message |",
+            "|---|---|---|---|---|",
+        ]
+        for each in results:
+            message = each.get("problem") or (each.get("refusals") or [""])[0]
+            cells = (each["model"], each["outcome"], "yes" if each.get("equal") else "", each["commit"], _cell(message))
+            parts.append(f"| {' | '.join(cells)} |")
+    parts += ["", "TorchBench has these models, too, which were not trained:", ""]
+    return "\n".join([*parts, *(f"- {name}: {reason}" for name, reason in NOT_TRAINED.items()), ""])
+
+
+def _cell(text: str) -> str:
+    """A message on one line, with the files of packages and checkouts by their names alone."""
+    text = re.sub(r"/\S*/(?:site-packages|examples|benchmark)/", "", " ".join(text.split())).replace("|", "\\|")
+    return text if len(text) < 400 else f"{text[:400]} …"
+
+
+def main() -> None:
+    """Train the models of a suite, one process after another."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("suite", choices=SUITES)
+    parser.add_argument("models", nargs="*", help="all of the suite by default")
+    parser.add_argument("--sources", required=True, help="folder of the checkouts")
+    parser.add_argument("--results", required=True, help="file to append results to, one JSON object a line")
+    parser.add_argument("--record", help="Markdown file to write, with the last result of each model in that file")
+    parser.add_argument("--here", action="store_true", help="train one model in this process and print JSON")
+    arguments = parser.parse_args()
+    models = suite(arguments.suite, Path(arguments.sources).resolve())
+    if arguments.here:
+        torch.set_num_threads(1)
+        print(json.dumps(trained(models[arguments.models[0]])))
+        sys.stdout.flush()
+        os._exit(0)  # threads that a failed run left do not delay the next model
+    results = []
+    for name in arguments.models or models:
+        result = in_process(arguments, name)
+        results.append(result)
+        print(f"{name}: {result['outcome']}, {result['seconds']:.0f} s {_cell(result.get('problem', ''))}", flush=True)
+        with Path(arguments.results).open("a", encoding="utf-8") as file:
+            print(json.dumps({"commit": commit(), **result}), file=file)
+    print(text_of(results))
+    if arguments.record:
+        lines = Path(arguments.results).read_text(encoding="utf-8").splitlines()
+        Path(arguments.record).write_text(page(lines), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
