@@ -31,15 +31,15 @@ test-slow: $(VENV)/ready
 
 # On a machine with a GPU and no network: its own Python and torch, and packages that it lacks from wheels/.
 cuda:
-	$(PYTHON) benchmarks/gpu/gpu.py
+	PY=$(PYTHON) bash benchmarks/gpu/lease.sh first; PY=$(PYTHON) bash benchmarks/gpu/lease.sh second
 
 # What `make cuda` needs in addition to torch, numba and the other required packages; run it where there is a network.
 wheels:
 	$(PYTHON) -m pip download --quiet --no-deps --dest wheels simpy cattrs
 
-# The tests that need a GPU, on a machine with one and with a network.
-test-cuda: $(VENV)/ready
-	PYTHONUTF8=1 OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m cuda tests
+# The tests that need a GPU, likewise.
+test-cuda:
+	PY=$(PYTHON) bash benchmarks/gpu/lease.sh tests
 
 # Every model of the zoo, by nine plans each; the table goes to benchmarks/results/zoo.md.
 zoo: $(VENV)/ready

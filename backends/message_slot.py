@@ -5,7 +5,7 @@
 
 ProcessGroupNCCL calls ``record_stream`` on every tensor that it sends or receives (``pointToPoint`` in
 ``ProcessGroupNCCL.cpp``). The allocator then reuses the tensor's memory when the host observes that the transfer has
-ended, so the peak of a step would depend on how far the host runs ahead (part ``nccl`` of ``benchmarks/gpu/gpu.py``
+ended, so the peak of a step would depend on how far the host runs ahead (part ``nccl`` of ``benchmarks/gpu``
 measures it). A slot is never freed, and the caller's tensors never reach NCCL. The copies run on the stream of the
 pair, so one slot for each pair is enough.
 

@@ -19,7 +19,7 @@ from .group_store import group_store
 PAIR_VARIABLE, PAIR_CTAS = "PANPIPE_NCCL_PAIR_CTAS", 4
 SUM_VARIABLE, SUM_CTAS = "PANPIPE_NCCL_SUM_CTAS", 16
 """Environment variables, and the most thread blocks of a communicator: for messages of two ranks, and for sums. Not
-measured yet: part ``nccl`` of ``benchmarks/gpu/gpu.py`` creates both with one GPU; on several compare ``panpipe profile
+measured yet: part ``nccl`` of ``benchmarks/gpu`` creates both with one GPU; on several compare ``panpipe profile
 links`` under other values."""
 _MOST_CTAS = 64  # NCCL 2.27: 1 to 64
 

@@ -2,70 +2,124 @@
 
 import importlib
 import json
+import os
+import re
+import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
 import torch
 
-FOLDER = Path(__file__).parents[2] / "benchmarks" / "gpu"
-PARTS = (
-    "versions", "parity", "steps", "calls", "queues", "loading", "nccl", "offload", "prediction", "compiled_steps",
-    "graphs",
-)  # fmt: skip
-SLOW = ("versions", "prediction", "compiled_steps", "graphs")
+ROOT = Path(__file__).parents[2]
+LEASE = ROOT / "benchmarks" / "gpu" / "lease.sh"
+SLOW = ("versions", "memory", "predictions", "compiled_steps", "graphs", "compiled_graphs")
+PARTS = ("versions", "parity", "queues", "nccl", "offload", "memory", "predictions", "steps", "calls", "graphs",
+         "compiled_steps", "compiled_graphs")  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def modules():
-    """The benchmark's two modules."""
+def gpu():
+    """The benchmark's script."""
     before = list(sys.path)
-    sys.path.insert(0, str(FOLDER))
-    yield importlib.import_module("gpu"), importlib.import_module("gpu_parts")
+    sys.path.insert(0, str(LEASE.parent))
+    yield importlib.import_module("run_part")
     sys.path[:] = before  # the script has added the root
 
 
-def test_every_part_has_a_time_limit_and_together_they_fit_into_a_lease(modules):
-    gpu, parts = modules
-    assert tuple(gpu.LIMITS_S) == tuple(part.__name__ for part in parts.PARTS) == PARTS
-    assert sum(gpu.LIMITS_S.values()) < 20 * 60
+def lasts_s(call):
+    """Part → its limit in seconds."""
+    lines = LEASE.read_text(encoding="utf-8").partition(f"\n{call})\n")[2].partition(";;")[0]
+    found = re.findall(r"^    (?:part|run|tests) (\w+) (\d+)", lines, re.MULTILINE)
+    assert len(found) == len(re.findall(r"^    \w", lines, re.MULTILINE))
+    return {name: int(limit) for name, limit in found}
+
+
+def test_calls_fit_into_a_lease_and_run_every_part(gpu):
+    first, second, compiled = (lasts_s(call) for call in ("first", "second", "compiled"))
+    assert sum(first.values()) <= 300
+    assert sum(second.values()) <= 410
+    assert max([*first.values(), *second.values()]) <= 90
+    assert {*first, *second, *compiled} >= set(gpu.PARTS) == set(PARTS)
+
+
+def lease(tmp_path, *arguments, interpreter="#!/bin/sh\necho $1 $2 $3\n[ $2 != parity ]\n"):
+    """Run the script with a program in place of Python."""
+    (tmp_path / "python").write_text(interpreter, encoding="utf-8")
+    (tmp_path / "python").chmod(0o700)
+    more = {"PY": str(tmp_path / "python"), "OUT": str(tmp_path / "out")}
+    return subprocess.run(
+        ["bash", str(LEASE), *arguments], env={**os.environ, **more}, capture_output=True, text=True, check=False
+    )
+
+
+def test_part_that_fails_stops_no_other_and_all_output_is_packed(tmp_path):
+    done = lease(tmp_path, "first")
+    assert done.returncode == 1
+    states = dict(re.findall(r"^## (\w+): status (\d+)", done.stdout, re.MULTILINE))
+    assert states.pop("device") in ("0", "127")
+    assert states == {name: "1" if name == "parity" else "0" for name in lasts_s("first") if name != "device"}
+    with tarfile.open(tmp_path / "out" / "first.tgz") as packed:
+        texts = {Path(each.name).stem: packed.extractfile(each).read().decode() for each in packed if each.isfile()}
+    assert set(texts) == set(lasts_s("first"))
+    assert texts["nccl"] == "benchmarks/gpu/run_part.py nccl --out\n"
+    assert texts["order"].startswith("-m pytest")
+
+
+def test_part_that_takes_too_long_is_stopped(tmp_path, monkeypatch):
+    monkeypatch.setenv("LIMIT", "1")
+    done = lease(tmp_path, "second", interpreter="#!/bin/sh\n[ $2 != calls ] || exec sleep 60\n")
+    assert re.search(r"## calls: status 124 after \d of 1 s", done.stdout)
+
+
+def test_call_that_is_not_there_is_refused(tmp_path):
+    done = lease(tmp_path, "third")
+    assert (done.returncode, done.stderr) == (2, "there is no call 'third': give first, second, compiled or tests\n")
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in PARTS])
-def test_part_runs_on_the_cpu_at_toy_size(modules, name):
-    _, parts = modules
-    found = getattr(parts, name)(parts.TOY)
+def test_part_runs_on_the_cpu_at_toy_size(gpu, name):
+    found = dict(gpu.PARTS[name](gpu.TOY))
     assert json.loads(json.dumps(found)) == found
+    assert all(each.get("losses_apart", 0) < 1e-2 for each in found.values())
     if name == "parity":
-        assert [found[kind]["parameters apart"] < 0.05 for kind in ("bfloat16", "autocast bfloat16")] == [True, True]
-    if name == "steps":
-        assert set(found) == {"eager", "2 stages"}
-    if name == "compiled_steps":
-        assert set(found) == {"torch.compile", "2 stages"}
-    if name == "graphs":
-        assert set(found) == {"not compiled", "compile=eager"}
-        assert all(one["equal"] == {"bits": True, "apart": 0} for one in found.values())
+        assert all(each["parameters apart"] < 0.05 for each in found.values())
+    if name == "memory":
+        assert "failure" not in {key for each in found.values() for key in each}
+        mixed = found["recompute and offload"]
+        assert mixed["recomputed stages"] == 1
+        assert mixed["OFFLOAD"]["bytes"] == mixed["RELOAD"]["bytes"] > 0
+        assert 0 <= mixed["OFFLOAD"]["during compute"] <= 1
+    if name == "predictions":
+        assert [found[f"width {width}"]["saved bytes"]["off_by_percent"] for width in gpu.TOY.widths] == [0] * 3
+        assert found["analytic model"]["step of width 48"]["predicted"] > 0
+    if name.endswith("steps"):
+        assert list(found) == ["torch.compile" if name == "compiled_steps" else "eager", "1 stages", "2 stages"]
+        assert all("losses_apart" in each for each in list(found.values())[1:])
+    if name.endswith("graphs"):
+        assert found["equal"] == {"bits": True, "apart": 0}
     if name == "versions":
-        assert found["torch"] == torch.__version__
-        assert any("attention" in kernel for kernel in found["float32"])
+        assert found["versions"]["torch"] == torch.__version__
+        assert any("attention" in kernel for kernel in found["float32"]["attention"])
 
 
-def test_results_of_parts_that_fail_or_take_too_long_have_the_reason(modules, tmp_path, monkeypatch):
-    gpu, _ = modules
-    out = tmp_path / "out"
-    out.mkdir()
-    (tmp_path / "import").mkdir()
-    variables = gpu.environment(tmp_path / "import")
-    monkeypatch.setitem(gpu.LIMITS_S, "queues", 900)  # a busy machine needs long to import torch
-    assert gpu.run("queues", out, True, variables)["waiting"] == 0
-    monkeypatch.setitem(gpu.LIMITS_S, "calls", 0.2)
-    assert gpu.run("calls", out, True, variables)["failure"] == "it took more than 0.2 s"
-    assert "failure" in json.loads((out / "calls.json").read_text(encoding="utf-8"))
+def test_results_are_written_as_they_are_found(gpu, tmp_path, monkeypatch, capsys):
+    def stopped(size):
+        yield "first", {"found": 1}
+        raise RuntimeError("the GPU is gone")
+
+    monkeypatch.setitem(gpu.PARTS, "calls", stopped)
+    monkeypatch.setattr(sys, "argv", ["run_part.py", "calls", "--toy", "--out", str(tmp_path)])
+    with pytest.raises(RuntimeError, match="the GPU is gone"):
+        gpu.main()
+    assert json.loads((tmp_path / "calls.json").read_text(encoding="utf-8")) == {"first": {"found": 1}}
+    assert capsys.readouterr().out == '{"first": {"found": 1}}\n'
 
 
-def test_a_part_that_is_not_there_is_refused(modules, monkeypatch, capsys):
-    gpu, _ = modules
-    monkeypatch.setattr(sys, "argv", ["gpu.py", "--parts", "steps,nothing"])
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_parts_need_a_gpu_or_toy_size(gpu, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["run_part.py", "calls"])
     assert gpu.main() == 2
-    assert "there is no part 'nothing': known are versions, parity" in capsys.readouterr().err
+    assert "PyTorch finds no GPU here" in capsys.readouterr().err

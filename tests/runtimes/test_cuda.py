@@ -1,7 +1,7 @@
 """The executor on one GPU that several devices of a pipeline share: order, overlap, memory and time.
 
-Collected everywhere and skipped where no GPU is. What is asserted of time and memory is wide: `benchmarks/gpu/gpu.py`
-records what they are.
+Collected everywhere and skipped where no GPU is. What is asserted of time and memory is wide: `benchmarks/gpu` records
+what they are.
 """
 
 import json
@@ -23,6 +23,7 @@ from panpipe.core.capture.graph.randomness import bernoulli, random_key
 from panpipe.core.errors import RequestError
 from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.offload.host_memory import pin, unpin
 from panpipe.runtimes.programs.graphs.graph_pool import graph_pool
 from torch import nn
 
@@ -256,6 +257,16 @@ def test_two_ranks_on_one_gpu_are_refused_by_nccl_and_go_over_gloo():
     assert [status for status, _, _ in done] == [0, 0], done
     assert done[0][1] == done[1][1]
     assert "over gloo" in done[0][2]
+
+
+def test_memory_that_cannot_be_pinned_leaves_no_error_for_the_next_kernel():
+    memory, device = torch.zeros(1 << 20, dtype=torch.uint8), torch.device("cuda", 0)
+    assert pin(memory, device)
+    try:
+        assert not pin(memory, device)  # it is pinned already
+        assert torch.arange(4, device=device).sum().item() == 6
+    finally:
+        unpin(memory, device)
 
 
 def test_pool_captures_draws_and_gives_freed_memory_to_later_graphs():

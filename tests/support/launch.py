@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .ranks.forks import Fork, Forks
 
 SCRIPT = Path(__file__).parent / "ranks" / "ranks.py"
@@ -108,7 +110,8 @@ def alone(
 ) -> list[subprocess.CompletedProcess[str]]:
     """Ranks without an agent, which would stop the remaining ranks, perhaps before they have printed the reason.
 
-    They are forks, unless ``PYTHONPATH`` is given: then they import their own modules.
+    They are forks, unless ``PYTHONPATH`` is given: then they import their own modules. So they do where there is a GPU,
+    for whose threads autograd refuses to run in a fork.
     """
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -119,7 +122,7 @@ def alone(
         for rank in range(ranks)
         if rank not in absent
     ]
-    return _fresh(started) if "PYTHONPATH" in more else _forks().run(started, HANGS_S)
+    return _fresh(started) if "PYTHONPATH" in more or torch.cuda.is_available() else _forks().run(started, HANGS_S)
 
 
 def _fresh(processes: Sequence[Fork]) -> list[subprocess.CompletedProcess[str]]:
