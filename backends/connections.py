@@ -3,7 +3,7 @@
 A process with more streams than queues puts several streams into one. A message that waits then blocks the streams
 after it in the queue (CUDA C Programming Guide, environment variables: 8 by default, 32 at most). CUDA reads the
 variable when it is initialized, so the package sets it when it is imported (``__init__.py``). Part ``queues`` of
-Part ``queues`` of ``benchmarks/gpu`` counts the streams that wait for another one.
+``benchmarks/gpu`` counts the streams that wait for another one.
 """
 
 import os
