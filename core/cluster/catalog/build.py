@@ -1,6 +1,7 @@
 """Nodes of a catalogue expanded into a cluster: devices, hubs and links, at their effective rates. ::
 
-                 NVSwitch                      one link per device, its port; with bridges, a link per pair of devices
+                 NVSwitch                      one link per device, its port; with bridges, a link per pair of
+                                               neighbours; with a mesh, one between any two
         gpu0   gpu1   gpu2   gpu3
           └ pcie0 ┘     └ pcie1 ┘   nic1       neighbours and their NIC share a PCIe switch
               │  └ nic0     │  └──── ┘
@@ -12,6 +13,7 @@ offload crosses the links to it, and shares the rate of its memory.
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import combinations
 
 from attrs import evolve, frozen
 
@@ -103,8 +105,11 @@ class Node:
         link = self.catalogue.link(self.device.gpu_link)
         if kind == "nvswitch":
             yield from (_link(link, f"{p}gpu{gpu}", f"{p}nvswitch") for gpu in range(self.gpus))
-        else:
-            yield from (_link(link, f"{p}gpu{gpu}", f"{p}gpu{gpu + 1}") for gpu in range(0, self.gpus - 1, 2))
+            return
+        pairs = (
+            combinations(range(self.gpus), 2) if kind == "mesh" else ((a, a + 1) for a in range(0, self.gpus - 1, 2))
+        )
+        yield from (_link(link, f"{p}gpu{a}", f"{p}gpu{b}") for a, b in pairs)
 
     def nic_links(self, switches: Sequence[str]) -> Iterator[Link]:
         """Links of the NICs: each to its PCIe switch and to its network switch."""

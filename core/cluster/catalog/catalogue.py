@@ -4,6 +4,7 @@ A file has any of the tables ``devices``, ``links``, ``nodes`` and ``clusters``,
 that several numbers share. An entry with ``like`` inherits the other entry's fields and overrides those that it gives.
 """
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from .parts import LinkType, NamedCluster, NodeType
 
 FORMAT = "panpipe.catalog/1"
 SECTIONS: dict[str, type[Any]] = {"devices": DeviceType, "links": LinkType, "nodes": NodeType}
+_ETHERNET = re.compile(r"(\d+)[Gg]b?[Ee]")
 ANY_NODE = "any"
 """The node of device types that have no node entry."""
 
@@ -40,8 +42,9 @@ class Catalogue:
         return _find(self.devices, name, "device type")
 
     def link(self, name: str) -> LinkType:
-        """The link type of that name. Raises RequestError if there is none."""
-        return _find(self.links, name, "link type")
+        """The link type of that name; ``100GbE`` is ``nic-100g``. Raises RequestError if there is none."""
+        ethernet = _ETHERNET.fullmatch(name)
+        return _find(self.links, f"nic-{ethernet[1]}g" if ethernet else name, "link type")
 
     def node(self, name: str) -> NodeType:
         """The node of that name, or the node of that device type. Raises RequestError if there is neither."""

@@ -10,7 +10,7 @@ from ...errors import RequestError
 from ...files.limits import check_count
 from ..sourced import Source
 
-INTERCONNECTS = ("nvswitch", "bridges", "none")
+INTERCONNECTS = ("nvswitch", "mesh", "bridges", "none")
 PARAMETERS: Mapping[str, type] = {
     "nics": int,
     "nic": str,
@@ -81,8 +81,8 @@ class NodeType:
         name: its name in the catalogue, usually that of its device type.
         title: a name for display.
         device: the type of its devices; None in the node for all device types without a node entry.
-        interconnect: ``nvswitch`` (a port of each device into one non-blocking switch), ``bridges`` (pairs of devices)
-            or ``none`` (through the host alone).
+        interconnect: ``nvswitch`` (a port of each device into one non-blocking switch), ``mesh`` (a link between any
+            two devices), ``bridges`` (pairs of devices) or ``none`` (through the host alone).
         gpus: the number of devices of a full node.
         gpus_per_pcie_switch: devices that share a PCIe switch; 1 means that each has its own root port.
         sockets: hosts that the devices are distributed over.

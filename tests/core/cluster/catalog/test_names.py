@@ -227,3 +227,11 @@ def test_a_wrong_name_is_refused_in_one_line(name, message):
     with pytest.raises(RequestError, match=message) as caught:
         find_cluster(name)
     assert "\n" not in str(caught.value)
+
+
+def test_a_mesh_joins_any_two_devices_of_a_machine_directly():
+    cluster = find_cluster("2x4xV100-32GB:nic=25GbE")
+    pairs = {frozenset((link.a, link.b)) for link in cluster.links if "gpu" in link.a and "gpu" in link.b}
+    assert len(pairs) == 2 * 6
+    assert {link.bytes_per_s for link in cluster.links if {link.a, link.b} in pairs} == {20e9}
+    assert 3e9 in {link.bytes_per_s for link in cluster.links}

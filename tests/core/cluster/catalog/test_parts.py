@@ -50,7 +50,7 @@ def test_link_may_reach_its_peak_in_each_direction_and_both():
         ({"oversubscription": 0.0}, "oversubscription of node 'box' is 0.0: it must be a finite number above 0"),
         ({"spine_latency_s": -1.0}, "spine_latency_s of node 'box' is -1.0"),
         ({"host_memory_bytes": 0}, "host_memory_bytes of node 'box' is 0"),
-        ({"interconnect": "rings"}, "interconnect of node 'box' is 'rings': give one of nvswitch, bridges, none"),
+        ({"interconnect": "rings"}, "interconnect of node 'box' is 'rings': give one of nvswitch, mesh, bridges, none"),
     ],
 )
 def test_node_with_a_wrong_number_is_refused(change, said):

@@ -11,7 +11,7 @@ from panpipe.core.cluster.device_type import COMPUTE_KINDS, MEMORY_KINDS
 from panpipe.core.errors import RequestError
 
 DEVICES = {
-    # name: (fp32, tf32, bf16 in TFLOP/s, memory in GB, its GB/s, host link)
+    # name: (fp32, tf32, fp16 in TFLOP/s, memory in GB, its GB/s, host link)
     "RTX3090": (35.6, 35.6, 71, 24, 936, "pcie4-x16"),
     "A100-40GB": (19.5, 156, 312, 40, 1555, "pcie4-x16"),
     "A100-80GB": (19.5, 156, 312, 80, 2039, "pcie4-x16"),
@@ -24,6 +24,17 @@ DEVICES = {
     "GB200": (80, 1250, 2500, 186, 8000, "nvlink-c2c-gb200"),
     "GB300": (80, 1250, 2500, 279, 8000, "nvlink-c2c-gb300"),
     "L40S": (91.6, 183, 362, 48, 864, "pcie4-x16"),
+    "V100-16GB": (15.7, None, 125, 16, 900, "pcie3-x16"),
+    "V100-32GB": (15.7, None, 125, 32, 900, "pcie3-x16"),
+    "T4": (8.1, None, 65, 16, 320, "pcie3-x16"),
+    "L4": (30.3, 60, 121, 24, 300, "pcie4-x16"),
+    "A10": (31.2, 62.5, 125, 24, 600, "pcie4-x16"),
+    "A30": (10.3, 82, 165, 24, 933, "pcie4-x16"),
+    "RTX4090": (82.6, 82.6, 165.2, 24, 1008, "pcie4-x16"),
+    "RTX5090": (104.8, 104.8, 209.5, 32, 1792, "pcie5-x16"),
+    "H100-PCIe": (51.2, 378, 756, 80, 2039, "pcie5-x16"),
+    "H20": (44, 74, 148, 96, 4000, "pcie5-x16"),
+    "MI300X": (163.4, 653.7, 1307.4, 192, 5300, "pcie5-x16"),
 }
 """Dense peaks as their vendors print them."""
 
@@ -41,6 +52,13 @@ LINKS = {
     "nvlink-c2c-gb200": (450, 330),
     "nvlink-c2c-gb300": (450, 182),
     "socket-grace": (450, 115),
+    "nvlink2-pair": (25, 20),
+    "nvlink3-bridge-a30": (100, 80),
+    "nvlink4-bridge": (300, 247),
+    "infinity-fabric-pair": (64, 48),
+    "nic-10g": (1.25, 1.2),
+    "nic-25g": (3.125, 3),
+    "nic-50g": (6.25, 6),
     "nic-100g": (12.5, 12),
     "nic-200g": (25, 23.5),
     "nic-400g": (50, 48.5),
@@ -51,13 +69,11 @@ LINKS = {
 def test_devices_have_the_vendors_peaks(name):
     device = find_device(name)
     rates = device.peak_flops_per_s
-    assert (
-        *(rates[kind] / 1e12 for kind in ("fp32", "tf32", "bf16")),
-        device.memory_bytes / 1e9,
-        device.peak_memory_bytes_per_s / 1e9,
-        device.host_link,
-    ) == pytest.approx(DEVICES[name])
-    assert rates["fp16"] == rates["bf16"]
+    fp32, tf32, fp16, memory, rate, link = DEVICES[name]
+    wanted = {"fp32": fp32, "fp16": fp16, **({} if tf32 is None else {"tf32": tf32, "bf16": fp16})}
+    assert {kind: value / 1e12 for kind, value in rates.items()} == pytest.approx(wanted)
+    found = device.memory_bytes / 1e9, device.peak_memory_bytes_per_s / 1e9
+    assert (*found, device.host_link) == (memory, rate, link)
 
 
 def test_every_device_of_the_catalogue_has_a_tested_peak():
@@ -68,6 +84,11 @@ def test_every_device_of_the_catalogue_has_a_tested_peak():
 def test_links_have_published_rates(name):
     link = catalogue().link(name)
     assert (link.peak_bytes_per_s / 1e9, link.effective_bytes_per_s / 1e9) == LINKS[name]
+
+
+@pytest.mark.parametrize("name", ["25GbE", "25Gbe", "25gbE"])
+def test_ethernet_is_found_by_its_usual_name(name):
+    assert catalogue().link(name).name == "nic-25g"
 
 
 def test_host_links_of_grace_have_a_rate_per_direction():

@@ -14,7 +14,9 @@ def texts(svg):
     return [element.text for element in ElementTree.fromstring(svg).iter(f"{SVG}text")]
 
 
-@pytest.mark.parametrize("name", [*catalogue().clusters, "4xH100+4xA100-80GB", "64x8xH100", "cpu:4", "1xL40S"])
+@pytest.mark.parametrize(
+    "name", [*catalogue().clusters, "4xH100+4xA100-80GB", "64x8xH100", "8xMI300X", "2x4xV100-32GB", "cpu:4", "1xL40S"]
+)
 def test_every_device_of_a_drawn_node_is_there_once_and_inside_the_picture(name):
     cluster = find_cluster(name)
     svg = topology_svg(name, cluster)
