@@ -107,7 +107,10 @@ def check_model_name(name: str, *, bundled: bool = True) -> None:
         return
     if not (module and colon and attribute):
         known = f"{nearest(name, BUNDLED)}; or " if bundled else ""
-        raise RequestError(f"'{name}' is not a model: {known}write module:factory, such as examples.gpt2:make")
+        raise RequestError(
+            f"'{name}' is not a model: {known}write module:factory, such as mytraining:make, whose function "
+            "returns (model, step, example_batch); panpipe catalog --models lists the bundled ones"
+        )
     here, top = os.getcwd(), module.partition(".")[0]
     sys.path.insert(0, here)
     try:

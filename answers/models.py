@@ -55,7 +55,7 @@ def load_factory(name: str) -> Factory:
     """
     module, colon, attribute = name.partition(":")
     if not (module and colon and attribute):
-        raise RequestError(f"'{name}' is not a model: write module:factory, such as examples.gpt2:make")
+        raise RequestError(f"'{name}' is not a model: write module:factory, such as mytraining:make")
     here = os.getcwd()
     sys.path.insert(0, here)
     try:

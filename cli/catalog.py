@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from ..answers.bundled_models import BUNDLED
 from ..answers.output import bytes_text, note, print_json, print_table, seconds_text
 from ..answers.topology import draw, rate_text
 from ..core.cluster.catalog import Catalogue, LinkType, catalogue, find_cluster
@@ -49,6 +50,7 @@ def catalog(
     out: Annotated[
         Path | None, typer.Option(help="show: write the cluster file (JSON) here.", show_default=False)
     ] = None,
+    models: Annotated[bool, typer.Option("--models", help="List the bundled models instead.")] = False,
     sources: Annotated[bool, typer.Option("--sources", help="Also print where each number comes from.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
@@ -57,6 +59,11 @@ def catalog(
     Peak rates are the vendors'; effective rates are those that programs reach. A small matrix product reaches a share
     of the rate of large ones, which depends on its shape. Assumed numbers are marked with ~.
     """
+    if models:
+        if action or file or svg or out or sources:
+            raise RequestError("--models lists the bundled models, and goes with --json alone: leave the rest out")
+        _print_models(json)
+        return
     known = catalogue() if file is None else catalogue().with_file(read_text(file, CATALOGUE), str(file))
     if action not in (None, "show") or (action is None) != (name is None):
         given = " ".join(("catalog", *(word for word in (action, name) if word)))
@@ -80,6 +87,19 @@ def catalog(
             write_text(path, text(cluster))
             note(f"written to {path}")
     _print_cluster(name, known, cluster) if not json else print_json(as_plain(cluster))
+
+
+def _print_models(json: bool) -> None:
+    rows = [{"model": name, **as_plain(model)} for name, model in BUNDLED.items()]
+    if json:
+        print_json({"models": rows})
+        return
+    print_table(
+        "Bundled models, for panpipe plan --model NAME: published architectures, without weights",
+        ("model", "class", "tokens a sample", "dtype", "source"),
+        [(r["model"], r["classes"][1], r["sequence"] or "images", r["dtype"], r["source"]) for r in rows],
+        texts=("class", "dtype", "source"),
+    )
 
 
 def _device(known: Catalogue, name: str) -> DeviceType | None:

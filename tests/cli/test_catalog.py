@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from panpipe.answers.bundled_models import BUNDLED
 from panpipe.answers.topology import draw, draw_network
 from panpipe.cli import main
 from panpipe.core.cluster.catalog import catalogue, find_cluster
@@ -191,3 +192,14 @@ def test_names_of_devices_are_whole_in_80_columns(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     assert main(["catalog"]) == 0
     assert sum(line.startswith("A100-PCIe-40GB ") for line in capsys.readouterr().out.splitlines()) == 2
+
+
+def test_bundled_models_are_listed(capsys):
+    assert main(["catalog", "--models"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in BUNDLED)
+    assert main(["catalog", "--models", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)["models"]
+    assert [row["model"] for row in found] == list(BUNDLED)
+    assert main(["catalog", "show", "H100", "--models"]) == 2
+    assert "--models lists the bundled models" in capsys.readouterr().err

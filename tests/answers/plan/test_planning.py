@@ -65,7 +65,7 @@ REFUSED = {
     "microbatches": ({"microbatches": 0}, "--microbatches is 0: give a whole number of at least 1"),
     "budget": ({"budget": 0}, "--budget is 0: give a whole number"),
     "no microbatches": ({"microbatches": None}, "--microbatches is missing: give the number of microbatches"),
-    "host memory": ({"host_memory": -1.0}, "--host-memory is -1: give a finite number of bytes, at least 0"),
+    "host memory": ({"host_memory": -1.0}, "--host-memory is -1.*give bytes, at least 0"),
     "infinite": ({"host_memory": float("inf")}, "--host-memory is inf"),
     "layers": ({"layers": True, "offload": "auto"}, "--layers does not plan offload"),
     "tensor": ({"tensor": 2, "offload": "auto"}, "--offload is given with --tp: copies of tensor ranks"),
