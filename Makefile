@@ -43,7 +43,7 @@ test-cuda:
 
 # Every model of the zoo, by nine plans each; the table goes to benchmarks/results/zoo.md.
 zoo: $(VENV)/ready
-	OMP_NUM_THREADS=1 $(BIN)/python tests/zoo/table.py
+	OMP_NUM_THREADS=1 $(BIN)/python tests/laws/zoo/table.py
 
 # Mutated files of every format: only clear errors, no traceback, no hang, no memory bomb. Faulty files: out/fuzz.
 fuzz: $(VENV)/ready

@@ -115,3 +115,32 @@ def test_no_module_is_longer_than_one_concept():
     for module in all_modules():
         lines = len((ROOT / module).read_text(encoding="utf-8").splitlines())
         assert lines <= LINES or str(module) in LONG, f"{module} has {lines} lines: divide it by concepts"
+
+
+def strangers_to_users(file: Path) -> Iterator[str]:
+    """What a file of tests, or one of its helpers, uses of panpipe that is no public name."""
+    import panpipe
+
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names if alias.name.startswith("panpipe."))
+        elif isinstance(node, ast.ImportFrom) and node.level:
+            folder = [file, *file.parents][node.level].joinpath(*(node.module or "").split("."))
+            files = {folder.with_suffix(".py"), *(folder / f"{alias.name}.py" for alias in node.names)}
+            for other in files:
+                if other.exists() and LAWS not in other.parents:
+                    yield from strangers_to_users(other)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "panpipe":
+            names = {alias.name for alias in node.names}
+            yield from ({node.module} if "." in node.module else names - set(panpipe.__all__))
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "panpipe":
+            yield from {node.attr} - {*panpipe.__all__, "__version__"}
+
+
+LAWS = ROOT / "tests" / "laws"
+
+
+def test_laws_use_public_names_alone():
+    for file in LAWS.rglob("*.py"):
+        found = list(strangers_to_users(file))
+        assert not found, f"{file.relative_to(ROOT)} uses {found[0]}"

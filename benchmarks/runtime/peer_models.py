@@ -43,8 +43,8 @@ from torch.nn import functional
 from torch.utils import _pytree as pytree
 
 from benchmarks.recording import machine, record
-from tests.zoo.entry import Entry
-from tests.zoo.models import ZOO
+from tests.laws.zoo.entry import Entry
+from tests.laws.zoo.models import ZOO
 
 ROWS, MICROBATCHES, SPLITS, LIMIT_S = 6, 3, 3, 200
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}

@@ -1,4 +1,4 @@
-"""Runs models of the zoo in worker processes, each of which trains many of them."""
+"""Runs models of the zoo in worker processes, each of which trains many of them: by threads, and on two ranks."""
 
 import json
 import os
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 WORKER = Path(__file__).with_name("worker.py")
+LAUNCHERS = {"threads": (), "gloo": ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")}
 HANGS_AFTER_S = 400
 """Seconds without a result after which a worker counts as one that hangs."""
 Result = dict[str, Any]
@@ -22,23 +23,25 @@ class Worker:
 
     Args:
         names: of models, in order.
+        backend: ``"threads"``, or ``"gloo"`` for ranks.
         folder: where the worker writes.
         report: called with each result.
     """
 
-    def __init__(self, names: Sequence[str], folder: Path, report: Callable[[Result], None]) -> None:
-        self._left, self._folder, self._report = list(names), folder, report
+    def __init__(self, names: Sequence[str], backend: str, folder: Path, report: Callable[[Result], None]) -> None:
+        self._left, self._backend, self._folder, self._report = list(names), backend, folder, report
         self._processes = 0
         self._start()
 
     def _start(self) -> None:
         self._processes += 1
         self._file = self._folder / f"{id(self)}-{self._processes}"
-        self._lines, self._progress, self._model = 0, time.monotonic(), self._left[0]
+        self._lines, self._progress, self._model = dict[str, int](), time.monotonic(), self._left[0]
         with Path(f"{self._file}.err").open("w", encoding="utf-8") as said:
             self._process = subprocess.Popen(
-                [sys.executable, str(WORKER), str(self._file), *self._left], env={**os.environ, "OMP_NUM_THREADS": "1"},
-                stdout=subprocess.DEVNULL, stderr=said, start_new_session=True,
+                [sys.executable, *LAUNCHERS[self._backend], str(WORKER), str(self._file), *self._left],
+                env={**os.environ, "OMP_NUM_THREADS": "1"}, stdout=subprocess.DEVNULL, stderr=said,
+                start_new_session=True,
             )  # fmt: skip
 
     def done(self) -> bool:
@@ -66,7 +69,7 @@ class Worker:
         self._process.wait()
 
     def _add(self, name: str, problem: str) -> None:
-        self._report({"model": name, "backend": "both", "outcome": "crashed", "problem": problem})
+        self._report({"model": name, "backend": self._backend, "outcome": "crashed", "problem": problem})
 
     def _said(self) -> str:
         """The end of what it wrote to standard error."""
@@ -74,13 +77,15 @@ class Worker:
 
     def _collect(self) -> None:
         """Report what was written since the last call."""
-        whole = self._file.read_text(encoding="utf-8").rpartition("\n")[0] if self._file.exists() else ""
-        for line in map(json.loads, whole.splitlines()[self._lines :]):
-            self._lines, self._progress = self._lines + 1, time.monotonic()
-            if "begins" in line:
-                self._model = line["begins"]
-            else:
-                self._report(line)
+        for suffix in ("", "0", "1"):  # of threads, and of each rank
+            path = Path(f"{self._file}{suffix}")
+            whole = path.read_text(encoding="utf-8").rpartition("\n")[0] if path.exists() else ""
+            for line in map(json.loads, whole.splitlines()[self._lines.get(suffix, 0) :]):
+                self._lines[suffix], self._progress = self._lines.get(suffix, 0) + 1, time.monotonic()
+                if "begins" in line:
+                    self._model = line["begins"]
+                else:
+                    self._report(line)
 
 
 def run_zoo(
@@ -90,14 +95,14 @@ def run_zoo(
     report: Callable[[Result], None] = lambda _: None,
     workers: int = 2,
 ) -> list[Result]:
-    """Train models by threads and over gloo.
+    """Train models by threads and on ranks.
 
     Args:
         names: of models.
         folder: for what workers write.
         limit_s: seconds after which workers are stopped; models that are left have no results.
         report: called with each result as soon as it is there.
-        workers: how many processes share the models.
+        workers: how many processes share the models, half of them by threads; those of ranks have two.
 
     Returns:
         What every check found.
@@ -108,7 +113,8 @@ def run_zoo(
         found.append(result)
         report(result)
 
-    working = [Worker(part, folder, collect) for part in (names[i::workers] for i in range(workers)) if part]
+    parts = [names[i :: max(workers // 2, 1)] for i in range(max(workers // 2, 1))]
+    working = [Worker(part, kind, folder, collect) for part in parts if part for kind in ("threads", "gloo")]
     end = time.monotonic() + limit_s
     try:
         busy = list(working)

@@ -1,4 +1,4 @@
-"""A sample of the zoo, over threads and gloo; `make zoo` runs all of it."""
+"""A sample of the zoo, by threads and on ranks; `make zoo` runs all of it."""
 
 import pytest
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 Result = dict[str, Any]
-HERE = Path(__file__).resolve().parents[2]
+HERE = Path(__file__).resolve().parents[3]
 
 
 def commit() -> str:

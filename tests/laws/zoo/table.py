@@ -11,17 +11,17 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from benchmarks.recording import machine
-from tests.zoo.measured import HERE, Measured, Result
-from tests.zoo.models import ZOO
-from tests.zoo.run import run_zoo
+from tests.laws.zoo.measured import HERE, Measured, Result
+from tests.laws.zoo.models import ZOO
+from tests.laws.zoo.run import run_zoo
 
 TABLE = HERE / "benchmarks" / "results" / "zoo.md"
 RESULTS = HERE / "out" / "zoo.jsonl"
 KINDS = ("loss", "gradient", "parameter", "buffer")
 PLANS = 9
-"""Checks of one model: two and three devices, 1F1B and V-Half, threads and gloo; GPipe offloaded, on two over gloo."""
+"""Checks of one model: three by threads, and three on each of two ranks (`worker`)."""
 
 
 def worst(results: list[Result], kind: str) -> str:
@@ -47,18 +47,15 @@ def problem_of(results: list[Result]) -> str:
 def row(name: str, results: list[Result]) -> str:
     entry = ZOO[name]
     right = sum(result["outcome"] == "right" for result in results)
-    first = next((result for result in results if "operators" in result), {})
-    python = ", ".join(first.get("python", ()))
-    problem = problem_of(results)
-    remark = "; ".join(text for text in (entry.shows, f"Python: {python}" if python else "") if text)
-    kind, count = first.get("dtype", "–"), first.get("operators", "–")
+    kind = next((result["dtype"] for result in results if "dtype" in result), "–")
     at = results[0]["commit"] if results else "–"
     if outcome(results) == "refused":
-        counted = f"{kind} | {count} | – | – | – | – | {at}"
-        return f"| {name} | {entry.source} | refused | {counted} | {remark}: “{entry.refusal}” |"
+        return (
+            f"| {name} | {entry.source} | refused | {kind} | – | – | – | – | {at} | {entry.shows}: “{entry.refusal}” |"
+        )
     distances = " | ".join(worst(results, kind) for kind in KINDS)
-    remark = "; ".join(text for text in (remark, problem.replace("|", "/")) if text)
-    return f"| {name} | {entry.source} | {right}/{PLANS} | {kind} | {count} | {distances} | {at} | {remark} |"
+    remark = "; ".join(text for text in (entry.shows, problem_of(results).replace("|", "/")) if text)
+    return f"| {name} | {entry.source} | {right}/{PLANS} | {kind} | {distances} | {at} | {remark} |"
 
 
 def summary(by_model: Mapping[str, list[Result]]) -> dict[str, int]:
@@ -69,27 +66,25 @@ def summary(by_model: Mapping[str, list[Result]]) -> dict[str, int]:
 
 def table(by_model: Mapping[str, list[Result]], seconds: float) -> str:
     count = summary(by_model)
-    kept = sum(any(r.get("python") for r in found) for found in by_model.values() if outcome(found) == "right")
     rows = "\n".join(row(name, found) for name, found in by_model.items())
     away = sum(any(r.get("offloaded") for r in found) for found in by_model.values() if outcome(found) == "right")
     left = f" {count['not run']} were not run." if count["not run"] else ""
     return f"""# The zoo
 
-Of {len(by_model)} models {count["right"]} train as one process does, by every plan: 1F1B and V-Half, on two and on
-three devices, over threads and over gloo, and GPipe on two over gloo with every saved tensor offloaded that may be (in
-{away} of them some are); {count["refused"]} are refused before training, with the message that is
-expected; {count["wrong"]} are wrong, {count["crashed"]} crash or are refused otherwise.{left} {kept} of those that
-train keep some of their Python, on one stage each. “at” is the commit. Its runs took {seconds / 60:.1f} minutes
-together, on {machine()}.
+Of {len(by_model)} models {count["right"]} train as one process does, by every plan: the automatic one and V-Half, by
+two threads and on two ranks over gloo, 1F1B by three threads, and GPipe on two ranks with every saved tensor offloaded
+that may be (in {away} of them some are); a check counts on each rank. {count["refused"]} are refused before training,
+with the message that is expected; {count["wrong"]} are wrong, {count["crashed"]} crash or are refused otherwise.{left}
+“at” is the commit. Its runs took {seconds / 60:.1f} minutes together, on {machine()}.
 
 Distances are the largest over the plans, to the untouched eager model after two steps of AdamW on the same
 microbatches, with the same random numbers: the loss of any step, gradients relative in norm, and elements of parameters
 and buffers. float64 has to be within 1e-9; float32, where an operator has no other form, within 1e-4, and gradients
 within 1e-5. A gradient whose norm is less than 1e-5 of that of all gradients (float32: 1e-4) is compared relative to
-that share. Losses and gradients that are not finite in one process count as wrong.
+that share. What is not finite counts as wrong.
 
-| model | from | plans | in | operators | loss | gradients | parameters | buffers | at | |
-|---|---|---|---|---|---|---|---|---|---|---|
+| model | from | plans | in | loss | gradients | parameters | buffers | at | |
+|---|---|---|---|---|---|---|---|---|---|
 {rows}
 """
 

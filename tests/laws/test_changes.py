@@ -16,8 +16,9 @@ from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 
-from ..support.programs.changing import WIDTH, Program, difference, names_a_line, refusal
 from ..support.registry import Registry
+from . import programs
+from .programs import WIDTH, difference, names_a_line, refusal
 
 NEAR = 1e-9
 pytestmark = [
@@ -25,6 +26,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.*the step is captured again for each new value"),
     pytest.mark.filterwarnings("ignore:.*the loss does not depend on it"),
 ]
+
+
+def Program(model, step, between=lambda number: None, **options):
+    """A program whose batches are vectors and which draws no random numbers."""
+    return programs.Program(model, step, between=between, keyed=False, **options)
+
 
 BETA = 0.5
 TABLE = {"kl": 0.5, "other": 1.0}

@@ -1,0 +1,28 @@
+"""Runs scripts on each rank, under torchrun: ``ranks.py FOLDER NAME...``. Problems go to ``FOLDER/RANK.json``."""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import panpipe
+import torch
+
+from .scripts import alone, problems, run, scripts
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    os.environ["PANPIPE_CACHE"] = ""
+    folder, *names = sys.argv[1:]
+    results, every = {}, scripts()
+    for name in names:
+        try:
+            results[name] = problems(every[name], run(every[name], panpipe.pipeline), alone(every[name]))
+        except panpipe.PanpipeError as error:
+            results[name] = [f"{type(error).__name__}: {error}"]
+        Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

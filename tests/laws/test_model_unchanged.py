@@ -1,0 +1,62 @@
+"""After ``panpipe.pipeline(...)`` returns, the model is as it was: tensors, and all attributes of every module."""
+
+import warnings
+from typing import Any
+
+import panpipe
+import pytest
+import torch
+from torch import Tensor, nn
+
+from .zoo.models import ZOO
+
+FAST = ("Moving centre", "Vector quantiser", "PlainResNet", "Parametrized")
+"""Buffers that a forward writes, averages, BatchNorm, and weights that are computed."""
+MODELS = (
+    *FAST, "LSTM", "Halting", "Routed", "Spectral", "Checked", "GAN", "CTC", "Normalising flow", "Distillation",
+    "Warped images", "U-Net", "Hypernetwork", "Task of the batch", "Packed lengths", "GPT-2", "Mixtral", "ViT", "T5",
+)  # fmt: skip
+
+
+def state(value: Any, depth: int = 0) -> Any:
+    """What can be compared later: values of tensors and of plain data, the identity of everything else."""
+    if isinstance(value, Tensor):
+        gradient = None if value.grad is None else value.grad.clone()
+        return id(value), value.dtype, value.requires_grad, value.detach().clone(), gradient
+    if isinstance(value, nn.Module) or depth > 5:
+        return id(value)
+    if isinstance(value, dict):
+        return [(key, state(item, depth + 1)) for key, item in value.items()]
+    if isinstance(value, list | tuple):
+        return [state(item, depth + 1) for item in value]
+    if isinstance(value, int | float | str | bool | set | frozenset | torch.dtype | torch.device | None):
+        return type(value), str(value)
+    return id(value), state(getattr(value, "__dict__", {}), depth + 1)
+
+
+def changed(before: Any, after: Any) -> bool:
+    if isinstance(before, Tensor):
+        return not torch.equal(before, after)
+    if isinstance(before, list | tuple):
+        return type(before) is not type(after) or len(before) != len(after) or any(map(changed, before, after))
+    return bool(before != after)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=[pytest.mark.slow] * (n not in FAST)) for n in MODELS])
+def test_model_is_as_it_was(name):
+    entry = ZOO[name]
+    torch.manual_seed(0)
+    model, batch = entry.make().train(), entry.batch(6)
+    before = {path: state(vars(module)) for path, module in model.named_modules()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        pipe = panpipe.pipeline(
+            model, entry.step, batch, optimizer=torch.optim.AdamW, microbatches=3, progress=False, plan_seconds=0.1
+        )
+    after = {path: state(vars(module)) for path, module in model.named_modules()}
+    pipe.close()
+    assert list(before) == list(after)
+    for path, attributes in before.items():
+        found = dict(after[path])
+        assert [name for name, value in attributes if name not in found or changed(value, found[name])] == [], path
+        assert len(found) == len(attributes), path

@@ -1,0 +1,90 @@
+"""The scripts of ``ordinary/``: equal to one process by the default call, by a split schedule, and on two ranks."""
+
+import functools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import panpipe
+import pytest
+
+from .scripts import Script, alone, problems, run, scripts
+
+SCRIPTS = scripts()
+SPLIT = ("most_usual_loop", "batch_norm_net", "hand_written_lora", "tied_weights_of_a_language_model")
+"""Scripts that the fast suite also trains by a schedule with split backwards."""
+FAILS: dict[str, str] = {}
+"""Script → why it fails today."""
+
+
+@functools.cache
+def reference(name: str):
+    return alone(SCRIPTS[name])
+
+
+def cases(slow, keep=lambda script: True):
+    return [
+        pytest.param(
+            name,
+            marks=[pytest.mark.slow] * slow(script)
+            + [pytest.mark.xfail(reason=FAILS[name], strict=True) for _ in range(name in FAILS)],
+        )
+        for name, script in SCRIPTS.items()
+        if keep(script)
+    ]
+
+
+def assert_right(script: Script, **options):
+    if "refused" in script.tags:
+        with pytest.raises(panpipe.RequestError, match=script.tags["refused"]):
+            run(script, panpipe.pipeline, **options)
+    else:
+        assert not problems(script, run(script, panpipe.pipeline, **options), reference(script.name))
+
+
+@pytest.mark.parametrize("name", cases(lambda script: "slow" in script.tags))
+def test_default_call_trains_as_one_process(name):
+    assert_right(SCRIPTS[name])
+
+
+@pytest.mark.parametrize("schedule", ["zb-v", "zb-h1"])
+@pytest.mark.parametrize("name", cases(lambda script: script.name not in SPLIT, lambda s: "refused" not in s.tags))
+def test_split_backwards_train_as_one_process(name, schedule):
+    assert_right(SCRIPTS[name], schedule=schedule)
+
+
+@pytest.fixture(scope="module")
+def on_ranks(tmp_path_factory):
+    """Run scripts on two ranks, all in one start, and return name → problems on each rank."""
+    folder = tmp_path_factory.mktemp("ranks")
+
+    @functools.cache
+    def results(names: tuple[str, ...]):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command += ["-m", f"{__package__}.ranks", str(folder), *names]
+        ended = subprocess.run(
+            command, env={**os.environ, "OMP_NUM_THREADS": "1", "PANPIPE_TIMEOUT_S": "60"}, capture_output=True,
+            text=True, encoding="utf-8", timeout=1500, check=False, cwd=Path(__file__).parents[2],
+        )  # fmt: skip
+        found = [json.loads((folder / f"{rank}.json").read_text(encoding="utf-8")) for rank in range(2)]
+        return {name: [one.get(name, ended.stderr[-2000:]) for one in found] for name in names}
+
+    return results
+
+
+TRAINED = [script for name, script in SCRIPTS.items() if name not in FAILS and "refused" not in script.tags]
+FAST = tuple(script.name for script in TRAINED if "ranks" in script.tags)
+ALSO = tuple(script.name for script in TRAINED if "ranks" not in script.tags)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_two_ranks_train_as_one_process(name, on_ranks):
+    assert on_ranks(FAST)[name] == [[], []]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ALSO)
+def test_two_ranks_train_all_others_as_one_process(name, on_ranks):
+    assert on_ranks(ALSO)[name] == [[], []]
