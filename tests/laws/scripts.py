@@ -41,11 +41,11 @@ class Script:
         file: that has the cell.
         line: the number of the cell's first line, from 1.
         source: its text; ``before`` is the text that all cells of the file share.
-        tags: name → value. ``keyed``: it draws random numbers. ``slow``: not in the fast suite. ``ranks``: runs on two
-            ranks in the fast suite, too. ``warns=words``: a warning with these words is expected; ``may_warn=words``:
-            it is allowed. ``refused=words``: the error that is expected. ``changes=n``: how many steps or evaluations
-            change what the step reads, so that it is captured again. ``near=x``: the largest difference, where float32
-            is a part of it.
+        tags: name → value. ``fast``: the fast suite trains it by the default call; ``ranks``: on two ranks. ``keyed``:
+            it draws random numbers. ``warns=words``: a warning with these words is expected; ``may_warn=words``: it is
+            allowed. ``refused=words``: the error that is expected. ``changes=n``: how many steps or evaluations change
+            what the step reads, so that it is captured again. ``near=x``: the largest difference, where float32 is a
+            part of it.
     """
 
     name: str

@@ -65,7 +65,7 @@ def causal_loss(model, batch):
     return model(**batch).loss
 
 
-# %% llama_with_lora | ranks,near=1e-5
+# %% llama_with_lora | ranks, near=1e-5
 model = LlamaForCausalLM(LlamaConfig(**LLAMA))
 model = get_peft_model(model, LoraConfig(r=2, lora_alpha=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
 model.print_trainable_parameters()
@@ -91,14 +91,14 @@ for batch in batches:
     loss = outputs.item()
     progress_bar.update(1)
 
-# %% llama_of_variable_lengths | slow,near=1e-5,may_warn=microbatches of a new shape
+# %% llama_of_variable_lengths | near=1e-5, may_warn=microbatches of a new shape
 model = LlamaForCausalLM(LlamaConfig(**LLAMA))
 batches = [batch for length in (5, 7, 5, 7, 9, 5) for batch in texts(1, length=length)]
 pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for batch in batches:
     loss = pipe.step(batch)
 
-# %% gpt2_with_evaluation_and_perplexity | slow
+# %% gpt2_with_evaluation_and_perplexity
 config = GPT2Config(
     vocab_size=40, n_positions=16, n_embd=16, n_layer=2, n_head=2, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0
 )
@@ -113,7 +113,7 @@ for epoch in range(2):
     losses = [pipe.evaluate(batch) for batch in val]
     perplexity = torch.stack(losses).mean().exp()
 
-# %% bert_classification_with_padding | ranks
+# %% bert_classification_with_padding
 model = BertForSequenceClassification(BertConfig(**BERT, **NO_DROPOUT, num_labels=3))
 batches = [{**batch, "labels": torch.randint(3, (8,))} for batch in tokenized(4)]
 
@@ -128,7 +128,7 @@ for batch in batches:
     loss = pipe.step(batch)
     accuracy = pipe.metrics["accuracy"]
 
-# %% bert_with_dropout | slow,keyed
+# %% bert_with_dropout | keyed
 model = BertForSequenceClassification(BertConfig(**BERT, num_labels=3))
 batches = [{**batch, "labels": torch.randint(3, (8,))} for batch in tokenized(3)]
 pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
@@ -136,7 +136,7 @@ for batch in batches:
     loss = pipe.step(batch)
 
 
-# %% bert_frozen_with_a_new_head | slow
+# %% bert_frozen_with_a_new_head
 class Classifier(nn.Module):
     def __init__(self):
         super().__init__()
@@ -165,7 +165,7 @@ for epoch in range(2):
         loss = pipe.step(batch)
         total_loss += loss.item()
 
-# %% t5_summaries | slow
+# %% t5_summaries
 config = T5Config(
     vocab_size=40, d_model=16, d_kv=8, d_ff=24, num_layers=2, num_heads=2, dropout_rate=0.0, pad_token_id=0,
     decoder_start_token_id=0, use_cache=False,
@@ -186,21 +186,21 @@ pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.Ad
 for batch in batches:
     loss = pipe.step(batch)
 
-# %% mixtral | ranks,near=1e-5
+# %% mixtral | fast, near=1e-5
 model = MixtralForCausalLM(MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2))
 batches = texts()
 pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for batch in batches:
     loss = pipe.step(batch)
 
-# %% qwen3_moe | slow,near=1e-5
+# %% qwen3_moe | near=1e-5
 model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**LLAMA, **EXPERTS, head_dim=8))
 batches = texts()
 pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for batch in batches:
     loss = pipe.step(batch)
 
-# %% olmoe_with_a_loss_of_its_router | slow,near=1e-5
+# %% olmoe_with_a_loss_of_its_router | near=1e-5
 options = dict(num_experts=4, num_experts_per_tok=2, output_router_logits=True, router_aux_loss_coef=0.01)
 model = OlmoeForCausalLM(OlmoeConfig(**LLAMA, **options))
 batches = texts()
@@ -208,7 +208,7 @@ pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.Ad
 for batch in batches:
     loss = pipe.step(batch)
 
-# %% lora_of_a_mixture_in_an_auto_class | slow,near=1e-5
+# %% lora_of_a_mixture_in_an_auto_class | near=1e-5
 model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **LLAMA, **EXPERTS, head_dim=8))
 model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"))
 batches = texts()
@@ -216,7 +216,7 @@ pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.Ad
 for batch in tqdm(batches):
     loss = pipe.step(batch)
 
-# %% batch_encoding_of_a_tokenizer | slow,near=1e-5
+# %% batch_encoding_of_a_tokenizer | near=1e-5
 model = LlamaForCausalLM(LlamaConfig(**LLAMA))
 batches = [BatchEncoding(batch) for batch in tokenized(3)]
 
@@ -231,7 +231,7 @@ for batch in batches:
     loss = pipe.step(batch)
 
 
-# %% supervised_fine_tuning_of_answers | slow,near=1e-5
+# %% supervised_fine_tuning_of_answers | near=1e-5
 @dataclass
 class TrainingArguments:
     lr: float = 1e-3

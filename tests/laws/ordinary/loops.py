@@ -59,7 +59,7 @@ for batch in batches:
     print(f"loss {loss.item():.3f}")
 
 
-# %% globals_named_as_attributes | ranks
+# %% globals_named_as_attributes | fast
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -86,7 +86,7 @@ for step, batch in enumerate(batches):
     outputs, logits, best = x.mean(), loss, min(losses)
 
 
-# %% lengths_change_and_loss_is_global | slow,may_warn=microbatches of a new shape
+# %% lengths_change_and_loss_is_global | may_warn=microbatches of a new shape
 class Tagger(nn.Module):
     def __init__(self):
         super().__init__()
@@ -109,7 +109,7 @@ for batch in batches:
     logits = loss * 2
 
 
-# %% evaluation_between_steps | ranks
+# %% evaluation_between_steps | fast
 def step(model, batch):
     return F.cross_entropy(model(batch["x"]), batch["y"])
 
@@ -126,7 +126,7 @@ for epoch in range(3):
     print(epoch, loss.item(), val_loss)
 
 
-# %% tqdm_bar_with_postfix | ranks
+# %% tqdm_bar_with_postfix | fast
 def step(model, batch):
     x, y = batch
     return F.mse_loss(model(x), y)
@@ -140,7 +140,7 @@ for batch in bar:
     loss = pipe.step(batch)
     bar.set_postfix(loss=loss.item())
 
-# %% tqdm_in_the_step | may_warn=bar
+# %% tqdm_in_the_step | fast, may_warn=bar
 bar = tqdm(total=100)
 
 
@@ -237,7 +237,7 @@ for batch in batches:
     loss = pipe.step(batch)
 
 
-# %% timer_class_as_a_context_in_the_step | warns=timer
+# %% timer_class_as_a_context_in_the_step | fast, warns=timer
 class Timer:
     def __init__(self):
         self.seconds = defaultdict(float)
@@ -331,7 +331,7 @@ pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, mi
 for batch in batches:
     loss = pipe.step(batch)
 
-# %% argparse_namespace | ranks
+# %% argparse_namespace
 parser = argparse.ArgumentParser()
 parser.add_argument("--lr", type=float, default=1e-2)
 parser.add_argument("--alpha", type=float, default=0.5)
@@ -351,7 +351,7 @@ pipe = panpipe.pipeline(model, step, batches[0], optimizer=optimizer, microbatch
 for args.step in range(args.steps):
     loss = pipe.step(batches[args.step])
 
-# %% value_of_the_config_that_changes | changes=2
+# %% value_of_the_config_that_changes | fast, changes=2
 args = SimpleNamespace(beta=0.1)
 
 
@@ -382,7 +382,7 @@ for batch in batches:
     loss = pipe.step(batch)
 
 
-# %% method_of_a_trainer_as_step | ranks
+# %% method_of_a_trainer_as_step | fast
 class Trainer:
     def __init__(self, model, batches, lr=0.01):
         self.model, self.batches, self.lr = model, batches, lr
@@ -436,7 +436,7 @@ for batch in batches:
     loss = pipe.step(batch)
 
 
-# %% accumulation_over_batches | ranks
+# %% accumulation_over_batches | fast
 def step(model, batch):
     return F.cross_entropy(model(batch["x"]), batch["y"])
 
@@ -518,7 +518,7 @@ for batch in batches:
     loss = pipe.step(batch)
 
 
-# %% checkpoint_and_resume | slow
+# %% checkpoint_and_resume
 def step(model, batch):
     return F.cross_entropy(model(batch["x"]), batch["y"])
 
@@ -555,7 +555,7 @@ for batch in batches:
 pipe.load_state_dict(best_state)
 
 
-# %% metrics_that_the_step_returns | ranks
+# %% metrics_that_the_step_returns
 def step(model, batch):
     logits = model(batch["x"])
     accuracy = (logits.argmax(-1) == batch["y"]).double().mean()
@@ -571,7 +571,7 @@ for batch in batches:
     for name, value in pipe.metrics.items():
         history[name].append(value)
 
-# %% metrics_by_item | warns=losses
+# %% metrics_by_item | fast, warns=losses
 losses, correct = [], 0
 
 
@@ -604,7 +604,7 @@ for batch in batches:
     running = loss if running is None else 0.9 * running + 0.1 * loss
 
 
-# %% predictions_by_forward | ranks
+# %% predictions_by_forward | fast
 def step(model, batch):
     return F.cross_entropy(model(batch["x"]), batch["y"])
 
@@ -647,7 +647,7 @@ for batch in batches:
     loss = pipe.step(batch)
 
 
-# %% smaller_last_batch | may_warn=microbatches of a new shape
+# %% smaller_last_batch | fast, may_warn=microbatches of a new shape
 class Points(Dataset):
     def __init__(self, count):
         self.x, self.y = torch.randn(count, 6), torch.randint(3, (count,))

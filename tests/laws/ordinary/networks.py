@@ -37,7 +37,7 @@ def next_word(model, batch):
     return F.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten())
 
 
-# %% lstm_that_reads_the_batch | ranks
+# %% lstm_that_reads_the_batch | fast
 class Rows(nn.Module):
     def __init__(self):
         super().__init__()
@@ -68,7 +68,7 @@ model = Rows()
 pipe = fit(model, classify, classes(4, 8, 5, 6))
 
 
-# %% bidirectional_lstm_over_words | slow
+# %% bidirectional_lstm_over_words
 class Tagger(nn.Module):
     def __init__(self):
         super().__init__()
@@ -119,7 +119,7 @@ model = nn.Sequential(
 pipe = fit(model, classify, classes(3, 8, 3, 8, 8), microbatches=2)
 
 
-# %% running_mean_and_targets_of_one_column | ranks
+# %% running_mean_and_targets_of_one_column | fast
 class Normalised(nn.Module):
     def __init__(self):
         super().__init__()
@@ -143,7 +143,7 @@ model = Normalised()
 pipe = fit(model, step, [{"x": torch.randn(8, 6), "y": torch.randn(8, 1)} for _ in range(4)])
 
 
-# %% running_mean_in_a_plain_attribute
+# %% running_mean_in_a_plain_attribute | fast
 class Scaled(nn.Module):
     def __init__(self):
         super().__init__()
@@ -162,7 +162,7 @@ for batch in classes(1):
     val = pipe.evaluate(batch)
 
 
-# %% computed_attribute_names | ranks
+# %% computed_attribute_names | fast
 class Layers(nn.Module):
     def __init__(self, depth=3):
         super().__init__()
@@ -217,7 +217,7 @@ model = Net()
 pipe = fit(model, classify, classes())
 
 
-# %% train_and_eval_switches | ranks,keyed
+# %% train_and_eval_switches | fast, keyed
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -371,7 +371,7 @@ model = GPT()
 pipe = fit(model, step, sentences())
 
 
-# %% hand_written_lora | ranks
+# %% hand_written_lora | fast
 class LoRALinear(nn.Module):
     def __init__(self, base, r=2, alpha=4):
         super().__init__()
@@ -397,7 +397,7 @@ inject(model)
 pipe = fit(model, classify, classes())
 
 
-# %% frozen_backbone | ranks
+# %% frozen_backbone
 class Classifier(nn.Module):
     def __init__(self, backbone):
         super().__init__()
@@ -420,7 +420,7 @@ model = Classifier(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), 
 model.train()
 pipe = fit(model, classify, classes())
 
-# %% frozen_layers_that_are_unfrozen_later | changes=1
+# %% frozen_layers_that_are_unfrozen_later | fast, changes=1
 model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
 batches = classes(4)
 model[0].requires_grad_(False)
@@ -454,7 +454,7 @@ model = nn.Sequential(nn.Linear(6, 8), Experts(8), nn.LayerNorm(8), Experts(8), 
 pipe = fit(model, classify, classes())
 
 
-# %% contrastive_loss_over_the_batch | warns=relates
+# %% contrastive_loss_over_the_batch | fast, warns=relates
 class Encoder(nn.Module):
     def __init__(self):
         super().__init__()
@@ -491,7 +491,7 @@ def step(model, batch):
 model = Reward()
 pipe = fit(model, step, [{k: torch.randint(12, (8, 5)) for k in ("chosen", "rejected")} for _ in range(4)])
 
-# %% preference_pairs_in_halves_of_the_batch | warns=relates
+# %% preference_pairs_in_halves_of_the_batch | fast, warns=relates
 model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
@@ -502,7 +502,7 @@ def step(model, x):
 
 pipe = fit(model, step, [torch.randn(8, 6) for _ in range(4)], microbatches=2)
 
-# %% class_weights_of_the_loss | warns=relates
+# %% class_weights_of_the_loss | fast, warns=relates
 class_weights = torch.tensor([0.2, 1.0, 3.0])
 criterion = nn.CrossEntropyLoss(weight=class_weights)
 model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
@@ -608,7 +608,7 @@ def step(model, batch):
 
 pipe = fit(model, step, [{k: torch.randn(8, 6) for k in ("anchor", "positive", "negative")} for _ in range(4)])
 
-# %% spectral_and_weight_norm | slow
+# %% spectral_and_weight_norm
 model = nn.Sequential(
     parametrizations.weight_norm(nn.Linear(6, 8)),
     nn.ReLU(),
@@ -688,7 +688,7 @@ for batch in batches:
     pipe.on_parameters(lambda name, p: p.clamp_(0, math.log(100)) if name == "logit_scale" else None)
 
 
-# %% recurrent_state_of_a_fixed_batch_size | refused=8
+# %% recurrent_state_of_a_fixed_batch_size | fast, refused=8
 class Recurrent(nn.Module):
     def __init__(self):
         super().__init__()
@@ -703,7 +703,7 @@ model = Recurrent()
 pipe = fit(model, classify, classes(4, 8, 4, 6))
 
 
-# %% groups_of_four_answers | refused=4
+# %% groups_of_four_answers | fast, refused=4
 class Policy(nn.Module):
     def __init__(self):
         super().__init__()
@@ -724,7 +724,7 @@ model = Policy()
 pipe = fit(model, step, [{"tokens": torch.randint(12, (8, 4)), "reward": torch.rand(8)} for _ in range(4)])
 
 
-# %% sequence_first_batches | refused=batch_dims
+# %% sequence_first_batches | fast, refused=batch_dims
 class Words(nn.Module):
     def __init__(self):
         super().__init__()
