@@ -19,7 +19,9 @@ def main() -> None:
     for name in names:
         try:
             results[name] = problems(every[name], run(every[name], panpipe.pipeline), alone(every[name]))
-        except panpipe.PanpipeError as error:
+        except (
+            Exception
+        ) as error:  # the other rank may wait: it ends after PANPIPE_TIMEOUT_S, and the next script begins
             results[name] = [f"{type(error).__name__}: {error}"]
         Path(folder, f"{os.environ['RANK']}.json").write_text(json.dumps(results), encoding="utf-8")
 

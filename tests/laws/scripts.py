@@ -44,8 +44,8 @@ class Script:
         tags: name → value. ``fast``: the fast suite trains it by the default call; ``ranks``: on two ranks. ``keyed``:
             it draws random numbers. ``warns=words``: a warning with these words is expected; ``may_warn=words``: it is
             allowed. ``refused=words``: the error that is expected. ``changes=n``: how many steps or evaluations change
-            what the step reads, so that it is captured again. ``near=x``: the largest difference, where float32 is a
-            part of it.
+            what the step reads, so that it is captured again. ``float32``: it has no form in float64. ``near=x``: the
+            largest difference, where float32 is a part of it.
     """
 
     name: str
@@ -196,7 +196,7 @@ def run(script: Script, make: Callable[..., Any], **options: Any) -> Results:
     numpy.random.seed(0)
     before, public = torch.get_default_dtype(), panpipe.pipeline
     sys.modules[module.__name__] = module
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(torch.float32 if "float32" in script.tags else torch.float64)
     panpipe.pipeline = pipeline
     try:
         with contextlib.ExitStack() as stack:

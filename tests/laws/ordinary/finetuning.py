@@ -186,21 +186,21 @@ pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.Ad
 for batch in batches:
     loss = pipe.step(batch)
 
-# %% mixtral | fast, near=1e-5
+# %% mixtral | fast, float32, near=1e-4
 model = MixtralForCausalLM(MixtralConfig(**LLAMA, num_local_experts=4, num_experts_per_tok=2))
 batches = texts()
 pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for batch in batches:
     loss = pipe.step(batch)
 
-# %% qwen3_moe | near=1e-5
+# %% qwen3_moe | float32, near=1e-4
 model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**LLAMA, **EXPERTS, head_dim=8))
 batches = texts()
 pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for batch in batches:
     loss = pipe.step(batch)
 
-# %% olmoe_with_a_loss_of_its_router | near=1e-5
+# %% olmoe_with_a_loss_of_its_router | float32, near=1e-4
 options = dict(num_experts=4, num_experts_per_tok=2, output_router_logits=True, router_aux_loss_coef=0.01)
 model = OlmoeForCausalLM(OlmoeConfig(**LLAMA, **options))
 batches = texts()
@@ -208,7 +208,7 @@ pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.Ad
 for batch in batches:
     loss = pipe.step(batch)
 
-# %% lora_of_a_mixture_in_an_auto_class | near=1e-5
+# %% lora_of_a_mixture_in_an_auto_class | float32, near=1e-4
 model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **LLAMA, **EXPERTS, head_dim=8))
 model = get_peft_model(model, LoraConfig(r=2, target_modules="all-linear", lora_dropout=0.0, task_type="CAUSAL_LM"))
 batches = texts()

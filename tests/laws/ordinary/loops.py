@@ -480,7 +480,7 @@ pipe = panpipe.pipeline(
 )
 for batch in batches:
     loss = pipe.step(batch)
-    print(f"{loss:.3f} {pipe.grad_norm:.3f} {pipe.learning_rates[0]:.5f}")
+    print(f"{loss:.3f} {pipe.grad_norm:.3f}", *(f"{lr:.5f}" for lr in pipe.learning_rates))
 
 
 # %% rate_written_into_the_groups
