@@ -295,18 +295,6 @@ class Executor:
         """Wait until the gradients of all stages here are summed over replicas."""
         self._frame.wait_pending()
 
-    def drop_gradients(self, names: frozenset[str]) -> None:
-        """Set the gradients of parameters to None, also of tied weights once they are reduced.
-
-        Args:
-            names: the same on all devices of the pipeline.
-        """
-        self._tied.missing = names
-        for state in self.update.states.values() if names else ():
-            for held in (state.parameters, state.updated):
-                for name in names & held.keys():
-                    held[name].grad = None
-
     def _run_in_order(self, instructions: Sequence[Instruction], events: list[MarkedEvent] | None) -> None:
         activity = self._activity
         if events is None:

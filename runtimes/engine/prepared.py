@@ -220,7 +220,6 @@ class PreparedSteps:
                 i: StageRun(
                     i, programs, compiled.layout, self._states[i], constants, loss, i in again, step.gradients,
                     offloaded_storages(self._plan, i, compiled), compiled.runs_python(i), self._shared[i],
-                    compiled.runs_python(i) and bool(compiled.operators.paths.parameters),
                 )
                 for i, programs in compiled.programs.items()
             }  # fmt: skip

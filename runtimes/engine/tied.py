@@ -19,16 +19,12 @@ class TiedReduction:
     Args:
         plan: the plan.
         states: of this device's stages. A sharded stage exchanges only this replica's slice of the gradient.
-
-    Attributes:
-        missing: names of those without a gradient in this update, on all stages; the same on all devices.
     """
 
     def __init__(self, plan: Plan, states: Mapping[int, StageState]) -> None:
         self._tied = plan.tied
         self._placement = plan.placement
         self._states = states
-        self.missing: frozenset[str] = frozenset()
 
     def reduce(self, backend: Backend) -> None:
         """Exchange gradients; returns when the gradients of this device's copies are the sums.
@@ -42,10 +38,7 @@ class TiedReduction:
             for stage in weight.stages
             if stage in self._states and weight.name in self._states[stage].updated
         }
-        tied = [
-            weight for weight in self._tied
-            if weight.name not in self.missing and not self._frozen(weight) and not self._elsewhere(weight)
-        ]  # fmt: skip
+        tied = [weight for weight in self._tied if not self._frozen(weight) and not self._elsewhere(weight)]
         partials = {weight.name: self._exchange_partials(weight, backend, sends) for weight in tied}
         totals: list[tuple[nn.Parameter, Tensor, Handle]] = []
         for weight in tied:

@@ -1,7 +1,6 @@
 """A stage's programs bound to its parameters and buffers, for one shape of microbatch."""
 
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -12,7 +11,6 @@ from ...core.actions import Kind
 from ...core.capture.programs.generated_code import no_sink
 from ...core.capture.programs.saved_storages import SavedStorage
 from ...core.capture.programs.stage_programs import StagePrograms
-from ...core.capture.regions.regions import Region, noting_crossings
 from ..optimizer.stage_state import StageState
 from .bound_backward import BoundBackward, zeros
 from .linked_stage import CapturedStage, Layout
@@ -37,7 +35,6 @@ class StageRun(CapturedStage):
         offloaded: the storages of the saved tensors that are offloaded.
         runs_python: whether it runs a part of the step that stays Python.
         shared: the shared tensors of the stage's runs for all shapes; by default of this one alone.
-        notes_crossings: whether its regions' backwards record crossings (`core/capture/regions/gradient_paths`).
     """
 
     def __init__(
@@ -53,10 +50,9 @@ class StageRun(CapturedStage):
         offloaded: Sequence[SavedStorage] = (),
         runs_python: bool = False,
         shared: SharedTensors | None = None,
-        notes_crossings: bool = False,
     ) -> None:
         self._shared = shared or SharedTensors()
-        self.offloaded, self.runs_python, self._notes_crossings = offloaded, runs_python, notes_crossings
+        self.offloaded, self.runs_python = offloaded, runs_python
         inputs = programs.inputs
         super().__init__(index, inputs.boundary, programs.outputs, programs.results, layout, state, inputs.batch)
         self.programs = programs
@@ -98,7 +94,6 @@ class StageRun(CapturedStage):
         ends = (len(programs.outputs), len(programs.results), len(programs.mutated))
         self._ends = ends[0], ends[0] + ends[1], sum(ends)
         self._saved: dict[int, list[Any]] = {}
-        self._crossed: dict[int, set[tuple[Region, int, int]]] = {}
         self._created: dict[int, list[Any]] = {}
 
     def forward(
@@ -107,7 +102,6 @@ class StageRun(CapturedStage):
         """F. Returns the outputs, and the parts of the step's result computed here."""
         given = self._given(boundary, leaves, key)
         boundary.clear()
-        self._crossed.pop(microbatch, None)  # of a step that ended early
         if self._recompute is not None:
             # F overwrites buffers in place; the recomputation needs their old values.
             self._inputs[microbatch] = [
@@ -220,10 +214,7 @@ class StageRun(CapturedStage):
         if program is None:
             boundary, device = self.programs.inputs.boundary, self._device
             return [[zeros(boundary[place], device) for place in places] for places in self.returned.values()]
-        with self._noting(microbatch):
-            return program.run(saved, [], tangents, seed, leaves, key, sink=None if scattered else program.sink_apart)[
-                0
-            ]
+        return program.run(saved, [], tangents, seed, leaves, key, sink=None if scattered else program.sink_apart)[0]
 
     def backward_input(
         self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
@@ -239,8 +230,7 @@ class StageRun(CapturedStage):
             self._created[microbatch] = [tangents]
             return []
         saved = self._saved[microbatch]
-        with self._noting(microbatch):
-            messages, created = program.run(saved, [], tangents, seed, leaves, key, release=False)
+        messages, created = program.run(saved, [], tangents, seed, leaves, key, release=False)
         self._created[microbatch] = created
         keep = self._kept_for_weight
         self._saved[microbatch] = [value if i in keep else None for i, value in enumerate(saved)]
@@ -250,16 +240,9 @@ class StageRun(CapturedStage):
         """W. Adds the gradients of the parameters."""
         created, program = self._created.pop(microbatch, []), self._backward_weight
         if program is not None:
-            with self._noting(microbatch):
-                program.run(self._saved.pop(microbatch), created, {}, seed, leaves, key)
+            program.run(self._saved.pop(microbatch), created, {}, seed, leaves, key)
         elif microbatch in self._saved:
             self.backward(microbatch, created[0] if created else {}, seed, leaves, key)
-
-    def _noting(self, microbatch: int) -> AbstractContextManager[None]:
-        """A context in which the crossings of this stage's regions are recorded."""
-        if not self._notes_crossings:
-            return nullcontext()
-        return noting_crossings(self._crossed.setdefault(microbatch, set()))
 
     @property
     def device(self) -> torch.device:
@@ -300,13 +283,9 @@ class StageRun(CapturedStage):
 
     def forget(self) -> None:
         """Free what it holds of all microbatches."""
-        for held in (self._saved, self._inputs, self._created, self._crossed):
+        for held in (self._saved, self._inputs, self._created):
             held.clear()
         self.free_shared()
-
-    def take_crossed(self, microbatch: int) -> set[tuple[Region, int, int]]:
-        """The crossings of this stage's regions in a microbatch (`core/capture/regions/gradient_paths`), once."""
-        return self._crossed.pop(microbatch, set())
 
 
 def constant_on(value: Any, device: torch.device) -> Any:

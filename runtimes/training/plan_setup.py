@@ -113,6 +113,6 @@ def set_up_plan(
     norm_parameters = NormParameters.of(plan, dict(model.named_parameters()), unused)
     copies = offloads(plan, first, team, where, offload or OffloadTier())
     workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, copies, programs.graphs)
-    runner = StepRunner(stages, variants, workers, training, largest, operators)
+    runner = StepRunner(stages, variants, workers, training, largest)
     evaluator = Evaluator(stages, cut, workers, training, programs, follow_model)
     return PlanSetup(plan, stages, variants, runner, evaluator, copies, workers.queues)

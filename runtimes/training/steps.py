@@ -6,7 +6,6 @@ import torch
 from attrs import frozen
 from torch import Tensor
 
-from ...core.capture.export.operators import Operators
 from ...core.errors import RequestError
 from ..batch.batch_agreement import NOT_UPDATED
 from ..batch.microbatches import Microbatch
@@ -22,7 +21,6 @@ from ..optimizer.update import Ending, NonFiniteNorm, StartRead, Update
 from .batch_run import BatchResult, BatchRun
 from .kept_gradients import KeptGradients
 from .local_stages import LocalStages
-from .missing_gradients import MissingGradients
 from .value_variants import Variants
 
 
@@ -53,7 +51,6 @@ class StepRunner:
         workers: the devices of this process.
         training: clipping, scaling and seed.
         largest: samples of the largest microbatch of the example.
-        example: its operators.
 
     Attributes:
         seed: of all random numbers.
@@ -66,14 +63,12 @@ class StepRunner:
         workers: Workers,
         training: Training,
         largest: int,
-        example: Operators,
     ) -> None:
         self._loss_scale = training.loss_scale()
         self._needs_finite_loss, self._stopped = training.needs_finite_loss, False
         self._accumulated: Accumulated | None = None
         self._kept: KeptGradients | None = None
         self._workers = workers
-        self._missing = MissingGradients(stages.team, workers, example)
         self._plan, self._states, self._team, self._variants = stages.plan, stages.states, stages.team, variants
         self.seed, self._largest = training.seed, largest
 
@@ -120,16 +115,12 @@ class StepRunner:
         before = self._accumulated or Accumulated(samples, 0.0, self._loss_scale.now() if self._loss_scale else None)
         counted = self._counted(prepared)
         size = 1.0 if counted else samples / before.samples
-        accumulating = self.accumulating
 
         def before_end(device: int) -> None:
             executor = self._workers.executor(device)
-            if ending is Ending.KEEP:
-                self._missing.drop(device, prepared, batch.agreement, accumulating, over_replicas=False)
-            else:
+            if ending is not Ending.KEEP:
                 divisor, scales, refused = self._divisor(batch, device, before, size)
                 executor.finish_reductions()
-                self._missing.drop(device, prepared, batch.agreement, accumulating, over_replicas=True)
                 if self._needs_finite_loss and not (batch.results.loss_is_finite(device) and before.finite):
                     refused = True
                 executor.update.begin(divisor, before.scale, scales, refused)

@@ -14,9 +14,8 @@ from ...errors import PanpipeError, RequestError
 from ..graph.generated_sources import sources_removed
 from ..graph.randomness import KeyedRandom, random_key
 from ..python.torch_settings import without_anomaly_mode
-from ..regions.gradient_paths import GradientPaths, GradientReach
 from ..regions.modes import CASTS, CastWatch, ModalInterpreter, casts_once
-from ..regions.regions import Region, region_of
+from ..regions.regions import region_of
 from ..values.nesting import tensors_of
 from ..values.user_lines import line_of, reason_of
 from .captured_step import CapturedStep
@@ -44,7 +43,6 @@ class FakeRun(ModalInterpreter):
         self._hooks: list[RemovableHandle] = []
         self._nodes = list(step.graph.nodes)
         self._parameters = step.parameters
-        self._calls: list[tuple[Region, Any]] = []
 
     def run_node(self, n: fx.Node) -> Any:
         before = self.random.ordinal
@@ -55,8 +53,6 @@ class FakeRun(ModalInterpreter):
         region = region_of(n)
         if region is not None:
             self.random.ordinal += region.draws
-            call = next((tensor.grad_fn for tensor in value if tensor.requires_grad), None)
-            self._calls += [] if call is None else [(region, call)]
         if self.random.ordinal != before:
             self.first_draw[n.name] = before
         self.values[n.name] = value
@@ -94,20 +90,6 @@ class FakeRun(ModalInterpreter):
     def _note_flow(self, name: str, tensor: int, gradient: Tensor | None) -> None:
         self._flowed.add(tensor)
         self._note_layout(name, gradient)
-
-    def gradient_paths(self, loss: str) -> GradientPaths:
-        """The paths of gradients through regions; before `note_gradients`.
-
-        Args:
-            loss: name of its node.
-        """
-        calls, self._calls = self._calls, []  # autograd's graph would hold this run
-        if not calls:
-            read = {node.name for node in self._nodes if node.users}
-            parameters = frozenset(name for node, name in self._parameters.items() if node in read)
-            return GradientPaths(loss=GradientReach(parameters))
-        names = {id(self.values[node]): name for node, name in self._parameters.items() if node in self.values}
-        return GradientPaths.of(self.values[loss], names, calls)
 
     def note_gradients(self, loss: str) -> None:
         """Run the backward to record the layout of every gradient; tensors without a gradient are detached.

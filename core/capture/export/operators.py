@@ -28,8 +28,6 @@ from ..graph.autograd_functions import called_name
 from ..graph.fixed_nodes import fixed_nodes
 from ..graph.nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of, written_arguments, written_roots
 from ..graph.sparse_gradients import refuse_sparse_gradients
-from ..regions.gradient_paths import GradientPaths
-from ..regions.region_writes import note_later_writes
 from ..values.nesting import tensors_of
 from ..values.sparse_tensors import refuse_sparse_results
 from ..values.user_lines import line_of, message_start
@@ -53,7 +51,6 @@ class Operators:
         local: names of nodes that each stage computes itself.
         first_draw: node name → ordinal of its first random draw in the whole graph, for nodes that draw.
         values: node name → fake result; with ``requires_grad`` if a gradient flows.
-        paths: of gradients through regions.
     """
 
     step: CapturedStep
@@ -62,7 +59,6 @@ class Operators:
     local: frozenset[str]
     first_draw: dict[str, int]
     values: dict[str, Any] = field(repr=False)
-    paths: GradientPaths = field(factory=GradientPaths, repr=False)
 
     @cached_property
     def nodes(self) -> dict[str, fx.Node]:
@@ -105,7 +101,6 @@ def operators_of(step: CapturedStep, *, apart: Collection[str] = ()) -> Operator
         fake_run.run(*fake_inputs(step))
     refuse_sparse_results(step.graph, fake_run.values)
     note_roots(step.graph, fake_run.values)
-    note_later_writes(step.graph, fake_run.values)
     if step.gradients and not fake_run.values[step.outputs.main_result].requires_grad:
         loss = next(node for node in step.graph.nodes if node.name == step.outputs.main_result)
         raise RequestError(
@@ -115,7 +110,6 @@ def operators_of(step: CapturedStep, *, apart: Collection[str] = ()) -> Operator
         )
     calls = [node for node in step.graph.nodes if node.op == "call_function"]
     refuse_sparse_gradients(calls, fake_run.values)
-    paths = fake_run.gradient_paths(step.outputs.main_result) if step.gradients else GradientPaths()
     if step.gradients:
         fake_run.note_gradients(step.outputs.main_result)
     needed = _needed_nodes(step)
@@ -124,7 +118,7 @@ def operators_of(step: CapturedStep, *, apart: Collection[str] = ()) -> Operator
     names = _names(groups)
     members = {name: tuple(node.name for node in group) for name, group in zip(names, groups, strict=True)}
     graph = _graph(step, names, groups, fake_run)
-    return Operators(step, graph, members, frozenset(local), fake_run.first_draw, fake_run.values, paths)
+    return Operators(step, graph, members, frozenset(local), fake_run.first_draw, fake_run.values)
 
 
 def _needed_nodes(step: CapturedStep) -> set[fx.Node]:

@@ -90,7 +90,7 @@ class Breaks:
 
     def __attrs_post_init__(self) -> None:
         self.reached = reach(self.model, self.step)
-        self._modules = ModuleRegions(self.model, self.reached)
+        self._modules = ModuleRegions(self.model)
         self._meta = any(tensor.is_meta for _, tensor in self._state())
 
     @property
@@ -191,7 +191,7 @@ class Breaks:
         self.as_eager, self.sizes, self._modules, self._tail = (
             True,
             False,
-            ModuleRegions(self.model, self.reached),
+            ModuleRegions(self.model),
             None,
         )
 
@@ -208,7 +208,7 @@ class Breaks:
         stopped = error_of_type(NeedsValue, error)
         self._causes[line] = str(stopped) if stopped is not None else _first_line(error)
         if stopped is None and not self.sizes:
-            self.sizes, self._modules, self._tail = True, ModuleRegions(self.model, self.reached), None
+            self.sizes, self._modules, self._tail = True, ModuleRegions(self.model), None
             return
         if stopped is not None:
             name = self._innermost_module(stopped) or self._innermost_module(stopped.__cause__)

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import zip_longest
 from typing import Any
 
 from attrs import define, field, frozen
@@ -13,16 +14,13 @@ from torch.utils import _pytree as pytree
 from ...errors import RequestError
 from ...tensor_metadata import state_of
 from ..graph.randomness import KeyedRandom, random_key
-from ..python.holders import INTERNAL
+from ..python.holders import CONTAINERS, INTERNAL
 from ..python.late_writes import Version, may_be_written, refuse_late_writes
-from ..python.reached import Reached
 from ..values.late_numbers import holds_captured
 from ..values.nesting import Nesting, extract_tensors, tensors_of
 from ..values.stand_ins import stand_in_for
-from .assigned_attributes import AttributesBefore, values_of_attributes
-from .copies import Copies
-from .foreign_reads import ForeignReads, foreign_tensors
-from .regions import Region, Spot, TensorSpec, call_region, shared_memory, trained
+from .regions import Region, TensorSpec, call_region, trained
+from .replay import Copies, copy_on_meta
 
 
 class CapturedOtherwise(RequestError):
@@ -38,16 +36,14 @@ class _Call:
         made: the tensors of the result, and then the buffers that it wrote.
         written: names of these buffers.
         draws: number of random draws.
-        shared: pairs of tensors that shared memory.
         given: shape of every leaf of its arguments; None for a leaf that is not a tensor.
-        assigned: attributes that were assigned tensors and that code outside of the module reads, as (module, name).
+        assigned: attributes that were assigned tensors, as (module, name).
     """
 
     result: Nesting
     made: tuple[TensorSpec, ...]
     written: tuple[str, ...]
     draws: int
-    shared: tuple[tuple[Spot, Spot], ...]
     given: tuple[tuple[int, ...] | None, ...]
     assigned: tuple[tuple[str, str], ...] = ()
 
@@ -58,14 +54,12 @@ class ModuleRegions:
 
     Args:
         model: the user's.
-        reached: what the step reaches.
 
     Attributes:
         lines: name of a module → the user's line that cannot be captured.
     """
 
     model: nn.Module
-    reached: Reached
     lines: dict[str, str] = field(factory=dict)
     _calls: dict[str, list[_Call]] = field(factory=dict)
     _copies: dict[str, Copies] = field(factory=dict)
@@ -79,8 +73,8 @@ class ModuleRegions:
 
     def forget_calls(self) -> None:
         """Delete the observations of calls, before another run."""
-        foreign = foreign_tensors(self.model)
-        self._copies = {name: Copies.of(self.model.get_submodule(name), foreign) for name in self.lines}
+        model = {id(t): t.detach().to("meta") for t in (*self.model.parameters(), *self.model.buffers())}
+        self._copies = {name: Copies(copy_on_meta(self.model.get_submodule(name), model)) for name in self.lines}
         self._calls = {name: [] for name in self.lines}
 
     @contextmanager
@@ -91,21 +85,17 @@ class ModuleRegions:
             random: counts the random draws of the run.
         """
 
-        reads = ForeignReads(self.model)
-
         def wrap(name: str, module: nn.Module) -> Callable[..., Any]:
             original = module.forward
 
             def forward(*args: Any, **kwargs: Any) -> Any:
-                assigned = AttributesBefore(self._who(name), module, self.reached)
-                with reads.within(f"module '{name}'", module, tensors_of((args, kwargs))):
-                    result, call = _watched(self._who(name), module, original, random, args, kwargs, assigned)
+                result, call = _watched(self._who(name), module, original, random, args, kwargs)
                 self._calls[name].append(call)
                 return result
 
             return forward
 
-        with self._patched(self.model, wrap), reads:
+        with self._patched(self.model, wrap):
             yield
 
     @contextmanager
@@ -144,7 +134,7 @@ class ModuleRegions:
     def _call(self, name: str, module: nn.Module, number: int, tried: bool, args: Any, kwargs: Any) -> Any:
         calls, copies = self._calls[name], self._copies[name]
         if number == len(calls) and tried:
-            calls.append(_tried(self._who(name), copies, args, kwargs, self.reached))
+            calls.append(_tried(self._who(name), copies, args, kwargs))
         if number >= len(calls):
             raise RequestError(
                 f"{self._who(name)} was called {len(calls)} times for the example and is called more "
@@ -154,7 +144,7 @@ class ModuleRegions:
         _refuse_captured_attributes(self._who(name), module, call.assigned)
         given_here = _shapes((args, kwargs))
         if given_here != call.given and _are_known(given_here):
-            _refuse_failing(self._who(name), copies, args, kwargs, self.reached)
+            _refuse_failing(self._who(name), copies, args, kwargs)
         tensors, given = extract_tensors((args, kwargs))
         parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
         names = [*parameters, *buffers]
@@ -166,7 +156,7 @@ class ModuleRegions:
             others = {key: Version(state[key]) for key in buffers if key not in call.written}
             with copies.lent() as bare, _reparametrize_module(bare, state, tie_weights=True):
                 made = bare(*args, **kwargs)
-                found, result = extract_tensors((made, values_of_attributes(bare, call.assigned)))
+                found, result = extract_tensors((made, _values_of(bare, call.assigned)))
             refuse_late_writes(self._who(name), others, state)
             if (difference := call.result.difference(result)) is not None:
                 raise RequestError(
@@ -176,7 +166,7 @@ class ModuleRegions:
             return [*found, *(state[key] for key in call.written)]
 
         reads = [*tensors, *parameters.values(), *buffers.values()]
-        region = Region(name, self.lines[name], run, call.made, trained(reads), call.draws, call.shared)
+        region = Region(name, self.lines[name], run, call.made, trained(reads), call.draws)
         found = call_region(region, reads)
         count = len(found) - len(call.written)
         for key, value in zip(call.written, found[count:], strict=True):
@@ -197,7 +187,7 @@ def _are_known(shapes: tuple[tuple[int, ...] | None, ...]) -> bool:
     return all(type(size) is int for shape in shapes for size in shape or ())
 
 
-def _refuse_failing(who: str, copies: Copies, args: Any, kwargs: Any, reached: Reached) -> None:
+def _refuse_failing(who: str, copies: Copies, args: Any, kwargs: Any) -> None:
     """Refuse a call that gets other arguments than in eager PyTorch, and fails with them.
 
     Some libraries check whether they are captured, and then pass a mask that they do not pass in eager PyTorch.
@@ -206,7 +196,7 @@ def _refuse_failing(who: str, copies: Copies, args: Any, kwargs: Any, reached: R
         CapturedOtherwise: it fails.
     """
     try:
-        _tried(who, copies, args, kwargs, reached)
+        _tried(who, copies, args, kwargs)
     except Exception as error:
         first = next(iter(str(error).splitlines()), "")
         raise CapturedOtherwise(
@@ -239,7 +229,7 @@ def _refuse_captured_attributes(who: str, module: nn.Module, assigned: Collectio
                 )
 
 
-def _tried(who: str, copies: Copies, args: Any, kwargs: Any, reached: Reached) -> _Call:
+def _tried(who: str, copies: Copies, args: Any, kwargs: Any) -> _Call:
     """The observation of a call with random numbers in place of all values."""
     tensors, given = extract_tensors((args, kwargs))
 
@@ -248,8 +238,7 @@ def _tried(who: str, copies: Copies, args: Any, kwargs: Any, reached: Reached) -
         with copies.lent() as bare:
             state = {key: stand_in_for(t) for key, t in (*bare.named_parameters(), *bare.named_buffers())}
             with KeyedRandom(random_key(0, 0, 0)) as random, _reparametrize_module(bare, state, tie_weights=True):
-                before = AttributesBefore(who, bare, reached)
-                return _watched(who, bare, bare.forward, random, args, kwargs, before)[1]
+                return _watched(who, bare, bare.forward, random, args, kwargs)[1]
 
     with ThreadPoolExecutor(1) as elsewhere:  # torch's modes of the running capture do not apply in another thread
         return elsewhere.submit(try_it).result()
@@ -262,7 +251,6 @@ def _watched(
     random: KeyedRandom,
     args: Any,
     kwargs: Any,
-    before: AttributesBefore,
 ) -> tuple[Any, _Call]:
     """Call a module with real tensors; return its result and the observation of the call.
 
@@ -271,7 +259,7 @@ def _watched(
     """
     given, parameters, old = tensors_of((args, kwargs)), dict(module.named_parameters()), dict(module.named_buffers())
     states = {id(tensor): state_of(tensor) for tensor in (*given, *parameters.values(), *old.values())}
-    draws = random.ordinal
+    draws, before = random.ordinal, _attributes(module)
     result = forward(*args, **kwargs)
     state = dict(module.named_buffers())
     written = tuple(
@@ -289,18 +277,57 @@ def _watched(
             f"{who} assigns .data of its parameter '{other}': only the optimizer may change parameters; write it "
             "between steps, or make it a buffer"
         )
-    assigned = before.found()
-    tensors, nesting = extract_tensors((result, values_of_attributes(module, assigned)))
+    assigned = _assigned(who, module, before)
+    tensors, nesting = extract_tensors((result, _values_of(module, assigned)))
     results = [*tensors, *(state[key] for key in written)]
-    # A region writes into copies of its buffers.
-    reads = [*given, *parameters.values(), *(None if key in written else b for key, b in old.items())]
-    shared = tuple(shared_memory(reads, results))
     return result, _Call(
         nesting,
         tuple(map(TensorSpec.like, results)),
         written,
         random.ordinal - draws,
-        shared,
         _shapes((args, kwargs)),
         assigned,
     )
+
+
+_Attributes = dict[tuple[str, str], tuple[Any, list[Any]]]
+"""(module, name) → an attribute's value, and what it holds if it is a container."""
+
+
+def _attributes(module: nn.Module) -> _Attributes:
+    """The attributes of a module and of those in it, apart from what capture handles elsewhere."""
+    return {
+        (path, key): (value, _entries(value))
+        for path, one in module.named_modules()
+        for key, value in vars(one).items()
+        if key not in (*INTERNAL, "forward", "training")
+    }
+
+
+def _entries(value: Any) -> list[Any]:
+    return list(value.values() if isinstance(value, dict) else value) if type(value) in CONTAINERS else []
+
+
+def _assigned(who: str, module: nn.Module, before: _Attributes) -> tuple[tuple[str, str], ...]:
+    """The attributes that a call assigned tensors, such as a router's loss. A copy of the module runs, so they are
+    returned with its results, and assigned to the captured module.
+
+    Raises:
+        RequestError: the call put tensors into a list or dict that is an attribute.
+    """
+    found: list[tuple[str, str]] = []
+    for (path, key), (value, entries) in _attributes(module).items():
+        old, then = before.get((path, key), (None, []))
+        if value is not old and tensors_of(value):
+            found.append((path, key))
+        elif value is old and tensors_of(entries) and any(a is not b for a, b in zip_longest(entries, then)):
+            raise RequestError(
+                f"{who} stays Python and puts tensors into its attribute '{key}', which do not reach the rest of the "
+                "step: return them from its forward"
+            )
+    return tuple(found)
+
+
+def _values_of(module: nn.Module, assigned: Collection[tuple[str, str]]) -> tuple[Any, ...]:
+    """The present values of attributes, given as (module, name); None for an attribute that does not exist."""
+    return tuple(vars(module.get_submodule(path)).get(key) for path, key in assigned)

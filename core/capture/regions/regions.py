@@ -6,17 +6,15 @@ microbatch and with autograd enabled. It returns an additional tensor, its *tick
 its backward. Everything else is traced, cut and pipelined.
 """
 
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Literal
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 import torch
 from attrs import define, field, frozen
 from torch import Tensor, fx
 
 from ...errors import RequestError
-from ...tensor_metadata import storage_of
 from ..graph.numbered_objects import NumberedObjects
 from ..graph.randomness import KeyedRandom, random_key
 from ..graph.sparse_gradients import RULE
@@ -44,29 +42,6 @@ class TensorSpec:
         return torch.empty(self.shape, dtype=self.dtype, device=device)
 
 
-Spot = tuple[Literal["read", "result"], int]
-"""An input or a result of a region, by position."""
-
-
-def shared_memory(reads: Sequence[Tensor | None], results: Sequence[Tensor]) -> list[tuple[Spot, Spot]]:
-    """Pairs of an input or result and a later result that share memory.
-
-    Args:
-        reads: the inputs; None for one to ignore.
-        results: the results.
-    """
-    first: dict[int, Spot] = {}
-    for i, tensor in enumerate(reads):
-        if tensor is not None and (key := storage_of(tensor)) is not None:
-            first.setdefault(key, ("read", i))
-    pairs: list[tuple[Spot, Spot]] = []
-    for i, tensor in enumerate(results):
-        spot: Spot = ("result", i)
-        if (key := storage_of(tensor)) is not None and (found := first.setdefault(key, spot)) != spot:
-            pairs.append((found, spot))
-    return pairs
-
-
 @define(eq=False)
 class Region:
     """A region.
@@ -78,11 +53,9 @@ class Region:
         made: its results.
         trained: inputs that get a gradient, by position.
         draws: number of random draws.
-        shared: inputs and results that shared memory when it was observed.
 
     Attributes:
-        written: inputs and results that are written in place after it → the line of the write; set after capture.
-        autocast: a context with the autocasts in which it runs; likewise.
+        autocast: a context with the autocasts in which it runs; set after capture.
     """
 
     name: str
@@ -91,8 +64,6 @@ class Region:
     made: tuple[TensorSpec, ...]
     trained: dict[int, TensorSpec]
     draws: int
-    shared: Sequence[tuple[Spot, Spot]] = ()
-    written: dict[Spot, str] = field(factory=dict, init=False)
     autocast: Callable[[], AbstractContextManager[None]] = field(default=nullcontext, init=False)
 
     @property
@@ -104,28 +75,9 @@ class Region:
         leaves = [tensor.detach().requires_grad_(i in self.trained) for i, tensor in enumerate(given)]
         with _autograd(), self.autocast():
             found = self._drawn(list(leaves), key, ordinal)
-        if self.written:
-            self.refuse_writes(shared_memory(leaves, found))
         ticket = torch.zeros(1, dtype=torch.int64, device=given[0].device if given else None)
         ticket.kept = found, [leaves[i] for i in self.trained]  # type: ignore[attr-defined]
         return [*map(_own, found), ticket]
-
-    def refuse_writes(self, shared: Sequence[tuple[Spot, Spot]]) -> None:
-        """Refuse writes after the region into inputs or results that share memory.
-
-        A region's results are copies, and such a write would change fewer tensors than in one process.
-
-        Args:
-            shared: inputs and results that share memory in a run.
-
-        Raises:
-            RequestError: there is such a write.
-        """
-        for line in filter(None, (self.written.get(spot) for pair in shared for spot in pair)):
-            raise RequestError(
-                f"{line}: this line writes in place what {self._who}, which stays Python ({self.line}), reads and "
-                "returns, or returns twice: the write would not reach both; return a .clone() there"
-            )
 
     def backward(self, gradients: Sequence[Tensor], ticket: Tensor) -> list[Tensor]:
         """Gradients of its trained inputs, from those of its results."""
@@ -137,24 +89,12 @@ class Region:
             flowed = torch.autograd.grad(
                 [f for f, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True, retain_graph=True
             )
-        if _noted.crossed is not None:
-            _noted.crossed |= self._crossed(found, leaves, flowed)
         if any(gradient is not None and gradient.layout is not torch.strided for gradient in flowed):
             raise RequestError(f"{self.line}: {self._who} has sparse gradients: {RULE}")
         return [
             _no_gradient(leaf) if gradient is None else _own(gradient)
             for leaf, gradient in zip(leaves, flowed, strict=True)
         ]
-
-    def _crossed(
-        self, found: Sequence[Tensor], leaves: Sequence[Tensor], flowed: Sequence[Tensor | None]
-    ) -> set[tuple["Region", int, int]]:
-        """The pairs of a result and an input, by position, between which a gradient flowed."""
-        used = {id(leaf): i for i, leaf, g in zip(self.trained, leaves, flowed, strict=True) if g is not None}
-        results = [o for o, tensor in enumerate(found) if tensor.requires_grad]
-        if len(results) == 1:
-            return {(self, results[0], i) for i in used.values()}
-        return {(self, o, used[key]) for o in results for key in _leaves_of(found[o]) if key in used}
 
     def _drawn(self, given: list[Tensor], key: Tensor | None, ordinal: int) -> list[Tensor]:
         """Run it with keyed random numbers."""
@@ -172,44 +112,6 @@ class Region:
                 "and what depends on it into one module"
             )
         return found
-
-
-class _Noted(threading.local):
-    """The crossings that the backwards of this thread record; None for no record."""
-
-    crossed: set[tuple[Region, int, int]] | None = None
-
-
-_noted = _Noted()
-
-
-@contextmanager
-def noting_crossings(into: set[tuple[Region, int, int]]) -> Iterator[None]:
-    """A context in which the backward of each region adds its crossings (see `gradient_paths`): region, result, input.
-
-    Args:
-        into: gets them.
-    """
-    _noted.crossed = into
-    try:
-        yield
-    finally:
-        _noted.crossed = None
-
-
-def _leaves_of(result: Tensor) -> set[int]:
-    """Identities of the tensors without history that a result depends on."""
-    if result.grad_fn is None:
-        return {id(result)}
-    leaves, seen, todo = set[int](), {result.grad_fn}, [result.grad_fn]
-    while todo:
-        node = todo.pop()
-        if (variable := getattr(node, "variable", None)) is not None:
-            leaves.add(id(variable))
-        following = {each for each, _ in node.next_functions if each is not None} - seen
-        seen |= following
-        todo += following
-    return leaves
 
 
 def _no_gradient(leaf: Tensor) -> Tensor:

@@ -5,7 +5,8 @@ capture a `Locator` finds the tensors to compute elsewhere.
 """
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -134,3 +135,29 @@ def copy_on_meta(module: nn.Module, foreign: Mapping[int, Tensor]) -> nn.Module:
             if isinstance(tensor, Tensor):
                 memo.setdefault(id(tensor), tensor)
     return copy.deepcopy(module, memo)
+
+
+class Copies:
+    """Copies of a module on the meta device.
+
+    A run puts its tensors into the copy, so no two threads may run the same one: devices that are threads profile all
+    operators at the same time, and a module that is called twice may be in the stages of two of them.
+
+    Args:
+        template: a copy that is never run.
+    """
+
+    def __init__(self, template: nn.Module) -> None:
+        self.template, self._free = template, list[nn.Module]()
+
+    @contextmanager
+    def lent(self) -> Iterator[nn.Module]:
+        """The context in which a copy is this thread's alone."""
+        try:
+            own = self._free.pop()
+        except IndexError:
+            own = copy_on_meta(self.template, {})
+        try:
+            yield own
+        finally:
+            self._free.append(own)

@@ -13,10 +13,9 @@ from ...tensor_metadata import memory_of
 from ..python.late_writes import Version, may_be_written, refuse_late_writes
 from ..values.nesting import Nesting, extract_tensors, numbers_as_tensors, tensors_of
 from .calls import Place, numbered
-from .copies import Copies
 from .observer import Observer, Tail
 from .regions import Region, TensorSpec, call_region, trained
-from .replay import Locator, Replay
+from .replay import Copies, Locator, Replay, copy_on_meta
 
 
 @frozen(eq=False)
@@ -119,7 +118,7 @@ class TailRegion:
                 f"{self.line}: this line needs a value, and what it reads cannot be found again while the step is "
                 "captured; move the line and what depends on it into a module"
             )
-        copies, count = Copies.of(model, {}), len(self.places)
+        copies, count = Copies(copy_on_meta(model, {})), len(self.places)
         leaves, given = extract_tensors(batch)
 
         def run(values: list[Tensor]) -> list[Tensor]:

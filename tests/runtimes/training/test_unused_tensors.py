@@ -9,8 +9,7 @@ from panpipe.runtimes.training.unused_tensors import stages_of_unused
 from torch import fx, nn
 
 from ...support.launch import results
-from ...support.programs.unused_branches import ADAM, SGD, distances
-from ...support.programs.unused_parts import Early, fit, part_programs
+from ...support.programs.unused_parts import ADAM, SGD, Early, distances, fit, part_programs
 
 
 @pytest.mark.filterwarnings("ignore:.*the loss does not depend on it")

@@ -56,7 +56,6 @@ from tests.support.programs.evaluation import joined_alone, loss_alone, state
 from tests.support.programs.offload_features import FEATURES, compared
 from tests.support.programs.optimizing import on_mesh
 from tests.support.programs.shapes import Pair, tokens
-from tests.support.programs.unused_branches import over_ranks
 from tests.support.programs.unused_parts import parts_over_ranks
 from tests.support.ranks import demo, endless_waits, hangs, sharding, tensor_parallel
 from tests.support.ranks.forks import serve
@@ -1137,10 +1136,6 @@ def observed_tensor_ranks(team):
 
 def more_tensor_ranks(team):
     return tensor_parallel.large()
-
-
-def unused_branches(team):
-    return over_ranks(team)
 
 
 def unused_parts(team):

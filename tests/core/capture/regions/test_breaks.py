@@ -9,14 +9,11 @@ import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
-from panpipe.core.capture.regions.regions import region_of
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.diagnose.doctor import CheckedModel
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
-
-from ....support.programs.changing import names_a_line
 
 WIDTH = 8
 pytestmark = pytest.mark.filterwarnings("ignore:.*the loss does not depend on it")
@@ -288,26 +285,6 @@ class Reading(nn.Module):
         if bool(x.norm() > -1) is self.always:
             return x + getattr(self.others[0], self.what)
         return x
-
-
-@pytest.mark.parametrize(("what", "words"), [
-    ("weight", "reads '0.weight' here"), ("mean", "reads '0.mean' here"), ("noted", "the step computed outside of it"),
-])  # fmt: skip
-def test_a_region_that_reads_what_is_not_its_own_is_refused_with_the_line(what, words):
-    noting = Noting()
-    with pytest.raises(RequestError, match=words) as refusal:
-        capture_step(nn.Sequential(noting, Reading(noting, what)), mean_step, torch.randn(4, WIDTH))
-    assert names_a_line(str(refusal.value), __file__)
-
-
-def test_a_region_that_reads_a_parameter_of_another_module_in_a_later_run_is_refused_with_the_line():
-    noting = Noting()
-    model = nn.Sequential(noting, Reading(noting, "weight", always=False))
-    step = capture_step(model, mean_step, torch.randn(4, WIDTH))
-    region = next(found for node in step.graph.nodes if (found := region_of(node)) is not None)
-    with pytest.raises(RequestError, match=r"reads '0\.weight' here") as refusal:
-        region.run([torch.full((4, WIDTH), torch.nan)])
-    assert names_a_line(str(refusal.value), __file__)
 
 
 def test_a_region_may_read_numbers_and_shapes_of_other_modules():

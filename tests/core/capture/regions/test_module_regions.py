@@ -7,7 +7,6 @@ import pytest
 import torch
 from panpipe.core.capture.graph.numbered_objects import holding
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
-from panpipe.core.capture.python.reachable.reach import reach
 from panpipe.core.capture.regions import module_regions
 from panpipe.core.capture.regions.module_regions import CapturedOtherwise, ModuleRegions
 from panpipe.core.errors import RequestError
@@ -43,7 +42,7 @@ def step(model, batch):
 
 
 def regions_of(model):
-    found = ModuleRegions(model, reach(model, step))
+    found = ModuleRegions(model)
     found.keep("gate", "train.py:3")
     return found
 
@@ -63,7 +62,7 @@ def called(regions, model, x=X, tried=False):
 
 def test_all_modules_of_a_class_are_kept_and_inner_ones_are_part_of_theirs():
     model = nn.Sequential(nn.Linear(2, 2), Gate(), nn.Sequential(Gate()), nn.ReLU())
-    regions = ModuleRegions(model, reach(model, step))
+    regions = ModuleRegions(model)
     regions.keep("1", "a:1")
     assert regions.lines == {"1": "a:1", "2.0": "a:1"}
     regions.keep("0", "a:2")  # 1.layer is inside of a region

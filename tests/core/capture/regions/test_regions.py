@@ -9,7 +9,6 @@ from panpipe.core.capture.regions.regions import (
     TensorSpec,
     call_region,
     is_no_gradient,
-    shared_memory,
     trained,
 )
 from panpipe.core.errors import RequestError
@@ -30,15 +29,6 @@ def test_made_has_shape_and_dtype():
 
 def test_inputs_that_get_a_gradient():
     assert trained([X, X.clone().requires_grad_()]) == {1: TensorSpec((2,), torch.float32)}
-
-
-def test_shared_memory_in_pairs():
-    a, b = torch.zeros(4), torch.zeros(4)
-    assert shared_memory([a, b], [a[1:], torch.zeros(1), b]) == [
-        (("read", 0), ("result", 0)), (("read", 1), ("result", 2))
-    ]  # fmt: skip
-    assert shared_memory([None], [a, a[:1]]) == [(("result", 0), ("result", 1))]
-    assert shared_memory([a, a], []) == []
 
 
 def test_region_computes_results_and_gradients_of_its_function():
@@ -115,16 +105,6 @@ def test_sparse_gradients_are_refused():
     _, ticket = one.forward([table], None, 0)
     with pytest.raises(RequestError, match=r"train\.py:3: module 'block' has sparse gradients"):
         one.backward([torch.ones(1, 2)], ticket)
-
-
-def test_later_write_into_shared_memory_is_refused_with_its_line():
-    one = region(lambda v: [v[0].view(2)])
-    one.forward([X], None, 0)
-    one.written = {("result", 0): "train.py:9"}
-    with pytest.raises(RequestError, match=r"train.py:9: this line writes in place what module 'block'.*train.py:3"):
-        one.forward([X], None, 0)
-    one.written = {("result", 1): "train.py:9"}
-    one.forward([X], None, 0)
 
 
 def test_operator_runs_the_region_and_its_backward():
