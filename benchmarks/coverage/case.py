@@ -38,14 +38,12 @@ class Case:
         batch: of random values, in the shapes of real ones.
         options: for the second try, if the default call is refused: where the samples are, or one microbatch for a
             batch that is one sample. The reference has them, too.
-        float64: whether all its operators have a float64 form.
     """
 
     model: nn.Module
     step: Callable[[Any, Any], Any]
     batch: Any
     options: dict[str, Any] = field(factory=lambda: {"batch_dims": 0})
-    float64: bool = True
 
 
 Suite = dict[str, Callable[[], Case]]

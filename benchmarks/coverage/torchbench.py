@@ -226,7 +226,7 @@ def quantized(make: Callable[..., nn.Module]) -> Case:
     model = make(weights=None, num_classes=10).train()
     model = quantize_fx.prepare_qat_fx(model, get_default_qat_qconfig_mapping("fbgemm"), (images(32, rows=2),))
     batch = {"image": images(32), "label": classes(10)}
-    return Case(model.train(), lambda m, b: F.cross_entropy(m(b["image"]), b["label"]), batch, float64=False)
+    return Case(model.train(), lambda m, b: F.cross_entropy(m(b["image"]), b["label"]), batch)
 
 
 def mask_rcnn() -> Case:

@@ -73,7 +73,7 @@ def background_matting(load: Load) -> Case:
         return generator_loss + 0.05 * (comp_loss + al_loss + fg_loss) + 0.5 * (fake + real)
 
     model["generator"].train()
-    return Case(model, step, batch, float64=False)
+    return Case(model, step, batch)
 
 
 def learning_to_paint(load: Load) -> Case:
@@ -100,7 +100,7 @@ def learning_to_paint(load: Load) -> Case:
         reward = ((canvas - wanted) ** 2).mean((1, 2, 3)) - ((painted - wanted) ** 2).mean((1, 2, 3))
         return F.mse_loss(value[:, 0], reward.detach()) - (value[:, 0] + reward).mean()
 
-    return Case(model, step, batch, float64=False)
+    return Case(model, step, batch)
 
 
 def super_slomo(load: Load) -> Case:
@@ -118,7 +118,7 @@ def super_slomo(load: Load) -> Case:
         **{key: torch.rand(4, 3, 64, 64) for key in ("first", "last", "frame")},
     }
     return Case(
-        model.train(), lambda m, b: m(b["index"], b["first"], b["last"], b["frame"])[1], batch, float64=False
+        model.train(), lambda m, b: m(b["index"], b["first"], b["last"], b["frame"])[1], batch
     )  # fmt: skip
 
 
@@ -203,7 +203,7 @@ def doctr_detection() -> Case:
     def step(model: nn.Module, batch: Any) -> Tensor:
         return model(batch["image"], [{"words": boxes.numpy()} for boxes in batch["words"]])["loss"]
 
-    return Case(model, step, {"image": torch.rand(ROWS, 3, 64, 64), "words": words}, float64=False)
+    return Case(model, step, {"image": torch.rand(ROWS, 3, 64, 64), "words": words})
 
 
 def doctr_recognition() -> Case:
@@ -214,7 +214,7 @@ def doctr_recognition() -> Case:
     batch = {"image": torch.rand(ROWS, 3, 32, 128), "words": ["cat", "dogs", "a", "pipe", "pan", "to", "stage", "no"]}
     return Case(
         model, lambda m, b: m(b["image"], b["words"])["loss"], batch,
-        {"batch_dims": {"image": 0, "words": "samples"}}, float64=False
+        {"batch_dims": {"image": 0, "words": "samples"}}
     )  # fmt: skip
 
 
@@ -507,7 +507,7 @@ def unet(load: Load) -> Case:
             F.softmax(found, dim=1).float(), one_hot, multiclass=True
         )
 
-    return Case(model, step, {"image": images(32), "mask": classes(2, ROWS, 32, 32)}, float64=False)
+    return Case(model, step, {"image": images(32), "mask": classes(2, ROWS, 32, 32)})
 
 
 def sam(load: Load) -> Case:
@@ -648,7 +648,7 @@ def efficientdet() -> Case:
         2)).float(),
     }  # fmt: skip
     return Case(
-        model, lambda m, b: m(b["image"], {"bbox": b["bbox"], "cls": b["cls"]})["loss"], batch, float64=False
+        model, lambda m, b: m(b["image"], {"bbox": b["bbox"], "cls": b["cls"]})["loss"], batch
     )  # fmt: skip
 
 
@@ -698,7 +698,7 @@ def yolo(load: Load, folder: Path) -> Case:
         found = model(torch.stack([sample["image"] for sample in batch]))
         return utils.compute_loss(found, torch.cat(numbered), model)[0]
 
-    return Case(model.train(), step, batch, {"batch_dims": "samples"}, float64=False)
+    return Case(model.train(), step, batch, {"batch_dims": "samples"})
 
 
 def programs(folder: Path) -> Suite:

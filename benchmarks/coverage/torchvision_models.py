@@ -76,9 +76,7 @@ def detection(make: Callable[..., Any], **options: Any) -> Case:
     corners = torch.rand(ROWS, 2, 2) * 30
     targets = [{"boxes": torch.cat([each, each + 20], 1), "labels": torch.tensor([1, 2])} for each in corners]
     batch = {"images": list(torch.rand(ROWS, 3, 64, 64)), "targets": targets}
-    return Case(
-        model, detection_step, batch, {"batch_dims": {"images": "samples", "targets": "samples"}}, float64=False
-    )
+    return Case(model, detection_step, batch, {"batch_dims": {"images": "samples", "targets": "samples"}})
 
 
 def suite(sources: Path) -> Suite:

@@ -38,7 +38,7 @@ def refuse_too_few(operators: Operators, stages: int, devices: int | None = None
 
 def _reason(operators: Operators) -> str:  # noqa: PLR0911 - one return for each reason
     step = operators.step
-    if any(_is_joined(operators, name) for name in operators.members):
+    if any(_is_joined(operators, name) for name in operators.members) and not _has_most_parameters(operators):
         return _large(operators)
     if TAIL in step.regions and _LENGTHS in _cause(operators, TAIL):
         return (
@@ -72,6 +72,17 @@ def _is_joined(operators: Operators, name: str) -> bool:
     """Whether an operator contains a part that stays Python, and others that cannot be cut from it."""
     nodes = [operators.nodes[member] for member in operators.members[name]]
     return any(map(runs_region, nodes)) and sum(map(computes, nodes)) > 1
+
+
+def _has_most_parameters(operators: Operators) -> bool:
+    """Whether a part that stays Python reads most of the model's parameters."""
+    parameters = operators.step.parameters
+    read = [
+        sum(source.name in parameters for source in node.all_input_nodes)
+        for node in operators.nodes.values()
+        if runs_region(node)
+    ]
+    return max(read, default=0) > _LARGE * len(parameters)
 
 
 def _cause(operators: Operators, region: str) -> str:
