@@ -125,9 +125,9 @@ def compared(build: Callable[[], Case], options: dict[str, Any]) -> Result:
     """How far a pipeline is from plain PyTorch, and whether that is rounding."""
     found = distance(build, torch.float32, **options)
     equal = found.within(0, 0)
-    for dtype in TOLERANCES:
+    for dtype, tolerance in TOLERANCES.items():
         found = found if dtype is torch.float32 else distance(build, dtype, **options)
-        if found.within(TOLERANCES[dtype], TOLERANCES[dtype]):
+        if found.within(tolerance, tolerance):
             return {"outcome": "right", "equal": equal, "distance": str(found)}
     return {"outcome": "wrong", "equal": equal, "problem": str(found)}
 

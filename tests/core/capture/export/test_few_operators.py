@@ -36,6 +36,20 @@ class Branching(nn.Module):
         return self.layers(-x) if x.mean() > 0 else self.layers(x)
 
 
+class Checked(nn.Module):
+    """A model that looks at its input first, and whose result is transposed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+        self.register_buffer("version", torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.eq(-1).any():
+            x = x + 1
+        return self.layers(x).transpose(0, 1)
+
+
 class Written(nn.Module):
     """Writes its input in place at its end."""
 
@@ -86,6 +100,7 @@ class Spelled(nn.Module):
         (mapped, None, "torch.vmap and torch.func transform.*call the transform inside a module.*at most 1 device"),
         (chosen, None, "needs the value.*Python number or text in the batch"),
         (lambda model, x: model(x).mean(), nn.Sequential(Branching()), "module '0' stays Python on one stage"),
+        (lambda model, x: model(x).transpose(0, 1).mean(), Checked(), "needs the value of a tensor.*number or text"),
         (lambda model, x: model(x).mean(), Written(), "written here in place"),
         (lambda model, x: model(x).mean(), nn.Linear(6, 1), "use at most 2 devices"),
     ],
