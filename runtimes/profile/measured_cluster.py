@@ -114,8 +114,9 @@ def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device])
     """Bytes of memory of each device: an equal share of the machine's, or of its GPU's among all devices on that GPU,
     also those of other processes.
 
-    It is at most what the operating system still allows the process with the lowest limit. The bytes of the reference
-    workload are subtracted: it runs while the device holds its stages.
+    It is at most what the operating system, or `torch.cuda.set_per_process_memory_fraction`, still allows the process
+    with the lowest limit. The bytes of the reference workload are subtracted: it runs while the device holds its
+    stages.
 
     Args:
         team: the devices.
@@ -128,9 +129,11 @@ def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device])
         here = on[device]
         if here.type == "cuda":
             # Memory that this process has reserved is for its own devices; what is free is for all.
-            free, _ = torch.cuda.mem_get_info(here)  # without the memory of CUDA contexts and other processes
-            own = torch.cuda.memory_reserved(here) // list(on.values()).count(here)
-            return int(free) // everywhere.count(identity(here)) + own - workload_bytes(here)
+            free, total = torch.cuda.mem_get_info(here)  # without the memory of CUDA contexts and other processes
+            reserved, count = torch.cuda.memory_reserved(here), list(on.values()).count(here)
+            allowed = int(torch.cuda.get_per_process_memory_fraction(here) * total) // count
+            left = int(free) // everywhere.count(identity(here)) + reserved // count
+            return min(left, allowed) - workload_bytes(here)
         left = bytes_left()
         shares = [machine_bytes() // team.mesh.ranks, *([] if left is None else [left // len(team.local)])]
         return min(shares) - workload_bytes(here)

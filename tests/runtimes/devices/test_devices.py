@@ -124,10 +124,13 @@ def test_gpus_of_ranks_are_compared_by_uuid(one_gpu):
         devices.assign_devices(Ranks(["GPU-a", "GPU-a"]), None, gpu, False, False)
 
 
-def test_free_memory_of_a_gpu_is_shared_by_all_ranks_on_it(monkeypatch, one_gpu):
+@pytest.mark.parametrize("fraction", [1.0, 0.25])
+def test_free_memory_of_a_gpu_is_shared_by_all_ranks_on_it_within_the_fraction_of_each(monkeypatch, one_gpu, fraction):
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fraction)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (12_000, 16_000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 500)
     monkeypatch.setattr(measured_cluster, "workload_bytes", lambda device: 100)
     gpu = {0: torch.device("cuda", 0)}
-    assert measured_cluster.memory_of_each(Ranks(["GPU-a", "GPU-b"]), gpu) == 12_400
-    assert measured_cluster.memory_of_each(Ranks(["GPU-a", "GPU-a", "GPU-a"]), gpu) == 4_400
+    most = 16_000 * fraction - 100
+    assert measured_cluster.memory_of_each(Ranks(["GPU-a", "GPU-b"]), gpu) == min(12_400, most)
+    assert measured_cluster.memory_of_each(Ranks(["GPU-a", "GPU-a", "GPU-a"]), gpu) == min(4_400, most)
