@@ -126,9 +126,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted([*_HOME, "__version__"])
-
-
-if __name__ == "panpipe" and {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"} <= os.environ.keys():
-    # A rank that was started by hand: from here on the others detect its death, also while it imports torch.
-    import_module(".runtimes.watch.presence", __name__).begin_at_import()
-    import_module(".runtimes.launch.meeting", __name__).begin_at_import()

@@ -28,7 +28,7 @@ from .devices.heap import SMALL, keep_freed_memory
 from .engine.clocked import VirtualDevices
 from .launch.agreement import check_same, model_in_words
 from .launch.launch import make_team, mesh_for, rank_of_job, virtual_team, world_size
-from .launch.meeting import Meeting, begin_meeting
+from .launch.meeting import Meeting
 from .launch.progress import Report, silent
 from .launch.random_states import random_states_kept
 from .launch.step_agreement import check_same_step
@@ -100,7 +100,7 @@ def _check_and_build(
         model, step = tensor.parts, tensor.step
     device_type = options.check(model)
     refuse_inference_tensors(model)
-    meeting = begin_meeting(options.timeout_s) if (world_size() or 1) > 1 and not options.simulated else None
+    meeting = Meeting(options.timeout_s) if (world_size() or 1) > 1 and not options.simulated else None
     try:
         return _build_checked(model, step, batch, options, virtual, report, device_type, meeting, tensor)
     except BaseException as failure:

@@ -37,13 +37,12 @@ from typing import Any
 import panpipe
 import torch
 from attrs import Factory, asdict, define, frozen
-from panpipe.runtimes.launch.meeting import begin_at_import
 from torch import nn
 
 IMPORTED = ("torch._dynamo", "torch.export", "torch.distributed.device_mesh", "panpipe.api", "numba")
 MESHES = {"pp=2": 2, "pp=3": 3, "pp=4": 4, "dp=2,pp=2": 4}
 """Each mesh, with its number of ranks; with replicas, two ranks next to each other are one of them."""
-PHASES = ("join", "build", "resume", "step", "between", "evaluate", "checkpoint", "background", "close")
+PHASES = ("build", "resume", "step", "between", "evaluate", "checkpoint", "background", "close")
 STEPS, EVERY = 8, 2
 """Steps of a job, and between two checkpoints: one of the two that follow each other is written in the background."""
 HANGS_S = 900.0
@@ -117,8 +116,6 @@ def train(mesh: str, folder: Path, moment: Moment | None) -> None:
     rank = int(os.environ["RANK"])
     replica = rank // 2 if mesh.startswith("dp") else 0
     phases, log = Phases(folder, rank, moment), (folder / f"{rank}.log").open("a", buffering=1)
-    with phases.inside("join"):
-        begin_at_import()  # which `import panpipe` does, where RANK is set before
     plan: Any = folder.parent / f"{mesh}.json"
     with phases.inside("build"):
         pipe = panpipe.pipeline(

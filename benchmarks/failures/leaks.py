@@ -24,7 +24,6 @@ import panpipe
 import torch
 from attrs import frozen
 from panpipe.runtimes.devices.heap import give_back_freed_memory
-from panpipe.runtimes.launch.meeting import begin_at_import
 from torch import nn
 
 PARTS = 10
@@ -98,8 +97,6 @@ def pipelines(folder: Path, count: int) -> Iterator[None]:
 def measure(folder: Path, given: argparse.Namespace) -> None:
     """Run both, and print what this process holds."""
     rank = os.environ.get("RANK")
-    if rank is not None:
-        begin_at_import()
     with built(folder) as first:
         if rank in (None, "0"):
             (folder / "plan.json").write_text(panpipe.plan_json(first.plan), encoding="utf-8")

@@ -1,21 +1,16 @@
 """Connects a rank to the job's store and watches it as early as possible, before all ranks have arrived.
 
-A rank may die while it imports, reads its model or captures, long before it waits for others. So that the others
-notice, it connects early, and then continues with its work::
+A rank may die while it captures, long before it waits for others. So that the others notice, it connects as soon as
+``panpipe.pipeline`` is called, and then continues with its work::
 
-    import panpipe ──▶ present ──▶ connected to rank 0, watched ──▶ pipeline(): capture ──▶ waits for all (`arrival`)
-    (by hand)          (under torchrun from pipeline() on: its agent sees deaths before)
+    pipeline() ──▶ present ──▶ connected to rank 0, watched ──▶ capture ──▶ waits for all (`arrival`)
 
 As long as a rank is not connected to rank 0, only the ranks of the same host detect its death (`watch/presence`).
-
-Where ranks were started by hand, ``import panpipe`` begins this, if the environment has all of RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT. A rank that never calls ``panpipe.pipeline`` is not ended because of others.
 """
 
 import os
 import threading
 import time
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -23,11 +18,9 @@ import torch.distributed as dist
 
 from ...core.errors import PanpipeError, RequestError, WorkerError, message_of
 from ..watch.address import listen_for_store
-from ..watch.lost_ranks import hosts_store, store_ended
+from ..watch.lost_ranks import hosts_store, store_ended, uses_agent_store
 from ..watch.presence import Presence, presence_of
-from ..watch.process_start import begin_by_hand, uses_agent_store
 from ..watch.signals import WHERE
-from ..watch.timeout import timeout_of
 from ..watch.torch_log import TORCH_LOG
 from ..watch.uncaught import print_uncaught_in_a_line
 from ..watch.watch import FailureWatch
@@ -35,9 +28,6 @@ from ..watch.watchdog import end_process
 
 _SOON_S = 5.0
 """Most seconds that a rank waits for rank 0 before it goes on with its own work, and connects in a thread."""
-_AT_IMPORT_S = 15.0
-"""The same at ``import panpipe``: nobody would see the end of a rank that dies before it is connected, and ranks that
-import at the same time arrive seconds apart on a busy machine."""
 _POLL_S = 0.05
 
 
@@ -46,22 +36,20 @@ class Meeting:
 
     Args:
         timeout_s: the limit on waiting.
-        armed: whether a failure of another rank ends this one; otherwise from `join` on.
 
     Attributes:
         rank, size: of the job.
         watch: of this rank; None until it is connected.
     """
 
-    def __init__(self, timeout_s: float, armed: bool = True) -> None:
+    def __init__(self, timeout_s: float) -> None:
         self._own_store = not dist.is_initialized()
         if self._own_store:
             self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             self._address = store_address(self.rank, self.size)
         else:
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._timeout_s, self._armed = timeout_s, armed
-        self._patience_s = _SOON_S if armed else _AT_IMPORT_S
+        self._timeout_s = timeout_s
         self._store: Any = None
         self._failure: Exception | None = None
         self._closed = self._met = False
@@ -78,7 +66,9 @@ class Meeting:
         self._thread.start()
         if self._presence is not None:
             self._presence.follow(self._rank_ended)
-        self._wait_for(self._connected.is_set)
+        deadline = time.monotonic() + _SOON_S  # but not for ranks of which one has ended
+        while not self._connected.is_set() and self._lost is None and time.monotonic() < deadline:
+            time.sleep(_POLL_S)
 
     def _connect(self) -> None:
         try:
@@ -104,24 +94,13 @@ class Meeting:
         number = store.add(f"panpipe/meetings/{self.rank}", 1)
         self._store = dist.distributed_c10d.PrefixStore(f"panpipe/meeting/{number}", store)
         self.watch = FailureWatch(
-            self.rank, self.size, self._timeout_s, store=self._store, armed=self._armed, owns_keys=True,
-            blame=self._blame,
-        )  # fmt: skip
+            self.rank, self.size, self._timeout_s, store=self._store, owns_keys=True, blame=self._blame
+        )
         if self.size > 1:
             self.watch.connect()
         if self._closed:
             self.watch.stop()
         self._end_if_lost()
-
-    def await_others(self) -> None:
-        """Wait a while for the connections to the other ranks, which would not see the end of this one before."""
-        self._wait_for(lambda: self.watch is None or self.watch.connected)
-
-    def _wait_for(self, reached: Callable[[], bool]) -> None:
-        """Wait a while, but not for ranks of which one has ended."""
-        deadline = time.monotonic() + self._patience_s
-        while not reached() and self._lost is None and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
 
     def _rank_ended(self, rank: int) -> None:
         """Called in a thread when the process of a rank on this host has ended."""
@@ -130,7 +109,7 @@ class Meeting:
 
     def _end_if_lost(self) -> None:
         """End this rank if another one has ended, and this one waits for it or will."""
-        if self._lost is None or not self._armed or self._closed or self._met:
+        if self._lost is None or self._closed or self._met:
             return
         if self.watch is not None:
             self.watch.report(self._lost)  # its thread ends this process, for the first reason of all
@@ -153,17 +132,6 @@ class Meeting:
         if self.watch is not None and not self.watch.reported:
             self.watch.report(failure)
 
-    def arm(self, timeout_s: float) -> None:
-        """From now on a failure of another rank ends this one.
-
-        Args:
-            timeout_s: the limit on waiting.
-        """
-        self._timeout_s, self._armed = timeout_s, True
-        if self.watch is not None:
-            self.watch.arm(timeout_s)
-        self._end_if_lost()
-
     def store(self) -> Any:
         """The job's store, with the keys of this meeting; waits until this rank is connected.
 
@@ -173,8 +141,6 @@ class Meeting:
         self._connected.wait()
         if self._failure is not None:
             raise self._failure
-        if self.watch is not None:
-            self.watch.arm(self._timeout_s)
         return self._store
 
     def leave(self, failure: BaseException | None = None) -> None:
@@ -183,34 +149,6 @@ class Meeting:
         self._connected.wait(_SOON_S)
         if self.watch is not None:
             self.watch.stop(failure)
-
-
-_early: list[Meeting] = []
-"""The meeting that `begin_at_import` began, until it is used."""
-
-
-def begin_meeting(timeout_s: float) -> Meeting:
-    """The meeting that this process began when it imported panpipe, or a new one.
-
-    Args:
-        timeout_s: the limit on waiting.
-    """
-    if not _early:
-        return Meeting(timeout_s)
-    meeting = _early.pop()
-    meeting.arm(timeout_s)
-    return meeting
-
-
-def begin_at_import() -> None:
-    """Begin in a rank that was started by hand; errors are raised when the pipeline is built."""
-    if not dist.is_available() or dist.is_initialized() or not begin_by_hand():
-        return
-    try:
-        _early.append(Meeting(timeout_of(None), armed=False))
-        _early[-1].await_others()
-    except PanpipeError:
-        return
 
 
 def store_address(rank: int, size: int) -> tuple[str, int]:

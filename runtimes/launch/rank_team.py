@@ -28,7 +28,7 @@ from .clock_offset import clock_offset_ns
 from .exchange import Exchange, RankExchange
 from .forks import keep_in_forks
 from .groups import device_mesh
-from .meeting import Meeting, begin_meeting
+from .meeting import Meeting
 from .team import Team
 from .tensor_team import TensorTeam
 
@@ -68,7 +68,7 @@ class RankTeam(Team):
         self._own_group = not dist.is_initialized()
         limit = timeout_of(timeout_s)
         with HERE.inside("the start of the pipeline"):
-            meeting = meeting or begin_meeting(limit)
+            meeting = meeting or Meeting(limit)
             join(meeting, limit)
             self.kind, self.tensor = kind, tensor
             self._rank = meeting.rank

@@ -12,6 +12,7 @@
 A rank is named as lost if it is known to be. Where a transport suspects several, the silent ones among them are.
 """
 
+import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -19,11 +20,15 @@ from typing import Any
 from ...backends.gloo import lost
 from ...core.errors import WorkerError, message_of
 from .failure import shortened, stopped
-from .process_start import uses_agent_store
 
 _POLL_S = 0.1
 _SILENCE_S = 3.0
 """Seconds without a heartbeat after which a rank counts as dead, once another rank has failed."""
+
+
+def uses_agent_store() -> bool:
+    """Whether ``torchrun`` hosts the job's store; otherwise rank 0 does."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
 def hosts_store(rank: int) -> bool:

@@ -1,4 +1,4 @@
-"""Detects the death of another rank on this host before ranks are connected: while it imports, or captures its step.
+"""Detects the death of another rank on this host before ranks are connected: while it captures its step.
 
 Each rank listens on a Unix socket without a file, whose name has the address of the job's store and the rank's number,
 and connects to those of the others as soon as they are there. When a process ends, the kernel closes its sockets, and
@@ -11,8 +11,8 @@ it sends that rank's number and ends itself; the others can then report which ra
 Of two ranks the later one finds the earlier one, however soon it ends: if it has ended already, by the file that it
 left (`presence_file`).
 
-That needs no store and no torch, so it begins with the import of panpipe. Linux alone has such sockets. Ranks of other
-hosts are seen from their connection to rank 0 on (`peer_connections`).
+That needs no store. Linux alone has such sockets. Ranks of other hosts are seen from their connection to rank 0 on
+(`peer_connections`).
 """
 
 import hashlib
@@ -31,7 +31,6 @@ from weakref import WeakSet
 from attrs import frozen
 
 from .presence_file import NOBODY, PresenceFiles
-from .process_start import begin_by_hand
 
 _POLL_S = 0.1
 _GRACE_S = 2.0
@@ -310,13 +309,6 @@ def presence_of(job: str, rank: int, size: int) -> Presence | None:
     if key not in _HERE:
         _HERE[key] = Presence(job, rank, size)
     return _HERE[key]
-
-
-def begin_at_import() -> None:
-    """Be present from now on in a rank that was started by hand."""
-    if begin_by_hand():
-        of = os.environ
-        presence_of(f"{of['MASTER_ADDR']}:{of['MASTER_PORT']}", int(of["RANK"]), int(of["WORLD_SIZE"]))
 
 
 def _close_all() -> None:

@@ -56,7 +56,6 @@ class FailureWatch:
         timeout_s: the limit on waiting without progress.
         activity: of this process.
         store: the job's; None for that of the default process group.
-        armed: whether a failure of another rank ends this process; otherwise from `arm` on.
         owns_keys: whether all keys with the store's prefix are of this pipeline: they are removed when all ranks have
             left.
         blame: called with the rank that hosts the store when the store is gone, before this rank ends because of it.
@@ -72,13 +71,10 @@ class FailureWatch:
         timeout_s: float = TIMEOUT_S,
         activity: Activity = HERE,
         store: Any = None,
-        armed: bool = True,
         owns_keys: bool = False,
         blame: Callable[[int], object] = lambda rank: None,
     ) -> None:
-        self._pid, self._armed, self._blame = os.getpid(), threading.Event(), blame
-        if armed:
-            self._armed.set()
+        self._pid, self._blame = os.getpid(), blame
         self._rank, self._timeout_s, self._activity = rank, timeout_s, activity
         self._others = [other for other in range(size) if other != rank]
         default = self._default = dist.distributed_c10d._get_default_store() if store is None else store
@@ -101,15 +97,6 @@ class FailureWatch:
         self._describer = Describer(self.where)
         WHERE.add(self._describer)
         atexit.register(self._leave)
-
-    def arm(self, timeout_s: float) -> None:
-        """From now on a failure of another rank ends this process.
-
-        Args:
-            timeout_s: the limit on waiting.
-        """
-        self._timeout_s = self._watchdog.timeout_s = self._published.timeout_s = timeout_s
-        self._armed.set()
 
     def _connection(self, default: Any) -> JobStore:
         with TORCH_LOG.without_warnings():
@@ -178,8 +165,6 @@ class FailureWatch:
             return
         if not self.reported:
             self.report(failure)
-        if not self._armed.is_set():  # the script has no pipeline
-            return
         logging.shutdown()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -225,15 +210,6 @@ class FailureWatch:
         store = self._connection(self._default)
         size = 1 + len(self._others)
         self._connections = PeerConnections(store, self._rank, size, self._died, self._rank_0_left)
-
-    @property
-    def connected(self) -> bool:
-        """Whether other ranks would see the end of this one: rank 0 is connected to all, and others have tried to
-        connect to it."""
-        connections = self._connections
-        if connections is None:
-            return True
-        return not connections.connecting if self._rank else len(connections.seen) == len(self._others)
 
     def _died(self, failure: WorkerError) -> None:
         if self._rank and hosts_store(0):  # this rank is connected to rank 0 alone
@@ -283,8 +259,6 @@ class FailureWatch:
                     watchdog.store_has_ended = True
                     return
                 hang, reason = None, self._first or self._store_ended()
-            while not self._armed.wait(self._poll_s) and not self._stopped.is_set():
-                pass
             if self._stopped.wait(_GRACE_S if self.reported and hang is None else 0):
                 return
             self._end(reason)

@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable
 
 from .activity import Activity, QuietTime
-from .lost_ranks import hosts_store
+from .lost_ranks import hosts_store, uses_agent_store
 from .positions import LEFT_S, UNKNOWN, Position
-from .process_start import uses_agent_store
 
 _TICK_S = 0.25
 _PART = 0.05

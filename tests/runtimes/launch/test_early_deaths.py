@@ -45,7 +45,7 @@ def start(how, victim, folder, ranks=2, timeout_s=120.0):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("when", ["import", "capture", "group"])
+@pytest.mark.parametrize("when", ["capture", "group"])
 @pytest.mark.parametrize("how", ["exception", "exit", "killed"])
 def test_rank_that_ends_before_all_have_arrived_is_named_by_the_others(tmp_path, when, how, victim):
     found = start(f"{when} {how}", victim, tmp_path)
@@ -61,8 +61,8 @@ def test_rank_that_ends_before_all_have_arrived_is_named_by_the_others(tmp_path,
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="Linux alone has sockets without a file")
 @pytest.mark.parametrize(("how", "victim"), [("killed", 0), ("killed", 1), ("exception", 0)])
-def test_rank_that_ends_before_the_others_import_is_named_by_each_of_them(tmp_path, how, victim):
-    """Each of the others imports panpipe after the end of the one before: nobody that it could connect to is left."""
+def test_rank_that_ends_before_the_others_begin_is_named_by_each_of_them(tmp_path, how, victim):
+    """Each of the others builds its pipeline after the end of the one before: nobody to connect to is left."""
     for rank, (status, errors, _) in enumerate(found := start(f"alone {how}", victim, tmp_path, ranks=3)):
         if rank != victim:
             assert status == 1, errors
@@ -73,10 +73,9 @@ def test_rank_that_ends_before_the_others_import_is_named_by_each_of_them(tmp_pa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("when", ["import", "capture"])
-def test_rank_that_is_stopped_before_all_have_arrived_gives_no_sign_of_life(tmp_path, when, victim):
+def test_rank_that_is_stopped_before_all_have_arrived_gives_no_sign_of_life(tmp_path, victim):
     """It is connected, so it did arrive, and what it did last is known."""
-    status, errors, _ = start(f"{when} stopped", victim, tmp_path, timeout_s=3.0)[1 - victim]
+    status, errors, _ = start("capture stopped", victim, tmp_path, timeout_s=3.0)[1 - victim]
     assert status == 1, errors
     said = rf"rank {victim} gave no sign of life for [\d.]+ s and was last seen (outside of panpipe|in )"
     assert re.search(said, errors), errors

@@ -1,10 +1,14 @@
 """The meeting of a rank: its address, the store that it joins, what it reports, and how it leaves."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch.distributed as dist
 from panpipe.core.errors import RequestError, WorkerError
 from panpipe.runtimes.launch import meeting
-from panpipe.runtimes.launch.meeting import Meeting, begin_at_import, begin_meeting, store_address
+from panpipe.runtimes.launch.meeting import Meeting, store_address
 
 
 @pytest.fixture
@@ -57,28 +61,27 @@ def test_failure_is_reported_once(alone):
         here.leave()
 
 
-def test_meeting_that_was_begun_at_import_is_used_and_armed(alone, monkeypatch):
-    early = Meeting(300.0, armed=False)
-    monkeypatch.setattr(meeting, "_early", [early])
-    try:
-        assert begin_meeting(7.0) is early
-        assert (early._armed, early._timeout_s, meeting._early) == (True, 7.0, [])
-    finally:
-        early.leave()
-
-
 def test_rank_that_has_lost_its_store_raises_the_reason(alone, monkeypatch):
     def ended():
         raise RuntimeError("Connection reset by peer")
 
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", ended)
-    lost = Meeting(5.0, armed=False)
+    monkeypatch.setattr(meeting, "end_process", lambda *_: None)
+    lost = Meeting(5.0)
     with pytest.raises(WorkerError):
         lost.store()
     lost.leave()
 
 
-def test_import_begins_no_meeting_in_a_process_that_is_no_rank(alone, monkeypatch):
-    monkeypatch.setattr(meeting, "_early", [])
-    begin_at_import()
-    assert meeting._early == []
+def test_import_in_a_rank_starts_nothing():
+    """Neither a thread nor a socket, also where the environment is that of a rank."""
+    code = """
+import os, threading
+before = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+import panpipe
+now = set(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else set()
+assert [thread.name for thread in threading.enumerate()] == ["MainThread"], threading.enumerate()
+assert len(now) <= len(before), now
+"""
+    rank = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29511"}
+    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, **rank}, timeout=60)

@@ -1,7 +1,7 @@
 """A rank that ends before the ranks have met, started by hand: ``early_death.py HOW VICTIM FOLDER``.
 
-All ranks import torch first, which takes long on a busy machine, and wait for each other in FOLDER: they import panpipe
-at the same time, or one after the end of the other.
+All ranks import first, which takes long on a busy machine, and wait for each other in FOLDER: they call
+``panpipe.pipeline`` at the same time, or one after the end of the other.
 """
 
 import os
@@ -10,6 +10,7 @@ import sys
 import time
 from pathlib import Path
 
+import panpipe
 import torch
 from torch import nn
 
@@ -24,9 +25,8 @@ def wait_for(*names: str) -> None:
 
 Path(folder, str(rank)).touch()
 wait_for(*(str(other) for other in range(int(os.environ["WORLD_SIZE"]))))
-if how.startswith("alone") and not victim:  # each imports panpipe after the end of the one before, the victim first
+if how.startswith("alone") and not victim:  # each begins after the end of the one before, the victim first
     wait_for(f"turn {rank}")
-import panpipe  # noqa: E402 - the other ranks import it at the same time
 
 
 def end() -> None:
@@ -37,16 +37,12 @@ def end() -> None:
     os.kill(os.getpid(), signal.SIGSTOP if how.endswith("stopped") else signal.SIGKILL)
 
 
-if victim and how.startswith(("import", "alone")):
-    end()
-
-
 if victim and how.startswith("group"):
     torch.distributed.init_process_group = lambda *_, **__: end()
 
 
 def step(model, batch):
-    if victim and how.startswith("capture"):
+    if victim and how.startswith(("capture", "alone")):
         time.sleep(1)
         end()
     return nn.functional.mse_loss(model(batch["x"]), batch["y"])
