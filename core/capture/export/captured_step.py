@@ -181,15 +181,16 @@ def _refuse_written_parameters(step: CapturedStep) -> None:
     for node in step.graph.nodes:
         for argument in written_arguments(node):
             name = step.parameters.get(root_of(argument).name)
-            if name is not None and getattr(node.target, "_opname", "") == "embedding_renorm_":
-                raise RequestError(
-                    f"{line_of(node)}: the embedding's max_norm= writes parameter '{name}' in its forward: parameters "
-                    "may only be changed by the optimizer; leave max_norm= out and shorten the rows after each step, "
-                    "with pipe.on_parameters(lambda name, p: p.copy_(torch.renorm(p, 2, 0, max_norm)) if name == "
-                    f"'{name}' else None)"
-                )
-            if name is not None:
-                raise RequestError(
-                    f"{line_of(node)}: the step writes parameter '{name}' in place: only the optimizer may change "
-                    "parameters; write it between steps, or make it a buffer"
-                )
+            if name is None:
+                continue
+            kind, what = getattr(node.target, "_opname", ""), f"the step writes parameter '{name}' in place"
+            numbers = [repr(value) for value in node.args[1:] if not isinstance(value, fx.Node)]
+            write = f"p.{kind}({', '.join(numbers) if len(numbers) == len(node.args) - 1 else '...'})"
+            if kind == "embedding_renorm_":
+                what = f"the embedding's max_norm= writes parameter '{name}' in its forward"
+                write = "p.copy_(torch.renorm(p, 2, 0, max_norm))"
+            raise RequestError(
+                f"{line_of(node)}: {what}: only the optimizer may change parameters in a step; leave it out and call, "
+                f"after each pipe.step(batch), pipe.on_parameters(lambda name, p: {write} if name == '{name}' else "
+                "None), or make it a buffer"
+            )

@@ -167,10 +167,17 @@ def _allowed(cut: Cut, operators: Operators, node: OpNode) -> list[int]:
         )
     found = [stage for stage in everywhere if all(stage in stages for stages in homes.values())]
     if not found:
-        used = " and ".join(f"'{name}' of stage {', '.join(map(str, stages))}" for name, stages in homes.items())
+        first, *others = homes
+        other = next((name for name in others if not {*homes[name]} & {*homes[first]}), others[-1])
+        fix = "give batches of the example's shape with the Python values of the first step, or build another pipeline"
+        if not operators.step.gradients:
+            fix = (
+                "call the model without a loop over its results; generation needs the whole model: call "
+                "model.generate(...) itself in one process, or pipe.save(folder) and load it"
+            )
         raise RequestError(
-            f"'{node.name}' uses {used} at once for microbatches of this shape: one stage must hold both; "
-            "give batches of the example's shape with the Python values of the first step, or build another pipeline"
+            f"{_line(operators, node.name)}'{node.name}' uses '{first}' of stage {homes[first][0]} and '{other}' of "
+            f"stage {homes[other][0]} at once, and one stage must hold both: {fix}"
         )
     return found
 

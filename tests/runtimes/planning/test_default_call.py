@@ -1,6 +1,7 @@
 """Programs as their users write them, trained by the default call: an automatic plan and four microbatches."""
 
 import copy
+import re
 
 import panpipe
 import pytest
@@ -11,9 +12,16 @@ from torch import nn
 MICROBATCHES = 4
 
 
-def pipeline(model, step, batch, **more):
+def pipeline(model, step, batch, lr=1e-3, **more):
     return panpipe.pipeline(
-        model, step, batch, optimizer=torch.optim.SGD, microbatches=MICROBATCHES, progress=False, plan_seconds=1, **more
+        model,
+        step,
+        batch,
+        optimizer=lambda named: torch.optim.SGD(named, lr=lr),
+        microbatches=MICROBATCHES,
+        progress=False,
+        plan_seconds=1,
+        **more,
     )
 
 
@@ -127,3 +135,53 @@ def test_state_that_is_not_of_a_pipeline_is_refused_with_the_fix():
     state["model"] = {f"module.{name}": tensor for name, tensor in state["model"].items()}
     with pytest.raises(panpipe.RequestError, match=r"its names differ by '_orig_mod\.' or 'module\.': rename them"):
         pipe.load_state_dict(state)
+
+
+class Scaled(nn.Module):
+    """Two towers with a logit scale, as CLIP."""
+
+    def __init__(self):
+        super().__init__()
+        self.image, self.text = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), nn.Linear(8, 8)
+        self.logit_scale = nn.Parameter(torch.tensor(2.0))
+
+    def forward(self, x):
+        return F.cosine_similarity(self.image(x), self.text(x)) * self.logit_scale.exp()
+
+
+def test_clamped_logit_scale_is_refused_with_its_replacement():
+    torch.manual_seed(0)
+    model, batch = Scaled(), torch.randn(16, 8)
+    alone = copy.deepcopy(model)
+
+    def clamped(model, batch):
+        with torch.no_grad():
+            model.logit_scale.clamp_(0, 2.2)
+        return -model(batch).mean()
+
+    with pytest.raises(panpipe.RequestError, match="writes parameter 'logit_scale' in place") as refused:
+        pipeline(model, clamped, batch)
+    replacement = re.search(r"pipe\.on_parameters\(.*? else None\)", str(refused.value)).group()
+    pipe = pipeline(model, lambda model, batch: -model(batch).mean(), batch, lr=1.0)
+    optimizer = torch.optim.SGD(alone.parameters(), lr=1.0)
+    for _ in range(3):
+        loss = clamped(alone, batch)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        torch.testing.assert_close(pipe.step(batch), loss.detach())
+        eval(replacement, {"pipe": pipe})
+    torch.testing.assert_close(model.logit_scale, alone.logit_scale.clamp(0, 2.2))
+
+
+def test_forward_that_needs_the_whole_model_is_refused_with_what_to_do():
+    batch, model = torch.randn(16, 8), nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    pipe = pipeline(model, reconstruct, batch)
+
+    def grown(model, x):
+        while model(x).abs().max() < 1:
+            x = x + x
+        return x
+
+    with pytest.raises(panpipe.RequestError, match=r"one stage must hold both.*model\.generate.*pipe\.save"):
+        pipe.forward(batch, grown)
