@@ -10,7 +10,7 @@ from torch._dynamo.eval_frame import OptimizedModule
 from ..backends.streams import release_unused
 from ..core.capture.export.operators import Operators
 from ..core.capture.graph.tensor_collectives import OneRank, communicating
-from ..core.capture.python.reads import Reads
+from ..core.capture.python.guards import Guards
 from ..core.capture.python.torch_settings import refuse_inference_tensors, with_gradients
 from ..core.capture.regions.breaks import StepFunction
 from ..core.cluster.mesh import Mesh
@@ -245,7 +245,7 @@ class _Builder:
     def replanner(self) -> Replanner:
         """What plans again for a pipeline of the captured step."""
         example, options = self.example, self.options
-        reads = Reads(example.model, example.step).key
+        reads = Guards(example.model, example.step).key
         return Replanner(example, options.planning, evolve(self.programs, known={}), reads)
 
     def planning(self) -> Planning:

@@ -16,7 +16,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from panpipe.answers.output import print_table
-from panpipe.core.capture.python.reads import Reads
+from panpipe.core.capture.python.guards import Guards
 
 from benchmarks import gpt
 from benchmarks.recording import machine, record
@@ -44,7 +44,7 @@ def main() -> None:
     arguments = parser.parse_args()
     model = gpt.stack(gpt.Block, gpt.WIDTH, LAYERS, VOCABULARY)
     batch = gpt.data(ROWS, LENGTH, VOCABULARY)
-    reads = Reads(model, gpt.step)
+    reads = Guards(model, gpt.step)
     found = {
         "comparison": seconds(arguments.rounds, 20, reads.unchanged),
         "walk": seconds(arguments.rounds, 1, functools.partial(Reads, model, gpt.step)),

@@ -28,7 +28,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...core.capture.python.reads import Reads
+from ...core.capture.python.guards import Guards
 from ...core.capture.values.distributed_tensors import distributed_tensors
 from ...core.capture.values.user_lines import message_start, user_line
 from ...core.errors import RequestError, in_a_line
@@ -98,12 +98,12 @@ class StepOfRank:
         """Run one rank's program with its parts of the parameters."""
         leaves, spec = pytree.tree_flatten(batch)
         shapes = ((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
-        before = Reads(self._model, self._step)
+        before = Guards(self._model, self._step)
         key = (repr((spec, *shapes)), before.key)
         if key not in self._known:
             with _disable_current_modes():
                 self._known[key] = self._recorded(leaves, spec)
-            now = Reads(self._model, self._step)
+            now = Guards(self._model, self._step)
             changed = before.first_other(now)
             if changed is not None:
                 raise RequestError(

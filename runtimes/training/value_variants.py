@@ -13,7 +13,7 @@ from typing import Any
 from attrs import define
 from torch import nn
 
-from ...core.capture.python.reads import Reads
+from ...core.capture.python.guards import Guards
 from ...core.errors import RequestError
 from ..batch.batch_agreement import BatchAgreement, ChangedValues
 from ..batch.lru_cache import LruCache
@@ -42,7 +42,7 @@ class _Variant:
         ready: whether a capture with these values has succeeded.
     """
 
-    reads: Reads
+    reads: Guards
     shapes: Shapes
     prepared: PreparedSteps
     ready: bool = False
@@ -61,14 +61,14 @@ class Variants:
     def __init__(self, model: nn.Module, step: Any, make: Make, changed: Callable[[], None] = lambda: None) -> None:
         self._model, self._step, self._make, self._changed = model, step, make, changed
         self._kept: LruCache[Hashable, _Variant] = LruCache(KEPT)
-        self._now = _Variant(Reads(model, step), *make(), ready=True)
+        self._now = _Variant(Guards(model, step), *make(), ready=True)
         self._kept.keep(self._now.reads.key, self._now)
         self._captured: dict[str, int] = {}
 
     @property
     def key(self) -> Hashable:
         """A key of the Python values that the step reads now."""
-        return Reads(self._model, self._step).key
+        return Guards(self._model, self._step).key
 
     @property
     def prepared(self) -> PreparedSteps:
@@ -102,7 +102,7 @@ class Variants:
                 self._follow_capture(self._now)
             return prepared, agreement, remark
         self._changed()
-        reads, before = Reads(self._model, self._step), self._now
+        reads, before = Guards(self._model, self._step), self._now
         found = self._kept.use(reads.key)
         if found is None:
             found = _Variant(reads, *self._make())
@@ -136,7 +136,7 @@ class Variants:
         """
         if not variant.reads.unchanged():
             self._changed()
-            variant.reads = Reads(self._model, self._step)
+            variant.reads = Guards(self._model, self._step)
 
     def forget(self) -> None:
         """Drop all prepared steps; after a failed step, which leaves messages and saved tensors in them."""
@@ -145,7 +145,7 @@ class Variants:
             assert variant is not None
             variant.prepared.forget()
 
-    def _remark(self, place: str, before: Reads, now: Reads) -> str | None:
+    def _remark(self, place: str, before: Guards, now: Guards) -> str | None:
         self._captured[place] = self._captured.get(place, 0) + 1
         if self._captured[place] != _OFTEN:
             return None
@@ -156,5 +156,5 @@ class Variants:
         )
 
 
-def _change(place: str, before: Reads, now: Reads) -> str:
+def _change(place: str, before: Guards, now: Guards) -> str:
     return f"{now.line(place)}: the step reads '{place}', which was {before.text(place)} and is {now.text(place)}"

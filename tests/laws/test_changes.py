@@ -1,10 +1,8 @@
 """What changes between steps, or is kept within one: equal to untouched eager PyTorch, or refused with the line."""
 
-import contextvars
 import dataclasses
 import enum
 import functools
-import os
 import types
 from collections import deque
 
@@ -175,12 +173,6 @@ class Config:
 @right
 def attribute_of_a_global_class():
     return Program(chain(), lambda m, b: fit(m, b) * Config.beta, lambda n: setattr(Config, "beta", 1.0 + n // 3))
-
-
-@right
-def context_variable():
-    beta = contextvars.ContextVar("beta", default=1.0)
-    return Program(chain(), lambda m, b: fit(m, b) * beta.get(), lambda n: beta.set(1.0 + n // 3))
 
 
 @right
@@ -417,12 +409,6 @@ def attribute_of_the_step():
 
     step.beta = 1.0
     return Program(chain(), step, lambda n: setattr(step, "beta", 1.0 + n // 2))
-
-
-@right
-def environment_variable():
-    step = lambda m, b: fit(m, b) * float(os.environ.get("PANPIPE_TEST_BETA", "1"))  # noqa: E731
-    return Program(chain(), step, lambda n: os.environ.__setitem__("PANPIPE_TEST_BETA", str(1 + n // 2)))
 
 
 @right

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from ...errors import RequestError
 from ...wording import first_of
-from ..python.reads import Reads
+from ..python.guards import Guards
 from ..values.containers import flatten_batch
 from ..values.sparse_tensors import refuse_sparse_tensors
 from .axes import Axis, AxisFinder, lists_of_samples, with_fewer_tensors
@@ -59,7 +59,7 @@ def find_batch_dims(
     refuse_sparse_tensors(model, nesting.plain(leaves))
     kinds = tuple((tuple(x.shape), x.dtype) if isinstance(x, Tensor) else x for x in leaves)
     modes = tuple(module.training for module in model.modules())
-    key = kinds, nesting, known, microbatches == 1, gradients, modes, hash(Reads(model, step).key)
+    key = kinds, nesting, known, microbatches == 1, gradients, modes, hash(Guards(model, step).key)
     for of_model, of_step, other, found in _recent:
         if of_model() is model and of_step() is step and other == key:
             return found

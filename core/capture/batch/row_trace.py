@@ -14,13 +14,12 @@ from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
 from ..graph.autograd_functions import without_checkpoints
-from ..python.assigned_buffers import assigned_buffers_written
+from ..python.changes import Changes, assigned_buffers_written
 from ..python.dynamo import PlainStep
+from ..python.guards import Guards
 from ..python.isolation import isolated
-from ..python.reachable.reach import reach
 from ..python.references import references_followed
 from ..python.refused_calls import calls_refused
-from ..python.restored_attributes import attributes_restored
 from ..values.capture_errors import Refused, error_of_type
 from ..values.containers import BatchNesting, flatten_batch, one_level
 from ..values.fake_tensors import fake_of, fake_state
@@ -117,7 +116,7 @@ class RowTracer:
         _, self._state = fake_state(model, self._mode, self._device, gradients)
         sizes = {size for tensor in tensors for size in tensor.shape if size}
         self._prime = next((p for p in _PRIMES if all(size % p for size in sizes)), _PRIMES[-1])
-        self._reached = reach(model, step)
+        self._guards = Guards(model, step)
         self._known: dict[Any, RowTrace] = {}
 
     def by_dynamo(self) -> "RowTracer":
@@ -230,16 +229,17 @@ class RowTracer:
     @contextlib.contextmanager
     def _apart(self) -> Any:
         """The context of a run: parameters and buffers are fake, and changes of Python objects are undone."""
+        changes = Changes(self._guards, lambda value: True)
         with contextlib.ExitStack() as stack:
-            stack.enter_context(isolated(self._model, self._reached))
+            stack.enter_context(isolated(self._model, changes))
             stack.enter_context(torch.set_grad_enabled(self._gradients))
             stack.enter_context(_reparametrize_module(self._model, dict(self._state)))
-            stack.enter_context(references_followed(self._model, self._reached))
+            stack.enter_context(references_followed(self._model, self._guards))
             stack.enter_context(calls_refused())
             if not self._by_dynamo:  # Dynamo would trace these, too
                 stack.enter_context(without_checkpoints())
                 stack.enter_context(dense_losses())
-                stack.enter_context(attributes_restored(self._model, self._reached))
+                stack.enter_context(changes.of_attributes(self._model))
                 stack.enter_context(assigned_buffers_written(self._model, set()))
             yield
 

@@ -26,16 +26,13 @@ from ..graph.generated_sources import sources_removed
 from ..graph.numbered_objects import holding
 from ..graph.outputs import ResultRows
 from ..graph.written_attributes import WritesConstant, make_buffer, make_constant_a_buffer
-from ..python.assigned_buffers import assigned_buffers_written
+from ..python.changes import FIX, WritesTensor, assigned_buffers_written, modules_restored
 from ..python.dynamo import PlainStep, nothing_omitted, refuse_transforms
 from ..python.foreign_gradients import check_foreign_gradients
 from ..python.gradient_hooks import check_gradient_hooks
-from ..python.opened_files import no_files_written
 from ..python.references import references_followed
 from ..python.refused_calls import calls_refused
 from ..python.requires_grad_writes import EndsOtherwise, begin_as_it_ends
-from ..python.restored_attributes import WritesTensor, attributes_restored, variables_restored
-from ..python.side_effects import outside_restored, tensors_restored
 from ..python.torch_settings import saved_tensor_hooks_refused, with_gradients, without_anomaly_mode
 from ..regions.breaks import Breaks, StepFunction
 from ..regions.modes import modes_as_calls
@@ -62,9 +59,9 @@ class _WholeStep(nn.Module):
     def forward(self, batch: Any) -> Any:
         with (
             self._breaks.autocasts.resumed(),
-            references_followed(self.model, self._breaks.reached),
+            references_followed(self.model, self._breaks.guards),
             saved_tensor_hooks_refused(),
-            attributes_restored(self.model, self._breaks.reached, self._breaks.is_constant),
+            self._breaks.changes.of_attributes(self.model),
             assigned_buffers_written(self.model, self._breaks.assigned, self._breaks.is_constant),
         ):
             return self._breaks.run(self.model, self._nesting.restored(batch))
@@ -102,33 +99,33 @@ def capture_step(
         check_gradient_hooks(model)
     breaks = Breaks(model, step, batch, loss=rows is None)
     export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
-    own = [module.__dict__ for module in model.modules()]
     modes = with_gradients() if gradients else _without_gradients()
     with (
         quiet_torch(),
         without_anomaly_mode(warns=True),
         modes,
         breaks.autocasts.suspended(),
-        no_files_written(breaks.reached, warns=True),
         calls_refused(),
     ):
         drawn = drawn_outside_of_torch()
-        with (
-            outside_restored(breaks.reached, own, breaks.is_constant) as kept,
-            variables_restored(step, breaks.reached, breaks.is_constant),
-        ):
+        with breaks.changes.outside(model), modules_restored(model):
             captured = _captured(breaks, export)
-            if name := kept():
+            if name := breaks.changes.kept():
                 # The step keeps what it computed, such as a list of losses: another run must not read it.
                 breaks.again(name)
                 captured = _captured(breaks, export)
+            breaks.changes.note_flags()
+            if flags := list(breaks.changes.flags):
+                _refuse_other_graph(captured, _captured(breaks, export), *flags[0])
+        for tensor in breaks.made_buffers:
+            make_buffer(model, tensor)
         if drawn_outside_of_torch() != drawn:
             breaks.drawn = drawn_outside_of_torch()
             _captured(breaks, export)  # refused at the line
             raise RequestError(f"{first_line(step)}: {DRAWS_OUTSIDE}")
     show_held(breaks.printed)
     if gradients:
-        check_foreign_gradients(breaks.reached, captured.graph, captured.outputs.main_result, captured.constants)
+        check_foreign_gradients(breaks.guards, captured.graph, captured.outputs.main_result, captured.constants)
     return captured
 
 
@@ -144,12 +141,21 @@ def _without_gradients() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast)
 
 
+def _refuse_other_graph(captured: CapturedStep, again: CapturedStep, line: str, what: str) -> None:
+    """Refuse a step that computes something else after it has set a flag."""
+    first, second = (
+        [(n.op, str(n.target)) for n in c.graph.nodes if n.op == "call_function"] for c in (captured, again)
+    )
+    if first != second:
+        raise RequestError(f"{line}: the step reads {what} here and sets it, and computes something else then: {FIX}")
+
+
 def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedStep:
     """Export the step; after each failure, leave one more part of it in Python, and try again."""
     step = breaks.step
     for _ in range(_MAX_BREAKS):
         try:
-            with tensors_restored(breaks.reached, after_failure=True):
+            with breaks.changes.tensors_removed(after_failure=True):
                 return export()
         except CapturedOtherwise:
             if breaks.as_eager:
@@ -159,10 +165,11 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
             raise
         except WritesTensor as written:
             make_buffer(breaks.model, written.tensor)
+            breaks.made_buffers.append(written.tensor)
         except EndsOtherwise as ends:
             begin_as_it_ends(breaks.model, ends)
         except WritesConstant as written:
-            make_constant_a_buffer(breaks.model, written, breaks.reached)
+            breaks.made_buffers.append(make_constant_a_buffer(breaks.model, written))
         except Exception as error:
             line = user_line(error) or first_line(step)
             if (refused := error_of_type(Refused, error)) is not None:

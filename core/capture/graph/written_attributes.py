@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from torch import Tensor, fx, nn
 
 from ...errors import RequestError
-from ..python.reached import Reached
 from ..values.user_lines import line_of
 from .nodes import root_of, written_arguments
 
@@ -62,7 +61,7 @@ def refuse_written_constants(graph: fx.Graph, constants: Mapping[str, Tensor]) -
                 raise WritesConstant(constants[name], line_of(node))
 
 
-def make_constant_a_buffer(model: nn.Module, written: WritesConstant, reached: Reached) -> None:
+def make_constant_a_buffer(model: nn.Module, written: WritesConstant) -> Tensor:
     """Register a constant that a step writes as a buffer of the module that has it as an attribute.
 
     Raises:
@@ -73,9 +72,8 @@ def make_constant_a_buffer(model: nn.Module, written: WritesConstant, reached: R
         for value in module.__dict__.values():
             if isinstance(value, Tensor) and not value.is_meta and value.untyped_storage().data_ptr() == where:
                 make_buffer(model, value)
-                return
-    line = written.line or reached.line_of(reached.place_of(written.constant))
+                return value
     raise RequestError(
-        f"{line}: the step writes a tensor {tuple(written.constant.shape)} in place that is not an attribute of a "
-        "module: each captured graph would have its own copy; register it with register_buffer"
+        f"{written.line or 'the step'}: the step writes a tensor {tuple(written.constant.shape)} in place that is not "
+        "an attribute of a module: each captured graph would have its own copy; register it with register_buffer"
     )

@@ -1,8 +1,8 @@
 """The values that code uses by name, from its bytecode: variables, attributes of them, and whether it reads or writes.
 
 ``self.config.beta`` in a method is a use of the attributes ``config`` and ``beta`` of the first parameter;
-``stats["loss"] = x`` writes ``stats``, and so does ``losses.append(x)``; ``count += 1`` writes ``count`` and does not read it
-otherwise. Nothing is run.
+``stats["loss"] = x`` writes ``stats``, and so does ``losses.append(x)``; ``count += 1`` writes ``count`` and does not
+read it otherwise. Nothing is run.
 """
 
 import dis
@@ -42,6 +42,7 @@ class Use:
         attributes: on the way from there to the value.
         line: number in the file of the code.
         reads: whether the value is read; otherwise it is only written.
+        updates: whether it is written in place, so that it keeps something of what it was, as by ``count += 1``.
         order: of the use in its code.
     """
 
@@ -51,6 +52,7 @@ class Use:
     line: int
     reads: bool = True
     order: int = 0
+    updates: bool = False
 
 
 @functools.lru_cache(maxsize=1 << 12)
@@ -83,19 +85,20 @@ class _Scan:
                 yield from self._chain(roots, place)
             elif now.opname in _STORES:
                 kind = _STORES[now.opname]
-                yield self._use(kind, now.argval, (), place, reads=False)
+                yield evolve(self._use(kind, now.argval, (), place, reads=False), updates=self._is_update(place))
             elif now.opname in _ATTRIBUTES and not self._continues(place):
                 kind = RESULT if self._all[place - 1].opname.startswith(("CALL", "BINARY_OP")) else VARIABLE
                 yield from self._chain([self._use(kind, "", (), place)], place - 1)
             elif now.opname in ("STORE_ATTR", "DELETE_ATTR") and not self._continues(place):
-                yield self._use(VARIABLE, "", (now.argval,), place, reads=False)
+                use = self._use(VARIABLE, "", (now.argval,), place, reads=False)
+                yield evolve(use, updates=self._is_update(place))
             place += 1
         for constant in self._code.co_consts:
             if isinstance(constant, types.CodeType):
                 for use in uses_in(constant):
                     if use.root == FREE and use.name in self._code.co_cellvars:
-                        yield from (evolve(r, attributes=(*r.attributes, *use.attributes), line=use.line, reads=use.reads)
-                                    for r in self._local(use.name))  # fmt: skip
+                        for root in self._local(use.name):
+                            yield evolve(use, root=root.root, attributes=(*root.attributes, *use.attributes))
                     else:
                         yield evolve(use, root=VARIABLE) if use.root == OWNER else use
 
@@ -154,7 +157,8 @@ class _Scan:
             reads = False
         elif after is not None:
             reads = not self._only_writes(start, place)
-        yield from self._all_longer(roots, names, start, reads)
+        for use in self._all_longer(roots, names, start, reads):
+            yield evolve(use, updates=not reads)
 
     def _all_longer(self, roots: list[Use], names: list[str], place: int, reads: bool = True) -> list[Use]:
         return [
@@ -195,6 +199,11 @@ class _Scan:
         following = self._all[place + 1] if place + 1 < len(self._all) else None
         inplace = now.opname == "BINARY_OP" and now.argrepr.endswith("=") and following is not None
         return inplace and following.opname in _STORES and following.argval == self._all[start].argval  # type: ignore[union-attr]
+
+    def _is_update(self, place: int) -> bool:
+        """Whether a store ends ``variable += …``."""
+        before = [i for i in self._all[max(place - 2, 0) : place] if i.opname != "SWAP"]
+        return bool(before) and before[-1].opname == "BINARY_OP" and before[-1].argrepr.endswith("=")
 
     def _stores_item(self, place: int) -> bool:
         """Whether a local variable is assigned an item, such as one of a loop, and not the result of a call."""

@@ -8,16 +8,16 @@ from torch.optim import Optimizer
 
 from ...errors import RequestError
 from ..values.user_lines import warn_at
-from .reached import Reached
+from .guards import Guards
 
 _FIX = "make it a parameter of the model, or the module that has it a submodule of the model"
 
 
-def check_foreign_gradients(reached: Reached, graph: fx.Graph, loss: str, constants: Mapping[str, Tensor]) -> None:
+def check_foreign_gradients(guards: Guards, graph: fx.Graph, loss: str, constants: Mapping[str, Tensor]) -> None:
     """Refuse tensors outside of the model that the step would give a gradient and an optimizer has; warn of others.
 
     Args:
-        reached: what the step reaches.
+        guards: the values that the step's code names.
         graph: the captured graph.
         loss: name of its node in the graph.
         constants: name of a placeholder → the constant, which shares the memory of what the step reads.
@@ -25,19 +25,24 @@ def check_foreign_gradients(reached: Reached, graph: fx.Graph, loss: str, consta
     Raises:
         RequestError: there is one; the message has its place and the line.
     """
-    if not reached.trained or not constants:
+    trained = guards.found.trained if constants else []
+    if not trained:
         return
     differentiated = _differentiated(next(node for node in graph.nodes if node.name == loss))
     memory = {constants[n.name].untyped_storage().data_ptr() for n in differentiated if n.name in constants}
-    found = [(place, tensor) for place, tensor in reached.trained if tensor.untyped_storage().data_ptr() in memory]
+    found = [(place, tensor) for place, tensor in trained if tensor.untyped_storage().data_ptr() in memory]
     if not found:
         return
     optimized = _optimized()
     for place, tensor in found:
+        line = guards.line_of(place.rpartition(".")[2])
         what = f"'{place}', which requires a gradient and is no parameter of the model: a pipeline gives it none"
         if id(tensor) in optimized:
-            raise RequestError(f"{reached.line_of(place)}: the step reads {what}, and an optimizer has it; {_FIX}")
-        warn_at(reached.line_of(place), f"the step reads {what}; {_FIX}, or set its requires_grad to False")
+            raise RequestError(f"{line}: the step reads {what}, and an optimizer has it; {_FIX}")
+        warn_at(
+            guards.line_of(place.rpartition(".")[2]),
+            f"the step reads {what}; {_FIX}, or set its requires_grad to False",
+        )
 
 
 def _optimized() -> set[int]:

@@ -1,9 +1,10 @@
 """Guards: comparisons, before each step, of the Python values that the step's code names.
 
-Capture runs the step's Python once, so a number that it read is a constant of the captured graph, and only the branch that
-it took is in the graph. Numbers, texts, flags and small containers of them are compared by value and type, modules,
-functions and other objects by identity; and also what training changes and torch needs: hooks, ``requires_grad`` and dtypes
-of parameters, torch's settings. `named_values` finds the values; nothing is called, and nothing is patched.
+Capture runs the step's Python once, so a number that it read is a constant of the captured graph, and only the branch
+that it took is in the graph. Numbers, texts, flags and small containers of them are compared by value and type,
+modules, functions and other objects by identity; and also what training changes and torch needs: hooks,
+``requires_grad`` and dtypes of parameters, torch's settings. `named_values` finds the values; nothing is called, and
+nothing is patched.
 """
 
 import math
@@ -20,7 +21,8 @@ from torch.nn.modules import module as torch_modules
 from torch.utils.hooks import RemovableHandle
 
 from ..values.code_origin import is_users_own
-from .named_values import MISSING, Named, NamedValues, is_plain, is_small_container, items_of
+from .named import MISSING, Named, is_plain, is_small_container, items_of
+from .named_values import NamedValues
 from .torch_settings import torch_settings
 
 _DIGITS = (bool, int, float, complex, str, bytes, type(None))
@@ -35,18 +37,19 @@ class Guards:
 
     Attributes:
         values: place, as text → a key of the value there; the same is captured if these are equal.
+        tensors: identity of a parameter or buffer of the model → its name.
     """
 
     def __init__(self, model: nn.Module, step: Any) -> None:
         model, step = getattr(step, "recorded_from", (model, step))
         self.found = NamedValues(model, step)
-        self._tensors = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
+        self.tensors = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
         self._settings = torch_settings()
         self.values: dict[str, Hashable] = dict(self._settings)
         self._containers: list[tuple[Any, list[Any]]] = []
         self._arrays: list[tuple[Any, bytes]] = []
         self._places: dict[str, str] = {}
-        read = [named for named in self.found.named.values() if named.read_at]
+        read = [named for named in self.found.named.values() if named.read_at and named.value is not MISSING]
         for named in read:
             self._add(named.place, self._key(named.value), named.read_at)
         for place, module in self.found.modules.values():
@@ -87,7 +90,9 @@ class Guards:
     def line(self, place: str) -> str:
         """The user's line that reads a place, or the first line of the step."""
         first = next(iter(self.found.codes), None)
-        return self._places.get(place) or ("the step" if first is None else f"{first.co_filename}:{first.co_firstlineno}")
+        return self._places.get(place) or (
+            "the step" if first is None else f"{first.co_filename}:{first.co_firstlineno}"
+        )
 
     def line_of(self, name: str) -> str:
         """The user's line that reads an attribute or variable, or a library's, or the first line of the step."""
@@ -108,6 +113,8 @@ class Guards:
             self.values[f"{place}.{name}.requires_grad"] = "bool", trained
         for name, child in module._modules.items():
             self.values[f"{place}.{name}"] = "a module", id(child)
+        if "forward" in module.__dict__:
+            self.values[f"{place}.forward"] = self._key(module.__dict__["forward"])
         hooks = *module._forward_hooks.values(), *module._forward_pre_hooks.values()
         if hooks:
             self.values[f"the hooks of {place}"] = "hooks", tuple(map(id, hooks))
@@ -128,7 +135,7 @@ class Guards:
             self._arrays.append((value, value.tobytes()))
             return "array", (value.shape, value.dtype.str, value.tobytes())
         if issubclass(kind, Tensor):
-            return "a tensor", self._tensors.get(id(value), id(value))
+            return "a tensor", self.tensors.get(id(value), id(value))
         code = getattr(value, "__code__", None) if callable(value) else None
         return ("a function", code) if code is not None else (f"{kind.__module__}.{kind.__qualname__}", id(value))
 
@@ -163,7 +170,9 @@ class Guards:
         self._parameters = list(parameters.values())
         self._trained = list(map(_REQUIRES_GRAD, self._parameters))
         # A conversion of a model converts the parameters of all its modules of a class.
-        self._typed = list({(type(m), p.dtype): p for m in modules for p in m._parameters.values() if p is not None}.values())
+        self._typed = list(
+            {(type(m), p.dtype): p for m in modules for p in m._parameters.values() if p is not None}.values()
+        )
         self._dtypes = list(map(_DTYPE, self._typed))
         held = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
         self._hooks = [*held, torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks]
@@ -206,5 +215,7 @@ def _same(now: list[Any], then: list[Any]) -> bool:
 def _portable(key: Hashable) -> Any:
     """The part of a key that is equal in all processes."""
     if isinstance(key, tuple) and len(key) == 2:
-        return key if isinstance(key[1], _DIGITS) and not isinstance(key[0], tuple) and "." not in str(key[0]) else key[0]
+        return (
+            key if isinstance(key[1], _DIGITS) and not isinstance(key[0], tuple) and "." not in str(key[0]) else key[0]
+        )
     return type(key).__name__

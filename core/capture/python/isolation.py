@@ -1,7 +1,7 @@
 """Runs a step without side effects, for example to find shapes.
 
-The step prints, warns and logs nothing, and writes no file. Afterwards modules, the objects around them and the states
-of the random number generators are as before.
+The step prints, warns and logs nothing. Afterwards modules, the values that its code names and the states of the random
+number generators are as before.
 """
 
 import contextlib
@@ -13,49 +13,41 @@ import threading
 import warnings
 from collections.abc import Iterator
 from typing import TextIO
-from unittest import mock
 
 import numpy
 import torch
 from torch import nn
 
-from ..values.printed import printed_to_streams
-from .opened_files import no_files_written
-from .reached import Reached
-from .restored_modules import modules_restored
-from .side_effects import outside_restored
+from .changes import Changes, modules_restored
 
 
 @contextlib.contextmanager
-def isolated(model: nn.Module, reached: Reached) -> Iterator[None]:
+def isolated(model: nn.Module, changes: Changes) -> Iterator[None]:
     """The context of a run of a step without side effects.
 
     Args:
         model: the user's module.
-        reached: what the step reaches.
+        changes: of runs of the step.
     """
     with contextlib.ExitStack() as stack:
         stack.enter_context(_silent())
         stack.enter_context(_random_numbers_kept())
-        stack.enter_context(no_files_written(reached, warns=False))
         stack.enter_context(modules_restored(model))
         stack.enter_context(contextlib.suppress(Exception))  # capture refuses side effects that are not allowed
-        stack.enter_context(outside_restored(reached, [module.__dict__ for module in model.modules()]))
+        stack.enter_context(changes.outside(model))
         yield
 
 
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
+    disabled = logging.root.manager.disable
     with contextlib.ExitStack() as stack:
         stack.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
         stack.enter_context(contextlib.redirect_stdout(_OtherThreads(sys.stdout)))
         stack.enter_context(contextlib.redirect_stderr(_OtherThreads(sys.stderr)))
-        stack.enter_context(printed_to_streams(_nothing))
-        stack.enter_context(mock.patch.object(logging.Logger, "handle", _nothing))
-        for name in ("warning_once", "info_once"):  # of transformers; a message logged now would not be logged later
-            if hasattr(logging.Logger, name):
-                stack.enter_context(mock.patch.object(logging.Logger, name, _nothing))
+        stack.callback(logging.disable, disabled)
+        logging.disable(logging.CRITICAL)
         yield
 
 
@@ -81,10 +73,6 @@ class _OtherThreads(io.TextIOBase):
 
     def writable(self) -> bool:
         return True
-
-
-def _nothing(*_args: object, **_kwargs: object) -> None:
-    """Do nothing."""
 
 
 @contextlib.contextmanager

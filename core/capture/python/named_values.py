@@ -1,21 +1,19 @@
-"""Finds the values that the code of a step names: attributes of modules and other objects, variables around functions, globals.
+"""Finds the values that the code of a step names: attributes of modules and other objects, variables, globals.
 
     step, forwards of the model's modules ──▶ uses of values in their code            (code_uses.py)
         └──▶ functions that they name ──▶ uses in these ──▶ …
 
-A value is found by following the attributes of a use from where it begins; properties are read as code and not called. A
-name that is loaded from a variable of unknown content, such as ``layer.scale`` in a loop, counts for every module, and for
-objects that the code passes on as a whole. The user's own code and model libraries are read; of the globals, only those of
-the user's own code count, and of objects of other libraries outside of the model only attributes that the user's code names.
+A value is found by following the attributes of a use from where it begins; properties are read as code and not called.
+A name that is loaded from a variable of unknown content, such as ``layer.scale`` in a loop, counts for every module,
+and for objects that the code passes on as a whole. The user's own code and model libraries are read; of the globals,
+only those of the user's own code count, and of objects of other libraries outside of the model only attributes that the
+user's code names.
 """
 
-import enum
 import functools
 import sys
 import types
-from collections import deque
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy
@@ -25,86 +23,11 @@ from torch import Tensor, nn
 
 from ..values.code_origin import Origin, origin_of
 from .code_uses import ALL, FREE, GLOBAL, OWNER, RESULT, VARIABLE, Use, uses_in
+from .named import CONTAINERS, MISSING, Named, is_plain, is_small_container, items_of
 
-_PLAIN = (int, float, complex, bool, str, bytes, type(None), enum.Enum, torch.dtype, torch.device, torch.layout,
-          torch.memory_format, torch.Size, numpy.generic, range, slice, Path)  # fmt: skip
-CONTAINERS = (list, dict, tuple, set, frozenset, deque)
-SMALL = 256
-"""Largest number of items of a container whose items are compared; a larger one is compared by its identity."""
 _NOT_RUN = {"__init__", "__new__", "__repr__", "__str__", "__setattr__", "__delattr__", "__del__", "__reduce__",
             "__reduce_ex__", "__getstate__", "__setstate__", "__deepcopy__", "__copy__", "__init_subclass__",
             "__subclasshook__", "__dir__", "__sizeof__", "__class_getitem__", "__hash__"}  # fmt: skip
-
-
-def is_plain(value: Any) -> bool:
-    """Whether a value is compared by value: a number, a text, a flag, None and the like."""
-    return issubclass(type(value), _PLAIN)  # `isinstance` asks the object
-
-
-def is_small_container(value: Any) -> bool:
-    """Whether a value is a container whose items are compared."""
-    return issubclass(type(value), CONTAINERS) and len(items_of(value)) <= SMALL
-
-
-def items_of(container: Any) -> list[Any]:
-    """The items of a container, without calls of a derived class; keys and values of a dict."""
-    kind = next(kind for kind in CONTAINERS if issubclass(type(container), kind))
-    items = list(kind.__iter__(container))
-    return items if kind is not dict else [*items, *dict.values(container)]
-
-
-@define(eq=False)
-class Named:
-    """A value that code names.
-
-    Args:
-        place: as text, such as ``model.scale``.
-        holder: what holds it: a dict, a cell, a class, or an object with slots.
-        key: in the dict, or name of the attribute or slot; None for a cell.
-        value: there.
-
-    Attributes:
-        read_at, written_at: the first line that reads it, and the first that writes it; "" if there is none.
-        early: whether a function reads it before it writes it, or another function than the one that writes it reads it.
-    """
-
-    place: str
-    holder: Any
-    key: Any
-    value: Any
-    read_at: str = ""
-    written_at: str = ""
-    _read: dict[types.CodeType, int] = field(factory=dict)
-    _written: dict[types.CodeType, int] = field(factory=dict)
-
-    @property
-    def early(self) -> bool:
-        return any(order < self._written.get(code, sys.maxsize) for code, order in self._read.items())
-
-    def note(self, code: types.CodeType, use: Use) -> None:
-        """Add a use of the value."""
-        line = f"{code.co_filename}:{use.line}"
-        orders = self._read if use.reads else self._written
-        orders[code] = min(use.order, orders.get(code, use.order))
-        if use.reads:
-            self.read_at = self.read_at or line
-        else:
-            self.written_at = self.written_at or line
-
-    def now(self) -> Any:
-        """The present value; `MISSING` if there is none."""
-        if isinstance(self.holder, types.CellType):
-            try:
-                return self.holder.cell_contents
-            except ValueError:
-                return MISSING
-        if isinstance(self.holder, dict | type):
-            return (self.holder if isinstance(self.holder, dict) else vars(self.holder)).get(self.key, MISSING)
-        return getattr(self.holder, self.key, MISSING)
-
-
-MISSING = object()
-"""In place of a value that is not there."""
 
 
 @define(eq=False)
@@ -119,6 +42,7 @@ class NamedValues:
         named: the values.
         modules: modules with their places: those of the model, and others that the code names.
         codes: the functions that were read.
+        containers: lists, dicts and sets that the code names, or that are in these, with their places.
         own: dicts of attributes among which a name was looked up and not found; a name may be added.
     """
 
@@ -127,12 +51,15 @@ class NamedValues:
     named: dict[tuple[int, Any], Named] = field(factory=dict)
     modules: dict[int, tuple[str, nn.Module]] = field(factory=dict)
     codes: dict[types.CodeType, None] = field(factory=dict)
+    containers: dict[int, tuple[str, Any]] = field(factory=dict)
+    _tensors: dict[int, tuple[str, Tensor]] = field(factory=dict)
     own: dict[int, dict[str, Any]] = field(factory=dict)
     _kept: dict[int, Any] = field(factory=dict)
     _seen: set[Any] = field(factory=set)
     _waiting: list[tuple[types.FunctionType, "_Object | None"]] = field(factory=list)
     _loose: list[tuple[types.CodeType, Use]] = field(factory=list)
     _objects: list["_Object"] = field(factory=list)
+    _reading: dict[str, str] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self._visit("the step", self.step, False)
@@ -143,7 +70,33 @@ class NamedValues:
             for each in list(self._objects):
                 self._apply(each)
 
-    def _function(self, function: types.FunctionType, owner: "_Object | None") -> None:
+    @property
+    def trained(self) -> list[tuple[str, Tensor]]:
+        """Tensors outside of the model that require a gradient, with their places."""
+        mine = set(map(id, self.model.parameters()))
+        named = [
+            (f"{place}.{name}", p) for place, module in self.modules.values() for name, p in module._parameters.items()
+            if p is not None
+        ]  # fmt: skip
+        found = {id(t): (place, t) for place, t in (*named, *self._tensors.values()) if id(t) not in mine}
+        return [(place, t) for place, t in found.values() if t.requires_grad and t.is_leaf]
+
+    def reading(self, attribute: str) -> str:
+        """A line that reads an attribute of any object; "" if there is none."""
+        if not self._reading:
+            for code in self.codes:
+                for use in uses_in(code):
+                    if use.reads:
+                        self._reading.update(dict.fromkeys(use.attributes, f"{code.co_filename}:{use.line}"))
+        return self._reading.get(attribute, "")
+
+    def holds(self, value: Any) -> bool:
+        """Whether code names an object as a whole, so that it exists before the step runs."""
+        return ("visited", id(value)) in self._seen
+
+    def _function(  # noqa: PLR0912 - one case for each root of a use
+        self, function: types.FunctionType, owner: "_Object | None"
+    ) -> None:
         code, origin = function.__code__, origin_of(function.__code__.co_filename)
         key = id(function), id(owner.value) if owner else 0
         if key in self._seen:
@@ -159,6 +112,8 @@ class NamedValues:
         self.codes[code] = None
         for default in (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()):
             self._visit(f"a default of {function.__name__}", default, owner is not None and owner.mine)
+        if origin is Origin.USER and function.__defaults__:
+            self._note_part(f"the defaults of {function.__name__}", function, "__defaults__", code)
         for use in uses_in(code):
             if use.root == OWNER and owner is not None:
                 self._follow(owner.place, owner.value, use, code, owner.mine)
@@ -196,10 +151,10 @@ class NamedValues:
             place, value = f"{place}.{name}", found
         if only_code and not issubclass(type(value), (*_FUNCTIONS, type)):
             return
-        if use.reads or is_small_container(value):
+        if use.reads or issubclass(type(value), CONTAINERS):
             self._visit(place, value, mine)
 
-    def _attribute(  # noqa: PLR0911 - one case for each place of an attribute
+    def _attribute(  # noqa: PLR0911, PLR0912 - one case for each place of an attribute
         self, place: str, value: Any, name: str, use: Use, code: types.CodeType, mine: bool, only_code: bool
     ) -> Any:
         """The value of an attribute, which is noted; `MISSING` if nothing follows from it."""
@@ -228,22 +183,20 @@ class NamedValues:
             for held in (value._parameters, value._buffers, value._modules):
                 if name in held:
                     return held[name]
-        if own is not None and not use.reads:
-            self._note(there, own, name, MISSING, code, use)
+        if own is not None and not issubclass(kind, type) and _function_in(inherited) is None:
+            self._note(there, own, name, MISSING, code, use)  # it may be assigned
+            held = (own, value._modules) if issubclass(kind, nn.Module) else (own,)
+            self.own.update({id(one): one for one in held})
         if inherited is MISSING or isinstance(inherited, types.MemberDescriptorType):
             if inherited is not MISSING and hasattr(value, name):
                 self._note(there, value, name, getattr(value, name), code, use)
                 return getattr(value, name)
-            if own is not None and use.reads:
-                held = (own, value._modules) if issubclass(kind, nn.Module) else (own,)
-                self.own.update({id(one): one for one in held})
             return MISSING
         if (function := _function_in(inherited)) is not None:
-            if mine or issubclass(kind, nn.Module | type) or _origin_of_class(kind) is Origin.USER:
-                bound = None if isinstance(inherited, staticmethod) or issubclass(kind, type) else (place, value)
-                self._wait(function, *(bound or (None, None)), mine)
-        elif own is not None and not issubclass(kind, type):
-            self.own[id(own)] = own  # it may get an attribute that hides the one of its class
+            known = mine or issubclass(kind, nn.Module | type) or _origin_of_class(kind) in (Origin.USER, Origin.LAYERS)
+            bound = not isinstance(inherited, staticmethod) and not issubclass(kind, type)
+            if known:
+                self._wait(function, place if bound else None, value, mine)
         if not only_code and (is_plain(inherited) or _origin_of_class(base) is Origin.USER):
             self._note(there, base, name, inherited, code, use)
         return MISSING if function is not None else inherited
@@ -256,6 +209,11 @@ class NamedValues:
             self.named[identity] = Named(place, holder, key, value)
             self._kept[id(holder)] = holder
         self.named[identity].note(code, use if last else evolve(use, reads=True))
+
+    def _note_part(self, place: str, holder: Any, key: str, code: types.CodeType) -> None:
+        """Note an attribute of a function or of a partial function, which calls of it read."""
+        use = Use(OWNER, "", (key,), code.co_firstlineno)
+        self._note(place, holder, key, getattr(holder, key), code, use)
 
     def _wait(self, function: Any, place: str | None, value: Any, mine: bool) -> None:
         while not isinstance(function, types.FunctionType):
@@ -281,6 +239,10 @@ class NamedValues:
         elif issubclass(kind, functools.partial):
             for part in (value.func, *value.args, *value.keywords.values()):
                 self._visit(place, part, mine)
+            code = getattr(value.func, "__code__", None)
+            if code is not None and origin_of(code.co_filename) is Origin.USER:
+                self._note_part(f"the keywords of {place}", value, "keywords", code)
+                self._note_part(f"the arguments of {place}", value, "args", code)
         elif issubclass(kind, functools._lru_cache_wrapper):
             self._visit(place, value.__wrapped__, mine)
         elif issubclass(kind, type):
@@ -289,16 +251,21 @@ class NamedValues:
                 for held in vars(value).values() if run else ():
                     if (function := _function_in(held)) is not None:
                         self._wait(function, None, None, mine)
-        elif is_small_container(value):
-            for number, item in enumerate(items_of(value)):
+        elif issubclass(kind, Tensor):
+            self._tensors[id(value)] = place, value
+        elif issubclass(kind, CONTAINERS):
+            if not issubclass(kind, tuple | frozenset):
+                self.containers[id(value)] = place, value
+            for number, item in enumerate(items_of(value) if is_small_container(value) else ()):
                 self._visit(f"{place}[{number}]", item, mine)
-        elif not issubclass(kind, (Tensor, types.ModuleType, numpy.ndarray, *CONTAINERS)):
+        elif not issubclass(kind, types.ModuleType | numpy.ndarray):
             self._object(place, value, mine)
 
     def _module(self, place: str, module: nn.Module) -> None:
         if id(module) in self.modules or isinstance(module, torch.jit.ScriptModule):
             return
         self.modules[id(module)] = place, module
+        self.own[id(module.__dict__)] = module.__dict__  # its forward may be replaced
         self._object(place, module, True, "forward" if "forward" not in module.__dict__ else "")
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             self._visit(f"a hook of {place}", hook, True)
@@ -312,7 +279,7 @@ class NamedValues:
         self._kept[id(value)] = value
         if not issubclass(kind, nn.Module) and _origin_of_class(kind) is not Origin.USER:
             return
-        for name, function in _special_methods(kind):
+        for function in _special_methods(kind):
             self._wait(function, place, value, mine)
         if run and (function := _function_in(_inherited(kind, run)[1])) is not None:
             self._wait(function, place, value, mine)
@@ -322,6 +289,7 @@ class NamedValues:
         loose, each.applied = self._loose[each.applied :], len(self._loose)
         own, known = _own(each.value) or {}, _names_of_class(type(each.value))
         module = isinstance(each.value, nn.Module)
+        trainer = getattr(self.step, "__self__", None)  # its loss is not that of the model's result
         foreign = not module and not each.mine and _origin_of_class(type(each.value)) is not Origin.USER
         for code, use in loose:
             name = use.attributes[0]
@@ -330,7 +298,7 @@ class NamedValues:
                 continue  # what torch's layers compute depends on it only where their own code names it
             if (
                 (name in own or name in known or (name == ALL and users))
-                and (module or use.root != RESULT)
+                and (module or use.root != RESULT or each.value is not trainer)
                 and (users or not foreign)
             ):
                 self._follow(each.place, each.value, use, code, each.mine)
@@ -388,12 +356,12 @@ def _names_of_class(kind: type) -> frozenset[str]:
     )
 
 
-def _special_methods(kind: type) -> Iterator[tuple[str, Callable[..., Any]]]:
+def _special_methods(kind: type) -> Iterator[Callable[..., Any]]:
     """The methods of a class that operators and builtins call, such as ``__getitem__``."""
     for name in _names_of_class(kind):
-        if name.startswith("__") and name.endswith("__") and name not in _NOT_RUN:
-            if (function := _function_in(_inherited(kind, name)[1])) is not None:
-                yield name, function
+        special = name.startswith("__") and name.endswith("__") and name not in _NOT_RUN
+        if special and (function := _function_in(_inherited(kind, name)[1])) is not None:
+            yield function
 
 
 def _function_in(value: Any) -> Any:

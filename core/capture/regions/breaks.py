@@ -20,11 +20,9 @@ from ...errors import RequestError
 from ...tensor_metadata import memory_of
 from ..graph.randomness import KeyedRandom, random_key
 from ..graph.value_checks import late_checks_dropped
-from ..python.reachable.reach import reach
-from ..python.reached import Reached
+from ..python.changes import Changes, modules_restored
+from ..python.guards import Guards
 from ..python.requires_grad_writes import RequiresGradWrites
-from ..python.restored_modules import modules_restored
-from ..python.side_effects import tensors_restored
 from ..python.torch_settings import Autocasts
 from ..values.capture_errors import LateSize, NeedsAutograd, NeedsValue, depends_on_value, error_of_type
 from ..values.late_numbers import LateNumber, with_late_numbers_as_tensors
@@ -57,7 +55,9 @@ class Breaks:
         sizes: whether sizes that depend on values count as values.
         printed: what the last run of the step prints and logs.
         assigned: names of the buffers that it assigns.
-        reached: what the step reaches, before it runs.
+        guards: the values that the step's code names, before it runs.
+        changes: what its runs change.
+        made_buffers: tensors that modules had as attributes, and that became their buffers.
         trained: name of a parameter → whether it requires a gradient when the step begins.
         loss: whether the step returns a loss, possibly in an object.
         autocasts: active around the capture, in which the step runs.
@@ -77,7 +77,9 @@ class Breaks:
     autocasts: Autocasts = field(factory=Autocasts.now)
     drawn: int | None = None
     kept: dict[Any, str] = field(factory=dict)
-    reached: Reached = field(init=False)
+    made_buffers: list[Tensor] = field(factory=list)
+    guards: Guards = field(init=False)
+    changes: Changes = field(init=False)
     trained: dict[str, bool] = field(factory=dict)
     _modules: ModuleRegions = field(init=False)
     _tail: TailRegion | None = None
@@ -89,7 +91,8 @@ class Breaks:
     _causes: dict[str, str] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
-        self.reached = reach(self.model, self.step)
+        self.guards = Guards(self.model, self.step)
+        self.changes = Changes(self.guards, self.is_constant)
         self._modules = ModuleRegions(self.model)
         self._meta = any(tensor.is_meta for _, tensor in self._state())
 
@@ -280,7 +283,7 @@ class Breaks:
         stand_ins = {name: stand_in_for(tensor) for name, tensor in missing.items()}
         try:
             with (
-                modules_restored(self.model), tensors_restored(self.reached),
+                modules_restored(self.model), self.changes.tensors_removed(),
                 _reparametrize_module(self.model, stand_ins), output_held(), random,
                 self._modules.watched(random), numbered(self.model, regions, observer), self.autocasts.resumed(),
             ):  # fmt: skip

@@ -14,11 +14,11 @@ from torch.utils import _pytree as pytree
 from ...errors import RequestError
 from ...tensor_metadata import state_of
 from ..graph.randomness import KeyedRandom, random_key
-from ..python.holders import CONTAINERS, INTERNAL
-from ..python.late_writes import Version, may_be_written, refuse_late_writes
+from ..python.changes import INTERNAL, is_mutable
 from ..values.late_numbers import holds_captured
 from ..values.nesting import Nesting, extract_tensors, tensors_of
 from ..values.stand_ins import stand_in_for
+from .late_writes import Version, may_be_written, refuse_late_writes
 from .regions import Region, TensorSpec, call_region, trained
 from .replay import Copies, copy_on_meta
 
@@ -305,7 +305,7 @@ def _attributes(module: nn.Module) -> _Attributes:
 
 
 def _entries(value: Any) -> list[Any]:
-    return list(value.values() if isinstance(value, dict) else value) if type(value) in CONTAINERS else []
+    return list(value.values() if isinstance(value, dict) else value) if is_mutable(value) else []
 
 
 def _assigned(who: str, module: nn.Module, before: _Attributes) -> tuple[tuple[str, str], ...]:

@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
 from ...tensor_metadata import METADATA_READS, name_of
-from ..python.holders import INTERNAL
+from ..python.changes import INTERNAL
 from ..values.capture_errors import NeedsValue, depends_on_value
 from ..values.nesting import tensors_of
 from .calls import Calls, Place, Slot

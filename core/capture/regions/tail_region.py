@@ -10,9 +10,9 @@ from torch.nn.utils.stateless import _reparametrize_module
 
 from ...errors import RequestError
 from ...tensor_metadata import memory_of
-from ..python.late_writes import Version, may_be_written, refuse_late_writes
 from ..values.nesting import Nesting, extract_tensors, numbers_as_tensors, tensors_of
 from .calls import Place, numbered
+from .late_writes import Version, may_be_written, refuse_late_writes
 from .observer import Observer, Tail
 from .regions import Region, TensorSpec, call_region, trained
 from .replay import Copies, Locator, Replay, copy_on_meta

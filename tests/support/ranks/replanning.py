@@ -7,7 +7,7 @@ from zlib import crc32
 import pytest
 import torch
 from attrs import evolve
-from panpipe.core.capture.python.reads import Reads
+from panpipe.core.capture.python.guards import Guards
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.derive import synchronised
 from panpipe.core.plan.plan import Plan
@@ -53,7 +53,7 @@ def replanner_of(pipe: Pipeline, case: Case, dtype: torch.dtype = DTYPE) -> Repl
     piece = split_batch(case.batch(8, dtype), 4, dims_once(case, dtype, 8, "cpu"))[0]
     example = Example(pipe.model, case.step, piece, captured_once(case, dtype, 8, 4))
     options = PlanningOptions(oracle=longest_path, cut_oracle=longest_path)
-    return Replanner(example, options, ProgramOptions(), Reads(pipe.model, case.step).key)
+    return Replanner(example, options, ProgramOptions(), Guards(pipe.model, case.step).key)
 
 
 def replannable(case: Case, team: Team | None = None) -> Pipeline:
