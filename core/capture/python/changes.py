@@ -115,15 +115,16 @@ class _Change:
         early = self.named is not None and self.named.early
         captured, state = holds_captured(self.new), isinstance(self.old, Tensor)
         alike = state and not self.filled and isinstance(self.new, Tensor) and have_equal_shapes(self.old, self.new)
-        if tensors_of(self.new) and is_constant(self.new) and not (state and self.old.is_meta) and not alike:
-            return None  # a table that is set up, or that grows
-        if self.sets_up and not captured:
+        table = tensors_of(self.new) and is_constant(self.new) and not (state and self.old.is_meta) and not alike
+        if table or (self.sets_up and not captured):
             return None
         if self.own and alike:
             return WritesTensor(self.old)
-        # Values outside of modules that hold what was computed are followed in another capture.
-        if early and ((captured and self.own) or (_is_number(self.old) and _is_number(self.new))):
-            return RequestError(f"{read}: the step reads {self.what} here and writes it, too: {FIX}")
+        by_name = self.named is not None and bool(self.named.written_at)
+        if early and (by_name or not state):  # otherwise by setattr, as hooks do that compute a weight
+            # Values outside of modules that hold what was computed are followed in another capture.
+            if (captured and self.own) or (_is_number(self.old) and _is_number(self.new)):
+                return RequestError(f"{read}: the step reads {self.what} here and writes it, too: {FIX}")
         line = (self.named.written_at or read) if self.named is not None else ""
         if not line or (self.own and captured and (self.used or not is_users_own(line.rpartition(":")[0]))):
             return None
@@ -168,6 +169,7 @@ class Changes:
             yield
             finished = True
         finally:
+            own_now = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
             for who, own, values, contents in before:
                 changed = [
                     (key, value) for key, value in own.items()
@@ -176,7 +178,9 @@ class Changes:
                 sets_up = any(tensors_of(value) and self.is_constant(value) for _, value in changed)
                 for key, value in changed:
                     old, named = values.get(key, MISSING), self._of_key.get((id(own), key))
-                    if holds_captured(value) or (_is_number(value) and _is_number(old) and value != old):
+                    if (tensors := tensors_of(value)) and own_now.issuperset(map(id, tensors)):
+                        own[key] = old  # a list of the module's parameters, such as a recurrent layer keeps
+                    elif holds_captured(value) or (_is_number(value) and _is_number(old) and value != old):
                         if old is MISSING:
                             del own[key]
                         else:
@@ -254,7 +258,8 @@ class Changes:
         contents = [(held, copy.copy(held)) for _, held in self.guards.found.containers.values()]
         finished = False
         try:
-            yield
+            with self._caches_cleared():
+                yield
             finished = after_failure
         finally:
             if not finished:
@@ -264,6 +269,17 @@ class Changes:
                 for held, content in contents:
                     if any(tensors_of(item) or holds_captured(item) for item in items_of(held)):
                         refill(held, content)
+
+    @contextmanager
+    def _caches_cleared(self) -> Iterator[None]:
+        """A context at whose end caches of functions that were filled are cleared: they may hold captured values."""
+        caches = [(cache, cache.cache_info().misses) for cache in self.guards.found.caches.values()]
+        try:
+            yield
+        finally:
+            for cache, misses in caches:
+                if cache.cache_info().misses != misses:
+                    cache.cache_clear()
 
     def _is_kept(self, value: Any) -> bool:
         return holds_captured(value) and not self.is_constant(value)
@@ -289,7 +305,7 @@ def _filled(what: str, held: Any, before: Any, named: Named | None, own: bool) -
     old, new = states[0] if states and len(now) == len(then) else (None, now)
     if own and not holds_captured(new) and not _is_number(new):
         return []
-    return [_Change(what, old, new, named, own, filled=True)]
+    return [_Change(what, old, new, named, own, used=bool(named and named.read_at), filled=True)]
 
 
 def _named(key: str, who: str) -> str:

@@ -97,7 +97,8 @@ class Guards:
     def line_of(self, name: str) -> str:
         """The user's line that reads an attribute or variable, or a library's, or the first line of the step."""
         lines = [n.read_at for n in self.found.named.values() if n.read_at and n.place.rpartition(".")[2] == name]
-        return next((line for line in lines if is_users_own(line.rpartition(":")[0])), next(iter(lines), self.line("")))
+        own = (line for line in lines if is_users_own(line.rpartition(":")[0]))
+        return next(own, "") or self.found.reading(name) or next(iter(lines), self.line(""))
 
     # Keys
 

@@ -43,6 +43,7 @@ class NamedValues:
         modules: modules with their places: those of the model, and others that the code names.
         codes: the functions that were read.
         containers: lists, dicts and sets that the code names, or that are in these, with their places.
+        caches: functions with a cache of their results.
         own: dicts of attributes among which a name was looked up and not found; a name may be added.
     """
 
@@ -52,6 +53,7 @@ class NamedValues:
     modules: dict[int, tuple[str, nn.Module]] = field(factory=dict)
     codes: dict[types.CodeType, None] = field(factory=dict)
     containers: dict[int, tuple[str, Any]] = field(factory=dict)
+    caches: dict[int, Any] = field(factory=dict)
     _tensors: dict[int, tuple[str, Tensor]] = field(factory=dict)
     own: dict[int, dict[str, Any]] = field(factory=dict)
     _kept: dict[int, Any] = field(factory=dict)
@@ -217,6 +219,8 @@ class NamedValues:
 
     def _wait(self, function: Any, place: str | None, value: Any, mine: bool) -> None:
         while not isinstance(function, types.FunctionType):
+            if isinstance(function, functools._lru_cache_wrapper):
+                self.caches[id(function)] = function
             if (function := getattr(function, "__wrapped__", None)) is None:
                 return
         self._waiting.append((function, None if place is None else _Object(place, value, mine)))
@@ -244,7 +248,7 @@ class NamedValues:
                 self._note_part(f"the keywords of {place}", value, "keywords", code)
                 self._note_part(f"the arguments of {place}", value, "args", code)
         elif issubclass(kind, functools._lru_cache_wrapper):
-            self._visit(place, value.__wrapped__, mine)
+            self._wait(value, None, None, mine)
         elif issubclass(kind, type):
             if _origin_of_class(value) in (Origin.USER, Origin.LIBRARY):
                 run = issubclass(value, torch.autograd.Function) or _origin_of_class(value) is Origin.USER
