@@ -28,7 +28,7 @@ from ..values.late_numbers import holds_captured
 from ..values.nesting import tensors_of
 from ..values.user_lines import warn_at
 from .guards import Guards
-from .named_values import MISSING, Named, is_plain, items_of
+from .named import MISSING, Named, is_plain, items_of
 
 INTERNAL = {"_parameters", "_buffers", "_modules"}
 """Attributes of modules that hold their parameters, buffers and submodules."""
@@ -121,10 +121,10 @@ class _Change:
         if self.own and alike:
             return WritesTensor(self.old)
         by_name = self.named is not None and bool(self.named.written_at)
-        if early and (by_name or not state):  # otherwise by setattr, as hooks do that compute a weight
-            # Values outside of modules that hold what was computed are followed in another capture.
-            if (captured and self.own) or (_is_number(self.old) and _is_number(self.new)):
-                return RequestError(f"{read}: the step reads {self.what} here and writes it, too: {FIX}")
+        # Values outside of modules that hold what was computed are followed in another capture.
+        carries = (captured and self.own) or (_is_number(self.old) and _is_number(self.new))
+        if carries and early and (by_name or not state):  # otherwise by setattr, as hooks do that compute a weight
+            return RequestError(f"{read}: the step reads {self.what} here and writes it, too: {FIX}")
         line = (self.named.written_at or read) if self.named is not None else ""
         if not line or (self.own and captured and (self.used or not is_users_own(line.rpartition(":")[0]))):
             return None

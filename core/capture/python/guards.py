@@ -175,10 +175,10 @@ class Guards:
             {(type(m), p.dtype): p for m in modules for p in m._parameters.values() if p is not None}.values()
         )
         self._dtypes = list(map(_DTYPE, self._typed))
-        held = [hooks for m in modules for hooks in (m._forward_hooks, m._forward_pre_hooks)]
-        self._hooks = [*held, torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks]
+        hooks: list[Any] = [held for m in modules for held in (m._forward_hooks, m._forward_pre_hooks)]
+        self._hooks = [*hooks, torch_modules._global_forward_hooks, torch_modules._global_forward_pre_hooks]
         self._numbers_of_hooks, self._last_hook = list(map(len, self._hooks)), RemovableHandle.next_id
-        self._some_hooks = [(hooks, len(hooks)) for hooks in self._hooks if hooks]
+        self._some_hooks = [(held, len(held)) for held in self._hooks if held]
 
     def _as_before(self) -> bool:
         for getter, several, holders, values in self._groups:

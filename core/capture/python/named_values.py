@@ -92,10 +92,6 @@ class NamedValues:
                         self._reading.update(dict.fromkeys(use.attributes, f"{code.co_filename}:{use.line}"))
         return self._reading.get(attribute, "")
 
-    def holds(self, value: Any) -> bool:
-        """Whether code names an object as a whole, so that it exists before the step runs."""
-        return ("visited", id(value)) in self._seen
-
     def _function(  # noqa: PLR0912 - one case for each root of a use
         self, function: types.FunctionType, owner: "_Object | None"
     ) -> None:
@@ -291,14 +287,15 @@ class NamedValues:
     def _apply(self, each: "_Object") -> None:
         """Look up, in one object, the names that code loads from variables of unknown content."""
         loose, each.applied = self._loose[each.applied :], len(self._loose)
-        own, known = _own(each.value) or {}, _names_of_class(type(each.value))
+        kind: Any = type(each.value)
+        own, known = _own(each.value) or {}, _names_of_class(kind)
         module = isinstance(each.value, nn.Module)
         trainer = getattr(self.step, "__self__", None)  # its loss is not that of the model's result
-        foreign = not module and not each.mine and _origin_of_class(type(each.value)) is not Origin.USER
+        foreign = not module and not each.mine and _origin_of_class(kind) is not Origin.USER
         for code, use in loose:
             name = use.attributes[0]
             users = origin_of(code.co_filename) is Origin.USER
-            if name == "training" and _origin_of_class(type(each.value)) is Origin.LAYERS:
+            if name == "training" and _origin_of_class(kind) is Origin.LAYERS:
                 continue  # what torch's layers compute depends on it only where their own code names it
             if (
                 (name in own or name in known or (name == ALL and users))

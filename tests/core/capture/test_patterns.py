@@ -289,7 +289,7 @@ def data_assigned(m, x):
     ("run", "why"), [(by_chance, "draws"), (by_numpys_chance, "draws"), (data_assigned, r"assigns \.data")]
 )
 def test_unsupported_operations_are_refused_with_the_line(run, why):
-    with pytest.raises(RequestError, match=rf"test_patterns\.py:\d+ ( in {run.__name__})?: the step {why}"):
+    with pytest.raises(RequestError, match=rf"test_patterns\.py:\d+.*: the step {why}"):
         capture_step(Model(run), step, batch(2))
 
 
