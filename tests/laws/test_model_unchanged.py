@@ -1,5 +1,6 @@
 """After ``panpipe.pipeline(...)`` returns, the model is as it was: tensors, and all attributes of every module."""
 
+import enum
 import warnings
 from typing import Any
 
@@ -23,7 +24,7 @@ def state(value: Any, depth: int = 0) -> Any:
     if isinstance(value, Tensor):
         gradient = None if value.grad is None else value.grad.clone()
         return id(value), value.dtype, value.requires_grad, value.detach().clone(), gradient
-    if isinstance(value, nn.Module) or depth > 5:
+    if isinstance(value, nn.Module | enum.Enum) or depth > 5:
         return id(value)
     if isinstance(value, dict):
         return [(key, state(item, depth + 1)) for key, item in value.items()]

@@ -287,6 +287,7 @@ class Reading(nn.Module):
         return x
 
 
+@pytest.mark.filterwarnings("ignore:the step writes the attribute .noted.")
 def test_a_region_may_read_numbers_and_shapes_of_other_modules():
     noting = Noting()
     noting.factor = 2.0
