@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import RequestError
 from ...tensor_metadata import METADATA_READS, name_of
@@ -126,9 +127,10 @@ def copy_on_meta(module: nn.Module, foreign: Mapping[int, Tensor]) -> nn.Module:
         foreign: identity of a tensor that is not the module's → its replacement in the copy.
     """
     memo: dict[int, Any] = dict(foreign)
-    for tensor in (*module.parameters(), *module.buffers()):
-        bare = tensor.detach().to("meta")
-        memo[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else bare
+    with _disable_current_modes():  # a step may be captured now; copies of fake tensors belong to that thread alone
+        for tensor in (*module.parameters(), *module.buffers()):
+            bare = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            memo[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else bare
     for inner in module.modules():
         own = [held for name, held in vars(inner).items() if name not in INTERNAL]
         for tensor in pytree.tree_leaves(own):

@@ -3,6 +3,7 @@
 from itertools import pairwise
 from types import SimpleNamespace
 
+import panpipe
 import pytest
 import torch
 from attrs import evolve
@@ -17,6 +18,7 @@ from panpipe.runtimes.planning import automatic as module
 from panpipe.runtimes.planning.automatic import Planning, efficiency, step_s
 from panpipe.runtimes.planning.budget import Budget
 from panpipe.runtimes.planning.options import PlanningOptions
+from torch import nn
 
 MICROBATCHES = 4
 ROOM = fully_connected(2, 10**12, 1e12, 0.0)
@@ -177,3 +179,17 @@ def test_plain_is_empty_if_1f1b_is_no_option_or_does_not_fit(planning, monkeypat
 
     monkeypatch.setattr(module, "choose_schedules", refuses)
     assert request.plain(without) == []
+
+
+def test_devices_measure_a_loss_that_stays_python_at_the_same_time():
+    """Each copies the model for it, with many parameters."""
+    model, batch = nn.Sequential(*(nn.Linear(4, 4) for _ in range(100))), torch.randn(8, 4)
+
+    def step(model, batch):
+        out = model(batch)
+        return out.square().mean() if out.sum() > -1e9 else out.mean()
+
+    pipe = panpipe.pipeline(
+        model, step, batch, optimizer=torch.optim.SGD, microbatches=4, plan_cache=False, plan_seconds=1, progress=False
+    )
+    assert pipe.step(batch).isfinite()
