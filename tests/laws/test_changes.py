@@ -26,9 +26,9 @@ pytestmark = [
 ]
 
 
-def Program(model, step, between=lambda number: None, **options):
+def Program(model, step, between=lambda number: None, optimizer=programs.sgd, **options):
     """A program whose batches are vectors and which draws no random numbers."""
-    return programs.Program(model, step, between=between, keyed=False, **options)
+    return programs.Program(model, step, between=between, optimizer=optimizer, keyed=False, **options)
 
 
 BETA = 0.5

@@ -32,7 +32,7 @@ def state(value: Any, depth: int = 0) -> Any:
         return [state(item, depth + 1) for item in value]
     if isinstance(value, int | float | str | bool | set | frozenset | torch.dtype | torch.device | None):
         return type(value), str(value)
-    return id(value), state(getattr(value, "__dict__", {}), depth + 1)
+    return id(value), None if isinstance(value, type) else state(getattr(value, "__dict__", {}), depth + 1)
 
 
 def changed(before: Any, after: Any) -> bool:

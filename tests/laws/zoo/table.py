@@ -67,15 +67,14 @@ def summary(by_model: Mapping[str, list[Result]]) -> dict[str, int]:
 def table(by_model: Mapping[str, list[Result]], seconds: float) -> str:
     count = summary(by_model)
     rows = "\n".join(row(name, found) for name, found in by_model.items())
-    away = sum(any(r.get("offloaded") for r in found) for found in by_model.values() if outcome(found) == "right")
     left = f" {count['not run']} were not run." if count["not run"] else ""
     return f"""# The zoo
 
 Of {len(by_model)} models {count["right"]} train as one process does, by every plan: the automatic one and V-Half, by
-two threads and on two ranks over gloo, 1F1B by three threads, and GPipe on two ranks with every saved tensor offloaded
-that may be (in {away} of them some are); a check counts on each rank. {count["refused"]} are refused before training,
-with the message that is expected; {count["wrong"]} are wrong, {count["crashed"]} crash or are refused otherwise.{left}
-“at” is the commit. Its runs took {seconds / 60:.1f} minutes together, on {machine()}.
+two threads and on two ranks over gloo, 1F1B by three threads, and GPipe with recompute on two ranks; a check counts on
+each rank. {count["refused"]} are refused before training, with the message that is expected; {count["wrong"]} are
+wrong, {count["crashed"]} crash or are refused otherwise.{left} “at” is the commit. Its runs took
+{seconds / 60:.1f} minutes together, on {machine()}.
 
 Distances are the largest over the plans, to the untouched eager model after two steps of AdamW on the same
 microbatches, with the same random numbers: the loss of any step, gradients relative in norm, and elements of parameters
