@@ -31,6 +31,5 @@ def test_the_zoo_is_as_large_as_it_says():
     from .models import ZOO  # with all of transformers and diffusers that it reads
 
     assert len(ZOO) >= 137
-    assert len(TRAINED) + len(REFUSED) >= len(ZOO) / 16
     assert {bool(ZOO[name].refusal) for name in TRAINED} == {False}
     assert {bool(ZOO[name].refusal) for name in REFUSED} == {True}
