@@ -22,7 +22,7 @@ from panpipe.core.costs.costs import StageCosts
 from panpipe.core.offload.choice import everything
 from panpipe.core.offload.plan_offload import offloadable, with_offload
 from panpipe.core.plan.plan import Plan
-from panpipe.core.trace.trace import COMPUTE_QUEUE, Trace
+from panpipe.core.trace.trace import COMPUTE_QUEUE, Trace, TraceEvent
 from panpipe.runtimes.devices.host_copies import host_copies
 from panpipe.runtimes.offload.offloadable import offloadable_storages
 from panpipe.runtimes.profile.calibration_samples import model_samples
@@ -87,16 +87,18 @@ def memory(size: Size) -> Results:
         tried[name] = within_memory(size, lambda step=step: eager(size, model_of(size), step, batch, SGD))
         yield name, tried[name]
     compared = tried["checkpoint"]
-    operators = operators_on(size, model_of(size), step_in_bfloat16, batch)
+    with torch.device("meta"):
+        shapes = gpt.stack(gpt.Block, size.width, size.layers, size.vocabulary)
+    operators = operators_on(size, shapes, step_in_bfloat16, batch)
     plan = plan_of(operators, size.microbatches, 1, size.stages[0])
     stages = range(len(plan.stages))
     rates = {c.to_host: c.line.bytes_per_s for c in host_copies(size.where) if c.pinned} or {True: 1e9, False: 1e9}
     yield "copies alone", {"to_host_bytes_per_s": rates[True], "to_device_bytes_per_s": rates[False]}
     seconds = compared["median_s"] / size.microbatches / len(stages) / 4  # of F; B takes twice that, RECOMPUTE once
-    half = evolve(plan, memory=evolve(plan.memory, recompute=tuple(stages[len(stages) // 2 : -1])))
+    most = evolve(plan, memory=evolve(plan.memory, recompute=tuple(stages[len(stages) // 4 : -1])))
     for name, chosen in (
         ("recompute", evolve(plan, memory=evolve(plan.memory, recompute=tuple(stages)))),
-        ("recompute and offload", offloaded(size, half, operators, seconds, min(rates.values()))),
+        ("recompute and offload", offloaded(size, most, operators, seconds, min(rates.values()))),
     ):
         yield name, within_memory(size, lambda chosen=chosen: trained_within(size, chosen, batch, compared))
 
@@ -139,7 +141,7 @@ def trained_within(size: Size, plan: Plan, batch: Any, compared: Found) -> Found
 
 def copies_of(trace: Trace) -> Found:
     """How fast the host copies of a step were, and which share of their time some device computed."""
-    found, compute = Found(), spans(trace, lambda event: event.queue == COMPUTE_QUEUE)
+    found, compute = Found(), spans(trace, computes)
     for kind in (Kind.OFFLOAD, Kind.RELOAD):
         copies = [event for event in trace.events if event.action.kind is kind]
         if copies:
@@ -152,7 +154,11 @@ def copies_of(trace: Trace) -> Found:
     return found
 
 
-def spans(trace: Trace, wanted: Callable[[Any], bool]) -> list[tuple[float, float]]:
+def computes(event: TraceEvent) -> bool:
+    return event.queue == COMPUTE_QUEUE
+
+
+def spans(trace: Trace, wanted: Callable[[TraceEvent], bool]) -> list[tuple[float, float]]:
     return [(event.start_s, event.end_s) for event in trace.events if wanted(event)]
 
 
@@ -166,46 +172,48 @@ def predictions(size: Size) -> Results:
     """
     samples: list[Sample] = []
     for width in size.widths:
-        one = evolve(size, width=width)
-        clear(one)
-        batch, optimizer = batch_of(one), torch.optim.AdamW
-        compared = eager(one, model_of(one), gpt.step, batch)
-        clear(one)
-        model = model_of(one)
-        work, own = operator_samples(one, model, batch)
-        started = time.perf_counter()
-        pipe = panpipe.pipeline(
-            model, gpt.step, batch, optimizer=optimizer, microbatches=one.microbatches, devices=one.device,
-            mesh="pp=1", plan_seconds=5, plan_cache=False, progress=False,
-        )  # fmt: skip
-        planned_s, predicted = time.perf_counter() - started, pipe.plan.prediction
-        assert predicted is not None
-        clear(one)
-        with pipe:
-            found = measured(one, partial(pipe.step, batch), compared)
-            _, trace = pipe.trace_step(batch)
-        saved = max((sample.bytes for sample in trace.memory if sample.kind == "saved"), default=0)
-        found |= {
-            "planned_s": planned_s, "step": against(predicted.step_s, found["median_s"]),
-            "saved bytes": against(predicted.peak_saved_bytes[0], saved),
-            "peak": against(predicted.peak_memory_bytes[0], found["peak_bytes"]),
-        }  # fmt: skip
+        clear(size)
+        found, work, own = predicted(evolve(size, width=width))
         yield f"width {width}", found
         if width != size.widths[-1]:
             samples += own
-            continue
-        fitted = calibrate(samples, described_device(None, one.where.type))
-        graph = work.on(fitted.device)
-        microbatch_s = sum(n.forward_s + n.backward_input_s + n.backward_weight_s for n in graph.nodes)
-        predicted_s = one.microbatches * microbatch_s + sum(node.optimizer_s for node in graph.nodes)
-        yield "analytic model", {
-            f"step of width {width}": against(predicted_s, found["median_s"]), "of operators": fitted.median_error
-        }  # fmt: skip
+    fitted = calibrate(samples, described_device(None, size.where.type))
+    graph = work.on(fitted.device)
+    microbatch_s = sum(n.forward_s + n.backward_input_s + n.backward_weight_s for n in graph.nodes)
+    predicted_s = size.microbatches * microbatch_s + sum(node.optimizer_s for node in graph.nodes)
+    step = against(predicted_s, found["median_s"])
+    yield "analytic model", {f"step of width {width}": step, "error of operators": fitted.median_error}
+
+
+def predicted(size: Size) -> tuple[Found, ModelWork, list[Sample]]:
+    """An automatic plan next to plain PyTorch; the kernels of the step's operators, and their measured times."""
+    batch, optimizer = batch_of(size), torch.optim.AdamW
+    compared = eager(size, model_of(size), step_in_bfloat16, batch, optimizer)
+    clear(size)
+    model = model_of(size)
+    work, samples = operator_samples(size, model, batch)
+    started = time.perf_counter()
+    with panpipe.pipeline(
+        model, step_in_bfloat16, batch, optimizer=optimizer, microbatches=size.microbatches, devices=size.device,
+        mesh="pp=1", plan_seconds=5, plan_cache=False, progress=False,
+    ) as pipe:  # fmt: skip
+        planned_s, prediction = time.perf_counter() - started, pipe.plan.prediction
+        assert prediction is not None
+        clear(size)
+        found = measured(size, partial(pipe.step, batch), compared)
+        _, trace = pipe.trace_step(batch)
+    saved = max((sample.bytes for sample in trace.memory if sample.kind == "saved"), default=0)
+    found |= {
+        "planned_s": planned_s, "step": against(prediction.step_s, found["median_s"]),
+        "saved bytes": against(prediction.peak_saved_bytes[0], saved),
+        "peak": against(prediction.peak_memory_bytes[0], found["peak_bytes"]),
+    }  # fmt: skip
+    return found, work, samples
 
 
 def operator_samples(size: Size, model: nn.Module, batch: Any) -> tuple[ModelWork, list[Sample]]:
     """The kernels of the step's operators, and their measured times."""
-    operators = operators_on(size, model, gpt.step, batch)
+    operators = operators_on(size, model, step_in_bfloat16, batch)
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
     piece = [tensor[: size.rows // size.microbatches].to(size.where) for tensor in batch]
     work = model_work(operators)
@@ -228,12 +236,16 @@ def steps(size: Size, compiler: str | None = None) -> Results:
     yield "eager" if compiler is None else "torch.compile", compared
     for stages in size.stages:
         clear(size)
-        with pipeline_of(size, stages, model_of(size), step_in_bfloat16, batch, compile=compiler) as pipe:
-            found = measured(size, partial(pipe.step, batch), compared)
-            _, trace = pipe.trace_step(batch)
-        messages = spans(trace, lambda event: event.action.peer is not None)
-        compute = spans(trace, lambda event: event.queue == COMPUTE_QUEUE)
-        yield f"{stages} stages", {**found, "messages during compute": share_during(messages, compute)}
+        yield f"{stages} stages", step_of_stages(size, stages, compiler, compared)
+
+
+def step_of_stages(size: Size, stages: int, compiler: str | None, compared: Found) -> Found:
+    batch = batch_of(size)
+    with pipeline_of(size, stages, model_of(size), step_in_bfloat16, batch, compile=compiler) as pipe:
+        found = measured(size, partial(pipe.step, batch), compared)
+        _, trace = pipe.trace_step(batch)
+    messages = spans(trace, lambda event: event.action.peer is not None)
+    return {**found, "messages during compute": share_during(messages, spans(trace, computes))}
 
 
 def compiled_steps(size: Size) -> Results:
@@ -279,30 +291,34 @@ def graphs(size: Size, compiler: str | None = None) -> Results:
     Kernels that add in any order (``atomicAdd``, as in the backward of an embedding) may give other bits in every run,
     with graphs and without: the largest distance is recorded, too.
     """
-    batch, found, tensors = batch_of(size), dict[str, Found](), list[list[torch.Tensor]]()
     with graphs_of(size):
-        for name, graphed in (("without", False), ("graphs", True)):
-            clear(size)
-            model, issued = model_of(size), list[float]()
-            with pipeline_of(
-                size, 2, model, step_in_bfloat16, batch, SGD, compile=compiler, cuda_graphs=graphed
-            ) as pipe:
-                found[name] = measured(size, partial(pipe.step, batch), found.get("without"))
-                for _ in range(size.steps):
-                    start = time.perf_counter()
-                    loss = pipe.step(batch)
-                    issued.append(time.perf_counter() - start)
-                    loss.isfinite().item()  # the device is idle
-                tensors.append([tensor.detach().float().cpu() for tensor in (loss, *pipe.model.parameters())])
-            yield name, {**found[name], "issued_s": min(issued)}
-    pairs = list(zip(*tensors, strict=True))
-    yield (
-        "equal",
-        {
-            "bits": all(torch.equal(one, other) for one, other in pairs),
-            "apart": max(float((one - other).abs().max()) for one, other in pairs),
-        },
-    )
+        clear(size)
+        without, wanted = steps_of_two(size, compiler, graphed=False)
+        yield "without", without
+        clear(size)
+        graphed, tensors = steps_of_two(size, compiler, without, graphed=True)
+        yield "graphs", graphed
+    pairs = list(zip(wanted, tensors, strict=True))
+    bits = all(torch.equal(one, other) for one, other in pairs)
+    yield "equal", {"bits": bits, "apart": max(float((one - other).abs().max()) for one, other in pairs)}
+
+
+def steps_of_two(
+    size: Size, compiler: str | None, compared: Found | None = None, *, graphed: bool
+) -> tuple[Found, list[torch.Tensor]]:
+    """Steps of two stages, and the loss and the parameters after them, on the host."""
+    batch, issued = batch_of(size), list[float]()
+    with pipeline_of(
+        size, 2, model_of(size), step_in_bfloat16, batch, SGD, compile=compiler, cuda_graphs=graphed
+    ) as pipe:
+        found = measured(size, partial(pipe.step, batch), compared)
+        for _ in range(size.steps):
+            start = time.perf_counter()
+            loss = pipe.step(batch)
+            issued.append(time.perf_counter() - start)
+            loss.isfinite().item()  # the device is idle
+        tensors = [tensor.detach().float().cpu() for tensor in (loss, *pipe.model.parameters())]
+    return {**found, "issued_s": min(issued)}, tensors
 
 
 def compiled_graphs(size: Size) -> Results:

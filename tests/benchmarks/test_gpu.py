@@ -7,10 +7,15 @@ import re
 import subprocess
 import sys
 import tarfile
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from panpipe.backends import streams
+from panpipe.backends.events import Events
+from panpipe.backends.streams import CudaStreams
 
 ROOT = Path(__file__).parents[2]
 LEASE = ROOT / "benchmarks" / "gpu" / "lease.sh"
@@ -89,7 +94,7 @@ def test_part_runs_on_the_cpu_at_toy_size(gpu, name):
     if name == "memory":
         assert "failure" not in {key for each in found.values() for key in each}
         mixed = found["recompute and offload"]
-        assert mixed["recomputed stages"] == 1
+        assert mixed["recomputed stages"] == 2
         assert mixed["OFFLOAD"]["bytes"] == mixed["RELOAD"]["bytes"] > 0
         assert 0 <= mixed["OFFLOAD"]["during compute"] <= 1
     if name == "predictions":
@@ -103,6 +108,34 @@ def test_part_runs_on_the_cpu_at_toy_size(gpu, name):
     if name == "versions":
         assert found["versions"]["torch"] == torch.__version__
         assert any("attention" in kernel for kernel in found["float32"]["attention"])
+
+
+class HostStreams(CudaStreams):
+    """CUDA's streams with events of a host, which have always ended."""
+
+    def __init__(self):
+        super().__init__()
+        self._events = Events(lambda timed: SimpleNamespace(record=lambda stream: None, query=lambda: True))
+
+    def new(self, device, urgent):
+        return SimpleNamespace(device=device)
+
+    def using(self, *given):
+        return nullcontext()
+
+
+def test_queues_ask_whether_events_have_ended(gpu, monkeypatch):
+    monkeypatch.setitem(streams._KINDS, "cpu", HostStreams())
+    assert dict(gpu.PARTS["queues"](gpu.TOY)) == {"streams": {"count": 32, "waiting": 0}}
+
+
+def test_cuda_is_initialized_before_what_the_last_measurement_held_is_freed(gpu, monkeypatch):
+    called = []
+    monkeypatch.setattr(torch.cuda, "init", lambda: called.append("init"))
+    monkeypatch.setattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: called.append("clear"), raising=False)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: called.append("empty"))
+    gpu.clear(gpu.Size())
+    assert called == ["init", "clear", "empty"]
 
 
 def test_results_are_written_as_they_are_found(gpu, tmp_path, monkeypatch, capsys):
