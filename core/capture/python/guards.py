@@ -23,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from ..values.code_origin import is_users_own
 from .named import MISSING, Named, is_plain, is_small_container, items_of
 from .named_values import NamedValues
-from .torch_settings import torch_settings
+from .torch_settings import SETTINGS, torch_settings
 
 _DIGITS = (bool, int, float, complex, str, bytes, type(None))
 
@@ -45,7 +45,7 @@ class Guards:
         self.found = NamedValues(model, step)
         self.tensors = {id(t): name for name, t in (*model.named_parameters(), *model.named_buffers())}
         self._settings = torch_settings()
-        self.values: dict[str, Hashable] = dict(self._settings)
+        self.values: dict[str, Hashable] = dict(zip(SETTINGS, self._settings, strict=True))
         self._containers: list[tuple[Any, list[Any]]] = []
         self._arrays: list[tuple[Any, bytes]] = []
         self._places: dict[str, str] = {}

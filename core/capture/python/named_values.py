@@ -15,6 +15,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import numpy
 import torch
@@ -59,7 +60,7 @@ class NamedValues:
     _kept: dict[int, Any] = field(factory=dict)
     _seen: set[Any] = field(factory=set)
     _waiting: list[tuple[types.FunctionType, "_Object | None"]] = field(factory=list)
-    _loose: list[tuple[types.CodeType, Use]] = field(factory=list)
+    _loose: list[tuple[types.CodeType, Use, bool]] = field(factory=list)
     _objects: list["_Object"] = field(factory=list)
     _reading: dict[str, str] = field(factory=dict)
 
@@ -123,7 +124,8 @@ class NamedValues:
             elif use.root == GLOBAL:
                 self._global(function.__globals__, use, code, origin)
             elif use.attributes:
-                self._loose.append((code, evolve(use, root=VARIABLE) if use.root == OWNER else use))
+                loose = evolve(use, root=VARIABLE) if use.root == OWNER else use
+                self._loose.append((code, loose, origin is Origin.USER))
 
     def _global(self, variables: dict[str, Any], use: Use, code: types.CodeType, origin: Origin) -> None:
         if use.name not in variables:
@@ -265,7 +267,8 @@ class NamedValues:
         if id(module) in self.modules or isinstance(module, torch.jit.ScriptModule):
             return
         self.modules[id(module)] = place, module
-        self.own[id(module.__dict__)] = module.__dict__  # its forward may be replaced
+        if _origin_of_class(type(module)) is not Origin.LAYERS:
+            self.own[id(module.__dict__)] = module.__dict__  # its forward may be replaced
         self._object(place, module, True, "forward" if "forward" not in module.__dict__ else "")
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             self._visit(f"a hook of {place}", hook, True)
@@ -292,16 +295,13 @@ class NamedValues:
         module = isinstance(each.value, nn.Module)
         trainer = getattr(self.step, "__self__", None)  # its loss is not that of the model's result
         foreign = not module and not each.mine and _origin_of_class(kind) is not Origin.USER
-        for code, use in loose:
+        for code, use, users in loose:
             name = use.attributes[0]
-            users = origin_of(code.co_filename) is Origin.USER
+            if not (name in own or name in known or (name == ALL and users)):
+                continue
             if name == "training" and _origin_of_class(kind) is Origin.LAYERS:
                 continue  # what torch's layers compute depends on it only where their own code names it
-            if (
-                (name in own or name in known or (name == ALL and users))
-                and (module or use.root != RESULT or each.value is not trainer)
-                and (users or not foreign)
-            ):
+            if (module or use.root != RESULT or each.value is not trainer) and (users or not foreign):
                 self._follow(each.place, each.value, use, code, each.mine)
 
 
@@ -379,12 +379,20 @@ def _is_users_module(module: types.ModuleType) -> bool:
     return module.__name__ == "__main__" or (file is not None and origin_of(file) is Origin.USER)
 
 
+_origins: WeakKeyDictionary[type, Origin] = WeakKeyDictionary()
+
+
 def _origin_of_class(kind: type) -> Origin:
     """The origin of the file that defines a class."""
-    module = sys.modules.get(kind.__module__)
-    if kind.__module__ in ("builtins", "_io"):
-        return Origin.INTERNAL
-    file = getattr(module, "__file__", None)
-    if file is not None:
-        return origin_of(file)
-    return Origin.USER if module is None or kind.__module__ == "__main__" else Origin.INTERNAL
+    found = _origins.get(kind)
+    if found is None:
+        module = sys.modules.get(kind.__module__)
+        file = getattr(module, "__file__", None)
+        if kind.__module__ in ("builtins", "_io"):
+            found = Origin.INTERNAL
+        elif file is not None:
+            found = origin_of(file)
+        else:
+            found = Origin.USER if module is None or kind.__module__ == "__main__" else Origin.INTERNAL
+        _origins[kind] = found
+    return found

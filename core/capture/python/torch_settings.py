@@ -62,25 +62,30 @@ class Autocasts:
             yield
 
 
-def torch_settings() -> dict[str, Hashable]:
-    """Name of a setting → its current value; without settings that operators read when they run."""
-    cuda: Any = torch.backends.cuda
-    return {
-        "torch.get_default_dtype()": str(torch.get_default_dtype()),
-        "torch.get_default_device()": str(torch.get_default_device()),
-        "torch.autocast": Autocasts.now().entered,
-        "the kernels of torch.nn.attention": (
-            cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled(),
-        ),
-        "torch's deterministic algorithms": (
-            torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled(),
-        ),
-        "the flags of torch.backends": (
-            torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic,
-            torch.backends.mkldnn.enabled, torch.get_float32_matmul_precision(),
-        ),
-        "the modes around the call": ("modes", tuple(map(id, _modes()))),
-    }  # fmt: skip
+def torch_settings() -> tuple[Hashable, ...]:
+    """The current settings, in the order of `SETTINGS`; without those that operators read when they run."""
+    c: Any = torch._C
+    plain = not c._len_torch_function_stack() and not c._len_torch_dispatch_stack()
+    return (
+        torch.get_default_dtype(),
+        "cpu" if plain else str(torch.get_default_device()),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        torch.is_autocast_cache_enabled(),
+        (c._get_flash_sdp_enabled(), c._get_mem_efficient_sdp_enabled(), c._get_math_sdp_enabled()),
+        torch.get_deterministic_debug_mode(),
+        (c._get_cudnn_enabled(), c._get_cudnn_benchmark(), c._get_cudnn_deterministic(), c._get_mkldnn_enabled()),
+        torch.get_float32_matmul_precision(),
+        () if plain else tuple(map(id, _modes())),
+    )
+
+
+SETTINGS = (
+    "torch.get_default_dtype()", "torch.get_default_device()", "torch.autocast on the CPU", "torch.autocast on the GPU",
+    "the cache of torch.autocast", "the kernels of torch.nn.attention", "torch's deterministic algorithms",
+    "the flags of torch.backends", "torch.get_float32_matmul_precision()", "the modes around the call",
+)  # fmt: skip
+"""The names of the settings."""
 
 
 def _modes() -> list[Any]:

@@ -4,6 +4,7 @@ import pytest
 import torch
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.python.torch_settings import (
+    SETTINGS,
     Autocasts,
     refuse_inference_tensors,
     refuse_no_grad,
@@ -13,13 +14,13 @@ from panpipe.core.capture.python.torch_settings import (
 from panpipe.core.errors import RequestError
 from torch import nn
 
-SETTINGS = {
+CHANGES = {
     "torch.get_default_dtype()": lambda: torch.set_default_dtype(torch.float64),
     "torch.get_default_device()": lambda: torch.set_default_device("meta"),
-    "torch.autocast": lambda: torch.set_autocast_enabled("cpu", True),
+    "torch.autocast on the CPU": lambda: torch.set_autocast_enabled("cpu", True),
     "the kernels of torch.nn.attention": lambda: torch.backends.cuda.enable_flash_sdp(False),
     "torch's deterministic algorithms": lambda: torch.use_deterministic_algorithms(True, warn_only=True),
-    "the flags of torch.backends": lambda: torch.set_float32_matmul_precision("high"),
+    "torch.get_float32_matmul_precision()": lambda: torch.set_float32_matmul_precision("high"),
 }
 
 
@@ -35,12 +36,12 @@ def settings_put_back():
     torch.set_float32_matmul_precision("highest")
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("name", CHANGES)
 def test_changed_torch_setting_is_detected_by_name(name):
     before = torch_settings()
-    SETTINGS[name]()
+    CHANGES[name]()
     now = torch_settings()
-    assert [key for key in before if before[key] != now[key]] == [name]
+    assert [key for key, *pair in zip(SETTINGS, before, now, strict=True) if pair[0] != pair[1]] == [name]
 
 
 def test_autocast_can_be_left_and_entered_again():
