@@ -11,7 +11,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor, nn
 
-from ...core.capture.batch.batch_dims import AUTO
+from ...core.capture.batch.batch_dims import AUTO, BatchDims, read_batch_dims
 from ...core.capture.batch.find_batch_dims import find_batch_dims
 from ...core.capture.export.few_operators import refuse_too_few
 from ...core.capture.export.operators import Operators, operators_of, tensor_bytes
@@ -144,6 +144,7 @@ class CheckedModel:
         leaves, nesting = flatten_batch(batch)
         self.batch = nesting.batch([in_dtype(leaf, dtype) for leaf in leaves])
         self.dims = find_batch_dims(self.model, step, self.batch, given=batch_dims, microbatches=microbatches)
+        self.reference_dims = self.dims if batch_dims is not AUTO else _first_dims(self.batch, self.dims)
         start = time.perf_counter()
         pieces = split_batch(self.batch, microbatches, self.dims, fewer=True)
         self.microbatches = len(pieces)
@@ -154,7 +155,7 @@ class CheckedModel:
         self.programs = ProgramOptions()
 
     def check(
-        self, team: Team, schedule: str, chunks: int, steps: int = 2, change: Callable[[Plan], Plan] = lambda plan: plan
+        self, team: Team, schedule: str, chunks: int, steps: int = 3, change: Callable[[Plan], Plan] = lambda plan: plan
     ) -> Check:
         """Train with one plan, and compare with one process.
 
@@ -185,7 +186,7 @@ class CheckedModel:
         pipe = Pipeline(example, plan, team, Training(optimizer=OPTIMIZER, seed=SEED), self.programs)
         return distance_to_one_process(
             pipe, team, alone, self.step, self.batch, OPTIMIZER, microbatches=self.microbatches, seed=SEED, steps=steps,
-            batch_dims=self.dims,
+            batch_dims=self.reference_dims,
         )  # fmt: skip
 
 
@@ -237,6 +238,16 @@ def _checked_model(
     except (RuntimeError, RequestError, NotImplementedError):
         return CheckedModel(model, step, batch, microbatches, torch.float32, batch_dims)
     return checked
+
+
+def _first_dims(batch: Any, found: BatchDims) -> BatchDims:
+    """Dimension 0 of every tensor, for one process, which must not depend on what was found; if the sizes there differ,
+    the places that were found."""
+    if found.lists:
+        return found
+    leaves, _ = flatten_batch(batch)
+    sizes = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
+    return read_batch_dims(0, batch) if len(sizes) == 1 else found
 
 
 def in_dtype(leaf: Any, dtype: torch.dtype) -> Any:

@@ -1,5 +1,6 @@
 """Compares a pipeline with one process: both train on the same batches, and the largest differences are returned."""
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -9,8 +10,11 @@ from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
 from ...core.capture.batch.batch_dims import AUTO
+from ...core.capture.batch.find_batch_dims import find_batch_dims
 from ...core.capture.regions.breaks import StepFunction
+from ...core.capture.values.containers import flatten_batch
 from ...core.plain_data import exchanged
+from ..batch.microbatches import split_batch
 from ..launch.team import Team
 from ..optimizer.optimizers import OptimizerFactory
 from ..pipeline import Pipeline
@@ -76,10 +80,13 @@ def distance_to_one_process(
     *,
     microbatches: int,
     seed: int = 0,
-    steps: int = 2,
+    steps: int = 3,
     batch_dims: Any = AUTO,
 ) -> Distance:
     """Train a pipeline and an eager model, and compare.
+
+    The second batch has one more row in each microbatch, if the step accepts that, and an evaluation follows the first
+    step. So a step that computes something else when it runs again, or with other sizes, is found.
 
     Args:
         pipe: a pipeline that has not stepped.
@@ -91,14 +98,18 @@ def distance_to_one_process(
         microbatches: the plan's.
         seed: the pipeline's.
         steps: how many optimizer steps.
-        batch_dims: where the samples of the batch are.
+        batch_dims: where the samples of the batch are, for the eager model: known, and not found by panpipe.
     """
     alone = optimizer(list(model.named_parameters()))
     found = Distance()
+    batches = [batch, _larger(model, step, batch, batch_dims, microbatches), batch]
     for index in range(steps):
-        loss = pipe.step(batch)
+        if index == 1:
+            _evaluate(pipe, batch)
+        given = batches[index % len(batches)]
+        loss = pipe.step(given)
         wanted = reference_step(
-            model, step, batch, microbatches=microbatches, seed=seed, index=index, batch_dims=batch_dims
+            model, step, given, microbatches=microbatches, seed=seed, index=index, batch_dims=batch_dims
         )
         found = found.with_distance("loss", _largest(loss.detach(), wanted.detach()), f"step {index}").with_undefined(
             wanted
@@ -118,6 +129,35 @@ def distance_to_one_process(
         for kind in ("loss", "gradient", "parameter", "buffer"):
             found = found.with_distance(kind, getattr(other, kind), other.worst.get(kind, ""))
     return evolve(found, undefined=max(other.undefined for other in everyone))
+
+
+def _larger(model: nn.Module, step: StepFunction, batch: Any, batch_dims: Any, microbatches: int) -> Any:
+    """A batch with one more row in each microbatch, or the same one if the step does not accept that."""
+    dims = find_batch_dims(model, step, batch, given=batch_dims, microbatches=microbatches)
+    leaves, nesting = flatten_batch(batch)
+    more = []
+    for name, leaf in zip(nesting.names, leaves, strict=True):
+        dim = dims.by_name.get(name)
+        few = dim is not None and leaf.shape[dim] < microbatches
+        if few or dims.in_list(name):
+            return batch
+        more.append(leaf if dim is None else torch.cat([leaf, leaf.narrow(dim, 0, microbatches)], dim))
+    larger = nesting.batch(more)
+    try:
+        with torch.no_grad():
+            step(copy.deepcopy(model), split_batch(larger, microbatches, dims)[0].batch)
+    except Exception:  # the step's own
+        return batch
+    return larger
+
+
+def _evaluate(pipe: Pipeline, batch: Any) -> None:
+    """Evaluate in between, which must change nothing."""
+    modes = [(module, module.training) for module in pipe.model.modules()]
+    pipe.model.eval()
+    pipe.evaluate(batch)
+    for module, training in modes:
+        module.training = training
 
 
 def with_gradients(found: Distance, mine: nn.Module, theirs: nn.Module) -> Distance:

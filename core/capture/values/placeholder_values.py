@@ -43,7 +43,7 @@ class PlaceholderValues(TorchFunctionMode):
                 return _address_of_zeros(tensor)
             if func is Tensor.__format__ and tensor.dim() == 0:
                 return format(tensor.item(), args[1])
-            if func is Tensor.__bool__ and (found := value_without_error(started=False)) is not None:
+            if func is Tensor.__bool__ and (found := value_without_error()) is not None:
                 return found
         return func(*args, **(kwargs or {}))
 

@@ -56,7 +56,6 @@ class ValueWatch(TorchFunctionMode):
     Attributes:
         shown: whether a number that is not known was written into a text, as nan.
         over: whether this run has ended, and another one looks at what it kept.
-        started: whether an operator has read a parameter.
     """
 
     def __init__(
@@ -65,12 +64,10 @@ class ValueWatch(TorchFunctionMode):
         super().__init__()
         self._sizes, self._constants, self._kept, self._drawn = sizes, constants, kept, drawn
         self.over = self.shown = False
-        self.started = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = tensors_of((args, kwargs))
-        self.started = self.started or any(isinstance(tensor, nn.Parameter) for tensor in given)
         if func == _GETS_DATA:
             return args[0].detach()  # tracing would record it as a constant
         if func in _READS and any(is_unknown(tensor) or not isinstance(tensor, FakeTensor) for tensor in given):
@@ -127,7 +124,7 @@ class ValueWatch(TorchFunctionMode):
 
     def _read(self, func: Any, args: Any) -> Any:
         tensor = args[0]
-        if func is Tensor.__bool__ and tensor.numel() == 1 and (found := value_without_error(self.started)) is not None:
+        if func is Tensor.__bool__ and tensor.numel() == 1 and (found := value_without_error()) is not None:
             return found
         if func is Tensor.__repr__:
             return f"tensor(nan, shape={tuple(tensor.shape)})"

@@ -1,11 +1,20 @@
 """The checks of a model: which plans run, what counts as right, and parts that cannot be cut."""
 
+import itertools
 from functools import partial
 
 import pytest
 import torch
 from attrs import evolve
-from panpipe.runtimes.diagnose.doctor import Check, CheckedModel, Findings, check_model, in_dtype, uncut_operators
+from panpipe.runtimes.diagnose.doctor import (
+    TOLERANCES,
+    Check,
+    CheckedModel,
+    Findings,
+    check_model,
+    in_dtype,
+    uncut_operators,
+)
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 
@@ -151,3 +160,28 @@ def test_check_up_runs_both_schedules_on_each_team_and_closes_it():
     assert (found.model, found.regions, found.uncut) == ("Sequential", {}, ())
     assert len(teams) == 2
     assert all(not team._threads for team in teams)
+
+
+@pytest.mark.parametrize("source", [itertools.count(1), itertools.cycle([1.0, 1.0, 1.0, 2.0])], ids=["count", "cycle"])
+def test_a_step_that_computes_something_else_each_time_is_found(source):
+    model = network()
+    checked = CheckedModel(model, lambda m, x: m(x).square().mean() * next(source), torch.randn(6, 4), 3)
+    assert not checked_right(checked.check(ThreadTeam(2), "1f1b", 1))
+
+
+def test_a_table_of_the_first_length_is_found():
+    class Scaled(nn.Module):
+        scale = None
+
+        def forward(self, x):
+            if self.scale is None:
+                self.scale = torch.tensor(float(len(x)))
+            return x * self.scale
+
+    checked = CheckedModel(network(Scaled()), step, torch.randn(6, 4), 3)
+    assert not checked_right(checked.check(ThreadTeam(2), "1f1b", 1))
+
+
+def checked_right(check):
+    assert check.distance is not None, check.problem
+    return check.distance.within(*TOLERANCES[torch.float64])
