@@ -6,6 +6,8 @@ backward programs are derived from a stage's part of the graph on the machine th
 """
 
 import io
+import logging
+import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, redirect_stderr
@@ -15,6 +17,7 @@ from unittest import mock
 
 import torch
 from torch import Tensor, nn
+from torch._logging import _internal
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
@@ -45,7 +48,6 @@ from ..values.sparse_tensors import refuse_sparse_tensors
 from ..values.user_lines import first_line, lines_recorded, raised_by_user, reason_of, user_line
 from ..values.value_watch import DRAWS_OUTSIDE, drawn_outside_of_torch
 from .captured_step import CapturedStep, captured_step
-from .quiet_logging import quiet_torch
 
 
 class _WholeStep(nn.Module):
@@ -101,7 +103,7 @@ def capture_step(
     export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
     modes = with_gradients() if gradients else _without_gradients()
     with (
-        quiet_torch(),
+        _quiet_torch(),
         without_anomaly_mode(warns=True),
         modes,
         breaks.autocasts.suspended(),
@@ -127,6 +129,25 @@ def capture_step(
     if gradients:
         check_foreign_gradients(breaks.guards, captured.graph, captured.outputs.main_result, captured.constants)
     return captured
+
+
+@contextmanager
+def _quiet_torch() -> Iterator[None]:
+    """Within this context torch logs nothing, unless the user enabled it, because a failure is reported in one line."""
+    state = _internal.log_state
+    handle = logging.Logger.handle
+
+    def pass_on(logger: logging.Logger, record: logging.LogRecord) -> None:
+        if record.name != "torch" and not record.name.startswith("torch."):
+            handle(logger, record)
+
+    level = logging.getLogger("torch").level
+    enabled = "TORCH_LOGS" in os.environ or state.log_qname_to_level or state.artifact_names
+    if enabled or logging.NOTSET < level < logging.WARNING:
+        yield
+        return
+    with mock.patch.object(logging.Logger, "handle", pass_on):
+        yield
 
 
 @contextmanager

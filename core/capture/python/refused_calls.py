@@ -19,7 +19,15 @@ _LOAD = (
     "the step loads a file by torch.load: a captured step would load it only once; load it before training, and "
     "register what it holds as a buffer of the model"
 )
-_CALLS = ((torch, "cond", _COND), (torch, "load", _LOAD))
+_SENDS = (
+    "the step communicates with other processes, which a captured step does not do: gradients are summed by panpipe, and "
+    "what the processes share is given with the batch or written to a buffer between steps"
+)
+_COLLECTIVES = ("broadcast", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce", "send", "recv")
+_CALLS = (
+    (torch, "cond", _COND), (torch, "load", _LOAD),
+    *((torch.distributed, name, _SENDS) for name in _COLLECTIVES if hasattr(torch.distributed, name)),
+)  # fmt: skip
 
 
 @contextmanager

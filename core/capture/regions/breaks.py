@@ -339,4 +339,4 @@ def _refusal(line: str, error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+    return reason_of(error).removeprefix(f"{type(error).__name__}: ")

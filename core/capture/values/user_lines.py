@@ -3,6 +3,7 @@
 Lines of model libraries count as the user's; see `code_origin`.
 """
 
+import os
 import re
 import sys
 import traceback
@@ -98,13 +99,18 @@ def warn_at(line: str, message: str) -> None:
     )
 
 
+_CALLS_STEP = os.path.join("capture", "regions", "breaks.py")
+"""The end of the path of the file that calls a step; lines before it called panpipe."""
+
+
 @contextmanager
 def lines_recorded() -> Iterator[None]:
     """Within this context captured operators record all lines of the user's; export alone records only those of
     functions named forward."""
 
     def users(_tracer: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
-        return traceback.StackSummary.from_list([frame for frame in frames if is_user_code(frame.filename)])
+        begins = max((i for i, frame in enumerate(frames) if frame.filename.endswith(_CALLS_STEP)), default=0)
+        return traceback.StackSummary.from_list([frame for frame in frames[begins:] if is_user_code(frame.filename)])
 
     with mock.patch.object(TracerBase, "_filter_traceback_frames", users):
         yield
@@ -112,7 +118,7 @@ def lines_recorded() -> Iterator[None]:
 
 def reason_of(error: BaseException) -> str:
     """An error's message in one line; an internal error of torch is reported as such."""
-    text = str(error).strip()
+    text = str(error).strip().replace("'LateNumber'", "a number that is read from a tensor")
     if "INTERNAL ASSERT FAILED" in text:
         text = re.sub(r".*please report a bug to PyTorch\.?\s*", "", text, flags=re.DOTALL).strip()
         reason = next(iter(text.splitlines()), "")

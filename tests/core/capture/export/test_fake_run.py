@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.export.fake_run import FakeRun, fake_inputs
+from panpipe.core.capture.export.operators import FakeRun, fake_inputs
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.regions.modes import CASTS
 from panpipe.core.errors import RequestError
