@@ -20,7 +20,7 @@ _LOAD = (
     "register what it holds as a buffer of the model"
 )
 _SENDS = (
-    "the step communicates with other processes, which a captured step does not do: gradients are summed by panpipe, and "
+    "the step communicates with other processes, which a captured step does not do: panpipe sums gradients, and "
     "what the processes share is given with the batch or written to a buffer between steps"
 )
 _COLLECTIVES = ("broadcast", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce", "send", "recv")

@@ -22,8 +22,14 @@ def fake_state(
 ) -> tuple[dict[str, str], dict[str, Tensor]]:
     """The canonical name of every name of a parameter or buffer, and the fake tensor by name.
 
-    The canonical name of a tied weight is the first of its names, in the order of ``named_parameters``.
+    The canonical name of a tied weight is the first of its names, in the order of ``named_parameters``. A module that
+    has several names has its tensors once: torch would replace them twice, and then put back the fake ones.
     """
+    once = {
+        f"{path}.{key}" if path else key
+        for path, module in whole.named_modules()
+        for key in (*module._parameters, *module._buffers)
+    }
     canonical: dict[str, str] = {}
     fakes: dict[str, Tensor] = {}
     first: dict[int, str] = {}
@@ -31,6 +37,8 @@ def fake_state(
         for name, tensor in source(remove_duplicate=False):
             origin = first.setdefault(id(tensor), name)
             canonical[name] = origin.removeprefix("model.")
+            if name not in once:
+                continue
             if origin == name:
                 fake: Tensor = fake_of(tensor.detach(), mode, device)
                 fakes[name] = (

@@ -180,3 +180,39 @@ def test_numbers_of_tensors_are_metrics():
 def test_a_number_that_python_needs_makes_the_end_of_the_step_python():
     captured = capture(lambda m, b: ((loss := fit(m, b)), {"perplexity": math.exp(loss.item())}))
     assert list(captured.regions) == ["the end of the step"]
+
+
+def test_a_module_that_others_share_keeps_its_tensors_and_leaves_its_attributes_without_a_word():
+    class Masked(nn.Module):
+        def __init__(self, layer):
+            super().__init__()
+            self.layer, self.mask = layer, torch.zeros(1)
+
+        def forward(self, x):
+            return self.layer(x) * self.mask
+
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+            self.masked = Masked(self.layer)
+
+        def forward(self, x):
+            self.masked.mask = (x > 0).to(x.dtype)
+            return self.masked(x)
+
+    m = nn.Sequential(Block(), nn.Linear(WIDTH, WIDTH))
+    weight = m[0].layer.weight
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert capture(fit, m).outputs.loss
+    assert m[0].layer.weight is weight
+
+
+def test_communication_in_the_step_is_refused_with_its_line():
+    def step(m, b):
+        torch.distributed.broadcast(torch.randperm(2), src=0)
+        return fit(m, b)
+
+    with pytest.raises(RequestError, match="communicates with other processes"):
+        capture(step)
