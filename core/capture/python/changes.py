@@ -121,7 +121,7 @@ class _Change:
         if self.own and alike:
             return WritesTensor(self.old)
         by_name = self.named is not None and bool(self.named.written_at)
-        # Values outside of modules that hold what was computed are followed in another capture.
+        # Values that hold what was computed are followed in another capture.
         carries = (captured and self.own) or (_is_number(self.old) and _is_number(self.new))
         if carries and early and (by_name or not state):  # otherwise by setattr, as hooks do that compute a weight
             return RequestError(f"{read}: the step reads {self.what} here and writes it, too: {FIX}")
@@ -141,11 +141,15 @@ class Changes:
 
     Attributes:
         flags: attributes of modules that the step set to another flag, and reads: a line and the attribute in words.
+        following: whether runs start with the computed values that an earlier run left in attributes of modules, to
+            find out whether they use them.
     """
 
     guards: Guards
     is_constant: IsConstant
     flags: list[tuple[str, str]] = field(factory=list)
+    following: bool = False
+    _left: dict[tuple[int, str], tuple[dict[str, Any], Any, str]] = field(factory=dict)
     _of_key: dict[tuple[int, Any], Named] = field(init=False)
     _holding: dict[int, Named] = field(init=False)
 
@@ -163,6 +167,8 @@ class Changes:
         """
         modules = [(module_text(name), module.__dict__) for name, module in model.named_modules()]
         before = [(who, own, dict(own), _contents(own)) for who, own in modules]
+        for (_, key), (own, value, _) in self._left.items() if self.following else ():
+            own[key] = value
         changes: list[_Change] = []
         finished = False
         try:
@@ -177,33 +183,36 @@ class Changes:
                 ]  # fmt: skip
                 sets_up = any(tensors_of(value) and self.is_constant(value) for _, value in changed)
                 for key, value in changed:
-                    old, named = values.get(key, MISSING), self._of_key.get((id(own), key))
                     if (tensors := tensors_of(value)) and own_now.issuperset(map(id, tensors)):
-                        own[key] = old  # a list of the module's parameters, such as a recurrent layer keeps
-                    elif holds_captured(value) or (_is_number(value) and _is_number(old) and value != old):
-                        if old is MISSING:
-                            del own[key]
-                        else:
-                            own[key] = old
-                        used = bool(self.guards.found.reading(key))
-                        changes.append(
-                            _Change(f"the attribute '{key}' of {who}", old, value, named, True, used, sets_up)
-                        )
-                    elif (
-                        finished
-                        and old is not MISSING
-                        and is_plain(value)
-                        and value != old
-                        and named is not None
-                        and named.early
-                    ):
-                        self.flags.append((named.read_at, f"the attribute '{key}' of {who}"))
+                        own[key] = values.get(key, MISSING)  # parameters in a list, such as a recurrent layer keeps
+                    else:
+                        changes += self._assigned(own, key, values.get(key, MISSING), who, sets_up, finished)
                 for key, content in contents.items():
                     if own.get(key) is values[key]:
                         named = self._of_key.get((id(own), key))
                         changes += _filled(_named(key, who), values[key], content, named, True)
         if finished:
             self._report(changes)
+
+    def _assigned(
+        self, own: dict[str, Any], key: str, old: Any, who: str, sets_up: bool, finished: bool
+    ) -> list[_Change]:
+        """Put back an attribute that a module assigned; return the change if it matters."""
+        value, named = own[key], self._of_key.get((id(own), key))
+        if holds_captured(value) or (_is_number(value) and _is_number(old) and value != old):
+            if old is MISSING:
+                del own[key]
+            else:
+                own[key] = old
+            used = bool(self.guards.found.reading(key))
+            change = _Change(_named(key, who), old, value, named, True, used, sets_up)
+            if not holds_captured(value) or not isinstance(change.judged(self.is_constant), RequestError):
+                return [change]
+            if finished:
+                self._left[id(own), key] = own, value, change.what
+        elif finished and old is not MISSING and is_plain(value) and value != old and named is not None and named.early:
+            self.flags.append((named.read_at, _named(key, who)))
+        return []
 
     @contextmanager
     def outside(self, model: nn.Module) -> Iterator[None]:
@@ -241,7 +250,10 @@ class Changes:
                 self.flags.append((each.read_at, f"'{each.place}'"))
 
     def kept(self) -> str:
-        """The name of a value outside of modules that holds what the last run computed; "" if there is none."""
+        """The name of a value that holds what the last run computed, and that a later run may use; "" if there is
+        none."""
+        for _, _, what in self._left.values():
+            return what
         for each in self._of_key.values():
             if self._is_kept(each.now()):
                 return f"'{each.place}'"

@@ -161,6 +161,7 @@ class Breaks:
         self.kept.update(dict.fromkeys(self._modes, name))
         if self._watch is not None:
             self._watch.over = True
+        self.changes.following = True
 
     def _called(self, model: nn.Module, batch: Any) -> Any:
         """Call the step; return its result."""

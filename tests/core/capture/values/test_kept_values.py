@@ -167,7 +167,7 @@ def test_constant_tables_that_a_module_sets_up_are_allowed_without_a_word():
 
 
 def test_tables_of_the_first_batch_are_refused_by_name():
-    with pytest.raises(RequestError, match="module '1' reads its attribute 'table'"):
+    with pytest.raises(RequestError, match="kept \\(the attribute 'table' of module '1'\\)"):
         capture(fit, nn.Sequential(nn.Linear(WIDTH, WIDTH), OfTheBatch()))
 
 
