@@ -38,7 +38,6 @@ from ..python.torch_settings import without_anomaly_mode
 from ..regions.modes import CASTS, CastWatch, ModalInterpreter, casts_once
 from ..regions.regions import region_of
 from ..values.nesting import tensors_of
-from ..values.sparse_tensors import refuse_sparse_results
 from ..values.user_lines import line_of, message_start, reason_of
 from .captured_step import CapturedStep
 
@@ -219,7 +218,6 @@ def operators_of(step: CapturedStep, *, apart: Collection[str] = ()) -> Operator
     fake_run = FakeRun(step)
     with step.fake_mode:  # otherwise operators without tensor arguments, such as arange, would return real tensors
         fake_run.run(*fake_inputs(step))
-    refuse_sparse_results(step.graph, fake_run.values)
     note_roots(step.graph, fake_run.values)
     if step.gradients and not fake_run.values[step.outputs.main_result].requires_grad:
         loss = next(node for node in step.graph.nodes if node.name == step.outputs.main_result)

@@ -7,7 +7,7 @@ from attrs import define, evolve, field, frozen
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from ...tensor_metadata import memory_of, name_of, state_of
+from ...tensor_metadata import name_of, state_of
 from ..graph.alignment import aligned
 from ..values.nesting import tensors_of
 from ..values.value_watch import reads_values
@@ -52,7 +52,6 @@ class Tail:
         before: identities of the tensors that are read before it.
         written: identities of tensors that it writes in place.
         draws: number of random draws before it.
-        memory: of the tensors that it writes in place.
     """
 
     record: Record
@@ -61,7 +60,6 @@ class Tail:
     before: set[int]
     written: set[int]
     draws: int
-    memory: set[int] = field(factory=set)
 
 
 class Observer(Calls):
@@ -123,7 +121,6 @@ class Observer(Calls):
             places = [self._made.get(id(tensor)) for tensor in seen.given]
             if here >= until:
                 tail.written |= {id(tensor) for tensor in seen.written}
-                tail.memory |= {memory_of(tensor) for tensor in seen.written}
             elif seen.reads and all(place is None or place[0] in number for place in places):
                 tail.record.reads.add(here)  # such as a number to print; the others only decide what is computed
             else:

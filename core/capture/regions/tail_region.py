@@ -1,6 +1,5 @@
 """The tail region of a step: everything from the first line outside of all modules that needs a tensor's value."""
 
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,7 +8,6 @@ from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 
 from ...errors import RequestError
-from ...tensor_metadata import memory_of
 from ..values.nesting import Nesting, extract_tensors, numbers_as_tensors, tensors_of
 from .calls import Place, numbered
 from .late_writes import Version, may_be_written, refuse_late_writes
@@ -88,7 +86,7 @@ class TailRegion:
         )
         tensors, nesting = extract_tensors(numbers_as_tensors(result))
         made = tuple(map(TensorSpec.like, (*tensors, *(buffers[n] for n in written))))
-        copied = _written(tail, [*parameters.values(), *buffers.values()], line)
+        copied = frozenset(place for place, t in tail.needed.items() if t.requires_grad and id(t) in tail.written)
         return cls(line, tail, places, state, written, nesting, made, drawn - tail.draws, copied)
 
     def call(
@@ -147,25 +145,3 @@ class TailRegion:
         for key, value in zip(self.written, found[results:], strict=True):
             own[key].copy_(value.detach())
         return self.result.filled(found[:results])
-
-
-def _written(tail: Tail, state: Sequence[Tensor], line: str) -> frozenset[Place]:
-    """The tensors with a gradient that a tail receives and writes in place; it does so in copies of them.
-
-    Args:
-        tail: the tail.
-        state: all parameters and buffers.
-        line: the user's first line of the tail.
-
-    Raises:
-        RequestError: such a tensor shares memory with another one, which the write to the copy would not reach.
-    """
-    found = {there: t for there, t in tail.needed.items() if t.requires_grad and memory_of(t) in tail.memory}
-    tensors = {id(tensor): tensor for tensor in (*tail.needed.values(), *tail.touched.values(), *state)}
-    counts = Counter(memory_of(tensor) for tensor in tensors.values())
-    if any(counts[memory_of(tensor)] > 1 for tensor in found.values()):
-        raise RequestError(
-            f"{line}: this line needs a value, and the step then writes in place a tensor that it computed before and "
-            "that shares memory with another one: write into a .clone()"
-        )
-    return frozenset(found)

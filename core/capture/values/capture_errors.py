@@ -33,7 +33,6 @@ class LateSize(RuntimeError):
 _NEEDS_VALUE = (
     "data-dependent", "unbacked", "got FakeTensor", "data is not allocated", "LateNumber",
     "type float is not JSON serializable", "type int is not JSON serializable",
-    "could not convert string to float: '\\x00", "base 10: '\\x00",  # of a text of a late number
 )  # fmt: skip
 """Parts of the messages of errors that are raised where a value is needed."""
 

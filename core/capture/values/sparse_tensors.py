@@ -1,15 +1,13 @@
 """Sparse and nested tensors, which stage programs do not support: refused as inputs; operators that create sparse ones
 stay Python."""
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
-from .user_lines import line_of
 
 
 def is_sparse(value: Any) -> bool:
@@ -48,21 +46,3 @@ def refuse_if_not_strided(name: str, value: Any) -> None:
             f"{name} is sparse ({value.layout}): a pipeline holds and sends strided tensors; keep its indices and "
             "values as separate tensors, and create the sparse one in a module's forward"
         )
-
-
-def refuse_sparse_results(graph: fx.Graph, values: Mapping[str, Any]) -> None:
-    """Refuse operators of a captured step that return sparse tensors.
-
-    Args:
-        graph: the captured graph.
-        values: node name → its fake result.
-
-    Raises:
-        RequestError: there is one; the message has its line.
-    """
-    for node in graph.nodes:
-        if any(map(is_sparse, pytree.tree_leaves(values.get(node.name)))):
-            raise RequestError(
-                f"{line_of(node)}: the step creates a sparse tensor here, which cannot be sent between stages: create "
-                "and use it in a separate module"
-            )

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.values.sparse_tensors import is_sparse, refuse_sparse_results, refuse_sparse_tensors
+from panpipe.core.capture.values.sparse_tensors import is_sparse, refuse_sparse_tensors
 from panpipe.core.errors import RequestError
 from torch import nn
 
@@ -42,12 +42,3 @@ def test_sparse_parameter_is_refused_by_name():
 
 def test_dense_model_and_batch_are_accepted():
     refuse_sparse_tensors(model(mask=torch.eye(2)), {"x": torch.eye(2), "name": "x"})
-
-
-def test_operator_that_returns_a_sparse_tensor_is_refused():
-    graph = torch.fx.Graph()
-    dense = graph.call_function(torch.relu, (graph.placeholder("x"),))
-    made = graph.call_function(torch.Tensor.to_sparse, (dense,))
-    refuse_sparse_results(graph, {dense.name: torch.eye(2)})
-    with pytest.raises(RequestError, match="the step creates a sparse tensor here"):
-        refuse_sparse_results(graph, {dense.name: torch.eye(2), made.name: (torch.eye(2), SPARSE)})
