@@ -90,8 +90,9 @@ def pipeline(
             samples, which the step collates.
         batch_dims: the dimension of each tensor of a batch that holds the samples: a prefix of the batch's nesting, as
             ``in_dims`` of ``torch.vmap``, with None for tensors that all microbatches share, and ``"samples"`` for a
-            list of samples: ``{"x": 1, "y": 0, "mask": None}``, or ``1`` for all tensors. Dimensions that are not given
-            are found by tracing the step with another number of samples; if that is ambiguous, an error asks for them.
+            list of samples: ``{"x": 1, "y": 0, "mask": None}``, or ``1`` for all tensors. Where it is not given, it is
+            dimension 0, which tracing the step with another number of samples checks; Python values, and tensors with
+            one row in a batch of several samples, are shared. See the section Batches of the page Training of the docs.
         optimizer: called for each stage with the (name, parameter) pairs of its parameters that are not frozen, such as
             ``torch.optim.AdamW``; None leaves the gradients in the parameters. A function may form groups of parameters
             by name, the same ones for every stage; a group is empty if no parameter of the stage belongs to it. It may

@@ -34,6 +34,7 @@ def plain_findings(found: Findings) -> dict[str, Any]:
             for check in found.checks
         ],
         "healthy": found.healthy,
+        "remark": found.remark,
     }
 
 
@@ -69,7 +70,11 @@ def print_findings(found: Findings) -> None:
             print(f"{check.schedule} on {check.devices} devices differs most in {names}")
     tolerance, gradients = TOLERANCES[found.dtype]
     print(f"Differences up to {tolerance:g}, and {gradients:g} of a gradient's norm, count as rounding.")
-    print("It trains as one process does." if found.healthy else "It does not train as one process does.")
+    if found.healthy:
+        remark = f" on the same microbatches, but {found.remark}" if found.remark else ""
+        print(f"It trains as one process does{remark}.")
+    else:
+        print("It does not train as one process does.")
 
 
 def _row(found: Findings, check: Check) -> tuple[str, ...]:

@@ -13,8 +13,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..backends.data_collectives import all_gather_data
-from ..core.capture.batch.batch_dims import AUTO
-from ..core.capture.batch.find_batch_dims import find_batch_dims
+from ..core.capture.batch.batch_dims import AUTO, place_samples
 from ..core.capture.regions.breaks import StepFunction
 from ..core.capture.values.containers import flatten_batch
 from ..core.errors import RequestError
@@ -39,10 +38,9 @@ class ReplicaRows:
         self._own, self._count = replica_here(given_plan(options.get("plan", "auto")), given_mesh(options.get("mesh")))
         self._cutter: BatchCutter | None = None
         if self._count > 1:
-            given = options.get("batch_dims", AUTO)
-            dims = find_batch_dims(model, step, example, given=given, microbatches=self._count)
+            dims = place_samples(example, options.get("batch_dims", AUTO), self._count)
             shape = split_batch(example, self._count, dims)[0].shape
-            self._cutter = BatchCutter(model, step, shape, self._count)
+            self._cutter = BatchCutter(shape, self._count)
 
     def trained(self, batch: Any) -> Any:
         """The rows of this rank's replica; numbers of rows differ by at most one between replicas.

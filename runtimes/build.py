@@ -22,6 +22,7 @@ from ..core.plan.wording import plan_size
 from ..core.search.compiling import compile_ahead
 from ..core.search.problem.score import predicted_again
 from .batch.example import Example
+from .batch.whole_loss import warn_if_cut_changes_loss
 from .devices.compute import compute_device
 from .devices.devices import assign_devices, device_of_rank
 from .devices.heap import SMALL, keep_freed_memory
@@ -125,6 +126,8 @@ def _build_checked(
     # Whatever can be checked without the step is checked before this: what follows takes time.
     report("capturing the step")
     example = Example.capture(model, step, batch, options.microbatches, options.batch_dims, device_type)
+    if tensor is None and (rank_of_job() or (0, 1))[0] == 0:
+        warn_if_cut_changes_loss(model, step, batch, example.shape.dims, options.microbatches, example.trace)
     source = weights_from(options.weights, model, options.training.seed)
     source.check(example.read_tensors)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))

@@ -112,8 +112,7 @@ class PipelineOptions:
         weights: the source of values for tensors on meta.
         compile: compiles stage programs; None runs operators one by one.
         max_shapes: number of shapes of microbatches whose programs are kept.
-        batch_dims: the dimension of each tensor that has the samples; dimensions that are not given are found by
-            tracing.
+        batch_dims: the dimension of each tensor that has the samples; 0 where it is not given.
         offload: what leaves the devices between F and the backward; None for what the plan has, and for nothing in an
             automatic one.
         monitors: functions that are called with the numbers of each step.

@@ -2,10 +2,11 @@
 
 from typing import Any
 
-from attrs import frozen
+from attrs import field, frozen
 from torch import nn
 
-from ...core.capture.batch.find_batch_dims import find_batch_dims
+from ...core.capture.batch.find_batch_dims import find_samples
+from ...core.capture.batch.row_trace import RowTrace
 from ...core.capture.export.operators import Operators, operators_of
 from ...core.capture.export.step import capture_step
 from ...core.capture.regions.breaks import StepFunction
@@ -21,12 +22,14 @@ class Example:
         step: ``step(model, microbatch)``.
         microbatch: the microbatch that the step was captured for, with real data.
         operators: the captured step.
+        trace: of the step with another number of samples; None if it cannot be traced.
     """
 
     model: nn.Module
     step: StepFunction
     microbatch: Microbatch
     operators: Operators
+    trace: RowTrace | None = field(default=None, eq=False)
 
     @classmethod
     def capture(
@@ -38,16 +41,16 @@ class Example:
             model, step: the user's.
             batch: a whole batch.
             microbatches: number of microbatches that it is cut into.
-            batch_dims: the dimension of each tensor that has the samples; dimensions that are not given are found by
-                tracing.
+            batch_dims: the dimension of each tensor that has the samples; 0 where it is not given.
             device_type: of the devices that the step is captured for.
 
         Raises:
             RequestError: the batch cannot be cut, or the step cannot be captured.
         """
-        dims = find_batch_dims(model, step, batch, given=batch_dims, microbatches=microbatches)
+        dims, trace = find_samples(model, step, batch, given=batch_dims, microbatches=microbatches)
         largest = split_batch(batch, microbatches, dims)[0]
-        return cls(model, step, largest, operators_of(capture_step(model, step, largest.batch, device=device_type)))
+        operators = operators_of(capture_step(model, step, largest.batch, device=device_type))
+        return cls(model, step, largest, operators, trace)
 
     @property
     def shape(self) -> Shape:

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...core.capture.values.results import plain_result
+
 
 def mean_loss(
     losses: Iterable[Tensor], weights: Iterable[Any], weighted: bool, as_numbers: bool = False
@@ -35,3 +37,12 @@ def _applied(operator: Callable[[Tensor, Any], Tensor], loss: Tensor, weight: An
         return operator(loss, weight)
     wide = torch.promote_types(loss.dtype, torch.float32)  # in which torch computes with a number
     return operator(loss.to(wide), weight.to(wide)).to(loss.dtype)
+
+
+def loss_and_weight(result: Any) -> tuple[Any, Any]:
+    """The loss that a step returns, and its own weight or None."""
+    result = plain_result(result)
+    if not isinstance(result, tuple | list):
+        return result, None
+    parts = [part for part in result if not isinstance(part, dict)]
+    return (parts[0], parts[1]) if len(parts) > 1 else (parts[0], None)

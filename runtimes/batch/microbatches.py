@@ -6,21 +6,14 @@ from typing import Any
 
 import torch
 from attrs import frozen
-from torch import Tensor, nn
+from torch import Tensor
 
-from ...core.capture.batch.batch_dims import BatchDims, read_batch_dims
-from ...core.capture.batch.find_batch_dims import find_batch_dims
-from ...core.capture.batch.row_trace import with_lists
+from ...core.capture.batch.batch_dims import BatchDims, place_samples, read_batch_dims, with_lists
 from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.containers import BatchNesting, flatten_batch
 from ...core.capture.values.sparse_tensors import refuse_if_not_strided
 from ...core.errors import RequestError
 from ...core.wording import first_of, shape_text
-from ..weights.remote_tensors import as_meta_tensors
-from .lru_cache import LruCache
-
-_KEPT = 16
-"""Number of functions and nestings of batches, other than the example's, whose dimensions of samples are kept."""
 
 
 @frozen(slots=False, cache_hash=True)
@@ -116,17 +109,15 @@ class BatchCutter:
     """Cuts the batches of a pipeline.
 
     Args:
-        model, step: the user's.
         example: shape of a microbatch of the example.
         microbatches: how many a batch is cut into; fewer if it has fewer samples.
     """
 
-    def __init__(self, model: nn.Module, step: StepFunction, example: Shape, microbatches: int) -> None:
-        self._model, self._step, self._example, self._microbatches = model, step, example, microbatches
-        self._others: LruCache[tuple[StepFunction, BatchNesting], BatchDims] = LruCache(_KEPT)
+    def __init__(self, example: Shape, microbatches: int) -> None:
+        self._example, self._microbatches = example, microbatches
 
     def cut(self, batch: Any, function: StepFunction | None = None) -> list[Microbatch]:
-        """Cut a batch; the dimensions of leaves that the example does not have are found by tracing, as for it.
+        """Cut a batch; samples of leaves that the example does not have are in dimension 0.
 
         Args:
             batch: a whole batch.
@@ -140,7 +131,7 @@ class BatchCutter:
         self._check_dtypes(leaves, nesting)
         if function is None:
             _refuse_gradients(leaves, nesting)
-        return split_batch(batch, self._microbatches, self._dims_of(batch, nesting, function), fewer=True)
+        return split_batch(batch, self._microbatches, self._dims_of(batch, nesting), fewer=True)
 
     def _check_dtypes(self, leaves: list[Any], nesting: BatchNesting) -> None:
         """Refuse dtypes of another kind than the example's: the captured operators would fail on them."""
@@ -158,26 +149,15 @@ class BatchCutter:
                     f"microbatches: convert it with .to({known[1]})"
                 )
 
-    def _dims_of(self, batch: Any, nesting: BatchNesting, function: StepFunction | None) -> BatchDims:
+    def _dims_of(self, batch: Any, nesting: BatchNesting) -> BatchDims:
         known = self._example.dims
         if all(known.knows(name) for name in _names(nesting)):
             return known
-        leaves, key = flatten_batch(batch)[0], (function or self._step, nesting)
-        found = self._others.use(key)
-        if found is None:
-            try:
-                with as_meta_tensors(self._model):
-                    found = find_batch_dims(
-                        self._model, key[0], batch, given=known, microbatches=self._microbatches,
-                        gradients=function is None,
-                    )  # fmt: skip
-            except RequestError as error:
-                whole = nesting.names == ("batch",)
-                given = f"is {_leaf_text(_shape_and_dtype(leaves[0]))}" if whole else first_of(list(nesting.names), 8)
-                known_names = first_of(list(self._example.named), 8)
-                raise RequestError(f"the example has {known_names}, and this batch {given}: {error}") from error
-            self._others.keep(key, found)
-        return found
+        try:
+            return place_samples(batch, known, self._microbatches)
+        except RequestError as error:
+            names, known_names = first_of(list(nesting.names), 8), first_of(list(self._example.named), 8)
+            raise RequestError(f"the example has {known_names}, and this batch {names}: {error}") from error
 
 
 def _refuse_without_values(leaves: list[Any], nesting: BatchNesting) -> None:

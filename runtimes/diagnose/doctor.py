@@ -27,6 +27,7 @@ from ...core.schedules.registry import find_family
 from ...core.search import even_plan
 from ..batch.example import Example
 from ..batch.microbatches import Microbatch, split_batch
+from ..batch.whole_loss import whole_and_mean
 from ..launch.team import Team
 from ..optimizer.training import Training
 from ..pipeline import Pipeline
@@ -92,6 +93,7 @@ class Findings:
         uncut: operators with a large share of the model, which no cut divides.
         checks: results of the plans.
         causes: part that stays Python, as in ``regions`` → the reason why its line is not captured.
+        remark: both values, if the loss of the whole batch is not the mean over its microbatches; else empty.
     """
 
     model: str
@@ -102,6 +104,7 @@ class Findings:
     uncut: tuple[UncutOperator, ...]
     checks: tuple[Check, ...] = field(default=())
     causes: dict[str, str] = field(factory=dict)
+    remark: str = ""
 
     @property
     def healthy(self) -> bool:
@@ -121,7 +124,7 @@ class CheckedModel:
         model, step, batch: the user's. The model is copied.
         microbatches: into how many the batch is cut; fewer if it has fewer samples.
         dtype: float64, or float32 if an operator does not support float64.
-        batch_dims: the dimensions that hold the samples; found by tracing if not given.
+        batch_dims: the dimensions that hold the samples.
 
     Attributes:
         operators: of the captured step.
@@ -175,6 +178,11 @@ class CheckedModel:
         too_many = found is None and devices * chunks > len(self.operators.graph.nodes)
         return Check(devices, schedule, devices * chunks, found, problem, time.perf_counter() - start, too_many)
 
+    def whole_and_mean(self) -> tuple[float, float] | None:
+        """The loss of the whole batch and the mean over its microbatches, if they differ; whatever tracing finds."""
+        written = frozenset(dict(self.model.named_parameters()))
+        return whole_and_mean(self.model, self.step, self.batch, self.dims, self.microbatches, written)
+
     def _distance(self, team: Team, schedule: str, chunks: int, steps: int, change: Callable[[Plan], Plan]) -> Distance:
         operators = self.operators
         refuse_too_few(operators, team.size * chunks)
@@ -206,7 +214,7 @@ def check_model(
         batch: an example batch.
         teams: functions that create the devices to check on.
         microbatches: into how many the batch is cut.
-        batch_dims: the dimensions that hold the samples; found by tracing if not given.
+        batch_dims: the dimensions that hold the samples.
 
     Raises:
         RequestError: the step cannot be captured at all.
@@ -220,10 +228,15 @@ def check_model(
                 checks.append(checked.check(team, schedule, chunks))
             finally:
                 team.close()
-    operators = checked.operators
+    operators, losses = checked.operators, checked.whole_and_mean()
+    remark = (
+        ""
+        if losses is None
+        else (f"the loss is {losses[0]:.6g} for the whole batch and {losses[1]:.6g} as the mean over its microbatches")
+    )
     return Findings(
         operators.step.model_name, checked.dtype, len(operators.graph.nodes), checked.capture_s,
-        operators.step.regions, uncut_operators(operators), tuple(checks), operators.step.causes,
+        operators.step.regions, uncut_operators(operators), tuple(checks), operators.step.causes, remark,
     )  # fmt: skip
 
 

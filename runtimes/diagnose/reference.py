@@ -7,14 +7,12 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from ...core.capture.batch.batch_dims import AUTO
-from ...core.capture.batch.find_batch_dims import find_batch_dims
+from ...core.capture.batch.batch_dims import AUTO, place_samples
 from ...core.capture.graph.autograd_functions import without_checkpoints
 from ...core.capture.graph.randomness import KeyedRandom, random_key
 from ...core.capture.regions.breaks import StepFunction
-from ...core.capture.values.results import plain_result
 from ...core.errors import RequestError
-from ..batch.losses import mean_loss
+from ..batch.losses import loss_and_weight, mean_loss
 from ..batch.microbatches import split_batch
 
 
@@ -39,7 +37,7 @@ def reference_step(
         seed: the pipeline's seed.
         index: the number of the pipeline's earlier steps.
         scaler: scales each loss; gradients stay scaled.
-        batch_dims: the dimensions that hold the samples, as in ``panpipe.pipeline``; found by tracing if not given.
+        batch_dims: the dimensions that hold the samples, as in ``panpipe.pipeline``.
 
     Returns:
         The loss: the mean over the batch, not scaled.
@@ -71,7 +69,7 @@ def reference_of_replicas(
     Args:
         batches: one whole batch for each replica. Other arguments, result and errors as in `reference_step`.
     """
-    dims = find_batch_dims(model, step, batches[0], given=batch_dims, microbatches=microbatches)
+    dims = place_samples(batches[0], batch_dims, microbatches)
     cut = [split_batch(batch, microbatches, dims, fewer=True) for batch in batches]
     samples = sum(piece.samples for pieces in cut for piece in pieces)
     buffers = [(buffer, buffer.clone()) for buffer in model.buffers()] if len(cut) > 1 else []
@@ -85,7 +83,7 @@ def reference_of_replicas(
         for m, piece in enumerate(pieces):
             with KeyedRandom(random_key(seed, index, replica * microbatches + m)), without_checkpoints():
                 result = step(model, piece.batch)
-            loss, weight = _parts(result)
+            loss, weight = loss_and_weight(result)
             if not isinstance(loss, Tensor):
                 raise RequestError(f"the step returns {type(loss).__name__} and no tensor: return a scalar loss")
             weighted = weight is not None
@@ -110,12 +108,3 @@ def _restore(buffers: Sequence[tuple[Tensor, Tensor]]) -> None:
     with torch.no_grad():
         for buffer, value in buffers:
             buffer.copy_(value)
-
-
-def _parts(result: Any) -> tuple[Any, Any]:
-    """The loss, and the step's own weight or None."""
-    result = plain_result(result)
-    if not isinstance(result, tuple | list):
-        return result, None
-    parts = [part for part in result if not isinstance(part, dict)]
-    return (parts[0], parts[1]) if len(parts) > 1 else (parts[0], None)

@@ -67,7 +67,11 @@ class SampleSearch:
             return held.graph(*map(value, range(len(arguments)), arguments))
 
         batch = {name: arguments[place].detach() for place, name in names.items()}
-        known = BatchDims.of({_leaf(name): dim for name, dim in given.items() if name in batch})
+        # Other arguments than the first one's rows, such as masks, are shared; the backend decides by the same sizes.
+        rows = next((batch[name] for name, dim in given.items() if dim == 0 and name in batch), None)
+        samples = len(next(iter(batch.values())) if rows is None else rows)
+        others = {name: None for name, tensor in batch.items() if len(tensor) != samples}
+        known = BatchDims.of({_leaf(name): dim for name, dim in (others | dict(given)).items() if name in batch})
         model = _Held(self._graph, {p: a for p, a in enumerate(arguments) if isinstance(a, Tensor) and p not in names})
         try:
             dims = find_batch_dims(model, step, batch, given=known, microbatches=microbatches)

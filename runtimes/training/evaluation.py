@@ -163,8 +163,8 @@ class Evaluator:
             rows = None
             if forwards.rows:
                 tracer = RowTracer(self._model, forwards.function, batch, False)
-                found = tracer.trace(shape.dims.by_name, shape.dims.lists)
-                rows = ResultRows(shape.samples, found.results if found.runs else None)
+                found = tracer.trace(shape.dims)
+                rows = ResultRows(shape.samples, None if found.error else found.results)
             return capture_step(self._model, forwards.function, batch, device=kind, gradients=False, rows=rows)
 
     def _check_agreed(self) -> None:

@@ -101,7 +101,7 @@ class Trainer:
         self.skipped = False
         self.trace: Trace | None = None
         self._shape = example.shape
-        self._cutter = BatchCutter(model, self.step, example.shape, plan.microbatches)
+        self._cutter = BatchCutter(example.shape, plan.microbatches)
         places = example.operators.step.batch_writes
         self._written = WrittenBatches({example.shape.nesting.names[place]: line for place, line in places.items()})
         self._on_devices = partial(

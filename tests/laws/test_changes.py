@@ -20,6 +20,7 @@ from .programs import WIDTH, difference, names_a_line, refusal
 
 NEAR = 1e-9
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*relates samples of the batch"),  # of queues, codes and sums; it is true
     pytest.mark.filterwarnings("ignore:microbatches of a new shape"),
     pytest.mark.filterwarnings("ignore:.*the step is captured again for each new value"),
     pytest.mark.filterwarnings("ignore:.*the loss does not depend on it"),

@@ -15,15 +15,10 @@ from .scripts import Script, alone, problems, run, scripts
 SCRIPTS = scripts()
 SPLIT = {("batch_norm_net", "zb-v"), ("tied_weights_of_a_language_model", "zb-h1")}
 """What the fast suite also trains by a schedule with split backwards."""
-NO_LINE = "no line before the first step reports that the loss relates samples"
 FAILS: dict[str, str] = {
     "tqdm_in_the_step": "the clock and the columns of tqdm are read as values of the step: captured again each time",
     "timer_class_as_a_context_in_the_step": "the attributes that the step writes are read: captured again each time",
     "running_mean_in_a_plain_attribute": "microbatches of an evaluation all read a plain tensor as it was before it",
-    "contrastive_loss_over_the_batch": NO_LINE,
-    "preference_pairs_in_halves_of_the_batch": NO_LINE,
-    "class_weights_of_the_loss": NO_LINE,
-    "sequence_first_batches": "a recurrence over dimension 0 is not refused",
 }
 """Script → why it fails today."""
 

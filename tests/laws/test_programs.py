@@ -23,6 +23,7 @@ W, T, V = 4, 5, 11
 """Width, length and vocabulary."""
 
 pytestmark = [
+    pytest.mark.filterwarnings("ignore:.*relates samples of the batch"),  # of queues, codes and sums; it is true
     pytest.mark.filterwarnings("ignore:microbatches of a new shape"),
     pytest.mark.filterwarnings("ignore:.*the step is captured again for each new value"),
     pytest.mark.filterwarnings("ignore:.*the loss does not depend on it"),

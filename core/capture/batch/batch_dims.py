@@ -1,6 +1,6 @@
 """The dimension of each tensor of a batch that holds the samples, and the user's option for it: ``batch_dims=``."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from ...wording import first_of, shape_text
 from ..values.containers import BatchNesting, flatten_batch, one_level
 
 AUTO = "auto"
-"""Value in ``batch_dims`` for dimensions that are found by tracing."""
+"""Value in ``batch_dims`` for dimension 0, as without it."""
 
 SAMPLES = "samples"
 """Value in ``batch_dims`` for a list with an element for each sample."""
@@ -137,6 +137,123 @@ def _text(value: Any) -> str:
     return f"a {type(value).__name__}"
 
 
-def tensors_by_name(leaves: list[Any], nesting: BatchNesting) -> dict[str, Tensor]:
+def place_samples(batch: Any, given: Any = AUTO, microbatches: int = 2) -> BatchDims:
+    """The places of the samples by one rule: in dimension 0 of every tensor, or where the user says.
+
+    All microbatches share Python values, tensors without dimensions, and tensors with one row in a batch of several
+    samples, which no microbatch could have a part of, such as position numbers of shape (1, T). A list of dicts or
+    tuples that have a tensor each, alike, is a list of samples if it has as many elements as other tensors have rows;
+    so is a list of tensors whose own rows do not fit.
+
+    Args:
+        batch: an example.
+        given: the user's ``batch_dims``, or known `BatchDims` of some leaves.
+        microbatches: number of parts that the batch is cut into; with one, tensors of other sizes are shared.
+
+    Raises:
+        RequestError: ``given`` does not fit, or tensors have different numbers of rows.
+    """
+    found, rows = readings(batch, given)
+    if found:
+        return found[0]
+    if not rows:
+        raise RequestError("the batch holds no tensor with rows: give tensors with a batch dimension")
+    if microbatches == 1:  # nothing is cut
+        known = given if isinstance(given, BatchDims) else read_batch_dims(given, batch)
+        names = flatten_batch(batch)[1].names
+        most = max(rows.values(), key=list(rows.values()).count)
+        return BatchDims.of({n: known.by_name.get(n, 0 if rows.get(n) == most else None) for n in names})
+    texts = [f"{first_of([n for n in rows if rows[n] == size], 3)} ({size})" for size in dict.fromkeys(rows.values())]
+    raise DifferentRows(
+        f"samples are in dimension 0 of every tensor, but its size is not the same in {', '.join(texts[:8])}"
+    )
+
+
+def readings(batch: Any, given: Any) -> tuple[list[BatchDims], dict[str, int]]:
+    """The places that fit the sizes, with lists of samples and without, the first by the rule of `place_samples`; and
+    name of a tensor → its number of rows."""
+    known = given if isinstance(given, BatchDims) else read_batch_dims(given, batch)
+    leaves, nesting = flatten_batch(batch)
+    if all(known.knows(name) for name in nesting.names):
+        return [known], {}
+    tensors = tensors_by_name(leaves, nesting)
+    lists = {n: e for n, e in _lists_of_samples(nesting.plain(leaves), "batch").items() if n not in known.lists}
+    lists = {n: e for n, e in lists.items() if not any(name.startswith(f"{n}[") for name in known.by_name)}
+    found: list[BatchDims] = []
+    for of_lists in dict.fromkeys((known.lists, known.lists | frozenset(lists))):
+        inside = BatchDims((), of_lists)
+        dims = {n: known.by_name.get(n, 0) for n in tensors if not inside.in_list(n)}
+        rows = {n: tensors[n].shape[d] for n, d in dims.items() if d is not None}
+        counts = {n: len(elements) for n, elements in lists.items() if n in of_lists}
+        single = {n for n, size in rows.items() if size == 1 and not known.knows(n)}
+        sizes = {size for n, size in (rows | counts).items() if n not in single}
+        if len(sizes) <= 1 and (rows or of_lists):
+            shared = single if sizes else set()
+            names = [n for n in nesting.names if not inside.in_list(n)]
+            found.append(BatchDims.of({n: None if n in shared else dims.get(n) for n in names}, of_lists))
+    if lists and not any(isinstance(elements[0], Tensor) for elements in lists.values()):
+        found.reverse()
+    return found, {name: tensor.shape[0] for name, tensor in tensors.items()}
+
+
+class DifferentRows(RequestError):
+    """Tensors of a batch have different sizes of dimension 0, and the user does not say where the samples are."""
+
+
+def tensors_by_name(leaves: Sequence[Any], nesting: BatchNesting) -> dict[str, Tensor]:
     """The tensors of a batch that have dimensions, by name."""
     return {n: leaf for n, leaf in zip(nesting.names, leaves, strict=True) if isinstance(leaf, Tensor) and leaf.ndim}
+
+
+def _lists_of_samples(batch: Any, name: str) -> dict[str, Sequence[Any]]:
+    """Lists whose elements are nested alike, with tensors of the same dtypes and numbers of dimensions."""
+    if type(batch) in (list, tuple) and len(batch) > 1 and len({_kind(one) for one in batch}) == 1 and _kind(batch[0]):
+        return {name: batch}
+    level = one_level(batch, name)
+    found: dict[str, Sequence[Any]] = {}
+    for place, part in level[0].items() if level is not None else ():
+        found |= _lists_of_samples(part, place)
+    return found
+
+
+def _kind(element: Any) -> Any:
+    """The common structure of a list's elements, if they are samples; None without a tensor."""
+    leaves, nesting = flatten_batch(element)
+    tensors = [(leaf.dtype, leaf.ndim) if isinstance(leaf, Tensor) else type(leaf) for leaf in leaves]
+    return (nesting, tuple(tensors)) if any(isinstance(leaf, Tensor) for leaf in leaves) else None
+
+
+def with_lists(
+    leaves: Sequence[Any], nesting: BatchNesting, lists: frozenset[str], take: Callable[[list[Any]], list[Any]]
+) -> tuple[list[Any], BatchNesting]:
+    """A batch with other elements in some of its lists.
+
+    Args:
+        leaves, nesting: the batch.
+        lists: names of the lists.
+        take: the present elements of a list → its new elements.
+    """
+    return flatten_batch(_relisted(nesting.batch(leaves), "batch", lists, take))
+
+
+def _relisted(value: Any, name: str, lists: frozenset[str], take: Callable[[list[Any]], list[Any]]) -> Any:
+    if isinstance(value, Tensor):  # a batch may have a tensor in place of the example's list
+        return value
+    if name in lists:
+        return type(value)(take(list(value)))
+    if not any(other.startswith(name) for other in lists):
+        return value
+    leaves, nesting = flatten_batch(value)
+    if nesting.node is not None and nesting.node.object is not None:
+        fields = nesting.plain(leaves)
+        parts = {key: _relisted(_field(value, key), f"{name}[{key!r}]", lists, take) for key in fields}
+        return nesting.node.object.filled(parts)
+    level = one_level(value, name)
+    if level is None:
+        return value
+    held, spec = level
+    return pytree.tree_unflatten([_relisted(part, place, lists, take) for place, part in held.items()], spec)
+
+
+def _field(value: Any, key: str) -> Any:
+    return value[key] if isinstance(value, Mapping) else getattr(value, key)

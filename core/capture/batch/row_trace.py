@@ -1,9 +1,7 @@
 """Traces a step on fake tensors with another number of samples."""
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,73 +10,41 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.autograd_functions import without_checkpoints
 from ..python.changes import Changes, assigned_buffers_written
-from ..python.dynamo import PlainStep
 from ..python.guards import Guards
 from ..python.isolation import isolated
 from ..python.references import references_followed
 from ..python.refused_calls import calls_refused
-from ..values.capture_errors import Refused, error_of_type
-from ..values.containers import BatchNesting, flatten_batch, one_level
+from ..values.containers import flatten_batch
 from ..values.fake_tensors import fake_of, fake_state
 from ..values.placeholder_values import PlaceholderValues
 from ..values.user_lines import message_start, user_line
-from .dense_losses import dense_losses
-from .row_rules import JOINT, TOTAL, Finding, RowWatch, TraceStopped
+from .batch_dims import BatchDims, with_lists
+from .row_rules import Finding, RowWatch
 
 _PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
 _DIVISIBLE = 12
-"""Multiple of the prime for a step that does not run with a prime number of samples, such as one that forms groups."""
+"""Multiple of the prime for a step that does not run with a prime number of samples, such as one that forms pairs."""
 
 
 @frozen
 class RowTrace:
-    """The result of a trace with another number of samples.
+    """The result of a trace.
 
     Args:
-        rows: number of samples.
         error: that the step raised; None if it ran.
-        findings: operators that do not treat samples independently.
-        read: names of the leaves that it read.
+        findings: operators that relate samples.
         results: for every returned tensor, in order, the dimensions with the number of samples.
-        reach: number of operators with samples among their inputs.
+        written: names of the parameters and buffers that it wrote.
     """
 
-    rows: int
-    error: Exception | TraceStopped | None
+    error: Exception | None
     findings: tuple[Finding, ...] = ()
-    read: frozenset[str] = field(factory=frozenset)
     results: tuple[tuple[int, ...], ...] = ()
-    reach: int = 0
-
-    @property
-    def runs(self) -> bool:
-        """Whether the step ran."""
-        return self.error is None
-
-    @property
-    def carries(self) -> bool:
-        """Whether it ran, and samples reached operators."""
-        return self.runs and self.reach > 0
-
-    @property
-    def independent(self) -> bool:
-        """Whether it ran and treated samples independently, but for totals over all of them."""
-        return self.carries and all(finding.kind == TOTAL for finding in self.findings)
-
-    @property
-    def relation(self) -> Finding | None:
-        """What relates samples, if it ran, and nothing in it depends on their order; otherwise None."""
-        joint = self.carries and all(finding.kind in (JOINT, TOTAL) for finding in self.findings)
-        return self.findings[0] if joint and self.findings else None
-
-    @property
-    def refusal(self) -> str | None:
-        """The reason why the step cannot be captured at all, with the user's line; None if it may be."""
-        found = None if isinstance(self.error, TraceStopped) else error_of_type(Refused, self.error)
-        return None if found is None else f"{user_line(self.error)}: {found}"
+    written: frozenset[str] = field(factory=frozenset)
 
     @property
     def reason(self) -> str:
@@ -87,160 +53,91 @@ class RowTrace:
         return message_start(user_line(self.error)) + text
 
 
+class _Values(PlaceholderValues):
+    """Placeholder values; reports recurrent layers to a watch."""
+
+    def __init__(self, watch: RowWatch) -> None:
+        super().__init__()
+        self._watch = watch
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in ("lstm", "gru", "rnn_tanh", "rnn_relu") and isinstance(args[-1], bool):
+            self._watch.note_recurrence(func.__name__, args[0], args[-1])
+        return super().__torch_function__(func, types, args, kwargs)
+
+
 class RowTracer:
     """Traces a step, or a function of model and batch, with other numbers of samples.
 
     Args:
         model, step: the user's; nothing of the model changes.
-        batch: an example; only shapes and dtypes matter.
+        batch: an example.
         gradients: whether a backward follows.
-        by_dynamo: whether Dynamo captures the step first, and its graph is traced: for a step whose Python does not run
-            on fake tensors.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        step: Callable[[nn.Module, Any], Any],
-        batch: Any,
-        gradients: bool,
-        by_dynamo: bool = False,
-    ) -> None:
-        self._model, self._step, self._batch, self._gradients = model, step, batch, gradients
-        self._by_dynamo = by_dynamo
-        self.leaves, self.nesting = flatten_batch(batch)
+    def __init__(self, model: nn.Module, step: Callable[[nn.Module, Any], Any], batch: Any, gradients: bool) -> None:
+        self._model, self._step, self._gradients = model, step, gradients
+        self._leaves, self._nesting = flatten_batch(batch)
         self._mode = FakeTensorMode(allow_non_fake_inputs=True)
-        tensors = [*model.parameters(), *model.buffers(), *(t for t in self.leaves if isinstance(t, Tensor))]
-        kinds = [tensor.device.type for tensor in tensors]
-        self._device = torch.device(next((kind for kind in kinds if kind != "meta"), "cpu"))
-        _, self._state = fake_state(model, self._mode, self._device, gradients)
+        tensors = [*model.parameters(), *model.buffers(), *(t for t in self._leaves if isinstance(t, Tensor))]
+        self._device = torch.device(next((t.device.type for t in tensors if not t.is_meta), "cpu"))
         sizes = {size for tensor in tensors for size in tensor.shape if size}
         self._prime = next((p for p in _PRIMES if all(size % p for size in sizes)), _PRIMES[-1])
         self._guards = Guards(model, step)
-        self._known: dict[Any, RowTrace] = {}
 
-    def by_dynamo(self) -> "RowTracer":
-        """A tracer of Dynamo's capture of the step."""
-        return RowTracer(self._model, self._step, self._batch, self._gradients, by_dynamo=True)
-
-    def trace(self, dims: Mapping[str, int | None], lists: frozenset[str] = frozenset()) -> RowTrace:
-        """Run the step with a number of samples that is a prime which divides no other size.
+    def trace(self, dims: BatchDims) -> RowTrace:
+        """Run the step with a number of samples that has a prime factor which no other size has.
 
         Args:
-            dims: name of a leaf → its dimension of samples.
-            lists: names of lists with an element for each sample.
+            dims: where the samples are.
         """
-        known = self.known(dims, lists)
-        return known or self._kept(dims, lists, self._run(dims, lists, self._prime))
+        found = self.trace_with(dims, self._prime)
+        return found if found.error is None else self.trace_with(dims, _DIVISIBLE * self._prime)
 
-    def is_independent(self, dims: Mapping[str, int | None], lists: frozenset[str] = frozenset()) -> bool:
-        """Whether the step runs and treats samples independently; the trace ends at the first finding."""
-        known = self.known(dims, lists)
-        if known is not None:
-            return known.independent
-        found = self._run(dims, lists, self._prime, stops=True)
-        return found is not None and self._kept(dims, lists, found).independent
+    def trace_with(self, dims: BatchDims, rows: int | None) -> RowTrace:
+        """Run the step with a number of samples; None for the example's. If it fails after it needed a value, it runs
+        again with every bool True."""
+        found = self._run(dims, rows, False)
+        return found if found.error is None else self._run(dims, rows, True)
 
-    def known(self, dims: Mapping[str, int | None], lists: frozenset[str]) -> RowTrace | None:
-        """An earlier trace that ran to its end."""
-        return self._known.get(_key(dims, lists))
-
-    def trace_groups(self, dims: Mapping[str, int | None], lists: frozenset[str] = frozenset()) -> RowTrace:
-        """Trace with a multiple of the prime that has many divisors, for a step that forms groups of samples."""
-        found = self._run(dims, lists, _DIVISIBLE * self._prime)
-        assert found is not None
-        return found
-
-    def trace_with(self, dims: Mapping[str, int | None], lists: frozenset[str], rows: int | None) -> RowTrace:
-        """Trace with a number of samples; None for the example's. The findings of such a trace have no meaning."""
-        found = self._run(dims, lists, rows)
-        assert found is not None
-        return found
-
-    def runs_with_multiples(self, dims: Mapping[str, int | None], times: Mapping[str, int]) -> bool:
-        """Whether the step runs if some leaves have several rows for each sample.
-
-        Args:
-            dims: name of a leaf → its dimension of samples.
-            times: name of a leaf → its number of rows for each sample, if not 1.
-        """
-        found = self._run(dims, frozenset(), self._prime, times=times)
-        return found is not None and found.runs
-
-    def _kept(self, dims: Mapping[str, int | None], lists: frozenset[str], found: RowTrace | None) -> RowTrace:
-        assert found is not None
-        self._known[_key(dims, lists)] = found
-        return found
-
-    def _run(
-        self,
-        dims: Mapping[str, int | None],
-        lists: frozenset[str],
-        rows: int | None,
-        stops: bool = False,
-        times: Mapping[str, int] = MappingProxyType({}),
-    ) -> RowTrace | None:
-        """Run the step; if it fails after it needed a value, run it again with every bool True. None if the run was
-        stopped."""
-        for truth in (False, True):
-            watch = RowWatch(self._prime, rows or self._prime, truth, stops)
-            found = self._watched(watch, dims, lists, rows, times)
-            if isinstance(found.error, TraceStopped):
-                return None
-            if found.runs or not watch.asked:
-                break
-        return found
-
-    def _watched(
-        self,
-        watch: RowWatch,
-        dims: Mapping[str, int | None],
-        lists: frozenset[str],
-        rows: int | None,
-        times: Mapping[str, int],
-    ) -> RowTrace:
-        nesting, leaves = self.nesting, list(self.leaves)
-        if lists and rows is not None:
-            leaves, nesting = with_lists(leaves, nesting, lists, lambda all_of: _cycled(all_of, rows))
-        names = nesting.names
-        sizes = [rows and rows * times.get(name, 1) for name in names]
-        fakes = [self._fake(leaf, dims.get(name), size) for leaf, name, size in zip(leaves, names, sizes, strict=True)]
-        watch.read_numbers([fake for fake in fakes if isinstance(fake, Tensor)])
-        error: Exception | TraceStopped | None = None
-        results: list[Any] = []
-        with self._apart(), self._mode:
+    def _run(self, dims: BatchDims, rows: int | None, truth: bool) -> RowTrace:
+        nesting, leaves = self._nesting, list(self._leaves)
+        if dims.lists and rows is not None:
+            count = rows
+            taken = lambda held: [held[i % len(held)] for i in range(count)]  # noqa: E731
+            leaves, nesting = with_lists(leaves, nesting, dims.lists, taken)
+        fakes = [self._fake(leaf, dims.by_name.get(n), rows) for leaf, n in zip(leaves, nesting.names, strict=True)]
+        given = [fake for fake in fakes if isinstance(fake, Tensor)]
+        watch = RowWatch(self._prime, rows or self._prime, truth, given, self._holds)
+        _, state = fake_state(self._model, self._mode, self._device, self._gradients)
+        versions = {name: tensor._version for name, tensor in state.items()}
+        error, results = None, list[Any]()
+        with self._apart(state):
             try:
-                run = self._captured(nesting, fakes) if self._by_dynamo else partial(self._step, self._model)
-                batch = (nesting.plain if self._by_dynamo else nesting.batch)(fakes)
-                with watch, PlaceholderValues():
-                    results = pytree.tree_leaves(run(batch))
-            except (Exception, TraceStopped) as raised:
+                batch = nesting.batch(fakes)
+                with watch, _Values(watch):
+                    results = [r for r in pytree.tree_leaves(self._step(self._model, batch)) if isinstance(r, Tensor)]
+                watch.note_results(results)
+            except Exception as raised:
                 error = raised
-        read = frozenset(name for name, fake in zip(names, fakes, strict=True) if id(fake) in watch.read)
-        shapes = [tuple(r.shape) for r in results if isinstance(r, Tensor)]
-        where = tuple(tuple(d for d, size in enumerate(shape) if size == rows) for shape in shapes)
-        return RowTrace(rows or 0, error, tuple(watch.findings.values()), read, where, watch.reach)
-
-    def _captured(self, nesting: BatchNesting, fakes: Sequence[Any]) -> Callable[[Any], Any]:
-        """Dynamo's capture of the step. What Dynamo ignores, such as printing, does not matter here."""
-        plain = PlainStep(self._model, self._step, nesting)
-        return torch.export.export(plain, (nesting.plain(fakes),), strict=True).module()
+        where = tuple(tuple(d for d, size in enumerate(r.shape) if size == rows) for r in results)
+        written = frozenset(name for name, version in versions.items() if state[name]._version != version)
+        return RowTrace(error, tuple(watch.findings.values()), where, written)
 
     @contextlib.contextmanager
-    def _apart(self) -> Any:
+    def _apart(self, state: dict[str, Tensor]) -> Any:
         """The context of a run: parameters and buffers are fake, and changes of Python objects are undone."""
         changes = Changes(self._guards, lambda value: True)
         with contextlib.ExitStack() as stack:
             stack.enter_context(isolated(self._model, changes))
             stack.enter_context(torch.set_grad_enabled(self._gradients))
-            stack.enter_context(_reparametrize_module(self._model, dict(self._state)))
+            stack.enter_context(_reparametrize_module(self._model, dict(state)))
             stack.enter_context(references_followed(self._model, self._guards))
             stack.enter_context(calls_refused())
-            if not self._by_dynamo:  # Dynamo would trace these, too
-                stack.enter_context(without_checkpoints())
-                stack.enter_context(dense_losses())
-                stack.enter_context(changes.of_attributes(self._model))
-                stack.enter_context(assigned_buffers_written(self._model, set()))
+            stack.enter_context(without_checkpoints())
+            stack.enter_context(changes.of_attributes(self._model))
+            stack.enter_context(assigned_buffers_written(self._model, set()))
+            stack.enter_context(self._mode)
             yield
 
     def _fake(self, leaf: Any, dim: int | None, rows: int | None) -> Any:
@@ -251,46 +148,8 @@ class RowTracer:
             shape[dim] = rows
         return fake_of(leaf.detach(), self._mode, self._device, shape)
 
-
-def _key(dims: Mapping[str, int | None], lists: frozenset[str]) -> Any:
-    return tuple((name, dim) for name, dim in dims.items() if dim is not None), lists
-
-
-def with_lists(
-    leaves: Sequence[Any], nesting: BatchNesting, lists: frozenset[str], take: Callable[[list[Any]], list[Any]]
-) -> tuple[list[Any], BatchNesting]:
-    """A batch with other elements in some of its lists.
-
-    Args:
-        leaves, nesting: the batch.
-        lists: names of the lists.
-        take: the present elements of a list → its new elements.
-    """
-    return flatten_batch(_relisted(nesting.batch(leaves), "batch", lists, take))
-
-
-def _relisted(value: Any, name: str, lists: frozenset[str], take: Callable[[list[Any]], list[Any]]) -> Any:
-    if isinstance(value, Tensor):  # a batch may have a tensor in place of the example's list
-        return value
-    if name in lists:
-        return type(value)(take(list(value)))
-    if not any(other.startswith(name) for other in lists):
-        return value
-    leaves, nesting = flatten_batch(value)
-    if nesting.node is not None and nesting.node.object is not None:
-        fields = nesting.plain(leaves)
-        parts = {key: _relisted(_field(value, key), f"{name}[{key!r}]", lists, take) for key in fields}
-        return nesting.node.object.filled(parts)
-    level = one_level(value, name)
-    if level is None:
-        return value
-    held, spec = level
-    return pytree.tree_unflatten([_relisted(part, place, lists, take) for place, part in held.items()], spec)
-
-
-def _field(value: Any, key: str) -> Any:
-    return value[key] if isinstance(value, Mapping) else getattr(value, key)
-
-
-def _cycled(elements: list[Any], count: int) -> list[Any]:
-    return [elements[i % len(elements)] for i in range(count)]
+    def _holds(self, number: int) -> bool:
+        """Whether an integer tensor of the batch holds a number, such as the label of positions that are ignored."""
+        whole = (t for t in self._leaves if isinstance(t, Tensor) and t.dtype in (torch.int32, torch.int64))
+        with _disable_current_modes():
+            return any(not t.is_meta and bool((t == number).any()) for t in whole)

@@ -119,7 +119,7 @@ model = nn.Sequential(
 pipe = fit(model, classify, classes(3, 8, 3, 8, 8), microbatches=2)
 
 
-# %% running_mean_and_targets_of_one_column | fast
+# %% running_mean_and_targets_of_one_column | fast, may_warn=relates
 class Normalised(nn.Module):
     def __init__(self):
         super().__init__()
@@ -143,7 +143,7 @@ model = Normalised()
 pipe = fit(model, step, [{"x": torch.randn(8, 6), "y": torch.randn(8, 1)} for _ in range(4)])
 
 
-# %% running_mean_in_a_plain_attribute | fast
+# %% running_mean_in_a_plain_attribute | fast, may_warn=relates
 class Scaled(nn.Module):
     def __init__(self):
         super().__init__()

@@ -1,14 +1,9 @@
 """Batches cut into microbatches: rows, shapes, weights, and what cannot be cut."""
 
-import gc
-import weakref
-
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.batch import microbatches
 from panpipe.runtimes.batch.microbatches import BatchCutter, split_batch
-from torch import nn
 
 
 def rows(count):
@@ -86,7 +81,7 @@ def test_first_difference_from_the_example_is_named(other, said):
 
 
 def cutter(microbatches=2):
-    return BatchCutter(nn.Linear(2, 2), lambda model, given: model(given["x"]).mean(), shape_of(batch(4)), microbatches)
+    return BatchCutter(shape_of(batch(4)), microbatches)
 
 
 def test_cutter_cuts_every_batch_as_the_example_and_small_ones_into_fewer():
@@ -108,22 +103,6 @@ def test_cutter_cuts_every_batch_as_the_example_and_small_ones_into_fewer():
 def test_cutter_refuses_other_kinds_of_dtypes(leaf, said):
     with pytest.raises(RequestError, match=said):
         cutter().cut({**batch(4), "x": leaf})
-
-
-def test_cutter_frees_functions_that_were_used_long_ago(monkeypatch):
-    """A function that is created again for every batch may hold tensors."""
-    monkeypatch.setattr(microbatches, "_KEPT", 2)
-    made, other = cutter(), []
-    for _ in range(4):
-
-        def function(model, given):
-            return model(given["z"])
-
-        other.append(weakref.ref(function))
-        assert len(made.cut({"z": torch.zeros(4, 2)}, function)) == 2
-        del function
-    gc.collect()
-    assert [each() is not None for each in other] == [False, False, True, True]
 
 
 def test_cutter_accepts_integers_of_any_size():

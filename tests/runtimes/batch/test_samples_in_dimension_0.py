@@ -6,7 +6,11 @@ from typing import Any
 import panpipe
 import pytest
 import torch
+from panpipe.core.capture.batch.batch_dims import BatchDims
 from panpipe.core.errors import RequestError
+from panpipe.runtimes.batch.whole_loss import whole_and_mean
+from panpipe.runtimes.diagnose.doctor import check_model
+from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
 
@@ -93,4 +97,104 @@ def test_step_that_cannot_run_on_fewer_samples_ends_with_its_own_error(case: str
 
 def test_targets_of_one_column_are_cut_with_their_rows() -> None:
     batch = {"x": torch.randn(N, D), "y": torch.randn(N, 1)}
-    assert trained(Centred(), regress, batch).isfinite()
+    with pytest.warns(UserWarning, match="sub relates samples of the batch"):  # by their mean
+        assert trained(Centred(), regress, batch).isfinite()
+
+
+def contrast(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch["x"]) @ model(batch["y"]).T, torch.arange(len(batch["x"])))
+
+
+def prefer(model: nn.Module, batch: Any) -> torch.Tensor:
+    chosen, rejected = model(batch["x"]).mean(1).chunk(2)
+    return -F.logsigmoid(chosen - rejected).mean()
+
+
+def weigh_classes(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch["x"]), batch["y"].argmax(1), weight=torch.linspace(0.1, 3, D))
+
+
+def ignore_labels(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.cross_entropy(model(batch["x"]), batch["labels"])
+
+
+def add_up(model: nn.Module, batch: Any) -> torch.Tensor:
+    return F.mse_loss(model(batch["x"]), batch["y"], reduction="sum")
+
+
+def average(model: nn.Module, batch: Any) -> torch.Tensor:
+    return add_up(model, batch) / batch["y"].numel()
+
+
+def weigh_samples(model: nn.Module, batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    losses = (model(batch["x"]) - batch["y"]).square().mean(1)
+    return (losses * batch["w"]).sum() / batch["w"].sum(), batch["w"].sum()
+
+
+def weighed(model: nn.Module, batch: Any) -> torch.Tensor:
+    return weigh_samples(model, batch)[0]
+
+
+GENERATOR = torch.Generator().manual_seed(3)
+BATCH = {
+    "x": torch.randn(N, D, generator=GENERATOR), "y": torch.randn(N, D, generator=GENERATOR),
+    "w": torch.rand(N, generator=GENERATOR), "labels": torch.tensor([0, -100, -100, 1, 2, 3, 4, -100]),
+}  # fmt: skip
+RELATED = {contrast: "mm", prefer: "split", weigh_classes: "nll_loss_forward", ignore_labels: "nll_loss_forward",
+           add_up: "mse_loss", weighed: "div"}  # fmt: skip
+
+
+def values(model: nn.Module) -> list[torch.Tensor]:
+    return [tensor.detach().clone() for tensor in (*model.parameters(), *model.buffers())]
+
+
+@pytest.mark.parametrize("step", RELATED)
+def test_loss_that_relates_samples_is_reported_with_both_values(step: Any) -> None:
+    torch.manual_seed(5)
+    model = mlp()
+    with torch.no_grad():
+        whole = step(model, BATCH)
+    with pytest.warns(UserWarning, match="relates samples") as warned:
+        loss = trained(model, step, BATCH)
+    (text,) = (str(one.message) for one in warned if "relates samples" in str(one.message))
+    assert text.split(":")[-2].endswith(" " + RELATED[step] + " relates samples of the batch")
+    assert "test_samples_in_dimension_0.py:" in text
+    assert f"the loss is {whole:.6g} for the whole batch and {loss:.6g} as the mean over its 4 microbatches" in text
+
+
+def noisy() -> nn.Module:
+    return nn.Sequential(nn.Linear(D, D), nn.BatchNorm1d(D), nn.Dropout(0.5), nn.Linear(D, D))
+
+
+@pytest.mark.parametrize(("make", "step"), [(mlp, average), (mlp, weigh_samples), (noisy, regress), (noisy, average)])
+def test_ordinary_losses_are_not_reported(make: Any, step: Any) -> None:
+    assert trained(make(), step, BATCH).isfinite()  # warnings are errors here
+
+
+def test_model_and_random_numbers_are_as_before_after_both_losses_were_computed() -> None:
+    model, dims = nn.Sequential(noisy(), Centred()), BatchDims.of({f"batch['{key}']": 0 for key in BATCH})
+    before, state = values(model), torch.get_rng_state()
+    step = lambda model, batch: F.mse_loss(model(batch["x"])[:, 0], batch["w"])  # noqa: E731
+    found = whole_and_mean(model, step, BATCH, dims, 4, frozenset())
+    assert found is not None
+    assert abs(found[0] - found[1]) > 1e-4
+    assert all(map(torch.equal, values(model), before))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_list_of_ready_made_microbatches_is_refused_with_the_fix() -> None:
+    pieces = [{"x": torch.randn(2, D), "y": torch.randn(2, D)} for _ in range(4)]
+    with pytest.raises(RequestError, match=r"list of 4 batches.* give one whole batch.*torch\.cat"):
+        trained(mlp(), regress, pieces)
+
+
+def test_one_microbatch_needs_no_dimensions() -> None:
+    batch = {"x": torch.randn(3 * N, D), "y": torch.randn(N, D)}
+    step = lambda model, batch: F.mse_loss(model(batch["x"]).view(-1, 3, D).mean(1), batch["y"])  # noqa: E731
+    assert trained(mlp(), step, batch, microbatches=1).isfinite()
+
+
+def test_doctor_reports_both_losses() -> None:
+    assert check_model(mlp(), contrast, BATCH, [lambda: ThreadTeam(2)], microbatches=4).remark
+    assert not check_model(mlp(), regress, BATCH, [lambda: ThreadTeam(2)], microbatches=4).remark

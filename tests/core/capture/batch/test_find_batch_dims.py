@@ -1,12 +1,13 @@
-"""Where the samples of a batch are: found by tracing with another number of them, or given, or asked for."""
+"""Where the samples of a batch are: in dimension 0, checked by tracing with another number of them, or given."""
 
 import dataclasses
+import re
 from collections import UserDict, namedtuple
 from typing import Any
 
 import pytest
 import torch
-from panpipe.core.capture.batch.find_batch_dims import MAX_TRACES, find_batch_dims
+from panpipe.core.capture.batch.find_batch_dims import find_batch_dims, find_samples
 from panpipe.core.capture.values.containers import flatten_batch
 from panpipe.core.errors import RequestError
 from torch import nn
@@ -122,6 +123,20 @@ def regress(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.mse_loss(model(batch["x"]), batch["y"])
 
 
+def convolve_by_sample(model: nn.Module, batch: Any) -> torch.Tensor:
+    x = batch["x"]
+    filters = model(x.new_ones(len(x), D)).view(-1, 1, 3, 3).repeat_interleave(3, 0)
+    return F.conv2d(x.flatten(0, 1)[None], filters, groups=3 * len(x)).mean()
+
+
+def sub_halves(values: torch.Tensor) -> torch.Tensor:
+    return values[: len(values) // 2] - values[len(values) // 2 :]
+
+
+def weigh(losses: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    return (losses * weights).sum() / weights.sum()
+
+
 def square() -> torch.Tensor:
     return torch.randn(N, N, D)
 
@@ -137,94 +152,83 @@ def class_centers(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.mse_loss(found, (sums / counts.clamp(min=1)[:, None])[batch["y"]])
 
 
+RECT = {"x": torch.randn(N, D), "y": LABELS}
+
 FOUND = {
-    "all rows": (nn.Linear(D, D), classify, {"x": torch.randn(N, D), "y": LABELS}, {"x": 0, "y": 0}),
-    "mask first, as many rows": (
-        Encoder(True), label_tokens, {"mask": torch.zeros(N, N), "x": square(), "y": tokens(N, N)},
-        {"mask": None, "x": 0, "y": 0},
-    ),
-    "sequence as long as the batch": (
-        Encoder(True), label_tokens, {"x": square(), "y": tokens(N, N)}, {"x": 0, "y": 0},
-    ),
-    "class weights": (
-        nn.Linear(D, N), weigh_classes, {"x": torch.randn(N, D), "y": LABELS, "weights": torch.ones(N)},
-        {"x": 0, "y": 0, "weights": None},
-    ),
-    "class weights first": (
-        nn.Linear(D, N), weigh_classes, {"weights": torch.ones(N), "x": torch.randn(N, D), "y": LABELS},
-        {"weights": None, "x": 0, "y": 0},
-    ),
-    "table of as many rows": (
-        nn.Linear(D, D), look_up, {"table": torch.randn(N, D), "ids": LABELS, "y": torch.randn(N, D)},
-        {"table": None, "ids": 0, "y": 0},
-    ),
-    "contrastive": (nn.Linear(D, D), contrast, {"a": torch.randn(N, D), "b": torch.randn(N, D)}, {"a": 0, "b": 0}),
-    "mixed samples": (nn.Linear(D, D), mix_up, {"x": torch.randn(N, D), "y": LABELS}, {"x": 0, "y": 0}),
-    "branch on a value": (nn.Linear(D, D), stop_at_nan, {"x": torch.randn(N, D), "y": LABELS}, {"x": 0, "y": 0}),
-    "values in a text": (nn.Linear(D, D), show, {"x": torch.randn(S, D), "y": tokens(S)}, {"x": 0, "y": 0}),
-    "checks of values": (nn.Linear(D, D), check_targets, {"x": torch.randn(S, D), "y": tokens(S)}, {"x": 0, "y": 0}),
-    "checks of sizes": (nn.Linear(D, D), check_sizes, {"x": torch.randn(S, D), "y": tokens(S)}, {"x": 0, "y": 0}),
-    "plain tensors only": (nn.Linear(D, D), take_plain, {"x": torch.randn(S, D), "y": tokens(S)}, {"x": 0, "y": 0}),
-    "plain tensors only, one of them": (
-        nn.Linear(D, D), lambda model, batch: take_plain(model, batch | {"y": tokens(len(batch["x"]))}),
-        {"x": torch.randn(S, D)}, {"x": 0},
-    ),
+    "all rows": (nn.Linear(D, D), classify, RECT),
+    "sequence as long as the batch": (Encoder(True), label_tokens, {"x": square(), "y": tokens(N, N)}),
+    "branch on a value": (nn.Linear(D, D), stop_at_nan, RECT),
+    "values in a text": (nn.Linear(D, D), show, {"x": torch.randn(S, D), "y": tokens(S)}),
+    "checks of values": (nn.Linear(D, D), check_targets, {"x": torch.randn(S, D), "y": tokens(S)}),
+    "checks of sizes": (nn.Linear(D, D), check_sizes, {"x": torch.randn(S, D), "y": tokens(S)}),
+    "plain tensors only": (nn.Linear(D, D), take_plain, {"x": torch.randn(S, D), "y": tokens(S)}),
     "selection of unknown size": (
         nn.Linear(D, D), select, {"x": square(), "y": tokens(N, N), "m": torch.ones(N, N, dtype=torch.bool)},
-        {"x": 0, "y": 0, "m": 0},
     ),
     "images as high as the batch is large": (
-        nn.Conv2d(N, 4, 3, padding=1), classify, {"x": torch.randn(N, N, N, N), "y": tokens(N, N, N)}, {"x": 0, "y": 0},
+        nn.Conv2d(N, 4, 3, padding=1), classify, {"x": torch.randn(N, N, N, N), "y": tokens(N, N, N)},
     ),
     "batch statistics": (
         nn.Sequential(nn.Conv1d(N, N, 3, padding=1), nn.BatchNorm1d(N)),
         lambda model, batch: F.mse_loss(model(batch["x"]), batch["y"]),
-        {"x": torch.randn(N, N, N), "y": torch.randn(N, N, N)}, {"x": 0, "y": 0},
+        {"x": torch.randn(N, N, N), "y": torch.randn(N, N, N)},
     ),
-    "two terms": (
-        nn.Linear(D, D), penalize_separately, {"real": torch.randn(N, D), "noise": torch.randn(N, D)},
-        {"real": 0, "noise": 0},
-    ),
-    "not read": (
-        nn.Linear(D, D), classify, {"x": torch.randn(N, D), "y": LABELS, "id": LABELS, "names": "abc", "none": None},
-        {"x": 0, "y": 0, "id": 0, "names": None, "none": None},
-    ),
-    "nodes of a shared graph": (
-        nn.Linear(D, D), lambda model, batch: F.mse_loss(batch["graph"] @ model(batch["x"]), batch["y"]),
-        {"graph": torch.randn(N, N), "x": square(), "y": square()}, {"graph": None, "x": 0, "y": 0},
-    ),
-    "sums over the samples of each class": (
-        nn.Linear(D, D), class_centers, {"x": torch.randn(N, D), "y": LABELS}, {"x": 0, "y": 0},
-    ),
-    "texts among which labels select": (
-        nn.Linear(D, D),
-        lambda model, batch: F.cross_entropy(model(batch["images"]) @ model(batch["texts"]).T, batch["y"]),
-        {"texts": torch.randn(N, D), "images": torch.randn(N, D), "y": LABELS}, {"texts": None, "images": 0, "y": 0},
-    ),
-    "a loop over shared values": (
-        nn.Linear(D, D), lambda model, batch: sum(F.mse_loss(model(batch["x"] * s), batch["x"]) for s in batch["s"]),
-        {"s": torch.randn(N), "x": torch.randn(N, D)}, {"s": None, "x": 0},
-    ),
-    "normalized over the batch": (
-        nn.Linear(D, D), lambda model, batch: (model(batch["x"]).mean(1) * (batch["a"] - batch["a"].mean())).mean(),
-        {"x": torch.randn(N, D), "a": torch.randn(N)}, {"x": 0, "a": 0},
-    ),
-    "broadcast": (
-        nn.Linear(D, D), lambda model, batch: (model(batch["x"]) * batch["w"]).mean(),
-        {"x": torch.randn(N, D), "w": torch.ones(1, D)}, {"x": 0, "w": None},
+    "a filter of its own for each image": (nn.Linear(D, 9), convolve_by_sample, {"x": torch.randn(N, 3, S, S)}),
+    "two terms": (nn.Linear(D, D), penalize_separately, {"real": torch.randn(N, D), "noise": torch.randn(N, D)}),
+    "divided by the number of samples": (
+        nn.Linear(D, D), lambda model, batch: model(batch["x"]).square().sum() / (len(batch["x"]) * D), RECT,
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", FOUND)
-def test_samples_are_found_by_tracing(case: str) -> None:
-    model, step, batch, wanted = FOUND[case]
+def test_samples_are_in_dimension_0(case: str) -> None:
+    model, step, batch = FOUND[case]
     found = find_batch_dims(model, step, batch)
-    assert found.by_name == {f"batch['{key}']": dim for key, dim in wanted.items()}
+    assert set(found.by_name.values()) == {0}
     assert not found.lists
 
 
-Fields = namedtuple("Fields", "x xs")
+SHARED = {
+    "not read": ({"x": torch.randn(N, D), "y": LABELS, "id": LABELS, "names": "abc", "none": None}, {"names", "none"}),
+    "one row": ({"x": torch.randn(N, D), "y": LABELS, "w": torch.ones(1, D)}, {"w"}),
+    "no dimension": (
+        {"x": torch.randn(N, D), "y": LABELS, "scale": torch.tensor(2.0), "number": 3},
+        {"scale", "number"},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SHARED)
+def test_values_and_single_rows_are_shared(case: str) -> None:
+    batch, shared = SHARED[case]
+    found = find_batch_dims(nn.Linear(D, D), classify, batch).by_name
+    assert found == {f"batch['{key}']": None if key in shared else 0 for key in batch}
+
+
+RELATED = {
+    "contrastive": (contrast, {"a": torch.randn(N, D), "b": torch.randn(N, D)}, "mm"),
+    "mixed samples": (mix_up, RECT, "index"),
+    "sums over the samples of each class": (class_centers, RECT, "index_add"),
+    "normalized over the batch": (
+        lambda model, batch: (model(batch["x"]).mean(1) * (batch["a"] - batch["a"].mean())).mean(),
+        {"x": torch.randn(N, D), "a": torch.randn(N)}, "sub",
+    ),
+    "halves": (lambda model, batch: torch.relu(sub_halves(model(batch["x"]))).mean(), RECT, "slice"),
+    "root of a mean": (lambda model, batch: model(batch["x"]).square().mean().sqrt(), RECT, "sqrt"),
+    "sum": (lambda model, batch: model(batch["x"]).square().sum(), RECT, "sum"),
+    "mean over weights": (lambda model, batch: weigh(model(batch["x"]).mean(1), batch["w"]),
+                          {"x": torch.randn(N, D), "w": torch.rand(N)}, "div"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RELATED)
+def test_operators_that_relate_samples_are_found(case: str) -> None:
+    step, batch, operator = RELATED[case]
+    dims, trace = find_samples(nn.Linear(D, D), step, batch)
+    assert set(dims.by_name.values()) == {0}
+    assert operator in {finding.operator for finding in trace.findings}
+
 
 LISTS = {
     "dicts": (
@@ -246,10 +250,6 @@ LISTS = {
         nn.Linear(D, D), lambda model, batch: F.mse_loss(model(batch[0]), batch[1]),
         [torch.randn(N, D), torch.randn(N, D)], set(),
     ),
-    "a field whose name begins another one's": (
-        nn.Linear(D, D), lambda model, batch: F.mse_loss(model(torch.stack(batch.xs)), batch.x),
-        Fields(torch.randn(N, D), [torch.randn(D) for _ in range(N)]), {"batch.xs"},
-    ),
 }  # fmt: skip
 
 
@@ -265,7 +265,10 @@ def test_a_tensor_in_the_place_of_a_list_is_cut_by_rows() -> None:
     def step(model: nn.Module, batch: Any) -> torch.Tensor:
         return model(torch.stack(list(batch["xs"]))).mean()
 
-    known = find_batch_dims(nn.Linear(D, D), step, {"xs": [torch.randn(D) for _ in range(N)]})
+    batch = {"xs": [torch.randn(D) for _ in range(N)]}
+    with pytest.raises(RequestError, match="batch_dims='samples'"):
+        find_batch_dims(nn.Linear(D, D), step, batch)
+    known = find_batch_dims(nn.Linear(D, D), step, batch, given={"xs": "samples"})
     found = find_batch_dims(nn.Linear(D, D), step, {"xs": torch.randn(N, D)}, given=known)
     assert found.by_name == {"batch['xs']": 0}
 
@@ -281,12 +284,6 @@ class Bags(nn.Module):
         return self.bags(words, offsets)
 
 
-def take_known_shapes(model: nn.Module, batch: Any) -> torch.Tensor:
-    if any(part.shape != (2 + i, 30 + i) for i, part in enumerate(batch.values())):
-        raise ValueError("other shapes")
-    return model.weight.sum() * sum(part.sum() for part in batch.values())
-
-
 def convolve_graph(model: nn.Module, batch: Any) -> torch.Tensor:
     sums = torch.zeros_like(batch["x"]).index_add(0, batch["edges"][1], model(batch["x"])[batch["edges"][0]])
     return F.mse_loss(sums, batch["y"])
@@ -296,121 +293,9 @@ def pool_graphs(model: nn.Module, batch: Any) -> torch.Tensor:
     return F.mse_loss(torch.zeros_like(batch["y"]).index_add(0, batch["of"], model(batch["x"])), batch["y"])
 
 
-def pass_messages(model: nn.Module, batch: Any) -> torch.Tensor:
-    source, target = batch["edges"].unbind(1)
-    nodes = torch.zeros_like(model.weight).index_add(0, target, model.weight[source] * 0.5)
-    return F.mse_loss((nodes[source] * nodes[target]).sum(-1), batch["y"])
-
-
 def assert_rows(model: nn.Module, batch: Any) -> torch.Tensor:
     assert len(batch["x"]) == N, "all of them"
     return F.cross_entropy(model(batch["x"]), batch["y"])
-
-
-REFUSED = {
-    "offsets": (
-        Bags(), lambda model, batch: F.cross_entropy(model(batch["t"], batch["o"]), batch["y"]),
-        {"t": tokens(20), "o": torch.arange(N), "y": LABELS}, "embedding_bag reads rows of the batch",
-    ),
-    "graph": (
-        nn.Linear(D, D), convolve_graph,
-        {"x": torch.randn(N, D), "edges": tokens(2, 20), "y": torch.randn(N, D)}, "index reads rows of the batch",
-    ),
-    "nodes summed into graphs that have a label each": (
-        nn.Linear(D, D), pool_graphs, {"x": torch.randn(N, D), "of": torch.arange(N) // 2, "y": torch.randn(4, D)},
-        "index_add reads rows of the batch",
-    ),
-    "edges between nodes of a table": (
-        nn.Embedding(N, D), pass_messages, {"edges": tokens(20, 2), "y": torch.randn(20)}, "index_add reads rows",
-    ),
-    "more dimensions than are traced": (
-        nn.Linear(D, D), take_known_shapes, {f"x{i}": torch.randn(2 + i, 30 + i) for i in range(MAX_TRACES)},
-        "other shapes",
-    ),
-    "no rows": (nn.Linear(D, D), lambda model, batch: model(batch["x"]).mean(), {"x": torch.tensor(1.0)}, "no tensor"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_unclear_batch_dims_are_refused_with_the_reason(case: str) -> None:
-    model, step, batch, reason = REFUSED[case]
-    with pytest.raises(RequestError, match=reason) as refused:
-        find_batch_dims(model, step, batch, microbatches=3)
-    assert "\n" not in str(refused.value)
-    assert case == "no rows" or "batch_dims=" in str(refused.value)
-
-
-def test_a_step_that_asserts_its_number_of_samples_is_refused_without_advice_for_dimensions() -> None:
-    said = (
-        r"test_find_batch_dims.py:\d+ in assert_rows: all of them \(with 3 of 8 samples of dimension 0 of .*, as in a "
-        r"microbatch\): change that line so that it accepts them, or the batch or the number of microbatches$"
-    )
-    with pytest.raises(RequestError, match=said):
-        find_batch_dims(nn.Linear(D, D), assert_rows, {"x": torch.randn(N, D), "y": LABELS}, microbatches=3)
-
-
-SHARED = {
-    "prototypes": (
-        lambda model, batch: F.mse_loss(model(batch["x"]) - model(batch["s"]).mean(0), batch["y"]),
-        {"s": torch.randn(N, D), "x": torch.randn(N, D), "y": torch.randn(N, D)}, "sub relates all rows",
-    ),
-    "negatives": (
-        lambda model, batch: F.cross_entropy(model(batch["x"]) @ batch["s"].T, torch.zeros(len(batch["x"])).long()),
-        {"s": torch.randn(N, D), "x": torch.randn(N, D)}, "mm relates all rows",
-    ),
-    "centers": (
-        lambda model, batch: torch.cdist(model(batch["x"]), batch["s"]).mean(),
-        {"x": torch.randn(N, D), "s": torch.randn(N, D)}, "_euclidean_dist relates all rows",
-    ),
-    "height and width": (
-        lambda model, batch: (model(batch["x"]) / batch["s"].prod()).mean(),
-        {"s": torch.tensor([3.0, 4.0]), "x": torch.randn(2, D)}, "div relates all rows",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", SHARED)
-def test_tensor_that_may_be_shared_or_cut_is_refused_with_both_answers(case: str) -> None:
-    step, batch, reason = SHARED[case]
-    with pytest.raises(RequestError, match=reason) as refused:
-        find_batch_dims(nn.Linear(D, D), step, batch)
-    text = str(refused.value)
-    for shared in (0, None):
-        given = {key: shared if key == "s" else 0 for key in batch}
-        assert f"batch_dims={given}" in text
-        assert find_batch_dims(nn.Linear(D, D), step, batch, given=given).by_name["batch['s']"] == shared
-    find_batch_dims(nn.Linear(D, D), step, batch, microbatches=1)  # nothing is cut
-
-
-SEVERAL_ROWS = {
-    "both views of each image": (
-        lambda model, batch: F.mse_loss(model(batch["x"]).view(-1, 2, D).mean(1), batch["y"]),
-        {"x": torch.randn(2 * N, D), "y": torch.randn(N, D)}, "x", (N, 2, D),
-    ),
-    "captions of images": (
-        lambda model, batch: F.mse_loss(model(batch["y"]).repeat_interleave(4, 0), model(batch["x"])),
-        {"x": torch.randn(4 * N, D), "y": torch.randn(N, D)}, "x", (N, 4, D),
-    ),
-    "flattened targets": (
-        lambda model, batch: F.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"]),
-        {"x": torch.randn(N, 3, D), "y": tokens(3 * N)}, "y", (N, 3),
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", SEVERAL_ROWS)
-def test_several_rows_for_each_sample_are_refused_with_the_shape_to_give(case: str) -> None:
-    step, batch, name, shape = SEVERAL_ROWS[case]
-
-    def flattening(model: nn.Module, given: Any) -> torch.Tensor:
-        return step(model, {**given, name: given[name].flatten(0, 1)})
-
-    with pytest.raises(RequestError, match="rows for each of the 8 samples") as refused:
-        find_batch_dims(nn.Linear(D, D), step, batch)
-    assert f"of shape {shape}" in str(refused.value)
-    assert "give batch_dims" not in str(refused.value)
-    found = find_batch_dims(nn.Linear(D, D), flattening, {**batch, name: batch[name].unflatten(0, shape[:2])})
-    assert set(found.by_name.values()) == {0}
 
 
 class Packed(nn.Module):
@@ -426,19 +311,102 @@ class Packed(nn.Module):
         return F.scaled_dot_product_attention(q, q, q, attn_mask=sample[:, None] == sample)[0, 0]
 
 
-def test_packed_samples_and_single_sequences_are_refused() -> None:
-    packed = {"x": torch.randn(12, D), "ends": torch.tensor([4, 7, 12]), "y": torch.randn(12, D)}
+REFUSED = {
+    "offsets": (
+        Bags(), lambda model, batch: F.cross_entropy(model(batch["t"], batch["o"]), batch["y"]),
+        {"t": tokens(20), "o": torch.arange(N), "y": LABELS}, "its size is not the same", None,
+    ),
+    "graph": (
+        nn.Linear(D, D), convolve_graph,
+        {"x": torch.randn(N, D), "edges": tokens(2, 20), "y": torch.randn(N, D)}, "its size is not the same", None,
+    ),
+    "nodes summed into graphs that have a label each": (
+        nn.Linear(D, D), pool_graphs, {"x": torch.randn(N, D), "of": torch.arange(N) // 2, "y": torch.randn(4, D)},
+        "if batch['x'] has 2 rows for each sample of batch['y'], give it in the shape (4, 2, ...)", None,
+    ),
+    "flattened targets": (
+        nn.Linear(D, D), lambda model, batch: F.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"]),
+        {"x": torch.randn(N, 3, D), "y": tokens(3 * N)}, "has 3 rows for each sample of batch['x']", None,
+    ),
+    "packed documents": (
+        Packed(), lambda model, batch: F.mse_loss(model(batch["x"], batch["ends"]), batch["y"]),
+        {"x": torch.randn(12, D), "ends": torch.tensor([4, 7, 12]), "y": torch.randn(12, D)}, "its size is not", None,
+    ),
+    "one sequence": (
+        Packed(), lambda model, batch: F.mse_loss(model(batch["x"], batch["ends"]), batch["y"]),
+        {"x": torch.randn(12, D), "ends": torch.arange(12), "y": torch.randn(12, D)}, "as a sequence", None,
+    ),
+    "table": (
+        nn.Linear(D, D), look_up, {"table": torch.randn(N, D), "ids": LABELS, "y": torch.randn(N, D)},
+        "index reads rows of the batch", {"table": None, "ids": 0, "y": 0},
+    ),
+    "texts among which labels select": (
+        nn.Linear(D, D),
+        lambda model, batch: F.cross_entropy(model(batch["images"]) @ model(batch["texts"]).T, batch["y"]),
+        {"texts": torch.randn(N, D), "images": torch.randn(N, D), "y": LABELS}, "nll_loss_forward reads rows",
+        {"texts": None, "images": 0, "y": 0},
+    ),
+    "mask": (
+        Encoder(True), label_tokens, {"mask": torch.zeros(N, N), "x": square(), "y": tokens(N, N)},
+        "shape of the 2D attn_mask", {"mask": None, "x": 0, "y": 0},
+    ),
+    "class weights": (
+        nn.Linear(D, N), weigh_classes, {"x": torch.randn(N, D), "y": LABELS, "weights": torch.ones(N)},
+        "weight tensor should be defined", {"x": 0, "y": 0, "weights": None},
+    ),
+    "fewer class weights": (
+        nn.Linear(D, 3), weigh_classes, {"x": torch.randn(N, D), "y": LABELS, "weights": torch.ones(3)},
+        "its size is not the same", {"x": 0, "y": 0, "weights": None},
+    ),
+    "sequence first": (
+        Encoder(False), label_tokens, {"x": torch.randn(S, N, D), "y": tokens(S, N)}, "as a sequence", 1,
+    ),
+    "sequence first, square": (
+        Encoder(False), label_tokens, {"x": square(), "y": tokens(N, N)}, "as a sequence", 1,
+    ),
+    "recurrent, targets of each position": (
+        Recurrent(), lambda model, batch: F.mse_loss(model.lstm(batch["x"])[0], batch["y"]),
+        {"x": torch.randn(S, N, D), "y": torch.randn(S, N, D)}, "lstm relates the entries of dimension 0", 1,
+    ),
+    "recurrent": (
+        Recurrent(), classify, {"x": torch.randn(S, N, D), "y": LABELS}, "its size is not the same", {"x": 1, "y": 0},
+    ),
+    "recurrent, square": (Recurrent(), classify, {"x": square(), "y": LABELS}, "to match target", {"x": 1, "y": 0}),
+    "a number of samples in the code": (
+        nn.Linear(D, D), lambda model, batch: F.cross_entropy(model(batch["x"].view(N, D)), batch["y"]),
+        RECT, "invalid for input of size 24 (with 3 of 8 samples, as in a microbatch): change that line", None,
+    ),
+    "ready-made microbatches": (
+        nn.Linear(D, D), classify, [RECT, RECT], "give one whole batch, which panpipe cuts into microbatches", None,
+    ),
+    "no rows": (nn.Linear(D, D), lambda model, batch: model(batch["x"]).mean(), {"x": torch.tensor(1.0)}, "no tensor",
+                None),
+}  # fmt: skip
 
-    def step(model: nn.Module, batch: Any) -> torch.Tensor:
-        return F.mse_loss(model(batch["x"], batch["ends"]), batch["y"])
 
-    with pytest.raises(RequestError, match=r"attention.* treats dimension 0 of batch.* as a sequence.*batch_dims="):
-        find_batch_dims(Packed(), step, packed)
+@pytest.mark.parametrize("case", REFUSED)
+def test_batch_that_cannot_be_cut_is_refused_with_the_reason(case: str) -> None:
+    model, step, batch, reason, suggested = REFUSED[case]
+    with pytest.raises(RequestError, match=re.escape(reason)) as refused:
+        find_batch_dims(model, step, batch, microbatches=3)
+    text = str(refused.value)
+    assert "\n" not in text
+    assert ("such as batch_dims=" in text) == (suggested is not None), text
+    if suggested is not None:
+        assert f"such as batch_dims={suggested}" in text
+        found = find_batch_dims(model, step, batch, given=suggested, microbatches=3)
+        assert 0 in found.by_name.values() or suggested == 1
+    if case != "no rows":
+        find_batch_dims(model, step, batch, microbatches=1)  # nothing is cut
 
 
-def test_unclear_batch_dims_are_accepted_for_one_microbatch() -> None:
-    model, step, batch, _ = REFUSED["graph"]
-    assert find_batch_dims(model, step, batch, microbatches=1).by_name["batch['x']"] == 0
+def test_step_that_asserts_its_number_of_samples_is_refused_without_advice_for_dimensions() -> None:
+    said = (
+        r"test_find_batch_dims.py:\d+ in assert_rows: all of them \(with 3 of 8 samples, as in a microbatch\): change "
+        r"that line so that it accepts them, or the batch or the number of microbatches$"
+    )
+    with pytest.raises(RequestError, match=said):
+        find_batch_dims(nn.Linear(D, D), assert_rows, RECT, microbatches=3)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -498,18 +466,6 @@ def test_step_that_accepts_few_batch_sizes_has_all_tensors_cut():
 
     dims = find_batch_dims(nn.Linear(D, D), step, {"x": torch.randn(N, D), "y": torch.randn(N, D)})
     assert dims.by_name == {"batch['x']": 0, "batch['y']": 0}
-
-
-def test_step_that_accepts_few_batch_sizes_needs_batch_dims_for_a_possibly_shared_tensor():
-    def step(model: nn.Module, batch: Any) -> torch.Tensor:
-        refuse_other_sizes(rows := batch["x"].shape[0])
-        return F.mse_loss(model(batch["x"]) + batch["table"][:rows], batch["y"])
-
-    batch = {name: torch.randn(N, D) for name in ("x", "table", "y")}
-    with pytest.raises(RequestError, match="batch_dims="):
-        find_batch_dims(nn.Linear(D, D), step, batch)
-    given = {"x": 0, "table": None, "y": 0}
-    assert find_batch_dims(nn.Linear(D, D), step, batch, given=given).by_name["batch['table']"] is None
 
 
 def scatter_images(model: nn.Module, batch: Any) -> torch.Tensor:
