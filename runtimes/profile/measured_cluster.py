@@ -132,8 +132,8 @@ def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device])
             free, total = torch.cuda.mem_get_info(here)  # without the memory of CUDA contexts and other processes
             reserved, count = torch.cuda.memory_reserved(here), list(on.values()).count(here)
             allowed = int(torch.cuda.get_per_process_memory_fraction(here) * total) // count
-            left = int(free) // everywhere.count(identity(here)) + reserved // count
-            return min(left, allowed) - workload_bytes(here)
+            shared = int(free) // everywhere.count(identity(here)) + reserved // count
+            return min(shared, allowed) - workload_bytes(here)
         left = bytes_left()
         shares = [machine_bytes() // team.mesh.ranks, *([] if left is None else [left // len(team.local)])]
         return min(shares) - workload_bytes(here)
