@@ -28,6 +28,7 @@ from ..graph.autograd_functions import own_functions
 from ..graph.generated_sources import sources_removed
 from ..graph.numbered_objects import holding
 from ..graph.outputs import ResultRows
+from ..graph.transforms import transforms_traced
 from ..graph.written_attributes import WritesConstant, make_buffer, make_constant_a_buffer
 from ..python.changes import FIX, WritesTensor, assigned_buffers_written, modules_restored
 from ..python.dynamo import PlainStep, nothing_omitted, refuse_transforms
@@ -271,7 +272,7 @@ def _exported(
     functions = nothing_omitted() if strict else own_functions()
     with (
         _reparametrize_module(whole, state), functions, modes_as_calls(), lines_recorded(), warnings.catch_warnings(),
-        _exporting_hidden() if breaks.as_eager else nullcontext(), holding() as held,
+        _exporting_hidden() if breaks.as_eager else nullcontext(), holding() as held, transforms_traced(),
     ):  # fmt: skip
         # Assignments of a forward are handled: buffers are written, and other attributes are restored.
         warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")

@@ -183,6 +183,8 @@ LAYERS: tuple[Entry, ...] = (
           "weights that are computed, by linear solves among others"),
     Entry("Jacobian", "torch", lambda: nn.Sequential(mlp(), Mapped(), mlp()), fit, regression,
           "torch.func in a module"),
+    Entry("Mapped step", "torch", mlp, lambda model, batch: F.mse_loss(torch.vmap(model)(batch["x"]), batch["y"]),
+          regression, "torch.vmap around the model"),
     Entry("Energy", "torch", lambda: nn.Sequential(mlp(), Energy(), mlp()), fit, regression,
           "a gradient within the forward"),
     Entry("Diffusion step", "torch", denoiser, diffuse, lambda rows: {"x": images(rows, 8)},

@@ -53,10 +53,6 @@ def residual(model: nn.Module, batch: Batch) -> Tensor:
     return (slope + found).pow(2).mean()
 
 
-def mapped(model: nn.Module, batch: Batch) -> Tensor:
-    return F.mse_loss(torch.vmap(model)(batch["x"]), batch["y"])
-
-
 def flagged(model: Any, batch: Batch) -> Tensor:
     """A tensor of the batch chooses the head."""
     head = model["classes"] if batch["task"][0] == 0 else model["regression"]
@@ -104,8 +100,6 @@ REFUSED: tuple[Entry, ...] = (
           "offsets into rows of the batch", refusal="batch_dims="),
     Entry("PINN", "torch", mlp, residual, regression, "the step differentiates the model",
           refusal="move the call into the module whose results it differentiates"),
-    Entry("Mapped step", "torch", mlp, mapped, regression, "torch.vmap around the model",
-          refusal="torch.vmap and torch.func transform Python"),
     Entry("Flagged task", "torch", lambda: nn.ModuleDict({"body": mlp(), "classes": mlp(), "regression": mlp()}),
           flagged, lambda rows: {**vectors(rows), "task": torch.zeros(rows)}, "a tensor in the batch chooses the head",
           refusal="give it as a Python number or text in the batch"),

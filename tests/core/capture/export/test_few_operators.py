@@ -20,7 +20,7 @@ def captured(step, model=None, batch=X):
 
 
 def mapped(model: nn.Module, x: Tensor) -> Tensor:
-    return torch.vmap(model)(x).mean()
+    return torch.func.jvp(model, (x,), (x,))[1].mean()
 
 
 def chosen(model: nn.Module, x: Tensor) -> Tensor:

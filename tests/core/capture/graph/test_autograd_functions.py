@@ -105,6 +105,9 @@ MIDDLES = {
     "no_grad, and a buffer written in it": averaged,
     "a hook on a gradient": hooked,
     "vmap": lambda model, x: torch.vmap(lambda row: row * model.weight)(x),
+    "gradients of samples by torch.func": lambda model, x: torch.func.vmap(
+        torch.func.grad(lambda weight, row: (row * weight).sin().square().sum()), (None, 0)
+    )(model.weight, x),
     "a function of one result": lambda model, x: Reversal.apply(x, 0.5),
     "a function of several": split,
     "checkpointing": lambda model, x: checkpoint(lambda y: F.dropout(y * model.weight, 0.3), x, use_reentrant=False),
