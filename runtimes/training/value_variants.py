@@ -23,8 +23,6 @@ from ..engine.prepared import Prepared, PreparedSteps
 
 KEPT = 8
 """Number of variants of a step whose programs are kept, each for several shapes."""
-_OFTEN = 3
-"""Number of captures because of one value, after which a warning reports them."""
 
 Make = Callable[[], tuple[Shapes, PreparedSteps]]
 """Creates the caches of one variant's programs and prepared steps."""
@@ -63,7 +61,7 @@ class Variants:
         self._kept: LruCache[Hashable, _Variant] = LruCache(KEPT)
         self._now = _Variant(Guards(model, step), *make(), ready=True)
         self._kept.keep(self._now.reads.key, self._now)
-        self._captured: dict[str, int] = {}
+        self._reported: set[str] = set()
 
     @property
     def key(self) -> Hashable:
@@ -88,7 +86,8 @@ class Variants:
             agree: starts to compare this batch between ranks.
 
         Returns:
-            The prepared step, the comparison, and a line for the user if a shape is new or a value changes repeatedly.
+            The prepared step, the comparison, and a line for the user if a shape is new, or a value has changed for the
+            first time.
 
         Raises:
             RequestError: the step cannot be captured with these values, or the plan cannot run it, or another rank has
@@ -146,13 +145,13 @@ class Variants:
             variant.prepared.forget()
 
     def _remark(self, place: str, before: Guards, now: Guards) -> str | None:
-        self._captured[place] = self._captured.get(place, 0) + 1
-        if self._captured[place] != _OFTEN:
+        if place in self._reported:
             return None
+        self._reported.add(place)
         return (
-            f"{_change(place, before, now)}: the step is captured again for each new value, {_OFTEN} times so far, and "
-            f"programs are kept for {KEPT}: give it with the batch as a tensor, such as torch.tensor(0.5), or make it "
-            "a buffer and write into it between steps"
+            f"{_change(place, before, now)}: the step is captured again for each new value, and programs are kept for "
+            f"{KEPT}: give it with the batch as a tensor, such as torch.tensor(0.5), or make it a buffer and write "
+            "into it between steps"
         )
 
 

@@ -16,7 +16,7 @@ GLOBAL, FREE, OWNER, VARIABLE, RESULT = "global", "free", "owner", "variable", "
 """Where an attribute chain begins: at a global variable, a variable of an enclosing function, the first parameter,
 another local variable or an item, or the result of a call or an operator."""
 ALL = "*"
-"""The name of an attribute whose name is computed, as in ``getattr(self, name)``."""
+"""The end of the name of an attribute whose name is computed, as in ``getattr(self, f"weight_{i}")``."""
 
 _LOADS = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_METHOD")
@@ -172,12 +172,11 @@ class _Scan:
         return before is not None and before.opname.startswith("LOAD_") and before.argval in names
 
     def _name_given(self, place: int) -> str:
-        """The constant that a call of ``getattr`` names; ``ALL`` if it computes the name."""
+        """The name that a call of ``getattr`` is given; a computed one ends with ``ALL``, after what it begins with."""
         given = self._all[place]
         if given.opname == "LOAD_CONST" and isinstance(given.argval, str):
             after = (i.opname for i in self._all[place + 1 :] if i.opname in _AFTER_NAME)
-            if next(after, "") in ("CALL", "CALL_FUNCTION_EX"):
-                return given.argval
+            return given.argval + ("" if next(after, "") in ("CALL", "CALL_FUNCTION_EX") else ALL)
         return ALL
 
     def _only_writes(self, start: int, place: int) -> bool:

@@ -184,17 +184,32 @@ class Guards:
         for getter, several, holders, values in self._groups:
             now = map(getter, holders)
             if not all(map(is_, chain.from_iterable(now) if several else now, values)):
-                return False
+                now = map(getter, holders)
+                if not self._replaced_by_equal(list(chain.from_iterable(now) if several else now), values):
+                    return False
         return (
             list(map(_REQUIRES_GRAD, self._parameters)) == self._trained
             and list(map(_DTYPE, self._typed)) == self._dtypes
             and list(map(len, self._sized)) == self._sizes
-            and all(getter(holder) is value for getter, holder, value in self._others)
-            and all(_same(items_of(held), items) for held, items in self._containers)
+            and all(self._equal(getter(holder), value) for getter, holder, value in self._others)
+            and all(self._holds_equal(items_of(held), items) for held, items in self._containers)
             and all(array.tobytes() == data for array, data in self._arrays)
             and self._hooks_as_before()
             and torch_settings() == self._settings
         )
+
+    def _holds_equal(self, now: list[Any], items: list[Any]) -> bool:
+        return (len(now) == len(items) and all(map(is_, now, items))) or self._replaced_by_equal(now, items)
+
+    def _replaced_by_equal(self, now: list[Any], values: list[Any]) -> bool:
+        """Whether values are equal to the earlier ones, although they are other objects; these are kept from now on."""
+        if len(now) != len(values) or not all(map(self._equal, now, values)):
+            return False
+        values[:] = now
+        return True
+
+    def _equal(self, now: Any, value: Any) -> bool:
+        return now is value or (is_plain(now) and is_plain(value) and self._key(now) == self._key(value))
 
     def _hooks_as_before(self) -> bool:
         """Whether no hook was registered or removed; torch numbers all hooks that are registered."""
@@ -207,10 +222,6 @@ class Guards:
 _DEEPEST = 4
 _SMALL_ARRAY = 1 << 14
 _REQUIRES_GRAD, _DTYPE = attrgetter("requires_grad"), attrgetter("dtype")
-
-
-def _same(now: list[Any], then: list[Any]) -> bool:
-    return len(now) == len(then) and all(map(is_, now, then))
 
 
 def _portable(key: Hashable) -> Any:

@@ -166,9 +166,11 @@ class NamedValues:
         if issubclass(kind, Tensor) or is_plain(value):
             return MISSING
         own: Any = _own(value)
-        if name in (ALL, "__dict__"):
+        if name.endswith(ALL) or name == "__dict__":
+            begin = name.removesuffix(ALL).removesuffix("__dict__")
             for key, held in list((own or {}).items()):
-                if not key.startswith("_") and (is_plain(held) or is_small_container(held)):
+                meant = key.startswith(begin) if begin else not key.startswith("_")
+                if meant and (is_plain(held) or (begin and is_small_container(held))):
                     self._note(f"{place}.{key}", own, key, held, code, use)
             return MISSING
         base, inherited = _inherited(value if issubclass(kind, type) else kind, name)
@@ -297,7 +299,7 @@ class NamedValues:
         foreign = not module and not each.mine and _origin_of_class(kind) is not Origin.USER
         for code, use, users in loose:
             name = use.attributes[0]
-            if not (name in own or name in known or (name == ALL and users)):
+            if not (name in own or name in known or (name.endswith(ALL) and users)):
                 continue
             if name == "training" and _origin_of_class(kind) is Origin.LAYERS:
                 continue  # what torch's layers compute depends on it only where their own code names it
