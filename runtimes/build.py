@@ -1,5 +1,6 @@
 """Builds a pipeline from a user's step: creates the team, captures the step, plans, and compares the ranks."""
 
+import inspect
 from typing import Any
 
 import torch
@@ -72,7 +73,22 @@ def build_pipeline(
         InfeasibleError: no plan fits in memory.
     """
     with HERE.inside("pipeline()"), random_states_kept():
+        _refuse_arguments(model, step)
         return _check_and_build(unwrapped(model), step, batch, options, virtual, report)
+
+
+def _refuse_arguments(model: Any, step: Any) -> None:
+    if not isinstance(model, nn.Module):
+        what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
+        raise RequestError(f"model is {what}: give an instance of a torch.nn.Module")
+    if not callable(step):
+        raise RequestError(f"step is {step!r}: give a function step(model, batch) that returns a scalar loss")
+    try:
+        inspect.signature(step).bind(model, None)
+    except ValueError:  # a builtin has no signature
+        return
+    except TypeError as error:
+        raise RequestError(f"step cannot be called as step(model, batch): {error}; give a function of both") from None
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -16,6 +16,7 @@ from ..core.offload.request import OffloadRequest, check_offload_request
 from ..core.plan.derive import check_agrees
 from ..core.plan.plan import Plan, read_plan
 from ..core.plan.sharding import AUTO, NONE, check_level
+from ..core.schedules.registry import families
 from ..core.whole_numbers import whole_number
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
@@ -42,6 +43,8 @@ def given_plan(plan: Plan | str | Path) -> Plan | None:
         return plan
     if not isinstance(plan, str | Path):
         raise RequestError(f"plan is {plan!r}: give 'auto', a Plan, or the path of a plan file")
+    if plan in families() and not Path(plan).exists():
+        raise RequestError(f"plan is '{plan}', which is the name of a schedule: give schedule='{plan}'")
     return None if plan == "auto" else read_plan(plan)
 
 

@@ -42,6 +42,15 @@ from .weights import Weights
 T = TypeVar("T")
 
 
+_INSTEAD = {
+    **dict.fromkeys(["train", "eval", "parameters", "named_parameters"], ": call it on the model"),
+    **dict.fromkeys(["backward", "zero_grad"], ": pipe.step(batch) runs backward and optimizer, and clears gradients"),
+    "optimizer": ": each stage has its own; see 'optimizers', or 'learning_rates'",
+    "generate": ": call model.generate(...) itself in one process, or pipe.save(folder) and load it",
+}
+"""Fixes for names that users of a module or of an optimizer look for."""
+
+
 class Pipeline:
     """A model that trains as a pipeline.
 
@@ -88,6 +97,14 @@ class Pipeline:
         self._automatic: AutomaticReplanning | None = None
         if team.first:
             self._warn_of_unused(set(example.operators.graph.parameters))
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(type(self), name):  # a property that raises an AttributeError
+            return object.__getattribute__(self, name)
+        raise AttributeError(f"'Pipeline' object has no attribute '{name}'{_INSTEAD.get(name, '')}")
+
+    def __reduce__(self) -> Any:
+        raise RequestError("a pipeline cannot be copied or pickled: call pipe.checkpoint(folder) or pipe.save(folder)")
 
     def _warn_of_unused(self, read: set[str]) -> None:
         unused = [n for n, p in self.model.named_parameters() if n not in read and p.requires_grad]

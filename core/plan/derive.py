@@ -207,7 +207,8 @@ def recomputed_stages(recompute: Recompute, count: int) -> tuple[int, ...]:
     Raises:
         RequestError: ``recompute`` is something else, or names a stage that does not exist.
     """
-    named = {"none": [], "all": list(range(count))}.get(recompute) if isinstance(recompute, str) else list(recompute)
+    named = {"none": [], "all": list(range(count))}.get(recompute) if isinstance(recompute, str) else recompute
+    named = list(named) if isinstance(named, Iterable) else None
     if named is None or not all(type(stage) is int for stage in named):
         raise RequestError(f"recompute is {recompute!r}: give 'none', 'all', or the numbers of stages")
     strange = next((stage for stage in named if not 0 <= stage < count), None)

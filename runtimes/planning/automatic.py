@@ -22,7 +22,7 @@ from ...core.capture.export.operators import Operators
 from ...core.cluster.cluster import Cluster
 from ...core.costs.costs import StageCosts
 from ...core.costs.graph import OpGraph
-from ...core.errors import InfeasibleError, RequestError
+from ...core.errors import InfeasibleError, PanpipeError, RequestError
 from ...core.offload.request import check_offload_request
 from ...core.plan.derive import recomputed_stages
 from ...core.plan.plan import Plan
@@ -121,7 +121,7 @@ class Planning:
         self.budget.expect_step(self.microbatches * sum(times) / self.team.size)
         found: list[Plan] = []
         took_s = 0.0
-        failure: InfeasibleError | None = None
+        failure: PanpipeError | None = None
         for chunks in range(1, self._max_chunks + 1):
             if found and max(map(efficiency, found)) >= 1 - ALIKE:
                 break
@@ -135,6 +135,8 @@ class Planning:
                 found += self._plans_of(chunks, graph, cluster)
             except InfeasibleError as error:
                 failure = error
+            except RequestError as error:
+                failure = failure or error
             took_s = time.monotonic() - start
         if not found:
             raise failure or RequestError(

@@ -65,7 +65,10 @@ class CutSearch:
         Returns:
             ``known``, unless the searched cut is predicted to gain more than ``LEAST_RECUT_GAIN`` over it; otherwise a
             regular cut, unless the searched one is predicted to gain more than ``LEAST_GAIN`` over that; otherwise the
-            searched cut. None if no schedule exists for this number of stages.
+            searched cut. None if ``known`` has no schedule any more.
+
+        Raises:
+            RequestError: no schedule exists for this number of stages, or for these options.
         """
         options, blocks = self.options, self.blocks(graph)
         graph, known = blocks.joined(graph), known and blocks.joined_stages(known)
@@ -92,6 +95,8 @@ class CutSearch:
                     replicas=self.measured.replicas,
                 )
             except RequestError:
+                if known is None:
+                    raise
                 return None
             self.budget.searched(f"the search for cuts into {len(found.stages)} stages")
             searched = tuple(stage.nodes for stage in found.stages)

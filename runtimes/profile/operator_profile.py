@@ -131,11 +131,26 @@ class _OperatorTimer:
                 if node.name in operators.local:
                     env[node] = self._interpreter.run_node(node)
 
-    def _run(self, members: Sequence[str]) -> None:
-        with KeyedRandom(self._key):
-            for name in members:
-                node = self._operators.nodes[name]
-                self._interpreter.env[node] = self._interpreter.run_node(node)
+    def _run(self, members: Sequence[str], saved: list[Tensor] | None = None) -> None:
+        """Run an operator; ``saved`` gets the tensors that it saves for the backward."""
+
+        def keep(tensor: Tensor) -> Tensor:
+            assert saved is not None
+            saved.append(tensor)
+            return tensor
+
+        env, nodes = self._interpreter.env, [self._operators.nodes[name] for name in members]
+        hooks = nullcontext() if saved is None else torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t)
+        try:
+            with KeyedRandom(self._key), torch.enable_grad(), hooks:
+                for node in nodes:
+                    env[node] = self._interpreter.run_node(node)
+        except RuntimeError as error:
+            if saved is None or "support saved tensor hooks" not in str(error):
+                raise
+            # Python code with torch.func.jacrev or the like counts as if it saved what it reads.
+            saved += [t for node in nodes for s in node.all_input_nodes if s in env for t in _flat(env[s])]
+            self._run(members)
 
     def time(self, op: OpNode) -> tuple[int, int]:
         """Run an operator, timed if its kind of work needs more runs. Returns the bytes that it saves for each
@@ -155,19 +170,12 @@ class _OperatorTimer:
             env[s] = own.requires_grad_(self._operators.values[s.name].requires_grad)
         known = self._seen | storage_sizes(env[s] for s in parameters).keys()
         saved: list[Tensor] = []
-
-        def keep(tensor: Tensor) -> Tensor:
-            saved.append(tensor)
-            return tensor
-
         # One run that is not timed warms up caches and determines the saved tensors.
         for repeat in range(repeats + 1):
             for s in activations:
                 env[s] = _leaf(env[s], self._operators.values[s.name])
-            hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t) if repeat == 0 else nullcontext()
             start = self._watch.now()
-            with torch.enable_grad(), hooks:
-                self._run(members)
+            self._run(members, saved if repeat == 0 else None)
             times: list[Span | None] = [(start, self._watch.now())]
             if repeats:
                 times += self._backward(nodes, activations, parameters, env)

@@ -111,7 +111,10 @@ class StageRun(CapturedStage):
         outputs, results, mutated = self._ends
         if mutated > results:
             for place, value in zip(self.programs.mutated, values[results:mutated], strict=True):
-                self._static[place - self._boundary_count].copy_(value)
+                buffer = self._static[place - self._boundary_count]
+                if buffer.shape != value.shape:  # an observer's, which takes its shape in the first forward
+                    buffer.resize_(value.shape)
+                buffer.copy_(value)
         if self._saves:
             self._saved[microbatch] = values[mutated:]
         return values[:outputs], values[outputs:results]

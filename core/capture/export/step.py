@@ -46,7 +46,7 @@ from ..values.containers import BatchNesting, flatten_batch
 from ..values.fake_tensors import fake_of, fake_state
 from ..values.printed import show_held
 from ..values.sparse_tensors import refuse_sparse_tensors
-from ..values.user_lines import first_line, lines_recorded, raised_by_user, reason_of, user_line
+from ..values.user_lines import first_line, lines_recorded, message_start, raised_by_user, reason_of, user_line
 from ..values.value_watch import DRAWS_OUTSIDE, drawn_outside_of_torch
 from .captured_step import CapturedStep, captured_step
 
@@ -228,12 +228,12 @@ def _refusal(breaks: Breaks, error: Exception, line: str) -> str:
     """The message for a step that raises an error, for one of the user's with the microbatch."""
     reason = reason_of(error)
     if not raised_by_user(error):
-        return f"{line}: the step cannot be captured as one graph: {reason}; change that line"
+        return f"{message_start(line)}the step cannot be captured as one graph: {reason}; change that line"
     leaves, _ = flatten_batch(breaks.batch)
     shapes = ", ".join(shape_text(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
     return (
-        f"{line}: the step raises {reason} for a microbatch of {shapes}: change that line so that it accepts one, or "
-        "the batch or the number of microbatches"
+        f"{message_start(line)}the step raises {reason} for a microbatch of {shapes}: change that line so that it "
+        "accepts one, or the batch or the number of microbatches"
     )
 
 

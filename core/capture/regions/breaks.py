@@ -325,9 +325,9 @@ def _differentiates(stopped: NeedsAutograd) -> str:
             "all stages, and the optimizer; leave backward() out"
         )
     return (
-        "the step differentiates here what the model computed, which other stages then hold: move the call into the "
-        "module whose results it differentiates; if that is the model itself, make it a submodule of another one, "
-        "which then runs it whole, on one stage"
+        "the step differentiates here what the model computed, which other stages then hold: a network whose results "
+        "are differentiated runs whole, on one stage: make it a submodule of another module, move this call and all "
+        "other calls of the network in the step into that module's forward, and train that module"
     )
 
 

@@ -131,13 +131,22 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 class _autograd:
-    """Enables autograd, also inside an operator's kernel, where the dispatcher has disabled it."""
+    """Enables autograd and torch.func, also inside an operator's kernel, where the dispatcher has disabled them."""
 
     def __init__(self) -> None:
         keys = torch._C.DispatchKey
         self._guards = [
             torch._C._SetExcludeDispatchKeyGuard(key, False)
-            for key in (keys.AutogradFunctionality, keys.AutogradOther, keys.ADInplaceOrView)
+            for key in (
+                keys.AutogradFunctionality,
+                keys.AutogradOther,
+                keys.ADInplaceOrView,
+                keys.FuncTorchDynamicLayerFrontMode,
+                keys.FuncTorchDynamicLayerBackMode,
+                keys.FuncTorchGradWrapper,
+                keys.FuncTorchBatched,
+                keys.FuncTorchVmapMode,
+            )
         ]
         self._enabled = torch.enable_grad()
 

@@ -9,7 +9,7 @@ import copy
 import dataclasses
 import enum
 from collections import UserDict
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from attrs import field, frozen
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset
 
 from ...errors import RequestError
 
@@ -173,6 +174,8 @@ def _unknown(value: Any, name: str) -> str:
     kind = type(value)
     if kind.__module__ == "numpy":
         return f"{name} is a numpy {kind.__name__}: a batch holds tensors; convert it with torch.as_tensor"
+    if isinstance(value, Iterator | DataLoader | Dataset):
+        return f"{name} is a {kind.__qualname__} and not a batch: give one batch of it, such as next(iter(loader))"
     return (
         f"{name} is a {kind.__module__}.{kind.__qualname__}, whose tensors are unknown: make it a dict, a dataclass or "
         "a named tuple, or register its class with torch.utils._pytree.register_pytree_node"

@@ -9,6 +9,7 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.costs.message_overhead import FREE
+from panpipe.core.errors import RequestError
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.core.search.suggestions.regular_cuts import regular_cut
 from panpipe.runtimes.launch.team import ThreadTeam
@@ -59,8 +60,9 @@ def test_search_keeps_a_known_cut_that_is_about_as_fast(cuts):
     assert cuts.search(graph, 1, known=slow) == regular_cut(graph, 2)
 
 
-def test_search_without_a_schedule_for_this_many_stages_is_none(cuts):
-    assert cuts.search(chain(1.0, 1.0), 2) is None
+def test_search_without_a_schedule_for_this_many_stages_raises_the_reason(cuts):
+    with pytest.raises(RequestError, match="2 devices with 2 stages each for 2 operators"):
+        cuts.search(chain(1.0, 1.0), 2)
 
 
 def test_corrected_keeps_a_cut_whose_stages_take_the_sums_of_their_operators(cuts):

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.ao import quantization
 
 MICROBATCHES = 4
 
@@ -185,3 +186,86 @@ def test_forward_that_needs_the_whole_model_is_refused_with_what_to_do():
 
     with pytest.raises(panpipe.RequestError, match=r"one stage must hold both.*model\.generate.*pipe\.save"):
         pipe.forward(batch, grown)
+
+
+class Quantised(nn.Module):
+    """Trained with fake quantisation, whose observers take their shape in the first forward."""
+
+    def __init__(self):
+        super().__init__()
+        self.quant, self.dequant = quantization.QuantStub(), quantization.DeQuantStub()
+        self.a, self.b, self.head = nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Linear(8 * 16, 10)
+
+    def forward(self, x):
+        x = F.relu(self.b(F.relu(self.a(self.quant(x)))))
+        return self.dequant(self.head(x.flatten(1)))
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:.*reduce_range")
+def test_quantisation_aware_training():
+    torch.manual_seed(0)
+    model = Quantised().train()
+    model.qconfig = quantization.get_default_qat_qconfig("x86")
+    quantization.prepare_qat(model, inplace=True)
+    batch = torch.randn(8, 3, 8, 8), torch.randint(10, (8,))
+    trained(model, lambda model, batch: F.cross_entropy(model(batch[0]), batch[1]), batch, tolerance=1e-4)
+
+
+class WithJacobian(nn.Module):
+    """A network and its Jacobian, as for a differential equation."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def forward(self, x):
+        return self.net(x), torch.func.vmap(torch.func.jacrev(self.net))(x)
+
+
+def test_jacobians_train_in_the_step_and_in_a_module():
+    torch.manual_seed(0)
+    batch, net = torch.randn(16, 2), nn.Sequential(nn.Linear(2, 16), nn.Tanh(), nn.Linear(16, 1))
+
+    def in_the_step(model, x):
+        return model(x).square().mean() + torch.func.vmap(torch.func.jacrev(model))(x).square().mean()
+
+    def in_a_module(model, x):
+        value, slope = model[1](model[0](x))
+        return slope.square().mean() + value.square().mean()
+
+    trained(net, in_the_step, batch)
+    trained(nn.Sequential(nn.Linear(2, 2), WithJacobian()), in_a_module, batch)
+
+
+LAYERS = (nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+ROWS = torch.randn(16, 8)
+WRONG = {
+    "a list of layers": ({"model": list(LAYERS)}, r"model is a list: give an instance of a torch\.nn\.Module"),
+    "a class": ({"model": nn.Linear}, r"model is the class Linear: give an instance"),
+    "a step without the model": ({"step": lambda batch: batch}, r"cannot be called as step\(model, batch\)"),
+    "a step that is none": ({"step": None}, r"step is None: give a function step\(model, batch\)"),
+    "a loader": (
+        {"batch": torch.utils.data.DataLoader([1])},
+        r"a DataLoader and not a batch: give one",
+    ),
+    "a schedule as the plan": ({"plan": "1f1b"}, r"name of a schedule: give schedule='1f1b'"),
+    "a flag for recompute": ({"recompute": True}, r"recompute is True: give 'none', 'all'"),
+    "shards of one replica": ({"shard": "optimizer"}, r"the mesh has one replica: .*leave shard out"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_argument_is_refused_with_the_fix(name):
+    changed, message = WRONG[name]
+    given = {"model": nn.Sequential(*LAYERS), "step": reconstruct, "batch": ROWS, **changed}
+    with pytest.raises(panpipe.RequestError, match=message):
+        pipeline(given.pop("model"), given.pop("step"), given.pop("batch"), **given)
+
+
+def test_names_of_a_module_or_an_optimizer_are_answered_with_the_pipelines():
+    pipe = pipeline(nn.Sequential(*LAYERS), reconstruct, ROWS)
+    with pytest.raises(AttributeError, match=r"'zero_grad': pipe\.step"):
+        pipe.zero_grad()
+    assert not hasattr(pipe, "optimizer")
+    with pytest.raises(panpipe.RequestError, match="cannot be copied or pickled"):
+        copy.deepcopy(pipe)
