@@ -173,7 +173,7 @@ for i in (progress := trange(5, leave=False)):
     if i % 2 == 0:
         progress.set_description(f"{loss:.3f}")
 
-# %% logging_in_the_step
+# %% logging_in_the_step | may_warn=logs
 logger = logging.getLogger("train")
 
 
@@ -192,7 +192,7 @@ for i, batch in enumerate(batches):
     logger.info("step %d loss %.4f", i, loss.item())
 
 
-# %% print_of_shapes_in_the_step
+# %% print_of_shapes_in_the_step | warns=prints
 def step(model, batch):
     logits = model(batch["x"])
     print("logits", logits.shape, logits.dtype)
@@ -222,7 +222,7 @@ for batch in batches:
 print(f"{time.time() - start:.1f} s, {sum(times) / len(times):.3f} s each")
 
 
-# %% timer_in_the_step
+# %% timer_in_the_step | may_warn=logs
 def step(model, batch):
     start = time.time()
     logits = model(batch["x"])
