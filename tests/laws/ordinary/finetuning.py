@@ -210,9 +210,7 @@ for batch in batches:
 
 # %% lora_of_the_attention_of_a_mixture | float32, near=1e-4
 model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_moe", **LLAMA, **EXPERTS, head_dim=8))
-model = get_peft_model(
-    model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], lora_dropout=0.0, task_type="CAUSAL_LM")
-)
+model = get_peft_model(model, LoraConfig(r=2, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM"))
 batches = texts()
 pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for batch in tqdm(batches):
