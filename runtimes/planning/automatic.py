@@ -78,7 +78,12 @@ class Planning:
     measured: Measurements = field(
         default=Factory(
             lambda planning: Measurements(
-                planning.example, planning.team, planning.optimizer, planning.programs, planning.report
+                planning.example,
+                planning.team,
+                planning.optimizer,
+                planning.programs,
+                planning.report,
+                planning.budget.allows,
             ),
             takes_self=True,
         ),

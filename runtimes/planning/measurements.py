@@ -1,7 +1,7 @@
 """The measured times of a model on the devices at hand: of operators, of stages, and of messages between devices."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from ...core.capture.export.operators import Operators, tensor_bytes
 from ...core.costs.costs import StageCosts
 from ...core.costs.graph import OpGraph, OpNode
-from ...core.costs.message_overhead import MessageLine
+from ...core.costs.message_overhead import FREE, MessageLine
 from ...core.plan.offload import Storage
 from ...core.schedules.placement import folded_placement, looped_placement
 from ...core.search.problem.blocks import Stages
@@ -21,7 +21,7 @@ from ..launch.progress import Report, silent
 from ..launch.team import Team
 from ..offload.offloadable import offloadable_storages
 from ..optimizer.optimizers import OptimizerFactory, state_share
-from ..profile.message_profile import measured_message_line
+from ..profile.message_profile import MESSAGES_S, measured_message_line
 from ..profile.operator_profile import profile_operators
 from ..profile.stage_profile import profile_stages
 from ..programs.compiled import compile_stages
@@ -38,6 +38,7 @@ class Measurements:
         optimizer: creates each stage's optimizer.
         programs: how stage programs are derived; a pipeline of the same stages need not derive them again.
         report: called with the progress of planning.
+        allows: whether there is time for something that takes this many seconds; only messages are left out without.
 
     Attributes:
         stage_costs: costs of all stages measured so far.
@@ -50,6 +51,7 @@ class Measurements:
     optimizer: OptimizerFactory | None = None
     programs: ProgramOptions = field(factory=ProgramOptions)
     report: Report = silent
+    allows: Callable[[str, float], bool] = lambda what, seconds: True
     stage_costs: dict[Stages, tuple[StageCosts, ...]] = field(factory=dict, init=False)
     storages: dict[Stages, tuple[tuple[Storage, ...], ...]] = field(factory=dict, init=False)
     integers: dict[str, Tensor] = field(factory=dict, init=False)
@@ -87,7 +89,9 @@ class Measurements:
 
     @cached_property
     def message(self) -> MessageLine:
-        """The time that a message costs the devices at its ends, measured at the first call."""
+        """The time that a message costs the devices at its ends, measured at the first call; zero without the time."""
+        if not self.allows("measuring what messages cost", MESSAGES_S):
+            return FREE
         self.report("measuring what messages cost")
         return measured_message_line(self.team, self.where)
 

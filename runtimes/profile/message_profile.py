@@ -25,6 +25,8 @@ WORK_S = 0.01
 noise of the work, a share of it, stays below what a message costs."""
 WIDTH = 256
 """Of the matrices that are multiplied as work."""
+MESSAGES_S = len(SIZES) * (1 + ROUNDS) * 2 * WORK_S
+"""Seconds that all of it takes."""
 
 
 def measured_message_line(team: Team, where: Mapping[int, torch.device]) -> MessageLine:
