@@ -7,6 +7,7 @@ then: a number reads as ``nan``. A part of a step that stays Python prints when 
 import builtins
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -28,11 +29,11 @@ Held = dict[str, list[Callable[[], None]]]
 
 @contextmanager
 def printed_to_streams(show: Callable[..., None]) -> Iterator[None]:
-    """Within this context another function is called for ``print`` to the standard streams."""
-    original = builtins.print
+    """Within this context another function is called for ``print`` of this thread to the standard streams."""
+    original, thread = builtins.print, threading.get_ident()
 
     def printed(*values: Any, **options: Any) -> None:
-        to_stream = options.get("file") in (None, sys.stdout, sys.stderr)
+        to_stream = options.get("file") in (None, sys.stdout, sys.stderr) and threading.get_ident() == thread
         (show if to_stream else original)(*values, **options)
 
     with mock.patch.object(builtins, "print", printed):
@@ -41,16 +42,16 @@ def printed_to_streams(show: Callable[..., None]) -> Iterator[None]:
 
 @contextmanager
 def output_held() -> Iterator[Held]:
-    """Within this context, what the user's code prints and logs is held back."""
+    """Within this context, what the user's code prints and logs in this thread is held back."""
     held: Held = {}
-    show, handle = builtins.print, logging.Logger.handle
+    show, handle, thread = builtins.print, logging.Logger.handle, threading.get_ident()
 
     def note_print(*values: Any, **options: Any) -> None:
         texts = [str(value) for value in values]
         held.setdefault(calling_line(sys._getframe(2)), []).append(partial(show, *texts, **options))
 
     def note_log(logger: logging.Logger, record: logging.LogRecord) -> None:
-        if not is_users_own(record.pathname):  # a library's own message
+        if not is_users_own(record.pathname) or threading.get_ident() != thread:  # a library's own message
             handle(logger, record)
             return
         record.msg, record.args = _message(record), None
