@@ -25,7 +25,7 @@ def doctor(
     microbatches: Annotated[int, typer.Option(help="Microbatches in one step.", min=1)] = 3,
     json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> int:
-    """Train two steps with several plans, and compare all results with the eager model in one process.
+    """Train three steps with several plans, and compare all results with the eager model in one process.
 
     Devices are threads. Random numbers are the same in both, so dropout stays on; BatchNorm stays in training mode.
     Exit status 1 means that a result differs.
