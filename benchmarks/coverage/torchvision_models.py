@@ -12,12 +12,12 @@ from torch.nn import functional as F
 from benchmarks.coverage.case import ROWS, Case, Suite, classes, images
 
 CLASSIFIERS = {
-    "googlenet": 64, "inception_v3": 96, "efficientnet_v2_s": 64, "regnet_y_400mf": 64, "convnext_tiny": 64,
+    "googlenet": 64, "mobilenet_v3_small": 64, "efficientnet_v2_s": 64, "regnet_y_400mf": 64, "convnext_tiny": 64,
     "vit_b_16": 32,
     "swin_v2_t": 64, "maxvit_t": 224,
 }  # fmt: skip
 """Name → size of its images."""
-OPTIONS = {"googlenet": {"init_weights": True}, "inception_v3": {"init_weights": True}, "vit_b_16": {"image_size": 32}}
+OPTIONS = {"googlenet": {"init_weights": True}, "vit_b_16": {"image_size": 32}}
 DETECTORS = {
     "fasterrcnn_mobilenet_v3_large_320_fpn": {"min_size": 64, "max_size": 64},
     "retinanet_resnet50_fpn": {"min_size": 64, "max_size": 64},

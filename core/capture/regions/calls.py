@@ -71,7 +71,8 @@ class Calls(TorchFunctionMode, ABC):
         number, self.count = self.count, self.count + 1
         self._inside, self.held = True, (*module.parameters(), *module.buffers())
         try:
-            return self.call(number, forward, lambda: forward(*args, **kwargs), (args, kwargs))
+            # Its forward has another name while it is captured, as the call of a region.
+            return self.call(number, type(module).forward, lambda: forward(*args, **kwargs), (args, kwargs))
         finally:
             self._inside, self.held = False, ()
 

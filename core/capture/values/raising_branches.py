@@ -9,6 +9,7 @@ import dis
 import functools
 import sys
 import warnings
+from itertools import pairwise
 from types import CodeType, FrameType
 
 import torch
@@ -65,6 +66,10 @@ def _branch(code: CodeType, offset: int) -> bool | None:
 
 
 def _raises(instructions: list[dis.Instruction]) -> bool:
-    """Whether some instructions only raise an error."""
-    end = next((found.opname for found in instructions if found.opname.startswith(("RAISE_VARARGS", *_ENDS))), "")
-    return end == "RAISE_VARARGS"
+    """Whether some instructions only raise an error, by ``raise`` or by ``torch._assert(False, ...)``."""
+    for found, after in pairwise(instructions):
+        if found.argval == "_assert" and after.opname == "LOAD_CONST" and after.argval is False:
+            return True
+        if found.opname.startswith(("RAISE_VARARGS", *_ENDS)):
+            return found.opname == "RAISE_VARARGS"
+    return bool(instructions) and instructions[-1].opname == "RAISE_VARARGS"

@@ -99,6 +99,11 @@ def test_the_end_of_a_step_is_one_operator_and_the_model_stays_cut():
     assert [node.name for node in operators.graph.nodes][-3:] == ["/median", "/gt", "/run"]
 
 
+def test_the_end_of_a_step_may_read_what_a_region_returns():
+    operators = operators_of(capture_step(nn.Sequential(nn.Linear(WIDTH, WIDTH), Clipped()), end_step, batch(2)))
+    assert list(operators.step.regions) == ["1", "the end of the step"]
+
+
 def end(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     out = model(x).squeeze(-1)
     return out[out > out.median()].sum() + out.pow(2).sum()
