@@ -21,6 +21,7 @@ from ...core.capture.python.changes import Changes
 from ...core.capture.python.guards import Guards
 from ...core.capture.python.isolation import isolated
 from ...core.capture.regions.breaks import StepFunction
+from ...core.capture.values.containers import flatten_batch
 from .losses import loss_and_weight, mean_loss
 from .microbatches import split_batch
 
@@ -28,6 +29,10 @@ _OTHER_IN_TRAINING = (nn.modules.batchnorm._BatchNorm, nn.RNNBase, nn.MultiheadA
 """Modules that compute by the batch, or drop out, in training alone."""
 _ROUNDING = {torch.float64: 1e-6, torch.float32: 1e-4}
 """Relative difference of losses up to which it is rounding; 2 % in 16 bits, and of steps that draw random numbers."""
+
+
+_MOST_ON_CPU = 1_000_000_000
+"""Largest number of parameters of a model whose losses are computed on the CPU."""
 
 
 class _WithoutDropout(TorchFunctionMode):
@@ -84,10 +89,14 @@ def whole_and_mean(
         written: names of the parameters and buffers that the step writes.
 
     Returns:
-        None if they are equal but for rounding, or cannot be computed without a backward, or tensors are on meta.
+        None if they are equal but for rounding, or cannot be computed without a backward, tensors are on meta, or a
+        large model is on the CPU.
     """
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     if any(tensor.is_meta or type(tensor) not in (Tensor, nn.Parameter) for tensor in tensors.values()):
+        return None
+    device = next((tensor.device for tensor in tensors.values()), torch.device("cpu"))
+    if device.type == "cpu" and sum(tensor.numel() for tensor in tensors.values()) > _MOST_ON_CPU:
         return None
     pieces = split_batch(batch, microbatches, dims, fewer=True)
     copied = written | dict(model.named_buffers()).keys()
@@ -95,7 +104,7 @@ def whole_and_mean(
     def loss_of(batches: list[Any], weights: list[float]) -> Tensor:
         copies = {name: tensors[name].detach().clone() for name in tensors if name in copied}
         with torch.no_grad(), _reparametrize_module(model, copies):
-            losses, own = zip(*(loss_and_weight(step(model, one)) for one in batches), strict=True)
+            losses, own = zip(*(loss_and_weight(step(model, _on(device, one))) for one in batches), strict=True)
         return mean_loss(losses, weights if own[0] is None else own, own[0] is not None)[0]
 
     with isolated(model, Changes(Guards(model, step), lambda value: True)), _WithoutDropout():
@@ -110,6 +119,12 @@ def whole_and_mean(
             mean = loss_of([piece.batch for piece in pieces], [piece.weight for piece in pieces])
         except Exception:  # the step needs a backward, or a value that a microbatch lacks: training reports it
             return None
-    rounding = 2e-2 if random else _ROUNDING.get(whole.dtype, 2e-2)
+    half = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors.values())
+    rounding = 2e-2 if random or half else _ROUNDING.get(whole.dtype, 2e-2)
     near = max(rounding * max(abs(whole), abs(mean)), 5 * abs(whole - again), 1e-9)
     return (float(whole), float(mean)) if near < abs(whole - mean) < math.inf else None
+
+
+def _on(device: torch.device, batch: Any) -> Any:
+    leaves, nesting = flatten_batch(batch)
+    return nesting.batch([leaf.to(device) if isinstance(leaf, Tensor) else leaf for leaf in leaves])

@@ -150,14 +150,16 @@ class _Check:
         )
 
     def _suggestion(self, dims: BatchDims | None) -> str:
-        """Other dimensions with which the step runs and relates no samples, but by weights of classes, as text; "" for
-        none."""
+        """Other dimensions, which cut most of the batch, with which the step runs and relates no samples but by weights
+        of classes, as text; "" for none."""
         for number, other in enumerate(self._others(dims)):
             if number == _MOST_SUGGESTED:
                 break
             found = self.tracer.trace(other)
-            others = [finding for finding in found.findings if not finding.operator.startswith("nll_loss")]
-            if found.error is None and not others:
+            related = [finding for finding in found.findings if not finding.operator.startswith("nll_loss")]
+            sizes = {n: t.numel() for n, t in self._tensors.items()}
+            cut = sum(size for n, size in sizes.items() if other.by_name.get(n) is not None or other.in_list(n))
+            if found.error is None and not related and 2 * cut >= sum(sizes.values()):
                 return _dims_text(other, self._tensors)
         return ""
 
