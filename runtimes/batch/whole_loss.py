@@ -121,8 +121,9 @@ def whole_and_mean(
             return None
     half = any(tensor.dtype in (torch.bfloat16, torch.float16) for tensor in tensors.values())
     rounding = 2e-2 if random or half else _ROUNDING.get(whole.dtype, 2e-2)
-    near = max(rounding * max(abs(whole), abs(mean)), 5 * abs(whole - again), 1e-9)
-    return (float(whole), float(mean)) if near < abs(whole - mean) < math.inf else None
+    found, noise = (float(whole), float(mean)), abs(float(whole) - float(again))
+    near = max(rounding * max(map(abs, found)), 5 * noise, 1e-9)
+    return found if near < abs(found[0] - found[1]) < math.inf else None
 
 
 def _on(device: torch.device, batch: Any) -> Any:

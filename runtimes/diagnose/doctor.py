@@ -11,7 +11,7 @@ import torch
 from attrs import field, frozen
 from torch import Tensor, nn
 
-from ...core.capture.batch.batch_dims import AUTO, BatchDims, read_batch_dims
+from ...core.capture.batch.batch_dims import AUTO
 from ...core.capture.batch.find_batch_dims import find_batch_dims
 from ...core.capture.export.few_operators import refuse_too_few
 from ...core.capture.export.operators import Operators, operators_of, tensor_bytes
@@ -146,8 +146,8 @@ class CheckedModel:
         self.model, self.step, self.dtype = copy.deepcopy(model).to(dtype), step, dtype
         leaves, nesting = flatten_batch(batch)
         self.batch = nesting.batch([in_dtype(leaf, dtype) for leaf in leaves])
+        self.batch_dims = batch_dims
         self.dims = find_batch_dims(self.model, step, self.batch, given=batch_dims, microbatches=microbatches)
-        self.reference_dims = self.dims if batch_dims is not AUTO else _first_dims(self.batch, self.dims)
         start = time.perf_counter()
         pieces = split_batch(self.batch, microbatches, self.dims, fewer=True)
         self.microbatches = len(pieces)
@@ -194,7 +194,7 @@ class CheckedModel:
         pipe = Pipeline(example, plan, team, Training(optimizer=OPTIMIZER, seed=SEED), self.programs)
         return distance_to_one_process(
             pipe, team, alone, self.step, self.batch, OPTIMIZER, microbatches=self.microbatches, seed=SEED, steps=steps,
-            batch_dims=self.reference_dims,
+            batch_dims=self.batch_dims,
         )  # fmt: skip
 
 
@@ -251,16 +251,6 @@ def _checked_model(
     except (RuntimeError, RequestError, NotImplementedError):
         return CheckedModel(model, step, batch, microbatches, torch.float32, batch_dims)
     return checked
-
-
-def _first_dims(batch: Any, found: BatchDims) -> BatchDims:
-    """Dimension 0 of every tensor, for one process, which must not depend on what was found; if the sizes there differ,
-    the places that were found."""
-    if found.lists:
-        return found
-    leaves, _ = flatten_batch(batch)
-    sizes = {leaf.shape[0] for leaf in leaves if isinstance(leaf, Tensor) and leaf.ndim}
-    return read_batch_dims(0, batch) if len(sizes) == 1 else found
 
 
 def in_dtype(leaf: Any, dtype: torch.dtype) -> Any:

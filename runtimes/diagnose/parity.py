@@ -9,8 +9,7 @@ import torch
 from attrs import evolve, field, frozen
 from torch import Tensor, nn
 
-from ...core.capture.batch.batch_dims import AUTO
-from ...core.capture.batch.find_batch_dims import find_batch_dims
+from ...core.capture.batch.batch_dims import AUTO, place_samples
 from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.containers import flatten_batch
 from ...core.plain_data import exchanged
@@ -98,7 +97,7 @@ def distance_to_one_process(
         microbatches: the plan's.
         seed: the pipeline's.
         steps: how many optimizer steps.
-        batch_dims: where the samples of the batch are, for the eager model: known, and not found by panpipe.
+        batch_dims: the user's, by which the eager model's batches are cut.
     """
     alone = optimizer(list(model.named_parameters()))
     found = Distance()
@@ -133,7 +132,7 @@ def distance_to_one_process(
 
 def _larger(model: nn.Module, step: StepFunction, batch: Any, batch_dims: Any, microbatches: int) -> Any:
     """A batch with one more row in each microbatch, or the same one if the step does not accept that."""
-    dims = find_batch_dims(model, step, batch, given=batch_dims, microbatches=microbatches)
+    dims = place_samples(batch, batch_dims, microbatches)
     leaves, nesting = flatten_batch(batch)
     more = []
     for name, leaf in zip(nesting.names, leaves, strict=True):

@@ -179,8 +179,8 @@ class _Check:
                 if other not in seen and any(dim is not None for dim in other.values()):
                     seen.append(other)
                     yield BatchDims.of(other)
-        for name in () if dims is None else [name for name in self._tensors if name not in known]:
-            yield BatchDims.of({**dims.by_name, name: None})
+        if dims is not None:
+            yield from (BatchDims.of({**dims.by_name, n: None}) for n in self._tensors if n not in known)
 
     def _samples(self, dims: BatchDims) -> int:
         """The number of samples of the batch."""

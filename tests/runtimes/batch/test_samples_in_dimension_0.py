@@ -195,6 +195,7 @@ def test_one_microbatch_needs_no_dimensions() -> None:
     assert trained(mlp(), step, batch, microbatches=1).isfinite()
 
 
+@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
 def test_doctor_reports_both_losses() -> None:
     assert check_model(mlp(), contrast, BATCH, [lambda: ThreadTeam(2)], microbatches=4).remark
     assert not check_model(mlp(), regress, BATCH, [lambda: ThreadTeam(2)], microbatches=4).remark

@@ -18,6 +18,8 @@ from panpipe.runtimes.diagnose.doctor import (
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 
+pytestmark = pytest.mark.filterwarnings("ignore:microbatches of a new shape")  # one of its batches
+
 F32, F64 = torch.float32, torch.float64
 
 

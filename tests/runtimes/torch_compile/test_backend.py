@@ -319,7 +319,7 @@ def test_arguments_that_may_be_shared_together_are_asked_for():
 
 
 def test_samples_along_dimension_1_are_refused():
-    with pytest.raises(RequestError, match=r"'x' has its samples along dimension 1.*options=\{'batch_dims'"):
+    with pytest.raises(RequestError, match=r"bmm relates the entries of dimension 0.*options=\{'batch_dims'"):
         torch.compile(First(), backend="panpipe", dynamic=True)(torch.randn(8, 5, WIDTH))
 
 
