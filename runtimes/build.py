@@ -141,8 +141,10 @@ def _build_checked(
 ) -> Pipeline:
     # Whatever can be checked without the step is checked before this: what follows takes time.
     report("capturing the step")
-    example = Example.capture(model, step, batch, options.microbatches, options.batch_dims, device_type)
-    if tensor is None and (rank_of_job() or (0, 1))[0] == 0:
+    example = Example.capture(
+        model, step, batch, options.microbatches, options.batch_dims, device_type, traced=tensor is None
+    )
+    if (rank_of_job() or (0, 1))[0] == 0:
         warn_if_cut_changes_loss(model, step, batch, example.shape.dims, options.microbatches, example.trace)
     source = weights_from(options.weights, model, options.training.seed)
     source.check(example.read_tensors)

@@ -5,6 +5,7 @@ from typing import Any
 from attrs import field, frozen
 from torch import nn
 
+from ...core.capture.batch.batch_dims import place_samples
 from ...core.capture.batch.find_batch_dims import find_samples
 from ...core.capture.batch.row_trace import RowTrace
 from ...core.capture.export.operators import Operators, operators_of
@@ -33,7 +34,14 @@ class Example:
 
     @classmethod
     def capture(
-        cls, model: nn.Module, step: StepFunction, batch: Any, microbatches: int, batch_dims: Any, device_type: str
+        cls,
+        model: nn.Module,
+        step: StepFunction,
+        batch: Any,
+        microbatches: int,
+        batch_dims: Any,
+        device_type: str,
+        traced: bool = True,
     ) -> "Example":
         """Cut a batch, and capture the step for its largest microbatch.
 
@@ -43,11 +51,15 @@ class Example:
             microbatches: number of microbatches that it is cut into.
             batch_dims: the dimension of each tensor that has the samples; 0 where it is not given.
             device_type: of the devices that the step is captured for.
+            traced: whether the step may be traced with another number of samples; parts of tensor ranks communicate.
 
         Raises:
             RequestError: the batch cannot be cut, or the step cannot be captured.
         """
-        dims, trace = find_samples(model, step, batch, given=batch_dims, microbatches=microbatches)
+        if traced:
+            dims, trace = find_samples(model, step, batch, given=batch_dims, microbatches=microbatches)
+        else:
+            dims, trace = place_samples(batch, batch_dims, microbatches), None
         largest = split_batch(batch, microbatches, dims)[0]
         operators = operators_of(capture_step(model, step, largest.batch, device=device_type))
         return cls(model, step, largest, operators, trace)

@@ -111,19 +111,14 @@ def _checked(given: int | None, leaf: Any, name: str) -> int | None:
 
 
 def _parts(given: Any, name: str) -> dict[str, Any]:
-    parts = _children(flatten_given(given), name)
+    leaves, nesting = flatten_batch(given)
+    parts = _children(nesting.plain(leaves), name)
     if parts is None:
         raise RequestError(
             f"batch_dims has {given!r} for {name}: give a dimension, None for what all microbatches share, "
             f"'{SAMPLES}' for a list with an element for each sample, or a container of these, nested as the batch is"
         )
     return parts
-
-
-def flatten_given(given: Any) -> Any:
-    """A container of dimensions in pytree containers."""
-    leaves, nesting = flatten_batch(given)
-    return nesting.plain(leaves)
 
 
 def _children(value: Any, name: str) -> dict[str, Any] | None:
