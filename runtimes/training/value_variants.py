@@ -15,6 +15,7 @@ from torch import nn
 
 from ...core.capture.python.guards import Guards
 from ...core.errors import RequestError
+from ...core.logs import LOGGER
 from ..batch.batch_agreement import BatchAgreement, ChangedValues
 from ..batch.lru_cache import LruCache
 from ..batch.microbatches import Microbatch
@@ -86,8 +87,7 @@ class Variants:
             agree: starts to compare this batch between ranks.
 
         Returns:
-            The prepared step, the comparison, and a line for the user if a shape is new, or a value has changed for the
-            first time.
+            The prepared step, the comparison, and a line for the user if a shape is new.
 
         Raises:
             RequestError: the step cannot be captured with these values, or the plan cannot run it, or another rank has
@@ -126,7 +126,13 @@ class Variants:
         found.ready = True
         self._follow_capture(found)
         self._kept.keep(found.reads.key, found)
-        return prepared, agreement, remark if place is None else self._remark(place, before.reads, reads) or remark
+        if place is not None and place not in self._reported:
+            self._reported.add(place)
+            LOGGER.warning(
+                "%s: the step is captured again for each new value, and programs are kept for %d: if it often changes, "
+                "give it with the batch as a tensor, or make it a buffer", _change(place, before.reads, reads), KEPT,
+            )  # fmt: skip
+        return prepared, agreement, remark
 
     def _follow_capture(self, variant: _Variant) -> None:
         """Read the values again where capture changed them: a step that freezes parameters may leave them frozen.
@@ -143,16 +149,6 @@ class Variants:
             variant = self._kept.use(key)
             assert variant is not None
             variant.prepared.forget()
-
-    def _remark(self, place: str, before: Guards, now: Guards) -> str | None:
-        if place in self._reported:
-            return None
-        self._reported.add(place)
-        return (
-            f"{_change(place, before, now)}: the step is captured again for each new value, and programs are kept for "
-            f"{KEPT}: give it with the batch as a tensor, such as torch.tensor(0.5), or make it a buffer and write "
-            "into it between steps"
-        )
 
 
 def _change(place: str, before: Guards, now: Guards) -> str:

@@ -135,7 +135,7 @@ def refused(mesh, function, said):
 def test_step_that_changes_python_values_is_refused(mesh):
     def counting(model, batch):
         model.calls += 1
-        return step(model, batch)
+        return step(model, batch) * model.calls
 
     refused(
         mesh, counting, r"the step changes '.*calls', which was 0 and is 2: steps of models with DTensor parameters"
