@@ -24,8 +24,8 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..graph.nodes import arguments_by_name
 from ..values.nesting import tensors_of
-from ..values.placeholder_results import PlaceholderResults
 from ..values.user_lines import calling_line, message_start
+from .placeholders import PlaceholderResults
 
 SEQUENCE, LOOKUP, PART, JOINT = "sequence", "lookup", "part", "joint"
 

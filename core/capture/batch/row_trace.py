@@ -20,9 +20,9 @@ from ..python.references import references_followed
 from ..python.refused_calls import calls_refused
 from ..values.containers import flatten_batch
 from ..values.fake_tensors import fake_of, fake_state
-from ..values.placeholder_values import PlaceholderValues
 from ..values.user_lines import message_start, user_line
 from .batch_dims import BatchDims, with_lists
+from .placeholders import PlaceholderValues
 from .row_rules import Finding, RowWatch
 
 _PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from panpipe.core.capture.batch.placeholders import PlaceholderResults, TooLong
 from panpipe.core.capture.values import placeholder_results
-from panpipe.core.capture.values.placeholder_results import PlaceholderResults, TooLong
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 

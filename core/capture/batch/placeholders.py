@@ -1,13 +1,17 @@
-"""Placeholder results of operators that depend on values, for a step that runs on fake tensors."""
+"""Placeholder values of tensors, for a step that runs on fake tensors."""
 
 from collections.abc import Sequence
 from typing import Any
 
+import numpy
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .nesting import tensors_of
+from ..values.nesting import tensors_of
+from ..values.raising_branches import value_without_error
 
 MAX_OPERATORS = 50_000
 """Largest number of operators of a trace: a loop that waits for a value, which fake tensors do not have, never ends."""
@@ -108,3 +112,19 @@ def _counts(values: Tensor, weights: Tensor | None = None, minlength: int = 0) -
     """A placeholder for counts of each value, which are as many as ``minlength`` where the values are below it."""
     kind = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
     return values.new_empty((max(minlength, 1),), dtype=kind)
+
+
+class PlaceholderValues(TorchFunctionMode):
+    """A mode in which ``numpy()`` of a fake tensor returns zeros, texts contain the number that ``item()`` returns, and
+    checks that raise an error pass."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if args and isinstance(args[0], FakeTensor):
+            tensor = args[0]
+            if func in (Tensor.numpy, Tensor.__array__):
+                return numpy.zeros(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            if func is Tensor.__format__ and tensor.dim() == 0:
+                return format(tensor.item(), args[1])
+            if func is Tensor.__bool__ and (found := value_without_error()) is not None:
+                return found
+        return func(*args, **(kwargs or {}))
