@@ -233,7 +233,7 @@ def ranks_of(count: int, **options) -> list[tuple[int, str, str]]:
     shared["CUDA_VISIBLE_DEVICES"] = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", SCRIPT, json.dumps(options)], cwd=ROOT.parent, text=True,
+            [sys.executable, "-P", "-c", SCRIPT, json.dumps(options)], cwd=ROOT.parent, text=True,
             env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
         )
