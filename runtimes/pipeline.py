@@ -409,9 +409,9 @@ class Pipeline:
     def learning_rates(self) -> list[float]:
         """The learning rate of each parameter group in the next update.
 
-        The groups are those of this process's first stage with an optimizer; empty if there is none.
+        The groups are those of this process's first stage with an optimizer, or of all stages if it has none.
         """
-        first = next(iter(self._trainer.optimizers.values()), None)
+        first = next(iter(self._trainer.optimizers.values()), None) or self._trainer.rates_without_parameters()
         return [float(group["lr"]) for group in first.param_groups if "lr" in group] if first is not None else []
 
     def ema(

@@ -14,8 +14,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from attrs import evolve
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...core.capture.python.torch_settings import refuse_no_grad, refuse_saved_tensor_hooks
@@ -36,6 +37,7 @@ from ..launch.team import Team
 from ..lazy_value import LazyValue
 from ..monitor.monitors import Monitor
 from ..offload.tier import OffloadTier
+from ..optimizer.optimizers import stage_optimizer, stage_scheduler
 from ..optimizer.training import Training
 from ..optimizer.update import Ending
 from ..planning.rehearsed import Rehearsal
@@ -94,6 +96,7 @@ class Trainer:
     ) -> None:
         model = example.model
         self.model, self.step, self.team, self.training = model, example.step, team, training
+        self._rates: tuple[int, Any, Any] | None = None
         self.optimizers_lent = False
         self.closed, self.counts, self._pid = False, Counts(), os.getpid()
         self._metrics = LazyValue[dict[str, float]](dict)
@@ -308,6 +311,24 @@ class Trainer:
         """The optimizers of this process, by stage; stages without one are omitted."""
         self.stages.ensure_values()
         return {index: state.optimizer for index, state in self.stages.states.items() if state.optimizer is not None}
+
+    def rates_without_parameters(self) -> Optimizer | None:
+        """An optimizer of stand-ins for all parameters, whose scheduler has stepped as often as those of other
+        processes: for a process whose stages have no parameters."""
+        training, steps = self.training, self.counts.updates
+        if training.optimizer is None:
+            return None
+        if self._rates is None or self._rates[0] > steps:
+            names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
+            made = stage_optimizer(training.optimizer, [(name, nn.Parameter(torch.empty(0))) for name in names])
+            scheduled = made is not None and training.scheduler is not None
+            self._rates = 0, made, stage_scheduler(training.scheduler, made) if scheduled else None
+        done, made, scheduler = self._rates
+        for _ in range(steps - done if scheduler is not None else 0):
+            made.step()
+            scheduler.step()
+        self._rates = steps, made, scheduler
+        return made
 
     def save(self, folder: str | Path, frozen: bool = True) -> None:
         """Write parameters and persistent buffers; see `Pipeline.save`."""

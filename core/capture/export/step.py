@@ -227,10 +227,11 @@ def _widen(breaks: Breaks, error: Exception, line: str) -> None:
 def _refusal(breaks: Breaks, error: Exception, line: str) -> str:
     """The message for a step that raises an error, for one of the user's with the microbatch."""
     reason = reason_of(error)
-    if not raised_by_user(error):
-        return f"{message_start(line)}the step cannot be captured as one graph: {reason}; change that line"
     leaves, _ = flatten_batch(breaks.batch)
     shapes = ", ".join(shape_text(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
+    if not raised_by_user(error):
+        what = "the step cannot be captured as one graph"
+        return f"{message_start(line)}{what}: {reason} (for a microbatch of {shapes}); change that line"
     return (
         f"{message_start(line)}the step raises {reason} for a microbatch of {shapes}: change that line so that it "
         "accepts one, or the batch or the number of microbatches"

@@ -10,6 +10,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.ao import quantization
 
+from ...support.launch import torchrun_script
+
 MICROBATCHES = 4
 
 
@@ -269,3 +271,46 @@ def test_names_of_a_module_or_an_optimizer_are_answered_with_the_pipelines():
     assert not hasattr(pipe, "optimizer")
     with pytest.raises(panpipe.RequestError, match="cannot be copied or pickled"):
         copy.deepcopy(pipe)
+
+
+HIDDEN = torch.zeros(1, 16, 8)
+
+
+def test_state_of_the_whole_batch_is_refused_with_the_microbatch():
+    with pytest.raises(
+        panpipe.RequestError, match=r"hidden.* size.*\(for a microbatch of 4×3×8\)|with 3 of 16 samples"
+    ):
+        pipeline(
+            nn.ModuleList([nn.Linear(8, 8), nn.GRU(8, 8, batch_first=True)]),
+            lambda model, x: model[1](model[0](x), HIDDEN)[0].square().mean(),
+            torch.randn(16, 3, 8),
+            batch_dims=0,
+        )
+
+
+RATES = """
+import panpipe, torch
+from torch import nn
+
+def step(model, x):
+    return nn.functional.cross_entropy(model(x).square().exp().log(), x.softmax(-1))
+
+def warm_up(optimizer):
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: (update + 1) / 4)
+
+torch.manual_seed(0)
+x = torch.randn(16, 8)
+pipe = panpipe.pipeline(
+    nn.Sequential(nn.Linear(8, 8)), step, x, optimizer=torch.optim.AdamW, microbatches=4, scheduler=warm_up, progress=False
+)
+for number in range(3):
+    pipe.step(x)
+    assert pipe.learning_rates == [1e-3 * (number + 2) / 4], pipe.learning_rates
+"""
+
+
+def test_rank_without_parameters_has_the_learning_rates_of_the_others(tmp_path):
+    script = tmp_path / "rates.py"
+    script.write_text(RATES, encoding="utf-8")
+    done = torchrun_script(script)
+    assert done.returncode == 0, done.stderr
