@@ -301,7 +301,7 @@ def warm_up(optimizer):
 torch.manual_seed(0)
 x = torch.randn(16, 8)
 pipe = panpipe.pipeline(
-    nn.Sequential(nn.Linear(8, 8)), step, x, optimizer=torch.optim.AdamW, microbatches=4, scheduler=warm_up, progress=False
+    nn.Sequential(nn.Linear(8, 8)), step, x, optimizer=torch.optim.AdamW, microbatches=4, scheduler=warm_up
 )
 for number in range(3):
     pipe.step(x)
