@@ -2,8 +2,8 @@
 
 import pytest
 import torch
+from panpipe.core.capture.batch import placeholders
 from panpipe.core.capture.batch.placeholders import PlaceholderResults, TooLong
-from panpipe.core.capture.values import placeholder_results
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
@@ -48,7 +48,7 @@ def test_operators_on_known_values_run_and_ask_for_nothing():
 
 
 def test_trace_of_too_many_operators_ends(monkeypatch):
-    monkeypatch.setattr(placeholder_results, "MAX_OPERATORS", 3)
+    monkeypatch.setattr(placeholders, "MAX_OPERATORS", 3)
     given = torch.ones(1)
     with PlaceholderResults(True):
         for _ in range(3):
