@@ -5,9 +5,8 @@ from typing import Any
 import torch
 from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
-from panpipe.runtimes.batch.losses import mean_loss
+from panpipe.runtimes.batch.losses import loss_and_weight, mean_loss
 from panpipe.runtimes.batch.microbatches import split_batch
-from panpipe.runtimes.diagnose.reference import _parts
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
@@ -26,8 +25,8 @@ def microbatch_results(
 
 def loss_alone(model: nn.Module, step: Any, batch: Any, microbatches: int, index: int = -1) -> Tensor:
     """The mean of a step's loss over a batch."""
-    found = [(*_parts(result), samples) for result, samples in microbatch_results(model, step, batch, microbatches,
-                                                                                  index=index)]  # fmt: skip
+    results = microbatch_results(model, step, batch, microbatches, index=index)
+    found = [(*loss_and_weight(result), samples) for result, samples in results]
     total = sum(samples for *_, samples in found)
     weights = [samples / total if weight is None else weight for _, weight, samples in found]
     return mean_loss([loss for loss, *_ in found], weights, found[0][1] is not None)[0]
