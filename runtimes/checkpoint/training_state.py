@@ -138,8 +138,8 @@ class TrainingState:
         tensors = self._tensors()
         lacking = [f"'{name}'" for name in tensors if f"model.{name}" not in listing]
         if lacking:
-            there = {without_wrappers(key.removeprefix("model.")) for key in listing if key.startswith("model.")}
-            wrapped = there >= {without_wrappers(name) for name in tensors}
+            bare = {without_wrappers(key.removeprefix("model.")) for key in listing if key.startswith("model.")}
+            wrapped = bare >= {without_wrappers(name) for name in tensors}
             reason = "its names differ by '_orig_mod.' or 'module.': rename them" if wrapped else _OTHER_MODEL
             raise RequestError(f"the checkpoint has no {first_of(lacking)}, which the model has: {reason}")
         known = {place.name for held in places(self.model).values() for place in held if place.persistent}

@@ -18,6 +18,7 @@ import torch
 from attrs import evolve
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from ...core.capture.python.torch_settings import refuse_no_grad, refuse_saved_tensor_hooks
 from ...core.capture.regions.regions import runs_region
@@ -96,7 +97,7 @@ class Trainer:
     ) -> None:
         model = example.model
         self.model, self.step, self.team, self.training = model, example.step, team, training
-        self._rates: tuple[int, Any, Any] | None = None
+        self._rates: tuple[int, Optimizer | None, LRScheduler | None] | None = None
         self.optimizers_lent = False
         self.closed, self.counts, self._pid = False, Counts(), os.getpid()
         self._metrics = LazyValue[dict[str, float]](dict)
@@ -320,13 +321,14 @@ class Trainer:
             return None
         if self._rates is None or self._rates[0] > steps:
             names = [name for name, parameter in self.model.named_parameters() if parameter.requires_grad]
-            made = stage_optimizer(training.optimizer, [(name, nn.Parameter(torch.empty(0))) for name in names])
-            scheduled = made is not None and training.scheduler is not None
-            self._rates = 0, made, stage_scheduler(training.scheduler, made) if scheduled else None
+            new = stage_optimizer(training.optimizer, [(name, nn.Parameter(torch.empty(0))) for name in names])
+            make = training.scheduler
+            self._rates = 0, new, None if new is None or make is None else stage_scheduler(make, new)
         done, made, scheduler = self._rates
-        for _ in range(steps - done if scheduler is not None else 0):
-            made.step()
-            scheduler.step()
+        if made is not None and scheduler is not None:
+            for _ in range(steps - done):
+                made.step()
+                scheduler.step()
         self._rates = steps, made, scheduler
         return made
 

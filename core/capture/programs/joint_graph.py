@@ -277,12 +277,12 @@ class _KeyedInterpreter(ModalInterpreter):
 
 @contextlib.contextmanager
 def _without_onednn() -> Iterator[None]:
-    enabled = torch.backends.mkldnn.enabled
-    torch.backends.mkldnn.enabled = False
+    backend: Any = torch.backends.mkldnn
+    enabled, backend.enabled = backend.enabled, False
     try:
         yield
     finally:
-        torch.backends.mkldnn.enabled = enabled
+        backend.enabled = enabled
 
 
 _TOKENS = tuple(
