@@ -104,6 +104,40 @@ def test_the_end_of_a_step_may_read_what_a_region_returns():
     assert list(operators.step.regions) == ["1", "the end of the step"]
 
 
+class Images:
+    """A list of tensors with more about them, as detectors of torchvision pass it on."""
+
+    def __init__(self, tensors: torch.Tensor, sizes: list[int]) -> None:
+        self.tensors, self.sizes = tensors, sizes
+
+
+class Preparing(Clipped):
+    """Returns a plain object."""
+
+    def forward(self, x: torch.Tensor) -> Images:
+        y = super().forward(x)
+        return Images(y, [len(y)])
+
+
+class Prepared(nn.Module):
+    """A part that stays Python between others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.prepare, self.last = nn.Linear(WIDTH, WIDTH), Preparing(), nn.Linear(WIDTH, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        images = self.prepare(self.first(x))
+        return self.last(images.tensors) / images.sizes[0]
+
+
+def test_a_region_may_return_an_object_with_tensors():
+    torch.manual_seed(0)
+    check = CheckedModel(Prepared().train(), mean_step, batch(), 3).check(ThreadTeam(2), "1f1b", 1)
+    assert check.distance is not None, check
+    assert check.distance.within(1e-12, 1e-12), check
+
+
 def end(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
     out = model(x).squeeze(-1)
     return out[out > out.median()].sum() + out.pow(2).sum()
