@@ -151,15 +151,21 @@ class OneProcess:
 
     @torch.no_grad()
     def evaluate(self, batch: Any, *, step: Step | None = None) -> Tensor:
+        """No microbatch changes anything for the next one."""
+        function = step or self._step
         buffers = [(buffer, buffer.clone()) for buffer in self.model.buffers()]
         assigned = {path: value.clone() for path, value in assigned_tensors(self.model)}
-        loss, _ = self._run(batch, step or self._step, backward=False)
-        for buffer, value in buffers:
-            buffer.copy_(value)
-        for path, value in assigned.items():
-            module, _, name = path.rpartition(".")
-            setattr(self.model.get_submodule(module), name, value)
-        return loss
+
+        def run(model: nn.Module, piece: Any) -> Any:
+            result = function(model, piece)
+            for buffer, value in buffers:
+                buffer.copy_(value)
+            for path, value in assigned.items():
+                module, _, name = path.rpartition(".")
+                setattr(model.get_submodule(module), name, value.clone())
+            return result
+
+        return self._run(batch, run, backward=False)[0]
 
     @torch.no_grad()
     def forward(self, batch: Any, function: Step) -> Any:
