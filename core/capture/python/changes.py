@@ -234,7 +234,8 @@ class Changes:
                 now = each.now()
                 if now is not each.value:
                     each.assign(each.value)
-                    if holds_captured(now) or not is_plain(now) or not is_plain(each.value) or now != each.value:
+                    plain = is_plain(now) and is_plain(each.value) and not holds_captured(now)
+                    if not plain or (now != each.value and not _is_flag(each, now)):
                         changes.append(_Change(f"'{each.place}'", each.value, now, each, False))
             for place, held, content in contents:
                 changes += _filled(f"'{place}'", held, content, self._holding.get(id(held)), False)
@@ -246,7 +247,7 @@ class Changes:
         for each in self._of_key.values():
             now = each.now()
             plain = is_plain(now) and not holds_captured(now) and (is_plain(each.value) or each.value is MISSING)
-            if plain and each.early and now != each.value and not (_is_number(now) and _is_number(each.value)):
+            if plain and now != each.value and _is_flag(each, now):
                 self.flags.append((each.read_at, f"'{each.place}'"))
 
     def kept(self) -> str:
@@ -318,6 +319,11 @@ def _filled(what: str, held: Any, before: Any, named: Named | None, own: bool) -
     if own and not holds_captured(new) and not _is_number(new):
         return []
     return [_Change(what, old, new, named, own, used=bool(named and named.read_at), filled=True)]
+
+
+def _is_flag(named: Named, now: Any) -> bool:
+    """Whether a plain value that a run changed is one that the step reads before, and no number."""
+    return named.early and not (_is_number(now) and _is_number(named.value))
 
 
 def _named(key: str, who: str) -> str:
