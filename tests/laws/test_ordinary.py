@@ -16,7 +16,6 @@ SCRIPTS = scripts()
 SPLIT = {("batch_norm_net", "zb-v"), ("tied_weights_of_a_language_model", "zb-h1")}
 """What the fast suite also trains by a schedule with split backwards."""
 FAILS: dict[str, str] = {
-    "timer_class_as_a_context_in_the_step": "a value of a timer that the step writes and reads is refused",
     "lora_of_all_layers_of_a_mixture": "PEFT registers a parametrization of the router in each forward: refused",
 }
 """Script → why it fails today."""

@@ -112,7 +112,6 @@ class _Change:
     def judged(self, is_constant: IsConstant) -> Exception | tuple[str, str] | None:
         """An exception that refuses the change, or a line and a warning, or neither."""
         read = self.named.read_at if self.named is not None else ""
-        early = self.named is not None and self.named.early
         captured, state = holds_captured(self.new), isinstance(self.old, Tensor)
         alike = state and not self.filled and isinstance(self.new, Tensor) and have_equal_shapes(self.old, self.new)
         table = tensors_of(self.new) and is_constant(self.new) and not (state and self.old.is_meta) and not alike
@@ -122,8 +121,10 @@ class _Change:
             return WritesTensor(self.old)
         by_name = self.named is not None and bool(self.named.written_at)
         # Values that hold what was computed are followed in another capture.
-        carries = (captured and self.own) or (_is_number(self.old) and _is_number(self.new))
-        if carries and early and (by_name or not state):  # otherwise by setattr, as hooks do that compute a weight
+        carries = self.named is not None and (
+            (captured and self.own and self.named.early) or (_counts(self.old, self.new) and self.named.carried)
+        )
+        if carries and (by_name or not state):  # otherwise by setattr, as hooks do that compute a weight
             return RequestError(f"{read}: the step reads {self.what} here and writes it, too: {FIX}")
         line = (self.named.written_at or read) if self.named is not None else ""
         if not line or (self.own and captured and (self.used or not is_users_own(line.rpartition(":")[0]))):
@@ -199,7 +200,7 @@ class Changes:
     ) -> list[_Change]:
         """Put back an attribute that a module assigned; return the change if it matters."""
         value, named = own[key], self._of_key.get((id(own), key))
-        if holds_captured(value) or (_is_number(value) and _is_number(old) and value != old):
+        if holds_captured(value) or (_counts(old, value) and named is not None and not named.is_set):
             if old is MISSING:
                 del own[key]
             else:
@@ -322,8 +323,8 @@ def _filled(what: str, held: Any, before: Any, named: Named | None, own: bool) -
 
 
 def _is_flag(named: Named, now: Any) -> bool:
-    """Whether a plain value that a run changed is one that the step reads before, and no number."""
-    return named.early and not (_is_number(now) and _is_number(named.value))
+    """Whether a plain value that a run changed may be read by another run, and is no count."""
+    return named.early and not (_counts(named.value, now) and named.carried)
 
 
 def _named(key: str, who: str) -> str:
@@ -332,6 +333,10 @@ def _named(key: str, who: str) -> str:
 
 def _contents(own: dict[str, Any]) -> dict[str, Any]:
     return {key: copy.copy(value) for key, value in own.items() if key not in INTERNAL and is_mutable(value)}
+
+
+def _counts(old: Any, new: Any) -> bool:
+    return _is_number(old) and _is_number(new) and bool(old != new)
 
 
 def _is_number(value: Any) -> bool:

@@ -49,7 +49,7 @@ class Guards:
         self._containers: list[tuple[Any, list[Any]]] = []
         self._arrays: list[tuple[Any, bytes]] = []
         self._places: dict[str, str] = {}
-        read = [named for named in self.found.named.values() if named.read_at and named.value is not MISSING]
+        read = [n for n in self.found.named.values() if n.read_at and not n.is_set and n.value is not MISSING]
         for named in read:
             self._add(named.place, self._key(named.value), named.read_at)
         for place, module in self.found.modules.values():

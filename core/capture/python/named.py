@@ -52,6 +52,8 @@ class Named:
     Attributes:
         read_at, written_at: the first line that reads it, and the first that writes it; "" if there is none.
         early: whether a function reads it before it sets it, or another function than the one that sets it reads it.
+        carried: whether a function reads it and sets it after that, or it is read and updated, as by ``count += 1``.
+        is_set: whether the code sets it, so that it may be no input of the step.
     """
 
     place: str
@@ -62,15 +64,28 @@ class Named:
     written_at: str = ""
     _read: dict[types.CodeType, int] = field(factory=dict)
     _written: dict[types.CodeType, int] = field(factory=dict)
+    _updated: bool = False
 
     @property
     def early(self) -> bool:
         return any(order < self._written.get(code, sys.maxsize) for code, order in self._read.items())
 
+    @property
+    def carried(self) -> bool:
+        if self._updated and self._read:
+            return True
+        return any(order < self._written.get(code, -1) for code, order in self._read.items())
+
+    @property
+    def is_set(self) -> bool:
+        return bool(self._written) and not self.carried
+
     def note(self, code: types.CodeType, use: Use) -> None:
         """Add a use of the value."""
         line = f"{code.co_filename}:{use.line}"
-        if not use.updates:
+        if use.updates:
+            self._updated = True
+        else:
             orders = self._read if use.reads else self._written
             orders[code] = min(use.order, orders.get(code, use.order))
         if use.reads:

@@ -269,8 +269,7 @@ class NamedValues:
         if id(module) in self.modules or isinstance(module, torch.jit.ScriptModule):
             return
         self.modules[id(module)] = place, module
-        if _origin_of_class(type(module)) is not Origin.LAYERS:
-            self.own[id(module.__dict__)] = module.__dict__  # its forward may be replaced
+        self.own[id(module.__dict__)] = module.__dict__  # its forward may be replaced
         self._object(place, module, True, "forward" if "forward" not in module.__dict__ else "")
         for hook in (*module._forward_hooks.values(), *module._forward_pre_hooks.values()):
             self._visit(f"a hook of {place}", hook, True)
