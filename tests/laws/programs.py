@@ -90,7 +90,7 @@ def difference(make: Callable[[], Program]) -> float:
         assert mine[name].shape == tensor.shape, name
     for name, tensor in (*alone.state_dict().items(), *alone.named_buffers()):
         if name in mine and tensor.numel() and mine[name].shape == tensor.shape:  # a table may have grown further
-            apart.append((mine[name].to(tensor.dtype) - tensor).abs().double().max().item())
+            apart.append((mine[name].to(tensor.dtype).double() - tensor.double()).abs().max().item())
     return max(math.inf if math.isnan(one) else one for one in apart)
 
 
