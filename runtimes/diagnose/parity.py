@@ -104,7 +104,10 @@ def distance_to_one_process(
     batches = [batch, _larger(model, step, batch, batch_dims, microbatches), batch]
     for index in range(steps):
         if index == 1:
-            _evaluate(pipe, batch)
+            with torch.no_grad():
+                evaluates = _runs(copy.deepcopy(model).eval(), step, batch)
+            if evaluates:  # not a step that differentiates
+                _evaluate(pipe, batch)
         given = batches[index % len(batches)]
         loss = pipe.step(given)
         wanted = reference_step(
@@ -142,12 +145,15 @@ def _larger(model: nn.Module, step: StepFunction, batch: Any, batch_dims: Any, m
             return batch
         more.append(leaf if dim is None else torch.cat([leaf, leaf.narrow(dim, 0, microbatches)], dim))
     larger = nesting.batch(more)
+    return larger if _runs(copy.deepcopy(model), step, split_batch(larger, microbatches, dims)[0].batch) else batch
+
+
+def _runs(model: nn.Module, step: StepFunction, batch: Any) -> bool:
     try:
-        with torch.no_grad():
-            step(copy.deepcopy(model), split_batch(larger, microbatches, dims)[0].batch)
+        step(model, batch)
     except Exception:  # the step's own
-        return batch
-    return larger
+        return False
+    return True
 
 
 def _evaluate(pipe: Pipeline, batch: Any) -> None:

@@ -21,6 +21,7 @@ from .raising_branches import value_without_error
 class Run(Protocol):
     """A run of a step in which numbers are read; see `ValueWatch`."""
 
+    started: bool
     over: bool
     shown: bool
 
@@ -138,7 +139,7 @@ class LateNumber:
 
     def __bool__(self) -> bool:
         self.known()
-        if (found := value_without_error()) is None:
+        if (found := value_without_error(self.watch.started)) is None:
             raise NeedsValue("bool needs the value of a tensor")
         return found
 

@@ -13,8 +13,10 @@ from itertools import pairwise
 from types import CodeType, FrameType
 
 import torch
+from torch import nn
 
 from .code_origin import is_own, is_user_code
+from .user_lines import CALLS_STEP
 
 _PASSED_THROUGH = {torch.overrides.__file__, torch._tensor.__file__}
 _SKIPPED = ("CACHE", "TO_BOOL", "COPY_FREE_VARS", "NOP", "NOT_TAKEN", "PRECALL", "EXTENDED_ARG", "RESUME")
@@ -23,16 +25,26 @@ _ENDS = ("RETURN", "YIELD", "FOR_ITER", "SEND", "JUMP", "POP_JUMP", "RERAISE")
 """Prefixes of instructions that end straight-line code without raising a new error."""
 
 
-def value_without_error() -> bool | None:
+def value_without_error(started: bool = False) -> bool | None:
     """The value of a condition with which no error is raised; called while Python evaluates ``bool(value)``.
 
+    Args:
+        started: whether the model has computed something. Then a check outside of all modules, as of the loss, stays
+            Python, together with the rest of the step, which is short.
+
     Returns:
-        None if the condition decides about more than an error.
+        None if the condition decides about more than an error, or if the check stays Python.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and (is_own(frame.f_code.co_filename) or frame.f_code.co_filename in _PASSED_THROUGH):
         frame = frame.f_back
     found = None if frame is None else _branch(frame.f_code, frame.f_lasti)
+    if frame is not None and found is not None and started and is_user_code(frame.f_code.co_filename):
+        caller: FrameType | None = frame
+        while caller is not None and not isinstance(caller.f_locals.get("self"), nn.Module):
+            caller = None if caller.f_code.co_filename.endswith(CALLS_STEP) else caller.f_back
+        if caller is None:
+            return None
     if frame is not None and found is not None and is_user_code(frame.f_code.co_filename):
         warnings.warn_explicit(
             "this check needs the value of a tensor, and nothing else depends on it: a pipeline does not run it",

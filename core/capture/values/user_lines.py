@@ -99,7 +99,7 @@ def warn_at(line: str, message: str) -> None:
     )
 
 
-_CALLS_STEP = os.path.join("capture", "regions", "breaks.py")
+CALLS_STEP = os.path.join("capture", "regions", "breaks.py")
 """The end of the path of the file that calls a step; lines before it called panpipe."""
 
 
@@ -109,7 +109,7 @@ def lines_recorded() -> Iterator[None]:
     functions named forward."""
 
     def users(_tracer: Any, frames: traceback.StackSummary) -> traceback.StackSummary:
-        begins = max((i for i, frame in enumerate(frames) if frame.filename.endswith(_CALLS_STEP)), default=0)
+        begins = max((i for i, frame in enumerate(frames) if frame.filename.endswith(CALLS_STEP)), default=0)
         return traceback.StackSummary.from_list([frame for frame in frames[begins:] if is_user_code(frame.filename)])
 
     with mock.patch.object(TracerBase, "_filter_traceback_frames", users):

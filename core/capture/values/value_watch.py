@@ -54,6 +54,7 @@ class ValueWatch(TorchFunctionMode):
         drawn: `drawn_outside_of_torch` before the run, to find the line that changes it; None otherwise.
 
     Attributes:
+        started: whether an operator has read a parameter.
         shown: whether a number that is not known was written into a text, as nan.
         over: whether this run has ended, and another one looks at what it kept.
     """
@@ -63,11 +64,12 @@ class ValueWatch(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self._sizes, self._constants, self._kept, self._drawn = sizes, constants, kept, drawn
-        self.over = self.shown = False
+        self.over = self.shown = self.started = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         given = tensors_of((args, kwargs))
+        self.started = self.started or any(isinstance(tensor, nn.Parameter) for tensor in given)
         if func == _GETS_DATA:
             return args[0].detach()  # tracing would record it as a constant
         if func in _READS and any(is_unknown(tensor) or not isinstance(tensor, FakeTensor) for tensor in given):
@@ -124,7 +126,7 @@ class ValueWatch(TorchFunctionMode):
 
     def _read(self, func: Any, args: Any) -> Any:
         tensor = args[0]
-        if func is Tensor.__bool__ and tensor.numel() == 1 and (found := value_without_error()) is not None:
+        if func is Tensor.__bool__ and tensor.numel() == 1 and (found := value_without_error(self.started)) is not None:
             return found
         if func is Tensor.__repr__:
             return f"tensor(nan, shape={tuple(tensor.shape)})"

@@ -151,7 +151,7 @@ def test_capture_stores_no_fake_tensor_and_warns_of_counters():
         return x
 
     model = Model(counting)
-    with pytest.warns(UserWarning, match=r"sets its attribute 'calls'.*make it a buffer"):
+    with pytest.warns(UserWarning, match=r"writes the attribute 'calls'.*make it a buffer"):
         capture_step(model, step, batch(2))
     assert model.calls == 0
     assert not hasattr(model, "last")

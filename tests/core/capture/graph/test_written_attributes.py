@@ -1,14 +1,10 @@
 """Tensors that a step writes and that are attributes of modules: they become buffers, others are refused."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from panpipe.core.capture.graph.written_attributes import WritesConstant, make_buffer, make_constant_a_buffer
 from panpipe.core.errors import RequestError
 from torch import nn
-
-REACHED = SimpleNamespace(place_of=lambda tensor: "state", line_of=lambda place: "train.py:7")
 
 
 def shared():
@@ -33,11 +29,11 @@ def test_tensor_of_no_module_becomes_none():
 
 def test_written_constant_is_found_by_its_memory():
     model, table = shared()
-    make_constant_a_buffer(model, WritesConstant(table[:2], "model.py:3"), REACHED)
+    make_constant_a_buffer(model, WritesConstant(table[:2], "model.py:3"))
     assert len(list(model.buffers())) == 1
 
 
-@pytest.mark.parametrize(("line", "named"), [("model.py:3", "model.py:3"), ("", "train.py:7")])
+@pytest.mark.parametrize(("line", "named"), [("model.py:3", "model.py:3"), ("", "the step")])
 def test_written_constant_of_no_module_is_refused_with_its_line(line, named):
     with pytest.raises(RequestError, match=rf"{named}: the step writes a tensor \(4,\) in place that is not"):
-        make_constant_a_buffer(nn.Identity(), WritesConstant(torch.zeros(4), line), REACHED)
+        make_constant_a_buffer(nn.Identity(), WritesConstant(torch.zeros(4), line))

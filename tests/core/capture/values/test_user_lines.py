@@ -1,8 +1,5 @@
 """The user's lines in refusals, and what is said of errors inside torch."""
 
-import os
-import subprocess
-import sys
 import warnings
 
 import pytest
@@ -51,31 +48,6 @@ def test_operator_without_a_program_is_refused_with_its_line(monkeypatch):
     line = f"{__file__}:{step.__code__.co_firstlineno + 1}"
     with pytest.raises(RequestError, match=rf"{line}: .*torch fails internally \(no kernel\)"):
         stage_programs(stage)
-
-
-@pytest.mark.parametrize(
-    "keeps", ["feats['h'] = h", pytest.param("feats.update(n=feats.get('n', 0))", marks=pytest.mark.slow)]
-)
-def test_a_file_whose_name_the_locale_cannot_decode_is_captured_with_its_lines(tmp_path, keeps):
-    folder = tmp_path / "with ü and space"
-    folder.mkdir()
-    script = folder / "train.py"
-    script.write_text(f"""import torch
-from panpipe.core.capture.export.step import capture_step
-from panpipe.core.capture.values.user_lines import line_of
-feats = {{}}
-def step(model, x):
-    h = model(x)
-    {keeps}
-    return h.mean()
-nodes = capture_step(torch.nn.Linear(4, 1), step, torch.randn(3, 4)).graph.nodes
-print([line_of(node).rpartition("/")[2] for node in nodes if node.name == "mean"])
-""")
-    environment = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    ran = subprocess.run(
-        [sys.executable, os.fsencode(script)], env=environment, capture_output=True, text=True, check=False
-    )
-    assert ran.stdout.strip() == "['train.py:8']", ran.stderr
 
 
 def test_warning_of_kept_values_names_the_users_line():
