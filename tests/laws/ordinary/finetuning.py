@@ -176,7 +176,7 @@ pipe = panpipe.pipeline(model, causal_loss, batches[0], optimizer=torch.optim.Ad
 for batch in batches:
     loss = pipe.step(batch)
 
-# %% vit_images | fast
+# %% vit_images
 model = ViTForImageClassification(
     ViTConfig(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24, image_size=16,
               patch_size=8, num_labels=3, **NO_DROPOUT)

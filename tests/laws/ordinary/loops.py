@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import random
+import shutil
 import tempfile
 import time
 from collections import defaultdict, deque
@@ -382,7 +383,7 @@ for batch in batches:
     loss = pipe.step(batch)
 
 
-# %% method_of_a_trainer_as_step | fast
+# %% method_of_a_trainer_as_step
 class Trainer:
     def __init__(self, model, batches, lr=0.01):
         self.model, self.batches, self.lr = model, batches, lr
@@ -464,7 +465,7 @@ with ema.applied():
     val = pipe.evaluate(batches[0])
 
 
-# %% schedule_of_the_learning_rate | ranks
+# %% schedule_of_the_learning_rate
 def step(model, batch):
     return F.cross_entropy(model(batch["x"]), batch["y"])
 
@@ -525,16 +526,17 @@ def step(model, batch):
 
 model = mlp()
 batches = data()
-with tempfile.TemporaryDirectory() as folder:
-    pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
-    for batch in batches[:2]:
-        loss = pipe.step(batch)
-    pipe.checkpoint(os.path.join(folder, "last"))
-    for batch in batches[2:]:
-        loss = pipe.step(batch)
-    pipe.resume(os.path.join(folder, "last"))
-    for batch in batches[2:]:
-        again = pipe.step(batch)
+folder = os.path.join(tempfile.gettempdir(), "laws-" + os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid())))
+pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+for batch in batches[:2]:
+    loss = pipe.step(batch)
+pipe.checkpoint(os.path.join(folder, "last"))
+for batch in batches[2:]:
+    loss = pipe.step(batch)
+pipe.resume(os.path.join(folder, "last"))
+for batch in batches[2:]:
+    again = pipe.step(batch)
+shutil.rmtree(folder, ignore_errors=True)
 
 
 # %% best_weights_are_kept
@@ -571,7 +573,7 @@ for batch in batches:
     for name, value in pipe.metrics.items():
         history[name].append(value)
 
-# %% metrics_by_item | fast, warns=losses
+# %% metrics_by_item | warns=losses
 losses, correct = [], 0
 
 
@@ -604,7 +606,7 @@ for batch in batches:
     running = loss if running is None else 0.9 * running + 0.1 * loss
 
 
-# %% predictions_by_forward | fast
+# %% predictions_by_forward
 def step(model, batch):
     return F.cross_entropy(model(batch["x"]), batch["y"])
 
@@ -622,7 +624,7 @@ for batch in batches:
     accuracy = (outputs.argmax(-1) == batch["y"]).double().mean().item()
 
 
-# %% weighted_by_the_number_of_tokens | ranks
+# %% weighted_by_the_number_of_tokens
 class Model(nn.Module):
     def __init__(self):
         super().__init__()
@@ -647,7 +649,7 @@ for batch in batches:
     loss = pipe.step(batch)
 
 
-# %% smaller_last_batch | fast, may_warn=microbatches of a new shape
+# %% smaller_last_batch | may_warn=microbatches of a new shape
 class Points(Dataset):
     def __init__(self, count):
         self.x, self.y = torch.randn(count, 6), torch.randint(3, (count,))
