@@ -15,7 +15,7 @@ from unittest import mock
 
 import torch
 from attrs import define
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
@@ -51,6 +51,13 @@ class _Call:
     hook: bool = False
 
     def __call__(self, given: list[Tensor]) -> list[Tensor]:
+        modules = [leaf for leaf in self.given.leaves if isinstance(leaf, nn.Module)]
+        if any(parameter.requires_grad for module in modules for parameter in module.parameters()):
+            raise RequestError(
+                f"{current_line()}autograd function {self.function.__qualname__} takes a module with parameters, whose "
+                "gradients its backward would compute by itself, outside of every stage: call the module in the "
+                "forward, with torch.utils.checkpoint to save memory"
+            )
         args, kwargs = self.given.filled(given)
         versions = [tensor._version for tensor in given]
         found, self.returned = extract_tensors(self.apply(*args, **kwargs))

@@ -135,6 +135,32 @@ def test_a_function_that_writes_its_input_is_refused_by_name():
         capture_step(Model(lambda model, x: Writing.apply(x)), step, batch(2))
 
 
+class Reversible(torch.autograd.Function):
+    """Runs a module again in its backward, which adds to the gradients of the parameters itself."""
+
+    @staticmethod
+    def forward(ctx, x, module):
+        ctx.module, ctx.x = module, x
+        return module(x).detach()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x = ctx.x.detach().requires_grad_()
+        with torch.enable_grad():
+            ctx.module(x).backward(gradient)
+        return x.grad, None
+
+
+def test_a_function_that_takes_a_module_with_parameters_is_refused_by_name():
+    layer = nn.Linear(8, 8)
+
+    def middle(model, x):
+        return Reversible.apply(x, layer)
+
+    with pytest.raises(RequestError, match=r"functions\.py:\d+.*autograd function Reversible takes a module"):
+        capture_step(Model(middle), step, batch(2))
+
+
 def test_a_buffer_that_would_change_shape_is_refused():
     def growing(model, x):
         model.seen = x.detach()
