@@ -68,7 +68,7 @@ model = Rows()
 pipe = fit(model, classify, classes(4, 8, 5, 6))
 
 
-# %% bidirectional_lstm_over_words
+# %% bidirectional_lstm_over_words | few
 class Tagger(nn.Module):
     def __init__(self):
         super().__init__()
@@ -637,7 +637,7 @@ model = Deep()
 pipe = fit(model, classify, classes())
 
 
-# %% teacher_that_follows_between_steps
+# %% teacher_that_follows_between_steps | threads
 class Distilled(nn.Module):
     def __init__(self, student):
         super().__init__()
