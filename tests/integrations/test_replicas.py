@@ -21,11 +21,11 @@ def rows_of(monkeypatch, rank, mesh, batch):
     monkeypatch.setenv("RANK", str(rank))
     monkeypatch.setenv("WORLD_SIZE", "4")
     step = lambda model, batch: nn.functional.mse_loss(model(batch["x"].T), batch["y"])  # noqa: E731
-    return ReplicaRows(nn.Linear(3, 1), step, batch, {"mesh": mesh})
+    return ReplicaRows(nn.Linear(3, 1), step, batch, {"mesh": mesh, "batch_dims": {"x": 1}})
 
 
 def batch_of(rows):
-    """Samples along another dimension of each tensor."""
+    """Samples along dimension 1 of x and 0 of y."""
     return {"x": torch.arange(3.0 * rows).view(3, rows), "y": torch.arange(1.0 * rows).view(rows, 1)}
 
 
