@@ -90,7 +90,8 @@ def difference(make: Callable[[], Program]) -> float:
         assert mine[name].shape == tensor.shape, name
     for name, tensor in (*alone.state_dict().items(), *alone.named_buffers()):
         if name in mine and tensor.numel() and mine[name].shape == tensor.shape:  # a table may have grown further
-            apart.append((mine[name].to(tensor.dtype).double() - tensor.double()).abs().max().item())
+            wide = torch.promote_types(tensor.dtype, torch.float64)
+            apart.append((mine[name].to(wide) - tensor.to(wide)).abs().max().item())
     return max(math.inf if math.isnan(one) else one for one in apart)
 
 

@@ -60,7 +60,7 @@ for batch in batches:
     print(f"loss {loss.item():.3f}")
 
 
-# %% globals_named_as_attributes | fast
+# %% globals_named_as_attributes
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -127,7 +127,7 @@ for epoch in range(3):
     print(epoch, loss.item(), val_loss)
 
 
-# %% tqdm_bar_with_postfix | fast
+# %% tqdm_bar_with_postfix
 def step(model, batch):
     x, y = batch
     return F.mse_loss(model(x), y)
@@ -273,7 +273,7 @@ for batch in batches:
         loss = pipe.step(batch)
 
 
-# %% closure_of_a_main_function | ranks
+# %% closure_of_a_main_function
 def main(width=8, smoothing=0.1, epochs=2):
     model = nn.Sequential(nn.Linear(6, width), nn.ReLU(), nn.Linear(width, width), nn.Linear(width, 3))
     criterion = nn.CrossEntropyLoss(label_smoothing=smoothing)

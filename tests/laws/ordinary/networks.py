@@ -162,7 +162,7 @@ for batch in classes(1):
     val = pipe.evaluate(batch)
 
 
-# %% computed_attribute_names | fast
+# %% computed_attribute_names
 class Layers(nn.Module):
     def __init__(self, depth=3):
         super().__init__()
@@ -420,7 +420,7 @@ model = Classifier(nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), 
 model.train()
 pipe = fit(model, classify, classes())
 
-# %% frozen_layers_that_are_unfrozen_later | fast, changes=1
+# %% frozen_layers_that_are_unfrozen_later | changes=1
 model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
 batches = classes(4)
 model[0].requires_grad_(False)
@@ -491,7 +491,7 @@ def step(model, batch):
 model = Reward()
 pipe = fit(model, step, [{k: torch.randint(12, (8, 5)) for k in ("chosen", "rejected")} for _ in range(4)])
 
-# %% preference_pairs_in_halves_of_the_batch | fast, warns=relates
+# %% preference_pairs_in_halves_of_the_batch | warns=relates
 model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1))
 
 
@@ -502,7 +502,7 @@ def step(model, x):
 
 pipe = fit(model, step, [torch.randn(8, 6) for _ in range(4)], microbatches=2)
 
-# %% class_weights_of_the_loss | fast, warns=relates
+# %% class_weights_of_the_loss | warns=relates
 class_weights = torch.tensor([0.2, 1.0, 3.0])
 criterion = nn.CrossEntropyLoss(weight=class_weights)
 model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3))
