@@ -9,6 +9,7 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 
 WIDTH, LENGTH = 6, 5
+pytestmark = pytest.mark.filterwarnings("ignore:microbatches of a new shape")  # the doctor trains other sizes, too
 
 
 class Recurrent(nn.Module):

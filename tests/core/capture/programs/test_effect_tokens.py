@@ -11,6 +11,8 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import orthogonal
 
+pytestmark = pytest.mark.filterwarnings("ignore:microbatches of a new shape")  # the doctor trains other sizes, too
+
 
 class Solved(nn.Module):
     """Solves with a matrix of its own, with an inverse and with a Cholesky factor."""

@@ -14,7 +14,10 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 
 WIDTH = 8
-pytestmark = pytest.mark.filterwarnings("ignore:.*the loss does not depend on it")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.*the loss does not depend on it",
+    "ignore:microbatches of a new shape",  # the doctor trains other sizes, too
+)
 
 
 class Particular(nn.Module):
