@@ -105,7 +105,10 @@ def _weighted(result: Any, part: dict[str, Any]) -> tuple[Tensor, Tensor]:
 
 
 def _unequal(batch: dict[str, Any], count: int) -> dict[str, Any]:
-    """The batch with only two labels, the first and the last, in each of the first rows, so that the weights differ."""
+    """The batch with two labels, the first and the last, in each of the first rows, so that the weights differ.
+
+    Some label of the batch is put there: rows may ignore these two, such as prompts and padding.
+    """
     labels = batch.get("labels")
     if (
         not isinstance(labels, Tensor)
@@ -114,8 +117,12 @@ def _unequal(batch: dict[str, Any], count: int) -> dict[str, Any]:
         or len(labels[0]) < _LEAST_LABELS
     ):
         return batch
+    known = labels[labels != IGNORED]
+    if not len(known):
+        return batch
     labels = labels.clone()
-    labels[:count, 1:-1] = IGNORED
+    labels[:count] = IGNORED
+    labels[:count, [0, -1]] = known[0]
     return {**batch, "labels": labels}
 
 

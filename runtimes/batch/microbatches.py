@@ -156,8 +156,10 @@ class BatchCutter:
         try:
             return place_samples(batch, known, self._microbatches)
         except RequestError as error:
-            names, known_names = first_of(list(nesting.names), 8), first_of(list(self._example.named), 8)
-            raise RequestError(f"the example has {known_names}, and this batch {names}: {error}") from error
+            unnamed = set(nesting.names) <= {"batch"}  # one value, or an empty container
+            text = f"is {batch!r:.40}" if unnamed else f"has {first_of(list(nesting.names), 8)}"
+            known_names = first_of(list(self._example.named), 8)
+            raise RequestError(f"the example has {known_names}, and this batch {text}: {error}") from error
 
 
 def _refuse_without_values(leaves: list[Any], nesting: BatchNesting) -> None:

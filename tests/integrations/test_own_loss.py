@@ -66,9 +66,9 @@ def trainer(loss, accumulation=1):
     return Own()
 
 
-def step_of(loss, shifts=False, **options):
+def step_of(loss, shifts=False, example=INPUTS, **options):
     found = trainer(loss, **options)
-    return found.model, step_of_trainer(found, BatchCount(True, shifts), None, INPUTS)
+    return found.model, step_of_trainer(found, BatchCount(True, shifts), None, example)
 
 
 WEIGHTS = {of_items: 20, of_labels: 20, of_later_labels: 16, of_rows: None}
@@ -84,6 +84,13 @@ def test_weight_that_is_right_is_found(loss):
 
 def test_count_without_the_first_label_is_tried_from_either_side():
     model, step = step_of(of_labels, shifts=True)
+    assert step(model.eval(), INPUTS)[1] == 20
+
+
+def test_count_is_found_by_rows_that_ignore_their_first_or_last_labels():
+    labels = LABELS.clone()
+    labels[:, 0], labels[0, -1] = -100, -100
+    model, step = step_of(of_labels, shifts=True, example={**INPUTS, "labels": labels})
     assert step(model.eval(), INPUTS)[1] == 20
 
 
