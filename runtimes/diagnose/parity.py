@@ -102,12 +102,11 @@ def distance_to_one_process(
     alone = optimizer(list(model.named_parameters()))
     found = Distance()
     batches = [batch, _larger(model, step, batch, batch_dims, microbatches), batch]
+    with torch.no_grad():
+        evaluates = _runs(model, step, batch, training=False)  # not a step that differentiates
     for index in range(steps):
-        if index == 1:
-            with torch.no_grad():
-                evaluates = _runs(copy.deepcopy(model).eval(), step, batch)
-            if evaluates:  # not a step that differentiates
-                _evaluate(pipe, batch)
+        if index == 1 and evaluates:
+            _evaluate(pipe, batch)
         given = batches[index % len(batches)]
         loss = pipe.step(given)
         wanted = reference_step(
@@ -145,13 +144,15 @@ def _larger(model: nn.Module, step: StepFunction, batch: Any, batch_dims: Any, m
             return batch
         more.append(leaf if dim is None else torch.cat([leaf, leaf.narrow(dim, 0, microbatches)], dim))
     larger = nesting.batch(more)
-    return larger if _runs(copy.deepcopy(model), step, split_batch(larger, microbatches, dims)[0].batch) else batch
+    return larger if _runs(model, step, split_batch(larger, microbatches, dims)[0].batch) else batch
 
 
-def _runs(model: nn.Module, step: StepFunction, batch: Any) -> bool:
+def _runs(model: nn.Module, step: StepFunction, batch: Any, training: bool = True) -> bool:
+    """Whether the step runs on a copy of the model, in training or in evaluation mode."""
     try:
-        step(model, batch)
-    except Exception:  # the step's own
+        alone = copy.deepcopy(model)
+        step(alone if training else alone.eval(), batch)
+    except Exception:  # the step's own, or a model that cannot be copied
         return False
     return True
 

@@ -116,6 +116,8 @@ class Breaks:
             NeedsValue: a value is needed outside of the present regions.
         """
         tail, regions = self._tail, list(self._modules.lines)
+        if self._watch is not None:  # what a failed attempt left belongs to no later one
+            self._watch.over = True
         watch = self._watch = ValueWatch(self.sizes, self._constants, self.kept, self.drawn)
         self._constants.update({memory_of(buffer): buffer for buffer in model.buffers()})
         locator = Locator([there for _, there in tail.places] if tail is not None else ())
