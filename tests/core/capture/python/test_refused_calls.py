@@ -1,8 +1,8 @@
-"""Calls that a captured step cannot have: refused with the line and what to do, also while the batch is looked at."""
+"""Calls that a captured step cannot have: refused with the line and what to do, also by the default call."""
 
+import panpipe
 import pytest
 import torch
-from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
 from torch import nn
@@ -31,7 +31,11 @@ def load(path):
     return nn.Linear(4, 4), lambda m, b: F.mse_loss(m(b["x"]), torch.load(path).expand(len(b["x"]), 4))
 
 
-@pytest.mark.parametrize("door", [find_batch_dims, capture_step])
+def pipeline(model, step, batch):
+    panpipe.pipeline(model, step, batch, optimizer=torch.optim.SGD, microbatches=2)
+
+
+@pytest.mark.parametrize("door", [pipeline, capture_step])
 @pytest.mark.parametrize(("make", "said"), [(cond, r"torch\.where"), (load, "register what it holds as a buffer")])
 def test_call_is_refused_with_its_line_and_the_fix(make, said, door, tmp_path):
     with pytest.raises(RequestError, match=said) as refusal:

@@ -87,6 +87,7 @@ def test_a_rounded_metric_through_a_text_is_that_of_one_process():
     assert pipe.metrics["rounded"] == pytest.approx(loss, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore:.*so this is shown once")
 def test_numbers_among_the_metrics_are_means():
     batch = torch.randn(4, 4, generator=torch.Generator().manual_seed(0))
     pipe = pipeline(talking_step, batch)
