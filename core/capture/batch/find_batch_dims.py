@@ -7,7 +7,8 @@ it runs: layers that read samples as a sequence, or by indices, are refused; wha
 it fails: with the samples of a microbatch, too? Then that error is the answer
 """
 
-from collections.abc import Callable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -29,6 +30,7 @@ from .batch_dims import (
 from .row_rules import LOOKUP, SEQUENCE, Finding
 from .row_trace import RowTrace, RowTracer
 
+_KEY = r"\[('[^']*'|\d+)\]"
 _MOST_SUGGESTED = 12
 """Number of suggestions that are traced."""
 Step = Callable[[nn.Module, Any], Any]
@@ -160,7 +162,7 @@ class _Check:
             sizes = {n: t.numel() for n, t in self._tensors.items()}
             cut = sum(size for n, size in sizes.items() if other.by_name.get(n) is not None or other.in_list(n))
             if found.error is None and not related and 2 * cut >= sum(sizes.values()):
-                return _dims_text(other, self._tensors)
+                return _dims_text(other, self._nesting.names, self._tensors)
         return ""
 
     def _others(self, dims: BatchDims | None) -> Iterator[BatchDims]:
@@ -197,14 +199,24 @@ def _refusal(finding: Finding) -> str:
     return f"{finding} reads rows of the batch that values of the batch name, which cannot be cut"
 
 
-def _dims_text(dims: BatchDims, tensors: Mapping[str, Any]) -> str:
+def _dims_text(dims: BatchDims, names: Sequence[str], tensors: Mapping[str, Any]) -> str:
     """Dimensions as in ``batch_dims``, ready to be pasted."""
     found = {n: repr(d) for n, d in dims.leaves if n in tensors} | dict.fromkeys(dims.lists, f"'{SAMPLES}'")
     if len(set(found.values())) == 1:
         return next(iter(found.values()))
-    keys = [name.removeprefix("batch") for name in found]
-    if all(key.startswith("['") and key.count("[") == 1 for key in keys):
-        return "{" + ", ".join(f"{key[1:-1]}: {dim}" for key, dim in zip(keys, found.values(), strict=True)) + "}"
-    if keys == [f"[{place}]" for place in range(len(keys))]:
-        return "(" + ", ".join(found.values()) + ")"
-    return first_of([f"{name}: {dim}" for name, dim in found.items()], 8)
+    if any(re.fullmatch(rf"batch({_KEY})*", name) is None for name in names):  # fields of named tuples
+        return first_of([f"{name}: {dim}" for name, dim in found.items()], 8)
+    return _nested("batch", found, names)
+
+
+def _nested(name: str, found: Mapping[str, str], names: Sequence[str]) -> str:
+    """The dimensions of a part of the batch; "" if it holds no tensor."""
+    if name in found:
+        return found[name]
+    below = [m for one in names if one.startswith(f"{name}[") and (m := re.match(_KEY, one[len(name) :]))]
+    parts = {m[1]: _nested(name + m[0], found, names) for m in below}
+    if not any(parts.values()):
+        return ""
+    if list(parts) == [str(place) for place in range(len(parts))]:
+        return "(" + ", ".join(part or "None" for part in parts.values()) + ("," if len(parts) == 1 else "") + ")"
+    return "{" + ", ".join(f"{key}: {part}" for key, part in parts.items() if part) + "}"

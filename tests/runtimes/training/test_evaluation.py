@@ -403,7 +403,7 @@ def test_batches_may_be_tuples_with_plain_values():
         return model(x).square().mean() * rate + (scale.sum() if kind == "sum" else scale.mean())
 
     def batch(rows, dtype=F32, kind="sum", rate=0.5):
-        return (torch.ones(rows, 8), torch.arange(3.0)), kind, rate, None
+        return (torch.ones(rows, 8), torch.arange(3.0)[None]), kind, rate, None
 
     pipe, alone = pipeline_of(case_of(lambda: nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 2)), step, batch), 8, 4)
     losses = []

@@ -358,6 +358,15 @@ REFUSED = {
         nn.Linear(D, 3), weigh_classes, {"x": torch.randn(N, D), "y": LABELS, "weights": torch.ones(3)},
         "its size is not the same", {"x": 0, "y": 0, "weights": None},
     ),
+    "class weights in tuples, with a number": (
+        nn.Linear(D, 3), lambda model, batch: F.cross_entropy(model(batch[0][0]), batch[0][1], batch[1]) * batch[2],
+        ((torch.randn(N, D), LABELS), torch.ones(3), 0.5), "its size is not the same", ((0, 0), None, None),
+    ),
+    "class weights in a dict in a dict": (
+        nn.Linear(D, 3), lambda model, batch: F.cross_entropy(model(batch["in"]["x"]), batch["y"], batch["in"]["w"]),
+        {"in": {"x": torch.randn(N, D), "w": torch.ones(3)}, "y": LABELS}, "its size is not the same",
+        {"in": {"x": 0, "w": None}, "y": 0},
+    ),
     "sequence first": (
         Encoder(False), label_tokens, {"x": torch.randn(S, N, D), "y": tokens(S, N)}, "as a sequence", 1,
     ),
