@@ -35,7 +35,7 @@ class _Object:
 
     def made(self, tensors: Iterator[Tensor]) -> Any:
         """Such an object with these tensors."""
-        found = object.__new__(self.kind)
+        found: Any = object.__new__(self.kind)
         vars(found).update(self.attributes.filled_from(tensors))
         return found
 
