@@ -144,14 +144,17 @@ def _larger(model: nn.Module, step: StepFunction, batch: Any, batch_dims: Any, m
             return batch
         more.append(leaf if dim is None else torch.cat([leaf, leaf.narrow(dim, 0, microbatches)], dim))
     larger = nesting.batch(more)
-    return larger if _runs(model, step, split_batch(larger, microbatches, dims)[0].batch) else batch
+    # All steps in order: a buffer such as a queue may accept the first of other sizes and not the next ones.
+    pieces = [piece.batch for each in (batch, larger, batch) for piece in split_batch(each, microbatches, dims)]
+    return larger if _runs(model, step, *pieces) else batch
 
 
-def _runs(model: nn.Module, step: StepFunction, batch: Any, training: bool = True) -> bool:
-    """Whether the step runs on a copy of the model, in training or in evaluation mode."""
+def _runs(model: nn.Module, step: StepFunction, *batches: Any, training: bool = True) -> bool:
+    """Whether the step runs on batches in turn, with a copy of the model in training or in evaluation mode."""
     try:
         alone = copy.deepcopy(model)
-        step(alone if training else alone.eval(), batch)
+        for batch in batches:
+            step(alone if training else alone.eval(), batch)
     except Exception:  # the step's own, or a model that cannot be copied
         return False
     return True

@@ -1,6 +1,7 @@
 """Ranks over gloo: real processes, forks of one that has imported everything, and some under torchrun."""
 
 import itertools
+import re
 import signal
 import time
 from pathlib import Path
@@ -212,7 +213,7 @@ def test_ranks_that_change_what_the_step_reads_into_different_values_are_refused
     for found in two["values"]:
         said = found["rate 0"]
         assert said.startswith("other values that the step reads changed on rank 1 than on rank 0: on rank "), said
-        assert "'model.blocks.0.dropout', which was" in said, said
+        assert re.search(r"'model\.blocks\.\d\.dropout', which was", said), said
         assert (found["rate 1"], found["steps"]) == ("nothing", 2)
 
 
