@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from attrs import evolve
+from panpipe.core.capture.batch.batch_dims import DifferentRows
 from panpipe.core.capture.regions.module_regions import CapturedOtherwise
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.errors import (
@@ -78,6 +79,7 @@ FAILURES: dict[str, Callable[[], Exception]] = {
     "RequestError": lambda: RequestError("the value, the rule and the fix"),
     "InfeasibleError": lambda: InfeasibleError("device 0 is full"),
     "WorkerError": lambda: WorkerError("one of ranks 1, 2 stopped answering", (1, 2)),
+    "DifferentRows": lambda: DifferentRows("x has 8 rows and y has 4"),
     "NonFiniteError": lambda: NonFiniteError("the loss of step 3 is nan", 3, 1, 2),
     "OffloadError": lambda: OffloadError("offload of saved tensors failed: no space left"),
     "NothingFits": nothing_fits,
