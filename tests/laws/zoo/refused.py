@@ -99,7 +99,7 @@ REFUSED: tuple[Entry, ...] = (
           lambda model, batch: F.cross_entropy(model(batch["x"], batch["offsets"]), batch["y"]), bags,
           "offsets into rows of the batch", refusal="batch_dims="),
     Entry("PINN", "torch", mlp, residual, regression, "the step differentiates the model",
-          refusal="move the call into the module whose results it differentiates"),
+          refusal="move this call and all other calls of the network"),
     Entry("Flagged task", "torch", lambda: nn.ModuleDict({"body": mlp(), "classes": mlp(), "regression": mlp()}),
           flagged, lambda rows: {**vectors(rows), "task": torch.zeros(rows)}, "a tensor in the batch chooses the head",
           refusal="give it as a Python number or text in the batch"),
