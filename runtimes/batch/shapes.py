@@ -26,6 +26,8 @@ from ..programs.options import check_max_shapes
 from .lru_cache import LruCache
 from .microbatches import Microbatch, Shape
 
+_NOTICED_S = 2.0
+"""Seconds of a capture from which on a new shape is reported."""
 Capture = Callable[[Any, Shape], CapturedStep]
 """Captures the step for a microbatch of this shape."""
 
@@ -168,6 +170,8 @@ class Shapes:
                 f"capturing the step for one more takes {each_s:.1f} s each time: pad batches to a few lengths, or "
                 "give a larger max_shapes"
             )
+        if each_s < _NOTICED_S:
+            return None
         return f"microbatches of a new shape ({shape}): capturing the step for them took {each_s:.1f} s"
 
     def _remark_value(self, name: str, value: Any, example: Any, each_s: float) -> str | None:

@@ -144,32 +144,40 @@ class Guards:
 
     def _compare(self, read: Iterable[Named], modules: Sequence[nn.Module]) -> None:
         """Prepare the comparisons of values in dicts, grouped by their keys, and of others."""
-        self._others: list[tuple[Callable[[Any], Any], Any, Any]] = []
+        self._single: list[tuple[Callable[[Any], Any], Any, Any]] = []
         of_dict: dict[int, tuple[Any, dict[Any, Any]]] = {}
         for named in read:
             if named.key is None:
-                self._others.append((attrgetter("cell_contents"), named.holder, named.value))
+                self._single.append((attrgetter("cell_contents"), named.holder, named.value))
             elif isinstance(named.holder, dict | type):
                 holder = named.holder if isinstance(named.holder, dict) else vars(named.holder)
                 of_dict.setdefault(id(named.holder), (holder, {}))[1][named.key] = named.value
             else:
-                self._others.append((attrgetter(named.key), named.holder, named.value))
+                self._single.append((attrgetter(named.key), named.holder, named.value))
         for module in modules:
             for held in (module._modules, module._parameters, module._buffers):
                 of_dict[id(held)] = held, {name: value for name, value in held.items() if value is not None}
         groups: dict[tuple[Any, ...], tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
         for holder, wanted in of_dict.values():
-            if wanted:
-                holders, values = groups[tuple(wanted)]
-                holders.append(holder)
-                values.extend(wanted.values())
-        self._groups = [(itemgetter(*keys), len(keys) > 1, *found) for keys, found in groups.items()]
+            for alone in (True, False):
+                part = {name: value for name, value in wanted.items() if _equals_itself_alone(value) is alone}
+                if part:
+                    holders, values = groups[alone, *part]
+                    holders.append(holder)
+                    values.append(next(iter(part.values())) if len(part) == 1 else tuple(part.values()))
+        self._alone = [(itemgetter(*keys), *found) for (alone, *keys), found in groups.items() if alone]
+        self._others = [
+            (itemgetter(*keys), holders, values if len(keys) == 1 else list(chain.from_iterable(values)), len(keys) > 1)
+            for (alone, *keys), (holders, values) in groups.items()
+            if not alone
+        ]
         listed = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-        sized = [*self.found.own.values(), *(m._modules for m in modules if m._modules or isinstance(m, listed))]
-        self._sized, self._sizes = sized, list(map(len, sized))
+        children = {id(m._modules): m._modules for m in modules if m._modules or isinstance(m, listed)}
+        self._sized = list((self.found.own | children).values())
+        self._sizes = list(map(len, self._sized))
         parameters = {id(p): p for m in modules for p in m._parameters.values() if p is not None}
-        self._parameters = list(parameters.values())
-        self._trained = list(map(_REQUIRES_GRAD, self._parameters))
+        self._trained = [p for p in parameters.values() if p.requires_grad]
+        self._frozen = [p for p in parameters.values() if not p.requires_grad]
         # A conversion of a model converts the parameters of all its modules of a class.
         self._typed = list(
             {(type(m), p.dtype): p for m in modules for p in m._parameters.values() if p is not None}.values()
@@ -181,17 +189,21 @@ class Guards:
         self._some_hooks = [(held, len(held)) for held in self._hooks if held]
 
     def _as_before(self) -> bool:
-        for getter, several, holders, values in self._groups:
+        for getter, holders, values in self._alone:
+            if list(map(getter, holders)) != values:  # a loop in C
+                return False
+        for getter, holders, values, several in self._others:
             now = map(getter, holders)
             if not all(map(is_, chain.from_iterable(now) if several else now, values)):
                 now = map(getter, holders)
                 if not self._replaced_by_equal(list(chain.from_iterable(now) if several else now), values):
                     return False
         return (
-            list(map(_REQUIRES_GRAD, self._parameters)) == self._trained
+            all(map(_REQUIRES_GRAD, self._trained))
+            and not any(map(_REQUIRES_GRAD, self._frozen))
             and list(map(_DTYPE, self._typed)) == self._dtypes
             and list(map(len, self._sized)) == self._sizes
-            and all(self._equal(getter(holder), value) for getter, holder, value in self._others)
+            and all(self._equal(getter(holder), value) for getter, holder, value in self._single)
             and all(self._holds_equal(items_of(held), items) for held, items in self._containers)
             and all(array.tobytes() == data for array, data in self._arrays)
             and self._hooks_as_before()
@@ -222,6 +234,16 @@ class Guards:
 _DEEPEST = 4
 _SMALL_ARRAY = 1 << 14
 _REQUIRES_GRAD, _DTYPE = attrgetter("requires_grad"), attrgetter("dtype")
+
+
+def _equals_itself_alone(value: Any) -> bool:
+    """Whether a value equals no value for which another graph is captured, so that lists of such values are compared in
+    C, mostly by their identities: not 1 and 1.0, and not tensors of one element; of more, a comparison is an error.
+    """
+    kind = type(value)
+    if issubclass(kind, Tensor):
+        return bool(value.numel() > 1)
+    return value is None or kind in (bool, str) or kind.__eq__ is object.__eq__
 
 
 def _portable(key: Hashable) -> Any:

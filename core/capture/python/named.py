@@ -34,7 +34,9 @@ def is_small_container(value: Any) -> bool:
 
 def items_of(container: Any) -> list[Any]:
     """The items of a container, without calls of a derived class; keys and values of a dict."""
-    kind = next(kind for kind in CONTAINERS if issubclass(type(container), kind))
+    for kind in CONTAINERS:
+        if issubclass(type(container), kind):
+            break
     items = list(kind.__iter__(container))
     return items if kind is not dict else [*items, *dict.values(container)]
 

@@ -63,6 +63,7 @@ class NamedValues:
     _loose: list[tuple[types.CodeType, Use, bool]] = field(factory=list)
     _objects: list["_Object"] = field(factory=list)
     _reading: dict[str, str] = field(factory=dict)
+    _looked_up: dict[tuple[Any, ...], list[tuple[types.CodeType, Use, bool]]] = field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
         self._visit("the step", self.step, False)
@@ -70,8 +71,10 @@ class NamedValues:
         while self._waiting or any(each.applied < len(self._loose) for each in self._objects):
             while self._waiting:
                 self._function(*self._waiting.pop())
+            now = len(self._loose)
             for each in list(self._objects):
                 self._apply(each)
+                each.applied = now
 
     @property
     def trained(self) -> list[tuple[str, Tensor]]:
@@ -290,20 +293,28 @@ class NamedValues:
 
     def _apply(self, each: "_Object") -> None:
         """Look up, in one object, the names that code loads from variables of unknown content."""
-        loose, each.applied = self._loose[each.applied :], len(self._loose)
         kind: Any = type(each.value)
-        own, known = _own(each.value) or {}, _names_of_class(kind)
+        own = _own(each.value) or {}
         module = isinstance(each.value, nn.Module)
         trainer = getattr(self.step, "__self__", None)  # its loss is not that of the model's result
         foreign = not module and not each.mine and _origin_of_class(kind) is not Origin.USER
-        for code, use, users in loose:
-            name = use.attributes[0]
-            if not (name in own or name in known or (name.endswith(ALL) and users)):
-                continue
-            if name == "training" and _origin_of_class(kind) is Origin.LAYERS:
+        for code, use, users in self._meant(kind, own, each.applied):
+            if use.attributes[0] == "training" and _origin_of_class(kind) is Origin.LAYERS:
                 continue  # what torch's layers compute depends on it only where their own code names it
             if (module or use.root != RESULT or each.value is not trainer) and (users or not foreign):
                 self._follow(each.place, each.value, use, code, each.mine)
+
+    def _meant(self, kind: type, own: dict[str, Any], first: int) -> list[tuple[types.CodeType, Use, bool]]:
+        """Uses of variables of unknown content, from a number on, that may mean an object; the same for all objects of
+        a class with the same attributes."""
+        key = kind, first, len(self._loose), *own
+        if key not in self._looked_up:
+            names = own.keys() | _names_of_class(kind)
+            self._looked_up[key] = [
+                (code, use, users) for code, use, users in self._loose[first:]
+                if use.attributes[0] in names or (users and use.attributes[0].endswith(ALL))
+            ]  # fmt: skip
+        return self._looked_up[key]
 
 
 @define(eq=False)

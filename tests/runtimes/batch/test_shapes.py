@@ -245,7 +245,8 @@ def test_models_of_the_zoo(name):
 # What is kept
 
 
-def test_programs_of_the_most_recent_shapes_are_kept_and_others_are_freed():
+def test_programs_of_the_most_recent_shapes_are_kept_and_others_are_freed(monkeypatch):
+    monkeypatch.setattr("panpipe.runtimes.batch.shapes._NOTICED_S", 0.0)
     pair = Pair(ThreadTeam(2), GPT, 4, 2, max_shapes=2, own_programs=True)
     pipe = pair.pipe
     pair.distance([tokens(4)])

@@ -310,7 +310,8 @@ def test_evaluation_uses_a_parameter_that_training_does_not_use():
     assert torch.equal(pipe.forward(case.batch(8, F32), lambda model, x: model.other(model.body(x))), wanted)
 
 
-def test_evaluation_warns_once_of_new_shapes_and_keeps_a_few_functions():
+def test_evaluation_warns_once_of_new_shapes_and_keeps_a_few_functions(monkeypatch):
+    monkeypatch.setattr("panpipe.runtimes.batch.shapes._NOTICED_S", 0.0)
     pipe, _ = pipeline_of(GPT, 8, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

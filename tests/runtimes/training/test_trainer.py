@@ -118,7 +118,8 @@ def test_traced_step_is_kept_and_gathered(trainer):
     assert trainer.trace is trace
 
 
-def test_remark_on_new_shapes_is_a_warning_after_the_first_step(trainer):
+def test_remark_on_new_shapes_is_a_warning_after_the_first_step(trainer, monkeypatch):
+    monkeypatch.setattr("panpipe.runtimes.batch.shapes._NOTICED_S", 0.0)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         trainer.train(batch(), STEP)
