@@ -97,8 +97,6 @@ class Variants:
             kept = self._now.prepared
             agreement = agree(kept.known(pieces), None)
             prepared, remark = kept.of(pieces, agreement)
-            if remark is not None:  # a shape is new
-                self._follow_capture(self._now)
             return prepared, agreement, remark
         self._changed()
         reads, before = Guards(self._model, self._step), self._now
@@ -124,7 +122,6 @@ class Variants:
         if found.ready:
             return prepared, agreement, remark
         found.ready = True
-        self._follow_capture(found)
         self._kept.keep(found.reads.key, found)
         if place is not None and place not in self._reported:
             self._reported.add(place)
@@ -133,15 +130,6 @@ class Variants:
                 "give it with the batch as a tensor, or make it a buffer", _change(place, before.reads, reads), KEPT,
             )  # fmt: skip
         return prepared, agreement, remark
-
-    def _follow_capture(self, variant: _Variant) -> None:
-        """Read the values again where capture changed them: a step that freezes parameters may leave them frozen.
-
-        Programs of such a step are kept with the values that it leaves, and are captured again where others are set.
-        """
-        if not variant.reads.unchanged():
-            self._changed()
-            variant.reads = Guards(self._model, self._step)
 
     def forget(self) -> None:
         """Drop all prepared steps; after a failed step, which leaves messages and saved tensors in them."""

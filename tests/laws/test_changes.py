@@ -673,7 +673,7 @@ def discriminator_frozen_for_a_part_of_an_evaluated_step():
     return attrs.evolve(discriminator_frozen_for_a_part_of_the_step(), evaluated=True)
 
 
-@right
+@refused
 def discriminator_that_stays_frozen():
     def step(m, b):
         m.discriminator.requires_grad_(True)
@@ -684,7 +684,7 @@ def discriminator_that_stays_frozen():
     return Program(Adversaries(), step, evaluated=True)
 
 
-@right
+@refused
 def discriminator_that_is_used_before_it_stays_frozen():
     def step(m, b):
         real = m.discriminator(b["y"]).abs().mean()
@@ -694,7 +694,7 @@ def discriminator_that_is_used_before_it_stays_frozen():
     return Program(Adversaries(), step)
 
 
-@right
+@refused
 def discriminator_that_the_step_unfreezes():
     def step(m, b):
         fake = m.generator(b["x"])
@@ -706,7 +706,7 @@ def discriminator_that_the_step_unfreezes():
     return Program(model, step, lambda n: set_trained(model.discriminator, n % 2 == 1))
 
 
-@right
+@refused
 def generator_and_discriminator_that_each_freeze_the_other():
     def step(m, b):
         set_trained(m.generator, True)

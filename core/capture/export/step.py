@@ -1,16 +1,15 @@
 """Captures an ordinary training step as one graph, including the loss, without tensors on any device.
 
 The step is exported (`torch.export`) over fake tensors *before* autograd, so the captured program is the user's. Export
-runs the step's Python; if that fails, Dynamo reads its bytecode; if that fails too, a part stays Python. Forward and
-backward programs are derived from a stage's part of the graph on the machine that runs it.
+runs the step's Python; if that fails, a part stays Python. Forward and backward programs are derived from a stage's
+part of the graph on the machine that runs it.
 """
 
-import io
 import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, redirect_stderr
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -31,12 +30,10 @@ from ..graph.outputs import ResultRows
 from ..graph.transforms import transforms_traced
 from ..graph.written_attributes import WritesConstant, make_buffer, make_constant_a_buffer
 from ..python.changes import FIX, WritesTensor, assigned_buffers_written, modules_restored
-from ..python.dynamo import PlainStep, nothing_omitted, refuse_transforms
 from ..python.foreign_gradients import check_foreign_gradients
 from ..python.gradient_hooks import check_gradient_hooks
 from ..python.references import references_followed
 from ..python.refused_calls import calls_refused
-from ..python.requires_grad_writes import EndsOtherwise, begin_as_it_ends
 from ..python.torch_settings import saved_tensor_hooks_refused, with_gradients, without_anomaly_mode
 from ..regions.breaks import Breaks, StepFunction
 from ..regions.modes import modes_as_calls
@@ -188,8 +185,6 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
         except WritesTensor as written:
             make_buffer(breaks.model, written.tensor)
             breaks.made_buffers.append(written.tensor)
-        except EndsOtherwise as ends:
-            begin_as_it_ends(breaks.model, ends)
         except WritesConstant as written:
             breaks.made_buffers.append(make_constant_a_buffer(breaks.model, written))
         except Exception as error:
@@ -199,9 +194,6 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
             if depends_on_value(error):
                 _widen(breaks, error, line)
                 continue
-            captured = _exported_by_dynamo(breaks, export)
-            if captured is not None:
-                return captured
             if not breaks.keep_python(error, line):
                 raise RequestError(_refusal(breaks, error, line)) from error
     raise RequestError(
@@ -242,44 +234,26 @@ _MAX_BREAKS = 24
 """Largest number of attempts to capture a step; each that fails adds a region around a line that needs a value."""
 
 
-def _exported_by_dynamo(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedStep | None:
-    """Dynamo's capture, which reads Python's bytecode instead of running it; None if that fails, too.
-
-    Dynamo does not support regions: it captures the whole step or nothing.
-    """
-    if breaks.lines:
-        return None
-    try:
-        with redirect_stderr(io.StringIO()):  # export prints the graph there where an assert fails
-            return export(strict=True)
-    except Exception:
-        return None
-
-
 def _exported(
     model: nn.Module,
     breaks: Breaks,
     device: torch.device,
     gradients: bool,
     rows: ResultRows | None,
-    strict: bool = False,
 ) -> CapturedStep:
     breaks.trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     given, nesting = flatten_batch(breaks.batch)
-    whole = PlainStep(model, breaks.step, nesting, breaks.autocasts) if strict else _WholeStep(model, breaks, nesting)
+    whole = _WholeStep(model, breaks, nesting)
     fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
     names, state = fake_state(whole, fake_mode, device, gradients)
     fake_batch = pytree.tree_map_only(Tensor, lambda t: fake_of(t.detach(), fake_mode, device), nesting.plain(given))
-    functions = nothing_omitted() if strict else own_functions()
     with (
-        _reparametrize_module(whole, state), functions, modes_as_calls(), lines_recorded(), warnings.catch_warnings(),
-        _exporting_hidden() if breaks.as_eager else nullcontext(), holding() as held, transforms_traced(),
+        _reparametrize_module(whole, state), own_functions(), modes_as_calls(), lines_recorded(), holding() as held,
+        _exporting_hidden() if breaks.as_eager else nullcontext(), warnings.catch_warnings(), transforms_traced(),
     ):  # fmt: skip
         # Assignments of a forward are handled: buffers are written, and other attributes are restored.
         warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")
-        program = torch.export.export(whole, (fake_batch,), strict=strict)
-    if strict:
-        refuse_transforms(program.graph)
+        program = torch.export.export(whole, (fake_batch,), strict=False)
     return captured_step(
         program, names, len(given), type(model).__name__, breaks, gradients=gradients, rows=rows, held=held
     )

@@ -1,13 +1,11 @@
 """Assignments of ``requires_grad`` within a step, as in a GAN's step; gradients that a step reads or sets are refused.
 
 A captured graph has no such assignments, because export runs before autograd. Operators that run while a parameter is
-frozen give it no gradient, so they read a detached parameter. Autograd also drops gradients of parameters that are
-frozen when the backward runs, which is after the step. So a step that ends with other settings than those with which it
-began is captured with those of its end, which later microbatches begin with, if it computes the same with both.
+frozen give it no gradient, so they read a detached parameter. A step that ends with other settings than those with
+which it began is refused: the next microbatch would begin with these.
 """
 
 import sys
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,38 +22,6 @@ _GRAD: Any = Tensor.grad
 _GRADIENT = (_GRAD.__get__, _GRAD.__set__, _GRAD.__delete__)
 
 
-class EndsOtherwise(Exception):
-    """A step sets ``requires_grad`` of parameters, and ends with other settings than those with which it began.
-
-    Args:
-        settings: name of each such parameter → whether it requires a gradient at the end.
-        line: of the user's, that froze one of them last; "" if none is frozen.
-    """
-
-    def __init__(self, settings: Mapping[str, bool], line: str) -> None:
-        super().__init__(f"{line}: {', '.join(settings)}")
-        self.settings, self.line = settings, line
-
-
-def begin_as_it_ends(model: nn.Module, ends: EndsOtherwise) -> None:
-    """Set ``requires_grad`` of parameters as the step does, so that it begins with the settings with which it ends.
-
-    Warns:
-        UserWarning: a parameter is frozen at the end, so that it is not trained.
-    """
-    for name, parameter in model.named_parameters():
-        if name in ends.settings:
-            parameter.requires_grad_(ends.settings[name])
-    frozen = [name for name, trained in ends.settings.items() if not trained]
-    if frozen:
-        others = f" and {len(frozen) - 1} others" if len(frozen) > 1 else ""
-        warnings.warn(
-            f"{ends.line}: the step leaves parameter '{frozen[0]}'{others} frozen: as in PyTorch they get no gradient, "
-            "because the backward runs after the step; set requires_grad back before the step returns to train them",
-            stacklevel=2,
-        )
-
-
 class RequiresGradWrites(TorchFunctionMode):
     """A mode in which a captured step may freeze and unfreeze parameters.
 
@@ -69,8 +35,6 @@ class RequiresGradWrites(TorchFunctionMode):
         super().__init__()
         self._names = {id(parameter): name for name, parameter in model.named_parameters()}
         self._first = {key: settings[name] for key, name in self._names.items()}
-        self._read: set[int] = set()
-        self._used: set[int] = set()
         self._now: dict[int, bool] = {}
         self._lines: dict[int, str] = {}
         self._detached: dict[int, Tensor] = {}
@@ -83,10 +47,8 @@ class RequiresGradWrites(TorchFunctionMode):
             wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
             self._set(args[0], bool(wanted))
             return args[0]
-        if func == _GETS and id(args[0]) in self._names:
-            return self._requires_gradient(args[0])
-        leaves = {id(leaf) for leaf in pytree.tree_leaves((args, kwargs))}
-        self._used |= leaves & self._names.keys() - self._now.keys()
+        if func == _GETS and (key := id(args[0])) in self._names:
+            return self._now.get(key, self._first[key])
         if self._frozen_here:
             args, kwargs = pytree.tree_map_only(Tensor, self._as_frozen, (args, kwargs))
         return func(*args, **kwargs)
@@ -99,14 +61,8 @@ class RequiresGradWrites(TorchFunctionMode):
         self._now[id(parameter)] = trained
         self._lines[id(parameter)] = calling_line(sys._getframe(1)) or "the step"
 
-    def _requires_gradient(self, parameter: Tensor) -> bool:
-        key = id(parameter)
-        if key not in self._now:
-            self._read.add(key)
-        return self._now.get(key, self._first[key])
-
     def _refuse_gradient(self, parameter: Tensor) -> None:
-        name = self._name(id(parameter))
+        name = self._names[id(parameter)]
         raise RequestError(
             f"{current_line()}the step reads or sets the gradient of parameter '{name}' here, which would "
             "be that of earlier microbatches: a step only returns the loss, and gradients are complete after "
@@ -126,23 +82,13 @@ class RequiresGradWrites(TorchFunctionMode):
         """Compare the settings of the step's end with those of its start.
 
         Raises:
-            EndsOtherwise: they differ, and the step computes the same if it begins with those of its end: it read no
-                setting before it set it, and used no parameter without a gradient that has one at the end. A parameter
-                that is frozen at the end gets no gradient in either case.
-            RequestError: they differ, and the step would compute something else; the message has the line.
+            RequestError: they differ; the message has the line.
         """
-        unequal = {key: trained for key, trained in self._now.items() if trained is not self._first[key]}
-        for key, trained in unequal.items():
-            if key in self._read or (trained and key in self._used):
-                words = ("frozen", "trained")[:: -1 if trained else 1]
+        for key, trained in self._now.items():
+            if trained is not self._first[key]:
+                ends, began = ("trained", "frozen") if trained else ("frozen", "trained")
                 raise RequestError(
-                    f"{self._lines[key]}: the step leaves parameter '{self._name(key)}' {words[0]}, and it began "
-                    f"{words[1]}, so that the next microbatch computes something else: set requires_grad back before "
-                    "the step returns, or set it between steps"
+                    f"{self._lines[key]}: the step leaves parameter '{self._names[key]}' {ends}, and it began {began}, "
+                    "so that the next microbatch computes something else: set requires_grad back before the step "
+                    "returns, or set it between steps"
                 )
-        if unequal:
-            lines = [self._lines[key] for key, trained in unequal.items() if not trained]
-            raise EndsOtherwise({self._name(key): trained for key, trained in unequal.items()}, "".join(lines[:1]))
-
-    def _name(self, key: int) -> str:
-        return self._names[key]

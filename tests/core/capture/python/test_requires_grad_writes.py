@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.python.requires_grad_writes import EndsOtherwise, RequiresGradWrites, begin_as_it_ends
+from panpipe.core.capture.python.requires_grad_writes import RequiresGradWrites
 from panpipe.core.errors import RequestError
 from torch import nn
 
@@ -42,46 +42,10 @@ def test_parameter_that_was_frozen_from_the_start_stays_so(model):
     assert model.weight.grad is None
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_step_that_sets_what_it_uses_begins_with_the_settings_of_its_end(model, first):
+@pytest.mark.parametrize(("first", "words"), [(False, "trained, and it began frozen"), (True, "frozen, and it began")])
+def test_step_that_ends_with_other_settings_is_refused_with_its_line(model, first, words):
     model.weight.requires_grad_(first)
     with RequiresGradWrites(model, settings(model)) as writes:
-        model.weight.requires_grad = not first
-        model(torch.ones(1, 2))
-        with pytest.raises(EndsOtherwise) as raised:
-            writes.check_ends()
-    assert raised.value.settings == {"weight": not first}
-    assert ("test_requires_grad_writes.py" in raised.value.line) is first  # the line that froze it
-
-
-def test_parameter_that_is_frozen_at_the_end_may_be_used_before(model):
-    with RequiresGradWrites(model, settings(model)) as writes:
-        model(torch.ones(1, 2))
-        model.weight.requires_grad = False
-        with pytest.raises(EndsOtherwise):
-            writes.check_ends()
-
-
-def use(weight):
-    return weight * 2
-
-
-def branch(weight):
-    return weight.requires_grad
-
-
-@pytest.mark.parametrize(
-    ("first", "early", "words"),
-    [
-        (False, use, "trained, and it began frozen"),
-        (False, branch, "trained, and it began frozen"),
-        (True, branch, "frozen, and it began trained"),
-    ],
-)
-def test_step_that_depends_on_the_settings_of_its_start_is_refused_with_its_line(model, first, early, words):
-    model.weight.requires_grad_(first)
-    with RequiresGradWrites(model, settings(model)) as writes:
-        early(model.weight)
         model.weight.requires_grad = not first
         with pytest.raises(
             RequestError, match=rf"test_requires_grad_writes.py:\d+: the step leaves parameter 'weight' {words}"
@@ -99,19 +63,6 @@ def test_captured_tensors_without_gradients_have_the_settings_of_the_users_param
         model.weight.requires_grad_(True)
         writes.check_ends()
     assert not model.weight.requires_grad
-
-
-def test_settings_of_the_end_are_set_and_frozen_parameters_are_named(model):
-    with pytest.warns(UserWarning, match=r"train.py:3: the step leaves parameter 'weight' frozen: as in PyTorch"):
-        begin_as_it_ends(model, EndsOtherwise({"weight": False}, "train.py:3"))
-    assert settings(model) == {"weight": False, "bias": True}
-
-
-def test_parameters_that_are_trained_at_the_end_are_no_warning(model, recwarn):
-    model.requires_grad_(False)
-    begin_as_it_ends(model, EndsOtherwise({"weight": True}, ""))
-    assert settings(model) == {"weight": True, "bias": False}
-    assert not recwarn.list
 
 
 def read(weight):

@@ -1,4 +1,4 @@
-"""Steps that Dynamo would capture with omissions: another part stays Python instead."""
+"""A module that asks for a plain tensor stays Python, and the rest of its step is captured, whatever it does."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 class Particular(nn.Module):
-    """Wants a plain tensor, which of the two tracers only Dynamo shows it."""
+    """Wants a plain tensor, which a captured one is not."""
 
     def forward(self, x):
         assert type(x) is torch.Tensor
@@ -86,7 +86,7 @@ def batch(rows=6):
 
 
 CASES = {
-    "nothing to pass over": (plain, step, []),
+    "a buffer written in place": (plain, step, ["particular"]),
     "an autograd function": (lambda model, x: Tripled.apply(x), step, ["particular"]),
     "a hook on a gradient": (hooked, step, ["particular"]),
     "a buffer assigned anew": (assigned, step, ["particular"]),
@@ -97,7 +97,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_step_captured_by_dynamo_trains_like_one_process(case):
+def test_step_around_it_trains_like_one_process(case):
     run, train, regions = CASES[case]
     torch.manual_seed(0)
     checked = CheckedModel(Model(run).train(), train, batch(), 3)
@@ -107,7 +107,7 @@ def test_step_captured_by_dynamo_trains_like_one_process(case):
     assert check.distance.within(1e-12, 1e-12), check
 
 
-def test_step_captured_by_dynamo_prints_once(capsys):
+def test_step_around_it_prints_once(capsys):
     torch.manual_seed(0)
     with pytest.warns(UserWarning, match="so this is shown once, now"):
         captured = capture_step(Model(printing), step, batch(2))
@@ -120,7 +120,7 @@ def test_assigned_data_is_refused_with_the_line():
         model.seen.data = model.seen.data * 0.9 + x.detach().mean(0)
         return x + model.seen
 
-    with pytest.raises(RequestError, match=r"test_dynamo\.py:\d+ in exchanged: the step assigns \.data"):
+    with pytest.raises(RequestError, match=r"test_plain_tensors\.py:\d+ in exchanged: the step assigns \.data"):
         capture_step(Model(exchanged), step, batch(2))
 
 
