@@ -232,7 +232,9 @@ class RowWatch(PlaceholderResults):
         _, name, _, named, given, _ = self._call
         if "convolution" in name:
             grouped = (named.get("groups") or 1) % self._prime == 0  # a filter of its own for each sample
-            return not grouped and (any(d != 0 for d in where) or any(map(self._carried, given[1:])))
+            layers = 2 if name.endswith("backward") else 1  # of a backward, the gradient and the input
+            apart = all(d == 0 for t in given[:layers] for d in self._carried(t))
+            return not grouped and (not apart or any(map(self._carried, given[layers:])))
         if name.startswith(_SPATIAL):
             digits = [int(c) for c in name if c.isdigit()]
             return any(d >= first.ndim - (digits[-1] if digits else 2) for d in where)
