@@ -291,13 +291,12 @@ class Breaks:
                 self._modules.watched(random), numbered(self.model, regions, observer), self.autocasts.resumed(),
             ):  # fmt: skip
                 result = self._called(self.model, self.batch)
+                state = dict(self.model.named_parameters()), dict(self.model.named_buffers())
             self._refuse_number(result)
             if not missing:  # replacements of parameters without values have no gradient
                 self._refuse_without_gradient(result)
             if tail_line is not None:
-                self._tail = TailRegion.observed(
-                    self.model, stand_ins, observer, self._names, result, random.ordinal, tail_line
-                )
+                self._tail = TailRegion.observed(*state, observer, self._names, result, random.ordinal, tail_line)
         finally:
             with torch.no_grad():
                 for tensor, value in kept:  # a run may write buffers, and parameters through .data

@@ -49,7 +49,7 @@ class Tail:
         record: results of the calls before it.
         needed: place → tensor, for tensors computed before the tail that it reads.
         touched: other tensors that it reads, such as parameters, by identity.
-        before: identities of the tensors that are read before it.
+        before, made: identities of the tensors that are read, and that are computed, before it.
         written: identities of tensors that it writes in place.
         draws: number of random draws before it.
     """
@@ -58,6 +58,7 @@ class Tail:
     needed: dict[Place, Tensor]
     touched: dict[int, Tensor]
     before: set[int]
+    made: set[int]
     written: set[int]
     draws: int
 
@@ -114,7 +115,8 @@ class Observer(Calls):
         before = max((here for here, there in number.items() if there < len(names) - 1), default=-1)
         until = next((here for here, there in number.items() if there == len(names) - 1), before + 1)
         before_tail = {id(tensor) for seen in self._seen[:until] for tensor in seen.given}
-        tail = Tail(evolve(self._record, until=until), {}, {}, before_tail, set(), 0)
+        made = {tensor for tensor, place in self._made.items() if place[0] < until}
+        tail = Tail(evolve(self._record, until=until), {}, {}, before_tail, made, set(), 0)
         # The tail may have no call at all, only Python.
         tail.draws = self._seen[until].draws if until < len(self._seen) else self._drawn()
         for here, seen in enumerate(self._seen):

@@ -82,7 +82,8 @@ class Region:
     def backward(self, gradients: Sequence[Tensor], ticket: Tensor) -> list[Tensor]:
         """Gradients of its trained inputs, from those of its results."""
         found, leaves = ticket.kept  # type: ignore[attr-defined]
-        pairs = [(f, g) for f, g in zip(found, gradients, strict=True) if f.requires_grad]
+        # The gradient of a loss is a number, and a loss may have shape (1,).
+        pairs = [(f, g.expand_as(f)) for f, g in zip(found, gradients, strict=True) if f.requires_grad]
         if not pairs or not leaves:
             return [_no_gradient(leaf) for leaf in leaves]
         with _autograd():

@@ -45,8 +45,8 @@ class TailRegion:
     @classmethod
     def observed(
         cls,
-        model: nn.Module,
-        stand_ins: Mapping[str, Tensor],
+        parameters: Mapping[str, Tensor],
+        buffers: Mapping[str, Tensor],
         observer: Observer,
         names: Sequence[str],
         result: Any,
@@ -56,8 +56,7 @@ class TailRegion:
         """The tail of a step, from a run with real tensors.
 
         Args:
-            model: the user's.
-            stand_ins: name of a parameter or buffer → its replacement in the run.
+            parameters, buffers: of the model at the end of the run.
             observer: of the run.
             names: of the calls up to the tail during capture.
             result: of the step.
@@ -74,12 +73,11 @@ class TailRegion:
                 f"{line}: this line needs a value, and the step calls other operators when it is captured than when "
                 "it runs; move the line and what depends on it into a module"
             )
-        buffers = {name: stand_ins.get(name, tensor) for name, tensor in model.named_buffers()}
-        parameters = {name: stand_ins.get(name, tensor) for name, tensor in model.named_parameters()}
-        # Another run of the tail may read what this run did not, such as a layer that is skipped at random.
+        # Another run of the tail may read what this run did not, such as a layer that is skipped at random. A buffer
+        # that was assigned before the tail is a result of a call.
         state = tuple(
             n for n, t in (*parameters.items(), *buffers.items())
-            if id(t) in tail.touched or id(t) not in tail.before
+            if id(t) in tail.touched or (id(t) not in tail.before and id(t) not in tail.made)
         )  # fmt: skip
         written = tuple(
             n for n in state if n in buffers and (may_be_written(buffers[n]) or id(buffers[n]) in tail.written)

@@ -314,3 +314,42 @@ def test_rank_without_parameters_has_the_learning_rates_of_the_others(tmp_path):
     script.write_text(RATES, encoding="utf-8")
     done = torchrun_script(script)
     assert done.returncode == 0, done.stderr
+
+
+class Sized(nn.Module):
+    """Keeps the size of its last input in a buffer that it assigns."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("size", torch.tensor([4]))
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        self.size = torch.tensor(x.shape[-1:])
+        return self.linear(x)
+
+
+def test_buffer_that_is_assigned_before_a_line_that_needs_a_value():
+    def checked(model, batch):
+        loss = F.mse_loss(model(batch), batch).reshape(1)  # losses of shape (1,) are accepted, too
+        assert batch.max() < 100
+        return loss
+
+    torch.manual_seed(0)
+    trained(nn.Sequential(nn.Linear(8, 8), Sized(), nn.Linear(8, 8)), checked, torch.randn(16, 8))
+
+
+def test_clipped_gradients_of_each_sample_of_convolutions():
+    def private(model, batch):
+        def loss(params, image, label):
+            return F.cross_entropy(torch.func.functional_call(model, params, (image[None],)), label[None])
+
+        params = dict(model.named_parameters())
+        gradients = torch.func.vmap(torch.func.grad(loss), (None, 0, 0))(params, *batch)
+        norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
+        factor = (1 / norms).clamp(max=1) / len(norms)
+        return sum((torch.einsum("i,i...", factor, g.detach()) * params[name]).sum() for name, g in gradients.items())
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 4))
+    trained(model, private, (torch.randn(8, 3, 8, 8), torch.randint(4, (8,))), tolerance=1e-4)
