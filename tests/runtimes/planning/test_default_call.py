@@ -39,7 +39,7 @@ def trained(model, step, batch, steps=2, tolerance=1e-5, **more):
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        torch.testing.assert_close(pipe.step(batch), loss.detach(), rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(pipe.step(batch), loss.detach().squeeze(), rtol=tolerance, atol=tolerance)
     for (name, mine), theirs in zip(model.state_dict().items(), alone.state_dict().values(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=tolerance, atol=tolerance, msg=lambda m, n=name: f"{n}: {m}")
     pipe.close()
