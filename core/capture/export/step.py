@@ -29,7 +29,7 @@ from ..graph.numbered_objects import holding
 from ..graph.outputs import ResultRows
 from ..graph.transforms import transforms_traced
 from ..graph.written_attributes import WritesConstant, make_buffer, make_constant_a_buffer
-from ..python.changes import FIX, WritesTensor, assigned_buffers_written, modules_restored
+from ..python.changes import FIX, WritesTensor, assigned_buffers_written
 from ..python.foreign_gradients import check_foreign_gradients
 from ..python.gradient_hooks import check_gradient_hooks
 from ..python.references import references_followed
@@ -59,9 +59,9 @@ class _WholeStep(nn.Module):
     def forward(self, batch: Any) -> Any:
         with (
             self._breaks.autocasts.resumed(),
+            self._breaks.changes.of_run(self.model, judged=True),
             references_followed(self.model, self._breaks.guards),
             saved_tensor_hooks_refused(),
-            self._breaks.changes.of_attributes(self.model),
             assigned_buffers_written(self.model, self._breaks.assigned, self._breaks.is_constant),
         ):
             return self._breaks.run(self.model, self._nesting.restored(batch))
@@ -108,15 +108,15 @@ def capture_step(
         calls_refused(),
     ):
         drawn = drawn_outside_of_torch()
-        with breaks.changes.outside(model), modules_restored(model):
-            captured = _captured(breaks, export)
-            if name := breaks.changes.kept():
-                # The step keeps what it computed, such as a list of losses: another run must not read it.
-                breaks.again(name)
-                captured = _captured(breaks, export)
-            breaks.changes.note_flags()
-            if flags := list(breaks.changes.flags):
-                _refuse_other_graph(captured, _captured(breaks, export), *flags[0])
+        captured = _captured(breaks, export)
+        if (kept := breaks.changes.kept) or breaks.changes.flag is not None:
+            # The step leaves what it computed, such as a list of losses, or a flag: another run must not use it.
+            flag = breaks.changes.flag
+            breaks.again(kept)
+            again = _captured(breaks, export)
+            if flag is not None:
+                _refuse_other_graph(captured, again, *flag)
+            captured = again
         for tensor in breaks.made_buffers:
             make_buffer(model, tensor)
         if drawn_outside_of_torch() != drawn:
@@ -174,7 +174,7 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
     step = breaks.step
     for _ in range(_MAX_BREAKS):
         try:
-            with breaks.changes.tensors_removed(after_failure=True):
+            with breaks.changes.of_run(breaks.model):  # export replaces containers of modules by copies
                 return export()
         except CapturedOtherwise:
             if breaks.as_eager:

@@ -3,19 +3,25 @@
     a tensor that a module assigns to an attribute or a buffer    ──▶ a buffer, written in each run
     a constant that is set up, such as a table of positions       ──▶ computed again in each run
     a flag, such as ``self.ready = True``                         ──▶ captured again with it: the same graph, or refused
-    another value that the step also reads, such as a counter     ──▶ refused, with the line
+    another computed value that the step may read again           ──▶ captured again with it: not used, or refused
+    a counter that the step reads                                 ──▶ refused, with the line
     a value that the step only writes, such as a list of losses   ──▶ put back, with a warning
 
 A captured step runs its Python once, so another value would be that of the capture in all steps.
 """
 
 import copy
+import logging
+import random
+import warnings
 from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from operator import is_
 from typing import Any
 
+import numpy
 import torch
 from attrs import define, field
 from torch import Tensor, nn
@@ -26,6 +32,7 @@ from ..values.code_origin import is_users_own
 from ..values.fake_tensors import have_equal_shapes
 from ..values.late_numbers import holds_captured
 from ..values.nesting import tensors_of
+from ..values.printed import output_held
 from ..values.user_lines import warn_at
 from .guards import Guards
 from .named import MISSING, Named, is_plain, items_of
@@ -52,35 +59,6 @@ class WritesTensor(Exception):
         self.tensor = tensor
 
 
-@contextmanager
-def modules_restored(model: nn.Module) -> Iterator[None]:
-    """The context of runs of a model; at its end, all attributes, buffers and hooks of its modules are as before."""
-    modules = [module for module in model.modules() if not isinstance(module, torch.jit.ScriptModule)]
-    before = [(module.__dict__, dict(module.__dict__)) for module in modules]
-    held = [value for _, values in before for key, value in values.items() if key in INTERNAL or is_mutable(value)]
-    contents = [(value, copy.copy(value)) for value in held]
-    try:
-        yield
-    finally:
-        for own, values in before:
-            for key in own.keys() - values.keys():
-                del own[key]
-            own.update(values)
-        for value, content in contents:
-            refill(value, content)
-
-
-def refill(value: Any, before: Any) -> None:
-    """Replace a container's contents by its earlier ones, if they are others."""
-    if len(value) == len(before) and all(map(is_, items_of(value), items_of(before))):
-        return
-    value.clear()
-    if isinstance(value, dict | set):
-        value.update(before)
-    else:
-        value.extend(before)
-
-
 def is_mutable(value: Any) -> bool:
     """Whether a value is a container whose contents are put back."""
     return type(value) in (list, dict, set, deque, defaultdict, OrderedDict)
@@ -94,8 +72,8 @@ class _Change:
         what: the value in words, for messages.
         old, new: before and after it; for a container, one of its items.
         named: the uses of the value in code; None if code does not name it.
-        own: whether it is an attribute of a module.
-        used: whether any code of the step reads an attribute of its name.
+        own: whether it belongs to a module of the model.
+        redo: changes the value in this way again.
         sets_up: whether the run also assigned a constant there, such as a table with this number of rows.
         filled: whether the value is a container whose items were changed.
     """
@@ -105,31 +83,9 @@ class _Change:
     new: Any
     named: Named | None
     own: bool
-    used: bool = True
+    redo: Callable[[], object]
     sets_up: bool = False
     filled: bool = False
-
-    def judged(self, is_constant: IsConstant) -> Exception | tuple[str, str] | None:
-        """An exception that refuses the change, or a line and a warning, or neither."""
-        read = self.named.read_at if self.named is not None else ""
-        captured, state = holds_captured(self.new), isinstance(self.old, Tensor)
-        alike = state and not self.filled and isinstance(self.new, Tensor) and have_equal_shapes(self.old, self.new)
-        table = tensors_of(self.new) and is_constant(self.new) and not (state and self.old.is_meta) and not alike
-        if table or (self.sets_up and not captured):
-            return None
-        if self.own and alike:
-            return WritesTensor(self.old)
-        by_name = self.named is not None and bool(self.named.written_at)
-        # Values that hold what was computed are followed in another capture.
-        carries = self.named is not None and (
-            (captured and self.own and self.named.early) or (_counts(self.old, self.new) and self.named.carried)
-        )
-        if carries and (by_name or not state):  # otherwise by setattr, as hooks do that compute a weight
-            return RequestError(f"{read}: the step reads {self.what} here and writes it, too: {FIX}")
-        line = (self.named.written_at or read) if self.named is not None else ""
-        if not line or (self.own and captured and (self.used or not is_users_own(line.rpartition(":")[0]))):
-            return None
-        return line, f"the step writes {self.what}: {FIX}, or return it as a metric"
 
 
 @define(eq=False)
@@ -141,171 +97,177 @@ class Changes:
         is_constant: of tensors that the step computes.
 
     Attributes:
-        flags: attributes of modules that the step set to another flag, and reads: a line and the attribute in words.
-        following: whether runs start with the computed values that an earlier run left in attributes of modules, to
-            find out whether they use them.
+        kept: name of a value that holds what the last run computed, and that another run may use; "" without one.
+        flag: the line that reads a flag that the last run set, and the flag in words; None without one.
+        following: whether runs start with what the last run left, to find out whether they use it.
     """
 
     guards: Guards
     is_constant: IsConstant
-    flags: list[tuple[str, str]] = field(factory=list)
+    kept: str = ""
+    flag: tuple[str, str] | None = None
     following: bool = False
-    _left: dict[tuple[int, str], tuple[dict[str, Any], Any, str]] = field(factory=dict)
-    _of_key: dict[tuple[int, Any], Named] = field(init=False)
-    _holding: dict[int, Named] = field(init=False)
-
-    def __attrs_post_init__(self) -> None:
-        self._of_key = self.guards.found.named
-        self._holding = {id(named.value): named for named in self._of_key.values()}
+    _redo: list[Callable[[], object]] = field(factory=list)
 
     @contextmanager
-    def of_attributes(self, model: nn.Module) -> Iterator[None]:
-        """The context of one run of a model with captured tensors; at its end, its modules' attributes are put back.
+    def of_run(self, model: nn.Module, judged: bool = False) -> Iterator[None]:
+        """The context of one run; at its end, attributes of modules and values that code names are put back.
+
+        Args:
+            model: the user's module, perhaps with captured tensors.
+            judged: whether a change is refused or reported if it matters to a next run.
 
         Raises:
             WritesTensor: a module assigns a tensor to an attribute that has a tensor and is not a buffer.
-            RequestError: a module keeps another value that it reads again.
+            RequestError: the step keeps another value that it reads again.
         """
-        modules = [(module_text(name), module.__dict__) for name, module in model.named_modules()]
-        before = [(who, own, dict(own), _contents(own)) for who, own in modules]
-        for (_, key), (own, value, _) in self._left.items() if self.following else ():
-            own[key] = value
         changes: list[_Change] = []
-        finished = False
-        try:
+        with ExitStack() as stack:
+            tensors = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+            stack.enter_context(self._outside(model, changes))
+            for name, module in model.named_modules():
+                if not isinstance(module, torch.jit.ScriptModule):
+                    stack.enter_context(self._of_module(module_text(name), module.__dict__, tensors, changes))
+            for again in self._redo if self.following and judged else ():
+                again()
             yield
-            finished = True
-        finally:
-            own_now = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-            for who, own, values, contents in before:
-                changed = [
-                    (key, value) for key, value in own.items()
-                    if key not in INTERNAL and value is not values.get(key, MISSING)
-                ]  # fmt: skip
-                sets_up = any(tensors_of(value) and self.is_constant(value) for _, value in changed)
-                for key, value in changed:
-                    if (tensors := tensors_of(value)) and own_now.issuperset(map(id, tensors)):
-                        own[key] = values.get(key, MISSING)  # parameters in a list, such as a recurrent layer keeps
-                    else:
-                        changes += self._assigned(own, key, values.get(key, MISSING), who, sets_up, finished)
-                for key, content in contents.items():
-                    if own.get(key) is values[key]:
-                        named = self._of_key.get((id(own), key))
-                        changes += _filled(_named(key, who), values[key], content, named, True)
-        if finished:
-            self._report(changes)
-
-    def _assigned(
-        self, own: dict[str, Any], key: str, old: Any, who: str, sets_up: bool, finished: bool
-    ) -> list[_Change]:
-        """Put back an attribute that a module assigned; return the change if it matters."""
-        value, named = own[key], self._of_key.get((id(own), key))
-        if holds_captured(value) or (_counts(old, value) and named is not None and not named.is_set):
-            if old is MISSING:
-                del own[key]
-            else:
-                own[key] = old
-            used = bool(self.guards.found.reading(key))
-            change = _Change(_named(key, who), old, value, named, True, used, sets_up)
-            if not holds_captured(value) or not isinstance(change.judged(self.is_constant), RequestError):
-                return [change]
-            if finished:
-                self._left[id(own), key] = own, value, change.what
-        elif finished and old is not MISSING and is_plain(value) and value != old and named is not None and named.early:
-            self.flags.append((named.read_at, _named(key, who)))
-        return []
+        if judged:
+            self._judge(changes)
 
     @contextmanager
-    def outside(self, model: nn.Module) -> Iterator[None]:
-        """The context of all runs of a capture; at its end, values outside of the model are put back.
-
-        Raises:
-            RequestError: the step also reads a value that it wrote.
-        """
-        modules = {id(module.__dict__) for module in model.modules()}
-        named = [each for each in self._of_key.values() if id(each.holder) not in modules]
-        contents = [(place, held, copy.copy(held)) for place, held in self.guards.found.containers.values()]
-        changes: list[_Change] = []
-        finished = False
-        try:
-            yield
-            finished = True
-        finally:
-            for each in named:
-                now = each.now()
-                if now is not each.value:
-                    each.assign(each.value)
-                    plain = is_plain(now) and is_plain(each.value) and not holds_captured(now)
-                    if not plain or (now != each.value and not _is_flag(each, now)):
-                        changes.append(_Change(f"'{each.place}'", each.value, now, each, False))
-            for place, held, content in contents:
-                changes += _filled(f"'{place}'", held, content, self._holding.get(id(held)), False)
-        if finished:
-            self._report(changes)
-
-    def note_flags(self) -> None:
-        """Record values outside of modules that the last run set to another flag, and that the step reads."""
-        for each in self._of_key.values():
-            now = each.now()
-            plain = is_plain(now) and not holds_captured(now) and (is_plain(each.value) or each.value is MISSING)
-            if plain and now != each.value and _is_flag(each, now):
-                self.flags.append((each.read_at, f"'{each.place}'"))
-
-    def kept(self) -> str:
-        """The name of a value that holds what the last run computed, and that a later run may use; "" if there is
-        none."""
-        for _, _, what in self._left.values():
-            return what
-        for each in self._of_key.values():
-            if self._is_kept(each.now()):
-                return f"'{each.place}'"
-        containers = self.guards.found.containers.values()
-        return next((f"'{place}'" for place, held in containers if any(map(self._is_kept, items_of(held)))), "")
-
-    @contextmanager
-    def tensors_removed(self, after_failure: bool = False) -> Iterator[None]:
-        """The context of a run; at its end, tensors and late numbers of it are removed from values outside of modules.
+    def _of_module(self, who: str, own: dict[str, Any], tensors: set[int], changes: list[_Change]) -> Iterator[None]:
+        """The context of a run, for one module's attributes.
 
         Args:
-            after_failure: whether to do so only after an exception.
+            who: the module in words.
+            own: its attributes.
+            tensors: identities of the model's parameters and buffers.
+            changes: gets what was changed.
         """
-        contents = [(held, copy.copy(held)) for _, held in self.guards.found.containers.values()]
-        finished = False
-        try:
-            with self._caches_cleared():
-                yield
-            finished = after_failure
-        finally:
-            if not finished:
-                for each in self._of_key.values():
-                    if (now := each.now()) is not each.value and (tensors_of(now) or holds_captured(now)):
-                        each.assign(each.value)
-                for held, content in contents:
-                    if any(tensors_of(item) or holds_captured(item) for item in items_of(held)):
-                        refill(held, content)
-
-    @contextmanager
-    def _caches_cleared(self) -> Iterator[None]:
-        """A context at whose end caches of functions that were filled are cleared: they may hold captured values."""
-        caches = [(cache, cache.cache_info().misses) for cache in self.guards.found.caches.values()]
+        before = dict(own)
+        contents = [(key, value, copy.copy(value)) for key, value in own.items() if is_mutable(value)]
         try:
             yield
         finally:
+            assigned = {
+                key: value for key, value in own.items()
+                if value is not before.get(key, MISSING)
+                # parameters in a list, such as a recurrent layer keeps
+                and not ((held := tensors_of(value)) and tensors.issuperset(map(id, held)))
+            }  # fmt: skip
+            sets_up = any(tensors_of(value) and self.is_constant(value) for value in assigned.values())
+            for key in own.keys() - before.keys():
+                del own[key]
+            own.update(before)
+            for key, value in assigned.items():
+                old, redo = before.get(key, MISSING), partial(own.__setitem__, key, value)
+                plain = is_plain(value) and old is not MISSING and not (is_plain(old) and value == old)
+                if holds_captured(value) or plain:
+                    named = self._named((id(own), key))
+                    changes.append(_Change(_attribute(key, who), old, value, named, True, redo, sets_up))
+            for key, held, content in contents:
+                filled = _filled(_attribute(key, who), held, content, self._named((id(own), key)), True)
+                if key not in INTERNAL:
+                    changes += [one for one in filled if holds_captured(one.new) or _is_number(one.new)]
+
+    @contextmanager
+    def _outside(self, model: nn.Module, changes: list[_Change]) -> Iterator[None]:
+        """The context of a run, for values outside of modules, and caches of functions, which may hold captured values.
+
+        Args:
+            model: the user's module.
+            changes: gets what was changed.
+        """
+        found, modules = self.guards.found, {id(module.__dict__) for module in model.modules()}
+        values = [(each, each.now()) for each in found.named.values() if id(each.holder) not in modules]
+        contents = [(place, held, copy.copy(held)) for place, held in found.containers.values()]
+        caches = [(cache, cache.cache_info().misses) for cache in found.caches.values()]
+        try:
+            yield
+        finally:
+            for each, old in values:
+                if (new := each.now()) is not old:
+                    each.assign(old)
+                    if not (is_plain(new) and is_plain(old) and not holds_captured(new) and new == old):
+                        changes.append(_Change(f"'{each.place}'", old, new, each, False, partial(each.assign, new)))
+            for place, held, content in contents:
+                holders = (named for named in found.named.values() if named.value is held)
+                changes += _filled(f"'{place}'", held, content, next(holders, None), False)
             for cache, misses in caches:
                 if cache.cache_info().misses != misses:
                     cache.cache_clear()
 
-    def _is_kept(self, value: Any) -> bool:
-        return holds_captured(value) and not self.is_constant(value)
+    def _named(self, key: tuple[int, str]) -> Named | None:
+        return self.guards.found.named.get(key)
 
-    def _report(self, changes: list[_Change]) -> None:
-        found = [change.judged(self.is_constant) for change in changes]
-        failures = [one for one in found if isinstance(one, Exception)]
+    def _judge(self, changes: list[_Change]) -> None:
+        self.kept, self.flag, self._redo = "", None, []
+        failures: list[Exception] = []
+        warned: list[tuple[str, str]] = []
+        for change in changes:
+            new, old, named = change.new, change.old, change.named
+            captured, state = holds_captured(new), isinstance(old, Tensor)
+            alike = state and not change.filled and isinstance(new, Tensor) and have_equal_shapes(old, new)
+            table = tensors_of(new) and self.is_constant(new) and not (state and old.is_meta) and not alike
+            if table or (change.sets_up and not captured):
+                continue
+            if change.own and alike:
+                failures.insert(0, WritesTensor(old))
+                continue
+            by_name = named is not None and bool(named.written_at)
+            counts = named is not None and _counts(old, new) and named.carried and (by_name or not state)
+            if named is not None and counts:
+                failures.append(
+                    RequestError(f"{named.read_at}: the step reads {change.what} here and writes it, too: {FIX}")
+                )
+                continue
+            if captured and (not change.own or (named is not None and named.early and (by_name or not state))):
+                self.kept = self.kept or change.what
+                self._redo.append(change.redo)
+                if change.own:  # followed in another capture, in which a use of it is refused
+                    continue
+            elif not captured and is_plain(new) and named is not None and named.early:
+                self.flag = self.flag or (named.read_at, change.what)
+                self._redo.append(change.redo)
+                continue
+            line = (named.written_at or named.read_at) if named is not None else ""
+            used = bool(self.guards.found.reading(named.key)) if named is not None and change.own else True
+            hidden = change.own and captured and (used or not is_users_own(line.rpartition(":")[0]))
+            counted = named is not None and not named.is_set and _counts(old, new)
+            if line and not hidden and (captured or counted or not change.own):
+                warned.append((line, f"the step writes {change.what}: {FIX}, or return it as a metric"))
         if failures:
-            raise next((one for one in failures if isinstance(one, WritesTensor)), failures[0])
-        for one in found:
-            if isinstance(one, tuple):
-                warn_at(*one)
+            raise failures[0]
+        for line, message in warned:
+            warn_at(line, message)
+
+
+@contextmanager
+def isolated(model: nn.Module, changes: Changes) -> Iterator[None]:
+    """The context of a run of a step without side effects, for example to find shapes.
+
+    The step prints, warns and logs nothing. Afterwards modules, the values that its code names and the states of the
+    random number generators are as before.
+
+    Args:
+        model: the user's module.
+        changes: of runs of the step.
+    """
+    disabled, states = logging.root.manager.disable, (random.getstate(), numpy.random.get_state())
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []
+    try:
+        logging.disable(logging.CRITICAL)
+        with warnings.catch_warnings(), output_held(), torch.random.fork_rng(devices), changes.of_run(model):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(disabled)
+        random.setstate(states[0])
+        numpy.random.set_state(states[1])
+
+
+def _attribute(key: str, who: str) -> str:
+    return f"the attribute '{key}' of {who}"
 
 
 def _filled(what: str, held: Any, before: Any, named: Named | None, own: bool) -> list[_Change]:
@@ -313,26 +275,21 @@ def _filled(what: str, held: Any, before: Any, named: Named | None, own: bool) -
     now, then = items_of(held), items_of(before)
     if len(now) == len(then) and all(map(is_, now, then)):
         return []
-    refill(held, before)
+    redo = partial(_refill, held, copy.copy(held))
+    _refill(held, before)
     pairs = [(old, new) for old, new in zip(then, now, strict=False) if old is not new]
     states = [pair for pair in pairs if isinstance(pair[0], Tensor) or _is_number(pair[0])]
     old, new = states[0] if states and len(now) == len(then) else (None, now)
-    if own and not holds_captured(new) and not _is_number(new):
-        return []
-    return [_Change(what, old, new, named, own, used=bool(named and named.read_at), filled=True)]
+    return [_Change(what, old, new, named, own, redo, filled=True)]
 
 
-def _is_flag(named: Named, now: Any) -> bool:
-    """Whether a plain value that a run changed may be read by another run, and is no count."""
-    return named.early and not (_counts(named.value, now) and named.carried)
-
-
-def _named(key: str, who: str) -> str:
-    return f"the attribute '{key}' of {who}"
-
-
-def _contents(own: dict[str, Any]) -> dict[str, Any]:
-    return {key: copy.copy(value) for key, value in own.items() if key not in INTERNAL and is_mutable(value)}
+def _refill(value: Any, contents: Any) -> None:
+    """Replace a container's contents."""
+    value.clear()
+    if isinstance(value, dict | set):
+        value.update(contents)
+    else:
+        value.extend(contents)
 
 
 def _counts(old: Any, new: Any) -> bool:
@@ -340,7 +297,7 @@ def _counts(old: Any, new: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether a value is a number or a flag; not a late number, which ``isinstance`` accepts."""
+    """Whether a value is a number; not a flag, and not a late number, which ``isinstance`` accepts."""
     return issubclass(type(value), int | float) and type(value) is not bool
 
 

@@ -240,7 +240,7 @@ def _equals_itself_alone(value: Any) -> bool:
     """Whether a value equals no value for which another graph is captured, so that lists of such values are compared in
     C, mostly by their identities: not 1 and 1.0, and not tensors of one element; of more, a comparison is an error.
     """
-    kind = type(value)
+    kind: Any = type(value)
     if issubclass(kind, Tensor):
         return bool(value.numel() > 1)
     return value is None or kind in (bool, str) or kind.__eq__ is object.__eq__

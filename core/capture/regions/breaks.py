@@ -20,7 +20,7 @@ from ...errors import RequestError
 from ...tensor_metadata import memory_of
 from ..graph.randomness import KeyedRandom, random_key
 from ..graph.value_checks import late_checks_dropped
-from ..python.changes import Changes, modules_restored
+from ..python.changes import Changes
 from ..python.guards import Guards
 from ..python.requires_grad_writes import RequiresGradWrites
 from ..python.torch_settings import Autocasts
@@ -158,7 +158,7 @@ class Breaks:
         """Prepare another run, which may not compute with what the runs so far kept in Python.
 
         Args:
-            name: of a value that they kept.
+            name: of a value that they kept; "" without one.
         """
         self.kept.update(dict.fromkeys(self._modes, name))
         if self._watch is not None:
@@ -286,8 +286,7 @@ class Breaks:
         stand_ins = {name: stand_in_for(tensor) for name, tensor in missing.items()}
         try:
             with (
-                modules_restored(self.model), self.changes.tensors_removed(),
-                _reparametrize_module(self.model, stand_ins), output_held(), random,
+                self.changes.of_run(self.model), _reparametrize_module(self.model, stand_ins), output_held(), random,
                 self._modules.watched(random), numbered(self.model, regions, observer), self.autocasts.resumed(),
             ):  # fmt: skip
                 result = self._called(self.model, self.batch)
