@@ -12,7 +12,7 @@ from ..backends.streams import release_unused
 from ..core.capture.export.operators import Operators
 from ..core.capture.graph.tensor_collectives import OneRank, communicating
 from ..core.capture.python.guards import Guards
-from ..core.capture.python.torch_settings import refuse_inference_tensors, with_gradients
+from ..core.capture.python.torch_settings import with_gradients
 from ..core.capture.regions.breaks import StepFunction
 from ..core.cluster.mesh import Mesh
 from ..core.errors import PanpipeError, RequestError
@@ -116,7 +116,6 @@ def _check_and_build(
         tensor = with_replicas(tensor, options)
         model, step = tensor.parts, tensor.step
     device_type = options.check(model)
-    refuse_inference_tensors(model)
     meeting = Meeting(options.timeout_s) if (world_size() or 1) > 1 and not options.simulated else None
     try:
         return _build_checked(model, step, batch, options, virtual, report, device_type, meeting, tensor)

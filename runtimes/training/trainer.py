@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ...core.capture.python.torch_settings import refuse_no_grad, refuse_saved_tensor_hooks
+from ...core.capture.python.refusals import refuse_training_here
 from ...core.capture.regions.regions import runs_region
 from ...core.errors import RequestError
 from ...core.logs import set_process
@@ -163,8 +163,7 @@ class Trainer:
         self._log_position(self.counts.steps + 1)
         self.averages.refuse_applied("train")
         self.stages.refuse_whole("train")
-        refuse_no_grad()
-        refuse_saved_tensor_hooks()
+        refuse_training_here()
         self._modes.refuse_other_mode()
         if not options.ending.rehearses:
             self.stages.ensure_equal_values()

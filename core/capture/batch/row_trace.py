@@ -4,11 +4,13 @@ import contextlib
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import torch
 from attrs import field, frozen
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn.utils.stateless import _reparametrize_module
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -16,12 +18,12 @@ from ..graph.autograd_functions import without_checkpoints
 from ..python.changes import Changes, assigned_buffers_written, isolated
 from ..python.guards import Guards
 from ..python.references import references_followed
-from ..python.refused_calls import calls_refused
+from ..python.refusals import calls_refused
 from ..values.containers import flatten_batch
 from ..values.fake_tensors import fake_of, fake_state
+from ..values.raising_branches import value_without_error
 from ..values.user_lines import message_start, user_line
 from .batch_dims import BatchDims, with_lists
-from .placeholders import PlaceholderValues
 from .row_rules import Finding, RowWatch
 
 _PRIMES = (61, 67, 71, 73, 79, 83, 89, 97, 101, 103, 107, 109, 113, 127, 131, 137, 139, 149, 151, 157, 163, 167, 173)
@@ -52,8 +54,9 @@ class RowTrace:
         return message_start(user_line(self.error)) + text
 
 
-class _Values(PlaceholderValues):
-    """Placeholder values; reports recurrent layers to a watch."""
+class _Values(TorchFunctionMode):
+    """A mode in which ``numpy()`` of a fake tensor returns zeros, texts contain the number that ``item()`` returns,
+    checks that raise an error pass, and a watch notes recurrent layers."""
 
     def __init__(self, watch: RowWatch) -> None:
         super().__init__()
@@ -62,7 +65,15 @@ class _Values(PlaceholderValues):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("lstm", "gru", "rnn_tanh", "rnn_relu") and isinstance(args[-1], bool):
             self._watch.note_recurrence(func.__name__, args[0], args[-1])
-        return super().__torch_function__(func, types, args, kwargs)
+        if args and isinstance(args[0], FakeTensor):
+            tensor = args[0]
+            if func in (Tensor.numpy, Tensor.__array__):
+                return numpy.zeros(tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."))
+            if func is Tensor.__format__ and tensor.dim() == 0:
+                return format(tensor.item(), args[1])
+            if func is Tensor.__bool__ and (found := value_without_error()) is not None:
+                return found
+        return func(*args, **(kwargs or {}))
 
 
 class RowTracer:

@@ -30,11 +30,9 @@ from ..graph.outputs import ResultRows
 from ..graph.transforms import transforms_traced
 from ..graph.written_attributes import WritesConstant, make_buffer, make_constant_a_buffer
 from ..python.changes import FIX, WritesTensor, assigned_buffers_written
-from ..python.foreign_gradients import check_foreign_gradients
-from ..python.gradient_hooks import check_gradient_hooks
 from ..python.references import references_followed
-from ..python.refused_calls import calls_refused
-from ..python.torch_settings import saved_tensor_hooks_refused, with_gradients, without_anomaly_mode
+from ..python.refusals import calls_refused, check_foreign_gradients, check_gradient_hooks
+from ..python.torch_settings import with_gradients, without_anomaly_mode
 from ..regions.breaks import Breaks, StepFunction
 from ..regions.modes import modes_as_calls
 from ..regions.module_regions import CapturedOtherwise
@@ -61,7 +59,6 @@ class _WholeStep(nn.Module):
             self._breaks.autocasts.resumed(),
             self._breaks.changes.of_run(self.model, judged=True),
             references_followed(self.model, self._breaks.guards),
-            saved_tensor_hooks_refused(),
             assigned_buffers_written(self.model, self._breaks.assigned, self._breaks.is_constant),
         ):
             return self._breaks.run(self.model, self._nesting.restored(batch))

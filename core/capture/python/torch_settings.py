@@ -6,24 +6,16 @@ captured function. The default dtype, the default device and the attention kerne
 one changes, the step is captured again.
 """
 
-import sys
 import warnings
 from collections.abc import Hashable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
-from unittest import mock
 
 import torch
 from attrs import frozen
-from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
-from ...errors import RequestError
-from ..values.capture_errors import Refused
-from ..values.code_origin import is_users_own
 
 _KINDS = ("cpu", "cuda")
 """Types of devices that steps compute on."""
@@ -114,69 +106,5 @@ def without_anomaly_mode(warns: bool = False) -> Iterator[None]:
             "and the stage of a loss that is not finite",
             stacklevel=3,
         )
-    asked, enabled = torch.is_anomaly_enabled, torch.is_anomaly_enabled()
-
-    def is_enabled() -> bool:
-        """What the user's code gets is the caller's setting, as without a capture."""
-        return enabled if is_users_own(sys._getframe(1).f_code.co_filename) else asked()
-
-    with torch.autograd.set_detect_anomaly(False), mock.patch.object(torch, "is_anomaly_enabled", is_enabled):
+    with torch.autograd.set_detect_anomaly(False):
         yield
-
-
-def refuse_inference_tensors(model: nn.Module) -> None:
-    """Refuse a model that was built under ``inference_mode``, which plain PyTorch cannot train, either.
-
-    Raises:
-        RequestError: it was; the message has the name of a parameter.
-    """
-    found = next((name for name, p in model.named_parameters() if p.requires_grad and p.is_inference()), None)
-    if found is not None:
-        raise RequestError(
-            f"parameter '{found}' was created under torch.inference_mode(), and autograd saves no such tensor: build "
-            "the model outside of it"
-        )
-
-
-_SAVED = (
-    "changes or observes saved tensors by torch.autograd.graph.saved_tensors_hooks, which a pipeline does not call: "
-    "leave it out; offload= moves saved tensors to the host, and recompute= computes them again"
-)
-
-
-def refuse_saved_tensor_hooks() -> None:
-    """Refuse to train under hooks on saved tensors.
-
-    Raises:
-        RequestError: there are some around the call.
-    """
-    if torch._C._autograd._top_saved_tensors_default_hooks(False) is not None:
-        raise RequestError(f"the code around step(batch) {_SAVED}")
-
-
-@contextmanager
-def saved_tensor_hooks_refused() -> Iterator[None]:
-    """A context in which a step that enters hooks on saved tensors is refused; ``save_on_cpu`` changes no value."""
-    original = saved_tensors_hooks.__enter__
-
-    def enter(hooks: Any) -> Any:
-        if type(hooks) is saved_tensors_hooks:
-            raise Refused(f"the step {_SAVED}")
-        return original(hooks)
-
-    with mock.patch.object(saved_tensors_hooks, "__enter__", enter):
-        yield
-
-
-def refuse_no_grad() -> None:
-    """Refuse to train if gradients are disabled.
-
-    Raises:
-        RequestError: gradients are disabled around the call.
-    """
-    mode = "inference_mode" if torch.is_inference_mode_enabled() else "no_grad"
-    if not torch.is_grad_enabled():
-        raise RequestError(
-            f"step(batch) is called under torch.{mode}(), where a loss has no gradient: call it outside of that, or "
-            "call evaluate(batch)"
-        )

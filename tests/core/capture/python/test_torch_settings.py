@@ -6,12 +6,8 @@ from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.python.torch_settings import (
     SETTINGS,
     Autocasts,
-    refuse_inference_tensors,
-    refuse_no_grad,
     torch_settings,
-    with_gradients,
 )
-from panpipe.core.errors import RequestError
 from torch import nn
 
 CHANGES = {
@@ -65,27 +61,9 @@ def test_operators_of_a_step_that_is_captured_under_autocast_are_those_of_its_dt
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_training_without_gradients_is_refused_with_the_mode(mode):
-    refuse_no_grad()
-    with mode():
-        with pytest.raises(RequestError, match=rf"torch\.{mode.__name__}\(\)"):
-            refuse_no_grad()
-        with with_gradients():
-            refuse_no_grad()
-
-
-@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_step_is_captured_with_gradients_under_no_grad(mode):
     model, batch = nn.Linear(4, 4), {"x": torch.randn(2, 4)}
     with mode():
         step = capture_step(model, lambda m, b: m(b["x"]).sum(), batch)
         assert not torch.is_grad_enabled()
     assert any(node.meta["val"].requires_grad for node in step.graph.nodes if node.name in step.parameters)
-
-
-def test_a_model_that_was_built_under_inference_mode_is_refused_by_name():
-    with torch.inference_mode():
-        model = nn.Sequential(nn.ReLU(), nn.Linear(2, 2))
-    with pytest.raises(RequestError, match=r"'1\.weight' was created under torch\.inference_mode"):
-        refuse_inference_tensors(model)
-    refuse_inference_tensors(model.requires_grad_(False))
