@@ -20,12 +20,18 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..graph.nodes import arguments_by_name
 from ..values.nesting import tensors_of
 from ..values.user_lines import calling_line, message_start
-from .placeholders import PlaceholderResults
+
+_MAX_OPERATORS = 50_000
+"""Largest number of operators of a trace: a loop that waits for a value, which fake tensors do not have, never ends."""
+
+_UNKNOWN_ROWS = 7
+"""Number of rows of a selection that depends on values; a prime, so that it is no other size."""
 
 SEQUENCE, LOOKUP, PART, JOINT = "sequence", "lookup", "part", "joint"
 
@@ -77,8 +83,11 @@ class Finding:
         return message_start(self.line) + self.operator
 
 
-class RowWatch(PlaceholderResults):
+class RowWatch(TorchDispatchMode):
     """A mode that watches a step on fake tensors, with a number of samples that is a multiple of a prime.
+
+    Operators whose result depends on values return placeholders, so that the step continues: numbers are 0 or 1;
+    selections have some rows, or all of them if every bool is True.
 
     Args:
         prime: divides no other size.
@@ -94,31 +103,69 @@ class RowWatch(PlaceholderResults):
     def __init__(
         self, prime: int, rows: int, truth: bool, batch: Sequence[Tensor], holds: Callable[[int], bool]
     ) -> None:
-        super().__init__(truth)
-        self._prime, self._rows, self._holds = prime, rows, holds
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._prime, self._rows, self._truth, self._holds = prime, rows, truth, holds
+        self._count = 0
         self.findings: dict[tuple[str, str], Finding] = {}
         self._sum: Finding | None = None
         self._call: Any = None
         self._marks: Any = WeakIdKeyDictionary()
         self._mark([tensor for tensor in batch if _is_integer(tensor)], _OF_BATCH)
 
-    def note_selection(self, indices: Tensor) -> None:
-        self._mark([indices], _NUMBERED)
-
-    def selected_rows(self, tensor: Tensor) -> int:
-        return self._rows if self._carried(tensor) else super().selected_rows(tensor)
-
-    def note_call(self, func: Any, args: Any, kwargs: Any, given: Sequence[Tensor], result: Any) -> None:
-        made = tensors_of(result)
-        if not made:
-            return
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        self._count += 1
+        if self._count > _MAX_OPERATORS:
+            raise RuntimeError(f"the step runs more than {_MAX_OPERATORS} operators")
+        given = tensors_of((args, kwargs))
         name = func._schema.name.partition("::")[2]
-        if any(self._has(t, _OF_BATCH) for t in given):
-            self._mark(filter(_is_integer, made), _OF_BATCH)
-        self._call = func, name, args, arguments_by_name(func, args, kwargs), given, made
-        kind = self._relation()
-        if kind is not None and (kind, name) not in self.findings:
-            self.findings[kind, name] = Finding(kind, name, calling_line(sys._getframe(1)))
+        if given and (found := self._of_unknown_value(name, args)) is not NotImplemented:
+            return found
+        if name == "_grouped_mm" and args[0].ndim == 2 and args[1].ndim == 3:  # its fake form supports bfloat16 only
+            return args[0].new_empty((args[0].shape[0], args[1].shape[-1]))
+        if name in ("index", "index_put", "index_put_", "_unsafe_index", "_index_put_impl_"):
+            args = (args[0], self._with_row_numbers(args[1]), *args[2:])
+        result = _counts(*args, **kwargs) if name == "bincount" else func(*args, **kwargs)
+        if made := tensors_of(result):
+            if any(self._has(t, _OF_BATCH) for t in given):
+                self._mark(filter(_is_integer, made), _OF_BATCH)
+            self._call = func, name, args, arguments_by_name(func, args, kwargs), given, made
+            kind = self._relation()
+            if kind is not None and (kind, name) not in self.findings:
+                self.findings[kind, name] = Finding(kind, name, calling_line(sys._getframe(1)))
+        return result
+
+    def _of_unknown_value(self, name: str, args: Any) -> Any:
+        """A placeholder for the result of an operator that depends on values; `NotImplemented` for others."""
+        tensor = args[0]
+        if name == "_local_scalar_dense":
+            return self._truth if tensor.dtype == torch.bool else 1.0 if tensor.is_floating_point() else 1
+        if name == "equal":
+            return self._truth
+        if name == "nonzero":
+            return self._selected(tensor, (tensor.ndim,), torch.int64)
+        if name == "masked_select":
+            return self._selected(tensor, (), tensor.dtype)
+        if name in ("_unique2", "unique_consecutive") and len(args) < 4:
+            picked = self._selected(tensor, (), tensor.dtype)
+            return picked, torch.empty_like(tensor, dtype=torch.int64), torch.empty_like(picked, dtype=torch.int64)
+        return NotImplemented
+
+    def _selected(self, tensor: Tensor, rest: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        rows = tensor.numel() if self._truth else self._rows if self._carried(tensor) else _UNKNOWN_ROWS
+        found = tensor.new_empty((rows, *rest), dtype=dtype)
+        self._mark([found], _NUMBERED)
+        return found
+
+    def _with_row_numbers(self, indices: Sequence[Any]) -> list[Any]:
+        """Indices in which masks are replaced by row numbers of the selected rows."""
+        found: list[Any] = []
+        for index in indices:
+            if isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8):
+                found += [self._selected(index, (), torch.int64)] * index.ndim
+            else:
+                found.append(index)
+        return found
 
     def note_results(self, results: Sequence[Tensor]) -> None:
         """Called with the tensors that the step returns: a sum over samples is not the mean of the microbatches'."""
@@ -266,3 +313,9 @@ def _products(tensors: Sequence[Tensor], square: int) -> bool:
 
 def _is_integer(tensor: Tensor) -> bool:
     return not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool)
+
+
+def _counts(values: Tensor, weights: Tensor | None = None, minlength: int = 0) -> Tensor:
+    """A placeholder for counts of each value, which are as many as ``minlength`` where the values are below it."""
+    kind = torch.int64 if weights is None else torch.float32 if weights.dtype == torch.float32 else torch.float64
+    return values.new_empty((max(minlength, 1),), dtype=kind)
