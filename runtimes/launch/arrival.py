@@ -52,6 +52,7 @@ def create_group(meeting: Meeting) -> None:
         before = sys.excepthook
         dist.init_process_group("gloo", store=own, rank=meeting.rank, world_size=meeting.size, timeout=ENDLESS)
         keep_one_prefix(before)
+        meeting.founded()
     meeting.met()
 
 

@@ -29,6 +29,8 @@ from ..watch.watchdog import end_process
 _SOON_S = 5.0
 """Most seconds that a rank waits for rank 0 before it goes on with its own work, and connects in a thread."""
 _POLL_S = 0.05
+_founded: tuple[Any, Any] | None = None
+"""The default process group's store and the job's store that it was made from, if a meeting made the group."""
 
 
 class Meeting:
@@ -51,6 +53,7 @@ class Meeting:
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
         self._timeout_s = timeout_s
         self._store: Any = None
+        self._job: Any = None
         self._failure: Exception | None = None
         self._closed = self._met = False
         self._connected = threading.Event()
@@ -89,7 +92,10 @@ class Meeting:
         if self._own_store:
             store = _job_store(*self._address, self.rank, self.size, self._timeout_s)
         else:
-            store = dist.distributed_c10d._get_default_store()
+            # Not in the group's own part, which the meeting that made the group removes when it ends.
+            default = dist.distributed_c10d._get_default_store()
+            store = _founded[1] if _founded is not None and _founded[0] is default else default
+        self._job = store
         # A process may build several pipelines. Their keys are apart, and the counter is the same on all ranks.
         number = store.add(f"panpipe/meetings/{self.rank}", 1)
         self._store = dist.distributed_c10d.PrefixStore(f"panpipe/meeting/{number}", store)
@@ -126,6 +132,11 @@ class Meeting:
         self._met = True
         if self._presence is not None:
             self._presence.stop()
+
+    def founded(self) -> None:
+        """Note that the default process group has been made from this meeting's store."""
+        global _founded
+        _founded = dist.distributed_c10d._get_default_store(), self._job
 
     def fail(self, failure: BaseException) -> None:
         """Report to all other ranks that this one stops, and why."""

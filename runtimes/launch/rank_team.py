@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 _BACKGROUND_TIMEOUT = timedelta(days=1)
 """Most time that a rank's files may be written later than another's."""
+_open: "list[RankTeam]" = []
+"""The teams of this process that are not closed. The last one ends the process group that one of them created."""
 
 
 class RankTeam(Team):
@@ -65,7 +67,7 @@ class RankTeam(Team):
     ) -> None:
         if kind.ranks is None:
             raise RequestError(f"backend '{kind.name}' connects no ranks: give threads, or another backend")
-        self._own_group = not dist.is_initialized()
+        self._own_group = not dist.is_initialized() or any(team._own_group for team in _open)
         limit = timeout_of(timeout_s)
         with HERE.inside("the start of the pipeline"):
             meeting = meeting or Meeting(limit)
@@ -81,6 +83,7 @@ class RankTeam(Team):
                 self._connect(kind, mesh)
         self._closed, self._pid = False, os.getpid()
         keep_in_forks(self)
+        _open.append(self)
         atexit.register(self._close_at_exit)  # runs before the threads' functions: the last one registered runs first
 
     def _connect(self, kind: BackendKind, mesh: Mesh | DeviceMesh | None) -> None:
@@ -267,5 +270,6 @@ class RankTeam(Team):
             self._same_parts.close()
         if self._background is not None and dist.is_initialized():
             dist.destroy_process_group(self._background)
-        if self._own_group and dist.is_initialized():
+        _open.remove(self)
+        if self._own_group and not any(team._own_group for team in _open) and dist.is_initialized():
             dist.destroy_process_group()

@@ -162,6 +162,7 @@ class FailureWatch:
         failure = failure_at_exit()
         if failure is None:
             self.stop()
+            self._thread.join()  # its calls of the store are limited in time
             return
         if not self.reported:
             self.report(failure)
@@ -189,7 +190,10 @@ class FailureWatch:
             self._connections.leave()
         if answers and self._owns_keys:
             self._forget()
-        atexit.unregister(self._leave)
+        if answers:
+            atexit.unregister(self._leave)
+        else:
+            self._host_ended.set()  # the thread makes no further call; at exit it is waited for
 
     def _publish_end(self, failure: BaseException | None) -> None:
         if self._rank_0_ended.is_set() and hosts_store(0) and self._rank:

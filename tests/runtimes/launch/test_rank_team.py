@@ -55,6 +55,14 @@ def test_transports_connect_a_pipeline_and_its_replicas(four):
     assert all(each(four, "clock"))
 
 
+def test_pipeline_goes_on_after_the_one_that_created_the_process_group_is_closed(tmp_path):
+    """The group, and what the second one's watch reads in the job's store, were removed with the first one."""
+    first, second = results("outlives_the_first", tmp_path, 2)
+    assert first["losses"] == second["losses"] == sorted(first["losses"], reverse=True)
+    assert max(first["seconds"], second["seconds"]) < 2.5
+    assert (first["remains"], first["group"]) == (True, False)
+
+
 def test_failure_of_one_rank_is_its_own_there_and_names_it_elsewhere(tmp_path):
     other, own = alone("failing_rank_of_a_team", tmp_path, 2)
     assert own.returncode != 0

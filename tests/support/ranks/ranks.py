@@ -661,6 +661,27 @@ def adapter(team):
     return found
 
 
+def outlives_the_first(team):
+    """A pipeline that goes on after the one that created the process group has been closed."""
+    torch.manual_seed(0)
+    model, batch = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(4)]), {"x": torch.randn(4, 4)}
+    options = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "schedule": "1f1b", "microbatches": 2}
+    pipe = panpipe.pipeline(model, lambda model, batch: model(batch["x"]).square().mean(), batch, **options)
+    losses = [float(pipe.step(batch))]
+    team.close()
+    remains = torch.distributed.is_initialized()
+    time.sleep(0.5)  # the watch reads what the store has, again and again
+    losses += [float(pipe.step(batch)) for _ in range(2)]
+    start = time.monotonic()
+    pipe.close()
+    return {
+        "losses": losses,
+        "seconds": time.monotonic() - start,
+        "remains": remains,
+        "group": torch.distributed.is_initialized(),
+    }
+
+
 @captures((GPT, torch.float64, 8, 4))
 def plugged(team):
     """A case over whatever backend the team has."""
