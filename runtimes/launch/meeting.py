@@ -29,7 +29,7 @@ from ..watch.watchdog import end_process
 _SOON_S = 5.0
 """Most seconds that a rank waits for rank 0 before it goes on with its own work, and connects in a thread."""
 _POLL_S = 0.05
-_founded: tuple[Any, Any] | None = None
+_FOUNDED = list[tuple[Any, Any]]()
 """The default process group's store and the job's store that it was made from, if a meeting made the group."""
 
 
@@ -94,7 +94,7 @@ class Meeting:
         else:
             # Not in the group's own part, which the meeting that made the group removes when it ends.
             default = dist.distributed_c10d._get_default_store()
-            store = _founded[1] if _founded is not None and _founded[0] is default else default
+            store = next((job for group, job in _FOUNDED if group is default), default)
         self._job = store
         # A process may build several pipelines. Their keys are apart, and the counter is the same on all ranks.
         number = store.add(f"panpipe/meetings/{self.rank}", 1)
@@ -135,8 +135,7 @@ class Meeting:
 
     def founded(self) -> None:
         """Note that the default process group has been made from this meeting's store."""
-        global _founded
-        _founded = dist.distributed_c10d._get_default_store(), self._job
+        _FOUNDED[:] = [(dist.distributed_c10d._get_default_store(), self._job)]
 
     def fail(self, failure: BaseException) -> None:
         """Report to all other ranks that this one stops, and why."""
