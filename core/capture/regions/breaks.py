@@ -245,7 +245,7 @@ class Breaks:
             RequestError: the module does something that regions do not support.
         """
         name = self._innermost_module(error)
-        if name is None or name in self._modules.lines:
+        if name is None:
             return False
         self._tail = None
         self._causes[line] = reason_of(error)
@@ -259,13 +259,20 @@ class Breaks:
         return True
 
     def _innermost_module(self, error: BaseException | None) -> str | None:
-        """Name of the innermost module in whose code an error was raised; None for the model itself and the step."""
-        names = {id(module): name for name, module in self.model.named_modules()}
+        """Name of the innermost module, no region, in whose call an error was raised; None for the model itself and
+        the step.
+
+        A method that is called for itself, such as ``head.compute_loss(...)``, belongs to the caller.
+        """
+        regions = self._modules.lines
+        names = {id(module): name for name, module in self.model.named_modules() if name not in regions}
         found, trace = "", error.__traceback__ if error is not None else None
         while trace is not None:
-            owner = trace.tb_frame.f_locals.get("self")
+            owner, code = trace.tb_frame.f_locals.get("self"), trace.tb_frame.f_code
             if isinstance(owner, nn.Module) and id(owner) in names:
-                found = names[id(owner)]
+                forward = getattr(type(owner).forward, "__code__", None)
+                if code in (nn.Module._call_impl.__code__, forward):
+                    found = names[id(owner)]
             trace = trace.tb_next
         return found or None
 

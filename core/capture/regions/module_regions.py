@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from itertools import zip_longest
 from typing import Any
 
-from attrs import define, field, frozen
+import torch
+from attrs import define, evolve, field, frozen
 from torch import Tensor, nn
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
@@ -14,7 +15,8 @@ from torch.utils import _pytree as pytree
 from ...errors import RequestError
 from ...tensor_metadata import state_of
 from ..graph.randomness import KeyedRandom, random_key
-from ..python.changes import INTERNAL, is_mutable
+from ..python.changes import INTERNAL, is_mutable, modules_restored
+from ..values.capture_errors import NeedsValue
 from ..values.late_numbers import holds_captured
 from ..values.nesting import Nesting, extract_tensors, tensors_of
 from ..values.stand_ins import stand_in_for
@@ -38,6 +40,7 @@ class _Call:
         draws: number of random draws.
         given: shape of every leaf of its arguments; None for a leaf that is not a tensor.
         assigned: attributes that were assigned tensors, as (module, name).
+        varies: whether the shapes of its result depend on values, as of detected objects.
     """
 
     result: Nesting
@@ -46,6 +49,7 @@ class _Call:
     draws: int
     given: tuple[tuple[int, ...] | None, ...]
     assigned: tuple[tuple[str, str], ...] = ()
+    varies: bool = False
 
 
 @define(eq=False)
@@ -89,8 +93,10 @@ class ModuleRegions:
             original = module.forward
 
             def forward(*args: Any, **kwargs: Any) -> Any:
+                other = _other_shapes(module, original, random, args, kwargs)
                 result, call = _watched(self._who(name), module, original, random, args, kwargs)
-                self._calls[name].append(call)
+                shapes = [tensor.shape for tensor in tensors_of(result)]
+                self._calls[name].append(evolve(call, varies=other is not None and other != shapes))
                 return result
 
             return forward
@@ -141,6 +147,8 @@ class ModuleRegions:
                 "often when captured; call it as often each time"
             )
         call = calls[number]
+        if call.varies:  # what reads its results is captured for their shapes, so it stays Python, too
+            raise NeedsValue(f"the shapes of what module '{name}' returns depend on values")
         _refuse_captured_attributes(self._who(name), module, call.assigned)
         given_here = _shapes((args, kwargs))
         if given_here != call.given and _are_known(given_here):
@@ -242,6 +250,23 @@ def _tried(who: str, copies: Copies, args: Any, kwargs: Any) -> _Call:
 
     with ThreadPoolExecutor(1) as elsewhere:  # torch's modes of the running capture do not apply in another thread
         return elsewhere.submit(try_it).result()
+
+
+def _other_shapes(
+    module: nn.Module, forward: Callable[..., Any], random: KeyedRandom, args: Any, kwargs: Any
+) -> list[torch.Size] | None:
+    """The shapes of what a module returns for the same numbers in another order, or None if it fails with them."""
+    tensors, given = extract_tensors((args, kwargs))
+    turned = [t.detach().flip(*range(t.ndim)) if t.is_floating_point() else t.clone() for t in tensors]
+    args, kwargs = given.filled(turned)
+    drawn = random.ordinal
+    try:
+        with modules_restored(module), torch.no_grad():
+            return [tensor.shape for tensor in tensors_of(forward(*args, **kwargs))]
+    except Exception:
+        return None
+    finally:
+        random.ordinal = drawn
 
 
 def _watched(

@@ -353,3 +353,45 @@ def test_clipped_gradients_of_each_sample_of_convolutions():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.Flatten(), nn.Linear(128, 4))
     trained(model, private, (torch.randn(8, 3, 8, 8), torch.randint(4, (8,))), tolerance=1e-4)
+
+
+class Proposals(nn.Module):
+    """Returns the rows with a positive score, as the first half of a detector does."""
+
+    def __init__(self):
+        super().__init__()
+        self.score = nn.Linear(8, 1)
+
+    def forward(self, x):
+        kept = [row for row, score in zip(x, self.score(x), strict=True) if score.item() > 0]
+        return torch.stack(kept) if kept else x[:0]
+
+
+class Head(nn.Module):
+    """A detector's head: its loss is a method of its own, which looks at values."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.linear(x)
+
+    def compute_loss(self, found, x):
+        return F.l1_loss(found, x) if x.mean() > 0 else F.mse_loss(found, x)
+
+
+class Detector(nn.Module):
+    def __init__(self, proposals):
+        super().__init__()
+        self.backbone, self.proposals, self.head = nn.Linear(8, 8), proposals, Head()
+
+    def forward(self, x):
+        x = self.proposals(self.backbone(x))
+        return self.head.compute_loss(self.head(x), x.detach()) + x.sum() / 100
+
+
+@pytest.mark.parametrize("proposals", [Proposals, nn.Identity])
+def test_detector_trains(proposals):
+    torch.manual_seed(0)
+    trained(Detector(proposals()), lambda model, batch: model(batch), torch.randn(32, 8))
