@@ -391,6 +391,7 @@ class Detector(nn.Module):
         return self.head.compute_loss(self.head(x), x.detach()) + x.sum() / 100
 
 
+@pytest.mark.filterwarnings("ignore:.*relates samples of the batch")
 @pytest.mark.parametrize("proposals", [Proposals, nn.Identity])
 def test_detector_trains(proposals):
     torch.manual_seed(0)
