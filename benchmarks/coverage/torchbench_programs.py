@@ -134,7 +134,7 @@ def cm3leon(load: Load) -> Case:
     def step(model: nn.Module, batch: Any) -> Tensor:
         return F.cross_entropy(model(batch[:, :-1]).transpose(1, 2), batch[:, 1:])
 
-    return Case(model.train(), step, torch.randint(1, 128, (ROWS, 16)))
+    return Case(model.train(), step, torch.randint(1, 127, (ROWS, 16)))  # 127 is padding
 
 
 def dcgan(load: Load, folder: Path) -> Case:
