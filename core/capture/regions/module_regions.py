@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 from ...errors import RequestError
 from ...tensor_metadata import state_of
 from ..graph.randomness import KeyedRandom, random_key
-from ..python.changes import INTERNAL, is_mutable, modules_restored
+from ..python.changes import INTERNAL, Changes, is_mutable
 from ..values.capture_errors import NeedsValue
 from ..values.late_numbers import holds_captured
 from ..values.nesting import Nesting, extract_tensors, tensors_of
@@ -82,18 +82,19 @@ class ModuleRegions:
         self._calls = {name: [] for name in self.lines}
 
     @contextmanager
-    def watched(self, random: KeyedRandom) -> Iterator[None]:
+    def watched(self, random: KeyedRandom, changes: Changes) -> Iterator[None]:
         """The context of a run of the model in which calls are observed.
 
         Args:
             random: counts the random draws of the run.
+            changes: of runs of the step.
         """
 
         def wrap(name: str, module: nn.Module) -> Callable[..., Any]:
             original = module.forward
 
             def forward(*args: Any, **kwargs: Any) -> Any:
-                other = _other_shapes(module, original, random, args, kwargs)
+                other = _other_shapes(module, original, random, changes, args, kwargs)
                 result, call = _watched(self._who(name), module, original, random, args, kwargs)
                 shapes = [tensor.shape for tensor in tensors_of(result)]
                 self._calls[name].append(evolve(call, varies=other is not None and other != shapes))
@@ -253,7 +254,12 @@ def _tried(who: str, copies: Copies, args: Any, kwargs: Any) -> _Call:
 
 
 def _other_shapes(
-    module: nn.Module, forward: Callable[..., Any], random: KeyedRandom, args: Any, kwargs: Any
+    module: nn.Module,
+    forward: Callable[..., Any],
+    random: KeyedRandom,
+    changes: Changes,
+    args: Any,
+    kwargs: Any,
 ) -> list[torch.Size] | None:
     """The shapes of what a module returns for the same numbers in another order, or None if it fails with them."""
     tensors, given = extract_tensors((args, kwargs))
@@ -261,7 +267,7 @@ def _other_shapes(
     args, kwargs = given.filled(turned)
     drawn = random.ordinal
     try:
-        with modules_restored(module), torch.no_grad():
+        with changes.of_run(module), torch.no_grad():
             return [tensor.shape for tensor in tensors_of(forward(*args, **kwargs))]
     except Exception:
         return None
