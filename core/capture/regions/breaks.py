@@ -294,7 +294,8 @@ class Breaks:
         try:
             with (
                 self.changes.of_run(self.model), _reparametrize_module(self.model, stand_ins), output_held(), random,
-                self._modules.watched(random, self.changes), numbered(self.model, regions, observer), self.autocasts.resumed(),
+                self._modules.watched(random, self.changes), numbered(self.model, regions, observer),
+                self.autocasts.resumed(),
             ):  # fmt: skip
                 result = self._called(self.model, self.batch)
                 state = dict(self.model.named_parameters()), dict(self.model.named_buffers())

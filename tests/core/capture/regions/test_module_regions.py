@@ -7,6 +7,8 @@ import pytest
 import torch
 from panpipe.core.capture.graph.numbered_objects import holding
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
+from panpipe.core.capture.python.changes import Changes
+from panpipe.core.capture.python.guards import Guards
 from panpipe.core.capture.regions import module_regions
 from panpipe.core.capture.regions.module_regions import CapturedOtherwise, ModuleRegions
 from panpipe.core.errors import RequestError
@@ -49,7 +51,8 @@ def regions_of(model):
 
 def observe(regions, model, times=1, x=X):
     regions.forget_calls()
-    with KeyedRandom(random_key(0, 0, 0)) as random, regions.watched(random):
+    changes = Changes(Guards(model, step), lambda value: True)
+    with KeyedRandom(random_key(0, 0, 0)) as random, regions.watched(random, changes):
         for _ in range(times):
             found = model(x)
     return found
