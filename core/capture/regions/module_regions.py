@@ -265,9 +265,9 @@ def _other_shapes(
     tensors, given = extract_tensors((args, kwargs))
     turned = [t.detach().flip(*range(t.ndim)) if t.is_floating_point() else t.clone() for t in tensors]
     args, kwargs = given.filled(turned)
-    drawn = random.ordinal
+    drawn, buffers = random.ordinal, {name: buffer.clone() for name, buffer in module.named_buffers()}
     try:
-        with changes.of_run(module), torch.no_grad():
+        with changes.of_run(module), _reparametrize_module(module, buffers), torch.no_grad():
             return [tensor.shape for tensor in tensors_of(forward(*args, **kwargs))]
     except Exception:
         return None
