@@ -1,9 +1,8 @@
 """Compiles parts of stage programs with Inductor or another backend of ``torch.compile``.
 
 It compiles sections of programs, whole layers with the sums of their gradients (`sections`). Equal sections of any
-program, stage or cut are compiled once. Of a section that the backend cannot compile, or compiles to other results, it
-compiles the groups of operators between matrix products, attention and other large kernels (`fusing`). A group that it
-cannot compile runs without compilation. A warning reports either.
+program, stage or cut are compiled once. A section that the backend cannot compile, or compiles to other results, runs
+without compilation, and a warning reports it.
 """
 
 import warnings
@@ -17,7 +16,6 @@ from torch import Tensor, fx
 from ...core.capture.graph.generated_sources import sources_removed
 from ...core.capture.programs.accumulated_products import accumulate_product
 from ...core.capture.programs.fusing import Call, Fusion
-from ...core.capture.programs.fusions import Fusions
 from ...core.capture.programs.generated_code import Program, section_in_parts
 from ...core.capture.programs.programs import stage_programs
 from ...core.capture.programs.stage import StageGraph
@@ -29,14 +27,14 @@ from .compiler_choice import Boxed, CompilerChoice
 
 @define(eq=False)
 class StageCompiler:
-    """Compiles sections of programs and groups of operators, each once.
+    """Compiles sections of programs, each once.
 
     Args:
         choice: of the backend.
 
     Attributes:
-        calls: signature of a group → its function.
-        failures: signature of a group that runs without compilation → the reason.
+        calls: signature of a section → its function.
+        failures: signature of a section that runs without compilation → the reason.
     """
 
     choice: CompilerChoice
@@ -47,7 +45,7 @@ class StageCompiler:
     def programs(
         self, stage: StageGraph, index: int, now: Callable[[StagePrograms], Collection[Program]] | None = None
     ) -> StagePrograms:
-        """The compiled programs of a stage; warns of groups that do not compile.
+        """The compiled programs of a stage; warns of sections that do not compile.
 
         Args:
             stage: its graph.
@@ -65,7 +63,7 @@ class StageCompiler:
             if key not in self.failures:
                 return _guarded(self.calls[key], in_parts(fusion), self.choice.name)
             failed[key] = fusion
-            return in_parts(fusion, call_of)
+            return in_parts(fusion)
 
         ready = False
 
@@ -99,36 +97,21 @@ class StageCompiler:
             self.calls[key] = call
 
     def _warn(self, stage: int, failed: dict[str, Fusion]) -> None:
-        """Warn once of what runs without compilation; if that is nothing, of sections whose groups were compiled."""
-        whole = all(fusion.section for fusion in failed.values())
-        shown = [(key, fusion) for key, fusion in failed.items() if fusion.section == whole]
-        key, fusion = shown[0]
+        """Warn once of what runs without compilation."""
+        key, fusion = next(iter(failed.items()))
         names = ", ".join(dict.fromkeys(str(node.target) for node in fusion.nodes if node.op == "call_function"))
         names = names if len(names) < 100 else f"{names[:100]}…"
-        more = f" and {len(shown) - 1} more {'sections' if whole else 'groups of operators'}" if len(shown) > 1 else ""
+        more = f" and {len(failed) - 1} more sections" if len(failed) > 1 else ""
         line = f"stage {stage} runs {names}{more} without compilation: {self.choice.name} fails for them: "
-        if whole:
-            line = f"stage {stage} compiles groups of operators of {names}{more} and not the whole: "
-            line += f"{self.choice.name} fails for it: "
         line += self.failures[key]
         if line not in self._warned:
             self._warned.add(line)
             warnings.warn(line, stacklevel=2)
 
 
-def in_parts(fusion: Fusion, call_of: Callable[[Fusion], Call] | None = None) -> Call:
-    """A group that runs operator by operator.
-
-    Args:
-        fusion: the group.
-        call_of: compiles the groups of operators in a section; None to run each operator by itself.
-    """
-    fusions = None
-    if call_of is not None and fusion.section:
-        fusions = Fusions()
-    program = section_in_parts(fusion, fusions)
-    if fusions is not None and call_of is not None:
-        fusions.bind(call_of)
+def in_parts(fusion: Fusion) -> Call:
+    """A section that runs operator by operator."""
+    program = section_in_parts(fusion)
     count, sums = len(fusion.inputs), len(fusion.sums)
 
     def call(given: list[Any]) -> Sequence[Tensor]:

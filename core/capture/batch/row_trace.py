@@ -143,7 +143,7 @@ class RowTracer:
             stack.enter_context(torch.set_grad_enabled(self._gradients))
             stack.enter_context(_reparametrize_module(self._model, dict(state)))
             stack.enter_context(references_followed(self._model, self._guards))
-            stack.enter_context(calls_refused())
+            stack.enter_context(calls_refused(forward=not self._gradients))
             stack.enter_context(without_checkpoints())
             stack.enter_context(contextlib.suppress(Exception))  # capture refuses what is written
             stack.enter_context(assigned_buffers_written(self._model, set()))

@@ -9,7 +9,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -102,7 +102,8 @@ def capture_step(
         without_anomaly_mode(warns=True),
         modes,
         breaks.autocasts.suspended(),
-        calls_refused(),
+        calls_refused(forward=rows is not None),
+        closing(breaks),
     ):
         drawn = drawn_outside_of_torch()
         captured = _captured(breaks, export)

@@ -1,8 +1,7 @@
-"""Which operators a compiler can fuse with their neighbours into one kernel.
+"""Which operators take at most one pass over memory, so that they may be computed again instead of being saved.
 
-These are operators that work element by element or along rows, or that only move or fill memory. Not fused are matrix
-products, convolutions and attention, whose own kernels are faster; random draws, which are keyed; regions; and
-operators that write in place.
+These are operators that work element by element or along rows, or that only move or fill memory. Not among them are
+matrix products, convolutions and attention; random draws, which are keyed; regions; and operators that write in place.
 """
 
 import operator
@@ -61,7 +60,7 @@ _DEVICES = {"cpu", "cuda"}
 
 
 def fusible(node: fx.Node) -> bool:
-    """Whether an operator may be part of a fused group; for views see `is_single_view`."""
+    """Whether an operator takes at most one pass over memory; for views see `is_single_view`."""
     return _known(node) and _tensors_of(node)
 
 

@@ -16,8 +16,7 @@ from ..regions.regions import region_needed
 from ..values.user_lines import last_place, user_line
 from .accumulated_products import Product, products_of
 from .bindings import binding_of, same_tensor
-from .fusing import Call, Fusion, Piece, Shown, fused, nodes_of, running_order
-from .fusions import Fusions
+from .fusing import Call, Fusion, Fusions, Piece, Shown, nodes_of
 from .layouts import restrided, strides_to_check
 from .overwriting import overwriting
 from .sections import divided
@@ -84,17 +83,15 @@ def compile_program(
         modules: attribute name → module or constant tensor, for ``get_attr`` nodes.
         for_sink: nodes whose values are passed to the sink, each with its position, as soon as they are computed: a
             gradient is accumulated while it is in the cache, and its memory is reused for the next one.
-        fusions: collects the groups of operators that run as one; None if each operator runs by itself.
+        fusions: collects the sections, which run as one; None if each operator runs by itself.
     """
     names = {node: f"v{i}" for i, node in enumerate([*inputs, *nodes])}
     regions = [region for node in nodes if (region := region_needed(node)) is not None]
     scope: dict[str, Any] = {"restrided": restrided, "held": regions}
     kept = {*outputs, *for_sink}
-    pieces: Sequence[Piece] = list(nodes)
-    if fusions is not None:
-        pieces = divided(nodes, outputs, for_sink) if fusions.sections else fused(nodes, kept)
+    pieces: Sequence[Piece] = nodes if fusions is None else divided(nodes, outputs, for_sink)
     last = _last_uses(pieces, outputs)
-    over = overwriting(running_order(nodes, pieces), kept, set(nodes).difference(pieces))
+    over = overwriting(nodes, kept, set(nodes).difference(pieces))
     found, by_themselves = products_of(for_sink, nodes, outputs), set(pieces)
     products = {each.node: each for each in found if by_themselves.issuperset(each.casts)}
     left_out = {flip for product in products.values() for flip in product.flips}
@@ -106,7 +103,8 @@ def compile_program(
         if isinstance(piece, Fusion):
             assert fusions is not None
             alone = piece.detached()
-            fusions.add(scope, f"g{position}", alone, _run_in_parts(alone) if piece.section else None)
+            scope[f"g{position}"] = _run_in_parts(alone)  # until it is bound
+            fusions.places.append((scope, f"g{position}", alone))
             made = piece.outputs
             lines += _group_call(f"g{position}", piece, names, scope, [n for n in piece.inputs if last[n] == position])
         elif isinstance(piece, Shown):
@@ -165,24 +163,18 @@ _HEAD = 3
 _TAIL = ("  except Exception as error:", "    noted(error)", "    raise")
 
 
-def section_in_parts(section: Fusion, fusions: Fusions | None = None) -> Program:
-    """The program of a section alone: its sink gets what the section adds to sums, by position among these.
-
-    Args:
-        section: the section.
-        fusions: collects the groups of operators that run as one; None if each operator runs by itself.
-    """
-    values = [value for _, value in section.sums]
-    return compile_program(section.nodes, section.inputs, section.outputs, {}, values, fusions)
+def section_in_parts(section: Fusion) -> Program:
+    """The program of a section alone: its sink gets what the section adds to sums, by position among these."""
+    return compile_program(section.nodes, section.inputs, section.outputs, {}, [value for _, value in section.sums])
 
 
 def _run_in_parts(section: Fusion) -> Call:
-    """A section without its sums, for measuring the memory that it holds: with groups of operators as of `fused`."""
+    """A section without its sums, for measuring the memory that it holds."""
     program: Program | None = None
 
     def call(given: list[Any]) -> Sequence[Tensor]:
         nonlocal program
-        program = program or section_in_parts(section, Fusions())
+        program = program or section_in_parts(section)
         del given[len(section.inputs) :]
         return program(given, no_sink)
 

@@ -7,6 +7,7 @@ the benchmark GPT. It also holds less memory.
 
 import operator
 from collections.abc import Collection, Sequence
+from math import inf
 from typing import Any
 
 import torch
@@ -62,18 +63,50 @@ def overwriting(
         fused: nodes that run inside of a fused group, where nothing is overwritten.
     """
     place = {node: position for position, node in enumerate(nodes)}
+    owner, last = _memories(nodes, place, kept)
     found: dict[fx.Node, tuple[Any, str, fx.Node]] = {}
+    over: dict[fx.Node, fx.Node] = {}  # operator that allocates memory without overwriting → whose memory it has
+
+    def memory(node: fx.Node) -> fx.Node | None:
+        allocated = owner.get(node)
+        while allocated in over:
+            allocated = over[allocated]
+        return allocated
+
     for node in nodes:
         if node.target not in _VARIANTS or node in fused:
             continue
         # The operand that was computed last is the most likely to be in the cache.
         operands = sorted((n for n in dict.fromkeys(node.all_input_nodes) if n in place), key=lambda n: -place[n])
-        for operand in operands:
-            if may_overwrite(node, operand) and _is_last_read(operand, node, place, kept, found):
-                function, name = _VARIANTS[node.target]
-                found[node] = function, name, operand
+        memories = [memory(operand) for operand in operands]
+        for operand, own in zip(operands, memories, strict=True):
+            if own and memories.count(own) == 1 and last[own] == place[node] and may_overwrite(node, operand):
+                found[node] = (*_VARIANTS[node.target], operand)
+                over[node], last[own] = own, last[node]
                 break
     return found
+
+
+def _memories(
+    nodes: Sequence[fx.Node], place: dict[fx.Node, int], kept: Collection[fx.Node | None]
+) -> tuple[dict[fx.Node, fx.Node], dict[fx.Node, float]]:
+    """For each node the operator of this program that allocated its memory, if that is known; and for each of these
+    the place of its last reader, infinite if it is kept, or if a result may share it without saying so."""
+    owner: dict[fx.Node, fx.Node] = {}
+    last: dict[fx.Node, float] = {}
+    for node in nodes:
+        source: Any = node.args[0] if node.args else None
+        for read in node.all_input_nodes:
+            if read in owner:
+                last[owner[read]] = max(last[owner[read]], inf if _may_return_input(node) else place[node])
+        picked = node.target is operator.getitem
+        if node.target in _FRESH or (picked and source in place and source.target in _FRESH):
+            owner[node], last[node] = node, place[node]
+        elif source in owner and (picked or always_views(node.target)):
+            owner[node] = owner[source]
+        if node in owner and node in kept:
+            last[owner[node]] = inf
+    return owner, last
 
 
 def may_overwrite(node: fx.Node, operand: fx.Node) -> bool:
@@ -88,70 +121,12 @@ def may_overwrite(node: fx.Node, operand: fx.Node) -> bool:
     )
 
 
-def _is_last_read(
-    operand: fx.Node,
-    reader: fx.Node,
-    place: dict[fx.Node, int],
-    kept: Collection[fx.Node | None],
-    overwritten: dict[fx.Node, tuple[Any, str, fx.Node]],
-) -> bool:
-    """Whether ``reader`` is the last to read the memory of ``operand``, which an operator of this program allocated."""
-    owner = _owner(operand, place, overwritten)
-    if owner is None:
+def _may_return_input(node: fx.Node) -> bool:
+    """Whether an operator's result may share memory with an input although its schema does not declare it."""
+    target = node.target
+    if target is operator.getitem or always_views(target):
         return False
-    todo, seen = [owner], set[fx.Node]()
-    while todo:
-        alias = todo.pop()
-        if alias in seen:
-            continue
-        seen.add(alias)
-        if alias in kept or (alias is not operand and alias in reader.all_input_nodes):
-            return False
-        for user in alias.users:
-            if user not in place:
-                continue  # another program's
-            if user is reader:
-                continue
-            if place[user] > place[reader]:
-                return False
-            shares = _shares(user, alias, overwritten)
-            if shares is None:
-                return False
-            if shares:
-                todo.append(user)
-    return True
-
-
-def _owner(
-    node: fx.Node, place: dict[fx.Node, int], overwritten: dict[fx.Node, tuple[Any, str, fx.Node]]
-) -> fx.Node | None:
-    """The operator of this program that allocated a tensor's memory; None if there is none, or it is not known."""
-    while node in place:
-        if node in overwritten:
-            node = overwritten[node][2]
-        elif node.target is operator.getitem:
-            source: Any = node.args[0]
-            if source in place and source.target in _FRESH:
-                return node
-            node = source
-        elif node.target in _FRESH:
-            return node
-        elif always_views(node.target):
-            node = node.args[0]  # type: ignore[assignment]
-        else:
-            return None
-    return None
-
-
-def _shares(user: fx.Node, alias: fx.Node, overwritten: dict[fx.Node, tuple[Any, str, fx.Node]]) -> bool | None:
-    """Whether an operator's result shares memory with an input; None if that is not known."""
-    if user in overwritten:
-        return overwritten[user][2] is alias
-    if user.target is operator.getitem or always_views(user.target):
-        return True
-    target = user.target
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
-        return None
-    if torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd"):
-        return None  # composite operators may return their input
-    return False
+        return True
+    # Composite operators may return their input.
+    return torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")

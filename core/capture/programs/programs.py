@@ -14,8 +14,7 @@ from torch import fx
 from ..graph.host_reads import host_read
 from ..graph.randomness import ordinals_of
 from ..graph.storages import StorageMeter, WatchEverything, storage_sizes
-from .fusing import Call, Fusion
-from .fusions import Fusions
+from .fusing import Call, Fusion, Fusions
 from .generated_code import Program, compile_program, no_sink
 from .joint_graph import (
     JointGraph,
@@ -73,7 +72,7 @@ def stage_programs(
     persistent |= {node: len(stage.fakes) + i for i, node in enumerate(shared)}
     saved = [n for n in reads if n not in persistent and n not in tangents and n.op != "get_attr"]
     inputs = [*(joint.primals[i] for i in sorted(joint.primals)), *shared]
-    fusions = None if fuse is None else Fusions(sections=True)
+    fusions = None if fuse is None else Fusions()
     modules = {**stage.modules, **joint.constants}
     make = functools.partial(compile_program, modules=modules, fusions=fusions)
     forward = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved])

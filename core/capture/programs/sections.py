@@ -235,7 +235,7 @@ def _pieces(
         computed = outputs | {node: None for _, node in sums}
         inner, inputs = _inner(computed, members, inside, order)
         if inner:
-            piece = Fusion(tuple(inner), tuple(inputs), tuple(outputs), sums, own, section=True)
+            piece = Fusion(tuple(inner), tuple(inputs), tuple(outputs), sums, own)
             found += [*reversed([*again]), *reversed(shown), piece]
             read.update(inputs)
         else:

@@ -37,6 +37,9 @@ _SAVED = (
     "changes or observes saved tensors by torch.autograd.graph.saved_tensors_hooks, which a pipeline does not call: "
     "leave it out; offload= moves saved tensors to the host, and recompute= computes them again"
 )
+_GENERATE = (
+    "generation needs the whole model: call model.generate(...) itself in one process, or pipe.save(folder) and load it"
+)
 _COLLECTIVES = ("broadcast", "all_reduce", "all_gather", "all_gather_into_tensor", "reduce", "send", "recv")
 _CALLS = (
     (torch, "cond", _COND), (torch, "load", _LOAD), (saved_tensors_hooks, "__enter__", f"the step {_SAVED}"),
@@ -45,8 +48,15 @@ _CALLS = (
 
 
 @contextmanager
-def calls_refused() -> Iterator[None]:
-    """A context in which these calls of the user's code raise `Refused`; ``save_on_cpu`` changes no value."""
+def calls_refused(*, forward: bool = False) -> Iterator[None]:
+    """A context in which these calls of the user's code raise `Refused`; ``save_on_cpu`` changes no value.
+
+    Args:
+        forward: whether a function that is only run forward is captured: it may not generate texts, either.
+    """
+    calls: list[tuple[Any, str, str]] = list(_CALLS)
+    if forward and (generation := sys.modules.get("transformers.generation.utils")) is not None:
+        calls.append((generation.GenerationMixin, "generate", _GENERATE))
 
     def refusing(original: Callable[..., Any], reason: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -60,7 +70,7 @@ def calls_refused() -> Iterator[None]:
         return call
 
     with ExitStack() as stack:
-        for owner, name, reason in _CALLS:
+        for owner, name, reason in calls:
             stack.enter_context(mock.patch.object(owner, name, refusing(getattr(owner, name), reason)))
         yield
 

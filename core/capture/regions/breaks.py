@@ -31,11 +31,8 @@ from ..values.results import plain_result
 from ..values.stand_ins import stand_in_for
 from ..values.user_lines import first_line, reason_of
 from ..values.value_watch import ValueWatch, are_constants
-from .calls import numbered
 from .module_regions import ModuleRegions
-from .observer import Observer
-from .replay import Locator
-from .tail_region import TailRegion
+from .tail import Recorder, TailRegion, numbered
 
 StepFunction = Callable[[nn.Module, Any], Any]
 
@@ -116,16 +113,15 @@ class Breaks:
             NeedsValue: a value is needed outside of the present regions.
         """
         tail, regions = self._tail, list(self._modules.lines)
-        if self._watch is not None:  # what a failed attempt left belongs to no later one
-            self._watch.over = True
+        self.close()
         watch = self._watch = ValueWatch(self.sizes, self._constants, self.kept, self.drawn)
         self._constants.update({memory_of(buffer): buffer for buffer in model.buffers()})
-        locator = Locator([there for _, there in tail.places] if tail is not None else ())
+        recorder = Recorder()
         result = None
         with (
             output_held() as printed, late_checks_dropped(),
             RequiresGradWrites(model, self.trained) as writes, watch,
-            self._modules.called(model, self._meta), numbered(model, regions, locator),
+            self._modules.called(model, self._meta), numbered(model, regions, recorder),
         ):  # fmt: skip
             try:
                 result = self._called(model, batch)
@@ -133,7 +129,7 @@ class Breaks:
             except Exception as error:
                 if not depends_on_value(error):
                     raise
-                self._names = locator.names
+                self._names = recorder.names
                 if tail is None and isinstance(error, NeedsValue):
                     raise
                 if tail is None:
@@ -144,7 +140,7 @@ class Breaks:
             writes.check_ends()
         if tail is not None:
             self.printed = {}  # the tail prints when it runs
-            return tail.call(self.model, self._called, regions, model, batch, locator)
+            return tail.call(self.model, self._called, regions, model, batch, recorder)
         self._refuse_number(result)
         self.printed = printed
         return with_late_numbers_as_tensors(result)
@@ -161,9 +157,13 @@ class Breaks:
             name: of a value that they kept; "" without one.
         """
         self.kept.update(dict.fromkeys(self._modes, name))
+        self.close()
+        self.changes.following = True
+
+    def close(self) -> None:
+        """End the last run: no later one, nor another capture, may compute with the numbers that it left in Python."""
         if self._watch is not None:
             self._watch.over = True
-        self.changes.following = True
 
     def _called(self, model: nn.Module, batch: Any) -> Any:
         """Call the step; return its result."""
@@ -194,12 +194,7 @@ class Breaks:
 
     def begin_as_eager(self) -> None:
         """Start again, with ``torch.compiler.is_exporting`` false for the step's Python."""
-        self.as_eager, self.sizes, self._modules, self._tail = (
-            True,
-            False,
-            ModuleRegions(self.model),
-            None,
-        )
+        self.as_eager, self.sizes, self._modules, self._tail = True, False, ModuleRegions(self.model), None
 
     def widen(self, error: BaseException, line: str) -> None:
         """Add the region that contains the need for a value.
@@ -289,12 +284,12 @@ class Breaks:
             )
         kept = [(tensor, tensor.detach().clone()) for _, tensor in self._state() if not tensor.is_meta]
         random, regions = KeyedRandom(random_key(0, 0, 0)), list(self._modules.lines)
-        observer = Observer(lambda: random.ordinal)
+        recorder = Recorder(lambda: random.ordinal)
         stand_ins = {name: stand_in_for(tensor) for name, tensor in missing.items()}
         try:
             with (
                 self.changes.of_run(self.model), _reparametrize_module(self.model, stand_ins), output_held(), random,
-                self._modules.watched(random, self.changes), numbered(self.model, regions, observer),
+                self._modules.watched(random, self.changes), numbered(self.model, regions, recorder),
                 self.autocasts.resumed(),
             ):  # fmt: skip
                 result = self._called(self.model, self.batch)
@@ -303,7 +298,7 @@ class Breaks:
             if not missing:  # replacements of parameters without values have no gradient
                 self._refuse_without_gradient(result)
             if tail_line is not None:
-                self._tail = TailRegion.observed(*state, observer, self._names, result, random.ordinal, tail_line)
+                self._tail = TailRegion.observed(*state, recorder, self._names, result, random.ordinal, tail_line)
         finally:
             with torch.no_grad():
                 for tensor, value in kept:  # a run may write buffers, and parameters through .data

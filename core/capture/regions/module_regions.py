@@ -20,9 +20,17 @@ from ..values.capture_errors import NeedsValue
 from ..values.late_numbers import holds_captured
 from ..values.nesting import Nesting, extract_tensors, tensors_of
 from ..values.stand_ins import stand_in_for
-from .late_writes import Version, may_be_written, refuse_late_writes
-from .regions import Region, TensorSpec, call_region, trained
-from .replay import Copies, copy_on_meta
+from .regions import (
+    Copies,
+    Region,
+    TensorSpec,
+    Version,
+    call_region,
+    copy_on_meta,
+    may_be_written,
+    refuse_late_writes,
+    trained,
+)
 
 
 class CapturedOtherwise(RequestError):

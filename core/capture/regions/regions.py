@@ -6,18 +6,22 @@ microbatch and with autograd enabled. It returns an additional tensor, its *tick
 its backward. Everything else is traced, cut and pipelined.
 """
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import copy
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from attrs import define, field, frozen
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import RequestError
 from ..graph.numbered_objects import NumberedObjects
 from ..graph.randomness import KeyedRandom, random_key
 from ..graph.sparse_gradients import RULE
+from ..python.changes import INTERNAL
 
 Run = Callable[[list[Tensor]], list[Tensor]]
 """Takes a region's inputs, in order, and returns its results."""
@@ -237,3 +241,95 @@ _library.impl(
 torch.library.register_fake("panpipe_region::run", _fake_run, lib=_library)
 torch.library.register_fake("panpipe_region::backward", _fake_backward, lib=_library)
 torch.library.register_autograd("panpipe_region::run", _differentiate, setup_context=_save, lib=_library)
+
+
+def copy_on_meta(module: nn.Module, foreign: Mapping[int, Tensor]) -> nn.Module:
+    """A copy of a module without data: its parameters and buffers are on the meta device.
+
+    Its other tensors are not copied: the user may write into them between steps.
+
+    Args:
+        module: the module.
+        foreign: identity of a tensor that is not the module's → its replacement in the copy.
+    """
+    memo: dict[int, Any] = dict(foreign)
+    with _disable_current_modes():  # a step may be captured now; copies of fake tensors belong to that thread alone
+        for tensor in (*module.parameters(), *module.buffers()):
+            bare = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+            memo[id(tensor)] = nn.Parameter(bare, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else bare
+    for inner in module.modules():
+        own = [held for name, held in vars(inner).items() if name not in INTERNAL]
+        for tensor in pytree.tree_leaves(own):
+            if isinstance(tensor, Tensor):
+                memo.setdefault(id(tensor), tensor)
+    return copy.deepcopy(module, memo)
+
+
+class Copies:
+    """Copies of a module on the meta device.
+
+    A run puts its tensors into the copy, so no two threads may run the same one: devices that are threads profile all
+    operators at the same time, and a module that is called twice may be in the stages of two of them.
+
+    Args:
+        template: a copy that is never run.
+    """
+
+    def __init__(self, template: nn.Module) -> None:
+        self.template, self._free = template, list[nn.Module]()
+
+    @contextmanager
+    def lent(self) -> Iterator[nn.Module]:
+        """The context in which a copy is this thread's alone."""
+        try:
+            own = self._free.pop()
+        except IndexError:
+            own = copy_on_meta(self.template, {})
+        try:
+            yield own
+        finally:
+            self._free.append(own)
+
+
+CHEAP_BYTES = 1 << 16
+"""Buffers up to this size count as written by every region that reads them, because only one run on the example is
+observed, and another run may take another branch. A copy of one takes some microseconds."""
+
+
+def may_be_written(buffer: Tensor) -> bool:
+    """Whether a buffer of a region counts as written, even if the example's run did not write it."""
+    return buffer.nbytes <= CHEAP_BYTES
+
+
+class Version:
+    """A buffer before a run.
+
+    Args:
+        tensor: the buffer.
+    """
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version = tensor, tensor._version
+
+    def is_of(self, tensor: Tensor | None) -> bool:
+        """Whether this is the same tensor, and it was not written since."""
+        return tensor is self._tensor and self._tensor._version == self._version
+
+
+def refuse_late_writes(who: str, before: Mapping[str, Version], after: Mapping[str, Tensor]) -> None:
+    """Refuse a run that wrote a buffer that the example's run did not write: its value would be lost.
+
+    Args:
+        who: the region's name, with its line.
+        before: the buffers that do not count as written, by name.
+        after: the same buffers after the run.
+
+    Raises:
+        RequestError: one of them was written.
+    """
+    name = next((name for name, version in before.items() if not version.is_of(after.get(name))), None)
+    if name is not None:
+        raise RequestError(
+            f"{who} writes its buffer '{name}' here and did not for the example, and it is larger than "
+            f"{CHEAP_BYTES >> 10} KiB: write it in every call, with its own values if they do not change"
+        )

@@ -190,6 +190,16 @@ def test_forward_that_needs_the_whole_model_is_refused_with_what_to_do():
         pipe.forward(batch, grown)
 
 
+def test_generation_is_refused_before_anything_is_traced():
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=11, n_positions=16))
+    batch = torch.randint(0, 11, (4, 5))
+    pipe = pipeline(model, lambda model, x: model(input_ids=x, labels=x).loss, batch)
+    with pytest.raises(panpipe.RequestError, match=r"test_default_call.*in one process, or pipe\.save\(folder\)"):
+        pipe.forward(batch, lambda model, x: model.generate(x, max_new_tokens=4))
+
+
 class Quantised(nn.Module):
     """Trained with fake quantisation, whose observers take their shape in the first forward."""
 

@@ -199,22 +199,6 @@ def test_function_with_other_results_is_not_used(backend, why):
     assert abs(pipe.step(batch).item() - pipeline()[0].step(batch).item()) < 1e-12
 
 
-def without_products(graph, examples):
-    if graph.graph.find_nodes(op="call_function", target=torch.ops.aten.addmm.default):
-        raise NotImplementedError("products are not for me")
-    return graph.forward
-
-
-def test_of_a_section_that_does_not_compile_the_groups_are_compiled():
-    with pytest.warns(
-        UserWarning,
-        match=r"stage \d compiles groups of operators of aten\..* and not the whole: without_products fails",
-    ) as told:
-        pipe, batch = pipeline(compile=without_products)
-    assert sorted(str(one.message)[:8] for one in told) == ["stage 0 ", "stage 1 "], "a line for each stage"
-    assert abs(pipe.step(batch).item() - pipeline()[0].step(batch).item()) < 1e-12
-
-
 def test_a_function_that_adds_nothing_to_the_gradients_is_not_used():
     def adding_nothing(graph, examples):
         return lambda *given: graph(*(tensor.clone() for tensor in given))

@@ -1,28 +1,13 @@
-"""The calls of groups in programs: what they do before they are bound, and when they are."""
+"""The calls of groups in programs: when they are bound."""
 
 import torch
-from panpipe.core.capture.programs.fusing import fused
-from panpipe.core.capture.programs.fusions import Fusions
+from panpipe.core.capture.programs.fusing import Fusions
 from panpipe.core.capture.programs.generated_code import compile_program, no_sink
 from torch import fx
 
-from ....support.nodes import SIDE, node, placeholder
+from ....support.nodes import node, placeholder
 
 aten = torch.ops.aten
-
-
-def test_unbound_group_allocates_its_outputs():
-    graph = fx.Graph()
-    x = placeholder(graph, "x")
-    total = node(graph, aten.add.Tensor, x, x)
-    turned = node(graph, aten.neg.default, total)
-    (fusion,) = fused([total, turned], {turned})
-    fusions, scope = Fusions(), {}
-    fusions.add(scope, "g", fusion)
-    (taken,) = scope["g"]([x.meta["val"]])
-    assert (taken.shape, taken.dtype, taken.stride()) == ((SIDE, SIDE), torch.float64, (SIDE, 1))
-    fusions.bind(lambda _: lambda given: ["called", given])
-    assert scope["g"](1) == ["called", 1]
 
 
 def test_groups_of_programs_that_are_not_needed_now_are_bound_when_they_are_called():

@@ -8,7 +8,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe.core.capture.programs.fusions import Fusions
+from panpipe.core.capture.programs.fusing import Fusions
 from panpipe.core.capture.programs.generated_code import Program, compile_program
 from panpipe.core.errors import described
 from torch import Tensor, fx
@@ -52,7 +52,7 @@ def called(module: fx.GraphModule, given: list[Tensor]) -> Any:
 
 
 @settings(max_examples=200, deadline=None)
-@given(programs(), st.sampled_from([None, Fusions, lambda: Fusions(sections=True)]))
+@given(programs(), st.sampled_from([None, Fusions]))
 def test_a_program_computes_its_nodes(
     made: tuple[list[fx.Node], list[fx.Node], list[fx.Node], list[fx.Node]], divide: Callable[[], Fusions] | None
 ) -> None:

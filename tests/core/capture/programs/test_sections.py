@@ -6,8 +6,7 @@ from functools import partial
 import pytest
 import torch
 from panpipe.core.capture.graph.randomness import DRAWS_AT, bernoulli, random_key
-from panpipe.core.capture.programs.fusing import Fusion, Shown
-from panpipe.core.capture.programs.fusions import Fusions
+from panpipe.core.capture.programs.fusing import Fusion, Fusions, Shown
 from panpipe.core.capture.programs.generated_code import compile_program, no_sink
 from panpipe.core.capture.programs.sections import divided
 from panpipe.runtimes.programs.stage_compiler import signature
@@ -81,7 +80,7 @@ def test_views_of_results_are_shown_outside_and_views_of_earlier_results_inside(
     assert set(section.outputs) == {product, active}
     assert isinstance(shown, Shown)
     assert (shown.node, shown.root) == (turned, product)
-    fusions = Fusions(sections=True)
+    fusions = Fusions()
     program = compile_program([product, halves, half, turned, active], [x, w], [turned, active], {}, fusions=fusions)
     bind(fusions)
     view, result = program([x.meta["val"], w.meta["val"]], no_sink)
@@ -104,7 +103,7 @@ def test_a_section_adds_gradients_to_their_sums_and_products_in_one_operator():
     targets = [each.target for each in section.graph().nodes if each.op == "call_function"]
     assert aten.addmm_.default in targets
     assert aten.mm.default not in targets
-    fusions, sink = Fusions(sections=True), Taken()
+    fusions, sink = Fusions(), Taken()
     program = compile_program(nodes, [x, g], [], {}, [gradient, scaled], fusions)
     bind(fusions)
     program([x.meta["val"], g.meta["val"]], sink)
@@ -156,7 +155,7 @@ def test_layers_that_differ_in_the_ordinals_of_their_draws_are_equal():
     found = sections_of(divided(nodes, {x}))
     assert len(found) == 3
     assert len({signature(each.graph()) for each in found}) == 1
-    fusions = Fusions(sections=True)
+    fusions = Fusions()
     program = compile_program(nodes, [start, key], [x], {}, fusions=fusions)
     bind(fusions)
     (result,) = program([start.meta["val"], key.meta["val"]], no_sink)

@@ -8,10 +8,12 @@ from panpipe.core.capture.regions.regions import (
     Region,
     TensorSpec,
     call_region,
+    copy_on_meta,
     is_no_gradient,
     trained,
 )
 from panpipe.core.errors import RequestError
+from torch import nn
 
 X = torch.tensor([1.0, 2.0])
 
@@ -117,3 +119,18 @@ def test_operator_runs_the_region_and_its_backward():
     assert found.tolist() == [1, 4]
     assert given.grad.tolist() == [1, 2]
     assert other.grad is None
+
+
+def test_skeleton_has_no_data_and_keeps_other_tensors():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    model[0].bias.requires_grad_(False)
+    model[0].table = torch.ones(3)
+    model[0].foreign = torch.ones(1)
+    stand_in = torch.zeros(1)
+    bare = copy_on_meta(model, {id(model[0].foreign): stand_in})
+    assert all(t.is_meta for t in (*bare.parameters(), *bare.buffers()))
+    assert [p.requires_grad for p in bare.parameters()] == [p.requires_grad for p in model.parameters()]
+    assert bare[0].table is model[0].table
+    assert bare[0].foreign is stand_in
+    assert bare[0] is not model[0]
+    assert not any(t.is_meta for t in model.parameters())

@@ -127,6 +127,24 @@ def test_losses_that_are_only_kept_are_allowed_and_leave_nothing():
     assert len({str(each.message) for each in found}) == 3
 
 
+@pytest.mark.filterwarnings("ignore:.*keeps the value that it has now")
+def test_numbers_that_one_capture_left_are_only_kept_by_another_one_with_a_module_in_python():
+    class Gate(nn.Linear):
+        def forward(self, x):
+            return super().forward(x + 1 if x.sum() > 0 else x)
+
+    holder = Holder()
+    holder.total = 0.0
+
+    def step(m, b):
+        loss = fit(m, b)
+        holder.total += loss.item()
+        return loss
+
+    for middle in (nn.Tanh(), Gate(WIDTH, WIDTH)):
+        capture(step, nn.Sequential(nn.Linear(WIDTH, WIDTH), middle, nn.Linear(WIDTH, WIDTH)))
+
+
 def test_features_that_a_hook_leaves_for_the_step_are_allowed():
     features, m = {}, model()
     m[1].register_forward_hook(lambda module, given, result: features.__setitem__("a", result))

@@ -1,12 +1,11 @@
 """The tail of a step: what it reads of an observed run, and its Python as one operator of another run."""
 
+import math
+
 import pytest
 import torch
 from panpipe.core.capture.graph.numbered_objects import holding
-from panpipe.core.capture.regions.calls import numbered
-from panpipe.core.capture.regions.observer import Observer
-from panpipe.core.capture.regions.replay import Locator
-from panpipe.core.capture.regions.tail_region import TailRegion
+from panpipe.core.capture.regions.tail import Recorder, TailRegion, numbered
 from panpipe.core.errors import RequestError
 from torch import nn
 
@@ -38,12 +37,16 @@ def batch():
         yield {"x": torch.zeros(2)}
 
 
-def observed(batch, names=NAMES, stand_ins=None, step=step):
-    model, observer = Model(), Observer(lambda: 3)
-    with numbered(model, [], observer):
+def state_of(model):
+    return dict(model.named_parameters()), dict(model.named_buffers())
+
+
+def observed(batch, names=NAMES, step=step):
+    model, recorder = Model(), Recorder(lambda: 3)
+    with numbered(model, [], recorder):
         result = step(model, batch)
     model.count.zero_()
-    return model, TailRegion.observed(model, stand_ins or {}, observer, names, result, 5, LINE)
+    return model, TailRegion.observed(*state_of(model), recorder, names, result, 5, LINE)
 
 
 def test_tail_reads_what_was_computed_before_it_and_the_state_that_nothing_before_it_reads(batch):
@@ -69,12 +72,12 @@ def test_tail_whose_tensors_are_not_in_the_capture_is_refused(batch):
         observed(batch, ["add", "sum", "tolist"])
 
 
-def run(model, tail, batch, places=None, step=step):
+def run(model, tail, batch, step=step):
     """Call the tail as a capture does, in a run whose values its calls do not read."""
-    locator = Locator([there for _, there in tail.places] if places is None else places)
-    with numbered(model, [], locator):
+    recorder = Recorder()
+    with numbered(model, [], recorder):
         (batch["x"].exp() + model.early).sum()
-    return tail.call(model, step, [], model, batch, locator)
+    return tail.call(model, step, [], model, batch, recorder)
 
 
 @pytest.mark.parametrize(("x", "factor"), [([0.0, 0.0], 2), ([-200.0, -200.0], 3)])
@@ -101,18 +104,39 @@ def test_tensor_that_is_not_found_during_capture_is_refused(batch):
     with pytest.raises(
         RequestError, match=rf"{LINE}: .*what it reads cannot be found again while the step is captured"
     ):
-        run(model, tail, batch, places=[(0, 0)])
+        tail.call(model, step, [], model, batch, Recorder())
 
 
-def test_state_on_the_meta_device_is_read_as_its_stand_in(batch):
-    model, observer = Model(), Observer(lambda: 0)
-    stand_in = torch.ones(2)
-    from torch.nn.utils.stateless import _reparametrize_module
+def test_tensor_that_the_example_did_not_read_and_another_call_before_the_tail_are_refused(batch):
+    def reading(model, batch):
+        made = batch["x"].exp()
+        other = made + model.early
+        return (made.sum() if other.sum().tolist() > 0 else other.sum()) * model.weight.sum()
 
-    with _reparametrize_module(model, {"weight": stand_in}), numbered(model, [], observer):
-        result = step(model, batch)
-    tail = TailRegion.observed(model, {"weight": stand_in}, observer, NAMES, result, 0, LINE)
-    assert tail.state == ("weight", "count")
+    model, tail = observed(batch, step=reading)
+    with pytest.raises(RequestError, match=rf"{LINE}: after this line the step reads a tensor in sum that it did not"):
+        run(model, tail, {"x": torch.full((2,), -200.0)}, step=reading)
+    with pytest.raises(RequestError, match=rf"{LINE}: the step calls sin here where it called exp for the example"):
+        run(model, tail, batch, step=lambda model, batch: batch["x"].sin())
+
+
+def test_tail_may_read_metadata_of_what_it_does_not_read_and_gets_the_argument_that_a_call_returned():
+    def reading(model, batch):
+        made = batch["x"].exp()
+        kept = made.add_(0)
+        other = (made + model.early).t()
+        if kept.sum().tolist() > 0:
+            return (kept * model.weight).sum() * other.numel() * len(other) * (other.stride(0) + other.is_contiguous())
+        return made.sum()
+
+    with holding():
+        model, tail = observed({"x": torch.zeros(2)}, ["exp", "add_", "add", "t", "sum", "tolist"], step=reading)
+        recorder, x = Recorder(), torch.ones(2)
+        with numbered(model, [], recorder):
+            made = x.exp()
+            made.add_(0), (made + model.early).t(), made.sum()
+        found = tail.call(model, reading, [], model, {"x": x}, recorder)
+    assert found.item() == pytest.approx(8 * 3 * math.e)
 
 
 def writing(read):
@@ -132,10 +156,10 @@ def test_tail_writes_in_place_what_was_computed_before_it():
     with holding():
         model, tail = observed({"x": torch.zeros(2, requires_grad=True)}, ["exp", "__getitem__", *NAMES[1:]], step=step)
         x = torch.tensor([0.5, -0.5], requires_grad=True)
-        locator = Locator([there for _, there in tail.places])
-        with numbered(model, [], locator):
+        recorder = Recorder()
+        with numbered(model, [], recorder):
             made = x.exp()
             made[:], (made + model.early).sum()
-        tail.call(model, step, [], model, {"x": x}, locator).backward()
+        tail.call(model, step, [], model, {"x": x}, recorder).backward()
     torch.testing.assert_close(model.weight.grad, 2 * x.detach().exp())
     torch.testing.assert_close(x.grad, 2 * x.detach().exp() * model.weight.detach())
