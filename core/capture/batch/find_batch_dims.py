@@ -7,15 +7,14 @@ it runs: layers that read samples as a sequence, or by indices, are refused; wha
 it fails: with the samples of a microbatch, too? Then that error is the answer
 """
 
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
-from ...wording import first_of
-from ..values.containers import flatten_batch
+from ..values.containers import BatchNesting, flatten_batch, one_level
 from ..values.sparse_tensors import refuse_sparse_tensors
 from .batch_dims import (
     AUTO,
@@ -30,7 +29,6 @@ from .batch_dims import (
 from .row_rules import LOOKUP, SEQUENCE, Finding
 from .row_trace import RowTrace, RowTracer
 
-_KEY = r"\[('[^']*'|\d+)\]"
 _MOST_SUGGESTED = 12
 """Number of suggestions that are traced."""
 Step = Callable[[nn.Module, Any], Any]
@@ -162,7 +160,7 @@ class _Check:
             sizes = {n: t.numel() for n, t in self._tensors.items()}
             cut = sum(size for n, size in sizes.items() if other.by_name.get(n) is not None or other.in_list(n))
             if found.error is None and not related and 2 * cut >= sum(sizes.values()):
-                return _dims_text(other, self._nesting.names, self._tensors)
+                return _dims_text(other, self._nesting, self._tensors)
         return ""
 
     def _others(self, dims: BatchDims | None) -> Iterator[BatchDims]:
@@ -199,24 +197,19 @@ def _refusal(finding: Finding) -> str:
     return f"{finding} reads rows of the batch that values of the batch name, which cannot be cut"
 
 
-def _dims_text(dims: BatchDims, names: Sequence[str], tensors: Mapping[str, Any]) -> str:
+def _dims_text(dims: BatchDims, nesting: BatchNesting, tensors: Collection[str]) -> str:
     """Dimensions as in ``batch_dims``, ready to be pasted."""
-    found = {n: repr(d) for n, d in dims.leaves if n in tensors} | dict.fromkeys(dims.lists, f"'{SAMPLES}'")
-    if len(set(found.values())) == 1:
-        return next(iter(found.values()))
-    if any(re.fullmatch(rf"batch({_KEY})*", name) is None for name in names):  # fields of named tuples
-        return first_of([f"{name}: {dim}" for name, dim in found.items()], 8)
-    return _nested("batch", found, names)
+    found: set[Any] = {dim for name, dim in dims.leaves if name in tensors} | ({SAMPLES} if dims.lists else set())
+    if len(found) == 1:
+        return repr(found.pop())
+    plain = nesting.plain([dims.by_name.get(name) for name in nesting.names])
+    return repr(_with_lists_named(plain, "batch", dims.lists))
 
 
-def _nested(name: str, found: Mapping[str, str], names: Sequence[str]) -> str:
-    """The dimensions of a part of the batch; "" if it holds no tensor."""
-    if name in found:
-        return found[name]
-    below = [m for one in names if one.startswith(f"{name}[") and (m := re.match(_KEY, one[len(name) :]))]
-    parts = {m[1]: _nested(name + m[0], found, names) for m in below}
-    if not any(parts.values()):
-        return ""
-    if list(parts) == [str(place) for place in range(len(parts))]:
-        return "(" + ", ".join(part or "None" for part in parts.values()) + ("," if len(parts) == 1 else "") + ")"
-    return "{" + ", ".join(f"{key}: {part}" for key, part in parts.items() if part) + "}"
+def _with_lists_named(value: Any, name: str, lists: frozenset[str]) -> Any:
+    """A nesting of dimensions in which lists of samples are replaced by ``"samples"``."""
+    level = one_level(value, name)
+    if name in lists or level is None:
+        return SAMPLES if name in lists else value
+    held, spec = level
+    return pytree.tree_unflatten([_with_lists_named(part, place, lists) for place, part in held.items()], spec)

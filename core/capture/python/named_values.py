@@ -299,6 +299,8 @@ class NamedValues:
         trainer = getattr(self.step, "__self__", None)  # its loss is not that of the model's result
         foreign = not module and not each.mine and _origin_of_class(kind) is not Origin.USER
         for code, use, users in self._meant(kind, own, each.applied):
+            if module and use.attributes == ("forward",):
+                continue  # visited with the module
             if use.attributes[0] == "training" and _origin_of_class(kind) is Origin.LAYERS:
                 continue  # what torch's layers compute depends on it only where their own code names it
             if (module or use.root != RESULT or each.value is not trainer) and (users or not foreign):

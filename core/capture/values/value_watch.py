@@ -7,7 +7,9 @@ positions: a step may keep these for its next run, because that run computes the
 
 import math
 import random
+import sys
 from collections.abc import Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import numpy
@@ -19,10 +21,10 @@ from torch.utils import _pytree as pytree
 
 from ...tensor_metadata import METADATA_READS, memory_of
 from .capture_errors import NeedsAutograd, NeedsValue, Refused
+from .code_origin import is_own, is_users_own
 from .late_numbers import LateNumber, kept_text
 from .nesting import tensors_of
 from .raising_branches import value_without_error
-from .seeds import draws, refuse_draws_after_a_seed
 from .sparse_tensors import is_sparse
 
 _READS = {
@@ -88,8 +90,8 @@ class ValueWatch(TorchFunctionMode):
         if self._drawn is not None and self._drawn != drawn_outside_of_torch():
             raise Refused(DRAWS_OUTSIDE)
         self.refuse_read_texts(args)
-        if draws(func):
-            refuse_draws_after_a_seed()
+        if _draws(func):
+            _refuse_draws_after_a_seed()
         if func == _SETS_DATA and isinstance(args[0], nn.Parameter):
             raise Refused(
                 "the step assigns .data of a parameter, and only the optimizer may change parameters in a step: "
@@ -115,7 +117,7 @@ class ValueWatch(TorchFunctionMode):
     def _note_constants(self, func: Any, args: Any, kwargs: Any, given: Sequence[Tensor], result: Any) -> None:
         name = getattr(func, "__name__", "")
         sources = given[:1] if name in _AS_ANOTHER else () if name in _NO_VALUES else given
-        constant = not draws(func) and are_constants(sources, self._constants)
+        constant = not _draws(func) and are_constants(sources, self._constants)
         for tensor in tensors_of(result):
             if constant:
                 self._constants[memory_of(tensor)] = tensor
@@ -180,3 +182,38 @@ def _of_unknown_size(value: Any) -> bool:
 
 _NEED_VALUES = {torch.nn.functional.ctc_loss, torch.ctc_loss}
 _DIFFERENTIATES = {torch.autograd.grad, torch.autograd.backward, Tensor.backward}
+
+_SETS = frozenset({"manual_seed", "manual_seed_all", "set_rng_state", "fork_rng"})
+_DRAWS = frozenset({
+    "rand", "randn", "randint", "randperm", "rand_like", "randn_like", "randint_like", "normal", "bernoulli", "poisson",
+    "multinomial", "normal_", "uniform_", "bernoulli_", "random_", "exponential_", "log_normal_", "cauchy_",
+    "geometric_", "rrelu", "gumbel_softmax", "scaled_dot_product_attention",
+})  # fmt: skip
+
+
+def _draws(func: Any) -> bool:
+    """Whether a function of torch may draw random numbers, by its name."""
+    name = getattr(func, "__name__", "")
+    return name in _DRAWS or "dropout" in name
+
+
+def _refuse_draws_after_a_seed() -> None:
+    """Refuse a draw in a function of the user's, or called by one, that sets a seed: keyed streams do not depend on it.
+
+    A seed that is set before training, and a generator that was made before it, are allowed.
+
+    Raises:
+        Refused: there is such a function on the way from the step.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and is_own(frame.f_code.co_filename):
+        frame = frame.f_back
+    while frame is not None and not is_own(frame.f_code.co_filename):
+        code = frame.f_code
+        if is_users_own(code.co_filename) and not _SETS.isdisjoint(code.co_names):
+            raise Refused(
+                "the step sets the seed or the state of a random number generator, and then draws: eager PyTorch draws "
+                "the same numbers in each step, a captured step would not; set the seed before training, or give the "
+                "numbers with the batch"
+            )
+        frame = frame.f_back
