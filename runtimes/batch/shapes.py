@@ -7,7 +7,8 @@ alone, for its stages; then all ranks fail, because they would wait for it in th
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,11 +26,17 @@ from ..programs.compiled import Compiled, ProgramCompiler, compile_possibly_empt
 from ..programs.options import check_max_shapes
 from .lru_cache import LruCache
 from .microbatches import Microbatch, Shape
+from .varying_sizes import Dims, SymbolicPrograms, VaryingSizes, structure_of
 
 _NOTICED_S = 2.0
 """Seconds of a capture from which on a new shape is reported."""
-Capture = Callable[[Any, Shape], CapturedStep]
-"""Captures the step for a microbatch of this shape."""
+Capture = Callable[[Any, Shape, Dims | None], CapturedStep]
+"""Captures the step for a microbatch of this shape, with symbols for the sizes of these dimensions."""
+
+_SIZED = 64
+"""Number of shapes whose programs are kept, of those that programs with symbolic sizes give within milliseconds."""
+_MOST_SYMBOLIC = 4
+"""Largest number of symbolic captures of batches that differ only in sizes: a step may decide by a size."""
 
 
 class Shapes:
@@ -40,8 +47,9 @@ class Shapes:
         team: the devices.
         cut: the plan's.
         where: local stage → its device.
-        limit: how many shapes are kept; more if a single step has more.
+        limit: how many captured shapes are kept; more if a single step has more.
         compiler: compiles the graphs of stage programs.
+        varying: the sizes that differ between batches.
     """
 
     def __init__(
@@ -52,21 +60,27 @@ class Shapes:
         where: Mapping[int, torch.device],
         limit: int,
         compiler: ProgramCompiler | None = None,
+        varying: VaryingSizes | None = None,
     ) -> None:
         check_max_shapes(limit)
         self._capture, self._team, self._cut, self._where = capture, team, cut, where
         self._compiler = compiler
         self._parts: str | None = None
         self._kept: LruCache[Shape, Compiled] = LruCache(limit)
+        self._sized: LruCache[Shape, Compiled] = LruCache(_SIZED)
+        self._varying = VaryingSizes() if varying is None else varying
+        self._symbolic: list[SymbolicPrograms] = []
+        self._not_symbolic: dict[Hashable, str] = {}
         self._latest: Compiled | None = None
         self._example: Shape | None = None
-        self._captures, self._capture_s = 0, 0.0
+        self.captures, self._capture_s = 0, 0.0
         self._reported: set[Shape | str] = set()
         self._reported_limit = False
 
     def keep(self, shape: Shape, compiled: Compiled) -> None:
         """Add the programs of the example, which are already compiled."""
         self._kept.keep(shape, compiled)
+        self._varying.note(shape)
         self._example, self._latest, self._parts = shape, compiled, parts_in_words(compiled.operators.step.outputs)
         self._reported.add(shape)
 
@@ -77,7 +91,7 @@ class Shapes:
         return self._latest
 
     def __contains__(self, shape: Shape) -> bool:
-        return shape in self._kept
+        return shape in self._kept or shape in self._sized
 
     def programs_for(self, pieces: Sequence[Microbatch]) -> tuple[list[Compiled], str | None]:
         """Programs for microbatches.
@@ -93,9 +107,17 @@ class Shapes:
         """
         remark = None
         wanted = {piece.shape: piece for piece in pieces}
-        found = {shape: self._kept.use(shape) for shape in wanted}
+        found = {shape: self._kept.use(shape) or self._sized.use(shape) for shape in wanted}
+        for shape in wanted:
+            self._varying.note(shape)
         for shape, piece in wanted.items():
             if found[shape] is None:
+                captures = self.captures
+                found[shape] = made = self._with_sizes(piece)
+                if made is not None:
+                    self._sized.keep(shape, made, wanted)
+                    remark = self._remark(shape, False) if self.captures > captures else remark
+                    continue
                 found[shape] = made = self._agreed(partial(self._compile, piece))
                 full = self._kept.keep(shape, made, wanted)
                 remark = self._remark(shape, full) or remark
@@ -103,9 +125,38 @@ class Shapes:
         self._latest = compiled[pieces[0].shape]
         return [compiled[piece.shape] for piece in pieces], remark
 
-    def _compile(self, piece: Microbatch) -> Compiled:
+    def _with_sizes(self, piece: Microbatch) -> Compiled | None:
+        """Programs from a capture with symbolic sizes, which may be made now; None if there is none, on any rank."""
+        shape, structure = piece.shape, structure_of(piece.shape)
+        same = [each for each in self._symbolic if each.structure == structure]
+        found = next((sized for each in same if (sized := each.at(shape)) is not None), None)
+        if same and self._everywhere(found is not None):
+            return found
+        dims = self._varying.of(shape)
+        possible = self._compiler is None and self._team.tensor is None and structure not in self._not_symbolic
+        if not dims or not possible or len(same) == _MOST_SYMBOLIC:
+            return None
+        reason = "the step fixes them, as a loop over a sequence does"
+        try:
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="Raw SymInt value")
+                made = SymbolicPrograms(self._compile(piece, dims), structure)
+            found = None if made.fixed else made.at(shape)
+        except Exception as error:  # the capture with numbers raises the user's
+            found, reason = None, reason_of(error)
+        if not self._everywhere(found is not None):
+            self._not_symbolic[structure] = reason
+            return None
+        self._symbolic.append(made)
+        return found
+
+    def _everywhere(self, here: bool) -> bool:
+        """Whether something holds on every rank of the replica."""
+        return here if len(self._team.local) == self._team.size else all(self._team.in_replica(lambda _: here))
+
+    def _compile(self, piece: Microbatch, dims: Dims | None = None) -> Compiled:
         started = time.perf_counter()
-        operators, stages = carry_over(self._cut, operators_of(self._captured(piece)))
+        operators, stages = carry_over(self._cut, operators_of(self._captured(piece, dims)))
         parts = parts_in_words(operators.step.outputs)
         self._parts = self._parts or parts
         if parts != self._parts:
@@ -114,14 +165,14 @@ class Shapes:
                 "return the same parts for every shape"
             )
         compiled = compile_possibly_empty(operators, stages, list(self._where), self._where, self._compiler)
-        self._captures += 1
+        self.captures += 1
         self._capture_s += time.perf_counter() - started
         return compiled
 
-    def _captured(self, piece: Microbatch) -> CapturedStep:
+    def _captured(self, piece: Microbatch, dims: Dims | None) -> CapturedStep:
         """The step for a microbatch; an error begins with the batch's first difference from the example."""
         try:
-            return self._capture(piece.batch, piece.shape)
+            return self._capture(piece.batch, piece.shape, dims)
         except RequestError as error:
             other = None if self._example is None else self._example.difference(piece.shape)
             if other is None:
@@ -159,7 +210,7 @@ class Shapes:
         self._reported.add(shape)
         if first:
             return None
-        each_s = self._capture_s / self._captures
+        each_s = self._capture_s / self.captures
         other = None if self._example is None else self._example.other_value(shape)
         if other is not None:
             return self._remark_value(*other, each_s)
@@ -172,7 +223,9 @@ class Shapes:
             )
         if each_s < _NOTICED_S:
             return None
-        return f"microbatches of a new shape ({shape}): capturing the step for them took {each_s:.1f} s"
+        why = self._not_symbolic.get(structure_of(shape))
+        again = f"; it is captured again for each further size, because sizes cannot be symbols: {why}" if why else ""
+        return f"microbatches of a new shape ({shape}): capturing the step for them took {each_s:.1f} s{again}"
 
     def _remark_value(self, name: str, value: Any, example: Any, each_s: float) -> str | None:
         """The line for a value that is no tensor and is not the example's, once for each leaf.

@@ -140,7 +140,7 @@ class PreparedSteps:
         self, plan: Plan, shapes: Shapes, states: Mapping[int, StageState], model: nn.Module, devices: Sequence[int]
     ) -> None:
         self._plan, self._shapes, self._states, self._model = plan, shapes, states, model
-        self._devices = devices
+        self._devices, self._captures = devices, 0
         self._runs: dict[Shape, dict[int, StageRun]] = {}
         self._shared = {index: SharedTensors() for index in states}
         self._lowered: LruCache[tuple[MessagePairs, ...], LoweredPlan] = LruCache(_STEPS)
@@ -196,7 +196,8 @@ class PreparedSteps:
         for key in self._kept if gone else ():
             if any(shape in gone for shape, _ in key):
                 self._kept.drop(key)
-        if gone:
+        if gone and self._captures != self._shapes.captures:
+            self._captures = self._shapes.captures
             gc.collect()  # captured graphs contain reference cycles, and their tensors are large
 
     def _lower(self, pairs: Sequence[MessagePairs], compiled: Sequence[Compiled]) -> LoweredPlan:

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
 import torch
-from attrs import frozen
+from attrs import evolve, frozen
 
 from ...core.capture.export.operators import Operators
+from ...core.capture.graph.sizes import Sizes
 from ...core.capture.programs.programs import stage_programs
 from ...core.capture.programs.stage import StageGraph, boundaries, stage_graph
 from ...core.capture.programs.stage_programs import StagePrograms
@@ -30,6 +31,14 @@ class Compiled:
     stages: Sequence[Sequence[str]]
     layout: Layout
     programs: dict[int, StagePrograms]
+
+    def with_sizes(self, sizes: Sizes) -> "Compiled":
+        """The programs with numbers in place of symbolic sizes."""
+        layout = {pair: tuple(b.with_sizes(sizes) for b in tensors) for pair, tensors in self.layout.items()}
+        programs = {index: programs.with_sizes(sizes) for index, programs in self.programs.items()}
+        values = self.operators.values
+        results = {name: sizes.tensor(values[name]) for name in self.operators.step.outputs.nodes}
+        return Compiled(evolve(self.operators, values=values | results), self.stages, layout, programs)
 
     def stage_of(self, result: str) -> int:
         """The stage that computes a part of the step's result, by the name of its node."""

@@ -35,6 +35,7 @@ from ..batch.lru_cache import LruCache
 from ..batch.microbatches import Microbatch, Shape
 from ..batch.modes import ModuleModes
 from ..batch.shapes import Shapes
+from ..batch.varying_sizes import Dims, VaryingSizes
 from ..engine.prepared import PreparedSteps
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.workers import Workers
@@ -76,6 +77,7 @@ class Evaluator:
         training: has the seed of all random numbers.
         programs: how stage programs are derived.
         changed: called when something of the model changed.
+        varying: the sizes that differ between batches, in training and here.
 
     Attributes:
         seed: of all random numbers.
@@ -90,7 +92,9 @@ class Evaluator:
         training: Training,
         programs: ProgramOptions,
         changed: Callable[[], None],
+        varying: VaryingSizes,
     ) -> None:
+        self._varying = varying
         self._changed, self._cut, self._workers, self._whole = changed, cut, workers, stages.whole_parameters
         self._model, self._plan, self._team = stages.model, stages.plan, stages.team
         self._states, self._where = stages.states, stages.where
@@ -154,10 +158,12 @@ class Evaluator:
     def _variant(self, forwards: ForwardFunction) -> tuple[Shapes, PreparedSteps]:
         capture = partial(self._captured, forwards)
         compiler = PlannedCompiler.of(self._compiler, self._forward_plan)
-        shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, compiler)
+        shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, compiler, self._varying)
         return shapes, PreparedSteps(self._forward_plan, shapes, self._states, self._model, self._team.local)
 
-    def _captured(self, forwards: ForwardFunction, batch: Any, shape: Shape) -> CapturedStep:
+    def _captured(
+        self, forwards: ForwardFunction, batch: Any, shape: Shape, symbolic: Dims | None = None
+    ) -> CapturedStep:
         kind = next(iter(self._team.where.values())).type  # of a device without a stage too
         with as_meta_tensors(self._model):
             rows = None
@@ -165,7 +171,9 @@ class Evaluator:
                 tracer = RowTracer(self._model, forwards.function, batch, False)
                 found = tracer.trace(shape.dims)
                 rows = ResultRows(shape.samples, None if found.error else found.results)
-            return capture_step(self._model, forwards.function, batch, device=kind, gradients=False, rows=rows)
+            return capture_step(
+                self._model, forwards.function, batch, device=kind, gradients=False, rows=rows, symbolic=symbolic
+            )
 
     def _check_agreed(self) -> None:
         """Refuse ranks whose modules are in different modes: their stages would be parts of different models."""

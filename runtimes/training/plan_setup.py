@@ -12,6 +12,7 @@ from ...core.plan.message_matching import sending_pairs
 from ...core.plan.plan import Plan
 from ..batch.example import Example
 from ..batch.shapes import Shapes
+from ..batch.varying_sizes import Dims, VaryingSizes
 from ..devices.compute import ComputeQueue, compute_device
 from ..engine.clocked import Clock
 from ..engine.prepared import PreparedSteps
@@ -99,14 +100,15 @@ def set_up_plan(
     cut = cut.with_unused(unused, [name for name, _ in model.named_buffers()])
     stages = LocalStages(model, plan, team, first, on, training, unused)
 
-    def captured(batch: Any, _: Any) -> CapturedStep:
+    def captured(batch: Any, _: Any, symbolic: Dims | None) -> CapturedStep:
         with as_meta_tensors(model):
-            return capture_step(model, step, batch, device=kind)
+            return capture_step(model, step, batch, device=kind, symbolic=symbolic)
 
     def variant() -> tuple[Shapes, PreparedSteps]:
-        shapes = Shapes(captured, team, cut, on, limit, compiler)
+        shapes = Shapes(captured, team, cut, on, limit, compiler, varying)
         return shapes, PreparedSteps(plan, shapes, stages.states, model, team.local)
 
+    varying = VaryingSizes()
     variants = Variants(model, step, variant, follow_model)
     variants.shapes.keep(shape, first)
     largest = shape.samples if team.replicas > 1 else 0
@@ -114,5 +116,5 @@ def set_up_plan(
     copies = offloads(plan, first, team, where, offload or OffloadTier())
     workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, copies, programs.graphs)
     runner = StepRunner(stages, variants, workers, training, largest)
-    evaluator = Evaluator(stages, cut, workers, training, programs, follow_model)
+    evaluator = Evaluator(stages, cut, workers, training, programs, follow_model, varying)
     return PlanSetup(plan, stages, variants, runner, evaluator, copies, workers.queues)

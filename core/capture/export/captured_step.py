@@ -13,6 +13,7 @@ from ..graph.autograd_functions import place_hooks
 from ..graph.nodes import module_of, root_of, written_arguments, written_roots
 from ..graph.outputs import Outputs, ResultRows, keep_weight_with_loss, row_outputs, step_outputs
 from ..graph.rewrites import copy_written, keep_read_values, rewrite_aliases, rewrite_masked_scatters, split_layers
+from ..graph.sizes import SizeSymbols, fold_sizes, has_symbols
 from ..graph.value_checks import depends_on_values, drop_checks
 from ..graph.written_attributes import refuse_written_constants
 from ..regions.breaks import Breaks
@@ -45,6 +46,7 @@ class CapturedStep:
         causes: as in ``regions`` → the reason why the line cannot be captured.
         held: objects that its operators name by number.
         batch_writes: position of a leaf of the batch that the step writes in place → the user's line.
+        sizes: the symbols of its sizes; None if all sizes are numbers.
     """
 
     graph: fx.Graph
@@ -62,6 +64,7 @@ class CapturedStep:
     causes: dict[str, str] = field(factory=dict)
     held: Sequence[object] = ()
     batch_writes: dict[int, str] = field(factory=dict)
+    sizes: SizeSymbols | None = None
 
 
 def captured_step(
@@ -109,6 +112,13 @@ def captured_step(
         graph, inputs.batch, inputs.parameters, inputs.buffers, inputs.constants, modules, frozenset(), outputs,
         model_name, fake_mode, regions, gradients, causes, held, writes,
     )  # fmt: skip
+    given = {
+        position: node.meta["val"] for node in graph.nodes if (position := inputs.batch.get(node.name)) is not None
+    }
+    shapes = {position: tuple(value.shape) for position, value in given.items() if isinstance(value, Tensor)}
+    if any(map(has_symbols, shapes.values())):
+        fake_mode.shape_env.frozen = False  # what is derived from the graph adds guards
+        step.sizes = SizeSymbols(fake_mode.shape_env, shapes)
     _refuse_written_parameters(step)
     refuse_written_constants(step.graph, step.constants)
     written = written_roots(graph.nodes)
@@ -152,6 +162,7 @@ def _rewrite(graph: fx.Graph, batch: Collection[str]) -> dict[str, str]:
     Returns:
         Name of each placeholder of the batch that the step writes in place → the user's line.
     """
+    fold_sizes(graph)
     _remove_generators(graph)
     note_modes(graph)
     place_hooks(graph)

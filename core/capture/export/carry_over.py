@@ -1,4 +1,4 @@
-"""Applying a plan's cut to the same step, captured for another shape.
+"""Applying a plan's cut to the same step, captured again: with symbolic sizes, for another shape, or for evaluation.
 
 A step captured for other shapes has mostly the same nodes, but they may be grouped into other operators: with one row,
 or with sequences of length 1, other tensors are contiguous and other operators are views. Some nodes appear or
@@ -14,10 +14,6 @@ disappear: an ``expand`` that does nothing, one more iteration of a loop over ti
 5. If that is not enough, operators that the cut would divide are divided there, as far as values allow.
 
 A stage may get no operators; it then does nothing for microbatches of that shape.
-
-Symbolic dimensions (``torch.export.Dim``) would need only one capture, but do not work: GPT-2's mask cannot run again
-with a symbolic size under autograd, a row or a length of 1 is specialised in any case, and every program, message and
-saved tensor would have sizes that are only known when it runs.
 """
 
 import itertools

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from attrs import define, field
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 from torch.utils import _pytree as pytree
 from torch.utils.hooks import RemovableHandle
 
@@ -33,6 +34,7 @@ from ..graph.fixed_nodes import fixed_nodes
 from ..graph.generated_sources import sources_removed
 from ..graph.nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of, written_arguments, written_roots
 from ..graph.randomness import KeyedRandom, random_key
+from ..graph.sizes import hint
 from ..graph.sparse_gradients import refuse_sparse_gradients
 from ..python.torch_settings import without_anomaly_mode
 from ..regions.modes import CASTS, CastWatch, ModalInterpreter, casts_once
@@ -43,8 +45,8 @@ from .captured_step import CapturedStep
 
 
 def tensor_bytes(value: Any) -> int:
-    """Bytes of a tensor's elements; 0 for any other value."""
-    return prod(value.shape) * value.dtype.itemsize if isinstance(value, Tensor) else 0
+    """Bytes of a tensor's elements, with symbolic sizes those of the example; 0 for any other value."""
+    return prod(map(hint, value.shape)) * value.dtype.itemsize if isinstance(value, Tensor) else 0
 
 
 @define(slots=False)
@@ -198,7 +200,9 @@ def fake_inputs(step: CapturedStep) -> list[Any]:
     """The inputs of a run: fake constants, and the fake values of the other placeholders."""
     with step.fake_mode:
         return [
-            step.fake_mode.from_tensor(step.constants[node.name]) if node.name in step.constants else node.meta["val"]
+            step.fake_mode.from_tensor(step.constants[node.name], static_shapes=True)
+            if node.name in step.constants
+            else node.meta["val"]
             for node in step.graph.nodes
             if node.op == "placeholder"
         ]
@@ -216,7 +220,9 @@ def operators_of(step: CapturedStep, *, apart: Collection[str] = ()) -> Operator
         apart: names of nodes that rules 2 and 3 do not group with the node before them.
     """
     fake_run = FakeRun(step)
-    with step.fake_mode:  # otherwise operators without tensor arguments, such as arange, would return real tensors
+    # Otherwise operators without tensor arguments, such as arange, would return real tensors; some composite operators
+    # take symbolic sizes in Python alone.
+    with step.fake_mode, enable_python_dispatcher() if step.sizes is not None else nullcontext():
         fake_run.run(*fake_inputs(step))
     note_roots(step.graph, fake_run.values)
     if step.gradients and not fake_run.values[step.outputs.main_result].requires_grad:

@@ -8,7 +8,7 @@ part of the graph on the machine that runs it.
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._logging import _internal
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental import _config
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 
@@ -73,6 +74,7 @@ def capture_step(
     device: str | torch.device = "cpu",
     gradients: bool = True,
     rows: ResultRows | None = None,
+    symbolic: Mapping[int, Collection[int]] | None = None,
 ) -> CapturedStep:
     """Capture one training step, or a function that is only run forward.
 
@@ -84,6 +86,8 @@ def capture_step(
         device: on which the step will run; operators are captured for that device.
         gradients: whether a backward follows; if not, the step is captured as under ``torch.no_grad()``.
         rows: of the results, if the function returns any nesting of tensors with a row for each sample, and no loss.
+        symbolic: position of a tensor among the batch's leaves → its dimensions whose sizes become symbols. Then a
+            step that cannot be captured as one graph raises the first error, of any type.
 
     Raises:
         RequestError: the step cannot be captured as one graph (with the user's line), or it does not return
@@ -95,7 +99,8 @@ def capture_step(
     if gradients:
         check_gradient_hooks(model)
     breaks = Breaks(model, step, batch, loss=rows is None)
-    export = partial(_exported, model, breaks, torch.device(device), gradients, rows)
+    export = partial(_exported, model, breaks, torch.device(device), gradients, rows, symbolic)
+    capture = export if symbolic else partial(_captured, breaks, export)
     modes = with_gradients() if gradients else _without_gradients()
     with (
         _quiet_torch(),
@@ -106,12 +111,12 @@ def capture_step(
         closing(breaks),
     ):
         drawn = drawn_outside_of_torch()
-        captured = _captured(breaks, export)
+        captured = capture()
         if (kept := breaks.changes.kept) or breaks.changes.flag is not None:
             # The step leaves what it computed, such as a list of losses, or a flag: another run must not use it.
             flag = breaks.changes.flag
             breaks.again(kept)
-            again = _captured(breaks, export)
+            again = capture()
             if flag is not None:
                 _refuse_other_graph(captured, again, *flag)
             captured = again
@@ -119,7 +124,7 @@ def capture_step(
             make_buffer(model, tensor)
         if drawn_outside_of_torch() != drawn:
             breaks.drawn = drawn_outside_of_torch()
-            _captured(breaks, export)  # refused at the line
+            capture()  # refused at the line
             raise RequestError(f"{first_line(step)}: {DRAWS_OUTSIDE}")
     show_held(breaks.printed)
     if gradients:
@@ -238,6 +243,7 @@ def _exported(
     device: torch.device,
     gradients: bool,
     rows: ResultRows | None,
+    symbolic: Mapping[int, Collection[int]] | None,
 ) -> CapturedStep:
     breaks.trained = {name: parameter.requires_grad for name, parameter in model.named_parameters()}
     given, nesting = flatten_batch(breaks.batch)
@@ -251,7 +257,11 @@ def _exported(
     ):  # fmt: skip
         # Assignments of a forward are handled: buffers are written, and other attributes are restored.
         warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")
-        program = torch.export.export(whole, (fake_batch,), strict=False)
+        warnings.filterwarnings("ignore", message="Raw SymInt value")
+        dims = {i: dict.fromkeys(own, torch.export.Dim.AUTO) for i, own in (symbolic or {}).items()}
+        shapes = (nesting.plain([dims.get(i) for i in range(len(given))]),) if dims else None
+        with _config.patch(use_duck_shape=False):  # type: ignore[attr-defined]  # equal sizes are equal by chance
+            program = torch.export.export(whole, (fake_batch,), strict=False, dynamic_shapes=shapes)
     return captured_step(
         program, names, len(given), type(model).__name__, breaks, gradients=gradients, rows=rows, held=held
     )

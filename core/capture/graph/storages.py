@@ -8,14 +8,19 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .sizes import hint
+
 
 def storage_sizes(values: Iterable[Any]) -> dict[int, int]:
-    """Bytes of every distinct storage among tensors, by the storage's identity. Views share their base's storage."""
+    """Bytes of every distinct storage among tensors, by the storage's identity. Views share their base's storage.
+
+    With symbolic sizes they are the bytes for the example.
+    """
     sizes = {}
     for value in values:
         if isinstance(value, Tensor):
             storage = value.untyped_storage()
-            sizes[storage._cdata] = storage.nbytes()
+            sizes[storage._cdata] = hint(storage.nbytes())
     return sizes
 
 
@@ -48,7 +53,7 @@ class StorageMeter:
             if key in self._watched or key in ignored:
                 continue
             self._watched.add(key)
-            size = storage.nbytes()
+            size = hint(storage.nbytes())
             weakref.finalize(storage, self._freed, key, size)
             self._add(size)
 

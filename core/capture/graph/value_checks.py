@@ -11,6 +11,7 @@ from unittest import mock
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..values.late_numbers import LateNumber
 
@@ -61,5 +62,5 @@ def _leaves(value: Any) -> list[Any]:
 
 def _symbolic(value: Any) -> bool:
     if isinstance(value, Tensor):
-        return any(isinstance(size, SymInt) for size in value.shape)
-    return isinstance(value, SymInt | SymFloat | SymBool)
+        return any(map(_symbolic, value.shape))
+    return isinstance(value, SymInt | SymFloat | SymBool) and bool(free_unbacked_symbols(value))

@@ -13,6 +13,7 @@ from torch import Tensor, fx
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..graph.nodes import arguments_by_name
+from ..graph.sizes import equal
 
 aten = torch.ops.aten
 
@@ -57,11 +58,11 @@ def same_tensor(node: fx.Node) -> fx.Node | None:
     if node.target not in _VIEWS or not isinstance(source, fx.Node) or not isinstance(value, Tensor):
         return None
     given = source.meta.get("val")
-    return source if isinstance(given, Tensor) and _layout(given) == _layout(value) else None
+    return source if isinstance(given, Tensor) and equal(_layout(given), _layout(value)) else None
 
 
-def _layout(tensor: Tensor) -> Any:
-    return tensor.shape, tensor.stride(), tensor.storage_offset()
+def _layout(tensor: Tensor) -> list[Any]:
+    return [*tensor.shape, *tensor.stride(), tensor.storage_offset()]
 
 
 def _find_binding(node: fx.Node, target: torch._ops.OpOverload) -> Callable[..., Any]:

@@ -6,12 +6,14 @@ An error that an operator raises gets a note with the line of the user's that th
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from types import FunctionType
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
 
 from ...errors import PanpipeError
+from ..graph.sizes import Sizes, has_symbols
 from ..regions.regions import region_needed
 from ..values.user_lines import last_place, user_line
 from .accumulated_products import Product, products_of
@@ -132,6 +134,17 @@ def compile_program(
     exec(compile("\n".join(lines), _FILE, "exec"), scope)
     program: Program = scope["program"]
     return program
+
+
+def with_sizes(program: Program, sizes: Sizes) -> Program:
+    """A generated function with numbers in place of symbolic sizes."""
+    scope: dict[str, Any] = program.__globals__
+    if "symbolic" not in scope:
+        scope["symbolic"] = [name for name, value in scope.items() if has_symbols(value)]
+    if not scope["symbolic"]:
+        return program
+    numbers = {name: sizes.of(scope[name]) for name in scope["symbolic"]}
+    return FunctionType(program.__code__, {**scope, **numbers})
 
 
 def _sink_calls(

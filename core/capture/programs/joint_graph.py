@@ -28,6 +28,7 @@ from ...errors import PanpipeError, RequestError
 from ..graph.generated_sources import sources_removed
 from ..graph.nodes import root_of
 from ..graph.randomness import KeyedRandom
+from ..graph.sizes import fold_sizes
 from ..python.torch_settings import without_anomaly_mode
 from ..regions.modes import ModalInterpreter
 from ..regions.regions import region_of, run_keyed
@@ -79,11 +80,14 @@ def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_anomaly_mode())
-            joint = aot_export_joint_with_descriptors(stack, module, stage.fakes)
+            # In a tensor of each symbolic size: a size that no input of the stage has is an input of the trace, too.
+            fakes = (*stage.fakes, *_of_sizes(stage))
+            joint = aot_export_joint_with_descriptors(stack, module, fakes)
+            fold_sizes(joint.graph_module.graph)
             remove_tokens(joint.graph_module.graph)
             if as_on_cpu:
                 dropout_as_eager(joint.graph_module.graph)
-            found = _by_meaning(joint.graph_module.graph)
+            found = _by_meaning(joint.graph_module.graph, len(stage.fakes))
             found.constants = _constants(joint.graph_module)
             return found
     except PanpipeError:
@@ -136,14 +140,20 @@ def _constants(module: fx.GraphModule) -> dict[str, Tensor]:
     return {name: held for name in sorted(names) if isinstance(held := getattr(module, name, None), Tensor)}
 
 
-def _by_meaning(graph: fx.Graph) -> JointGraph:
+def _of_sizes(stage: StageGraph) -> list[Tensor]:
+    with stage.fakes[0].fake_mode:  # type: ignore[attr-defined]
+        return [torch.empty(size) for size in stage.symbols]
+
+
+def _by_meaning(graph: fx.Graph, inputs: int) -> JointGraph:
     joint = JointGraph(graph, {}, {}, [], {}, {})
     for node in graph.nodes:
         if node.op != "placeholder":
             continue
         meaning = node.meta["desc"]
         if isinstance(meaning, descriptors.PlainAOTInput):
-            joint.primals[meaning.idx] = node
+            if meaning.idx < inputs:
+                joint.primals[meaning.idx] = node
         elif isinstance(meaning, descriptors.TangentAOTInput) and isinstance(
             meaning.output, descriptors.PlainAOTOutput
         ):
@@ -237,7 +247,7 @@ class StageModule(nn.Module):
         self._runner = _KeyedInterpreter(stage)
 
     def forward(self, *inputs: Tensor) -> Any:
-        return self._runner.run(*inputs)
+        return self._runner.run(*inputs[: len(self._stage.fakes)])
 
     @property
     def running(self) -> fx.Node | None:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ..graph.nodes import always_views
 
@@ -39,7 +40,7 @@ def strides_to_check(node: fx.Node) -> Strides | None:
     if value.numel() == 0 or _by_definition(node, value) or not is_non_overlapping_and_dense_or_false(value):
         return None
     strides = value.stride()
-    return strides if all(type(stride) is int for stride in strides) else None
+    return None if free_unbacked_symbols(strides) else strides
 
 
 def _by_definition(node: fx.Node, value: Tensor) -> bool:

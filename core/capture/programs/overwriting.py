@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, fx
 
 from ..graph.nodes import always_views
+from ..graph.sizes import equal
 
 aten = torch.ops.aten
 
@@ -116,7 +117,8 @@ def may_overwrite(node: fx.Node, operand: fx.Node) -> bool:
         node.target in _VARIANTS
         and isinstance(one, Tensor)
         and isinstance(other, Tensor)
-        and (one.dtype, one.shape, one.stride(), one.device) == (other.dtype, other.shape, other.stride(), other.device)
+        and (one.dtype, one.device) == (other.dtype, other.device)
+        and equal((*one.shape, *one.stride()), (*other.shape, *other.stride()))
         and (other.is_contiguous() or (other.dim() == 4 and other.is_contiguous(memory_format=torch.channels_last)))
     )
 

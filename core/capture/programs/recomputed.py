@@ -29,6 +29,7 @@ from collections.abc import Collection
 import torch
 from torch import Tensor, fx
 
+from ..graph.sizes import hint
 from .fusible import fusible, is_row_wise, is_single_view, values_of
 from .joint_graph import JointGraph, ancestors, closed_over, ordered
 
@@ -195,4 +196,4 @@ def widens(node: fx.Node) -> bool:
 
 def _bytes(node: fx.Node) -> int:
     """Bytes of a node's tensors."""
-    return sum(value.numel() * value.itemsize for value in values_of(node) if isinstance(value, Tensor))
+    return sum(hint(value.numel()) * value.itemsize for value in values_of(node) if isinstance(value, Tensor))

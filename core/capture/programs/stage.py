@@ -12,6 +12,7 @@ from torch.utils import _pytree as pytree
 from ...costs.graph import stage_of_nodes
 from ..export.operators import Operators
 from ..graph.nodes import root_of
+from ..graph.sizes import Sizes
 
 KEY = "random_key"
 """Name of the input that carries the random key."""
@@ -33,6 +34,10 @@ class Boundary:
     dtype: torch.dtype
     differentiable: bool
     order: tuple[int, ...] = ()
+
+    def with_sizes(self, sizes: Sizes) -> "Boundary":
+        """With numbers in place of symbolic sizes."""
+        return evolve(self, shape=sizes.of(self.shape))
 
 
 @frozen
@@ -69,6 +74,7 @@ class StageGraph:
         fakes: fake tensors for the inputs, in order.
         gradients: whether a backward follows; if not, buffers are not written, either.
         held: as of the captured step.
+        symbols: that sizes depend on.
     """
 
     graph: fx.Graph
@@ -80,6 +86,7 @@ class StageGraph:
     fakes: tuple[Tensor, ...]
     gradients: bool = True
     held: Sequence[object] = ()
+    symbols: Sequence[torch.SymInt] = ()
 
 
 def boundaries(operators: Operators, stages: Sequence[Sequence[str]]) -> dict[tuple[int, int], tuple[Boundary, ...]]:
@@ -192,7 +199,7 @@ def stage_graph(
     )
     stage = StageGraph(
         graph, inputs, tuple(outgoing.values()), tuple(results), draws, step.modules, tuple(fakes), step.gradients,
-        step.held,
+        step.held, () if step.sizes is None else step.sizes.free,
     )  # fmt: skip
     return stage if device is None or device.type == "cpu" else _on_device(operators, stage, device)
 

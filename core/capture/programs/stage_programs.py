@@ -2,9 +2,10 @@
 
 from typing import Any
 
-from attrs import frozen
+from attrs import evolve, frozen
 
-from .generated_code import Program
+from ..graph.sizes import Sizes
+from .generated_code import Program, with_sizes
 from .saved_storages import SavedStorage
 from .shared_program import Shared
 from .stage import Boundary, StageInputs
@@ -112,6 +113,26 @@ class StagePrograms:
     shared: Shared | None = None
     draws: tuple[int, ...] = ()
     host_read: str | None = None
+
+    def with_sizes(self, sizes: Sizes) -> "StagePrograms":
+        """The programs with numbers in place of symbolic sizes; their memory remains that of the example."""
+
+        def sized(part: Any) -> Any:
+            return None if part is None else evolve(part, run=with_sizes(part.run, sizes))
+
+        boundary, outputs = (
+            tuple(b.with_sizes(sizes) for b in all_of) for all_of in (self.inputs.boundary, self.outputs)
+        )
+        shared = sized(self.shared)
+        if self.shared is not None and shared.run is not self.shared.run:
+            shared = evolve(shared, key=f"{shared.key}\n{sizes.symbols}")
+        return evolve(
+            self, inputs=evolve(self.inputs, boundary=boundary), outputs=outputs,
+            forward=with_sizes(self.forward, sizes), forward_alone=with_sizes(self.forward_alone, sizes),
+            recompute=sized(self.recompute), backward=sized(self.backward), shared=shared,
+            backward_input=sized(self.backward_input), backward_weight=sized(self.backward_weight),
+            storages=tuple(evolve(each, bytes=sizes.of(each.bytes)) for each in self.storages),
+        )  # fmt: skip
 
 
 def backward_inputs(

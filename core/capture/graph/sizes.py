@@ -1,0 +1,156 @@
+"""Symbolic sizes: graphs in which some sizes of the batch are symbols, and their values for one batch.
+
+A step that is captured with symbols (`torch.export` with ``Dim.AUTO``) is traced once for all sizes. Operators get
+sizes as `torch.SymInt` arguments, which are expressions of the symbols; everything that is derived from the graph keeps
+them. What torch or this package decided by comparing sizes is a guard of the graph's shape environment.
+`SizeSymbols.values` checks the guards for the sizes of a batch, and `Sizes.of` replaces expressions by numbers.
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import sympy  # type: ignore[import-untyped]
+import torch
+from attrs import define, field, frozen
+from torch import SymBool, SymFloat, SymInt, Tensor, fx
+from torch.fx.experimental.symbolic_shapes import (
+    ShapeEnv,
+    free_unbacked_symbols,
+    guarding_hint_or_throw,
+    statically_known_true,
+)
+from torch.utils._sympy.interp import sympy_interp
+from torch.utils._sympy.reference import PythonReferenceAnalysis
+
+_KINDS: dict[type, type] = {SymInt: int, SymFloat: float, SymBool: bool}
+NUMBERS = tuple(_KINDS)
+
+
+class NotSymbolic(Exception):
+    """The step cannot be captured with symbolic sizes."""
+
+
+def fold_sizes(graph: fx.Graph) -> None:
+    """Replace nodes that compute symbolic sizes by the sizes themselves, as arguments of the operators that read them.
+
+    Args:
+        graph: changed in place.
+
+    Raises:
+        NotSymbolic: the graph returns a symbolic size.
+    """
+    sizes: dict[fx.Node, Any] = {}
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, NUMBERS) and node.op == "call_function" and not free_unbacked_symbols(value):
+            sizes[node] = value
+        elif node.op != "placeholder" and not sizes.keys().isdisjoint(node.all_input_nodes):
+            if node.op == "output":
+                raise NotSymbolic("it returns a size")
+            node.args, node.kwargs = fx.map_arg((node.args, node.kwargs), lambda source: sizes.get(source, source))
+    for node in reversed(sizes):
+        graph.erase_node(node)
+
+
+def hint(size: Any) -> int:
+    """A size for the example that the graph was captured with. Nothing may depend on it that is wrong for others."""
+    return size if type(size) is int else guarding_hint_or_throw(size)
+
+
+def equal(one: Sequence[Any], other: Sequence[Any]) -> bool:
+    """Whether shapes or strides are equal for all values of the symbols."""
+    return len(one) == len(other) and all(statically_known_true(a == b) for a, b in zip(one, other, strict=True))
+
+
+def has_symbols(value: Any) -> bool:
+    """Whether an argument has a symbolic number."""
+    if isinstance(value, tuple | list):
+        return any(map(has_symbols, value))
+    return isinstance(value, NUMBERS)
+
+
+@define
+class Sizes:
+    """Values of symbols.
+
+    Args:
+        symbols: the values.
+    """
+
+    symbols: Mapping[sympy.Symbol, int]
+    _known: dict[Any, Any] = field(factory=dict)
+
+    def of(self, value: Any) -> Any:
+        """An argument with numbers in place of symbolic ones."""
+        if isinstance(value, tuple | list):
+            return type(value)(map(self.of, value)) if has_symbols(value) else value
+        kind = _KINDS.get(type(value))
+        return value if kind is None else kind(self.number(value.node.expr))
+
+    def number(self, expression: Any) -> Any:
+        """The value of an expression, as Python computes it."""
+        found = self._known.get(expression)
+        if found is None:
+            found = self._known[expression] = sympy_interp(PythonReferenceAnalysis, dict(self.symbols), expression)
+        return found
+
+    def tensor(self, value: Tensor) -> Tensor:
+        """A tensor without values like a fake one."""
+        return torch.empty(self.of(tuple(value.shape)), dtype=value.dtype, device="meta")
+
+
+@frozen(slots=False)
+class SizeSymbols:
+    """The symbols of a captured graph.
+
+    Args:
+        env: the graph's shape environment.
+        shapes: position of each tensor among the batch's leaves → its shape, partly symbolic.
+    """
+
+    env: ShapeEnv
+    shapes: Mapping[int, Sequence[Any]]
+
+    @property
+    def free(self) -> list[SymInt]:
+        """The symbols that sizes depend on."""
+        expressions = [size.node.expr for shape in self.shapes.values() for size in shape if isinstance(size, SymInt)]
+        names = sorted({symbol for each in expressions for symbol in each.free_symbols}, key=str)
+        return [self.env.create_symintnode(each, hint=int(self.env.backed_var_to_val[each])) for each in names]  # type: ignore[misc]
+
+    def values(self, shapes: Mapping[int, Sequence[int]]) -> Sizes | None:
+        """The values of the symbols for a batch; None if the graph is not valid for it.
+
+        Args:
+            shapes: position of each tensor among the batch's leaves → its shape, with as many dimensions as captured.
+        """
+        pairs = [pair for leaf, mine in self.shapes.items() for pair in zip(mine, shapes[leaf], strict=True)]
+        if any(own != size for size, own in pairs if type(size) is int):
+            return None
+        symbolic = [(size.node.expr, own) for size, own in pairs if type(size) is not int]
+        sizes = Sizes({expression: own for expression, own in symbolic if expression.is_Symbol})
+        if not all(sizes.symbols.keys() >= expression.free_symbols for expression in self._expressions):
+            return None
+        allowed = self.env.var_to_range
+        valid = (
+            all(allowed[symbol].lower <= own <= allowed[symbol].upper for symbol, own in sizes.symbols.items())
+            and all(sizes.number(expression) == own for expression, own in symbolic)
+            and all(map(sizes.number, self._guards))
+        )
+        return sizes if valid else None
+
+    @property
+    def fixed(self) -> bool:
+        """Whether what was derived from the graph fixes all sizes, such as a loop over a sequence."""
+        return not self.free
+
+    @cached_property
+    def _guards(self) -> list[Any]:
+        """The conditions of the graph and of everything that was derived from it before the first call."""
+        return list({self.env.replace(guard.expr): None for guard in self.env.guards})
+
+    @cached_property
+    def _expressions(self) -> list[Any]:
+        sizes = [size.node.expr for shape in self.shapes.values() for size in shape if isinstance(size, SymInt)]
+        return [*sizes, *self._guards]

@@ -1,0 +1,153 @@
+"""Small models whose batches have another size in every step."""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from attrs import frozen
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+ROWS = 4
+
+
+@frozen
+class Case:
+    """A model and its batches.
+
+    Args:
+        model: creates it.
+        step: the training step.
+        batch: a batch of a size: a length, or the height of an image.
+        sizes: some sizes; the first one is the example's.
+    """
+
+    model: Callable[[], nn.Module]
+    step: Callable[[nn.Module, Any], Any]
+    batch: Callable[[int], Any]
+    sizes: tuple[int, ...] = (9, 14, 20, 33, 5)
+
+
+def _tokens(length: int, seed: int = 0) -> Tensor:
+    return torch.randint(3, 64, (ROWS, length), generator=torch.Generator().manual_seed(seed + length))
+
+
+def _padded(length: int) -> dict[str, Tensor]:
+    """Texts of different lengths, padded to the longest one; labels are those of a collator for language modelling."""
+    ids, rows = _tokens(length), torch.arange(ROWS)[:, None]
+    mask = torch.arange(length)[None] < length - rows
+    labels = ids.masked_fill(~mask, -100)
+    return {"input_ids": ids.masked_fill(~mask, 0), "attention_mask": mask.long(), "labels": labels}
+
+
+def _loss(model: nn.Module, batch: Any) -> Tensor:
+    return model(**batch).loss  # type: ignore[no-any-return]
+
+
+def _llama() -> nn.Module:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    return LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, max_position_embeddings=64, use_cache=False,
+        )
+    )  # fmt: skip
+
+
+def _bert() -> nn.Module:
+    from transformers import BertConfig, BertForMaskedLM
+
+    torch.manual_seed(0)
+    return BertForMaskedLM(
+        BertConfig(
+            vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=4,
+            max_position_embeddings=64,
+        )
+    )  # fmt: skip
+
+
+def _gpt() -> nn.Module:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=64, n_embd=16, n_layer=2, n_head=4, use_cache=False))
+
+
+def _t5() -> nn.Module:
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    return T5ForConditionalGeneration(
+        T5Config(
+            vocab_size=64, d_model=16, d_kv=4, d_ff=32, num_layers=2, num_heads=4, decoder_start_token_id=0,
+            use_cache=False,
+        )
+    )  # fmt: skip
+
+
+def _translation(length: int) -> dict[str, Tensor]:
+    source = _padded(length)
+    return {**source, "labels": _tokens(length // 2 + 2, seed=100)}
+
+
+class UNet(nn.Module):
+    """Two resolutions with a skip connection, for images of any even size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.SiLU())
+        self.inner = nn.Sequential(nn.Conv2d(8, 16, 3, stride=2, padding=1), nn.GroupNorm(2, 16), nn.SiLU())
+        self.up = nn.Conv2d(16, 8, 3, padding=1)
+        self.end = nn.Conv2d(16, 2, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        skip = self.down(x)
+        wide = F.interpolate(self.up(self.inner(skip)), size=skip.shape[-2:], mode="nearest")
+        return self.end(torch.cat([skip, wide], 1))
+
+
+def _unet() -> nn.Module:
+    torch.manual_seed(0)
+    return UNet()
+
+
+def _images(size: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(size)
+    x = torch.randn(ROWS, 3, size, size + 2, generator=generator)
+    return {"x": x, "y": torch.randint(0, 2, (ROWS, size, size + 2), generator=generator)}
+
+
+class Recurrent(nn.Module):
+    """An LSTM of two layers over embedded tokens."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.lstm = nn.Embedding(64, 8), nn.LSTM(8, 8, 2, batch_first=True)
+        self.end = nn.Linear(8, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.end(self.lstm(self.embed(x))[0])
+
+
+def _lstm() -> nn.Module:
+    torch.manual_seed(0)
+    return Recurrent()
+
+
+def _classified(model: nn.Module, batch: Any) -> Tensor:
+    return F.cross_entropy(_flat(model(batch["x"]), batch["x"].ndim), batch["y"].flatten())
+
+
+def _flat(scores: Tensor, ndim: int) -> Tensor:
+    return (scores.movedim(1, -1) if ndim > 2 else scores).flatten(0, -2)
+
+
+CASES = {
+    "llama": Case(_llama, _loss, _padded),
+    "bert with dropout": Case(_bert, _loss, _padded),
+    "gpt with dropout": Case(_gpt, _loss, _padded),
+    "t5": Case(_t5, _loss, _translation),
+    "unet": Case(_unet, _classified, _images, (8, 12, 16, 32, 6)),
+}
