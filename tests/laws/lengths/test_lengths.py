@@ -5,11 +5,7 @@ import copy
 import panpipe
 import pytest
 import torch
-from panpipe.core.capture.export.operators import operators_of
-from panpipe.core.capture.export.step import capture_step
-from panpipe.runtimes.batch.microbatches import split_batch
 
-from ...support.cuts import even_plan
 from .models import CASES, Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*relates samples", "ignore:microbatches of a new shape")
@@ -31,11 +27,11 @@ def captures(monkeypatch):
 
 
 def built(case: Case, size: int, **options) -> panpipe.Pipeline:
-    """A pipeline of two devices whose example has this size, by an even plan with these options."""
-    batch = case.batch(size)
-    operators = operators_of(capture_step(case.model(), case.step, split_batch(batch, MICROBATCHES)[0].batch))
-    plan = even_plan(operators, 2, MICROBATCHES, **options)
-    return panpipe.pipeline(case.model(), case.step, batch, optimizer=torch.optim.AdamW, plan=plan, progress=False)
+    """A pipeline of two devices whose example has this size."""
+    return panpipe.pipeline(
+        case.model(), case.step, case.batch(size), optimizer=torch.optim.AdamW, microbatches=MICROBATCHES,
+        plan_seconds=0.1, plan_cache=False, progress=False, **options,
+    )  # fmt: skip
 
 
 def check_equal_to_own_captures(case: Case, captures: list[int], **options) -> None:
