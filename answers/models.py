@@ -20,7 +20,7 @@ from ..core.capture.batch.find_batch_dims import find_batch_dims
 from ..core.capture.export.operators import Operators, operators_of, tensor_bytes
 from ..core.capture.export.step import capture_step
 from ..core.capture.values.containers import flatten_batch
-from ..core.capture.values.distributed_tensors import distributed_tensors
+from ..core.capture.values.sparse_tensors import distributed_tensors
 from ..core.costs.graph import OpGraph
 from ..core.errors import PanpipeError, RequestError, in_a_line
 from ..core.trace.throughput import StepTotals

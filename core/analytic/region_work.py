@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..capture.graph.storages import storage_sizes
 from ..capture.regions.regions import Region, region_of
-from ..capture.values.stand_ins import stand_in_for
+from ..capture.values.fake_tensors import stand_in_for
 from ..errors import RequestError
 from .kernels import Kernel, kernel_of
 from .single_operator import LoneOperator

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...core.capture.values.results import plain_result
+from ...core.capture.values.containers import plain_result
 
 
 def mean_loss(

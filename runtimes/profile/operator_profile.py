@@ -22,7 +22,7 @@ from ...core.capture.graph.randomness import KeyedRandom, random_key
 from ...core.capture.graph.storages import storage_sizes
 from ...core.capture.programs.stage import with_device
 from ...core.capture.regions.modes import ModalInterpreter
-from ...core.capture.values.stand_ins import stand_in_for
+from ...core.capture.values.fake_tensors import stand_in_for
 from ...core.costs.graph import OpGraph, OpNode
 from ..devices.compute import Stopwatch, compute_device
 from ..programs.stage_run import constant_on

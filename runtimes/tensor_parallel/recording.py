@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...core.capture.python.guards import Guards
-from ...core.capture.values.distributed_tensors import distributed_tensors
+from ...core.capture.values.sparse_tensors import distributed_tensors
 from ...core.capture.values.user_lines import message_start, user_line
 from ...core.errors import RequestError, in_a_line
 from .layout_watch import HEADS, LayoutWatch

@@ -25,7 +25,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...core.capture.export.operators import Operators
 from ...core.capture.graph.tensor_collectives import communicating
-from ...core.capture.values.distributed_tensors import distributed_tensors
+from ...core.capture.values.sparse_tensors import distributed_tensors
 from ...core.cluster.mesh import PIPELINE, TENSOR, Mesh, MeshShape
 from ...core.cluster.tensor_groups import GroupedCluster
 from ...core.costs.costs import StageCosts

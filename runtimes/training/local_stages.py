@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ...backends.contract import Backend
 from ...core.capture.programs.stage_programs import StagePrograms
-from ...core.capture.values.stand_ins import fill_with_stand_ins
+from ...core.capture.values.fake_tensors import fill_with_stand_ins
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan, Stage
 from ...core.plan.sharding import shards, shards_gradients, shards_parameters

@@ -48,20 +48,15 @@ class KnownTensors:
         """
         now = dict(model.named_parameters(remove_duplicate=False))
         known = self._parameters
-        others = [name for name in known if name in now and now[name] is not known[name]]
         gone, new = [name for name in known if name not in now], [name for name in now if name not in known]
-        if others:
-            replaced = "was replaced by another one" if len(others) == 1 else "were replaced by other ones"
+        replaced = [name for name in known if name in now and now[name] is not known[name]] or (gone if new else [])
+        if replaced:
+            were, others = ("was", "another one") if len(replaced) == 1 else ("were", "other ones")
+            by = _named(new) if replaced is gone else others
             raise RequestError(
-                f"{when} {_named(others)} {replaced}: stages and their optimizers hold those of the beginning; write "
-                "into them under torch.no_grad() with .copy_() (load_state_dict without assign=True does), or "
-                f"{_ANEW}"
-            )
-        if gone and new:
-            replaced = "was replaced" if len(gone) == 1 else "were replaced"
-            raise RequestError(
-                f"{when} {_named(gone)} {replaced} by {_named(new)}: stages and their optimizers hold the parameters "
-                f"of the beginning; exchange modules and register parametrizations before that, or {_ANEW}"
+                f"{when} {_named(replaced)} {were} replaced by {by}: stages and their optimizers hold the parameters "
+                "of the beginning; write into them under torch.no_grad() with .copy_() (load_state_dict without "
+                f"assign=True does), exchange modules and register parametrizations before that, or {_ANEW}"
             )
         for name, parameter in known.items():
             if parameter.dtype != self._dtypes[name]:

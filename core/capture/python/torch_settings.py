@@ -8,7 +8,7 @@ one changes, the step is captured again.
 
 import warnings
 from collections.abc import Hashable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -37,20 +37,19 @@ class Autocasts:
         cached = torch.is_autocast_cache_enabled()
         return cls(tuple((k, torch.get_autocast_dtype(k), cached) for k in _KINDS if torch.is_autocast_enabled(k)))
 
-    @contextmanager
-    def suspended(self) -> Iterator[None]:
+    def suspended(self) -> AbstractContextManager[None]:
         """A context without them."""
-        with ExitStack() as stack:
-            for kind, dtype, _ in self.entered:
-                stack.enter_context(torch.autocast(kind, dtype, enabled=False))
-            yield
+        return self._set(False)
+
+    def resumed(self) -> AbstractContextManager[None]:
+        """A context with all of them."""
+        return self._set(True)
 
     @contextmanager
-    def resumed(self) -> Iterator[None]:
-        """A context with all of them."""
+    def _set(self, enabled: bool) -> Iterator[None]:
         with ExitStack() as stack:
             for kind, dtype, cached in self.entered:
-                stack.enter_context(torch.autocast(kind, dtype, cache_enabled=cached))
+                stack.enter_context(torch.autocast(kind, dtype, enabled, cached))
             yield
 
 

@@ -25,10 +25,10 @@ from ..python.guards import Guards
 from ..python.requires_grad_writes import RequiresGradWrites
 from ..python.torch_settings import Autocasts
 from ..values.capture_errors import LateSize, NeedsAutograd, NeedsValue, depends_on_value, error_of_type
+from ..values.containers import plain_result
+from ..values.fake_tensors import stand_in_for
 from ..values.late_numbers import LateNumber, with_late_numbers_as_tensors
 from ..values.printed import Held, output_held
-from ..values.results import plain_result
-from ..values.stand_ins import stand_in_for
 from ..values.user_lines import first_line, reason_of
 from ..values.value_watch import ValueWatch, are_constants
 from .module_regions import ModuleRegions

@@ -17,9 +17,9 @@ from ...tensor_metadata import state_of
 from ..graph.randomness import KeyedRandom, random_key
 from ..python.changes import INTERNAL, Changes, is_mutable
 from ..values.capture_errors import NeedsValue
+from ..values.fake_tensors import stand_in_for
 from ..values.late_numbers import holds_captured
 from ..values.nesting import Nesting, extract_tensors, tensors_of
-from ..values.stand_ins import stand_in_for
 from .regions import (
     Copies,
     Region,

@@ -1,4 +1,4 @@
-"""Flattening of batches of any container class, and their restoration.
+"""Flattening of batches of any container class, and their restoration; results that are objects or dicts with a loss.
 
 `torch.utils._pytree` supports dicts, lists, tuples, named tuples, and registered classes. Dataclasses, ``UserDict`` and
 other mappings, such as the BatchEncoding of transformers, are handled here and not registered with pytree, because its
@@ -180,3 +180,28 @@ def _unknown(value: Any, name: str) -> str:
         f"{name} is a {kind.__module__}.{kind.__qualname__}, whose tensors are unknown: make it a dict, a dataclass or "
         "a named tuple, or register its class with torch.utils._pytree.register_pytree_node"
     )
+
+
+def plain_result(result: Any) -> Any:
+    """A step's result with an object or dict that has a ``loss`` replaced by the loss and its other scalars as metrics.
+
+    Tensors with several elements, such as logits, are not part of a step's result. Other results are unchanged.
+
+    Args:
+        result: what a step returned.
+    """
+    fields: Mapping[Any, Any] = {}
+    if isinstance(result, Mapping):
+        fields = result
+    elif dataclasses.is_dataclass(result):
+        fields = {one.name: getattr(result, one.name, None) for one in dataclasses.fields(result)}
+    elif isinstance(result, tuple) and hasattr(result, "_asdict"):
+        fields = result._asdict()
+    if fields.get("loss") is None:
+        return result
+    metrics = {str(name): value for name, value in fields.items() if name != "loss" and _is_scalar(value)}
+    return (fields["loss"], metrics) if metrics else fields["loss"]
+
+
+def _is_scalar(value: Any) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)

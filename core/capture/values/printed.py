@@ -6,6 +6,7 @@ then: a number reads as ``nan``. A part of a step that stays Python prints when 
 
 import builtins
 import logging
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -28,36 +29,33 @@ Held = dict[str, list[Callable[[], None]]]
 
 
 @contextmanager
-def printed_to_streams(show: Callable[..., None]) -> Iterator[None]:
-    """Within this context another function is called for ``print`` of this thread to the standard streams."""
-    original, thread = builtins.print, threading.get_ident()
-
-    def printed(*values: Any, **options: Any) -> None:
-        to_stream = options.get("file") in (None, sys.stdout, sys.stderr) and threading.get_ident() == thread
-        (show if to_stream else original)(*values, **options)
-
-    with mock.patch.object(builtins, "print", printed):
-        yield
-
-
-@contextmanager
 def output_held() -> Iterator[Held]:
     """Within this context, what the user's code prints and logs in this thread is held back."""
     held: Held = {}
     show, handle, thread = builtins.print, logging.Logger.handle, threading.get_ident()
 
     def note_print(*values: Any, **options: Any) -> None:
+        if options.get("file") not in (None, sys.stdout, sys.stderr) or threading.get_ident() != thread:
+            show(*values, **options)
+            return
         texts = [str(value) for value in values]
-        held.setdefault(calling_line(sys._getframe(2)), []).append(partial(show, *texts, **options))
+        held.setdefault(calling_line(sys._getframe(1)), []).append(partial(show, *texts, **options))
 
     def note_log(logger: logging.Logger, record: logging.LogRecord) -> None:
         if not is_users_own(record.pathname) or threading.get_ident() != thread:  # a library's own message
             handle(logger, record)
             return
-        record.msg, record.args = _message(record), None
+        if isinstance(record.args, tuple):
+            record.args = tuple(math.nan if isinstance(value, LateNumber) else value for value in record.args)
+        try:
+            record.msg = record.getMessage()
+        except (TypeError, ValueError):  # as for %d
+            record.msg = str(record.msg)
+        record.args = None
         held.setdefault(f"{record.pathname}:{record.lineno}", []).append(partial(handle, logger, record))
 
-    with printed_to_streams(note_print), mock.patch.object(logging.Logger, "handle", note_log):
+    patched = mock.patch.object(builtins, "print", note_print)
+    with patched, mock.patch.object(logging.Logger, "handle", note_log):
         yield held
 
 
@@ -67,14 +65,3 @@ def show_held(held: Held) -> None:
         for show in texts:
             show()
         warn_at(line, _ONCE)
-
-
-def _message(record: logging.LogRecord) -> str:
-    """A record's text, with placeholders for numbers that are not known."""
-    given = record.args if isinstance(record.args, tuple) else (record.args,)
-    if not any(isinstance(value, LateNumber) for value in given):
-        return record.getMessage()
-    try:
-        return str(record.msg) % tuple(float("nan") if isinstance(value, LateNumber) else value for value in given)
-    except (TypeError, ValueError):  # as for %d
-        return str(record.msg)

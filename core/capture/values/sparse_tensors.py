@@ -1,6 +1,7 @@
-"""Sparse and nested tensors, which stage programs do not support: refused as inputs; operators that create sparse ones
-stay Python."""
+"""Tensors that are not plain: sparse and nested ones are refused as inputs, and operators that create sparse ones stay
+Python; DTensors are sharded over a device mesh by torch, for tensor parallelism or FSDP."""
 
+import sys
 from typing import Any
 
 import torch
@@ -46,3 +47,12 @@ def refuse_if_not_strided(name: str, value: Any) -> None:
             f"{name} is sparse ({value.layout}): a pipeline holds and sends strided tensors; keep its indices and "
             "values as separate tensors, and create the sparse one in a module's forward"
         )
+
+
+def distributed_tensors(model: nn.Module) -> dict[str, Any]:
+    """The parameters and buffers that are DTensors, by name; tied ones under each of their names."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None:  # then there is no DTensor
+        return {}
+    values = (*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False))
+    return {name: value for name, value in values if isinstance(value, module.DTensor)}

@@ -5,7 +5,7 @@ import dataclasses
 
 import pytest
 import torch
-from panpipe.core.capture.values.results import plain_result
+from panpipe.core.capture.values.containers import plain_result
 
 LOSS, LOGITS, ONE = torch.tensor(1.0), torch.zeros(2, 3), torch.tensor([2.0])
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.values.stand_ins import stand_in_for
+from panpipe.core.capture.values.fake_tensors import stand_in_for
 
 
 @pytest.mark.parametrize(
