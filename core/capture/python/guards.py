@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.utils.hooks import RemovableHandle
 
+from ...errors import PanpipeError
 from ..values.code_origin import is_users_own
 from .named import MISSING, Named, is_plain, is_small_container, items_of
 from .named_values import NamedValues
@@ -65,8 +66,8 @@ class Guards:
         """Whether no value has changed; cheap, because every step checks it."""
         try:
             return self._as_before()
-        except (KeyError, AttributeError, ValueError, RuntimeError):  # a value is not there any more
-            return False
+        except (KeyError, AttributeError, ValueError, RuntimeError, PanpipeError):
+            return False  # a value is not there any more; a tensor is another one, or another rank has it now
 
     def first_other(self, other: "Guards") -> str | None:
         """The first place with another value in ``other``, as text."""
