@@ -224,8 +224,8 @@ def unet() -> Case:
 def quantized(make: Callable[..., nn.Module]) -> Case:
     """Training that is aware of quantization."""
     model = make(weights=None, num_classes=10).train()
-    model = quantize_fx.prepare_qat_fx(model, get_default_qat_qconfig_mapping("fbgemm"), (images(32, rows=2),))
-    batch = {"image": images(32), "label": classes(10)}
+    model = quantize_fx.prepare_qat_fx(model, get_default_qat_qconfig_mapping("fbgemm"), (images(64, rows=2),))
+    batch = {"image": images(64), "label": classes(10)}
     return Case(model.train(), lambda m, b: F.cross_entropy(m(b["image"]), b["label"]), batch)
 
 
