@@ -32,6 +32,6 @@ def classifier(name: str, size: int = 32, **options: Any) -> Case:
 def suite(sources: Path) -> Suite:
     """The models."""
     found: Suite = {name: partial(classifier, name, img_size=32, drop_path_rate=0.1) for name in RESIZED}
-    found |= {name: partial(classifier, name, drop_path_rate=0.1) for name in OTHERS}
+    found |= {name: partial(classifier, name, 64, drop_path_rate=0.1) for name in OTHERS}
     found["efficientformer_l1"] = partial(classifier, "efficientformer_l1", 224, drop_path_rate=0.1)
     return found | {name: partial(classifier, name, 64) for name in WITHOUT_DROP_PATH}

@@ -54,8 +54,12 @@ class _WholeStep(nn.Module):
         super().__init__()
         self.model = model
         self._breaks, self._nesting = breaks, nesting
+        # What libraries note on parameters, such as a counter; captured parameters are other objects.
+        self._notes = {name: dict(vars(p)) for name, p in model.named_parameters() if vars(p)}
 
     def forward(self, batch: Any) -> Any:
+        for name, parameter in self.model.named_parameters() if self._notes else ():
+            vars(parameter).update(self._notes.get(name, {}))
         with (
             self._breaks.autocasts.resumed(),
             self._breaks.changes.of_run(self.model, judged=True),

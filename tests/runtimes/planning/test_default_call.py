@@ -406,3 +406,18 @@ class Detector(nn.Module):
 def test_detector_trains(proposals):
     torch.manual_seed(0)
     trained(Detector(proposals()), lambda model, batch: model(batch), torch.randn(32, 8))
+
+
+class Noted(nn.Linear):
+    """Counts its calls on its parameter, as libraries for gradients of each sample do."""
+
+    def forward(self, x):
+        self.weight.calls += 1
+        return super().forward(x)
+
+
+def test_forward_that_reads_what_is_noted_on_a_parameter():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), Noted(8, 8), nn.Linear(8, 8))
+    model[1].weight.calls = 0
+    trained(model, reconstruct, torch.randn(16, 8))
