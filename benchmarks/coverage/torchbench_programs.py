@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torchvision.models.resnet import BasicBlock, ResNet
 
 from benchmarks.coverage.case import ROWS, Case, Suite, classes, definitions, images, package
 
@@ -421,18 +422,20 @@ def recommender(load: Load) -> Case:
     return Case(model.train(), step, ratings)
 
 
+class AddingBlock(BasicBlock):
+    """A block of ResNet that does not add in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
+        return self.relu(out + (x if self.downsample is None else self.downsample(x)))
+
+
 def opacus_cifar10() -> Case:
     """ResNet-18 that opacus wraps for gradients of each sample; its hooks allow no addition in place."""
     from opacus import GradSampleModule
     from opacus.validators import ModuleValidator
-    from torchvision.models.resnet import BasicBlock, ResNet
 
-    class Block(BasicBlock):
-        def forward(self, x: Tensor) -> Tensor:
-            out = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
-            return self.relu(out + (x if self.downsample is None else self.downsample(x)))
-
-    fixed = ModuleValidator.fix(ResNet(Block, [2, 2, 2, 2], num_classes=10))
+    fixed = ModuleValidator.fix(ResNet(AddingBlock, [2, 2, 2, 2], num_classes=10))
     for module in fixed.modules():
         if isinstance(module, nn.ReLU):
             module.inplace = False

@@ -418,6 +418,8 @@ class Noted(nn.Linear):
 
 def test_forward_that_reads_what_is_noted_on_a_parameter():
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 8), Noted(8, 8), nn.Linear(8, 8))
+    model, batch = nn.Sequential(nn.Linear(8, 8), Noted(8, 8), nn.Linear(8, 8)), torch.randn(16, 8)
     model[1].weight.calls = 0
-    trained(model, reconstruct, torch.randn(16, 8))
+    loss = reconstruct(model, batch).detach()
+    torch.testing.assert_close(pipeline(model, reconstruct, batch).step(batch), loss)
+    assert model[1].weight.calls == 1
