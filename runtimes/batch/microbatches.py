@@ -1,12 +1,13 @@
-"""Cuts a batch into microbatches."""
+"""Cuts a batch into microbatches; refuses reuse of a batch that a step writes in place, since it writes into copies."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from attrs import frozen
 from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
 
 from ...core.capture.batch.batch_dims import BatchDims, place_samples, read_batch_dims, with_lists
 from ...core.capture.regions.breaks import StepFunction
@@ -322,3 +323,47 @@ def _leaf_text(leaf: Any) -> str:
     if not isinstance(leaf, tuple):
         return repr(leaf)
     return f"{shape_text(leaf[0])} {str(leaf[1]).removeprefix('torch.')}"
+
+
+class WrittenBatches:
+    """The tensors of batches that steps have written.
+
+    One process would change the user's tensor: another leaf of the batch that shares its memory would change with it,
+    and the next step with the same batch would read the changed one. Both are refused.
+
+    Args:
+        written: name of a leaf that the step writes in place → the user's line.
+    """
+
+    def __init__(self, written: Mapping[str, str]) -> None:
+        self._written = written
+        self._given: Any = WeakIdKeyDictionary()
+
+    def add(self, batch: Any) -> None:
+        """Record that a step runs on a batch.
+
+        Raises:
+            RequestError: it shares memory between a written tensor and another one, or an earlier step wrote it.
+        """
+        if not self._written:
+            return
+        leaves, nesting = flatten_batch(batch)
+        tensors = {n: x for n, x in zip(nesting.names, leaves, strict=True) if isinstance(x, Tensor) and not x.is_meta}
+        for name, line in self._written.items():
+            if name not in tensors:
+                continue
+            tensor, where = tensors[name], tensors[name].untyped_storage().data_ptr()
+            for other, held in tensors.items():
+                if other != name and held.untyped_storage().data_ptr() == where:
+                    raise RequestError(
+                        f"{line}: the step writes into {name} in place, whose memory is also that of {other}: a "
+                        "pipeline writes into a copy of each microbatch; clone the tensor in the step before it is "
+                        "written"
+                    )
+            if self._given.get(tensor) == tensor._version:
+                raise RequestError(
+                    f"{line}: the step writes into {name} in place, and an earlier step had the same tensor: in one "
+                    "process it would have changed, and a pipeline writes into a copy; clone the tensor in the step "
+                    "before it is written"
+                )
+            self._given[tensor] = tensor._version

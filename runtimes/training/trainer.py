@@ -28,9 +28,8 @@ from ...core.plan.plan import Plan
 from ...core.trace.trace import Trace
 from ..batch.difference import naming_difference
 from ..batch.example import Example
-from ..batch.microbatches import BatchCutter, Microbatch
+from ..batch.microbatches import BatchCutter, Microbatch, WrittenBatches
 from ..batch.modes import ModuleModes
-from ..batch.written_batches import WrittenBatches
 from ..engine.clocked import Clock
 from ..engine.step_data import StepOptions, StepRecord
 from ..engine.tracing import measured_trace, message_times

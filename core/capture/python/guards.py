@@ -9,7 +9,7 @@ nothing is patched.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
 from typing import Any
@@ -144,32 +144,29 @@ class Guards:
     # Comparisons, which are loops in C
 
     def _compare(self, read: Iterable[Named], modules: Sequence[nn.Module]) -> None:
-        """Prepare the comparisons of values in dicts, grouped by their keys, and of others."""
-        self._single: list[tuple[Callable[[Any], Any], Any, Any]] = []
-        of_dict: dict[int, tuple[Any, dict[Any, Any]]] = {}
+        """Prepare the comparisons of values, grouped by how they are read, such as all dicts with the same keys."""
+        places: dict[int, tuple[Any, Any, dict[Any, Any]]] = {}
         for named in read:
-            if named.key is None:
-                self._single.append((attrgetter("cell_contents"), named.holder, named.value))
-            elif isinstance(named.holder, dict | type):
-                holder = named.holder if isinstance(named.holder, dict) else vars(named.holder)
-                of_dict.setdefault(id(named.holder), (holder, {}))[1][named.key] = named.value
+            if isinstance(named.holder, dict | type):
+                place = named.holder if isinstance(named.holder, dict) else vars(named.holder), itemgetter
             else:
-                self._single.append((attrgetter(named.key), named.holder, named.value))
+                place = named.holder, attrgetter
+            places.setdefault(id(named.holder), (*place, {}))[2][named.key or "cell_contents"] = named.value
         for module in modules:
             for held in (module._modules, module._parameters, module._buffers):
-                of_dict[id(held)] = held, {name: value for name, value in held.items() if value is not None}
+                places[id(held)] = held, itemgetter, {key: value for key, value in held.items() if value is not None}
         groups: dict[tuple[Any, ...], tuple[list[Any], list[Any]]] = defaultdict(lambda: ([], []))
-        for holder, wanted in of_dict.values():
+        for holder, getter, wanted in places.values():
             for alone in (True, False):
                 part = {name: value for name, value in wanted.items() if _equals_itself_alone(value) is alone}
                 if part:
-                    holders, values = groups[alone, *part]
+                    holders, values = groups[alone, getter, *part]
                     holders.append(holder)
                     values.append(next(iter(part.values())) if len(part) == 1 else tuple(part.values()))
-        self._alone = [(itemgetter(*keys), *found) for (alone, *keys), found in groups.items() if alone]
+        self._alone = [(getter(*keys), *found) for (alone, getter, *keys), found in groups.items() if alone]
         self._others = [
-            (itemgetter(*keys), holders, values if len(keys) == 1 else list(chain.from_iterable(values)), len(keys) > 1)
-            for (alone, *keys), (holders, values) in groups.items()
+            (getter(*keys), holders, values if len(keys) == 1 else list(chain.from_iterable(values)), len(keys) > 1)
+            for (alone, getter, *keys), (holders, values) in groups.items()
             if not alone
         ]
         listed = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
@@ -204,7 +201,6 @@ class Guards:
             and not any(map(_REQUIRES_GRAD, self._frozen))
             and list(map(_DTYPE, self._typed)) == self._dtypes
             and list(map(len, self._sized)) == self._sizes
-            and all(self._equal(getter(holder), value) for getter, holder, value in self._single)
             and all(self._holds_equal(items_of(held), items) for held, items in self._containers)
             and all(array.tobytes() == data for array, data in self._arrays)
             and self._hooks_as_before()
