@@ -312,10 +312,10 @@ _SUPPORTED = "use step() with a given or an automatic plan, an elementwise optim
 
 
 def _refuse_written_buffers(operators: Operators) -> None:
-    written = next(iter(operators.step.mutated_buffers), None)
+    written = next(iter((*operators.step.mutated_buffers, *operators.step.clamps)), None)
     if written is not None:
         raise RequestError(
-            f"the step writes the buffer '{written}': tensor ranks do not support written buffers yet; avoid the "
+            f"the step writes '{written}': tensor ranks do not support written buffers or parameters yet; avoid the "
             "write, as model.eval() does for BatchNorm"
         )
 

@@ -44,8 +44,8 @@ from ..planning.rehearsed import Rehearsal
 from ..profile.reference_workload import PASSES, passes_around, reference_s
 from ..programs.options import ProgramOptions
 from ..weights.saving import save_checkpoint
-from .averages import Averages
-from .batch_run import BatchResult
+from .averages import Averages, visit_parameters
+from .batch_run import BatchResult, BatchRun
 from .counts import Counts
 from .evaluation import ForwardFunction
 from .monitoring import UpdateNumbers
@@ -170,6 +170,8 @@ class Trainer:
         ready = self.runner.batch(self._pieces(batch) if pieces is None else pieces)
         if ready.remark is not None and self.counts.steps and self.team.first:
             warnings.warn(ready.remark, stacklevel=4)
+        if not options.ending.rehearses:
+            self._clamp(ready)
         scale = None if self._scaler is None else float(self._scaler.get_scale())
         with naming_difference(self._shape, ready.pieces):
             done = self.runner.run(ready, self.counts.steps, self.checks.options(options))
@@ -189,6 +191,18 @@ class Trainer:
         numbers = UpdateNumbers(self.counts.steps, options.ending is Ending.STEP, self.skipped, self.norm, scale)
         self.checks.check(ready, done, options.ending, self.runner, numbers, start)
         return done.loss, done
+
+    def _clamp(self, ready: BatchRun) -> None:
+        """Limit the parameters that the step limits; see `CapturedStep.clamps`."""
+        clamps = ready.prepared.compiled[0].operators.step.clamps
+
+        def limit(name: str, parameter: Tensor) -> None:
+            for method, limits in clamps.get(name, ()):
+                getattr(parameter, method)(*limits)
+
+        if clamps:
+            with self.stages.whole_parameters():
+                visit_parameters(self.model, self.stages.states, limit, ())
 
     def _pieces(self, batch: Any) -> list[Microbatch]:
         """The microbatches of a batch to train on."""
@@ -220,6 +234,7 @@ class Trainer:
         self.stages.ensure_equal_values()
         self.stages.tied.follow()
         ready = self.evaluator.batch(forwards, self._cutter.cut(batch, forwards.function))
+        self._clamp(ready)
         done = self.evaluator.run(ready, trace)
         if ready.remark is not None and self.team.first:
             warnings.warn(ready.remark, stacklevel=4)

@@ -10,7 +10,7 @@ from torch.export.graph_signature import InputKind
 
 from ...errors import RequestError
 from ..graph.autograd_functions import place_hooks
-from ..graph.nodes import module_of, root_of, written_arguments, written_roots
+from ..graph.nodes import is_view, module_of, root_of, written_arguments, written_roots
 from ..graph.outputs import Outputs, ResultRows, keep_weight_with_loss, row_outputs, step_outputs
 from ..graph.rewrites import copy_written, keep_read_values, rewrite_aliases, rewrite_masked_scatters, split_layers
 from ..graph.sizes import SizeSymbols, fold_sizes, has_symbols
@@ -119,6 +119,7 @@ def captured_step(
     if any(map(has_symbols, shapes.values())):
         fake_mode.shape_env.frozen = False  # what is derived from the graph adds guards
         step.sizes = SizeSymbols(fake_mode.shape_env, shapes)
+    _take_clamps(step)
     _refuse_written_parameters(step)
     refuse_written_constants(step.graph, step.constants)
     written = written_roots(graph.nodes)
@@ -186,6 +187,29 @@ def _refuse_late_sizes(graph: fx.Graph) -> None:
     for node in graph.nodes:
         if node.op == "call_function" and depends_on_values(node):
             raise LateSize(f"{node.target} returns something of data-dependent size", module_of(node))
+
+
+def _take_clamps(step: CapturedStep) -> None:
+    """Move the writes that limit a parameter before the step reads it out of the graph.
+
+    To limit a parameter for each microbatch or once for all of them is the same.
+    """
+    read: set[str] = set()
+    for node in list(step.graph.nodes):
+        first = node.args[0] if node.args else None
+        root = root_of(first) if isinstance(first, fx.Node) else None
+        name = step.parameters.get(root.name) if root is not None else None
+        method, limits = getattr(node.target, "_opname", ""), node.args[1:]
+        numbers = not node.kwargs and not any(isinstance(limit, fx.Node) for limit in limits)
+        if name is not None and method in _CLAMPS and numbers and root.name not in read:
+            step.clamps.setdefault(name, []).append((method, limits))
+            node.replace_all_uses_with(first)
+            step.graph.erase_node(node)
+        elif not is_view(node):
+            read |= {root_of(source).name for source in node.all_input_nodes}
+
+
+_CLAMPS = ("clamp_", "clamp_min_", "clamp_max_")
 
 
 def _refuse_written_parameters(step: CapturedStep) -> None:
