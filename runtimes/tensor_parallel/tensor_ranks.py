@@ -312,10 +312,11 @@ _SUPPORTED = "use step() with a given or an automatic plan, an elementwise optim
 
 
 def _refuse_written_buffers(operators: Operators) -> None:
-    written = next(iter((*operators.step.mutated_buffers, *operators.step.clamps)), None)
-    if written is not None:
+    written = [f"buffer '{name}'" for name in operators.step.mutated_buffers]
+    written += [f"parameter '{name}'" for name in operators.step.clamps]
+    if written:
         raise RequestError(
-            f"the step writes '{written}': tensor ranks do not support written buffers or parameters yet; avoid the "
+            f"the step writes the {written[0]}: tensor ranks do not support written buffers and parameters yet; avoid the "
             "write, as model.eval() does for BatchNorm"
         )
 

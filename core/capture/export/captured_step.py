@@ -65,6 +65,7 @@ class CapturedStep:
     held: Sequence[object] = ()
     batch_writes: dict[int, str] = field(factory=dict)
     sizes: SizeSymbols | None = None
+    clamps: dict[str, list[tuple[str, Sequence[Any]]]] = field(factory=dict)
 
 
 def captured_step(
