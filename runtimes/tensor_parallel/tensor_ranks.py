@@ -316,8 +316,8 @@ def _refuse_written_buffers(operators: Operators) -> None:
     written += [f"parameter '{name}'" for name in operators.step.clamps]
     if written:
         raise RequestError(
-            f"the step writes the {written[0]}: tensor ranks do not support written buffers and parameters yet; avoid the "
-            "write, as model.eval() does for BatchNorm"
+            f"the step writes the {written[0]}: tensor ranks do not support written buffers and parameters yet; avoid "
+            "the write, as model.eval() does for BatchNorm"
         )
 
 

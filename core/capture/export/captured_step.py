@@ -47,6 +47,8 @@ class CapturedStep:
         held: objects that its operators name by number.
         batch_writes: position of a leaf of the batch that the step writes in place → the user's line.
         sizes: the symbols of its sizes; None if all sizes are numbers.
+        clamps: name of a parameter that the step limits before it reads it, as CLIP does with its logit scale → the
+            calls that do it, as (method, arguments); whoever runs the step makes them before.
     """
 
     graph: fx.Graph

@@ -159,14 +159,17 @@ def test_clamped_logit_scale_trains(on_data):
 
     def clamped(model, batch):
         if on_data:
-            model.logit_scale.data.clamp_(0, 2.001)
+            model.logit_scale.data.clamp_(2.05, 4.6)
         else:
             with torch.no_grad():
-                model.logit_scale.clamp_(max=2.001)
+                model.logit_scale.clamp_(min=2.05)
         return -model(batch).mean()
 
     trained(model, clamped, batch, steps=3)
-    assert model.logit_scale > 2.0
+    pipe = pipeline(model, clamped, batch)
+    before = model.logit_scale.item()
+    torch.testing.assert_close(pipe.evaluate(batch), clamped(copy.deepcopy(model).eval(), batch).detach())
+    assert before < 2.05  # evaluation and steps limit it, and the pipeline's start does not
 
 
 def test_parameter_that_is_written_otherwise_is_refused_with_its_replacement():
