@@ -200,12 +200,11 @@ def _take_clamps(step: CapturedStep) -> None:
     read: set[str] = set()
     for node in list(step.graph.nodes):
         first = node.args[0] if node.args else None
-        root = root_of(first) if isinstance(first, fx.Node) else None
-        name = step.parameters.get(root.name) if root is not None else None
+        root = root_of(first).name if isinstance(first, fx.Node) else ""
         method, limits = getattr(node.target, "_opname", ""), node.args[1:]
         numbers = not node.kwargs and not any(isinstance(limit, fx.Node) for limit in limits)
-        if name is not None and method in _CLAMPS and numbers and root.name not in read:
-            step.clamps.setdefault(name, []).append((method, limits))
+        if root in step.parameters and method in _CLAMPS and numbers and root not in read:
+            step.clamps.setdefault(step.parameters[root], []).append((method, limits))
             node.replace_all_uses_with(first)
             step.graph.erase_node(node)
         elif not is_view(node):
