@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import RequestError
@@ -97,42 +96,10 @@ gamma = _define("gamma", "Tensor concentration", _draw_gamma)
 permutation = _define("permutation", "int count", _draw_permutation)
 
 
-def _attention_in_parts(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    scale: float | None = None,
-    enable_gqa: bool = False,
-) -> Tensor:
-    """``scaled_dot_product_attention`` as operators of which dropout is one, as PyTorch itself computes it on a CPU."""
-    if attn_mask is not None and attn_mask.dtype is torch.bool:
-        attn_mask = torch.zeros_like(attn_mask, dtype=query.dtype).masked_fill(attn_mask.logical_not(), float("-inf"))
-    found: Tensor = aten._scaled_dot_product_attention_math.default(
-        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )[0]
-    return found
-
-
-class _DropoutOutOfAttention(TorchFunctionMode):
-    """Computes attention with dropout in parts on devices whose fused kernels `keyed_attention` does not have."""
-
-    _ATTENTION = (torch.nn.functional.scaled_dot_product_attention, aten.scaled_dot_product_attention.default)
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if func in self._ATTENTION:
-            query, rate = args[0] if args else kwargs["query"], args[4] if len(args) > 4 else kwargs.get("dropout_p", 0)
-            if rate and query.device.type not in ("cpu", "cuda"):
-                return _attention_in_parts(*args, **kwargs)
-        return func(*args, **kwargs)
-
-
 def ordinals_of(nodes: Iterable[fx.Node]) -> tuple[int, ...]:
-    """The ordinals of the random draws among nodes of a graph."""
-    return tuple(int(node.args[-1]) for node in nodes if node.target in DRAWS_AT or node.target in KEYED)  # type: ignore[arg-type]
+    """The ordinals of the random draws among nodes of a graph, ascending."""
+    draws = [node for node in nodes if node.target in DRAWS_AT or node.target in KEYED]
+    return tuple(sorted(int(node.args[-1]) for node in draws))  # type: ignore[arg-type]
 
 
 class KeyedRandom(TorchDispatchMode):
@@ -150,15 +117,6 @@ class KeyedRandom(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.key = key
         self.ordinal = first_ordinal
-        self._functions = _DropoutOutOfAttention()
-
-    def __enter__(self) -> "KeyedRandom":
-        self._functions.__enter__()  # type: ignore[no-untyped-call]
-        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
-
-    def __exit__(self, *failure: Any) -> None:
-        super().__exit__(*failure)  # type: ignore[no-untyped-call]
-        self._functions.__exit__(*failure)  # type: ignore[no-untyped-call]
 
     def _next(self) -> tuple[Tensor, int]:
         self.ordinal += 1

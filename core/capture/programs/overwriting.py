@@ -126,7 +126,7 @@ def may_overwrite(node: fx.Node, operand: fx.Node) -> bool:
 def _may_return_input(node: fx.Node) -> bool:
     """Whether an operator's result may share memory with an input although its schema does not declare it."""
     target = node.target
-    if target is operator.getitem or always_views(target):
+    if target in _FRESH or target is operator.getitem or always_views(target):
         return False
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten" or target._schema.is_mutable:
         return True

@@ -24,7 +24,7 @@ It has the same bits, and takes one more pass over memory. A tensor is computed 
 one more that works element by element or along rows are between it and what is saved then, and if the saved bytes fall.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 import torch
 from torch import Tensor, fx
@@ -60,9 +60,9 @@ def recompute_casts(
     given = {node for node in read if shown_by(node) not in casts}.union(shared, fixed)
     added: set[fx.Node] = set()
     for saved in casts.values():
-        nodes = _between(saved, given)
-        if nodes is not None:
-            added |= copy_for_backward(joint.graph, ordered(joint.graph, nodes), saved, backward)
+        found = _computed_from(saved, lambda _, source: source in given, MOST_NARROW)
+        if found is not None:
+            added |= copy_for_backward(joint.graph, ordered(joint.graph, found[0]), saved, backward)
     return added
 
 
@@ -89,19 +89,30 @@ def narrows(node: fx.Node) -> bool:
     return bool(value.is_floating_point() and source.is_floating_point() and value.itemsize < source.itemsize)
 
 
-def _between(saved: Collection[fx.Node], given: Collection[fx.Node]) -> set[fx.Node] | None:
-    """The nodes that compute these from given ones; None if others than row-wise operators, or too many, are needed."""
-    found: set[fx.Node] = set()
-    todo = list(saved)
+def _computed_from(
+    saved: Collection[fx.Node], stops: Callable[[fx.Node, fx.Node], bool], most: int
+) -> tuple[set[fx.Node], set[fx.Node]] | None:
+    """The nodes that compute these, and what they read; None if others than row-wise ones, or too many, are needed.
+
+    Args:
+        saved: nodes.
+        stops: whether a node reads a source that is not computed again.
+        most: the largest number of operators.
+    """
+    nodes, read, todo = set[fx.Node](), set[fx.Node](), list(saved)
     while todo:
         node = todo.pop()
-        if node in found or node in given:
+        if node in nodes:
             continue
         if not is_row_wise(node):
             return None
-        found.add(node)
-        todo.extend(node.all_input_nodes)
-    return found if sum(map(fusible, found)) <= MOST_NARROW else None
+        nodes.add(node)
+        for source in node.all_input_nodes:
+            if stops(node, source):
+                read.add(source)
+            else:
+                todo.append(source)
+    return (nodes, read) if sum(map(fusible, nodes)) <= most else None
 
 
 def copy_for_backward(
@@ -143,40 +154,17 @@ def recompute_wide(
     for root, saved in shows.items():
         if root not in in_forward or root in sources:
             continue
-        found = _from_narrow(saved, held - {root})
-        if found is None:
-            continue
-        nodes, read = found
-        if changed.intersection(map(shown_by, read)):
+        rest = held - {root}
+        stops = lambda node, source, rest=rest: widens(node) or shown_by(source) in rest  # noqa: E731
+        nodes, read = _computed_from(saved, stops, MOST_WIDE) or (set(), set())
+        if not any(map(widens, nodes)) or changed.intersection(map(shown_by, read)):
             continue
         new = {shown_by(node) for node in read} - held
         if sum(map(_bytes, new)) + LEAST_BYTES <= _bytes(root):
             added |= copy_for_backward(joint.graph, ordered(joint.graph, nodes), saved, backward)
-            held = held - {root} | new
+            held = rest | new
             sources |= {shown_by(node) for node in read}
     return added
-
-
-def _from_narrow(saved: list[fx.Node], held: Collection[fx.Node]) -> tuple[set[fx.Node], set[fx.Node]] | None:
-    """The nodes that compute these from held tensors and from inputs of widening operators, and what they read; None if
-    no operator widens, or if others than row-wise ones, or too many, are needed."""
-    nodes, read, widened = set[fx.Node](), set[fx.Node](), False
-    todo = list(saved)
-    while todo:
-        node = todo.pop()
-        if node in nodes:
-            continue
-        if not is_row_wise(node) or sum(map(fusible, nodes)) > MOST_WIDE:
-            return None
-        nodes.add(node)
-        wider = widens(node)
-        widened |= wider
-        for source in node.all_input_nodes:
-            if wider or shown_by(source) in held:
-                read.add(source)
-            else:
-                todo.append(source)
-    return (nodes, read) if widened and sum(map(fusible, nodes)) <= MOST_WIDE else None
 
 
 def widens(node: fx.Node) -> bool:

@@ -4,7 +4,6 @@ import threading
 
 import pytest
 import torch
-from panpipe.core.capture.graph import randomness
 from panpipe.core.capture.graph.randomness import KeyedRandom, bernoulli, random_key
 from panpipe.core.errors import RequestError
 from torch.nn import functional as F
@@ -100,37 +99,3 @@ def test_threads_draw_independently():
     for thread in threads:
         thread.join()
     assert all(torch.equal(a, b) for a, b in zip(found[0], found[1], strict=True))
-
-
-ATTENTION = {
-    "causal": {"is_causal": True},
-    "a mask of truth values": {"attn_mask": torch.ones(4, 4, dtype=torch.bool).tril()},
-    "a mask of numbers and a scale": {"attn_mask": torch.randn(4, 4), "scale": 0.3},
-    "keys that queries share": {"enable_gqa": True},
-}
-
-
-@pytest.mark.parametrize("options", ATTENTION.values(), ids=ATTENTION)
-def test_attention_in_parts_has_the_bits_of_the_cpu_kernel(options):
-    q = torch.randn(2, 4, 4, 8)
-    k, v = (torch.randn(2, 2 if options.get("enable_gqa") else 4, 4, 8) for _ in range(2))
-    with KeyedRandom(random_key(0, 0, 0)):
-        wanted = F.scaled_dot_product_attention(q, k, v, dropout_p=0.5, **options)
-    with KeyedRandom(random_key(0, 0, 0)) as mode:
-        found = randomness._attention_in_parts(q, k, v, dropout_p=0.5, **options)
-    assert mode.ordinal == 1
-    assert torch.equal(found, wanted)
-
-
-@pytest.mark.parametrize(
-    "attend", [F.scaled_dot_product_attention, torch.ops.aten.scaled_dot_product_attention.default]
-)
-def test_only_attention_with_dropout_on_other_devices_is_computed_in_parts(attend, monkeypatch):
-    """On a GPU they draw from its own generator; and only with dropout do they."""
-    taken = []
-    monkeypatch.setattr(randomness, "_attention_in_parts", lambda *args, **_: taken.append(args[0].device.type))
-    for device, rate in (("meta", 0.5), ("meta", 0.0), ("cpu", 0.5)):
-        x = torch.ones(1, 1, 4, 8, device=device)
-        with KeyedRandom(random_key(0, 0, 0)):
-            attend(x, x, x, None, rate)
-    assert taken == ["meta"]
