@@ -6,12 +6,10 @@ from attrs import frozen
 from torch import Tensor, fx
 
 from ..capture.export.operators import tensor_bytes
-from ..capture.graph.fixed_nodes import fixed_nodes
-from ..capture.graph.nodes import root_of
+from ..capture.graph.nodes import fixed_nodes, root_of
 from ..capture.graph.storages import storage_sizes
 from ..capture.graph.tensor_collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ..capture.programs.accumulated_products import products_of
-from ..capture.programs.fusible import fusible, is_row_wise
 from ..capture.programs.joint_graph import (
     JointGraph,
     ancestors,
@@ -23,7 +21,7 @@ from ..capture.programs.joint_graph import (
     trace_joint,
 )
 from ..capture.programs.overwriting import may_overwrite
-from ..capture.programs.recomputed import narrows, shown_by, widens
+from ..capture.programs.recomputed import fusible, is_row_wise, narrows, shown_by, widens
 from ..capture.values.nesting import tensors_of
 from .kernels import Kernel, kernel_of
 from .region_work import REGION_OPERATORS, RegionWork, region_work

@@ -13,7 +13,7 @@ import torch
 from attrs import define, frozen
 from torch import Tensor
 
-from ...core.capture.programs.saved_storages import SavedStorage
+from ...core.capture.programs.stage_programs import SavedStorage
 from ...core.tensor_metadata import storage_of
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ...core.analytic.model import saved_values
 from ...core.capture.graph.nodes import root_of
-from ...core.capture.programs.saved_storages import SavedStorage
+from ...core.capture.programs.stage_programs import SavedStorage
 from ...core.errors import RequestError
 from ...core.offload.storages import SMALLEST_BYTES
 from ...core.plan.offload import StageOffload, Storage

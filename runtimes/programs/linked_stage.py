@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from ...core.actions import Kind
-from ...core.capture.programs.saved_storages import SavedStorage
 from ...core.capture.programs.stage import Boundary
+from ...core.capture.programs.stage_programs import SavedStorage
 from ..optimizer.stage_state import StageState
 
 Layout = dict[tuple[int, int], tuple[Boundary, ...]]

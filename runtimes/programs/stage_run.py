@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from ...core.actions import Kind
 from ...core.capture.programs.generated_code import no_sink
-from ...core.capture.programs.saved_storages import SavedStorage
-from ...core.capture.programs.stage_programs import StagePrograms
+from ...core.capture.programs.stage_programs import SavedStorage, StagePrograms
 from ..optimizer.stage_state import StageState
 from .bound_backward import BoundBackward, zeros
 from .linked_stage import CapturedStage, Layout

@@ -24,9 +24,8 @@ from torch import fx
 
 from ...costs.graph import OpGraph, OpNode, stage_of_nodes
 from ...errors import RequestError
-from ..graph.alignment import aligned
 from ..graph.autograd_functions import called_name
-from ..graph.nodes import module_of
+from ..graph.nodes import aligned, module_of
 from ..values.user_lines import line_of, message_start
 from .operators import Operators, computes, operators_of
 

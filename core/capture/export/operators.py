@@ -30,9 +30,17 @@ from torch.utils.hooks import RemovableHandle
 from ...costs.graph import OpEdge, OpGraph, OpNode
 from ...errors import PanpipeError, RequestError
 from ..graph.autograd_functions import called_name
-from ..graph.fixed_nodes import fixed_nodes
 from ..graph.generated_sources import sources_removed
-from ..graph.nodes import WITH_PREVIOUS, is_view, module_of, note_roots, root_of, written_arguments, written_roots
+from ..graph.nodes import (
+    WITH_PREVIOUS,
+    fixed_nodes,
+    is_view,
+    module_of,
+    note_roots,
+    root_of,
+    written_arguments,
+    written_roots,
+)
 from ..graph.randomness import KeyedRandom, random_key
 from ..graph.sizes import hint
 from ..graph.sparse_gradients import refuse_sparse_gradients

@@ -1,22 +1,38 @@
-"""Custom autograd functions as single operators, so that the user's backward is kept.
+"""Python that a captured step calls as operators: custom autograd functions, and calls of `torch.func`.
 
-Tracing alone would record the operators of such a function's forward, differentiate them, and lose the user's backward.
-Under `own_functions` a call becomes one node of the captured graph that calls the user's function again; when a stage's
-programs are derived, the user's forward and backward are both traced.
+**Custom autograd functions** are single operators, so that the user's backward is kept. Tracing alone would record the
+operators of such a function's forward, differentiate them, and lose the user's backward. Under `own_functions` a call
+becomes one node of the captured graph that calls the user's function again; when a stage's programs are derived, the
+user's forward and backward are both traced.
+
+**Calls of `torch.func`** are traced by themselves into plain operators. Export records ``vmap`` and ``grad`` as calls
+that change Python's state, which no stage can run alone and which no backward differentiates. `make_fx` traces what
+they compute: the operators below autograd, derivatives included. These run in place of the call, so they are captured
+like operators that the step calls, and differentiated like them.
+
+Operators name Python objects by number, because the arguments of an operator are tensors and plain values. A number is
+valid as long as its object is held: by the captured step that gave it, the stages that are cut from it, and their
+compiled programs. They are freed with the pipeline, and with them the user's modules.
 """
 
 import functools
+import itertools
 import operator
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import Any, Generic, TypeVar
 from unittest import mock
+from weakref import WeakValueDictionary
 
 import torch
 from attrs import define
 from torch import Tensor, fx, nn
+from torch._functorch import apis, eager_transforms
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 from torch.utils.checkpoint import CheckpointFunction
 from torch.utils.hooks import RemovableHandle
 
@@ -25,7 +41,40 @@ from ..values.capture_errors import NeedsValue
 from ..values.late_numbers import LateNumber
 from ..values.nesting import Nesting, extract_tensors
 from ..values.user_lines import current_line
-from .numbered_objects import NumberedObjects
+
+T = TypeVar("T")
+
+_held: ContextVar[list[object]] = ContextVar("held")
+
+
+@contextmanager
+def holding() -> Iterator[list[object]]:
+    """A context in which objects get numbers; yields the list that holds them."""
+    found: list[object] = []
+    token = _held.set(found)
+    try:
+        yield found
+    finally:
+        _held.reset(token)
+
+
+class NumberedObjects(Generic[T]):
+    """Objects of one kind by number."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._objects: WeakValueDictionary[int, T] = WeakValueDictionary()
+
+    def add(self, value: T) -> int:
+        """Give an object its number, within `holding`."""
+        _held.get().append(value)
+        number = next(self._numbers)
+        self._objects[number] = value
+        return number
+
+    def __getitem__(self, number: int) -> T:
+        return self._objects[number]
+
 
 _library = torch.library.Library("panpipe_python", "DEF")
 _library.define("call(Tensor[] given, int number) -> Tensor[]")
@@ -175,3 +224,61 @@ def called_name(node: fx.Node) -> str | None:
     if node.target is not torch.ops.panpipe_python.call.default:
         return None
     return _calls[node.args[1]].function.__name__  # type: ignore[index]
+
+
+_CALLS = ((apis, "vmap_impl"), (eager_transforms, "grad_impl"), (eager_transforms, "grad_and_value_impl"))
+"""What the functions that ``torch.func.vmap``, ``grad`` and ``grad_and_value`` return call."""
+
+
+@contextmanager
+def transforms_traced() -> Iterator[None]:
+    """Within this context the outermost calls of `torch.func` run the operators that they consist of.
+
+    Raises:
+        NeedsValue: the call draws random numbers, or needs the value of a tensor.
+    """
+    inside = False
+
+    def traced(original: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            nonlocal inside
+            if inside:
+                return original(*args, **kwargs)
+            inside = True
+            try:
+                return _as_operators(original, args, kwargs)
+            finally:
+                inside = False
+
+        return run
+
+    with ExitStack() as stack:
+        for module, name in _CALLS:
+            stack.enter_context(mock.patch.object(module, name, traced(getattr(module, name))))
+        yield
+
+
+def _as_operators(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    leaves, structure = pytree.tree_flatten((args, kwargs))
+    places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    results: list[Any] = []
+
+    def on_tensors(*tensors: Tensor) -> list[Any]:
+        given = list(leaves)
+        for i, tensor in zip(places, tensors, strict=True):
+            given[i] = tensor
+        own_args, own_kwargs = pytree.tree_unflatten(given, structure)
+        flat, nesting = pytree.tree_flatten(call(*own_args, **own_kwargs))
+        results.append(nesting)
+        return flat
+
+    tensors = [leaves[i] for i in places]
+    try:
+        with _disable_current_modes(), torch._C.DisableTorchFunction():
+            operators = make_fx(on_tensors)(*tensors)
+    except RuntimeError as error:
+        raise NeedsValue(f"torch.func transforms Python that is not captured ({error})") from error
+    for node in operators.graph.nodes:
+        if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
+            raise NeedsValue("a transform of torch.func draws random numbers, which is not captured")
+    return pytree.tree_unflatten(operators.forward(*tensors), results[-1])

@@ -1,6 +1,13 @@
 """Generates a Python function from part of a graph; it calls operators and frees each tensor after its last use.
 
 An error that an operator raises gets a note with the line of the user's that the operator was captured from.
+
+Results get the strides that they were traced with. A program is traced over fake tensors, and the trace depends on
+their strides: whether a reshape is a `view` or a copy, whether `contiguous` copies, which memory format a kernel
+detects. Real kernels do not always return the strides of their fake versions: BatchNorm and convolutions of transposed
+inputs do not, and with one row a tensor's stride along the rows is arbitrary. If they may differ, a program compares
+them, and copies a result with other strides. So all later operators, in this stage and in others, get what they were
+traced with.
 """
 
 import operator
@@ -11,17 +18,21 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
+from torch._prims_common import is_non_overlapping_and_dense_or_false
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ...errors import PanpipeError
+from ..graph.nodes import always_views
 from ..graph.sizes import Sizes, has_symbols
 from ..regions.regions import region_needed
 from ..values.user_lines import last_place, user_line
 from .accumulated_products import Product, products_of
 from .bindings import binding_of, same_tensor
 from .fusing import Call, Fusion, Fusions, Piece, Shown, nodes_of
-from .layouts import restrided, strides_to_check
 from .overwriting import overwriting
 from .sections import divided
+
+aten = torch.ops.aten
 
 
 class Sink(Protocol):
@@ -308,3 +319,54 @@ def _argument(value: Any, names: dict[fx.Node, str], scope: dict[str, Any]) -> s
     constant = f"c{len(scope)}"
     scope[constant] = value
     return constant
+
+
+Strides = tuple[int, ...]
+
+_CONTIGUOUS = {aten.mm.default, aten.addmm.default, aten.bmm.default, aten.baddbmm.default}
+"""Operators whose result is contiguous whatever the strides of their operands are."""
+
+
+def strides_to_check(node: fx.Node) -> Strides | None:
+    """The strides that a node's result must have, if its kernel may return others.
+
+    Args:
+        node: of a traced graph.
+
+    Returns:
+        The strides; None if the result is not a tensor, or always has them.
+    """
+    value = node.meta.get("val")
+    if node.op != "call_function" or not isinstance(value, Tensor) or value.layout is not torch.strided:
+        return None
+    if value.numel() == 0 or _by_definition(node, value) or not is_non_overlapping_and_dense_or_false(value):
+        return None
+    strides = value.stride()
+    return None if free_unbacked_symbols(strides) else strides
+
+
+def _by_definition(node: fx.Node, value: Tensor) -> bool:
+    target = node.target
+    if target is operator.getitem:
+        source: Any = node.args[0]
+        return always_views(source.target)
+    if always_views(target) or target in _CONTIGUOUS:
+        return True
+    if torch.Tag.pointwise not in getattr(target, "tags", ()) and node.all_input_nodes:
+        return False
+    values = [value, *(source.meta.get("val") for source in node.all_input_nodes)]
+    return all(isinstance(v, Tensor) and v.is_contiguous() for v in values)
+
+
+def restrided(tensor: Tensor, strides: Strides) -> Tensor:
+    """The tensor with other strides: a view if only dimensions of one element differ, otherwise a copy.
+
+    Args:
+        tensor: any.
+        strides: of a dense tensor with its shape.
+    """
+    shape = tensor.shape
+    if all(a == b or n == 1 for a, b, n in zip(tensor.stride(), strides, shape, strict=True)):
+        return tensor.as_strided(shape, strides)
+    copied = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
+    return copied.copy_(tensor)

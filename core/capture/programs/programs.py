@@ -1,17 +1,17 @@
 """The programs of a stage: F, B, and, if the backward can be split, I and W, with explicit saved tensors.
 
-The bytes that they hold are measured by running them over fake tensors.
+The bytes that they hold are measured by running them over fake tensors. Operators that read values on the host are
+found, because a CUDA graph cannot contain them.
 """
 
 import functools
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import torch
 from attrs import evolve, frozen
-from torch import fx
+from torch import Tensor, fx
 
-from ..graph.host_reads import host_read
 from ..graph.randomness import ordinals_of
 from ..graph.storages import StorageMeter, WatchEverything, storage_sizes
 from .fusing import Call, Fusion, Fusions
@@ -27,10 +27,19 @@ from .joint_graph import (
     trace_joint,
 )
 from .recomputed import recompute_casts, recompute_wide
-from .saved_storages import python_reads, saved_storages
 from .shared_program import shared_nodes, shared_program, shared_values
 from .stage import StageGraph
-from .stage_programs import Backward, Recompute, StageMemory, StagePrograms, backward_inputs
+from .stage_programs import (
+    Backward,
+    Recompute,
+    StageMemory,
+    StagePrograms,
+    backward_inputs,
+    python_reads,
+    saved_storages,
+)
+
+aten = torch.ops.aten
 
 
 def stage_programs(
@@ -249,3 +258,41 @@ def _run(program: Program, given: list[Any], ignored: dict[int, int], returned: 
         results = program(given, no_sink)
     kept = sum(size for key, size in storage_sizes(results[returned:]).items() if key not in ignored)
     return results, max(meter.peak - kept, 0)
+
+
+_CHECKED = {aten._linalg_check_errors.default, aten._ctc_loss.Tensor, aten._pack_padded_sequence.default}
+"""Operators that read an error code or lengths."""
+_INDEXED = {
+    aten.index.Tensor, aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
+    aten._unsafe_index.Tensor, aten._unsafe_index_put.default,
+}  # fmt: skip
+_TAGS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
+
+def host_read(nodes: Iterable[fx.Node]) -> str | None:
+    """What the first of some nodes reads on the host, in words; None if none does.
+
+    Args:
+        nodes: of a functional graph, with their fake results in ``meta``.
+    """
+    for node in nodes:
+        values = fx.map_arg((node.args, node.kwargs), lambda source: source.meta.get("val"))
+        if reads_on_host(node.target, values[0], values[1]):
+            masked = node.target in _INDEXED
+            return f"{node.target}{' with a boolean mask' if masked else ''}"
+    return None
+
+
+def reads_on_host(target: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a call of an operator reads a value on the host, on a CUDA device.
+
+    Args:
+        target: the operator.
+        args, kwargs: its arguments.
+    """
+    if not isinstance(target, torch._ops.OpOverload):
+        return False
+    if target in _INDEXED:
+        indices = args[1] if len(args) > 1 else kwargs.get("indices", ())
+        return any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in indices)
+    return target in _CHECKED or not _TAGS.isdisjoint(target.tags)

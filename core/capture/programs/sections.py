@@ -27,8 +27,8 @@ from torch import Tensor, fx
 from ..graph.nodes import always_views
 from ..graph.randomness import DRAWS_AT
 from .accumulated_products import products_of
-from .fusible import parts, values_of
 from .fusing import Fusion, Piece, Shown
+from .recomputed import parts, values_of
 
 LEAST = 2
 """Smallest number of operators that compute something in a section."""

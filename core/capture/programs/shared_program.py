@@ -20,8 +20,7 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor, fx
 
-from ..graph.fixed_nodes import fixed_nodes
-from ..graph.nodes import always_views
+from ..graph.nodes import always_views, fixed_nodes
 from ..regions.regions import runs_region
 from .generated_code import Program, compile_program
 from .joint_graph import JointGraph, ancestors, closed_over, ordered

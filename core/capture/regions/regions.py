@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import RequestError
-from ..graph.numbered_objects import NumberedObjects
+from ..graph.autograd_functions import NumberedObjects
 from ..graph.randomness import KeyedRandom, random_key
 from ..graph.sparse_gradients import RULE
 from ..python.changes import INTERNAL

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
 from ...tensor_metadata import METADATA_PROPERTIES, METADATA_READS, name_of, state_of
-from ..graph.alignment import aligned
+from ..graph.nodes import aligned
 from ..values.capture_errors import NeedsValue, depends_on_value
 from ..values.nesting import Nesting, extract_tensors, numbers_as_tensors, tensors_of
 from ..values.value_watch import reads_values

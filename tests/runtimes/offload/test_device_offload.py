@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 from attrs import define, field
-from panpipe.core.capture.programs.saved_storages import SavedStorage
+from panpipe.core.capture.programs.stage_programs import SavedStorage
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.offload.device_offload import DeviceOffload, slots_of
 from panpipe.runtimes.offload.host_memory import HostMemory

@@ -1,7 +1,7 @@
 """Storages of a microbatch that leave their device: taken, freed, and put back as the views that they were."""
 
 import torch
-from panpipe.core.capture.programs.saved_storages import SavedStorage
+from panpipe.core.capture.programs.stage_programs import SavedStorage
 from panpipe.core.tensor_metadata import storage_of
 from panpipe.runtimes.offload.moved_storages import MovedStorages
 

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 import numpy as np
 import torch
-from panpipe.core.capture.graph.host_reads import reads_on_host
+from panpipe.core.capture.programs.programs import reads_on_host
 from panpipe.runtimes.programs.graphs import graph_pool
 from panpipe.runtimes.programs.graphs.cuda_graphs import extent_of, viewed_as
 from torch import Tensor

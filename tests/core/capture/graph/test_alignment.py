@@ -4,7 +4,7 @@ import itertools
 
 from hypothesis import given
 from hypothesis import strategies as st
-from panpipe.core.capture.graph.alignment import aligned
+from panpipe.core.capture.graph.nodes import aligned
 
 SEQUENCES = st.lists(st.sampled_from("abcd"), max_size=12)
 

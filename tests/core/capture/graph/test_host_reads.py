@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.graph.host_reads import host_read, reads_on_host
+from panpipe.core.capture.programs.programs import host_read, reads_on_host
 from torch.fx.experimental.proxy_tensor import make_fx
 
 aten = torch.ops.aten

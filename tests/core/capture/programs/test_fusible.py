@@ -4,7 +4,7 @@ import operator
 
 import pytest
 import torch
-from panpipe.core.capture.programs.fusible import fusible, is_single_view, parts, values_of
+from panpipe.core.capture.programs.recomputed import fusible, is_single_view, parts, values_of
 from torch import fx
 
 from ....support.nodes import node, placeholder

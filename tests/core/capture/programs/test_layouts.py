@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 import torch
-from panpipe.core.capture.programs.layouts import restrided
+from panpipe.core.capture.programs.generated_code import restrided
 from torch import Tensor, nn
 from torch.nn import functional as F
 

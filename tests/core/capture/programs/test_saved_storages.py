@@ -5,8 +5,8 @@ import operator
 import pytest
 import torch
 from panpipe.core.capture.programs.joint_graph import CAPTURED
-from panpipe.core.capture.programs.saved_storages import SavedStorage, python_reads, saved_storages
 from panpipe.core.capture.programs.stage import Boundary, StageInputs
+from panpipe.core.capture.programs.stage_programs import SavedStorage, python_reads, saved_storages
 from torch import fx
 
 RUN = torch.ops.panpipe_region.run.default

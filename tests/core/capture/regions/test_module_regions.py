@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from panpipe.core.capture.graph.numbered_objects import holding
+from panpipe.core.capture.graph.autograd_functions import holding
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
 from panpipe.core.capture.python.changes import Changes
 from panpipe.core.capture.python.guards import Guards

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.graph.numbered_objects import holding
+from panpipe.core.capture.graph.autograd_functions import holding
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
 from panpipe.core.capture.regions.regions import (
     Region,

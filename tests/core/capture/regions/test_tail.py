@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from panpipe.core.capture.graph.numbered_objects import holding
+from panpipe.core.capture.graph.autograd_functions import holding
 from panpipe.core.capture.regions.tail import Recorder, TailRegion, numbered
 from panpipe.core.errors import RequestError
 from torch import nn
