@@ -79,7 +79,7 @@ bench: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime/host_time.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction/links.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime/schedule_memory.py
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction/prediction.py
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 benchmarks/prediction/prediction.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/published/papers.py
 	$(BIN)/python benchmarks/core/bench_simulator.py
 	$(BIN)/python benchmarks/core/bench_core.py

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     __version__: str
     from .api import pipeline as pipeline
     from .core.costs.costs import StageCosts as StageCosts
-    from .core.drift import paired_times as paired_times
-    from .core.drift import steady_times as steady_times
     from .core.errors import InfeasibleError as InfeasibleError
     from .core.errors import NonFiniteError as NonFiniteError
     from .core.errors import PanpipeError as PanpipeError
@@ -93,7 +91,6 @@ _HOME = {
     "find_schedule": "core.search.orders.auto",
     "find_schedule_within": "core.search.orders.time_limit",
     "latest_checkpoint": "runtimes.checkpoint.folders",
-    "paired_times": "core.drift",
     "pipeline": "api",
     "plan_json": "core.plan.plan",
     "read_plan": "core.plan.plan",
@@ -101,7 +98,6 @@ _HOME = {
     "reference_step": "runtimes.diagnose.reference",
     "score": "core.schedules.scored",
     "simulate": "simulators.run",
-    "steady_times": "core.drift",
     "validate": "core.plan.validation.validate",
     "write_report": "core.report.page",
     "write_trace": "core.trace.perfetto",

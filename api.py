@@ -63,7 +63,7 @@ def pipeline(
     scaler: GradScaler | None = None,
     compile: str | Compile | None = None,
     scheduler: SchedulerFactory | None = None,
-    plan_seconds: float | None = None,
+    contest: bool | int = True,
     plan_cache: bool = True,
     batch_dims: Any = AUTO,
     on_nonfinite: str | None = "warn",
@@ -160,7 +160,8 @@ def pipeline(
             function ``(graph, example_inputs) -> function``. Sections of the stages' programs, such as layers with
             their products, attention, random draws and the sums of their gradients, are compiled before the first
             step; equal sections once, over all layers and stages. Such a function adds gradients to some of its inputs
-            in place. Regions (Python code) are not compiled. Profiles and rehearsals time the compiled code. Results
+            in place. Regions (Python code) are not compiled. Profiles time operators without it; the first steps of
+            training measure the compiled code. Results
             are no longer bit-equal to the captured graph's: a fused sum rounds at other places, and in 16 bits it
             rounds less often. Of a section that the backend cannot compile, the groups of operators between products
             are compiled, and groups that it cannot compile run uncompiled; a line reports either. The first Inductor
@@ -171,10 +172,11 @@ def pipeline(
             after every update, so it counts updates, and neither batches whose gradients are kept nor epochs. Groups
             must be the same in every stage. ``learning_rates`` of the pipeline has the current rates; ``optimizers``
             are for schedulers that you step yourself, by epochs or by a metric.
-        plan_seconds: the seconds for automatic planning after the capture. Planning starts nothing that would take
-            longer, and a line reports what was omitted, such as comparing 1F1B with a schedule that is predicted to be
-            faster. None is 10 s, or four steps of training if these take longer. A larger value does not extend the
-            search beyond what the model needs.
+        contest: whether the first steps of training compare up to four automatic plans: they run them in turns, about
+            eight steps of each, and the plan with the fastest step wins. Results do not depend on it. With ranks,
+            parameters move between them meanwhile: see the page Planning of the docs. A number is the least number of
+            steps of each plan. False trains by the plan that is predicted to be the best. ``contest`` of the pipeline
+            has the steps so far.
         plan_cache: whether an automatic plan is cached on disk (in ``$PANPIPE_CACHE``, by default
             ``~/.cache/panpipe``) and reused for the same model, shapes, arguments, machine and versions. False plans
             again and caches nothing.
@@ -193,10 +195,10 @@ def pipeline(
             methods of the pipeline that all ranks call together. Its exceptions are logged and change nothing.
             ``panpipe.JsonLines(path)`` and ``panpipe.TensorBoard(folder)`` are ready ones. With a monitor all actions
             are timed, as by ``trace_step``.
-        replan: ``"auto"`` compares the times of steps with the plan; when the median of twelve steps is outside the
-            plan's interval by more than 10 %, the pipeline plans again between two steps, as ``pipe.replan()`` does, on
-            all ranks at the same step. If no other plan gains, it waits longer before it tries again. None: only
-            ``pipe.replan()`` does.
+        replan: ``"auto"`` compares the times of steps: when the fastest of twelve is 10 % slower than before, the
+            pipeline looks for another plan between two steps, on all ranks at the same step, and the next steps
+            compare it with the present one, as ``contest`` does. If no other plan gains, it waits longer before it
+            tries again. None: only ``pipe.replan()`` does.
         shard: what the replicas of a stage share, so that each holds a part (ZeRO): ``"optimizer"``, each replica has
             and steps 1/dp of the optimizer's state: gradients are reduce-scattered, and parameters gathered after the
             step; ``"gradients"``, each replica keeps 1/dp of the gradients, too: they are reduce-scattered after the
@@ -245,7 +247,7 @@ def pipeline(
             offload="none" if offload is None else offload,
             tier=OffloadTier(offload_to, host_memory),
             shard="none" if shard is None else shard,
-            seconds=plan_seconds,
+            contest=contest,
             cached=plan_cache,
             boundaries=boundaries,
         ),

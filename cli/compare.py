@@ -82,11 +82,6 @@ def _print(comparison: Comparison) -> None:
         f"Step: predicted {seconds_text(step.predicted)}, measured {seconds_text(step.measured)}, "
         f"error {_percent(step.error)}"
     )
-    if comparison.corrected is not None:
-        print(
-            f"Drift: the same work took {_percent(comparison.drift)} when the step was measured; "
-            f"error corrected for it {_percent(comparison.corrected.error)}"
-        )
     _print_kinds("Durations by kind", comparison.kinds)
     _print_devices(comparison)
     _print_worst(comparison)

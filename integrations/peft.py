@@ -45,4 +45,4 @@ def save_adapter(pipe: Pipeline, folder: str | Path) -> None:
         except OSError as error:
             raise RequestError(f"cannot write the adapter to '{folder}': {error.strerror}; give another") from None
 
-    pipe.decide(write)
+    pipe._trainer.team.decide(write)

@@ -1,6 +1,8 @@
 """Builds a pipeline from a user's step: creates the team, captures the step, plans, and compares the ranks."""
 
 import inspect
+import time
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,6 +24,8 @@ from ..core.plan.validation.validate import validate
 from ..core.plan.wording import plan_size
 from ..core.search.compiling import compile_ahead
 from ..core.search.problem.score import predicted_again
+from ..core.search.suggestions.preference import preference
+from ..core.wording import counted
 from .batch.example import Example
 from .batch.whole_loss import warn_if_cut_changes_loss
 from .devices.compute import compute_device
@@ -39,11 +43,11 @@ from .optimizer.described_updates import describe_update
 from .options import PipelineOptions
 from .pipeline import Pipeline
 from .planning.automatic import Planning
-from .planning.budget import Budget
+from .planning.contest import Contest, arrangement
 from .planning.earlier_plan import EarlierPlans
+from .planning.plan_cache import CachedPlans
 from .programs.options import ProgramOptions
 from .programs.stage_compiler import StageCompiler
-from .rehearsal import best_rehearsed
 from .replan.replanner import Replanner
 from .tensor_parallel.options import check_tensor_options, with_replicas
 from .tensor_parallel.tensor_ranks import TensorRanks
@@ -160,10 +164,14 @@ def _build_checked(
             tensor.check([example])
         initial = builder.check_ranks(source)
         with communicating(OneRank()):  # profiles time the operators of one rank; steps communicate with the others
-            pipe = builder.pipeline(plan) if plan is not None else _automatic(builder, batch)
+            found = _automatic(builder) if plan is None else CachedPlans([plan])
+            start = time.perf_counter()
+            pipe = builder.pipeline(found.plans)
         pipe.load(source, initial)
         if virtual is None and tensor is None:
             pipe.replanner = builder.replanner()
+        if not _compare(builder, pipe, found, time.perf_counter() - start) and pipe.replanner is not None:
+            pipe.replanner.forget_programs()
         if options.replan is not None:
             pipe.replan_automatically()
         return pipe
@@ -216,6 +224,7 @@ class _Builder:
     ) -> None:
         self.options, self.example, self.team, self.report = options, example, team, report
         self._virtual = virtual
+        self.earlier: EarlierPlans | None = None
         self.programs = ProgramOptions(max_shapes=options.max_shapes, graphs=options.cuda_graphs)
 
     def check_ranks(self, source: Weights) -> InitialWeights:
@@ -248,17 +257,24 @@ class _Builder:
             self.programs = evolve(self.programs, compiler=StageCompiler(compiling.with_threads(self.team.threads)))
         return initial
 
-    def pipeline(self, plan: Plan) -> Pipeline:
-        """The pipeline of a plan, without values yet."""
-        options, operators, tensor = self.options, self.example.operators, self.team.tensor
+    def ready(self, plan: Plan) -> Plan:
+        """A plan as the team's devices run it."""
+        options, tensor = self.options, self.team.tensor
         if tensor is not None:
             plan = tensor.planned(plan, self.team.mesh)
         if options.training.needs_all_stages:
             plan = predicted_again(plan, synchronised(plan), options.planning.oracle)
-        _check_plan(plan, operators, self.team, anywhere=options.simulated)
-        clock = None if self._virtual is None else self._virtual.clock(plan, operators)
+        _check_plan(plan, self.example.operators, self.team, anywhere=options.simulated)
+        return plan
+
+    def pipeline(self, plans: Sequence[Plan]) -> Pipeline:
+        """The pipeline of the first of some plans, without values yet; programs are compiled for all of them."""
+        options = self.options
+        first, *others = [self.ready(plan) for plan in plans]
+        clock = None if self._virtual is None else self._virtual.clock(first, self.example.operators)
+        self.programs = evolve(self.programs, plans=tuple(o for o in others if arrangement(o) == arrangement(first)))
         return Pipeline(
-            self.example, plan, self.team, options.training, self.programs, clock, options.planning.tier,
+            self.example, first, self.team, options.training, self.programs, clock, options.planning.tier,
             options.monitors,
         )  # fmt: skip
 
@@ -266,10 +282,10 @@ class _Builder:
         """What plans again for a pipeline of the captured step."""
         example, options = self.example, self.options
         reads = Guards(example.model, example.step).key
-        return Replanner(example, options.planning, evolve(self.programs, known={}), reads)
+        return Replanner(example, options.planning, self.programs, reads)
 
     def planning(self) -> Planning:
-        """The request of an automatic plan; its limit in seconds counts from now."""
+        """The request of an automatic plan."""
         options = self.options
         return Planning(
             self.example,
@@ -279,7 +295,6 @@ class _Builder:
             options.training.optimizer,
             self.programs,
             self.report,
-            Budget.of(self.team, options.planning.seconds),
         )
 
     def earlier_plans(self, planning: Planning) -> EarlierPlans:
@@ -294,26 +309,45 @@ class _Builder:
         return EarlierPlans(planning, others)
 
 
-def _automatic(builder: _Builder, batch: Any) -> Pipeline:
-    """The pipeline of a cached plan, or of a new one."""
+def _automatic(builder: _Builder) -> CachedPlans:
+    """The candidates of an automatic plan, the first one first; or what an earlier run found."""
     planning = builder.planning()
-    earlier = builder.earlier_plans(planning)
+    earlier = builder.earlier = builder.earlier_plans(planning)
     found = earlier.find()
     if found is not None:
-        return builder.pipeline(found)
-    if planning.team.decide(lambda: compile_ahead(planning.report)):  # one rank compiles for all
-        planning.budget.restart()
-    pipe = best_rehearsed(planning, builder.pipeline, batch)
+        return found
+    planning.team.decide(lambda: compile_ahead(planning.report))  # one rank compiles for all
+    found = CachedPlans(planning.candidates())
     release_unused(planning.team.where.values())
-    earlier.keep(pipe.rank_plan)
-    shortened, step = planning.budget.shortened, pipe.rank_plan.prediction
-    if shortened:
-        planning.report(
-            f"planned within {planning.budget.seconds:.3g} s (plan_seconds=), without {', '.join(shortened)}"
-        )
-    predicted = "" if step is None else f", predicted step {step.step_s * 1e3:.4g} ms"
-    planning.report(f"planned: {pipe.plan.schedule}, {plan_size(pipe.plan)}{predicted}")
-    return pipe
+    earlier.keep(found)
+    plan = found.plans[0]
+    others = "" if len(found.plans) == 1 else f"; first steps compare it with {counted(len(found.plans) - 1, 'plan')}"
+    planning.report(
+        f"planned: {plan.schedule}, {plan_size(plan)}, predicted step {plan.predicted.step_s * 1e3:.4g} ms{others}"
+    )
+    return found
+
+
+def _compare(builder: _Builder, pipe: Pipeline, found: CachedPlans, move_s: float) -> bool:
+    """Begin the contest of several plans, if the user wants one. Returns whether it begins.
+
+    Args:
+        builder: of the pipeline.
+        pipe: of the first plan.
+        found: the plans.
+        move_s: seconds in which this rank built the pipeline: a move of stages takes about as long.
+    """
+    options, earlier = builder.options, builder.earlier
+    if earlier is None or len(found.plans) == 1 or not options.planning.contest or options.cuda_graphs:
+        return False
+    order = preference([family.name for family in options.planning.families])
+    plans = [pipe.rank_plan, *map(builder.ready, found.plans[1:])]
+    longest_s = max(builder.team.exchange().gather(move_s))
+    contest = Contest(plans, order, longest_s, options.planning.contest)
+    pipe.begin_contest(
+        contest, options.planning.oracle, lambda won: earlier.keep(CachedPlans([won.plan], won.fastest_s))
+    )
+    return True
 
 
 def _end(team: Team, failure: BaseException) -> None:

@@ -27,7 +27,6 @@ from .planning.options import PlanningOptions
 from .programs.compiler_choice import Compile, CompilerChoice
 from .programs.graphs.supported import check_device, check_plan, check_sharing, refuse_offload
 from .programs.options import MAX_SHAPES, check_max_shapes
-from .replan.drift import check_replan
 from .watch.timeout import timeout_of
 from .weights import ModuleInit
 
@@ -151,7 +150,8 @@ class PipelineOptions:
         if self.target not in TARGETS:
             raise RequestError(f"there is no target '{self.target}': known are {', '.join(TARGETS)}")
         check_max_shapes(self.max_shapes)
-        check_replan(self.replan)
+        if self.replan not in (None, "auto"):
+            raise RequestError(f"replan is {self.replan!r}: give 'auto', or None and call pipe.replan()")
         if self.shard is not None:
             check_level(self.shard, AUTO)
         if self.replan is not None and self.simulated:

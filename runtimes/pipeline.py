@@ -5,9 +5,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from attrs import evolve
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -17,6 +16,7 @@ from ..core.capture.regions.breaks import StepFunction
 from ..core.costs.reductions import TensorReductions
 from ..core.errors import PanpipeError, RequestError
 from ..core.plan.plan import Plan
+from ..core.search import Oracle
 from ..core.trace.trace import Trace
 from ..core.wording import counted, first_of
 from .batch.example import Example
@@ -28,8 +28,8 @@ from .monitor.monitors import Monitor
 from .offload.tier import OffloadTier
 from .optimizer.training import Training
 from .optimizer.update import Ending
-from .planning.rehearsed import Rehearsal
-from .profile.reference_workload import reference_s
+from .planning.contest import Candidate, Contest, arrangement
+from .planning.contest_run import ContestRun
 from .programs.options import ProgramOptions
 from .replan.automatic import AutomaticReplanning
 from .replan.replanner import Replanner
@@ -38,9 +38,6 @@ from .training.evaluation import ForwardFunction
 from .training.initial_weights import InitialWeights
 from .training.trainer import Trainer
 from .weights import Weights
-
-T = TypeVar("T")
-
 
 _INSTEAD = {
     **dict.fromkeys(["train", "eval", "parameters", "named_parameters"], ": call it on the model"),
@@ -95,6 +92,7 @@ class Pipeline:
         )
         self.replanner: Replanner | None = None
         self._automatic: AutomaticReplanning | None = None
+        self._contest: ContestRun | None = None
         if team.first:
             self._warn_of_unused(set(example.operators.graph.parameters))
 
@@ -181,6 +179,8 @@ class Pipeline:
         """
         self._refuse_failed_save()
         options = StepOptions(Ending.STEP if update else Ending.KEEP)
+        if self._contest is not None and not self._contest.contest.done:
+            return self._contest.train(batch, options)
         if self._automatic is not None:
             return self._automatic.train(batch, options)
         return self._trainer.train(batch, options)[0]
@@ -188,9 +188,9 @@ class Pipeline:
     def replan(self) -> bool:
         """Plan again for the present speeds of the devices, and move stages if that is worth it. Every rank calls this.
 
-        Some steps are rehearsed, which change nothing, and operators are profiled. If another plan is predicted to be
-        faster by 5 % or more, parameters, buffers, optimizer state and averages move between ranks, in memory. Later
-        results have the same bits as without; with ``shard`` the norm of ``clip_norm`` and sums over more than two
+        Operators are profiled on all devices at once. If another plan is predicted to be faster by 5 % or more,
+        parameters, buffers, optimizer state and averages move between ranks, in memory. Later results have the same
+        bits as without; with ``shard`` the norm of ``clip_norm`` and sums over more than two
         replicas may round differently. Gradients are cleared, and programs of other shapes are derived again. The
         result is logged. What replicas share is whole meanwhile, and shared again in the new stages. On other ranks
         parameters become new tensors in the model: references to old ones refuse their use.
@@ -202,6 +202,9 @@ class Pipeline:
             RequestError: the pipeline cannot be planned again now: gradients wait for an update, there is no optimizer,
                 ``optimizers`` was read, or the step reads other Python values than when it was captured.
         """
+        return self._checked_replanner().replan(self._trainer, self.checkpoints)
+
+    def _checked_replanner(self) -> Replanner:
         self._refuse_tensor_ranks("replan")
         self._trainer.refuse_closed()
         self._trainer.averages.refuse_applied("plan again")
@@ -209,30 +212,61 @@ class Pipeline:
         self._trainer.checks.check_last()
         if self.replanner is None:
             raise RequestError("this pipeline cannot be planned again: build it with panpipe.pipeline on real devices")
-        return self.replanner.replan(self._trainer, self.checkpoints)
+        return self.replanner
+
+    def begin_contest(self, contest: Contest, oracle: Oracle, keep: Callable[[Candidate], None]) -> None:
+        """Train by the candidates of a contest in turns; see `ContestRun`."""
+
+        def kept(won: Candidate) -> None:
+            if self.replanner is not None:
+                self.replanner.forget_programs()
+            keep(won)
+
+        self._contest = ContestRun(self._trainer, contest, self._move, oracle, kept)
+
+    @property
+    def contest(self) -> Contest | None:
+        """The plans that the first steps compare, with their steps so far; None if none are compared.
+
+        ``print(pipe.contest)`` shows the result, and ``repr`` a line for each plan.
+        """
+        return None if self._contest is None else self._contest.contest
+
+    def _move(self, plan: Plan) -> bool:
+        """Move stages to where a plan has them; returns False on all ranks if a rank cannot."""
+        trainer, planner = self._trainer, self.replanner
+        refusal = RequestError("") if planner is None else planner.refusal(trainer)
+        if any(trainer.team.exchange().gather(refusal is not None)) or planner is None:
+            return False
+        with trainer.team.inside("a move of stages"):
+            trainer.checks.check_last()
+            trainer.stages.ensure_equal_values()
+            others = [] if self.contest is None else [each.plan for each in self.contest.candidates]
+            same = [other for other in others if arrangement(other) == arrangement(plan)]
+            planner.move(trainer, self.checkpoints, plan, same)
+        return True
 
     def replan_automatically(self) -> None:
-        """Plan again by itself whenever steps take another time than planned, for a while."""
-        self._automatic = AutomaticReplanning(self._trainer, self.replan)
+        """Find another plan whenever steps are slower for a while, and compare it with the present one."""
+
+        def replan() -> bool:
+            planner = self._checked_replanner()
+            contest = planner.contest(self._trainer)
+            if contest is not None:
+                self.begin_contest(contest, planner.options.oracle, lambda won: None)
+            return contest is not None
+
+        self._automatic = AutomaticReplanning(self._trainer, replan)
 
     def trace_step(self, batch: Any) -> tuple[Tensor, Trace]:
-        """Train on one batch and record every action; then measure the machine's speed.
-
-        That is by the reference workload (`reference_s`) and, if the plan was rehearsed, by a further step that changes
-        nothing (`rehearsed_s`).
+        """Train on one batch and record every action.
 
         Returns:
             The loss, and the trace of all devices, on every rank.
         """
         self._refuse_failed_save()
         loss, done = self._trainer.train(batch, StepOptions(Ending.STEP, trace=True, watch=True))
-        trace = self._trainer.gathered_trace(done)
-        if done.trace is None:  # a clock's times do not depend on this machine
-            prediction, rehearsed_s = self.rank_plan.prediction, None
-            if prediction is not None and prediction.rehearsed_s is not None and self.rehearses(batch):
-                rehearsed_s = self.rehearsed_s(batch)
-            trace = self._trainer.trace = evolve(trace, reference_s=self.reference_s(), rehearsed_s=rehearsed_s)
-        return loss, trace
+        return loss, self._trainer.gathered_trace(done)
 
     def _refuse_tensor_ranks(self, method: str) -> None:
         """Refuse a method that does not support models with DTensor parameters."""
@@ -244,38 +278,6 @@ class Pipeline:
         if not self._trainer.closed:
             with self._trainer.team.inside(f"step {self.steps + 1}"):
                 self.checkpoints.refuse_failed()
-
-    def reference_s(self) -> float:
-        """Seconds that the reference workload takes now, on all devices at once (see `reference_workload`).
-
-        It is the same on every rank, and all ranks call this together. Divided by ``plan.prediction.reference_s`` it is
-        how much slower the machine is now than when its plan was measured.
-        """
-        return reference_s(self._trainer.team)
-
-    def rehearsed_s(self, batch: Any) -> float:
-        """Seconds that a step of the plan takes now without an update: forward, backward and reductions.
-
-        It changes nothing: parameters, gradients, buffers, optimizers, counts and random numbers are as before.
-        Divided by ``plan.prediction.rehearsed_s`` it is how much slower the machine is now than when the plan was
-        measured, for this model's own arithmetic and memory traffic. `panpipe.paired_times` corrects measured steps
-        by such readings, taken in turns with them.
-
-        It is the same on every rank, and all ranks call this together. Copies of gradients and buffers are held
-        meanwhile.
-
-        Args:
-            batch: a batch of the example's shapes, whose microbatches are of equal size.
-
-        Raises:
-            RequestError: the batch has other shapes, a part of the step stays Python, gradients wait for an update, or
-                parameters are DTensors.
-        """
-        return self._trainer.rehearsed_s(batch)
-
-    def rehearses(self, batch: Any) -> bool:
-        """Whether `rehearsed_s` accepts a batch. All ranks call this together."""
-        return self._trainer.rehearses(batch)
 
     def evaluate(self, batch: Any, *, step: StepFunction | None = None) -> Tensor:
         """The step's loss for a batch, forward only.
@@ -597,23 +599,3 @@ class Pipeline:
             self.close()
         else:
             self._trainer.close()  # other ranks may have stopped: a checkpoint that needs them would never be complete
-
-    def decide(self, choose: Callable[[], T]) -> T:
-        """Call a function on the first rank; all ranks return its result or raise its error when it has ended."""
-        return self._trainer.team.decide(choose)
-
-    def rehearse(self, batch: Any, steps: int, warm_up: int = 0, update: bool = False) -> list[Rehearsal]:
-        """Run and record steps that change nothing. The records are the same on every rank.
-
-        Buffers are restored, optimizers do not step, and the count of steps is restored, so that training starts as it
-        would have without. Tensors without values get random ones meanwhile, and no memory afterwards.
-
-        Args:
-            batch: a whole batch.
-            steps: number of recorded steps, each between two runs of the reference workload.
-            warm_up: number of steps before them that are not recorded.
-            update: whether each recorded step is followed by one in which optimizers of copies step in place of the
-                stages' own (`Rehearsal.updated`), and whether they do in the steps before. In addition to the memory of
-                a step, these copies are held meanwhile.
-        """
-        return self._trainer.rehearse(batch, steps, warm_up, update=update)

@@ -47,7 +47,6 @@ def build_trace(
     samples = [sample for sample, _ in changes]
     return Trace(
         "simulated", plan.hash, plan.mesh.ranks, tuple(events), tuple(samples), times.step_s, links,
-        None if known is None else known.reference_s, None if known is None else known.rehearsed_s,
     )  # fmt: skip
 
 

@@ -195,7 +195,7 @@ def predicted(size: Size) -> tuple[Found, ModelWork, list[Sample]]:
     started = time.perf_counter()
     with panpipe.pipeline(
         model, step_in_bfloat16, batch, optimizer=optimizer, microbatches=size.microbatches, devices=size.device,
-        mesh="pp=1", plan_seconds=5, plan_cache=False, progress=False,
+        mesh="pp=1", plan_cache=False, progress=False,
     ) as pipe:  # fmt: skip
         planned_s, prediction = time.perf_counter() - started, pipe.plan.prediction
         assert prediction is not None

@@ -2,9 +2,7 @@
 
 python -m torch.distributed.run --standalone --nproc-per-node 2 benchmarks/offload/offload_prediction.py [OPTIONS]
 
-Planning measures the operators and the rates of the copies, and rehearses the plan, as by default; each case is a model
-and a schedule. The corrected error is at the speed that the machine had when it planned: next to each timed step is a
-rehearsed one.
+Planning measures the operators and the rates of the copies, as by default; each case is a model and a schedule.
 """
 
 import argparse
@@ -21,7 +19,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import panpipe
 import torch
 import torch.distributed as dist
-from panpipe.core.drift import paired_times
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -78,39 +75,31 @@ def step(model: nn.Module, batch: Tensor) -> Tensor:
     return F.mse_loss(model(batch), batch)
 
 
-def measured(case: str, options: argparse.Namespace) -> tuple[list[str], float, float | None]:
-    """A row of the table, the relative error of the prediction, and that at the speed of planning; None for a plan that
-    was not rehearsed. All ranks call this together."""
+def measured(case: str, options: argparse.Namespace) -> tuple[list[str], float]:
+    """A row of the table, and the relative error of the prediction. All ranks call this together."""
     name, schedule = case.split(":")
     torch.manual_seed(0)
     model, batch = MODELS[name](), torch.randn(ROWS, LENGTH, WIDTH)
     settings: dict[str, Any] = {} if schedule == "auto" else {"schedule": schedule}
     pipe = panpipe.pipeline(
         model, step, batch, microbatches=MICROBATCHES, max_chunks=options.chunks, optimizer=torch.optim.SGD,
-        offload=options.offload, offload_to=options.folder, plan_cache=False, plan_seconds=options.seconds,
+        offload=options.offload, offload_to=options.folder, plan_cache=False,
         progress=False, **settings,
     )  # fmt: skip
     assert pipe.plan.prediction is not None
-    predicted, then_s = pipe.plan.prediction.step_s, pipe.plan.prediction.rehearsed_s
-    took, readings = [], []
+    predicted, took = pipe.plan.prediction.step_s, []
     for _ in range(options.steps + 1):
         begun = time.perf_counter()
         pipe.step(batch)
         took.append(time.perf_counter() - begun)
-        if then_s is not None:
-            readings.append(pipe.rehearsed_s(batch))
     middle = statistics.median(took[1:])
-    steady = None
-    if then_s is not None:
-        steady = predicted / statistics.median(paired_times(took[1:], readings[1:], then_s)) - 1
     moved = sum(each.bytes * len(each.copies) for each in pipe.plan.memory.offload)
     pipe.close()
     spread = f"{min(took[1:]):.3f}–{max(took[1:]):.3f}"
     error = predicted / middle - 1
     what = f"{name}, {pipe.plan.schedule}, {len(pipe.plan.stages)} stages"
-    last = "not rehearsed" if steady is None else f"{steady:+.1%}"
-    row = [what, f"{moved / 1e6:.0f}", f"{predicted:.3f}", f"{middle:.3f}", spread, f"{error:+.1%}", last]
-    return row, error, steady
+    row = [what, f"{moved / 1e6:.0f}", f"{predicted:.3f}", f"{middle:.3f}", spread, f"{error:+.1%}"]
+    return row, error
 
 
 def _errors(name: str, found: list[float]) -> str:
@@ -123,27 +112,25 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=8, help="timed steps of each plan, after one more")
     parser.add_argument("--cases", default=CASES, help="model:schedule, with commas between")
     parser.add_argument("--chunks", type=int, default=1, help="most stages of a device")
-    parser.add_argument("--seconds", type=float, help="of planning, for each case; by default that of panpipe.pipeline")
     parser.add_argument("--offload", default="all")
     parser.add_argument("--folder", default="disk", help="folder of the file; by default that for temporary files")
     parser.add_argument("--record", help="append the result to this Markdown file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    rows, errors, corrected = [], list[float](), list[float]()
+    rows, errors = [], list[float]()
     for case in options.cases.split(","):
-        row, error, steady = measured(case, options)
+        row, error = measured(case, options)
         rows.append(row)
         errors.append(error)
-        corrected += [] if steady is None else [steady]
         if dist.get_rank() == 0:
             print(" | ".join(row), flush=True)
     if dist.get_rank() == 0:
         title = (
             f"Predicted step with saved tensors in a file: width {WIDTH}, 2 gloo ranks, {MICROBATCHES} microbatches; "
-            f"{_errors('error', errors)}; {_errors('corrected error', corrected)}"
+            f"{_errors('error', errors)}"
         )
-        header = ("plan", "MB to the file", "predicted s", "measured s (median)", "spread", "error", "corrected")
+        header = ("plan", "MB to the file", "predicted s", "measured s (median)", "spread", "error")
         print(title, " | ".join(header), sep="\n", flush=True)
         if options.record:
             record(options.record, title, machine(), header, rows)

@@ -76,14 +76,12 @@ class Phases:
 
 
 def general(phase: str) -> str:
-    """A phase without what is of one run: the plan that was found or is rehearsed."""
-    if phase.startswith("rehearsing ") and phase != "rehearsing in turns":
-        return "rehearsing alone" if phase.endswith(" alone") else "warming up rehearsed plans"
+    """A phase without what is of one run: the plan that was found."""
     return phase.partition(":")[0]
 
 
 def demo_worker(rank: int, wire: Any) -> None:
-    """One of the two workers; rank 0 sends the phases and the half-width of the interval."""
+    """One of the two workers; rank 0 sends the phases."""
     import panpipe
     import train_gpt2 as demo
 
@@ -93,10 +91,9 @@ def demo_worker(rank: int, wire: Any) -> None:
     with panpipe.pipeline(
         demo.make_model(), demo.step, batch, optimizer=functools.partial(torch.optim.AdamW, lr=5e-4),
         microbatches=demo.MICROBATCHES, plan_cache=False, progress=phases,
-    ) as pipe:  # fmt: skip
+    ):  # fmt: skip
         if rank == 0:
-            low, high = pipe.plan.prediction.interval_s
-            wire.send((phases.phases(), (high - low) / (2 * pipe.plan.prediction.step_s)))
+            wire.send(phases.phases())
 
 
 def mlp_worker(_: int, wire: Any) -> None:
@@ -150,8 +147,7 @@ def command(model: str) -> list[Phase]:
 def run(name: str) -> dict[str, list[Phase]]:
     """One run: what was planned → its phases."""
     if name == "demo":
-        ((phases, half_width),) = in_processes(demo_worker, 2, 1)
-        print(f"demo: half-width of the interval {half_width:.1%}", flush=True)
+        (phases,) = in_processes(demo_worker, 2, 1)
         return {name: phases}
     if name == "mlp":
         first, second = in_processes(mlp_worker, 1, 2)

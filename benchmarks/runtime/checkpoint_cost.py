@@ -75,7 +75,7 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(dir=arguments.folder))
     pipe = panpipe.pipeline(
         GPT(), step, batch, optimizer=torch.optim.AdamW, microbatches=MICROBATCHES, schedule="1f1b", max_chunks=1,
-        progress=False, plan_seconds=5, plan_cache=False,
+        progress=False, plan_cache=False,
     )  # fmt: skip
     print(f"built after {time.perf_counter() - began:.0f} s", flush=True)
     try:

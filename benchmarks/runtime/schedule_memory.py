@@ -30,8 +30,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import torch
+from attrs import evolve
 from panpipe.core.capture.export.operators import Operators, operators_of, tensor_bytes
 from panpipe.core.capture.export.step import capture_step
+from panpipe.core.costs.costs import stage_costs
 from panpipe.core.costs.graph import OpNode
 from panpipe.core.plan.plan import plan_json, read_plan
 from panpipe.core.schedules.registry import find_family
@@ -39,7 +41,7 @@ from panpipe.core.search.choose import choose_schedule
 from panpipe.core.search.search_options import SearchOptions
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.profile.measured_cluster import measured_cluster
-from panpipe.runtimes.profile.stage_profile import profile_stages
+from panpipe.runtimes.profile.operator_profile import profile_operators
 from panpipe.runtimes.programs.compiled import compile_stages
 from panpipe.simulators.oracle import simulated
 
@@ -76,15 +78,24 @@ def write_plans(folder: Path) -> None:
     microbatch = tuple(tensor[:rows] for tensor in batch)
     operators = operators_of(capture_step(model, gpt.step, microbatch))
     parameters, buffers = dict(model.named_parameters()), dict(model.named_buffers())
+    graph = profile_operators(operators, parameters, buffers, microbatch)
     cluster = measured_cluster(ThreadTeam(DEVICES), torch.device("cpu"))
     sizes = {name: tensor_bytes(parameter) for name, parameter in parameters.items()}
     for count, names in ((DEVICES, ["1f1b"]), (2 * DEVICES, [name for name in PUBLISHED if name != "1f1b"])):
         stages = cut(operators, count)
         compiled = compile_stages(operators, stages, range(count))
-        costs = profile_stages(compiled.programs, compiled.layout, operators, parameters, buffers, microbatch, None)
+        sums, memory = stage_costs(graph, stages), {i: programs.memory for i, programs in compiled.programs.items()}
+        costs = [
+            evolve(
+                sums[i], saved_bytes=memory[i].saved, freed_by_input_bytes=memory[i].freed_by_input,
+                created_by_input_bytes=memory[i].created_by_input, workspace_bytes=memory[i].workspace,
+                input_bytes=memory[i].inputs, shared_bytes=memory[i].shared,
+            )
+            for i in range(count)
+        ]  # fmt: skip
         for name in names:
             plan = choose_schedule(
-                operators.graph, stages, [costs[i] for i in range(count)], cluster, gpt.MICROBATCHES,
+                graph, stages, costs, cluster, gpt.MICROBATCHES,
                 SearchOptions(families=[find_family(name)], oracle=simulated), parameter_sizes=sizes,
             )  # fmt: skip
             (folder / f"{name}.json").write_text(plan_json(plan), encoding="utf-8")

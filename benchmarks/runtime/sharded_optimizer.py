@@ -8,15 +8,12 @@ free memory. It is compared with the predicted parameters, gradients and optimiz
 holds between steps. The peak is the largest resident memory during steps, less the same, and compared with the
 predicted peak of the device.
 
-``steps``: the same ranks have a pipeline of each level, each with its own automatic plan, and train them in turns. A
-rehearsed step of the same pipeline precedes each step of training: it corrects for the speed of the machine, which
-others may share (``panpipe.paired_times``).
+``steps``: the same ranks have a pipeline of each level, each with its own automatic plan, and train them in turns.
 """
 
 import argparse
 import ctypes
 import json
-import math
 import os
 import statistics
 import subprocess
@@ -40,8 +37,6 @@ WARM_UP = 3
 ERROR = "predicted ÷ measured − 1"
 PLAN = "plan.json"
 REQUEST = {"mesh": "pp=2,dp=2", "schedule": "1f1b", "max_chunks": 1, "plan_cache": False}
-PLAN_SECONDS = 60.0
-"""Of each level: enough for all rehearsals on a loaded machine."""
 KEYS = {"memory": ("predicted_bytes", "bytes"), "peak": ("predicted_peak", "peak")}
 """What is compared, predicted and measured, by its name."""
 
@@ -64,7 +59,7 @@ def main() -> None:
         before = os.getloadavg()[0]
         rows = step_rows(given.steps)
         loads = f"load of the machine {before:.1f} before and {os.getloadavg()[0]:.1f} after, {os.cpu_count()} cores"
-        header = ["predicted", "measured", "at the speed of planning", ERROR, "÷ none"]
+        header = ["predicted", "measured", ERROR, "÷ none"]
         show(f"{title} in turns: times; {loads}", header, rows, given.record)
 
 
@@ -88,19 +83,17 @@ def memory_rows(steps: int) -> list[list[str]]:
 
 
 def step_rows(steps: int) -> list[list[str]]:
-    """Times of each level: of the first rank, as rehearsed steps are."""
+    """Times of each level, on the first rank."""
     with tempfile.TemporaryDirectory() as folder:
         found = run_case("turns", Path(folder), steps)
     rows, first = [], 0.0
     for shard in SHARDS:
         one = found[0][shard]
-        times, readings, then_s = one["times"], one["readings"], one["rehearsed_s"]
-        paired = [time * then_s / reading for time, reading in zip(times, readings, strict=True)]
-        typical, predicted = math.exp(statistics.median(map(math.log, paired))), one["predicted_s"]
-        low, _, high = statistics.quantiles(paired, n=4)
+        typical, predicted = statistics.median(one["times"]), one["predicted_s"]
+        low, _, high = statistics.quantiles(one["times"], n=4)
         first = first or typical
         rows.append([
-            shard, "step", milliseconds(predicted), milliseconds(statistics.median(times)),
+            shard, "step", milliseconds(predicted),
             f"{milliseconds(typical)} ({low * 1e3:.0f} to {high * 1e3:.0f}, quartiles)", off(predicted, typical),
             f"{typical / first:.2f}",
         ])  # fmt: skip
@@ -158,28 +151,21 @@ def run_turns(steps: int) -> dict[str, Any]:
     import torch
 
     batch = batch_of_ranks()
-    pipes = {
-        shard: pipeline(batch, **REQUEST, plan_seconds=PLAN_SECONDS, **({} if shard == "none" else {"shard": shard}))
-        for shard in SHARDS
-    }
+    pipes = {shard: pipeline(batch, **REQUEST, **({} if shard == "none" else {"shard": shard})) for shard in SHARDS}
     found = {
         shard: {
             "predicted_s": panpipe.simulate(pipe.plan).step_s,
-            "rehearsed_s": pipe.plan.predicted.rehearsed_s,
             "times": [],
-            "readings": [],
         }
         for shard, pipe in pipes.items()
     }
     for number in range(steps):
         for shard, pipe in pipes.items():
-            reading = pipe.rehearsed_s(batch)
-            torch.distributed.barrier()  # ranks restore their gradients after a rehearsed step
+            torch.distributed.barrier()
             start = time.perf_counter()
             pipe.step(batch)
             if number >= WARM_UP:
                 found[shard]["times"].append(time.perf_counter() - start)
-                found[shard]["readings"].append(reading)
     for pipe in reversed(pipes.values()):  # the first one has created the job's process group, and ends it
         pipe.close()
     return found

@@ -31,8 +31,6 @@ from benchmarks.recording import machine, record
 from benchmarks.worker_process import rank_environment, reset_resident_peak, resident_bytes
 
 PORT = 29670
-PLAN_S = 300.0
-"""Seconds for automatic plans: enough to compare them by running them."""
 MIB = 1 << 20
 WARM_UP = 2
 """Steps that are not timed, after the level of memory is taken."""
@@ -87,7 +85,7 @@ def panpipe(rank: int, schedule: str, plan: str) -> Runner:
     known = Path(plan)
     pipe = pp.pipeline(
         gpt.make(), gpt.step, gpt.data(), optimizer=None, microbatches=gpt.MICROBATCHES, schedule=schedule,
-        plan=known if known.exists() else "auto", plan_cache=False, progress=False, plan_seconds=PLAN_S,
+        plan=known if known.exists() else "auto", plan_cache=False, progress=False,
     )  # fmt: skip
     dist.barrier()
     if rank == 0 and not known.exists():

@@ -7,9 +7,10 @@ import hashlib
 import json
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from attrs import field, fields, frozen
-from cattrs.gen import make_dict_unstructure_fn, override
+from cattrs.gen import make_dict_structure_fn, make_dict_unstructure_fn, override
 
 from ..actions import Action
 from ..cluster.cluster import Cluster
@@ -86,13 +87,8 @@ class Prediction:
         peak_memory_bytes, peak_saved_bytes: per device along the pipeline: all memory, and saved tensors only.
         bubble_ratio: 1 − the busiest device's compute time ÷ step time.
         evaluations: how many candidate plans were scored.
-        interval_s: from the noise measured while profiling, or for costs of the catalogue from the errors of published
-            runs: the typical training step is within this interval with probability 90 %, if the machine is as fast as
-            it was then; None if too little was measured.
-        reference_s: seconds of the reference workload while profiling (``runtimes/profile/reference_workload``); a
-            later time ÷ this is the slowdown of the machine. None if not measured.
-        rehearsed_s: seconds that the rehearsed step of this plan took while profiling, without an update; a later time
-            (``Pipeline.rehearsed_s``) ÷ this is the slowdown of the machine for this model. None if not rehearsed.
+        interval_s: for costs of the catalogue, from the errors of published runs: the training step is within this
+            interval with probability 90 %; None for measured costs.
     """
 
     costs: tuple[StageCosts, ...]
@@ -103,8 +99,6 @@ class Prediction:
     bubble_ratio: float
     evaluations: int = 1
     interval_s: tuple[float, float] | None = None
-    reference_s: float | None = None
-    rehearsed_s: float | None = None
 
 
 @frozen(slots=False, repr=False)
@@ -220,8 +214,19 @@ converter.register_unstructure_hook(
 )
 converter.register_unstructure_hook(
     Prediction,
-    make_dict_unstructure_fn(Prediction, converter, interval_s=_later, reference_s=_later, rehearsed_s=_later),
+    make_dict_unstructure_fn(Prediction, converter, interval_s=_later),
 )
+_structured = make_dict_structure_fn(Prediction, converter, _cattrs_forbid_extra_keys=True)
+_FORMER = ("reference_s", "rehearsed_s")
+"""Fields of older files, with readings of the machine's speed; they are not read."""
+
+
+def _prediction(data: Any, kind: type[Prediction]) -> Prediction:
+    known = {name: value for name, value in data.items() if name not in _FORMER} if isinstance(data, dict) else data
+    return _structured(known, kind)
+
+
+converter.register_structure_hook(Prediction, _prediction)
 converter.register_unstructure_hook(Mesh, make_dict_unstructure_fn(Mesh, converter, tensor=_later))
 converter.register_unstructure_hook(
     Plan, make_dict_unstructure_fn(Plan, converter, sync=_later, forward_only=_later, shard=_later)

@@ -12,7 +12,7 @@ from ..costs.module_names import module_ranges
 from ..documents import as_plain
 from ..evaluate.idle import CAUSES, IdleTime
 from ..plan.plan import Plan
-from ..trace.compare import Comparison, compare, drift_of
+from ..trace.compare import Comparison, compare
 from ..trace.figures import bubble_per_device, memory_kinds, peak_memory
 from ..trace.trace import HOST_MEMORY, LinkTrack, MemorySample, Trace, TraceEvent, queue_order
 from ..wording import counted
@@ -91,26 +91,18 @@ def _link(link: LinkTrack) -> dict[str, Any]:
 
 
 def _step(plan: Plan | None, predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
-    """Step times; the measured one is the median of the timed steps, if there are any.
-
-    The interval, and the prediction of the corrected error, are scaled by the machine's drift since the prediction. The
-    drift is that of the facts. That of the trace is used only if no other steps were timed, because it was measured
-    with the step of the trace alone.
-    """
+    """Step times; the measured one is the median of the timed steps, if there are any."""
     times = facts.step_times_s
     found = statistics.median(times) if times else None if measured is None else measured.step_s
     one = facts.one_process_step_s
-    drift = facts.drift
-    if drift is None and measured is not None and len(times) <= 1:
-        drift = drift_of(predicted, measured)
     interval = None if plan is None or plan.prediction is None else plan.prediction.interval_s
     return {
         "predicted": predicted.step_s,
         "measured": found,
         "error": predicted.step_s / found - 1 if found else None,
-        "drift": drift,
-        "corrected": predicted.step_s * (1 + drift) / found - 1 if found and drift is not None else None,
-        "interval": None if interval is None else [bound * (1 + (drift or 0.0)) for bound in interval],
+        "interval": None if interval is None else list(interval),
+        "fastest": min(times, default=None),
+        "slowest": max(times, default=None),
         "timed": len(times),
         "speedup": one / (found or predicted.step_s) if one and (found or predicted.step_s) else None,
     }

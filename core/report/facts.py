@@ -55,8 +55,6 @@ class ReportFacts:
         losses: loss of each training step, in order.
         reference_losses: losses of the same steps by one process, drawn over them.
         step_times_s: measured time of every timed step, in seconds; their median is the headline's measured time.
-        drift: how much slower the machine was during these steps than while the prediction was measured, as a share;
-            None for that of the measured trace, if no other steps were timed.
         one_process_step_s: time of the same step by one process, for the speed-up.
         limits_bytes: memory limit per device; None for the memory of the prediction's cluster.
         checks: checks with their outcomes.
@@ -71,7 +69,6 @@ class ReportFacts:
     losses: tuple[float, ...] = field(default=(), converter=tuple)
     reference_losses: tuple[float, ...] = field(default=(), converter=tuple)
     step_times_s: tuple[float, ...] = field(default=(), converter=tuple)
-    drift: float | None = None
     one_process_step_s: float | None = None
     limits_bytes: tuple[float, ...] | None = None
     checks: tuple[Check, ...] = field(default=(), converter=tuple)

@@ -75,9 +75,6 @@ class Comparison:
         only_predicted, only_measured: actions that only one trace has.
         actions: every action in both traces, in the prediction's order.
         devices: compute time per device.
-        drift: how much slower the machine was when the step was measured than when the prediction's costs were, as a
-            share (see `drift_of`); None if it was not measured.
-        corrected: the step time with the prediction corrected for that drift.
         transfers: the messages, per kind.
     """
 
@@ -91,8 +88,6 @@ class Comparison:
     only_measured: tuple[ActionOnDevice, ...]
     actions: tuple[ActionError, ...]
     devices: tuple[DeviceTime, ...] = ()
-    drift: float | None = None
-    corrected: Pair | None = None
     transfers: tuple[TransferSummary, ...] = ()
 
 
@@ -100,7 +95,6 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
     """Compare a prediction with a measurement. Actions match by device and action; repeated ones by their order."""
     ours, theirs = _keyed(predicted.events), _keyed(measured.events)
     actions = tuple(_action_error(event, theirs[key]) for key, event in ours.items() if key in theirs)
-    drift = drift_of(predicted, measured)
     return Comparison(
         same_plan=predicted.plan_hash == measured.plan_hash,
         step=pair(predicted.step_s, measured.step_s),
@@ -112,19 +106,8 @@ def compare(predicted: Trace, measured: Trace) -> Comparison:
         only_measured=tuple(ActionOnDevice(key[0], key[1]) for key in theirs if key not in ours),
         actions=actions,
         devices=_devices(actions, min(predicted.devices, measured.devices)),
-        drift=drift,
-        corrected=None if drift is None else pair(predicted.step_s * (1 + drift), measured.step_s),
         transfers=transfer_summaries(actions),
     )
-
-
-def drift_of(predicted: Trace, measured: Trace) -> float | None:
-    """How much slower the machine has become, as a share: by the rehearsed step, or else by the reference workload.
-
-    None if no reading is in both traces.
-    """
-    readings = (predicted.rehearsed_s, measured.rehearsed_s), (predicted.reference_s, measured.reference_s)
-    return next((now / then - 1 for then, now in readings if then is not None and now is not None), None)
 
 
 def worst_actions(comparison: Comparison, count: int) -> tuple[ActionError, ...]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..actions import RECV_KINDS, SEND_KINDS
 from ..files.write import write_text
-from .trace import HOST_MEMORY, READINGS, Trace, TraceEvent, queue_order, receive_queue, send_queue
+from .trace import HOST_MEMORY, Trace, TraceEvent, queue_order, receive_queue, send_queue
 
 FORMAT = "panpipe.trace/1"
 MEMORY_COUNTER = "memory"
@@ -52,7 +52,6 @@ def trace_json(traces: Mapping[str, Trace]) -> str:
             "devices": trace.devices,
             "step_s": float(trace.step_s),
             "links": [[link.src, link.dst, _rate(link.bytes_per_s)] for link in trace.links],
-            **{name: float(value) for name in READINGS if (value := getattr(trace, name)) is not None},
         }
         for label, trace in traces.items()
     ]

@@ -15,7 +15,7 @@ from ..files.json_reader import parse_json
 from ..files.limits import LARGEST_FLOAT, MOST_DEVICES, MOST_INDEX, TRACE, short
 from ..files.read import read_text
 from .perfetto import FORMAT, HOST_COUNTER, LINK_CATEGORY, LINK_RATE, MEMORY_COUNTER
-from .trace import COMPUTE_QUEUE, READINGS, LinkTrack, MemorySample, Trace, TraceEvent
+from .trace import COMPUTE_QUEUE, LinkTrack, MemorySample, Trace, TraceEvent
 
 MOST_NAME = 256
 """Characters of the name of a queue, a kind of memory or a link."""
@@ -30,8 +30,6 @@ class _Header:
     devices: int | None = None
     step_s: float | None = None
     links: tuple[tuple[str, str, float], ...] = ()
-    reference_s: float | None = None
-    rehearsed_s: float | None = None
 
 
 def read_trace(path: str | Path) -> Trace:
@@ -96,13 +94,9 @@ def _header(found: object, origin: str) -> _Header | None:
             (_name(src), _name(dst), math.inf if rate is None else float(_number(rate)))
             for src, dst, rate in one.get("links", ())
         )
-        readings = {name: float(_number(one[name])) for name in READINGS if one.get(name) is not None}
-        for name, seconds in readings.items():
-            if not seconds > 0:
-                raise ValueError(f"its {name} is {seconds}, and a time is finite and above 0")
         step_s = float(_number(one["step_s"]))
         devices = _index(one["devices"], MOST_DEVICES)
-        return _Header(_name(one["source"]), _name(one["plan_hash"]), devices, step_s, links, **readings)
+        return _Header(_name(one["source"]), _name(one["plan_hash"]), devices, step_s, links)
     except (KeyError, TypeError, ValueError) as error:
         raise RequestError(
             f"the header of {origin} is not one of {FORMAT}: {_fault(error)}; write the trace again"

@@ -84,9 +84,6 @@ class Trace:
         memory: samples in order of time, if the runner records them.
         step_s: from the start of the step until the last device has finished.
         links: rates of the links, if the runner records them.
-        reference_s: time of the reference workload (``runtimes/profile/reference_workload``) when the step, or the
-            costs of a simulated step, were measured; None if it was not measured.
-        rehearsed_s: time of the plan's rehearsed step (``Pipeline.rehearsed_s``) then; None if it was not measured.
     """
 
     source: str
@@ -96,12 +93,7 @@ class Trace:
     memory: tuple[MemorySample, ...]
     step_s: float
     links: tuple[LinkTrack, ...] = ()
-    reference_s: float | None = None
-    rehearsed_s: float | None = None
 
-
-READINGS = ("reference_s", "rehearsed_s")
-"""The attributes of a trace that measure the speed of the machine."""
 
 COMPUTE_QUEUE = "compute"
 COLLECTIVE_QUEUE = "collectives"

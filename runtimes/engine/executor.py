@@ -274,7 +274,6 @@ class Executor:
             events: receives the recorded actions; None if the step is not traced.
         """
         self._frame.backend = self.backend
-        self.update.stand_ins = ending is Ending.STAND_IN
         with torch.no_grad():
             if before_update is not None:
                 self._activity.doing("the end of the step")
@@ -318,8 +317,6 @@ class Executor:
 
 def _until(update: Sequence[Instruction], ending: Ending) -> Sequence[Instruction]:
     """The instructions of an update that a step with this ending runs."""
-    if ending is Ending.REDUCE:
-        return [one for one in update if one.action.kind is not Kind.STEP]
     return () if ending is Ending.KEEP else update
 
 

@@ -7,7 +7,7 @@ The results are cached by the shapes of all microbatches.
 """
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -106,11 +106,12 @@ class Prepared:
         return list({id(each): each for each in self.compiled}.values())
 
 
-Key = tuple[tuple[Shape, int], ...]
-"""The shapes of all microbatches: runs of equal ones, each with its length. So a step compares few shapes."""
+Key = tuple[str, tuple[tuple[Shape, int], ...]]
+"""The hash of the plan, and the shapes of all microbatches: runs of equal ones, each with its length. So a step
+compares few shapes."""
 
 
-def _key(pieces: Sequence[Microbatch]) -> Key:
+def _key(plan: Plan, pieces: Sequence[Microbatch]) -> Key:
     runs: list[tuple[Shape, int]] = []
     for piece in pieces:
         shape = piece.shape
@@ -118,7 +119,7 @@ def _key(pieces: Sequence[Microbatch]) -> Key:
             runs[-1] = runs[-1][0], runs[-1][1] + 1
         else:
             runs.append((shape, 1))
-    return tuple(runs)
+    return plan.hash, tuple(runs)
 
 
 _STEPS = 16
@@ -129,7 +130,7 @@ class PreparedSteps:
     """A cache of prepared steps: those used last are kept, as long as the programs for their shapes are.
 
     Args:
-        plan: the pipeline's plan.
+        present: returns the plan that runs now. Plans of one pipeline differ in the orders of actions alone.
         shapes: programs by shape.
         states: stage index → its parameters and buffers in this process.
         model: the source of buffers that only some shapes read.
@@ -137,18 +138,23 @@ class PreparedSteps:
     """
 
     def __init__(
-        self, plan: Plan, shapes: Shapes, states: Mapping[int, StageState], model: nn.Module, devices: Sequence[int]
+        self,
+        present: Callable[[], Plan],
+        shapes: Shapes,
+        states: Mapping[int, StageState],
+        model: nn.Module,
+        devices: Sequence[int],
     ) -> None:
-        self._plan, self._shapes, self._states, self._model = plan, shapes, states, model
+        self._present, self._shapes, self._states, self._model = present, shapes, states, model
         self._devices, self._captures = devices, 0
         self._runs: dict[Shape, dict[int, StageRun]] = {}
         self._shared = {index: SharedTensors() for index in states}
-        self._lowered: LruCache[tuple[MessagePairs, ...], LoweredPlan] = LruCache(_STEPS)
+        self._lowered: LruCache[tuple[str, tuple[MessagePairs, ...]], LoweredPlan] = LruCache(_STEPS)
         self._kept: LruCache[Key, Prepared] = LruCache(_STEPS)
 
     def known(self, pieces: Sequence[Microbatch]) -> bool:
         """Whether the cache has the step of these microbatches."""
-        return _key(pieces) in self._kept
+        return _key(self._present(), pieces) in self._kept
 
     def of(self, pieces: Sequence[Microbatch], agreement: BatchAgreement) -> tuple[Prepared, str | None]:
         """The step of these microbatches, and a line for the user if it needs a new shape.
@@ -160,7 +166,7 @@ class PreparedSteps:
         Raises:
             RequestError: the plan cannot run them, or another rank has another batch.
         """
-        key = _key(pieces)
+        key = _key(self._present(), pieces)
         if key not in self._kept:
             agreement.refuse_before_run()
         compiled, remark = self._shapes.programs_for(pieces)
@@ -180,7 +186,7 @@ class PreparedSteps:
 
     def _prepare(self, pieces: Sequence[Microbatch], compiled: Sequence[Compiled]) -> Prepared:
         lowered = self._lower([message_pairs(each.layout) for each in compiled], compiled)
-        place = self._plan.placement
+        place = self._present().placement
         stages = [self._stage_runs(piece.shape, each) for piece, each in zip(pieces, compiled, strict=True)]
         runs = {
             device: [{i: run for i, run in all_of.items() if place[i] == device} for all_of in stages]
@@ -194,17 +200,19 @@ class PreparedSteps:
         for shape in gone:
             del self._runs[shape]
         for key in self._kept if gone else ():
-            if any(shape in gone for shape, _ in key):
+            if any(shape in gone for shape, _ in key[1]):
                 self._kept.drop(key)
         if gone and self._captures != self._shapes.captures:
             self._captures = self._shapes.captures
             gc.collect()  # captured graphs contain reference cycles, and their tensors are large
 
     def _lower(self, pairs: Sequence[MessagePairs], compiled: Sequence[Compiled]) -> LoweredPlan:
-        found = self._lowered.use(tuple(pairs))
+        plan = self._present()
+        key = plan.hash, tuple(pairs)
+        found = self._lowered.use(key)
         if found is None:
-            found = lowered_plan(self._plan, [each.layout for each in compiled])
-            self._lowered.keep(tuple(pairs), found)
+            found = lowered_plan(plan, [each.layout for each in compiled])
+            self._lowered.keep(key, found)
         return found
 
     def _stage_runs(self, shape: Shape, compiled: Compiled) -> dict[int, StageRun]:
@@ -215,12 +223,13 @@ class PreparedSteps:
                 for name in programs.inputs.buffers:
                     if name not in own:  # no stage writes it: written buffers are in the states from the start
                         own[name] = self._model.get_buffer(name).to(self._states[index].device)
-            again = self._plan.memory.recompute
+            plan = self._present()
             constants, loss = step.constants, step.outputs.main_result
             self._runs[shape] = {
                 i: StageRun(
-                    i, programs, compiled.layout, self._states[i], constants, loss, i in again, step.gradients,
-                    offloaded_storages(self._plan, i, compiled), compiled.runs_python(i), self._shared[i],
+                    i, programs, compiled.layout, self._states[i], constants, loss, i in plan.memory.recompute,
+                    step.gradients,
+                    offloaded_storages(plan, i, compiled), compiled.runs_python(i), self._shared[i],
                 )
                 for i, programs in compiled.programs.items()
             }  # fmt: skip

@@ -32,7 +32,6 @@ from .sharing.sharded_buckets import Sharing
 from .sharing.sharded_state import ShardedNamedState
 from .sharing.shards import Shards
 from .sharing.shared_parameters import ParametersGather, SharedParameters
-from .stand_in import StandIn
 
 
 class StageState:
@@ -51,7 +50,6 @@ class StageState:
         same_parts: this device's transport to them; None if there are no others.
 
     Attributes:
-        stand_in: steps in place of the optimizer in rehearsals; None outside of them.
         shared: the parameters that replicas share; None if each holds them whole.
     """
 
@@ -76,21 +74,13 @@ class StageState:
         self._make_optimizer, self._make_scheduler = optimizer, scheduler
         self._trained = {name for name, p in parameters.items() if p.requires_grad}
         self._checked = 0
-        self.stand_in: StandIn | None = None
         self.shared: SharedParameters | None = None
         if sharing is not None and sharing.parameters:
             self.shared = self.shards.shared
 
-    def set_stand_in(self) -> None:
-        """Create a stand-in for the optimizer: with copies of what it steps, and their state."""
-        if self._make_optimizer is not None and self.trained:
-            if self.sharing is not None:
-                self.shards.follow()
-            self.stand_in = StandIn(self.updated, self._make_optimizer)
-
     @cached_property
     def optimizer(self) -> torch.optim.Optimizer | None:
-        """The optimizer, or None; created on first use, because a rehearsal needs none."""
+        """The optimizer, or None; created on first use."""
         trained = list(self.trained.items())
         if self._make_optimizer is None or not trained:
             return None

@@ -42,18 +42,10 @@ NonFiniteNorm = tuple[float, int, str]
 
 
 class Ending(Enum):
-    """The end of a step: with an update, with reduced gradients, with these and a step of the stand-ins of optimizers
-    (`stand_in`), or with gradients that wait for more batches."""
+    """The end of a step: with an update, or with gradients that wait for more batches."""
 
     STEP = "step"
-    REDUCE = "reduce"
-    STAND_IN = "stand-in"
     KEEP = "keep"
-
-    @property
-    def rehearses(self) -> bool:
-        """Whether the step is a rehearsal, which changes nothing."""
-        return self in (Ending.REDUCE, Ending.STAND_IN)
 
 
 @define(eq=False)
@@ -71,7 +63,6 @@ class Update:
 
     Attributes:
         norm: the global norm of the last update's gradients, before clipping; None without clipping.
-        stand_ins: whether STEP steps the stand-ins of optimizers instead.
     """
 
     plan: Plan
@@ -82,7 +73,6 @@ class Update:
     replicas: Backend | None = None
     needs_finite_norm: bool = False
     norm: Tensor | None = field(default=None, init=False)
-    stand_ins: bool = field(default=False, init=False)
     _divisor: Tensor | float = field(default=1.0, init=False)
     _scale: float | None = field(default=None, init=False)
     _scales: list[tuple[Tensor, int]] = field(factory=list, init=False)
@@ -203,10 +193,7 @@ class Update:
         if self.norm is not None and self.clip_norm is not None:
             clipping = clipping_factor(self.norm, self.clip_norm)
             state.multiply_gradients(clipping * self._factor(clipping.dtype))
-        if self.stand_ins:
-            if state.stand_in is not None and not self.overflow:
-                state.stand_in.step()
-        elif self._overflows is not None and state.handles_found_inf:
+        if self._overflows is not None and state.handles_found_inf:
             state.step((self._overflows > 0).float())
         elif not self.overflow:
             state.step()

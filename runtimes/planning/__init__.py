@@ -1,1 +1,1 @@
-"""Automatic planning on the machine at hand, its budget, and its cache."""
+"""Automatic planning on the machine at hand, the contest of plans, and the cache."""

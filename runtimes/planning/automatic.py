@@ -1,17 +1,14 @@
-"""Planning on the machine at hand: measure operators, cut, measure the resulting stages, choose schedules.
+"""Planning on the machine at hand: measure operators, cut, choose schedules.
 
-1. Every device times the operators, all at once; the mean counts. The time that a message takes of the devices at its
-   ends is measured while they compute.
-2. For each number of stages per device, cuts are searched with these times. A regular cut
-   (`suggestions/regular_cuts`) is preferred unless the searched one is predicted to gain more than ``LEAST_GAIN``: the
-   regular cut is the same in the next run. More stages are not tried if devices are idle for at most ``ALIKE`` of the
-   step: their gain would be noise.
-3. Every device compiles and times its stages of each cut: programs of whole stages, not sums of operators. They correct
-   the times of 1. If these give another cut that is predicted to gain more than ``LEAST_RECUT_GAIN``, it is measured.
-4. Schedules are chosen with the times of 3; those that differ in time or memory are candidates (see `rehearsal`).
+1. Every device times the operators, all at once; the shortest time counts. The time that a message takes of the devices
+   at its ends is measured while they compute.
+2. For each number of stages per device, a regular cut (`suggestions/regular_cuts`) is taken, which is the same in the
+   next run, and the cut that a search with these times finds, if it is predicted to be faster. More stages are not
+   tried if devices are idle for at most ``ALIKE`` of the step.
+3. Every device compiles its stages of each cut, whose memory is that of their programs. Schedules are chosen.
+4. The first steps of training compare plans that differ in time or memory (`contest`), and correct the times.
 """
 
-import time
 from collections.abc import Sequence
 
 from attrs import Factory, evolve, field, frozen
@@ -30,7 +27,7 @@ from ...core.schedules.problem import ScheduleFamily
 from ...core.search.choose import choose_schedules
 from ...core.search.problem.blocks import Blocks, Stages
 from ...core.search.search_options import SearchOptions
-from ...core.search.suggestions.preference import ALIKE
+from ...core.search.suggestions.preference import ALIKE, candidates, preference
 from ..batch.example import Example
 from ..launch.progress import Report, silent
 from ..launch.team import Team
@@ -38,15 +35,17 @@ from ..optimizer.optimizers import OptimizerFactory
 from ..profile.measured_cluster import measured_cluster
 from ..profile.offload_rates import with_hosts
 from ..programs.options import ProgramOptions
-from .budget import Budget
 from .cuts import CutSearch
 from .measurements import Measurements
 from .options import PlanningOptions
 
-LEAST_TURNS = 4
-"""Number of turns in which plans are rehearsed before any is dropped; each has run once before."""
 PLAIN = "1f1b"
-"""The schedule that is always rehearsed: others must be faster."""
+"""The schedule that is always compared."""
+CUT_ACTIONS, ORDER_ACTIONS = 2_000_000, 10_000_000
+"""Compute actions that one search for cuts, and one for orders, evaluates: some tenths of a second on one core. The
+numbers follow from the problem, so that the same request gives the same plan on a fast and on a slow machine."""
+LEAST_EVALUATIONS = 2_000
+"""Smallest number of evaluations of a search, for any number of actions."""
 
 
 @frozen
@@ -61,10 +60,10 @@ class Planning:
         optimizer: creates each stage's optimizer.
         programs: how stage programs are derived; a pipeline of the same stages need not derive them again.
         report: called with the progress.
-        budget: time and evaluations; by default only the number of evaluations is limited.
 
     Attributes:
         measured: the measured times of the model.
+        regular: for each number of stages the cut that depends least on them.
     """
 
     example: Example
@@ -74,7 +73,6 @@ class Planning:
     optimizer: OptimizerFactory | None = None
     programs: ProgramOptions = field(factory=ProgramOptions)
     report: Report = silent
-    budget: Budget = field(default=Factory(lambda planning: Budget(planning.team), takes_self=True))
     measured: Measurements = field(
         default=Factory(
             lambda planning: Measurements(
@@ -83,12 +81,13 @@ class Planning:
                 planning.optimizer,
                 planning.programs,
                 planning.report,
-                planning.budget.allows,
             ),
             takes_self=True,
         ),
         init=False,
     )
+
+    regular: set[Stages] = field(factory=set, init=False)
 
     @property
     def operators(self) -> Operators:
@@ -122,27 +121,17 @@ class Planning:
             cluster = with_hosts(cluster, self.team, self.measured.where, options.tier)
         self.report("measuring operators")
         graph = self.measured.graph()
-        times = (node.forward_s + node.backward_input_s + node.backward_weight_s for node in graph.nodes)
-        self.budget.expect_step(self.microbatches * sum(times) / self.team.size)
         found: list[Plan] = []
-        took_s = 0.0
         failure: PanpipeError | None = None
         for chunks in range(1, self._max_chunks + 1):
             if found and max(map(efficiency, found)) >= 1 - ALIKE:
                 break
-            # Another number of stages takes as long to compile and to time as the one before: it is the same model. Its
-            # plan is useful only if there is time left to compare it with another one.
-            compared_s = 2 * (1 + LEAST_TURNS) * min(map(step_s, found), default=0.0)
-            if found and not self.budget.allows(f"{chunks} stages a device", took_s + compared_s):
-                break
-            start = time.monotonic()
             try:
                 found += self._plans_of(chunks, graph, cluster)
             except InfeasibleError as error:
                 failure = error
             except RequestError as error:
                 failure = failure or error
-            took_s = time.monotonic() - start
         if not found:
             raise failure or RequestError(
                 f"no schedule supports {devices} devices and {self.microbatches} microbatches: give other numbers"
@@ -151,7 +140,7 @@ class Planning:
 
     def cuts(self, cluster: Cluster) -> CutSearch:
         """The search for cuts on a machine."""
-        return CutSearch(self.measured, cluster, self.microbatches, self.options, self.budget)
+        return CutSearch(self.measured, cluster, self.microbatches, self.options, self._evaluations(CUT_ACTIONS))
 
     def plain(self, plans: Sequence[Plan]) -> list[Plan]:
         """1F1B for the stages of the fastest plan with the fewest stages; empty if it is not an option or does not fit.
@@ -177,6 +166,15 @@ class Planning:
 
         return self.team.decide(build)
 
+    def candidates(self) -> list[Plan]:
+        """The plans that the first steps of training compare, the same on every rank; errors as of `plans`."""
+        plans = self.plans()
+        order = preference([family.name for family in self.options.families])
+        return candidates(plans, self.plain(plans), order, self.regular)
+
+    def _evaluations(self, actions: int) -> int:
+        return max(actions // (6 * self.team.size * self.microbatches), LEAST_EVALUATIONS)
+
     @property
     def _max_chunks(self) -> int:
         """The largest number of stages per device for which there are enough operators."""
@@ -192,18 +190,15 @@ class Planning:
         done, total = 3 * (chunks - 1), 3 * self._max_chunks
         cuts = self.cuts(cluster)
         self.report(f"cutting into {count} stages", done, total)
-        stages = cuts.search(graph, chunks)
-        if stages is None:
-            return []
-        self.report(f"measuring {count} stages", done + 1, total)
-        costs = self.measured.costs_of(stages)
-        if self.budget.allows("correcting cuts by measured stages"):
-            other = cuts.corrected(graph, stages, costs)
-            if other != stages:
-                self.report(f"measuring {count} stages on another cut", done + 1, total)
-                stages, costs = other, self.measured.costs_of(other)
-        self.report(f"choosing a schedule of {count} stages", done + 2, total)
-        return self._choose(graph, cluster, stages, costs)
+        found: list[Plan] = []
+        searched = cuts.search(graph, chunks)
+        self.regular.add(searched[0])
+        for stages in searched:
+            self.report(f"deriving {count} stages", done + 1, total)
+            costs = self.measured.costs_of(stages)
+            self.report(f"choosing a schedule of {count} stages", done + 2, total)
+            found += self._choose(graph, cluster, stages, costs)
+        return found
 
     def _choose(self, graph: OpGraph, cluster: Cluster, stages: Stages, costs: tuple[StageCosts, ...]) -> list[Plan]:
         """Plans of measured stages: the fastest, and those that need less memory than every faster one.
@@ -219,16 +214,10 @@ class Planning:
                 if found and min(_bubble(plan) for plan in found) <= ALIKE:
                     break
                 try:
-                    options = evolve(
-                        wanted,
-                        anneal=anneal,
-                        budget=self.budget.order_evaluations(self.microbatches),
-                        seconds=self.budget.left_s,
-                    )
+                    options = evolve(wanted, anneal=anneal, budget=self._evaluations(ORDER_ACTIONS))
                     plans = self._schedules(graph, stages, costs, cluster, options)
                 except (InfeasibleError, RequestError):
                     continue
-                self.budget.searched(f"the search for the orders of {len(stages)} stages")
                 least = min(map(step_s, found), default=float("inf"))
                 found += [plan for plan in plans if not found or step_s(plan) < least / (1 + ALIKE)]
             return [evolve(plan, mesh=self.team.mesh) for plan in found]

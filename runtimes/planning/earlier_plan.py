@@ -9,13 +9,12 @@ from typing import Any
 from ...core.cluster.cluster import cluster_json
 from ...core.errors import PanpipeError
 from ...core.files.limits import DOCUMENT
-from ...core.plan.plan import Plan
 from ...core.plan.validation.validate import validate
 from ...core.plan.wording import plan_size
 from ..devices.machine import measured_properties
 from ..optimizer.optimizers import OptimizerFactory, state_share
 from .automatic import Planning
-from .plan_cache import PlanCache, cache_folder, versions
+from .plan_cache import CachedPlans, PlanCache, cache_folder, versions
 
 
 class EarlierPlans:
@@ -31,32 +30,34 @@ class EarlierPlans:
         self._cache = PlanCache(cache_folder() if wanted else None, planning.report)
         self._key = _key(planning, others) if wanted else {}
 
-    def find(self) -> Plan | None:
-        """The cached plan, the same on every rank; None if there is none."""
+    def find(self) -> CachedPlans | None:
+        """The cached plans, the same on every rank; None if there are none."""
         return self._planning.team.decide(self._found)
 
-    def keep(self, plan: Plan) -> None:
-        """Write a new plan to the cache."""
+    def keep(self, found: CachedPlans) -> None:
+        """Write new plans to the cache."""
         if self._planning.team.first:
-            self._cache.keep(self._key, plan)
+            self._cache.keep(self._key, found)
 
-    def _found(self) -> Plan | None:
+    def _found(self) -> CachedPlans | None:
         planning = self._planning
-        plan = self._cache.find(self._key)
-        if plan is None:
+        found = self._cache.find(self._key)
+        if found is None:
             return None
         try:
-            validate(plan)
-            if plan.graph_hash != planning.operators.graph.hash or plan.mesh != planning.team.mesh:
-                raise PanpipeError("it is for another model or mesh")
+            for plan in found.plans:
+                validate(plan)
+                if plan.graph_hash != planning.operators.graph.hash or plan.mesh != planning.team.mesh:
+                    raise PanpipeError("it is for another model or mesh")
         except PanpipeError as error:
             planning.report(f"the cached plan cannot be used, planning anew: {error}")
             return None
+        plan = found.plans[0]
         planning.report(
             f"plan of an earlier run: {plan.schedule}, {plan_size(plan)} (from {self._cache.folder}; plan_cache=False "
             "plans anew)"
         )
-        return plan
+        return found
 
 
 def _key(planning: Planning, others: Mapping[str, Any]) -> dict[str, str]:
@@ -79,7 +80,6 @@ def _key(planning: Planning, others: Mapping[str, Any]) -> dict[str, str]:
         "shard": options.shard,
         "optimizer": _optimizer(planning.optimizer),
         "cluster": None if cluster is None else _digest(cluster_json(cluster)),
-        "plan_seconds": planning.budget.seconds,
         "machines": _machines(planning),
         **others,
         **versions(),

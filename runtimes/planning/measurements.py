@@ -1,31 +1,33 @@
 """The measured times of a model on the devices at hand: of operators, of stages, and of messages between devices."""
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import torch
 from attrs import evolve, field, frozen
-from torch import Tensor
+from torch import Tensor, nn
 
 from ...core.capture.export.operators import Operators, tensor_bytes
-from ...core.costs.costs import StageCosts
+from ...core.capture.programs.stage_programs import StagePrograms
+from ...core.costs.costs import StageCosts, stage_costs
 from ...core.costs.graph import OpGraph, OpNode
-from ...core.costs.message_overhead import FREE, MessageLine
+from ...core.costs.message_overhead import MessageLine
 from ...core.plan.offload import Storage
 from ...core.schedules.placement import folded_placement, looped_placement
 from ...core.search.problem.blocks import Stages
 from ..batch.example import Example
-from ..devices.compute import compute_device
+from ..devices.compute import Stopwatch, compute_device
 from ..launch.progress import Report, silent
 from ..launch.team import Team
 from ..offload.offloadable import offloadable_storages
-from ..optimizer.optimizers import OptimizerFactory, state_share
-from ..profile.message_profile import MESSAGES_S, measured_message_line
+from ..optimizer.optimizers import OptimizerFactory, stage_optimizer, state_share
+from ..profile.message_profile import measured_message_line
 from ..profile.operator_profile import profile_operators
-from ..profile.stage_profile import profile_stages
 from ..programs.compiled import compile_stages
 from ..programs.options import ProgramOptions
+
+OPTIMIZER_STEPS, OPTIMIZER_BYTES = 3, 16 << 20
+"""Timed steps of an optimizer, after one that creates its state, and the bytes of parameters that it steps."""
 
 
 @frozen(slots=False)
@@ -38,12 +40,11 @@ class Measurements:
         optimizer: creates each stage's optimizer.
         programs: how stage programs are derived; a pipeline of the same stages need not derive them again.
         report: called with the progress of planning.
-        allows: whether there is time for something that takes this many seconds; only messages are left out without.
 
     Attributes:
         stage_costs: costs of all stages measured so far.
         storages: of these stages, the storages of saved tensors that may leave the device, by stage.
-        integers: results of other than floating-point types between operators, once `graph` has run.
+        profiled: the results of `graph` so far.
     """
 
     example: Example
@@ -51,10 +52,9 @@ class Measurements:
     optimizer: OptimizerFactory | None = None
     programs: ProgramOptions = field(factory=ProgramOptions)
     report: Report = silent
-    allows: Callable[[str, float], bool] = lambda what, seconds: True
     stage_costs: dict[Stages, tuple[StageCosts, ...]] = field(factory=dict, init=False)
     storages: dict[Stages, tuple[tuple[Storage, ...], ...]] = field(factory=dict, init=False)
-    integers: dict[str, Tensor] = field(factory=dict, init=False)
+    profiled: list[OpGraph] = field(factory=list, init=False)
 
     @property
     def operators(self) -> Operators:
@@ -89,26 +89,38 @@ class Measurements:
 
     @cached_property
     def message(self) -> MessageLine:
-        """The time that a message costs the devices at its ends, measured at the first call; zero without the time."""
-        if not self.allows("measuring what messages cost", MESSAGES_S):
-            return FREE
+        """The time that a message costs the devices at its ends, measured at the first call."""
         self.report("measuring what messages cost")
         return measured_message_line(self.team, self.where)
 
-    def graph(self) -> OpGraph:
-        """The operator graph with the mean of the times on all devices."""
-        graphs = self.team.everywhere(
+    def graphs(self) -> list[OpGraph]:
+        """The operator graph with the times on each device, measured by all of them at once."""
+        return self.team.everywhere(
             lambda device: profile_operators(
                 self.operators,
                 self.parameters,
                 self.buffers,
                 self.example.microbatch.leaves,
                 device=self.where[device],
-                integers=self.integers,
             )
         )
+
+    def graph(self, graphs: Sequence[OpGraph] = ()) -> OpGraph:
+        """The operator graph with the shortest of the times on all devices: noise only makes them longer.
+
+        Args:
+            graphs: of `graphs`; measured if there are none.
+        """
+        graphs = graphs or self.graphs()
         nodes = zip(*(graph.nodes for graph in graphs), strict=True)
-        return self._with_state(evolve(graphs[0], nodes=tuple(_mean_node(same) for same in nodes)))
+        found = self._with_state(evolve(graphs[0], nodes=tuple(_fastest_node(same) for same in nodes)))
+        self.profiled.append(found)
+        return found
+
+    @property
+    def measured(self) -> OpGraph:
+        """The last result of `graph`, which is called first if it has not been."""
+        return self.profiled[-1] if self.profiled else self.graph()
 
     def _with_state(self, graph: OpGraph) -> OpGraph:
         """The graph with the bytes of each operator's parameters, gradients and optimizer state.
@@ -127,7 +139,11 @@ class Measurements:
         return evolve(graph, nodes=tuple(nodes))
 
     def costs_of(self, stages: Stages) -> tuple[StageCosts, ...]:
-        """Costs of stages, each from its own programs on a device that may run it, while all devices compute."""
+        """Costs of stages: the times of their operators, and the memory of their own programs.
+
+        Args:
+            stages: the operators of each.
+        """
         devices = self.team.size
         chunks = len(stages) // devices
         place = folded_placement(devices, chunks) if chunks == 2 else looped_placement(devices, chunks)
@@ -136,47 +152,68 @@ class Measurements:
         # Compiled here and not in each thread: all threads share the cache `known`.
         known, compiler = self.programs.known, self.programs.compiler
         compiled = compile_stages(self.operators, stages, mine, where, compiler, known)
-
-        def measure(device: int) -> dict[int, StageCosts]:
-            own = {i: compiled.programs[i] for i in mine if place[i] == device}
-            return profile_stages(
-                own,
-                compiled.layout,
-                self.operators,
-                self.parameters,
-                self.buffers,
-                self.example.microbatch.leaves,
-                self.optimizer,
-                device=self.where[device],
-                integers=self.integers,
-            )
-
-        found = self.team.everywhere(measure)
+        sums = stage_costs(self.measured, stages)
+        costs = {i: self._with_memory(sums[i], i, compiled.programs[i]) for i in mine}
         parts = self.team.everywhere(
-            lambda device: {i: offloadable_storages(i, compiled, place) for i in mine if place[i] == device}
+            lambda device: {i: (costs[i], offloadable_storages(i, compiled, place)) for i in mine if place[i] == device}
         )
-        self.storages[stages] = tuple(next(part[i] for part in parts if i in part) for i in range(len(stages)))
-        costs = tuple(_mean_costs([part[i] for part in found if i in part]) for i in range(len(stages)))
-        self.stage_costs[stages] = costs
-        return costs
+        found = [next(part[i] for part in parts if i in part) for i in range(len(stages))]
+        self.storages[stages] = tuple(storages for _, storages in found)
+        self.stage_costs[stages] = tuple(cost for cost, _ in found)
+        return self.stage_costs[stages]
+
+    def _with_memory(self, cost: StageCosts, index: int, programs: StagePrograms) -> StageCosts:
+        own, memory = programs.inputs.parameters, programs.memory
+        trained = [self.sizes[name] for name in own if self.parameters[name].requires_grad]
+        first, second = cost.backward_input_s, cost.backward_weight_s
+        if programs.backward_input is None or programs.backward_weight is None:  # then I or W runs the whole backward
+            first, second = (first + second, 0.0) if index else (0.0, first + second)
+        return evolve(
+            cost, backward_input_s=first, backward_weight_s=second,
+            optimizer_s=self.optimizer_s_per_byte * sum(trained),
+            parameter_bytes=sum(self.sizes[name] for name in own), gradient_bytes=sum(trained),
+            optimizer_bytes=round(sum(trained) * state_share(self.optimizer)), saved_bytes=memory.saved,
+            freed_by_input_bytes=memory.freed_by_input, created_by_input_bytes=memory.created_by_input,
+            workspace_bytes=memory.workspace, input_bytes=memory.inputs, shared_bytes=memory.shared,
+            largest_gradient_bytes=max(trained, default=0),
+        )  # fmt: skip
+
+    @cached_property
+    def optimizer_s_per_byte(self) -> float:
+        """Seconds of an optimizer step for each byte of parameters, measured by all devices at the first call."""
+        return min(self.team.everywhere(lambda device: self._optimizer_rate(self.where[device])))
+
+    def _optimizer_rate(self, device: torch.device) -> float:
+        shapes = [p.shape for p in self.parameters.values() if p.requires_grad and p.is_floating_point()]
+        sample, left = list[nn.Parameter](), OPTIMIZER_BYTES
+        for shape in shapes:
+            sample.append(nn.Parameter(torch.full(shape, 0.5, device=device)))
+            left -= sample[-1].nbytes
+            if left <= 0:
+                break
+        named = [(f"{number}", parameter) for number, parameter in enumerate(sample)]
+        try:
+            made = None if self.optimizer is None or not named else stage_optimizer(self.optimizer, named)
+        except Exception:  # it needs the parameters' own names: the first steps of training measure it
+            made = None
+        if made is None:
+            return 0.0
+        for parameter in sample:
+            # Not zeros: with them a step of AdamW takes twice as long as with other values (torch 2.13, CPU).
+            parameter.grad = torch.full_like(parameter, 1e-3)
+        watch, spans = Stopwatch(device), []
+        with watch.active():
+            for _ in range(1 + OPTIMIZER_STEPS):
+                start = watch.now()
+                made.step()
+                spans.append((start, watch.now()))
+            return min(watch.between(*span) for span in spans[1:]) / sum(parameter.nbytes for parameter in sample)
 
 
-def _mean_node(same: Sequence[OpNode]) -> OpNode:
+def _fastest_node(same: Sequence[OpNode]) -> OpNode:
     return evolve(
         same[0],
-        forward_s=statistics.fmean(node.forward_s for node in same),
-        backward_input_s=statistics.fmean(node.backward_input_s for node in same),
-        backward_weight_s=statistics.fmean(node.backward_weight_s for node in same),
-    )
-
-
-def _mean_costs(same: Sequence[StageCosts]) -> StageCosts:
-    """The mean costs of one stage, measured in every replica."""
-    return evolve(
-        same[0],
-        forward_s=statistics.fmean(cost.forward_s for cost in same),
-        backward_input_s=statistics.fmean(cost.backward_input_s for cost in same),
-        backward_weight_s=statistics.fmean(cost.backward_weight_s for cost in same),
-        backward_s=statistics.fmean(cost.full_backward_s for cost in same),
-        optimizer_s=statistics.fmean(cost.optimizer_s for cost in same),
+        forward_s=min(node.forward_s for node in same),
+        backward_input_s=min(node.backward_input_s for node in same),
+        backward_weight_s=min(node.backward_weight_s for node in same),
     )

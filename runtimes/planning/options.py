@@ -18,7 +18,7 @@ from ...core.search import Oracle
 from ...core.search.problem.blocks import check_boundaries
 from ...core.whole_numbers import whole_number
 from ..offload.tier import OffloadTier
-from .budget import check_seconds
+from .contest import contest_rounds
 
 AUTO = "auto"
 """The schedule ``auto``: any schedule, and orders of actions of no schedule."""
@@ -52,7 +52,8 @@ class PlanningOptions:
         offload: what leaves the devices between F and the backward (see ``core/offload/request``).
         tier: where it goes.
         shard: what replicas share (see ``core/plan/sharding``): a level, or ``"auto"``.
-        seconds: limit on planning after the capture; None for the default (see `Budget.of`).
+        contest: whether the first steps compare plans, or how many steps of each they run at least. As an attribute,
+            the number of rounds of the contest (see `contest`); 0 for none.
         cached: whether plans are cached on disk.
         boundaries: where stages may end (see ``Blocks``).
 
@@ -60,7 +61,7 @@ class PlanningOptions:
         families: the schedules to choose among.
 
     Raises:
-        RequestError: the schedule or the cluster is unknown, or shard, seconds or cached is invalid.
+        RequestError: the schedule or the cluster is unknown, or shard, contest or cached is invalid.
     """
 
     oracle: Oracle
@@ -72,13 +73,12 @@ class PlanningOptions:
     offload: OffloadRequest = "none"
     tier: OffloadTier = field(factory=OffloadTier)
     shard: str = NONE
-    seconds: float | None = None
+    contest: int = field(default=True, converter=contest_rounds)
     cached: bool = False
     boundaries: str = "operators"
     families: list[ScheduleFamily] = field(init=False, default=Factory(_families, takes_self=True))
 
     def __attrs_post_init__(self) -> None:
-        check_seconds(self.seconds)
         check_offload_request(self.offload)
         check_boundaries(self.boundaries)
         check_level(self.shard, SHARD_AUTO)

@@ -6,9 +6,10 @@ the plan to the others. A file that cannot be read or written is reported in one
 
 import hashlib
 import json
+import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,16 +21,30 @@ from ...core.files.json_reader import parse_json
 from ...core.files.read import read_text
 from ...core.files.write import replace_file
 from ...core.plan.plan import Plan, plain_plan, plan_json
+from ...core.search.suggestions.preference import MOST
 from ...core.version import version
 from ..launch.progress import Report
 
-FORMAT = "panpipe.cached-plan/1"
+FORMAT = "panpipe.cached-plan/2"
 VARIABLE = "PANPIPE_CACHE"
 """The environment variable with the folder; if it is empty, nothing is cached."""
 MOST_FILES, MOST_BYTES = 256, 256 << 20
 """Limits of the folder; above them the least recently used files are removed."""
 ABANDONED_S = 3600.0
 """Age, in seconds, at which an incomplete file is removed."""
+
+
+@frozen
+class CachedPlans:
+    """What an earlier run of a request found.
+
+    Args:
+        plans: the winner of the contest alone, or its candidates if it did not end.
+        fastest_s: seconds of the winner's fastest step; None without a contest that ended.
+    """
+
+    plans: Sequence[Plan]
+    fastest_s: float | None = None
 
 
 @frozen
@@ -44,8 +59,8 @@ class PlanCache:
     folder: Path | None
     report: Report
 
-    def find(self, key: Mapping[str, str]) -> Plan | None:
-        """The plan of a key; None if there is none that can be read."""
+    def find(self, key: Mapping[str, str]) -> CachedPlans | None:
+        """The plans of a key; None if there is none that can be read."""
         if self.folder is None:
             return None
         path = self._path(key)
@@ -60,11 +75,12 @@ class PlanCache:
             os.utime(path)
         return cached
 
-    def keep(self, key: Mapping[str, str], plan: Plan) -> None:
-        """Write a plan; reports a failure."""
+    def keep(self, key: Mapping[str, str], found: CachedPlans) -> None:
+        """Write plans; reports a failure."""
         if self.folder is None:
             return
-        document = {"format": FORMAT, "key": dict(key), "plan": json.loads(plan_json(plan))}
+        plans = [json.loads(plan_json(plan)) for plan in found.plans]
+        document = {"format": FORMAT, "key": dict(key), "plans": plans, "fastest_s": found.fastest_s}
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # whatever the umask, plans are its owner's
             replace_file(self._path(key), [(json.dumps(document, indent=1) + "\n").encode()])
@@ -105,16 +121,21 @@ def versions() -> dict[str, str]:
     return {"panpipe": f"{version()} {digest}", "torch": torch.__version__}
 
 
-def _read(path: Path, key: Mapping[str, str]) -> Plan:
+def _read(path: Path, key: Mapping[str, str]) -> CachedPlans:
     document = parse_json(read_text(path), str(path))
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise RequestError(f"its format is not {FORMAT}")
     if document.get("key") != dict(key):
         raise RequestError("it is for another request")
-    plan = plain_plan(document.get("plan"), str(path))
-    if plan.prediction is None:
+    plans, fastest_s = document.get("plans"), document.get("fastest_s")
+    if not isinstance(plans, list) or not 1 <= len(plans) <= MOST:
+        raise RequestError(f"it has no list of 1 to {MOST} plans")
+    if fastest_s is not None and not (isinstance(fastest_s, float) and 0 < fastest_s < math.inf):
+        raise RequestError(f"its fastest_s is {fastest_s!r}, and no number of seconds")
+    found = [plain_plan(plan, str(path)) for plan in plans]
+    if any(plan.prediction is None for plan in found):
         raise RequestError("its plan has no prediction")
-    return plan
+    return CachedPlans(found, fastest_s)
 
 
 def _prune(folder: Path) -> None:

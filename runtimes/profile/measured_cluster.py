@@ -20,7 +20,6 @@ from ...core.cluster.routing import Link
 from ..devices.available_memory import bytes_left, machine_bytes
 from ..launch.team import Team
 from .link_measurements import pair_times
-from .reference_workload import workload_bytes
 
 
 def measured_cluster(
@@ -115,8 +114,7 @@ def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device])
     also those of other processes.
 
     It is at most what the operating system, or `torch.cuda.set_per_process_memory_fraction`, still allows the process
-    with the lowest limit. The bytes of the reference workload are subtracted: it runs while the device holds its
-    stages.
+    with the lowest limit.
 
     Args:
         team: the devices.
@@ -133,9 +131,9 @@ def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device])
             reserved, count = torch.cuda.memory_reserved(here), list(on.values()).count(here)
             allowed = int(torch.cuda.get_per_process_memory_fraction(here) * total) // count
             shared = int(free) // everywhere.count(identity(here)) + reserved // count
-            return min(shared, allowed) - workload_bytes(here)
+            return min(shared, allowed)
         left = bytes_left()
         shares = [machine_bytes() // team.mesh.ranks, *([] if left is None else [left // len(team.local)])]
-        return min(shares) - workload_bytes(here)
+        return min(shares)
 
     return max(min(team.everywhere(available)), 0)

@@ -18,15 +18,13 @@ from ..launch.team import Team
 
 SIZES = (1 << 16, 1 << 21)
 """Bytes of the messages that the line is fitted to."""
-ROUNDS = 5
-"""Number of times that each is sent while the work runs, in turns with the work alone; the median difference counts."""
-WORK_S = 0.01
-"""Seconds of work while messages are sent: several times what the larger message takes, and little enough that the
-noise of the work, a share of it, stays below what a message costs."""
+ROUNDS = 10
+"""Number of times that each is sent while the work runs, in turns with the work alone; the shortest times count."""
+WORK_S = 0.004
+"""Seconds of work while messages are sent: longer than what the larger message takes, and short enough that some of the
+rounds run undisturbed on a busy machine."""
 WIDTH = 256
 """Of the matrices that are multiplied as work."""
-MESSAGES_S = len(SIZES) * (1 + ROUNDS) * 2 * WORK_S
-"""Seconds that all of it takes."""
 
 
 def measured_message_line(team: Team, where: Mapping[int, torch.device]) -> MessageLine:
@@ -65,19 +63,18 @@ def _seconds(backend: Backend, peer: int, size: int) -> float:
     message, answer = [torch.zeros(size // 4)], [torch.empty(size // 4)]
     matrix = torch.randn(WIDTH, WIDTH)
     products = _products(matrix)
-    longer = []
+    alone, with_messages = list[float](), list[float]()
     for _ in range(1 + ROUNDS):
         start = finished_s(here)
         _work(matrix, products)
-        alone = finished_s(here) - start
+        alone.append(finished_s(here) - start)
         start = finished_s(here)
         handles = [backend.receive(answer, peer), backend.send(message, peer)]
         _work(matrix, products)
-        with_messages = finished_s(here) - start
+        with_messages.append(finished_s(here) - start)
         for handle in handles:
             handle.wait()
-        longer.append(with_messages - alone)
-    return statistics.median(longer[1:]) / 2
+    return max(min(with_messages[1:]) - min(alone[1:]), 0.0) / 2
 
 
 def _products(matrix: torch.Tensor) -> int:

@@ -1,10 +1,9 @@
 """Measures the costs of every operator of a training step on the device at hand.
 
-Operators that do the same work, such as those of equal layers, get one time: the median over a few of them. This takes
+Operators that do the same work, such as those of equal layers, get one time: the shortest of a few of them. This takes
 less time than measuring all, and gives equal layers equal times.
 """
 
-import statistics
 from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import nullcontext
@@ -47,7 +46,6 @@ def profile_operators(
     leaves: Sequence[Any],
     repeats: int = 5,
     device: torch.device | None = None,
-    integers: dict[str, Tensor] | None = None,
 ) -> OpGraph:
     """Time every operator of one microbatch: F, and its backward for inputs and for parameters.
 
@@ -56,10 +54,8 @@ def profile_operators(
         parameters, buffers: by qualified name; may be on meta. Parameters on meta get random values only while their
             operator is measured: all of them together may exceed the memory.
         leaves: one real microbatch, flattened.
-        repeats: number of timed runs of each kind of work; the median counts.
+        repeats: number of timed runs of each kind of work; the shortest counts.
         device: the device that runs them, of the type that the step was captured for; by default the model's.
-        integers: gets the results of other than floating-point types that later operators read, by node name:
-            whoever runs a part of the step needs their values, which may be indices or sizes.
 
     Returns:
         The graph with times and saved bytes.
@@ -68,7 +64,6 @@ def profile_operators(
     watch = Stopwatch(device)
     with watch.active():
         runner = _OperatorTimer(operators, parameters, buffers, leaves, repeats, device, watch)
-        runner.integers = {} if integers is None else integers
         saved = [runner.time(node) for node in operators.graph.nodes]
         nodes = tuple(runner.timed(node, *sizes) for node, sizes in zip(operators.graph.nodes, saved, strict=True))
     return evolve(operators.graph, nodes=nodes)
@@ -79,8 +74,6 @@ class _OperatorTimer:
 
     Arguments as of `profile_operators`; ``watch`` takes the times.
     """
-
-    integers: dict[str, Tensor]
 
     def __init__(
         self,
@@ -183,9 +176,7 @@ class _OperatorTimer:
                 for kind, value in zip(self._spans[key], times, strict=True):
                     kind.append(value)
         for node in nodes:
-            env[node] = value = _detached(env[node])
-            if isinstance(value, Tensor) and not value.dtype.is_floating_point and not set(node.users) <= inside:
-                self.integers[node.name] = value
+            env[node] = _detached(env[node])
         fixed = [s for s in (*activations, *nodes) if s.name in self._operators.fixed]
         once = storage_sizes(tensor for s in fixed for tensor in _flat(env[s]))
         fresh = {key: size for key, size in storage_sizes(saved).items() if key not in known}
@@ -200,14 +191,14 @@ class _OperatorTimer:
         """The operator with the times of its kind of work."""
         forward, towards_inputs, towards_weights = self._spans[self._keys[op.name]]
         return evolve(
-            op, forward_s=self._median(forward), backward_input_s=self._median(towards_inputs),
-            backward_weight_s=self._median(towards_weights), saved_bytes=saved_bytes,
+            op, forward_s=self._fastest(forward), backward_input_s=self._fastest(towards_inputs),
+            backward_weight_s=self._fastest(towards_weights), saved_bytes=saved_bytes,
             shared_bytes=shared_bytes,
         )  # fmt: skip
 
-    def _median(self, spans: Sequence[Span | None]) -> float:
-        """The median over all repeats, in seconds; only this waits for the device."""
-        return statistics.median(0.0 if span is None else self._watch.between(*span) for span in spans)
+    def _fastest(self, spans: Sequence[Span | None]) -> float:
+        """The shortest of all repeats, in seconds: noise only makes them longer. Only this waits for the device."""
+        return min((0.0 if span is None else self._watch.between(*span) for span in spans), default=0.0)
 
     def _done(self, node: fx.Node, op: OpNode) -> bool:
         """Whether this was the last operator that reads an activation."""

@@ -2,6 +2,7 @@
 
 from attrs import field, frozen
 
+from ...core.plan.plan import Plan
 from ...core.whole_numbers import whole_number
 from .compiled import Programs
 from .stage_compiler import StageCompiler
@@ -18,12 +19,14 @@ class ProgramOptions:
         compiler: compiles sections of programs; None to run operators one by one.
         max_shapes: number of shapes of microbatches whose programs are kept.
         graphs: whether they are captured as CUDA graphs.
+        plans: further plans of the same stages that the programs are compiled for.
         known: programs of the example, which are reused; new ones are added.
     """
 
     compiler: StageCompiler | None = None
     max_shapes: int = MAX_SHAPES
     graphs: bool = False
+    plans: tuple[Plan, ...] = ()
     known: Programs = field(factory=dict)
 
 

@@ -27,15 +27,15 @@ class PlannedCompiler:
     recompute: Collection[int]
 
     @classmethod
-    def of(cls, compiler: StageCompiler | None, plan: Plan) -> "PlannedCompiler | None":
-        """The compiler of a plan's programs; None without compilation."""
+    def of(cls, compiler: StageCompiler | None, *plans: Plan) -> "PlannedCompiler | None":
+        """The compiler of the programs that some plans of the same stages run; None without compilation."""
         if compiler is None:
             return None
         kinds: dict[int, set[Kind]] = {}
-        for actions in plan.device_actions:
+        for actions in (actions for plan in plans for actions in plan.device_actions):
             for action in actions:
                 kinds.setdefault(action.stage, set()).add(action.kind)
-        return cls(compiler, kinds, plan.memory.recompute)
+        return cls(compiler, kinds, plans[0].memory.recompute)
 
     def programs(self, stage: StageGraph, index: int) -> StagePrograms:
         """The compiled programs of a stage; warns of what does not compile.

@@ -1,1 +1,1 @@
-"""Planning again while training: drift of step times, speeds of devices, and stages that move between ranks."""
+"""Planning again while training: speeds of devices, and stages that move between ranks."""

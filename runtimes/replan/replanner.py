@@ -1,19 +1,18 @@
-"""Plans again between two steps: rehearse and profile, search for devices with their present speeds, move the stages.
+"""Plans again between two steps: profile, search for devices with their present speeds, move the stages.
 
-    rehearsed steps ──▶ slowness of each device ─┐
-    profiled operators ──────────────────────────┴─▶ search ──▶ gain? ──▶ state moves between ranks ──▶ training goes on
+    profiled operators ──▶ slowness of each device ──▶ search ──▶ gain? ──▶ state moves between ranks
 
 The results of training do not depend on the plan, so they have the same bits as without. The new plan is not cached: it
 is for devices as they are at this moment.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
-from ...core.costs.costs import stage_costs
 from ...core.errors import InfeasibleError, RequestError
 from ...core.logs import LOGGER
 from ...core.plan.derive import synchronised
@@ -25,11 +24,12 @@ from ...core.search.choose import plan_for_devices
 from ...core.search.problem.blocks import Blocks
 from ...core.search.problem.score import predicted_again
 from ...core.search.search_options import SearchOptions
+from ...core.search.suggestions.preference import preference
 from ..batch.example import Example
 from ..checkpoint.checkpoints import Checkpoints
+from ..planning.contest import Contest
 from ..planning.measurements import Measurements
 from ..planning.options import PlanningOptions
-from ..planning.rehearsed import rehearsed_costs
 from ..profile.measured_cluster import measured_cluster
 from ..programs.options import ProgramOptions
 from ..training.plan_setup import PlanSetup
@@ -38,8 +38,6 @@ from ..weights.remote_tensors import as_meta_tensors
 from .moving import AVERAGE, OPTIMIZER, STEPPED, TENSOR, MovableState, MovedWeights
 from .speeds import SlowedDevices, slowness
 
-REHEARSED, WARM_UP = 4, 1
-"""Rehearsed steps, and those before them that are not recorded."""
 LEAST_GAIN = 0.05
 """Share by which the present plan must be predicted to be slower than another one: moving takes some steps, too."""
 SECONDS = 10.0
@@ -87,8 +85,12 @@ class Replanner:
     """
 
     def __init__(self, example: Example, options: PlanningOptions, programs: ProgramOptions, reads: Any) -> None:
-        self._example, self._options = kept_example(example), options
+        self._example, self.options = kept_example(example), options
         self._programs, self._reads = programs, reads
+
+    def forget_programs(self) -> None:
+        """Derive programs again for the next move: none is expected soon."""
+        self._programs = evolve(self._programs, known={})
 
     def refusal(self, trainer: Trainer) -> RequestError | None:
         """The reason why this pipeline cannot be planned again now; None if it can."""
@@ -123,38 +125,53 @@ class Replanner:
             RequestError: see `refusal` and `move`.
         """
         with trainer.team.inside("replan"):
-            trainer.stages.ensure_equal_values()
-            trainer.team.agree(self.refusal(trainer))
-            found = self.find(trainer)
-            moves = found is not None and found.worth_moving(trainer.plan)
-            if found is not None and moves:
-                self.move(trainer, checkpoints, found.plan)
-            if trainer.team.first:
-                LOGGER.warning("%s", describe_result(found, moves))
-        return moves
+            plan = self.better(trainer)
+            if plan is not None:
+                self.move(trainer, checkpoints, plan)
+        return plan is not None
+
+    def contest(self, trainer: Trainer) -> Contest | None:
+        """A contest of the present plan and one that is better at the present speeds; None if there is none such.
+
+        Arguments and errors as of `replan`.
+        """
+        with trainer.team.inside("replan"):
+            plan, present = self.better(trainer), trainer.plan
+        if plan is None:
+            return None
+        if present.prediction is None:
+            present = evolve(present, prediction=plan.prediction)
+        return Contest([present, plan], preference([family.name for family in self.options.families]))
+
+    def better(self, trainer: Trainer) -> Plan | None:
+        """A plan that gains enough at the present speeds; None if there is none. The result is logged."""
+        trainer.stages.ensure_equal_values()
+        trainer.team.agree(self.refusal(trainer))
+        found = self.find(trainer)
+        moves = found is not None and found.worth_moving(trainer.plan)
+        if trainer.team.first:
+            LOGGER.warning("%s", describe_result(found, moves))
+        return found.plan if found is not None and moves else None
 
     def find(self, trainer: Trainer) -> ReplanResult | None:
-        """Rehearse, profile and search. All ranks call this together, and get the same result.
+        """Profile and search. All ranks call this together, and get the same result.
 
         Returns:
             The best plan; None if no plan is found.
         """
         team, plan = trainer.team, trainer.plan
-        piece = self._example.microbatch
-        pieces = [evolve(piece, weight=1 / plan.microbatches) for _ in range(plan.microbatches)]
-        traces = [one.trace for one in trainer.rehearse(None, REHEARSED, WARM_UP, pieces)]
         measured = Measurements(self._example, team, trainer.training.optimizer, evolve(self._programs, known={}))
         with as_meta_tensors(trainer.model):
-            graph = measured.graph()
+            graphs = measured.graphs()
+            graph = measured.graph(graphs)
             message = measured.message
             prediction = plan.prediction
-            known = prediction.cluster if prediction is not None else self._options.cluster
+            known = prediction.cluster if prediction is not None else self.options.cluster
             cluster = known or measured_cluster(team, measured.where)
             sizes, replicas = measured.sizes, measured.replicas
-        base = stage_costs(graph, [s.nodes for s in plan.stages]) if prediction is None else prediction.costs
-        slow = slowness(plan, base, traces)
-        devices = SlowedDevices.of(graph, plan, rehearsed_costs(plan, base, traces, 0.5), slow)
-        options, oracle = self._options, self._options.oracle
+        slow = slowness(graphs, team.size)
+        devices = SlowedDevices(graph, slow)
+        options, oracle = self.options, self.options.oracle
         wanted = SearchOptions(
             families=options.families, oracle=oracle, anneal=options.anneal, recompute=options.recompute,
             max_chunks=options.max_chunks, message=message, offload=options.offload, seconds=SECONDS,
@@ -179,13 +196,14 @@ class Replanner:
         chosen = team.decide(choose)
         return None if chosen is None else ReplanResult(*chosen, slow)
 
-    def move(self, trainer: Trainer, checkpoints: Checkpoints, plan: Plan) -> None:
+    def move(self, trainer: Trainer, checkpoints: Checkpoints, plan: Plan, others: Sequence[Plan] = ()) -> None:
         """Move stages and their state to where another plan has them. All ranks call this together.
 
         Args:
             trainer: of the pipeline.
             checkpoints: of the pipeline.
             plan: the new one.
+            others: further plans of the same stages that programs are compiled for.
 
         Raises:
             RequestError: a rank cannot run the plan; then nothing has changed on any rank.
@@ -193,7 +211,7 @@ class Replanner:
         team, before, averages = trainer.team, trainer.stages, trainer.averages
         before.ensure_values()
         with before.whole_parameters():
-            parts = self._set_up(trainer, plan)
+            parts = self._set_up(trainer, plan, others)
             checkpoints.wait()
             state = checkpoints.whole_state()
             written = set(self._example.operators.step.mutated_buffers)
@@ -215,12 +233,12 @@ class Replanner:
             found |= {"optimizer": moved.part(OPTIMIZER), "stepped": moved.part(STEPPED)}
             checkpoints.load_state_dict(found if scheduler is None else {**found, "scheduler": scheduler})
 
-    def _set_up(self, trainer: Trainer, plan: Plan) -> PlanSetup:
+    def _set_up(self, trainer: Trainer, plan: Plan, others: Sequence[Plan]) -> PlanSetup:
         """The parts of the trainer for another plan; an error of one rank is raised on all."""
         parts, failure = None, None
         try:
             validate(plan)
-            parts = trainer.set_up_plan(self._example, plan, evolve(self._programs, known={}))
+            parts = trainer.set_up_plan(self._example, plan, evolve(self._programs, plans=tuple(others)))
         except RequestError as error:
             failure = error
         trainer.team.agree(failure)
@@ -231,7 +249,7 @@ class Replanner:
         """What replicas share in a new plan: as in the present one, or where it is asked for what does not fit."""
         if not plan.shard:
             return NONE
-        return AUTO if self._options.shard == AUTO else max(plan.shard, key=LEVELS.index)
+        return AUTO if self.options.shard == AUTO else max(plan.shard, key=LEVELS.index)
 
 
 def describe_result(found: ReplanResult | None, replaced: bool) -> str:
@@ -244,6 +262,6 @@ def describe_result(found: ReplanResult | None, replaced: bool) -> str:
     if not replaced:
         return f"{why}; no plan is predicted to gain {LEAST_GAIN:.0%} over the present one: it stays"
     return (
-        f"{why}; stages moved to {found.plan.schedule}, {plan_size(found.plan)}: predicted step "
+        f"{why}; a faster plan is {found.plan.schedule}, {plan_size(found.plan)}: predicted step "
         f"{step_s * 1e3:.4g} ms, {found.gain:+.0%} against {present_s * 1e3:.4g} ms of the plan before"
     )

@@ -1,56 +1,31 @@
-"""Speeds of the devices along the pipeline, from rehearsed steps, and plans for devices with these speeds."""
+"""Speeds of the devices along the pipeline, from profiles that all of them measure at once, and operators at these."""
 
-import statistics
 from collections.abc import Sequence
 
 from attrs import evolve, frozen
 
-from ...core.actions import COMPUTE_KINDS, Kind
-from ...core.costs.costs import StageCosts, stage_costs, stage_edges
+from ...core.costs.costs import stage_costs, stage_edges
 from ...core.costs.graph import OpGraph
 from ...core.costs.message_overhead import MessageLine, with_message_times
 from ...core.plan.plan import Plan
 from ...core.search import Oracle
-from ...core.trace.trace import Trace
-from ..planning.rehearsed import times_scaled
-from ..profile.corrected_operators import corrected_graph
 
 EQUALLY_FAST = 0.1
-"""Devices whose times differ by less than this share are taken as equally fast: rehearsals vary as much."""
+"""Devices whose times differ by less than this share are taken as equally fast: profiles vary as much."""
 
 
-def slowness(plan: Plan, base: Sequence[StageCosts], traces: Sequence[Trace]) -> tuple[float, ...]:
-    """How much longer each device takes than the fastest one for the same work: 1 or more.
+def slowness(graphs: Sequence[OpGraph], devices: int) -> tuple[float, ...]:
+    """How much longer each device along the pipeline takes than the fastest one for the same work: 1 or more.
 
     Args:
-        plan: that ran.
-        base: costs of its stages on devices of equal speed.
-        traces: of its steps, over all replicas; in each position the slowest replica counts.
+        graphs: the operators as each device measured them, replica by replica; the slowest replica counts.
+        devices: along the pipeline.
     """
-    took: dict[tuple[int, int, Kind], list[float]] = {}
-    for trace in traces:
-        for event in trace.events:
-            if event.action.kind in COMPUTE_KINDS:
-                key = event.device, event.action.stage, event.action.kind
-                took.setdefault(key, []).append(event.end_s - event.start_s)
-    measured, expected = [0.0] * plan.mesh.ranks, [0.0] * plan.mesh.ranks
-    for (rank, stage, kind), times in took.items():
-        measured[rank] += statistics.median(times)
-        expected[rank] += _expected(base[stage], kind)
-    ratios = [m / e if e > 0 else 1.0 for m, e in zip(measured, expected, strict=True)]
-    by_position = [max(ratios[device :: plan.devices]) for device in range(plan.devices)]
+    took = [sum(n.forward_s + n.backward_input_s + n.backward_weight_s for n in graph.nodes) for graph in graphs]
+    by_position = [max(took[device::devices]) for device in range(devices)]
     least = min(by_position)
-    found = [ratio / least if least > 0 else 1.0 for ratio in by_position]
-    return tuple(found) if max(found) > 1 + EQUALLY_FAST else (1.0,) * plan.devices
-
-
-def _expected(cost: StageCosts, kind: Kind) -> float:
-    return {
-        Kind.F: cost.forward_s,
-        Kind.B: cost.full_backward_s,
-        Kind.I: cost.backward_input_s,
-        Kind.W: cost.backward_weight_s,
-    }[kind]
+    found = [seconds / least if least > 0 else 1.0 for seconds in by_position]
+    return tuple(found) if max(found) > 1 + EQUALLY_FAST else (1.0,) * devices
 
 
 @frozen
@@ -64,19 +39,6 @@ class SlowedDevices:
 
     graph: OpGraph
     slowness: tuple[float, ...]
-
-    @classmethod
-    def of(cls, graph: OpGraph, plan: Plan, costs: Sequence[StageCosts], slowness: Sequence[float]) -> "SlowedDevices":
-        """The operators, by the measured costs of the stages of a plan.
-
-        Args:
-            graph: with measured times, whose proportions within a stage count.
-            plan: has the stages.
-            costs: of its stages, each as measured on its device.
-            slowness: of each device.
-        """
-        fast = [times_scaled([cost], 1 / slowness[s.device])[0] for s, cost in zip(plan.stages, costs, strict=True)]
-        return cls(corrected_graph(graph, [stage.nodes for stage in plan.stages], fast), tuple(slowness))
 
     @property
     def graphs(self) -> tuple[OpGraph, ...]:

@@ -159,7 +159,7 @@ class Evaluator:
         capture = partial(self._captured, forwards)
         compiler = PlannedCompiler.of(self._compiler, self._forward_plan)
         shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, compiler, self._varying)
-        return shapes, PreparedSteps(self._forward_plan, shapes, self._states, self._model, self._team.local)
+        return shapes, PreparedSteps(lambda: self._forward_plan, shapes, self._states, self._model, self._team.local)
 
     def _captured(
         self, forwards: ForwardFunction, batch: Any, shape: Shape, symbolic: Dims | None = None

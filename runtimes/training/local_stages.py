@@ -1,6 +1,6 @@
 """The stages of a plan in this process, and the values of their parameters and buffers.
 
-no memory ──▶ random values, while the plan is rehearsed ──▶ no memory ──▶ values; then optimizers are created
+no memory ──▶ values ──▶ optimizers
 """
 
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from ...backends.contract import Backend
 from ...core.capture.programs.stage_programs import StagePrograms
-from ...core.capture.values.fake_tensors import fill_with_stand_ins
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan, Stage
 from ...core.plan.sharding import shards, shards_gradients, shards_parameters
@@ -25,7 +24,7 @@ from ..optimizer.stage_state import StageState, make_optimizers
 from ..optimizer.training import Training
 from ..programs.compiled import Compiled
 from ..weights import Weights, weights_from
-from ..weights.allocation import allocate, deallocate
+from ..weights.allocation import allocate
 from ..weights.remote_tensors import as_meta_tensors
 from .initial_weights import InitialWeights
 from .model_changes import KnownTensors, TiedCopies, follow_trained, refuse_strays
@@ -239,42 +238,6 @@ class LocalStages:
         """Copy the values of buffers to their copies on other devices."""
         self._own.copy_buffers()
 
-    @contextmanager
-    def rehearsing(self, update: bool = False) -> Iterator[None]:
-        """A context for steps that change nothing: afterwards buffers and gradients are as before, also after an error.
-
-        Copies of both are held meanwhile. Tensors without values have random ones within, and no memory afterwards.
-
-        Args:
-            update: whether there are stand-ins of optimizers.
-        """
-        if not self._loaded:
-            allocate(self._without_memory())
-            for tensor in self._without_memory():
-                fill_with_stand_ins(tensor.detach())
-        states = list(self.states.values())
-        buffers = [(buffer, buffer.clone()) for state in states for buffer in state.buffers.values()]
-        trained = [(tensor, tensor.grad) for state in states for tensor in state.with_gradients]
-        gradients = [(gradient, gradient.clone()) for _, gradient in trained if gradient is not None]
-        scattered = [(state.scatter, state.scatter.kept()) for state in states if state.scatter is not None]
-        try:
-            for state in states if update else ():
-                state.set_stand_in()
-            yield
-        finally:
-            for state in states:
-                state.stand_in = None
-            for tensor, value in (*buffers, *gradients):  # a step accumulates gradients in the same memory
-                tensor.copy_(value)
-            for tensor, gradient in trained:
-                tensor.grad = gradient
-            for scatter, sums in scattered:
-                scatter.set(sums)
-            if self.team.tensor is not None:
-                self.team.tensor.linked.publish_gradients()
-            if not self._loaded:  # another plan may be rehearsed next
-                deallocate(self._without_memory())
-
     def _holders(self) -> dict[str, str]:
         """Name of each parameter → the rank that holds it, in words; for a tied weight the rank of its first stage."""
         found: dict[str, str] = {}
@@ -302,7 +265,7 @@ class LocalStages:
         return [tensor for state in states for tensor in (*state.parameters.values(), *state.buffers.values())]
 
     def _without_memory(self) -> list[Tensor]:
-        """The tensors that are allocated for rehearsals, and when values are loaded."""
+        """The tensors that are allocated when values are loaded."""
         gradients = (buffer for state in self.states.values() for buffer in state.gradient_buffers)
         own = {id(parameter) for shared in self._shared.values() for parameter in shared.memory_of}
         return [*(tensor for tensor in self._own.without_memory if id(tensor) not in own), *gradients]

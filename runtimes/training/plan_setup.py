@@ -87,7 +87,7 @@ def set_up_plan(
     where = team.where = team.where or dict.fromkeys(team.local, device)
     on = {i: where[plan.placement[i]] for i in local}
     limit, known = programs.max_shapes, programs.known
-    compiler = PlannedCompiler.of(programs.compiler, plan)
+    compiler = PlannedCompiler.of(programs.compiler, plan, *programs.plans)
     first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler, known)
     check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
     team.connect(sending_pairs(plan))
@@ -106,7 +106,7 @@ def set_up_plan(
 
     def variant() -> tuple[Shapes, PreparedSteps]:
         shapes = Shapes(captured, team, cut, on, limit, compiler, varying)
-        return shapes, PreparedSteps(plan, shapes, stages.states, model, team.local)
+        return shapes, PreparedSteps(lambda: stages.plan, shapes, stages.states, model, team.local)
 
     varying = VaryingSizes()
     variants = Variants(model, step, variant, follow_model)

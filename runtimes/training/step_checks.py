@@ -60,10 +60,8 @@ class StepChecks:
         self._monitoring.follow(stages, queues)
 
     def options(self, options: StepOptions) -> StepOptions:
-        """The options of a step that is checked, unless it is a rehearsal."""
-        if not options.ending.rehearses:
-            options = self._monitoring.options(options)
-        return evolve(options, peaks=self._loss.on)
+        """The options of a step that is checked."""
+        return evolve(self._monitoring.options(options), peaks=self._loss.on)
 
     def check(
         self,
@@ -89,9 +87,6 @@ class StepChecks:
             RequestError: ranks were given different batches.
         """
         took_s = time.perf_counter() - start
-        if ending.rehearses:
-            ready.agreement.refuse(runner.outcome(ending))
-            return
         updated, start_read = update.due and not update.skipped, self._queues[self._team.local[0]].start_read
         assert done.loss is not None
         loss, norm = start_read(done.loss), LazyValue[NonFiniteNorm | None](lambda: None)

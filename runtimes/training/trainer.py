@@ -8,8 +8,7 @@ batch ──▶ microbatches ──▶ StepRunner or Evaluator ◀────�
 import os
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,14 +20,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from ...core.capture.python.refusals import refuse_training_here
-from ...core.capture.regions.regions import runs_region
+from ...core.costs.message_overhead import MessageTimes
 from ...core.errors import RequestError
 from ...core.logs import set_process
 from ...core.plan.plan import Plan
 from ...core.trace.trace import Trace
 from ..batch.difference import naming_difference
 from ..batch.example import Example
-from ..batch.microbatches import BatchCutter, Microbatch, WrittenBatches
+from ..batch.microbatches import BatchCutter, Microbatch, Shape, WrittenBatches
 from ..batch.modes import ModuleModes
 from ..engine.clocked import Clock
 from ..engine.step_data import StepOptions, StepRecord
@@ -40,8 +39,6 @@ from ..offload.tier import OffloadTier
 from ..optimizer.optimizers import stage_optimizer, stage_scheduler
 from ..optimizer.training import Training
 from ..optimizer.update import Ending
-from ..planning.rehearsed import Rehearsal
-from ..profile.reference_workload import PASSES, passes_around, reference_s
 from ..programs.options import ProgramOptions
 from ..weights.saving import save_checkpoint
 from .averages import Averages, visit_parameters
@@ -81,6 +78,7 @@ class Trainer:
         skipped: whether the last update was skipped because a gradient or the loss was not finite.
         trace: of the last traced step; None if there is none.
         closed: whether it was closed.
+        trained_shapes: the shapes of the microbatches of the last step.
     """
 
     def __init__(
@@ -104,6 +102,7 @@ class Trainer:
         self.skipped = False
         self.trace: Trace | None = None
         self._shape = example.shape
+        self.trained_shapes: list[Shape] = []
         self._cutter = BatchCutter(example.shape, plan.microbatches)
         places = example.operators.step.batch_writes
         self._written = WrittenBatches({example.shape.nesting.names[place]: line for place, line in places.items()})
@@ -127,6 +126,10 @@ class Trainer:
         self.runner, self.evaluator = parts.runner, parts.evaluator
         self.offloads, self.queues = parts.offloads, parts.queues
 
+    def follow(self, plan: Plan) -> None:
+        """Train by another plan of the same stages from now on."""
+        self.plan = self.stages.plan = plan
+
     def replace(self, parts: PlanSetup) -> None:
         """Train by another plan from now on; its stages have no values yet."""
         for each in self.offloads.values():
@@ -134,15 +137,12 @@ class Trainer:
         self.adopt(parts)
         self.checks.follow(parts.stages, parts.queues)
 
-    def train(
-        self, batch: Any, options: StepOptions, pieces: list[Microbatch] | None = None
-    ) -> tuple[Tensor, BatchResult]:
+    def train(self, batch: Any, options: StepOptions) -> tuple[Tensor, BatchResult]:
         """Run one step, and count it.
 
         Args:
             batch: a whole batch.
             options: how it runs.
-            pieces: its microbatches, if it is cut already; then ``batch`` is ignored.
 
         Returns:
             The loss over all replicas, and the result of the batch.
@@ -151,9 +151,9 @@ class Trainer:
             NonFiniteError: the loss or the global norm is not finite, and ``on_nonfinite`` is ``"raise"``.
         """
         with self.team.inside(f"step {self.counts.steps + 1}"):
-            return self._train(batch, options, pieces)
+            return self._train(batch, options)
 
-    def _train(self, batch: Any, options: StepOptions, pieces: list[Microbatch] | None) -> tuple[Tensor, BatchResult]:
+    def _train(self, batch: Any, options: StepOptions) -> tuple[Tensor, BatchResult]:
         start = time.perf_counter()
         self.refuse_closed()
         tensor = self.team.tensor
@@ -164,14 +164,13 @@ class Trainer:
         self.stages.refuse_whole("train")
         refuse_training_here()
         self._modes.refuse_other_mode()
-        if not options.ending.rehearses:
-            self.stages.ensure_equal_values()
-            self.stages.tied.follow()
-        ready = self.runner.batch(self._pieces(batch) if pieces is None else pieces)
+        self.stages.ensure_equal_values()
+        self.stages.tied.follow()
+        ready = self.runner.batch(self._pieces(batch))
         if ready.remark is not None and self.counts.steps and self.team.first:
             warnings.warn(ready.remark, stacklevel=4)
-        if not options.ending.rehearses:
-            self._clamp(ready)
+        self._clamp(ready)
+        self.trained_shapes = [piece.shape for piece in ready.pieces]
         scale = None if self._scaler is None else float(self._scaler.get_scale())
         with naming_difference(self._shape, ready.pieces):
             done = self.runner.run(ready, self.counts.steps, self.checks.options(options))
@@ -242,78 +241,15 @@ class Trainer:
         self.trace = done.trace or self.trace
         return done
 
-    def rehearse(
-        self, batch: Any, steps: int, warm_up: int, pieces: list[Microbatch] | None = None, update: bool = False
-    ) -> list[Rehearsal]:
-        """Run and record steps that change nothing; see `Pipeline.rehearse`, and `train` for ``pieces``."""
-        seen, prediction = list[Rehearsal](), self.plan.prediction
-        passes = PASSES if prediction is None else passes_around(prediction.step_s)
-        with self._rehearsing(update):
-            for _ in range(warm_up):
-                self._rehearsed(batch, pieces, update)
-            before = reference_s(self.team, passes) if steps else 0.0
-            for _ in range(steps):
-                pair = list[Rehearsal]()
-                for updates in (False, True) if update else (False,):
-                    whole_s, done = self._rehearsed(batch, pieces, updates)
-                    records = self._gather(done.records)
-                    around, before = before, reference_s(self.team, passes)
-                    around = (around + before) / 2
-                    pair.append(Rehearsal(measured_trace(done.plan, records), message_times(records), whole_s, around))
-                seen.append(evolve(pair[0], updated=pair[1]) if update else pair[0])
-        return seen
-
-    def rehearsed_s(self, batch: Any) -> float:
-        """Seconds of a step that changes nothing; see `Pipeline.rehearsed_s`."""
-        self.team.agree(self.no_rehearsal(batch))
-        with self._rehearsing():
-            self.team.agree(None)  # ranks begin together: each has copied its gradients
-            return self._rehearsed(batch, None, False)[0]
-
-    def no_rehearsal(self, batch: Any) -> RequestError | None:
-        """The reason why a step of a batch cannot be rehearsed between steps of training; None if it can."""
-        reason = None
-        if any(piece.shape != self._shape for piece in self._cutter.cut(batch)):
-            reason = "its microbatches have other shapes than the largest of the example's: give the example batch"
-        elif any(map(runs_region, self.variants.shapes.latest.operators.nodes.values())):
-            reason = "a part of the step stays Python, and what a further run of it changes is unknown"
-        elif self.runner.accumulating:
-            reason = "gradients wait for an update since step(batch, update=False): call it after a step that updates"
-        elif self.team.tensor is not None:
-            reason = "parameters are DTensors"
-        return None if reason is None else RequestError(f"the step of this batch cannot be rehearsed: {reason}")
-
-    def rehearses(self, batch: Any) -> bool:
-        """Whether `rehearsed_s` accepts a batch on every rank; all ranks call this together."""
-        return all(self.team.everywhere(lambda _: self.no_rehearsal(batch) is None))
-
-    @contextmanager
-    def _rehearsing(self, update: bool = False) -> Iterator[None]:
-        """A context for steps that change nothing of this trainer."""
-        before_them = self.counts.steps, self.counts.visits, self._metrics, self.trace
-        last = [(activity, activity.last) for activity in self.team.activities.values()]
-        try:
-            with self.stages.rehearsing(update):
-                yield
-        finally:
-            self.counts.steps, self.counts.visits, self._metrics, self.trace = before_them
-            self._log_position(self.counts.steps)
-            for activity, method in last:
-                activity.last = method
-
-    def _rehearsed(self, batch: Any, pieces: list[Microbatch] | None, update: bool) -> tuple[float, BatchResult]:
-        """Run and record one step without an update. Returns its seconds on the first rank, and its result."""
-        start = time.perf_counter()
-        cut = self._cutter.cut(batch) if pieces is None else pieces
-        with self.team.inside("a rehearsed step"):
-            ending = Ending.STAND_IN if update else Ending.REDUCE
-            _, done = self._train(batch, StepOptions(ending, trace=True), cut)
-        return self.team.decide(partial(float, time.perf_counter() - start)), done
-
     def gathered_trace(self, done: BatchResult) -> Trace:
         """The trace of all devices for a traced batch; all ranks call this together."""
         self.trace = done.trace or measured_trace(done.plan, self._gather(done.records))
         return self.trace
+
+    def measured_step(self, done: BatchResult) -> tuple[Trace, MessageTimes]:
+        """The same, and the times that messages took the devices; `trace` stays."""
+        records = self._gather(done.records)
+        return measured_trace(done.plan, records), message_times(records)
 
     @property
     def metrics(self) -> dict[str, float]:

@@ -1,9 +1,7 @@
 """Tensors whose memory is allocated later, and can be freed again.
 
-A parameter that the user's model has on the meta device is such a tensor in its stage until its values are set. While a
-plan is rehearsed, its memory is allocated and filled with arbitrary values, and then freed: plans that are compared
-never have their parameters and gradients in memory at the same time. Only the storage is resized, so references to the
-tensor stay valid.
+A parameter that the user's model has on the meta device is such a tensor in its stage until its values are set. Only
+the storage is resized, so references to the tensor stay valid.
 """
 
 from collections.abc import Iterable

@@ -9,7 +9,6 @@ from panpipe.core.actions import parse_action
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.plan.plan import plan_json
 from panpipe.core.trace.perfetto import write_trace
-from panpipe.core.trace.perfetto_reader import read_trace
 from panpipe.core.trace.trace import MemorySample, Trace, TraceEvent
 from panpipe.simulators.run import simulate
 
@@ -43,15 +42,6 @@ def test_compare_prints_step_kinds_and_order(files, capsys, monkeypatch):
     assert all(word in backward for word in ("1 ms", "2 ms", "-50.0%"))
     assert "2.00 MB" in out
     assert "Order: the same on every queue" in out
-
-
-def test_drift_of_the_machine_is_printed_apart_from_the_error(files, capsys):
-    for path, seconds in zip(files, (0.010, 0.012), strict=True):
-        write_trace(evolve(read_trace(path), reference_s=seconds), path)
-    assert main(["compare", *files]) == 0
-    out = capsys.readouterr().out
-    assert "error -33.3%" in out
-    assert "took +20.0% when the step was measured; error corrected for it -20.0%" in out
 
 
 def test_compare_json_has_every_action(files, capsys):

@@ -18,7 +18,7 @@ def test_two_pipelines_train_two_networks_in_turns():
     nets = {"generator": gan.perceptron(gan.NOISE, 16, 2), "critic": gan.perceptron(2, 16, 1)}
     model = torch.nn.ModuleDict(nets)
     alone = copy.deepcopy(model)
-    given = {"microbatches": 4, "progress": False, "plan_seconds": 1}
+    given = {"microbatches": 4, "progress": False}
     batches = [gan.batch_of(16) for _ in range(4)]
     losses = {"critic": gan.critic_loss, "generator": gan.generator_loss}
     pipes = {

@@ -9,7 +9,7 @@ from panpipe.core.errors import RequestError
 from panpipe.integrations.accelerate import pipeline_accelerator, prepare
 from torch import nn
 
-OPTIONS = {"microbatches": 4, "schedule": "1f1b", "max_chunks": 1, "progress": False, "plan_seconds": 0.1}
+OPTIONS = {"microbatches": 4, "schedule": "1f1b", "max_chunks": 1, "progress": False}
 
 
 def make_model():

@@ -12,7 +12,7 @@ from panpipe.integrations.lightning import PanpipeStrategy
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("default")  # of lightning
-OPTIONS = {"microbatches": 4, "schedule": "1f1b", "max_chunks": 1, "progress": False, "plan_seconds": 0.1}
+OPTIONS = {"microbatches": 4, "schedule": "1f1b", "max_chunks": 1, "progress": False}
 
 
 class Regression(LightningModule):

@@ -41,7 +41,6 @@ def test_lora_trains_as_in_one_process_and_its_adapter_is_read_by_peft(tmp_path)
     reference = optimizer([p for p in alone.parameters() if p.requires_grad])
     with panpipe.pipeline(
         model, step, batch, optimizer=optimizer, microbatches=4, schedule="1f1b", max_chunks=1, progress=False,
-        plan_seconds=0.1,
     ) as pipe:  # fmt: skip
         for index in range(3):
             wanted = panpipe.reference_step(alone, step, batch, microbatches=4, index=index)
@@ -59,7 +58,7 @@ def test_lora_trains_as_in_one_process_and_its_adapter_is_read_by_peft(tmp_path)
 def test_save_adapter_refuses_other_models(tmp_path):
     model, batch = base(), {"input_ids": torch.randint(61, (4, 8))}
     with (
-        panpipe.pipeline(model, step, batch, microbatches=2, schedule="1f1b", progress=False, plan_seconds=0.1) as pipe,
+        panpipe.pipeline(model, step, batch, microbatches=2, schedule="1f1b", progress=False) as pipe,
         pytest.raises(RequestError, match=r"LlamaForCausalLM, not a PeftModel: use pipe\.save"),
     ):
         save_adapter(pipe, tmp_path)

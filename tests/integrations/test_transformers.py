@@ -12,7 +12,7 @@ from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
 pytestmark = pytest.mark.filterwarnings("default")  # of transformers
-PIPELINE = {"microbatches": 4, "schedule": "1f1b", "max_chunks": 1, "progress": False, "plan_seconds": 0.1}
+PIPELINE = {"microbatches": 4, "schedule": "1f1b", "max_chunks": 1, "progress": False}
 _plans = []
 
 

@@ -51,9 +51,7 @@ def test_model_is_as_it_was(name):
     before = {path: state(vars(module)) for path, module in model.named_modules()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pipe = panpipe.pipeline(
-            model, entry.step, batch, optimizer=torch.optim.AdamW, microbatches=3, progress=False, plan_seconds=0.1
-        )
+        pipe = panpipe.pipeline(model, entry.step, batch, optimizer=torch.optim.AdamW, microbatches=3, progress=False)
     after = {path: state(vars(module)) for path, module in model.named_modules()}
     pipe.close()
     assert list(before) == list(after)

@@ -25,9 +25,7 @@ def made():
 
 
 def pipeline(model, batch):
-    return panpipe.pipeline(
-        model, step, batch, optimizer=torch.optim.SGD, microbatches=2, progress=False, plan_seconds=0.1
-    )
+    return panpipe.pipeline(model, step, batch, optimizer=torch.optim.SGD, microbatches=2, progress=False)
 
 
 def test_profile_function_of_the_user_stays_and_sees_all(made):

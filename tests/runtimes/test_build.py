@@ -149,7 +149,7 @@ def test_an_automatic_plan_trains_and_its_file_trains_again(tmp_path):
     pipe = build(optimizer=torch.optim.SGD)
     assert pipe.plan.prediction.step_s > 0
     before = {name: buffer.clone() for name, buffer in case.model(F32).named_buffers()}
-    assert all(torch.equal(b, before[n]) for n, b in pipe.model.named_buffers())  # rehearsals leave no trace
+    assert all(torch.equal(b, before[n]) for n, b in pipe.model.named_buffers())  # profiles leave no trace
     first = [pipe.step(case.batch(8, F32)).item() for _ in range(3)]
     path = tmp_path / "plan.json"
     path.write_text(panpipe.plan_json(pipe.plan), encoding="utf-8")

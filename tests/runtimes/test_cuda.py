@@ -157,7 +157,7 @@ def test_issuing_an_action_takes_the_host_less_than_a_millisecond():
 
 
 def planned(stages: int):
-    """A pipeline planned on the GPU itself, with a prediction from rehearsals, warm."""
+    """A pipeline planned on the GPU itself, with a prediction from its profile, warm."""
     batch = batch_of(1024, 4096)
     pipe = panpipe.pipeline(
         layers(1024), step, batch, microbatches=MICROBATCHES, schedule="1f1b", max_chunks=1,

@@ -59,7 +59,7 @@ def trained(plan):
     model, batch = Model(), {"x": torch.randn(4, 4)}
     pipe = panpipe.pipeline(
         model, step, batch, optimizer=torch.optim.SGD, microbatches=2, mesh="pp=2", schedule="1f1b", max_chunks=1,
-        plan=plan, plan_seconds=0.1, progress=False, plan_cache=False,
+        plan=plan, progress=False, plan_cache=False,
     )  # fmt: skip
     with pipe:
         pipe.step(batch)

@@ -7,12 +7,9 @@ import panpipe.core.capture.export.step as capture
 import pytest
 import torch
 from panpipe.runtimes.diagnose.reference import reference_step
-from panpipe.runtimes.profile.stage_profile import profile_stages
-from panpipe.runtimes.programs.compiled import compile_stages
 from torch import nn
 from torch.nn import functional as F
 
-from ..support.cuts import captured
 from ..support.models import CASES, TinyGPT
 from ..support.training import case_of, gradients, pipeline_of, unequal
 
@@ -103,18 +100,6 @@ def test_autocast_with_dropout_attention_and_a_tied_weight(plan):
 def test_parameters_in_a_lower_precision_train_as_in_one_process(dtype):
     case = case_of(Reused, loss_of, CASES["tied gpt with dropout"].batch)
     assert unequal(*both(case, dtype=dtype)) == []
-
-
-def test_stages_in_bf16_are_profiled():
-    case = case_of(Reused, loss_of, CASES["tied gpt with dropout"].batch)
-    model, leaves = case.model(torch.bfloat16), list(case.batch(2, torch.bfloat16).values())
-    operators = captured(case, torch.bfloat16, 4, 2)
-    names = [node.name for node in operators.graph.nodes]
-    compiled = compile_stages(operators, [names[:6], names[6:]], [0, 1])
-    costs = profile_stages(
-        compiled.programs, compiled.layout, operators, dict(model.named_parameters()), {}, leaves, SGD, repeats=1
-    )
-    assert all(cost.forward_s > 0 and cost.backward_s > 0 for cost in costs.values())
 
 
 @pytest.mark.slow

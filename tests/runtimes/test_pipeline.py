@@ -6,7 +6,6 @@ import itertools
 
 import pytest
 import torch
-from attrs import evolve
 from panpipe.core.errors import RequestError
 from panpipe.core.trace.trace import Trace
 from torch import nn
@@ -84,30 +83,16 @@ def test_evaluation_and_functions_change_nothing(made):
     assert (pipe.steps, pipe.updates) == (0, 0)
 
 
-def test_traced_step_has_every_action_and_the_speed_of_the_machine(pipe):
+def test_traced_step_has_every_action(pipe):
     assert pipe.trace is None
     _, trace = pipe.trace_step(BATCH)
     assert isinstance(trace, Trace)
     assert pipe.trace is trace
-    assert trace.reference_s > 0
-    assert trace.rehearsed_s is None  # its plan was not rehearsed
     assert {f"{s}{k}{m}" for s, k, m in itertools.product(range(2), "FB", range(2))} <= {
         str(event.action) for event in trace.events
     }
     _, evaluated = pipe.trace_evaluation(BATCH)
     assert not any(event.action.kind == "B" for event in evaluated.events)
-
-
-def test_plan_that_was_rehearsed_is_rehearsed_again_after_a_traced_step(pipe, monkeypatch):
-    from ..support.plans import predicted
-
-    pipe.rank_plan = predicted(pipe.plan)
-    pipe.rank_plan = evolve(pipe.plan, prediction=evolve(pipe.plan.prediction, rehearsed_s=1.0))
-    before = copy.deepcopy(pipe.model)
-    _, trace = pipe.trace_step(BATCH)
-    assert trace.rehearsed_s > 0
-    assert pipe.steps == 1
-    assert not all(map(torch.equal, pipe.model.parameters(), before.parameters()))
 
 
 def test_model_parts_and_optimizers_of_this_process(pipe):

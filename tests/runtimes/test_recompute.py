@@ -134,7 +134,7 @@ def test_automatic_plan_recomputes_the_given_stages():
     )
     assert pipe.plan.memory.recompute == (0, 1)
     costs = pipe.plan.prediction.costs
-    assert all(cost.recompute_s is not None for cost in costs)  # rehearsed
+    assert all(cost.recompute_s is not None for cost in costs)
     assert pipe.plan.prediction.peak_saved_bytes[0] == costs[0].saved_bytes + costs[0].input_bytes
     assert panpipe.simulate(pipe.plan).step_s == pytest.approx(pipe.plan.prediction.step_s)
 

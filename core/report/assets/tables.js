@@ -7,17 +7,14 @@ function figure(title, value, unit, ...below) {
 
 function figures() {
   const box = byId("figures");
-  const { predicted, measured, error, drift, corrected, interval, timed, speedup } = DATA.step;
+  const { predicted, measured, error, interval, timed, fastest, slowest, speedup } = DATA.step;
   const time = quantity(measured === null ? predicted : measured, TIME_UNITS, 4);
   const step = element("p");
   if (measured === null) step.append("predicted");
   else step.append("predicted ", element("strong", {}, seconds(predicted)), `, error ${signed(error)}`);
   box.append(figure("Step time", time.number, time.unit, step));
   if (interval !== null) step.after(element("p", {}, `90 % between ${seconds(interval[0])} and ${seconds(interval[1])}`));
-  if (corrected !== null) {
-    step.after(element("p", {}, `the machine's speed drifted by ${signed(drift)}; error corrected ${signed(corrected)}`));
-  }
-  if (timed > 1) step.after(element("p", {}, `median of ${timed} timed steps`));
+  if (timed > 1) step.after(element("p", {}, `median of ${timed} steps, ${seconds(fastest)} to ${seconds(slowest)}`));
   const [first, second] = DATA.bubble;
   const bubble = element("p", {}, second === undefined ? "predicted, on the busiest device" : "predicted ");
   if (second !== undefined) bubble.append(element("strong", {}, percent(first)), ", on the busiest device");

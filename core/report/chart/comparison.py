@@ -138,8 +138,6 @@ def _step_text(traces: Sequence[Trace]) -> str:
     text = f"step predicted {compared.step.predicted:.4g} s, measured {compared.step.measured:.4g} s"
     if compared.step.error is not None:
         text += f": {compared.step.error:+.1%}"
-    if compared.corrected is not None and compared.corrected.error is not None:
-        text += f"; corrected for the machine's drift ({compared.drift:+.1%}): {compared.corrected.error:+.1%}"
     return text
 
 

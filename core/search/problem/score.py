@@ -52,8 +52,6 @@ def with_costs(plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Pla
             peak_saved_bytes=score.peak_saved_bytes,
             bubble_ratio=score.bubble_ratio,
             interval_s=None,
-            reference_s=None,
-            rehearsed_s=None,
         ),
     )
 

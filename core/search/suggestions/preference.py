@@ -2,15 +2,16 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 
 from ...plan.plan import Plan
+from ..problem.blocks import Stages
 
 ALIKE = 0.05
 """Difference, as a share of a step, below which two predictions count as equal: the stages were measured alone, and
 their costs while all stages run are not known more precisely."""
-GAIN = 0.02
-"""Predicted gain over a plain plan, as a share of the step, from which a plan is measured against it."""
+HOPELESS, MOST = 0.2, 4
+"""Predicted slowness, as a share of the fastest step, from which a plan is not compared; largest number that are."""
 STEP_OF_MEMORY = 1.1
 """Plans whose fullest devices hold bytes between two powers of this count as equal in memory."""
 
@@ -42,29 +43,46 @@ def preferred(plans: Sequence[Plan], order: Callable[[Plan], Preference], alike:
     return min((plan for plan in plans if _step_s(plan) <= (1 + alike) * fastest), key=order)
 
 
-def worth_rehearsing(
-    plans: Sequence[Plan], plain: Sequence[Plan], order: Callable[[Plan], Preference], most: int
+def candidates(
+    plans: Sequence[Plan],
+    plain: Sequence[Plan],
+    order: Callable[[Plan], Preference],
+    regular: Container[Stages],
+    most: int = MOST,
 ) -> list[Plan]:
-    """The plans to measure against each other, sorted by preference.
+    """The plans that the first steps of training compare; the one that runs first comes first.
 
-    The plain plan is always one of them. The others are the preferred plan for each number of stages, if its predicted
-    gain over the plain plan is at least ``GAIN``; if these are too many, the fastest of them.
+    These are the plain plan, the fastest for each cut, and the one that needs the least memory, without
+    those predicted to be more than ``HOPELESS`` slower than the fastest; the plain plan is always one.
 
     Args:
         plans: with predictions; at least one.
-        plain: a plan that is always measured, such as 1F1B; none or one.
+        plain: a plan that is always compared, such as 1F1B; none or one.
         order: the sorting key (see :func:`preference`).
+        regular: cuts that hardly depend on the measured times, from which the first plan is taken.
         most: largest number of plans.
     """
-    counts = sorted({len(plan.stages) for plan in plans})
-    best = [preferred([plan for plan in plans if len(plan.stages) == count], order) for count in counts]
-    if plain:
-        enough = min(map(_step_s, plain)) / (1 + GAIN)
-        best = [plan for plan in best if _step_s(plan) <= enough]
-    else:
-        best = [plan for plan in best if _step_s(plan) <= (1 + ALIKE) * min(map(_step_s, best))]
-    others = max(most - len(plain), 0 if plain else 1)
-    return sorted([*plain, *sorted(best, key=_step_s)[:others]], key=order)
+    cuts = dict.fromkeys(map(_cut, plans))
+    by_cut = ([plan for plan in plans if _cut(plan) == cut] for cut in cuts)
+    fastest = sorted((min(same, key=lambda plan: (_step_s(plan), order(plan))) for same in by_cut), key=_step_s)
+    least = min(plans, key=lambda plan: (max(plan.predicted.peak_memory_bytes), order(plan)))
+    enough = (1 + HOPELESS) * _step_s(fastest[0])
+    found: dict[str, Plan] = {}
+    for plan in (fastest[0], *plain, *fastest[1:], least):
+        if _step_s(plan) <= enough or plan in plain:
+            found.setdefault(plan.hash, plan)
+    compared = list(found.values())[:most]
+    first = preferred([plan for plan in compared if _cut(plan) in regular] or compared, order)
+    return [first, *(plan for plan in compared if plan is not first and _tied(plan) == _tied(first))]
+
+
+def _cut(plan: Plan) -> Stages:
+    return tuple(stage.nodes for stage in plan.stages)
+
+
+def _tied(plan: Plan) -> dict[str, int]:
+    """How many stages read each tied weight: where these are others, sums of gradients round differently."""
+    return {weight.name: len(weight.stages) for weight in plan.tied}
 
 
 def _step_s(plan: Plan) -> float:

@@ -63,12 +63,17 @@ def test_round_trip_gives_the_same_plan_and_bytes(tmp_path):
     assert plan_json(read_plan(path)) == path.read_text(encoding="utf-8")
 
 
-def test_interval_and_readings_of_the_machines_speed_are_written_if_known():
-    measured = {"interval_s": (9.0, 10.0), "reference_s": 0.0125, "rehearsed_s": 9.25}
-    assert not any(name in plan_json(PLAN) for name in measured)
-    known = evolve(PLAN, prediction=evolve(PLAN.prediction, **measured))
+def test_interval_is_written_if_known_and_readings_of_older_files_are_not_read():
+    assert "interval_s" not in plan_json(PLAN)
+    known = evolve(PLAN, prediction=evolve(PLAN.prediction, interval_s=(9.0, 10.0)))
     assert parse_plan(plan_json(known), "plan.json") == known
     assert known.hash == PLAN.hash
+    older = json.loads(plan_json(known))
+    older["prediction"] |= {"reference_s": 0.0125, "rehearsed_s": 9.25}
+    assert parse_plan(json.dumps(older), "plan.json") == known
+    older["prediction"]["other_s"] = 1.0
+    with pytest.raises(RequestError, match="other_s"):
+        parse_plan(json.dumps(older), "plan.json")
 
 
 def test_actions_are_written_in_the_grammar():

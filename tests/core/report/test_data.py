@@ -26,7 +26,7 @@ def trace(source="simulated", factor=1.0, **changes):
         MemorySample(0, 0.0, "saved", 0), MemorySample(0, 0.0, "saved", 100), MemorySample(0, 6.0 * factor, "saved", 0),
         MemorySample(1, 1.0 * factor, "saved", 70.4),
     )  # fmt: skip
-    return evolve(Trace(source, PLAN.hash, 2, events, memory, 6.0 * factor, (), None), **changes)
+    return evolve(Trace(source, PLAN.hash, 2, events, memory, 6.0 * factor), **changes)
 
 
 def data(plan=PLAN, measured=None, predicted=None, **facts):
@@ -47,25 +47,15 @@ def test_headline_is_the_fact_or_the_model():
 
 def test_step_has_both_times_and_the_error_between_them():
     assert data()["step"] == {
-        "predicted": 6.0, "measured": None, "error": None, "drift": None, "corrected": None, "interval": None,
+        "predicted": 6.0, "measured": None, "error": None, "interval": None, "fastest": None, "slowest": None,
         "timed": 0, "speedup": None,
     }  # fmt: skip
     found = data(measured=trace("measured", 2.0), one_process_step_s=36.0)["step"]
     assert (found["measured"], found["error"], found["speedup"]) == (12.0, -0.5, 3.0)
     timed = data(measured=trace("measured", 2.0), step_times_s=[4.0, 99.0, 5.0], one_process_step_s=10.0)["step"]
     assert (timed["measured"], timed["timed"], timed["speedup"]) == (5.0, 3, 2.0)
+    assert (timed["fastest"], timed["slowest"]) == (4.0, 99.0)
     assert data(one_process_step_s=12.0)["step"]["speedup"] == 2.0  # of the prediction, where nothing was measured
-
-
-def test_drift_of_the_machine_scales_interval_and_prediction():
-    plan = evolve(PLAN, prediction=evolve(PLAN.prediction, interval_s=(5.0, 7.0)))
-    found = data(plan, trace("measured", 2.0, reference_s=0.03), trace(reference_s=0.02))["step"]
-    assert found["drift"] == pytest.approx(0.5)
-    assert found["corrected"] == pytest.approx(9 / 12 - 1)
-    assert found["interval"] == pytest.approx([7.5, 10.5])
-    assert data(plan)["step"]["interval"] == [5.0, 7.0]
-    timed = data(plan, trace("measured", 2.0), step_times_s=[8.0, 8.0], drift=0.25)["step"]
-    assert (timed["drift"], timed["interval"]) == (0.25, [6.25, 8.75])
 
 
 def test_both_charts_have_the_queues_of_all_traces():

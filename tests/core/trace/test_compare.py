@@ -47,23 +47,6 @@ def test_step_error_is_relative_to_the_measured_step():
     assert compare(PREDICTED, MEASURED).step == Pair(6.0, 5.0, pytest.approx(0.2))
 
 
-def test_drift_and_corrected_error_are_reported_in_addition_to_the_error():
-    assert compare(PREDICTED, MEASURED).drift is None
-    then, now = evolve(PREDICTED, reference_s=0.010), evolve(MEASURED, reference_s=0.009)
-    found = compare(then, now)
-    assert found.drift == pytest.approx(-0.1)
-    assert found.corrected == Pair(pytest.approx(5.4), 5.0, pytest.approx(0.08))
-    assert found.step.error == pytest.approx(0.2)
-    assert compare(then, MEASURED).corrected is None
-
-
-def test_rehearsed_step_measures_the_drift_if_both_traces_have_it():
-    then, now = evolve(PREDICTED, reference_s=0.010, rehearsed_s=4.0), evolve(MEASURED, reference_s=0.009)
-    assert compare(then, now).drift == pytest.approx(-0.1)
-    assert compare(then, evolve(now, rehearsed_s=5.0)).drift == pytest.approx(0.25)
-    assert compare(evolve(then, reference_s=None), evolve(now, rehearsed_s=5.0)).drift == pytest.approx(0.25)
-
-
 def test_each_action_is_compared_with_the_same_action():
     rows = {str(a.action): a for a in compare(PREDICTED, MEASURED).actions}
     assert list(rows) == ["0F0", "0F1", "1F0", "0B0"]

@@ -89,7 +89,7 @@ def as_pipeline(entry: Entry, batch: Any, dtype: torch.dtype, options: Mapping[s
     model, losses, found = made(entry, dtype), list[float](), list[dict[str, Tensor]]()
     with panpipe.pipeline(
         model, entry.step, batch, optimizer=OPTIMIZER, microbatches=MICROBATCHES, seed=SEED, progress=False,
-        plan_cache=False, plan_seconds=0.1 if options else None, **options,
+        plan_cache=False, **options,
     ) as pipe:  # fmt: skip
         for _ in range(STEPS):
             losses.append(pipe.step(batch).item())

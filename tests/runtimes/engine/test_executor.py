@@ -56,7 +56,7 @@ def test_executor_frees_saved_tensors_after_backward():
     assert both.peak_saved == 2 * record.peak_saved > 0
 
 
-@pytest.mark.parametrize(("ending", "stepped"), [(Ending.STEP, True), (Ending.REDUCE, False), (Ending.KEEP, False)])
+@pytest.mark.parametrize(("ending", "stepped"), [(Ending.STEP, True), (Ending.KEEP, False)])
 def test_executor_runs_the_optimizer_only_in_an_ending_with_step(ending, stepped):
     stages = TwoStages()
     executor, bound = alone(stages)

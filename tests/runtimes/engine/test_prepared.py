@@ -34,7 +34,7 @@ class Agreement:
 def cache():
     stages = TwoStages()
     shapes = Shapes(stages.compiled)
-    return PreparedSteps(PLAN, shapes, stages.states, stages.model, (0, 1)), shapes, stages.pieces
+    return PreparedSteps(lambda: PLAN, shapes, stages.states, stages.model, (0, 1)), shapes, stages.pieces
 
 
 def test_prepared_step_has_the_stages_of_each_device_for_each_microbatch(cache):

@@ -48,6 +48,6 @@ def test_pipeline_that_is_profiled_leaves_the_generators_as_they_were():
     seed()
     with panpipe.pipeline(
         model, case.step, batch, optimizer=torch.optim.SGD, microbatches=4, schedule="1f1b", plan_cache=False,
-        plan_seconds=0.1, progress=False,
+        progress=False,
     ):  # fmt: skip
         assert drawn() == expected

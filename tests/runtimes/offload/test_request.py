@@ -60,7 +60,7 @@ def test_nothing_leaves_where_everything_fits(monkeypatch):
     monkeypatch.setattr("panpipe.core.offload.storages.SMALLEST_BYTES", 1)
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
-    options = {"schedule": "1f1b", "mesh": 2, "max_chunks": 1, "plan_cache": False, "plan_seconds": 2}
+    options = {"schedule": "1f1b", "mesh": 2, "max_chunks": 1, "plan_cache": False}
     pipe = panpipe.pipeline(
         model, lambda model, batch: model(batch).square().mean(), torch.randn(8, 16), microbatches=2, offload="auto",
         progress=False, **options,

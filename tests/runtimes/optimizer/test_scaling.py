@@ -171,13 +171,6 @@ def test_a_scaler_that_is_not_enabled_changes_nothing():
     assert differences(pipe.model, plain.model) == []
 
 
-def test_rehearsals_do_not_update_the_scaler():
-    pipe, scaler, _ = pair(TAPPED, scaler={"growth_interval": 1})
-    pipe.rehearse(tapped_batch(8, torch.float32, 0), 2)
-    assert scaler.get_scale() == 2.0**16
-    assert pipe.updates == 0
-
-
 @pytest.mark.parametrize("weights", [3.0, torch.tensor(3.0, dtype=torch.float64)])
 def test_gradients_in_float64_are_divided_by_weights_in_float64(weights):
     parameter = nn.Parameter(torch.zeros(4, dtype=torch.float64))

@@ -23,7 +23,6 @@ def pipeline(model, step, batch, lr=1e-3, **more):
         optimizer=lambda named: torch.optim.SGD(named, lr=lr),
         microbatches=MICROBATCHES,
         progress=False,
-        plan_seconds=1,
         **more,
     )
 

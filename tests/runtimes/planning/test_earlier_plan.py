@@ -11,13 +11,14 @@ from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.planning import earlier_plan as module
-from panpipe.runtimes.planning.budget import Budget
 from panpipe.runtimes.planning.earlier_plan import EarlierPlans
 from panpipe.runtimes.planning.options import PlanningOptions
+from panpipe.runtimes.planning.plan_cache import CachedPlans
 
 from ...support.plans import orders, plan_of
 
 PLAN = evolve(plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1)), graph_hash="abc")
+FOUND = CachedPlans([PLAN], 0.5)
 CPU = torch.device("cpu")
 
 
@@ -37,12 +38,12 @@ def lines():
 def planning(lines):
     team = ThreadTeam(2)
 
-    def request(optimizer=None, microbatches=2, graph="abc", parameters=None, seconds=None, **options):
+    def request(optimizer=None, microbatches=2, graph="abc", parameters=None, **options):
         options = {"oracle": longest_path, "cut_oracle": longest_path, "schedule": "1f1b", "cached": True, **options}
         named = {"w": torch.zeros(2)} if parameters is None else parameters
         return SimpleNamespace(
             options=PlanningOptions(**options), report=lines.append, team=team, microbatches=microbatches,
-            optimizer=optimizer, budget=Budget(team, seconds), example=SimpleNamespace(shape="(4, 2)"),
+            optimizer=optimizer, example=SimpleNamespace(shape="(4, 2)"),
             operators=SimpleNamespace(graph=SimpleNamespace(hash=graph)),
             measured=SimpleNamespace(where=dict.fromkeys(range(2), CPU), parameters=named, buffers={}),
         )  # fmt: skip
@@ -53,8 +54,8 @@ def planning(lines):
 
 def test_plan_is_found_by_the_same_request(planning, lines, folder):
     assert EarlierPlans(planning(), {"seed": 1}).find() is None
-    EarlierPlans(planning(), {"seed": 1}).keep(PLAN)
-    assert EarlierPlans(planning(), {"seed": 1}).find() == PLAN
+    EarlierPlans(planning(), {"seed": 1}).keep(FOUND)
+    assert EarlierPlans(planning(), {"seed": 1}).find() == FOUND
     (line,) = lines
     assert line.startswith("plan of an earlier run: by hand, 2 stages")
     assert str(folder) in line
@@ -67,18 +68,18 @@ def test_plan_is_found_by_the_same_request(planning, lines, folder):
         {"parameters": {"w": torch.zeros(2, dtype=torch.float64)}},
         {"parameters": {"w": torch.zeros(2, requires_grad=True)}},
         {"max_chunks": 1}, {"recompute": "all"}, {"offload": "auto"}, {"shard": "optimizer"}, {"boundaries": "layers"},
-        {"cluster": fully_connected(2, 1, 1.0, 0.0)}, {"seconds": 3.0}, {"optimizer": torch.optim.SGD},
+        {"cluster": fully_connected(2, 1, 1.0, 0.0)}, {"optimizer": torch.optim.SGD},
     ],
     ids=lambda other: next(iter(other)),
 )  # fmt: skip
 def test_another_request_has_another_key(planning, other):
-    EarlierPlans(planning(), {"seed": 1}).keep(PLAN)
+    EarlierPlans(planning(), {"seed": 1}).keep(FOUND)
     assert EarlierPlans(planning(**other), {"seed": 1})._key != EarlierPlans(planning(), {"seed": 1})._key
     assert EarlierPlans(planning(**other), {"seed": 1}).find() is None
 
 
 def test_another_value_of_the_caller_has_another_key(planning):
-    EarlierPlans(planning(), {"seed": 1}).keep(PLAN)
+    EarlierPlans(planning(), {"seed": 1}).keep(FOUND)
     assert EarlierPlans(planning(), {"seed": 2}).find() is None
 
 
@@ -121,13 +122,13 @@ def test_repr_with_line_breaks_is_digested(planning):
 def test_plan_that_cannot_be_used_is_reported_and_planned_anew(planning, lines, change):
     plan = evolve(PLAN, device_actions=PLAN.device_actions[::-1]) if "placement" in change else evolve(PLAN, **change)
     earlier = EarlierPlans(planning(), {})
-    earlier._cache = SimpleNamespace(find=lambda key: plan, folder="cache")
+    earlier._cache = SimpleNamespace(find=lambda key: CachedPlans([plan]), folder="cache")
     assert earlier.find() is None
     assert lines[0].startswith("the cached plan cannot be used, planning anew: ")
 
 
 def test_nothing_is_cached_if_it_is_not_wanted(planning, folder):
     earlier = EarlierPlans(planning(cached=False), {})
-    earlier.keep(PLAN)
+    earlier.keep(FOUND)
     assert earlier.find() is None
     assert not list(folder.iterdir())

@@ -3,12 +3,11 @@
 import pytest
 import torch
 from attrs import evolve
-from panpipe.core.costs.costs import StageCosts
 from panpipe.core.costs.graph import OpNode
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.planning import measurements as module
-from panpipe.runtimes.planning.measurements import Measurements, _mean_costs, _mean_node
+from panpipe.runtimes.planning.measurements import Measurements, _fastest_node
 from panpipe.runtimes.programs.options import ProgramOptions
 
 from ...support.cuts import captured_once
@@ -60,16 +59,16 @@ def test_frozen_parameters_have_no_gradient_and_no_state(measured):
     assert (first.held_parameter_bytes, first.gradient_bytes, first.optimizer_bytes) == (288, 32, 64)
 
 
-def test_times_are_the_means_over_devices(measured, monkeypatch):
+def test_times_are_the_shortest_over_devices(measured, monkeypatch):
     graph = measured.operators.graph
 
-    def profiled(*_, device, integers):
+    def profiled(*_, device):
         factor = next(factors)
         return evolve(graph, nodes=tuple(evolve(node, forward_s=factor) for node in graph.nodes))
 
     factors = iter([1.0, 3.0])
     monkeypatch.setattr(module, "profile_operators", profiled)
-    assert {node.forward_s for node in measured.graph().nodes} == {2.0}
+    assert {node.forward_s for node in measured.graph().nodes} == {1.0}
 
 
 def test_stages_have_costs_of_their_programs_and_are_kept(measured):
@@ -84,30 +83,6 @@ def test_stages_have_costs_of_their_programs_and_are_kept(measured):
     assert {stage for stages_, stage, _ in measured.programs.known} == {0, 1}  # a pipeline need not derive them again
 
 
-def test_stage_is_measured_on_the_device_that_may_run_it(measured, monkeypatch):
-    """Four stages on two devices are folded: device 0 measures the first and the last."""
-    names = [node.name for node in measured.operators.graph.nodes]
-    stages = tuple(tuple(names[at : at + 1] if at < 3 else names[3:]) for at in range(4))
-    seen = []
-
-    def profiled(own, *_, device, integers):
-        seen.append(set(own))
-        return {stage: StageCosts(1.0 + stage, 1.0, 1.0) for stage in own}
-
-    monkeypatch.setattr(module, "profile_stages", profiled)
-    costs = measured.costs_of(stages)
-    assert sorted(map(sorted, seen)) == [[0, 3], [1, 2]]
-    assert [cost.forward_s for cost in costs] == [1.0, 2.0, 3.0, 4.0]
-
-
-def test_mean_of_a_stage_keeps_its_sizes():
-    one = StageCosts(1.0, 2.0, 3.0, backward_s=4.0, optimizer_s=5.0, saved_bytes=7)
-    other = StageCosts(3.0, 4.0, 5.0, backward_s=8.0, optimizer_s=6.0, saved_bytes=7)
-    assert _mean_costs([one, other]) == StageCosts(2.0, 3.0, 4.0, backward_s=6.0, optimizer_s=5.5, saved_bytes=7)
-    # Without a measured B it is I and W together.
-    assert _mean_costs([StageCosts(1.0, 2.0, 3.0)]).backward_s == 5.0
-
-
-def test_mean_of_an_operator_keeps_its_sizes():
-    one, other = OpNode("a", 1.0, 2.0, 3.0, saved_bytes=5), OpNode("a", 3.0, 4.0, 5.0, saved_bytes=5)
-    assert _mean_node([one, other]) == OpNode("a", 2.0, 3.0, 4.0, saved_bytes=5)
+def test_fastest_of_an_operator_keeps_its_sizes():
+    one, other = OpNode("a", 1.0, 5.0, 3.0, saved_bytes=5), OpNode("a", 3.0, 4.0, 5.0, saved_bytes=5)
+    assert _fastest_node([one, other]) == OpNode("a", 1.0, 4.0, 3.0, saved_bytes=5)

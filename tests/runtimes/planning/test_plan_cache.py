@@ -12,10 +12,10 @@ import panpipe
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes import build
 from panpipe.runtimes.launch.progress import show_progress
 from panpipe.runtimes.planning import plan_cache
-from panpipe.runtimes.planning.plan_cache import PlanCache, cache_folder
+from panpipe.runtimes.planning.automatic import Planning
+from panpipe.runtimes.planning.plan_cache import CachedPlans, PlanCache, cache_folder
 from torch import nn
 
 from ...support.launch import torchrun_script
@@ -48,7 +48,7 @@ class PlansAnew(Exception):
     """Raised in place of planning."""
 
 
-def _plans(planning, ready, batch):
+def _plans(planning):
     raise PlansAnew
 
 
@@ -70,7 +70,7 @@ def test_second_pipeline_uses_the_cached_plan_and_prints_how_to_plan_again(plann
     monkeypatch.setenv("PANPIPE_CACHE", str(folder))
     pipe, phases = _pipeline()
     assert pipe.plan == plan
-    assert not any("measuring" in phase or "rehears" in phase for phase in phases)
+    assert not any("measuring" in phase for phase in phases)
     assert any(str(folder) in phase and "plan_cache=False" in phase for phase in phases)
     assert torch.isfinite(pipe.step(_batch()))
     pipe.close()
@@ -79,7 +79,7 @@ def test_second_pipeline_uses_the_cached_plan_and_prints_how_to_plan_again(plann
 @pytest.mark.parametrize(
     "other",
     [
-        {"microbatches": 4}, {"optimizer": torch.optim.SGD}, {"plan_seconds": 60.0}, {"recompute": "all"},
+        {"microbatches": 4}, {"optimizer": torch.optim.SGD}, {"recompute": "all"},
         {"clip_norm": 1.0}, {"schedule": "gpipe"}, {"plan_cache": False},
     ],
     ids=lambda other: next(iter(other)),
@@ -87,18 +87,29 @@ def test_second_pipeline_uses_the_cached_plan_and_prints_how_to_plan_again(plann
 def test_another_request_does_not_use_the_cached_plan(planned, monkeypatch, other):
     folder, _ = planned
     monkeypatch.setenv("PANPIPE_CACHE", str(folder))
-    monkeypatch.setattr(build, "best_rehearsed", _plans)
+    monkeypatch.setattr(Planning, "candidates", _plans)
     with pytest.raises(PlansAnew):
         _pipeline(**other)
 
 
-@pytest.mark.parametrize("content", ["", "{", "[" * 100_000, '{"format": "panpipe.cached-plan/1"}', "null", "\x00\xff"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[" * 100_000,
+        '{"format": "panpipe.cached-plan/1"}',
+        "null",
+        "\x00\xff",
+        '{"format": "panpipe.cached-plan/2", "plans": []}',
+    ],
+)
 def test_broken_cached_plan_is_reported_and_planned_again(planned, monkeypatch, tmp_path, content):
     folder, plan = planned
     (name,) = (path.name for path in folder.glob("*.json"))
     (tmp_path / name).write_text(content, encoding="latin-1")
     monkeypatch.setenv("PANPIPE_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "best_rehearsed", lambda planning, ready, batch: ready(plan))
+    monkeypatch.setattr(Planning, "candidates", lambda planning: [plan])
     pipe, phases = _pipeline()
     pipe.close()
     (line,) = (phase for phase in phases if "cannot be used" in phase)
@@ -111,10 +122,11 @@ def test_invalid_cached_plan_is_not_used(planned, monkeypatch, tmp_path):
     folder, plan = planned
     (path,) = folder.glob("*.json")
     document = json.loads(path.read_text())
-    document["plan"]["device_actions"][0] = document["plan"]["device_actions"][0][1:]
+    plan_of_file = document["plans"][0]
+    plan_of_file["device_actions"][0] = plan_of_file["device_actions"][0][1:]
     (tmp_path / path.name).write_text(json.dumps(document))
     monkeypatch.setenv("PANPIPE_CACHE", str(tmp_path))
-    monkeypatch.setattr(build, "best_rehearsed", lambda planning, ready, batch: ready(plan))
+    monkeypatch.setattr(Planning, "candidates", lambda planning: [plan])
     pipe, phases = _pipeline()
     pipe.close()
     assert any("cannot be used, planning anew" in phase for phase in phases)
@@ -124,7 +136,7 @@ def test_invalid_cached_plan_is_not_used(planned, monkeypatch, tmp_path):
 def test_cached_plan_with_another_key_is_not_used(tmp_path):
     said: list[str] = []
     cache = PlanCache(tmp_path, lambda phase, done=0, total=0: said.append(phase))
-    plan = panpipe.Plan.load(_saved(tmp_path))
+    plan = CachedPlans([panpipe.Plan.load(_saved(tmp_path))])
     cache.keep(KEY, plan)
     (path,) = tmp_path.glob("plan-*.json")
     document = json.loads(path.read_text())
@@ -138,7 +150,7 @@ def test_unwritable_cache_folder_is_reported_without_an_error(tmp_path):
     (tmp_path / "file").write_text("")
     cache = PlanCache(tmp_path / "file" / "folder", lambda phase, done=0, total=0: said.append(phase))
     assert cache.find(KEY) is None
-    cache.keep(KEY, panpipe.Plan.load(_saved(tmp_path)))
+    cache.keep(KEY, CachedPlans([panpipe.Plan.load(_saved(tmp_path))]))
     assert all("\n" not in line for line in said)
     assert "not cached" in said[-1]
 
@@ -151,14 +163,14 @@ def test_plan_is_cached_although_another_process_removes_an_old_one_at_that_time
 
     monkeypatch.setattr(plan_cache, "_prune", prune)
     cache = PlanCache(tmp_path / "cache", lambda phase, done=0, total=0: said.append(phase))
-    cache.keep(KEY, panpipe.Plan.load(_saved(tmp_path)))
+    cache.keep(KEY, CachedPlans([panpipe.Plan.load(_saved(tmp_path))]))
     assert cache.find(KEY) is not None
     assert said == []
 
 
 def test_cache_holds_a_bounded_number_of_files_and_removes_the_least_recently_used(tmp_path, monkeypatch):
     monkeypatch.setattr(plan_cache, "MOST_FILES", 3)
-    plan = panpipe.Plan.load(_saved(tmp_path))
+    plan = CachedPlans([panpipe.Plan.load(_saved(tmp_path))])
     folder = tmp_path / "cache"
     cache = PlanCache(folder, lambda phase, done=0, total=0: None)
     for number in range(3):
@@ -189,9 +201,9 @@ def test_progress_prints_one_line_a_phase_when_piped(capsys):
     with show_progress(True, True) as report:
         report("measuring")
         for done in range(3):
-            report("rehearsing", done, 3)
+            report("choosing", done, 3)
     lines = capsys.readouterr().err.splitlines()
-    assert [line.split("s  ")[1] for line in lines] == ["measuring", "rehearsing"]
+    assert [line.split("s  ")[1] for line in lines] == ["measuring", "choosing"]
 
 
 def test_progress_is_one_line_with_part_and_number_of_parts_on_a_terminal():
@@ -199,7 +211,7 @@ def test_progress_is_one_line_with_part_and_number_of_parts_on_a_terminal():
         "from panpipe.runtimes.launch.progress import show_progress\n"
         "with show_progress(True, True) as report:\n"
         "    report('measuring')\n"
-        "    for done in range(3): report('rehearsing', done, 3)\n"
+        "    for done in range(3): report('choosing', done, 3)\n"
     )
     reader, terminal = os.openpty()
     environment = {**os.environ, "COLUMNS": "100", "TERM": "xterm"}
@@ -210,7 +222,7 @@ def test_progress_is_one_line_with_part_and_number_of_parts_on_a_terminal():
         while part := os.read(reader, 65536):
             said += part
     os.close(reader)
-    assert b"rehearsing" in said
+    assert b"choosing" in said
     assert b"3 of 3" in said
 
 

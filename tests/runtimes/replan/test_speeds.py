@@ -1,16 +1,13 @@
-"""Speeds of devices from rehearsed steps, and plans for devices of different speeds."""
+"""Speeds of devices from their profiles, and plans for devices of different speeds."""
 
 import pytest
-from attrs import evolve
 from panpipe.core.cluster.cluster import fully_connected
-from panpipe.core.costs.costs import stage_costs
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.costs.message_overhead import FREE
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import longest_path
 from panpipe.core.search.choose import plan, plan_for_devices
 from panpipe.core.search.search_options import SearchOptions
-from panpipe.core.trace.trace import Trace, TraceEvent
 from panpipe.runtimes.replan.speeds import SlowedDevices, slowed, slowness
 
 NODES, DEVICES, MICROBATCHES = 12, 2, 8
@@ -24,29 +21,16 @@ PLAN = plan(GRAPH, CLUSTER, MICROBATCHES, OPTIONS)
 COSTS = PLAN.predicted.costs
 
 
-def trace(*factors, plan=PLAN):
-    """A step in which rank r takes ``factors[r]`` times as long as planned; times in seconds."""
-    events = []
-    for rank, factor in enumerate(factors):
-        for action in plan.device_actions[rank % plan.devices]:
-            cost = COSTS[action.stage]
-            took = factor * (cost.forward_s if action.kind == "F" else cost.full_backward_s)
-            events.append(TraceEvent(rank, "compute", action, 0.0, took))
-    return Trace("measured", plan.hash, len(factors), tuple(events), (), 1.0)
-
-
 def test_slowness_is_relative_to_the_fastest_device():
-    assert slowness(PLAN, COSTS, [trace(2.0, 5.0)]) == pytest.approx((1.0, 2.5))
-    assert slowness(PLAN, COSTS, [trace(1.0, 1.0), trace(1.0, 2.0), trace(1.0, 2.0)]) == pytest.approx((1.0, 2.0))
+    assert slowness([slowed(GRAPH, 2.0), slowed(GRAPH, 5.0)], 2) == pytest.approx((1.0, 2.5))
 
 
 def test_devices_that_differ_by_noise_are_equally_fast():
-    assert slowness(PLAN, COSTS, [trace(1.0, 1.05)]) == (1.0, 1.0)
+    assert slowness([GRAPH, slowed(GRAPH, 1.05)], 2) == (1.0, 1.0)
 
 
 def test_slowest_replica_counts():
-    replicas = evolve(PLAN, mesh=evolve(PLAN.mesh, data=2))
-    assert slowness(replicas, COSTS, [trace(1.0, 1.0, 1.0, 3.0)]) == pytest.approx((1.0, 3.0))
+    assert slowness([GRAPH, GRAPH, GRAPH, slowed(GRAPH, 3.0)], 2) == pytest.approx((1.0, 3.0))
 
 
 @pytest.mark.parametrize("slow", [(1.0, 3.0), (3.0, 1.0), (1.0, 1.0)])
@@ -58,13 +42,7 @@ def test_plan_gives_slow_devices_fewer_operators(slow):
 
 
 def test_prediction_on_slowed_devices_is_that_of_the_search():
-    measured = [
-        evolve(cost, forward_s=factor * cost.forward_s, backward_s=factor * cost.full_backward_s)
-        for cost, factor in zip(COSTS, (1, 3), strict=True)
-    ]
-    devices = SlowedDevices.of(GRAPH, PLAN, measured, (1.0, 3.0))
-    fast = stage_costs(devices.graph, [stage.nodes for stage in PLAN.stages])
-    assert [c.forward_s for c in fast] == pytest.approx([c.forward_s for c in COSTS])
+    devices = SlowedDevices(GRAPH, (1.0, 3.0))
     found = plan_for_devices(devices.graphs, CLUSTER, MICROBATCHES, OPTIONS)
     assert devices.step_s(found, FREE, longest_path) == pytest.approx(found.predicted.step_s)
     assert devices.step_s(PLAN, FREE, longest_path) > 1.5 * found.predicted.step_s

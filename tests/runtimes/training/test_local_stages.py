@@ -1,4 +1,4 @@
-"""The stages of a process: values, optimizers, changes of the model, and rehearsals that change nothing."""
+"""The stages of a process: values, optimizers, and changes of the model."""
 
 import pytest
 import torch
@@ -50,53 +50,9 @@ def test_replaced_parameter_is_refused_and_an_assigned_buffer_is_followed(made, 
         stages.follow_model("between steps 1 and 2")
 
 
-def rehearse(made):
+def train(made):
     runner = made.parts.runner
-    runner.run(runner.batch(made.pieces()), 0, StepOptions(Ending.REDUCE))
-
-
-def state_of(model):
-    return {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
-
-
-def test_rehearsed_step_leaves_buffers_and_gradients_as_they_were(made, stages):
-    stages.ensure_values()
-    runner = made.parts.runner
-    runner.run(runner.batch(made.pieces(5)), 0, StepOptions())
-    before, gradient = state_of(made.model), made.model[0].weight.grad
-    values = gradient.clone()
-    with stages.rehearsing():
-        rehearse(made)
-        assert not torch.equal(made.model[1].running_mean, before["1.running_mean"])
-    assert all(torch.equal(before[name], value) for name, value in state_of(made.model).items())
-    assert made.model[0].weight.grad is gradient
-    assert torch.equal(gradient, values)
-
-
-def test_rehearsal_that_fails_leaves_everything_as_it_was(made, stages):
-    stages.ensure_values()
-    before = state_of(made.model)
-
-    def fail():
-        with stages.rehearsing():
-            rehearse(made)
-            raise KeyError
-
-    with pytest.raises(KeyError):
-        fail()
-    assert all(torch.equal(before[name], value) for name, value in state_of(made.model).items())
-    assert made.model[0].weight.grad is None
-
-
-def test_tensors_on_meta_have_random_values_within_a_rehearsal_alone():
-    made = Arranged(on_meta=True)
-    stages = made.parts.stages
-    with stages.rehearsing():
-        first = stages._own.unallocated["0.weight"]
-        assert first.untyped_storage().nbytes() == first.numel() * 4
-        assert bool(torch.isfinite(first).all())
-    assert first.untyped_storage().nbytes() == 0
-    made.team.close()
+    runner.run(runner.batch(made.pieces()), 0, StepOptions(Ending.KEEP))
 
 
 def test_threads_hold_all_parameters(made, stages):
@@ -110,6 +66,6 @@ def test_model_on_meta_gets_values_once_they_are_needed():
     assert not any(tensor.is_meta for tensor in made.model.state_dict().values())
     assert made.model[1].running_var.tolist() == [1.0] * 8
     assert made.model[0].weight is made.parts.stages._own.unallocated["0.weight"]
-    rehearse(made)
+    train(made)
     assert made.model[0].weight.grad is not None
     made.team.close()

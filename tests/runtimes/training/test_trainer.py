@@ -1,4 +1,4 @@
-"""The trainer of two threads: counts, results, rehearsals that change nothing, and what is refused."""
+"""The trainer of two threads: counts, results, and what is refused."""
 
 import warnings
 
@@ -20,7 +20,7 @@ from panpipe.runtimes.weights import weights_from
 from ...support.cuts import captured_once, even_plan
 from ...support.stages.arranged import CASE, MICROBATCHES, ROWS, SGD, WIDTH, Arranged, _programs, step
 
-STEP, KEEP, REDUCE = (StepOptions(each) for each in (Ending.STEP, Ending.KEEP, Ending.REDUCE))
+STEP, KEEP = (StepOptions(each) for each in (Ending.STEP, Ending.KEEP))
 
 
 def trainer_of(**training):
@@ -85,30 +85,6 @@ def test_evaluation_counts_nothing_and_returns_the_loss(trainer):
     assert same(state(trainer), before)
 
 
-def test_rehearsed_steps_change_nothing(trainer):
-    trainer.train(batch(), STEP)
-    before, counts, trace = state(trainer), (trainer.counts.steps, trainer.counts.updates), trainer.trace
-    found = trainer.rehearse(batch(1), 2, 1)
-    assert len(found) == 2
-    for one in found:
-        assert one.step_s > 0
-        assert {str(event.action) for event in one.trace.events} >= {"0F0", "1F1", "1B0", "0B1"}
-    assert trainer.rehearsed_s(batch(1)) > 0
-    assert same(state(trainer), before)
-    assert (trainer.counts.steps, trainer.counts.updates) == counts
-    assert trainer.trace is trace
-
-
-def test_reasons_against_a_rehearsal(trainer):
-    assert trainer.rehearses(batch())
-    assert not trainer.rehearses(batch(rows=2))
-    with pytest.raises(RequestError, match="cannot be rehearsed: its microbatches have other shapes than the largest"):
-        trainer.rehearsed_s(batch(rows=2))
-    trainer.train(batch(), KEEP)
-    with pytest.raises(RequestError, match="cannot be rehearsed: gradients wait for an update"):
-        trainer.rehearsed_s(batch())
-
-
 def test_traced_step_is_kept_and_gathered(trainer):
     _, done = trainer.train(batch(), StepOptions(Ending.STEP, trace=True))
     trace = trainer.gathered_trace(done)
@@ -157,11 +133,10 @@ def test_loss_that_is_not_finite_is_raised_after_the_step_counted_and_drops_grad
     trainer.close()
 
 
-def test_monitors_get_the_numbers_of_each_step_and_not_of_rehearsals():
+def test_monitors_get_the_numbers_of_each_step():
     reports = []
     trainer = trainer_of(monitors=[reports.append])
     trainer.train(batch(), STEP)
-    trainer.rehearse(batch(), 1, 0)
     trainer.train(batch(), KEEP)
     trainer.close()
     assert [(report.step, report.updated) for report in reports] == [(1, True), (2, False)]

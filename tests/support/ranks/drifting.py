@@ -15,6 +15,7 @@ from typing import Any
 from zlib import crc32
 
 import torch
+from attrs import evolve
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
@@ -22,6 +23,7 @@ import panpipe
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.plan.plan import Plan
+from panpipe.runtimes.planning import measurements
 from panpipe.runtimes.programs.stage_run import StageRun
 
 from tests.support.cuts import even_plan
@@ -71,6 +73,18 @@ def sleep_in_programs(pipes: list[panpipe.Pipeline], active: list[bool]) -> None
         setattr(StageRun, name, slowed)
 
 
+def sleep_in_profiles(active: list[bool]) -> None:
+    """Make the operators of a profile take as long as in programs."""
+    profile = measurements.profile_operators
+
+    def slowed(*arguments: Any, **options: Any) -> Any:
+        graph, each_s = profile(*arguments, **options), (3 if active[0] else 1) * EACH_S
+        nodes = (evolve(n, forward_s=each_s, backward_input_s=each_s, backward_weight_s=0.0) for n in graph.nodes)
+        return evolve(graph, nodes=tuple(nodes))
+
+    measurements.profile_operators = slowed
+
+
 class Lines(logging.Handler):
     """Keeps the lines of the logger ``panpipe``, with the step."""
 
@@ -89,6 +103,7 @@ def main() -> None:
     pipes: list[panpipe.Pipeline] = []
     logging.getLogger("panpipe").addHandler(lines)
     sleep_in_programs(pipes, active)
+    sleep_in_profiles(active)
     torch.manual_seed(0)
     model = Layers()
     batch = {"x": torch.randn(ROWS, WIDTH), "y": torch.randint(4, (ROWS,))}

@@ -639,7 +639,7 @@ def adapter(team):
     torch.manual_seed(0)
     base = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh(), torch.nn.Linear(4, 4), torch.nn.Tanh())
     model = get_peft_model(base, LoraConfig(r=2, target_modules=["0", "2"]))
-    batch, options = {"x": torch.randn(4, 4)}, {"schedule": "1f1b", "microbatches": 2, "plan_seconds": 0.1}
+    batch, options = {"x": torch.randn(4, 4)}, {"schedule": "1f1b", "microbatches": 2}
     pipe = panpipe.pipeline(
         model, lambda model, batch: model(batch["x"]).square().mean(), batch, optimizer=torch.optim.SGD, **options
     )

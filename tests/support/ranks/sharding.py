@@ -313,7 +313,6 @@ def partly(team: Team, shard: str) -> dict[str, Any]:
     far = 0.0
     for _ in range(2):
         trained.step([4] * team.replicas)
-        pipe.rehearse(part, 1, update=True)  # changes nothing
         _, trace = pipe.trace_step(part)
         far = max(far, _distance(pipe, trained.alone))
     kinds = ("UNSHARD", "RESHARD", "SCATTER_GRAD")

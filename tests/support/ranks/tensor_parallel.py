@@ -180,7 +180,7 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-AUTOMATIC = {"schedule": "1f1b", "plan_seconds": 1.0, "plan_cache": False}
+AUTOMATIC = {"schedule": "1f1b", "plan_cache": False}
 
 
 def trained(made, optimizer=sgd, steps=3, clip_norm=None, **options):

@@ -15,7 +15,7 @@ def test_score_by_position_is_the_maximum_over_replicas():
 
 def test_plan_with_other_costs_has_the_oracles_prediction_and_no_measurement_of_the_one_before():
     plan = plan_of(orders("0F0 0B0"), (0,))
-    plan = evolve(plan, prediction=evolve(plan.prediction, interval_s=(1.0, 2.0), reference_s=3.0, rehearsed_s=2.0))
+    plan = evolve(plan, prediction=evolve(plan.prediction, interval_s=(1.0, 2.0)))
     costs, asked = (StageCosts(2.0, 1.0, 1.0),), []
 
     def oracle(given, of, cluster):
@@ -25,4 +25,4 @@ def test_plan_with_other_costs_has_the_oracles_prediction_and_no_measurement_of_
     found = with_costs(plan, costs, oracle).prediction
     assert asked == [(None, costs, plan.prediction.cluster)]
     assert (found.costs, found.step_s, found.peak_memory_bytes, found.peak_saved_bytes) == (costs, 4.0, (11.0,), (7.0,))
-    assert (found.bubble_ratio, found.interval_s, found.reference_s, found.rehearsed_s) == (0.25, None, None, None)
+    assert (found.bubble_ratio, found.interval_s) == (0.25, None)

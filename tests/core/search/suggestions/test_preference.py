@@ -2,11 +2,16 @@
 
 from attrs import evolve
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.search.suggestions.preference import preference, preferred, worth_rehearsing
+from panpipe.core.plan.plan import TiedWeight
+from panpipe.core.search.suggestions.preference import candidates, preference, preferred
 
 from ....support.plans import orders, plan_of
 
 ORDER = preference(["gpipe", "1f1b", "zb-h1"])
+
+
+def cut(plan):
+    return tuple(stage.nodes for stage in plan.stages)
 
 
 def made(schedule, step_s, memory, stages=2):
@@ -31,20 +36,29 @@ def test_plan_about_as_fast_as_the_fastest_is_preferred_for_its_memory():
     assert preferred(plans, ORDER).schedule == "zb-h1"
 
 
-def test_plain_plan_and_the_fastest_preferred_plans_are_rehearsed():
-    plain = made("1f1b", 1.2, 100)
-    plans = [made("zb-h1", 1.1, 150), made("gpipe", 1.08, 400), made("v-half", 1.0, 300, 4), made("gis", 1.0, 500, 4)]
-    found = worth_rehearsing([plain, *plans], [plain], ORDER, 3)
-    assert [plan.schedule for plan in found] == ["1f1b", "zb-h1", "v-half"]
-    assert [plan.schedule for plan in worth_rehearsing([plain, *plans], [plain], ORDER, 2)] == ["1f1b", "v-half"]
+def names(plans):
+    return [(plan.schedule, len(plan.stages)) for plan in plans]
 
 
-def test_plan_with_more_memory_and_no_gain_is_not_rehearsed():
+def test_candidates_are_the_plain_plan_the_fastest_of_each_cut_and_the_smallest():
+    plain = made("1f1b", 1.15, 100)
+    others = [made("zb-h1", 1.1, 150), made("gpipe", 1.08, 400), made("v-half", 1.0, 300, 4), made("gis", 1.04, 90, 4)]
+    found = candidates([plain, *others], [plain], ORDER, ())
+    assert names(found) == [("gis", 4), ("v-half", 4), ("1f1b", 2), ("gpipe", 2)]
+
+
+def test_first_candidate_has_a_regular_cut():
+    plain, fast = made("1f1b", 1.15, 100), made("v-half", 1.0, 300, 4)
+    assert names(candidates([plain, fast], [plain], ORDER, {cut(plain)})) == [("1f1b", 2), ("v-half", 4)]
+
+
+def test_plan_that_is_predicted_to_be_much_slower_is_no_candidate_unless_it_is_the_plain_one():
+    plain = made("1f1b", 2.0, 100)
+    assert names(candidates([made("zb-h1", 1.0, 150), made("v-half", 1.3, 50, 4)], [], ORDER, ())) == [("zb-h1", 2)]
+    assert names(candidates([made("zb-h1", 1.0, 150)], [plain], ORDER, ())) == [("zb-h1", 2), ("1f1b", 2)]
+
+
+def test_candidates_sum_the_gradients_of_tied_weights_alike():
     plain = made("1f1b", 1.0, 100)
-    plans = [plain, made("zb-h1", 0.99, 150), made("v-half", 0.985, 300, 4)]
-    assert worth_rehearsing(plans, [plain], ORDER, 3) == [plain]
-
-
-def test_without_a_plain_plan_the_preferred_ones_are_rehearsed():
-    plans = [made("zb-h1", 1.0, 100), made("gpipe", 1.01, 90), made("v-half", 1.2, 80, 4)]
-    assert [plan.schedule for plan in worth_rehearsing(plans, [], ORDER, 2)] == ["gpipe"]
+    tied = evolve(made("v-half", 1.0, 300, 4), tied=(TiedWeight("w", (0, 3), 8),))
+    assert candidates([plain, tied], [plain], ORDER, {cut(plain)}) == [plain]

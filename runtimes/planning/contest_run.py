@@ -1,0 +1,144 @@
+"""Runs a contest while a pipeline trains, and then measures the actions of the winner (`contest` has the rules).
+
+step ──▶ turn of a candidate ──▶ … ──▶ end of a block: times of all ranks ──▶ next block, or the winner
+                                                                                   └──▶ traced steps ──▶ its costs
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from attrs import evolve
+from torch import Tensor
+
+from ...core.logs import LOGGER
+from ...core.plan.plan import Plan
+from ...core.search import Oracle
+from ...core.search.problem.score import with_costs
+from ..devices.compute import finished_s
+from ..engine.step_data import StepOptions
+from ..optimizer.update import Ending
+from ..training.trainer import Trainer
+from .contest import Candidate, Contest, Turn, arrangement
+from .measured_costs import MeasuredStep, measured_costs
+
+TRACED = 3
+"""Steps of the winner whose actions are measured."""
+
+Move = Callable[[Plan], bool]
+"""Moves stages to where a plan has them, on all ranks together; returns False on all of them if stages must stay."""
+
+
+class ContestRun:
+    """Trains by the candidates of a contest in turns.
+
+    Args:
+        trainer: of the pipeline; its plan is the first candidate's.
+        contest: the contest.
+        move: moves stages between candidates.
+        oracle: predicts a step.
+        keep: called with the winner's plan, with a prediction from its measured actions, on every rank.
+    """
+
+    def __init__(
+        self, trainer: Trainer, contest: Contest, move: Move, oracle: Oracle, keep: Callable[[Candidate], None]
+    ) -> None:
+        self.contest = contest
+        self._trainer, self._move, self._oracle, self._keep = trainer, move, oracle, keep
+        self._blocks = contest.blocks()
+        self._block, self._turns = list(next(self._blocks)), list[Turn]()
+        self._moved_s, self._seconds, self._shapes = 0.0, 0.0, list[Any]()
+        self._first: list[Any] | None = None
+        self._steps = list[MeasuredStep | None]()
+
+    def train(self, batch: Any, options: StepOptions) -> Tensor:
+        """Train on a batch, by the plan whose turn it is. All ranks call this together.
+
+        Returns:
+            The loss, as ``Trainer.train``.
+        """
+        trainer = self._trainer
+        trainer.refuse_closed()
+        if not trainer.runner.accumulating:
+            self._begin_turn()
+        measures = self.contest.winner is not None and options.ending is Ending.STEP
+        start = time.perf_counter()
+        loss, done = trainer.train(batch, evolve(options, trace=options.trace or measures))
+        ended = max(finished_s(queue.device) for queue in trainer.queues.values())
+        self._seconds += ended - start
+        self._shapes.append(trainer.trained_shapes)
+        self._first = self._first or [trainer.trained_shapes]
+        if options.ending is not Ending.STEP:
+            return loss
+        comparable = self._shapes == self._first
+        if measures:
+            self._steps.append(trainer.measured_step(done) if self._agreed(comparable) else None)
+            if len(self._steps) == TRACED:
+                self._measured([step for step in self._steps if step is not None])
+        else:
+            self._turns.append(Turn(self._seconds, comparable))
+        self._seconds = -1.0
+        return loss
+
+    def _begin_turn(self) -> None:
+        """Train the next step by the candidate whose turn it is."""
+        if self.contest.winner is not None:
+            return
+        if self._seconds > 0:  # the step before failed
+            self._turns.append(Turn(self._seconds, comparable=False))
+        self._seconds, self._shapes = 0.0, []
+        if len(self._turns) == len(self._block):
+            self._exchange()
+        if self.contest.winner is None:
+            self._run(self._block[len(self._turns)].plan)
+
+    def _exchange(self) -> None:
+        """End a block: all ranks learn the times of all, and begin the next block, or end the contest."""
+        mine = self._moved_s, [(turn.seconds, turn.comparable) for turn in self._turns]
+        found = self._trainer.team.exchange().gather(mine)
+        self.contest.move_s = max(moved for moved, _ in found) or self.contest.move_s
+        took: Sequence[Turn] | None = [
+            Turn(max(seconds for seconds, _ in same), all(comparable for _, comparable in same))
+            for same in zip(*(turns for _, turns in found), strict=True)
+        ]
+        while True:
+            try:
+                self._block, self._turns = list(self._blocks.send(took)), []
+            except StopIteration:
+                break
+            if self._run(self._block[0].plan):
+                return
+            took = None
+        winner = self.contest.winner
+        assert winner is not None
+        if not self._run(winner.plan):
+            self.contest.end(like=self._trainer.plan)
+            self._run(self.contest.winner.plan)  # type: ignore[union-attr]
+        self._trainer.variants.forget()  # what was prepared for the other plans
+        if self._trainer.team.first:
+            LOGGER.warning("%s", self.contest)
+
+    def _run(self, plan: Plan) -> bool:
+        """Train by a plan from now on. Returns False if stages would have to move and cannot."""
+        trainer = self._trainer
+        if arrangement(plan) != arrangement(trainer.plan):
+            start = time.perf_counter()
+            if not self._move(plan):
+                return False
+            self._moved_s = time.perf_counter() - start
+        trainer.follow(plan)
+        return True
+
+    def _agreed(self, comparable: bool) -> bool:
+        return all(self._trainer.team.exchange().gather(comparable))
+
+    def _measured(self, steps: Sequence[MeasuredStep]) -> None:
+        """Correct the winner's costs by its traced steps, and keep it."""
+        winner, trainer = self.contest.winner, self._trainer
+        assert winner is not None
+        if steps:
+            costs = measured_costs(winner.plan, winner.plan.predicted.costs, steps)
+            winner.plan = with_costs(winner.plan, costs, self._oracle)
+            trainer.follow(winner.plan)
+        self.contest.done = True
+        self._keep(winner)

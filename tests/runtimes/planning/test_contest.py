@@ -1,0 +1,97 @@
+"""The first steps of training compare plans in turns: results have the same bits as under any one of the plans."""
+
+from pathlib import Path
+from typing import Any
+
+import panpipe
+import pytest
+import torch
+from torch import nn
+
+from ...support.launch import found, torchrun_script
+from .contest_runs import CASES, run
+
+SCRIPT = Path(__file__).with_name("contest_runs.py")
+
+
+def same(one: dict[str, Any], other: dict[str, Any]) -> None:
+    assert one["losses"] == other["losses"]
+    assert one["evaluated"] == other["evaluated"]
+    assert one["bits"] == other["bits"]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_results_have_the_bits_of_every_single_plan(name, tmp_path):
+    mixed = run(name, tmp_path, contest=4)
+    assert len(mixed["plans"]) > 1, "nothing was compared"
+    assert len({tuple(stages) for stages in mixed["stages"]}) > 1, "no stages moved"
+    for plan in mixed["plans"]:
+        same(run(name, tmp_path, plan=plan), mixed)
+
+
+@pytest.mark.parametrize(
+    ("name", "ranks"),
+    [("dropout and clipping", 2), ("accumulation", 2), pytest.param("replicas that share", 4, marks=pytest.mark.slow)],
+)
+def test_ranks_agree_and_have_the_bits_of_every_single_plan(name, ranks, tmp_path):
+    done = torchrun_script(SCRIPT, name, str(tmp_path), ranks=ranks)
+    assert done.returncode == 0, done.stderr[-3000:]
+    by_rank = found(tmp_path, ranks)
+    assert len(by_rank[0]) > 2
+    runs = [
+        {**each[0], "bits": {k: v for rank in each for k, v in rank["bits"].items()}}
+        for each in zip(*by_rank, strict=True)
+    ]
+    for alone in runs[1:]:
+        same(alone, runs[0])
+    assert len({tuple(stages) for stages in runs[0]["stages"]}) > 1, "no stages moved"
+
+
+def small(**options: Any) -> panpipe.Pipeline:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(8)))
+    batch = torch.randn(16, 32)
+    options = {"optimizer": torch.optim.SGD, "microbatches": 4, "plan_cache": False, "progress": False, **options}
+    return panpipe.pipeline(model, lambda model, x: model(x).square().mean(), batch, **options)
+
+
+def test_one_line_reports_the_winner_and_the_pipeline_has_the_table(caplog):
+    pipe = small(contest=4)
+    batch = torch.randn(16, 32)
+    while pipe.contest.winner is None:
+        pipe.step(batch)
+    said = [record.getMessage() for record in caplog.records if record.name == "panpipe"]
+    assert said == [str(pipe.contest)]
+    assert said[0].startswith(f"plan: {pipe.plan.schedule}, {len(pipe.plan.stages)} stages; fastest step ")
+    assert len(repr(pipe.contest).splitlines()) == 1 + len(pipe.contest.candidates)
+    pipe.close()
+
+
+def test_nothing_is_compared_without_a_contest_or_with_a_plan():
+    pipe = small(contest=False)
+    assert pipe.contest is None
+    assert small(plan=pipe.plan).contest is None
+    with pytest.raises(panpipe.RequestError, match="contest is 'always': give True, False, or the number of steps"):
+        small(contest="always")
+
+
+@pytest.mark.filterwarnings("ignore:microbatches of a new shape")
+def test_batches_of_other_shapes_do_not_count():
+    pipe = small(contest=4)
+    pipe.step(torch.randn(16, 32))
+    while pipe.contest.winner is None:
+        pipe.step(torch.randn(8, 32))
+    assert "batches had different shapes" in str(pipe.contest)
+
+
+def test_second_run_starts_with_the_winner(tmp_path, monkeypatch):
+    monkeypatch.setenv("PANPIPE_CACHE", str(tmp_path))
+    first = small(contest=4, plan_cache=True)
+    again = small(contest=4, plan_cache=True)
+    assert len(again.contest.candidates) == len(first.contest.candidates)  # the contest did not end
+    while not first.contest.done:
+        first.step(torch.randn(16, 32))
+    last = small(contest=4, plan_cache=True)
+    assert last.contest is None
+    assert last.plan.hash == first.plan.hash
+    assert last.plan.prediction.step_s == first.plan.prediction.step_s
