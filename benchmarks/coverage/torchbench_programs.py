@@ -213,10 +213,7 @@ def doctr_recognition() -> Case:
 
     model = crnn_vgg16_bn(pretrained=False, pretrained_backbone=False).train()
     batch = {"image": torch.rand(ROWS, 3, 32, 128), "words": ["cat", "dogs", "a", "pipe", "pan", "to", "stage", "no"]}
-    return Case(
-        model, lambda m, b: m(b["image"], b["words"])["loss"], batch,
-        {"batch_dims": {"image": 0, "words": "samples"}}
-    )  # fmt: skip
+    return Case(model, lambda m, b: m(b["image"], b["words"])["loss"], batch, {"microbatches": 1})
 
 
 def drq(load: Load) -> Case:

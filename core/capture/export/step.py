@@ -224,14 +224,21 @@ def _widen(breaks: Breaks, error: Exception, line: str) -> None:
 def _refusal(breaks: Breaks, error: Exception, line: str) -> str:
     """The message for a step that raises an error, for one of the user's with the microbatch."""
     reason = reason_of(error)
-    leaves, _ = flatten_batch(breaks.batch)
+    leaves, nesting = flatten_batch(breaks.batch)
     shapes = ", ".join(shape_text(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
+    text = next((name for name, leaf in zip(nesting.names, leaves, strict=True) if isinstance(leaf, str)), None)
+    texts = ""
+    if text is not None:
+        texts = (
+            f"; all microbatches share the texts of the batch, such as {text}: give texts of samples as tensors of "
+            "numbers with a row for each sample, or microbatches=1"
+        )
     if not raised_by_user(error):
         what = "the step cannot be captured as one graph"
-        return f"{message_start(line)}{what}: {reason} (for a microbatch of {shapes}); change that line"
+        return f"{message_start(line)}{what}: {reason} (for a microbatch of {shapes}); change that line{texts}"
     return (
         f"{message_start(line)}the step raises {reason} for a microbatch of {shapes}: change that line so that it "
-        "accepts one, or the batch or the number of microbatches"
+        f"accepts one, or the batch or the number of microbatches{texts}"
     )
 
 

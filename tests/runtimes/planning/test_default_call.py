@@ -438,3 +438,13 @@ def test_forward_that_reads_what_is_noted_on_a_parameter():
     loss = reconstruct(model, batch).detach()
     torch.testing.assert_close(pipeline(model, reconstruct, batch).step(batch), loss)
     assert model[1].weight.calls == 1
+
+
+def test_texts_of_samples_are_refused_with_what_to_do():
+    def read(model, batch):
+        lengths = torch.tensor([float(len(word)) for word in batch["words"]])
+        return F.mse_loss(model(batch["image"])[:, 0], lengths)
+
+    batch = {"image": torch.randn(8, 8), "words": ["cat", "dogs", "a", "pipe", "pan", "to", "stage", "no"]}
+    with pytest.raises(panpipe.RequestError, match=r"share the texts of the batch, such as batch\['words'\]\[0\]"):
+        pipeline(nn.Linear(8, 1), read, batch)
