@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
-from ..values.containers import BatchNesting, flatten_batch, one_level
+from ..values.containers import BatchNesting, flatten_batch, one_level, shared_texts
 from ..values.sparse_tensors import refuse_sparse_tensors
 from .batch_dims import (
     AUTO,
@@ -79,6 +79,7 @@ class _Check:
         self._model, self._step, self._batch = model, step, batch
         self._known, self._microbatches, self._gradients = known, microbatches, gradients
         leaves, self._nesting = flatten_batch(batch)
+        self._shared_texts = shared_texts(leaves, self._nesting)
         self._tensors = tensors_by_name(leaves, self._nesting)
 
     def traced(self, dims: BatchDims) -> RowTrace | None:
@@ -104,7 +105,7 @@ class _Check:
         advice = self._suggestion(dims)
         raise RequestError(
             f"{cut.reason} (with {rows} of {samples} samples, as in a microbatch): change that line so that it accepts "
-            "them, or the batch or the number of microbatches"
+            f"them, or the batch or the number of microbatches{self._shared_texts}"
             + (f"; if samples are elsewhere, give batch_dims=, such as batch_dims={advice}" if advice else "")
         )
 

@@ -36,7 +36,7 @@ from ..regions.breaks import Breaks, StepFunction
 from ..regions.modes import modes_as_calls
 from ..regions.module_regions import CapturedOtherwise
 from ..values.capture_errors import Refused, depends_on_value, error_of_type
-from ..values.containers import BatchNesting, flatten_batch
+from ..values.containers import BatchNesting, flatten_batch, shared_texts
 from ..values.fake_tensors import fake_of, fake_state
 from ..values.printed import show_held
 from ..values.sparse_tensors import refuse_sparse_tensors
@@ -226,13 +226,7 @@ def _refusal(breaks: Breaks, error: Exception, line: str) -> str:
     reason = reason_of(error)
     leaves, nesting = flatten_batch(breaks.batch)
     shapes = ", ".join(shape_text(leaf.shape) for leaf in leaves if isinstance(leaf, Tensor))
-    text = next((name for name, leaf in zip(nesting.names, leaves, strict=True) if isinstance(leaf, str)), None)
-    texts = ""
-    if text is not None:
-        texts = (
-            f"; all microbatches share the texts of the batch, such as {text}: give texts of samples as tensors of "
-            "numbers with a row for each sample, or microbatches=1"
-        )
+    texts = shared_texts(leaves, nesting)
     if not raised_by_user(error):
         what = "the step cannot be captured as one graph"
         return f"{message_start(line)}{what}: {reason} (for a microbatch of {shapes}); change that line{texts}"

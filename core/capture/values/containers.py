@@ -205,3 +205,14 @@ def plain_result(result: Any) -> Any:
 
 def _is_scalar(value: Any) -> bool:
     return isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+
+
+def shared_texts(leaves: Sequence[Any], nesting: BatchNesting) -> str:
+    """What to do where texts belong to samples, to end the message of a step that fails; "" without texts."""
+    name = next((name for name, leaf in zip(nesting.names, leaves, strict=True) if isinstance(leaf, str)), None)
+    if name is None:
+        return ""
+    return (
+        f"; all microbatches share the texts of the batch, such as {name}: give texts of samples as tensors of numbers "
+        "with a row for each sample, or microbatches=1"
+    )
