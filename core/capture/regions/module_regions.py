@@ -24,11 +24,9 @@ from .regions import (
     Copies,
     Region,
     TensorSpec,
-    Version,
     call_region,
     copy_on_meta,
     may_be_written,
-    refuse_late_writes,
     trained,
 )
 
@@ -169,12 +167,9 @@ class ModuleRegions:
         def run(values: list[Tensor]) -> list[Tensor]:
             args, kwargs = given.filled(values)
             state = dict(zip(names, values[len(tensors) :], strict=True))
-            state.update({key: state[key].clone() for key in call.written})
-            others = {key: Version(state[key]) for key in buffers if key not in call.written}
-            with copies.lent() as bare, _reparametrize_module(bare, state, tie_weights=True):
+            with copies.running(self._who(name), state, call.written) as bare:
                 made = bare(*args, **kwargs)
                 found, result = extract_tensors((made, _values_of(bare, call.assigned)))
-            refuse_late_writes(self._who(name), others, state)
             if (difference := call.result.difference(result)) is not None:
                 raise RequestError(
                     f"{self._who(name)} returns {difference}, which it returned for the example: results that are not "
@@ -184,11 +179,8 @@ class ModuleRegions:
 
         reads = [*tensors, *parameters.values(), *buffers.values()]
         region = Region(name, self.lines[name], run, call.made, trained(reads), call.draws)
-        found = call_region(region, reads)
-        count = len(found) - len(call.written)
-        for key, value in zip(call.written, found[count:], strict=True):
-            buffers[key].copy_(value.detach())
-        result, values = call.result.filled(found[:count])
+        found = call_region(region, reads, [buffers[key] for key in call.written])
+        result, values = call.result.filled(found)
         for (path, key), value in zip(call.assigned, values, strict=True):
             vars(module.get_submodule(path))[key] = value
         return result

@@ -7,13 +7,14 @@ its backward. Everything else is traced, cut and pipelined.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from attrs import define, field, frozen
 from torch import Tensor, fx, nn
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -178,9 +179,19 @@ _library.define("backward(Tensor[] gradients, Tensor ticket, int number) -> Tens
 _RUN, _BACKWARD = torch.ops.panpipe_region.run.default, torch.ops.panpipe_region.backward.default
 
 
-def call_region(region: Region, given: list[Tensor]) -> list[Tensor]:
-    """Run a region as an operator, to be captured; return its results."""
-    return run_keyed(given, _regions.add(region), None, 0)[:-1]
+def call_region(region: Region, given: list[Tensor], written: Sequence[Tensor]) -> list[Tensor]:
+    """Run a region as an operator, to be captured; return its results.
+
+    Args:
+        region: the region.
+        given: its inputs.
+        written: buffers; its last results are their new values, and are copied to them.
+    """
+    found = run_keyed(given, _regions.add(region), None, 0)[:-1]
+    results = len(found) - len(written)
+    for buffer, value in zip(written, found[results:], strict=True):
+        buffer.copy_(value.detach())
+    return found[:results]
 
 
 def region_of(node: fx.Node) -> Region | None:
@@ -265,6 +276,16 @@ def copy_on_meta(module: nn.Module, foreign: Mapping[int, Tensor]) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
+CHEAP_BYTES = 1 << 16
+"""Buffers up to this size count as written by every region that reads them, because only one run on the example is
+observed, and another run may take another branch. A copy of one takes some microseconds."""
+
+
+def may_be_written(buffer: Tensor) -> bool:
+    """Whether a buffer of a region counts as written, even if the example's run did not write it."""
+    return buffer.nbytes <= CHEAP_BYTES
+
+
 class Copies:
     """Copies of a module on the meta device.
 
@@ -290,46 +311,26 @@ class Copies:
         finally:
             self._free.append(own)
 
+    @contextmanager
+    def running(self, who: str, state: dict[str, Tensor], written: Collection[str]) -> Iterator[nn.Module]:
+        """The context of a run of a region.
 
-CHEAP_BYTES = 1 << 16
-"""Buffers up to this size count as written by every region that reads them, because only one run on the example is
-observed, and another run may take another branch. A copy of one takes some microseconds."""
+        Args:
+            who: the region's name, with its line.
+            state: name of a parameter or buffer → the tensor of this run; afterwards the one that the run left.
+            written: names of the buffers that count as written: the run gets clones of them.
 
-
-def may_be_written(buffer: Tensor) -> bool:
-    """Whether a buffer of a region counts as written, even if the example's run did not write it."""
-    return buffer.nbytes <= CHEAP_BYTES
-
-
-class Version:
-    """A buffer before a run.
-
-    Args:
-        tensor: the buffer.
-    """
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version = tensor, tensor._version
-
-    def is_of(self, tensor: Tensor | None) -> bool:
-        """Whether this is the same tensor, and it was not written since."""
-        return tensor is self._tensor and self._tensor._version == self._version
-
-
-def refuse_late_writes(who: str, before: Mapping[str, Version], after: Mapping[str, Tensor]) -> None:
-    """Refuse a run that wrote a buffer that the example's run did not write: its value would be lost.
-
-    Args:
-        who: the region's name, with its line.
-        before: the buffers that do not count as written, by name.
-        after: the same buffers after the run.
-
-    Raises:
-        RequestError: one of them was written.
-    """
-    name = next((name for name, version in before.items() if not version.is_of(after.get(name))), None)
-    if name is not None:
-        raise RequestError(
-            f"{who} writes its buffer '{name}' here and did not for the example, and it is larger than "
-            f"{CHEAP_BYTES >> 10} KiB: write it in every call, with its own values if they do not change"
-        )
+        Raises:
+            RequestError: it wrote another buffer, whose new value would be lost.
+        """
+        state.update({key: state[key].clone() for key in written})
+        buffers = {name for name, _ in self.template.named_buffers()}.intersection(state).difference(written)
+        before = {name: (state[name], state[name]._version) for name in buffers}
+        with self.lent() as bare, _reparametrize_module(bare, state, tie_weights=True):
+            yield bare
+        for name, (tensor, version) in before.items():
+            if state.get(name) is not tensor or tensor._version != version:
+                raise RequestError(
+                    f"{who} writes its buffer '{name}' here and did not for the example, and it is larger than "
+                    f"{CHEAP_BYTES >> 10} KiB: write it in every call, with its own values if they do not change"
+                )

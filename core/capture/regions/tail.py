@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from attrs import frozen
 from torch import Tensor, nn
-from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -28,11 +27,9 @@ from .regions import (
     Copies,
     Region,
     TensorSpec,
-    Version,
     call_region,
     copy_on_meta,
     may_be_written,
-    refuse_late_writes,
     trained,
 )
 
@@ -344,25 +341,17 @@ class TailRegion:
                 for (here, _), tensor in zip(self.places, values, strict=False)
             }
             state = dict(zip(self.state, values[count + len(leaves) :], strict=True))
-            state.update({key: state[key].clone() for key in self.written})
-            buffers = {name for name, _ in copies.template.named_buffers()}
-            others = {n: Version(state[n]) for n in self.state if n in buffers and n not in self.written}
             with (
-                copies.lent() as bare,
-                _reparametrize_module(bare, state, tie_weights=True),
+                copies.running(f"{self.line}: the step", state, self.written) as bare,
                 numbered(bare, regions, Replay(self, received)),
             ):
                 result = step(bare, given.filled(values[count:]))
-            refuse_late_writes(f"{self.line}: the step", others, state)
             return [*tensors_of(numbers_as_tensors(result)), *(state[key] for key in self.written)]
 
         own = {**dict(captured.named_parameters()), **dict(captured.named_buffers())}
         reads = [*found, *leaves, *(own[name] for name in self.state)]
-        made = call_region(Region("", self.line, run, self.made, trained(reads), self.draws), reads)
-        results = len(made) - len(self.written)
-        for key, value in zip(self.written, made[results:], strict=True):
-            own[key].copy_(value.detach())
-        return self.result.filled(made[:results])
+        region = Region("", self.line, run, self.made, trained(reads), self.draws)
+        return self.result.filled(call_region(region, reads, [own[key] for key in self.written]))
 
 
 class Replay(Calls):

@@ -197,7 +197,7 @@ def test_two_threads_run_a_module_at_the_same_time(monkeypatch):
             assert first_ended.wait(60)
         return gate.layer(x) * 2
 
-    def in_two_threads(region, reads):
+    def in_two_threads(region, reads, written):
         def ran(_):
             try:
                 return region.run(reads)

@@ -114,7 +114,7 @@ def test_operator_runs_the_region_and_its_backward():
     other = X.clone()
     one = Region("block", "l", lambda v: [v[0] * v[1]], (TensorSpec((2,), torch.float32),), trained([given, other]), 0)
     with holding():
-        (found,) = call_region(one, [given, other])
+        (found,) = call_region(one, [given, other], [])
         found.sum().backward()
     assert found.tolist() == [1, 4]
     assert given.grad.tolist() == [1, 2]
