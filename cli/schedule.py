@@ -152,7 +152,7 @@ def _show(scored: Scored) -> None:
             f"(gap {scored.gap:.1%})"
         )
     rows = [
-        (str(device), len(actions), busy, bubble_ratio(busy, result.makespan), peak)
+        (str(device), len(actions), busy, f"{bubble_ratio(busy, result.makespan):.1%}", peak)
         for device, (actions, busy, peak) in enumerate(
             zip(scored.schedule.device_actions, result.busy, answer["peak_memory"], strict=True)
         )
@@ -161,8 +161,8 @@ def _show(scored: Scored) -> None:
     console.print(scored.schedule.name, style="bold", soft_wrap=True)
     print_table("", ("device", "actions", "busy", "idle share", "peak memory"), rows)
     console.print(
-        f"makespan {result.makespan:.6g}   bubble {result.bubble_ratio:.2%}   "
-        f"stage span {result.stage_span:.6g}, bubble {result.stage_span_bubble_ratio:.2%}"
+        f"makespan {result.makespan:.6g}   bubble {result.bubble_ratio:.1%}   "
+        f"stage span {result.stage_span:.6g}, bubble {result.stage_span_bubble_ratio:.1%}"
     )
     width = max(console.width - len(str(scored.problem.devices - 1)) - 1, 20)
     for line in gantt(scored.schedule.device_actions, result.starts, result.ends, result.makespan, width):

@@ -1,5 +1,6 @@
 """``panpipe schedules``: all schedules for uniform stages, time against memory."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any
 
@@ -134,10 +135,15 @@ def _answer(scored: Scored, best: bool) -> dict[str, Any]:
     }
 
 
+def _short(name: str) -> str:
+    """A schedule's name without a parameter for each device; JSON has the whole name."""
+    return re.sub(r",run_ahead=[\d,]*\d", "", name).replace("microbatches_per_loop", "group")
+
+
 def _show(found: Sequence[Scored], best: Sequence[Scored]) -> None:
     rows = [
         (
-            scored.schedule.name,
+            _short(scored.schedule.name),
             "★" if any(scored is other for other in best) else "",
             scored.problem.chunks,
             peak_of(scored),

@@ -1,5 +1,7 @@
 """``panpipe simulate``: run a plan in the simulator."""
 
+from collections.abc import Sequence
+from math import isinf
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,7 +13,6 @@ from ..answers.memory import print_memory
 from ..answers.output import bytes_text, check_writable, note, print_json, print_table, seconds_text, share_text
 from ..answers.plan_files import PlanFile, read_plan_or_schedule
 from ..answers.uniform import equal_stages, uniform_times
-from ..core.actions import Kind
 from ..core.cluster.catalog.find import find_cluster
 from ..core.cluster.cluster import Cluster, fully_connected
 from ..core.costs.costs import StageCosts
@@ -24,26 +25,14 @@ from ..core.plan.derive import forward_only
 from ..core.plan.interval import interval_of, interval_text
 from ..core.plan.plan import Plan
 from ..core.plan.wording import plan_size
-from ..simulators.bubbles import HOST_COPY
 from ..simulators.optimizer_step import OptimizerStep
 
 if TYPE_CHECKING:
     from ..simulators.result import SimulationResult
 
 
-HEADINGS = {
-    "dependency": "depend",
-    "communication": "comm",
-    "contention": "contend",
-    "host copy": "copy",
-    "reduction": "reduce",
-    "optimizer": "optim",
-    "warm-up": "warm",
-    "cool-down": "cool",
-}
-"""Shorter headings of causes, for a table of 80 columns."""
-WITH_COPIES = {**HEADINGS, "compute": "work"}
-"""The headings for a plan that offloads; ``compute`` is shortened, because its table has one more column."""
+_NO_LIMIT = 1 << 62
+"""Bytes of each device of a schedule file, which names none."""
 BUSIEST_LINKS = 16
 """Most links that are printed; ``--json`` has all."""
 
@@ -150,7 +139,7 @@ def simulate(
     if json:
         print_json({**_answer(result, idle), "interval_s": interval_of(plan.prediction, result.step_s)})
     else:
-        _print(result, idle)
+        _print(result, idle, None if file.is_schedule else [device.memory_bytes for device in result.devices])
 
 
 def _moved(file: PlanFile, cluster: Cluster) -> Plan:
@@ -186,8 +175,7 @@ def _equal_stages(
         given.get("forward", 1), given.get("backward_input", 1), given.get("backward_weight", 1), freed=0
     )
     plan = file.plan
-    most = max(sum(action.kind is Kind.F for action in actions) for actions in plan.device_actions)
-    cluster = fully_connected(plan.devices, max(most, 1), float("inf"), given.get("comm", 0))
+    cluster = fully_connected(plan.devices, _NO_LIMIT, float("inf"), given.get("comm", 0))
     return equal_stages(plan.placement, times), cluster
 
 
@@ -220,7 +208,7 @@ def _answer(result: "SimulationResult", idle: IdleTime) -> dict[str, Any]:
     }
 
 
-def _print(result: "SimulationResult", idle: IdleTime) -> None:
+def _print(result: "SimulationResult", idle: IdleTime, limits: Sequence[int] | None) -> None:
     plan = result.plan
     step = f"{seconds_text(result.step_s)}{interval_text(plan.prediction)}"
     print(
@@ -229,27 +217,22 @@ def _print(result: "SimulationResult", idle: IdleTime) -> None:
         f"{plan_size(plan)}, {plan.schedule}"
     )
     _print_bubbles(result)
-    print_memory(result, [device.memory_bytes for device in result.devices])
+    print_memory(result, limits)
     _print_hosts(result)
     _print_links(result)
     print_idle(idle)
 
 
 def _print_bubbles(result: "SimulationResult") -> None:
-    copies = bool(result.host_copies)
-    rows = [
-        (
-            str(device),
-            share_text(result.busy_s[device], result.step_s),
-            share_text(max(result.step_s - result.busy_s[device] - sum(idle.values()), 0.0), result.step_s),
-            *(share_text(seconds, result.step_s) for cause, seconds in idle.items() if copies or cause != HOST_COPY),
-        )
-        for device, idle in enumerate(result.bubbles)
+    parts = [
+        {"compute": busy, "update": max(result.step_s - busy - sum(idle.values()), 0.0), **idle}
+        for busy, idle in zip(result.busy_s, result.bubbles, strict=True)
     ]
-    causes = [cause for cause in result.bubbles[0] if copies or cause != HOST_COPY]
-    headings = WITH_COPIES if copies else HEADINGS
-    columns = ("device", *(headings.get(column, column) for column in ("compute", "update", *causes)))
-    print_table("What each device does, and waits for, in shares of the step", columns, rows)
+    shown = [part for part in parts[0] if any(share_text(own[part], result.step_s) != "0.0%" for own in parts)]
+    rows = [
+        (str(device), *(share_text(own[part], result.step_s) for part in shown)) for device, own in enumerate(parts)
+    ]
+    print_table("What each device does, and waits for, in shares of the step", ("device", *shown), rows)
 
 
 def _print_hosts(result: "SimulationResult") -> None:
@@ -286,7 +269,12 @@ def _print_hosts(result: "SimulationResult") -> None:
 
 def _print_links(result: "SimulationResult") -> None:
     rows = [
-        (f"{use.src} → {use.dst}", bytes_text(use.bytes), f"{bytes_text(use.bytes_per_s)}/s", f"{use.utilisation:.1%}")
+        (
+            f"{use.src} → {use.dst}",
+            bytes_text(use.bytes),
+            "–" if isinf(use.bytes_per_s) else f"{bytes_text(use.bytes_per_s)}/s",
+            f"{use.utilisation:.1%}",
+        )
         for use in sorted(result.links, key=lambda use: -use.utilisation)
     ]
     title = "Links"
