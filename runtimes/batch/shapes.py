@@ -35,6 +35,8 @@ Capture = Callable[[Any, Shape, Dims | None], CapturedStep]
 
 _SIZED = 64
 """Number of shapes whose programs are kept, of those that programs with symbolic sizes give within milliseconds."""
+_MOST_FAILURES = 2
+"""Number of failed captures with symbolic sizes after which there are no more; one size may be special: the largest."""
 _MOST_SYMBOLIC = 4
 """Largest number of symbolic captures of batches that differ only in sizes: a step may decide by a size."""
 
@@ -70,7 +72,7 @@ class Shapes:
         self._sized: LruCache[Shape, Compiled] = LruCache(_SIZED)
         self._varying = VaryingSizes() if varying is None else varying
         self._symbolic: list[SymbolicPrograms] = []
-        self._not_symbolic: dict[Hashable, str] = {}
+        self._not_symbolic: dict[Hashable, list[str]] = {}
         self._latest: Compiled | None = None
         self._example: Shape | None = None
         self.captures, self._capture_s = 0, 0.0
@@ -129,11 +131,13 @@ class Shapes:
         """Programs from a capture with symbolic sizes, which may be made now; None if there is none, on any rank."""
         shape, structure = piece.shape, structure_of(piece.shape)
         same = [each for each in self._symbolic if each.structure == structure]
-        found = next((sized for each in same if (sized := each.at(shape)) is not None), None)
-        if same and self._everywhere(found is not None):
-            return found
+        sized = [each.at(shape) for each in same]
+        valid = self._everywhere([each is not None for each in sized]) if same else []
+        if any(valid):
+            return sized[valid.index(True)]
         dims = self._varying.of(shape)
-        possible = self._compiler is None and self._team.tensor is None and structure not in self._not_symbolic
+        reasons = self._not_symbolic.setdefault(structure, [])
+        possible = self._compiler is None and self._team.tensor is None and len(reasons) < _MOST_FAILURES
         if not dims or not possible or len(same) == _MOST_SYMBOLIC:
             return None
         reason = "the step fixes them, as a loop over a sequence does"
@@ -144,15 +148,16 @@ class Shapes:
             found = None if made.fixed else made.at(shape)
         except Exception as error:  # the capture with numbers raises the user's
             found, reason = None, reason_of(error)
-        if not self._everywhere(found is not None):
-            self._not_symbolic[structure] = reason
+        if self._everywhere([found is not None]) == [False]:
+            reasons.append(reason)
             return None
         self._symbolic.append(made)
         return found
 
-    def _everywhere(self, here: bool) -> bool:
-        """Whether something holds on every rank of the replica."""
-        return here if len(self._team.local) == self._team.size else all(self._team.in_replica(lambda _: here))
+    def _everywhere(self, here: list[bool]) -> list[bool]:
+        """What holds on every rank of the replica."""
+        ranks = [here] if len(self._team.local) == self._team.size else self._team.in_replica(lambda _: here)
+        return [all(each) for each in zip(*ranks, strict=True)]
 
     def _compile(self, piece: Microbatch, dims: Dims | None = None) -> Compiled:
         started = time.perf_counter()
@@ -224,7 +229,7 @@ class Shapes:
         if each_s < _NOTICED_S:
             return None
         why = self._not_symbolic.get(structure_of(shape))
-        again = f"; it is captured again for each further size, because sizes cannot be symbols: {why}" if why else ""
+        again = f"; it is captured again for further sizes, because they cannot be symbols: {why[-1]}" if why else ""
         return f"microbatches of a new shape ({shape}): capturing the step for them took {each_s:.1f} s{again}"
 
     def _remark_value(self, name: str, value: Any, example: Any, each_s: float) -> str | None:

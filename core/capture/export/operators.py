@@ -14,8 +14,8 @@ Nodes of the captured graph are grouped into operators:
 """
 
 import operator
-from collections.abc import Collection, Mapping
-from contextlib import nullcontext
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from math import prod
 from typing import Any
@@ -123,7 +123,7 @@ class FakeRun(ModalInterpreter):
         self._hooked: dict[int, int] = {}
         self._hooks: list[RemovableHandle] = []
         self._nodes = list(step.graph.nodes)
-        self._parameters = step.parameters
+        self._step, self._parameters = step, step.parameters
 
     def run_node(self, n: fx.Node) -> Any:
         before = self.random.ordinal
@@ -181,7 +181,7 @@ class FakeRun(ModalInterpreter):
         leaves = [t for t in self.values.values() if isinstance(t, Tensor) and t.requires_grad and t.is_leaf]
         self._flowed.add(id(self.values[loss]))
         try:
-            with without_anomaly_mode():
+            with without_anomaly_mode(), _modes(self._step):
                 torch.autograd.grad(self.values[loss], leaves, allow_unused=True)
         except PanpipeError:
             raise
@@ -202,6 +202,14 @@ class FakeRun(ModalInterpreter):
         for node in self._nodes:
             if node.op == "call_function":
                 self.values[node.name] = pytree.tree_map_only(Tensor, flowing, self.values[node.name])
+
+
+@contextmanager
+def _modes(step: CapturedStep) -> Iterator[None]:
+    """The context of a run: otherwise operators without tensor arguments, such as arange, would return real tensors."""
+    # Some composite operators take symbolic sizes in Python alone.
+    with step.fake_mode, enable_python_dispatcher() if step.sizes is not None else nullcontext():
+        yield
 
 
 def fake_inputs(step: CapturedStep) -> list[Any]:
@@ -228,9 +236,7 @@ def operators_of(step: CapturedStep, *, apart: Collection[str] = ()) -> Operator
         apart: names of nodes that rules 2 and 3 do not group with the node before them.
     """
     fake_run = FakeRun(step)
-    # Otherwise operators without tensor arguments, such as arange, would return real tensors; some composite operators
-    # take symbolic sizes in Python alone.
-    with step.fake_mode, enable_python_dispatcher() if step.sizes is not None else nullcontext():
+    with _modes(step):
         fake_run.run(*fake_inputs(step))
     note_roots(step.graph, fake_run.values)
     if step.gradients and not fake_run.values[step.outputs.main_result].requires_grad:

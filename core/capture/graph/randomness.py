@@ -89,11 +89,13 @@ normal = _define("normal", "float mean, float std", lambda out, a, b, generator:
 exponential = _define(
     "exponential", "float rate", lambda out, rate, generator: out.exponential_(rate, generator=generator)
 )
-integers = _define("integers", "int low, int high", lambda out, a, b, generator: out.random_(a, b, generator=generator))
+integers = _define(
+    "integers", "SymInt low, SymInt high", lambda out, a, b, generator: out.random_(a, b, generator=generator)
+)
 multinomial = _define("multinomial", "Tensor weights, bool replacement", _draw_multinomial)
 dirichlet = _define("dirichlet", "Tensor concentration", _draw_dirichlet)
 gamma = _define("gamma", "Tensor concentration", _draw_gamma)
-permutation = _define("permutation", "int count", _draw_permutation)
+permutation = _define("permutation", "SymInt count", _draw_permutation)
 
 
 def ordinals_of(nodes: Iterable[fx.Node]) -> tuple[int, ...]:

@@ -70,6 +70,16 @@ def has_symbols(value: Any) -> bool:
     return isinstance(value, NUMBERS)
 
 
+def computed(symbols: Mapping[sympy.Symbol, Any], expression: Any) -> Any:
+    """The value of an expression, as Python computes it."""
+    return sympy_interp(PythonReferenceAnalysis, dict(symbols), expression)
+
+
+def number(symbols: Mapping[sympy.Symbol, Any], value: Any) -> Any:
+    """A symbolic number, computed from other values of the symbols."""
+    return computed(symbols, value.node.expr)
+
+
 @define
 class Sizes:
     """Values of symbols.
@@ -86,13 +96,13 @@ class Sizes:
         if isinstance(value, tuple | list):
             return type(value)(map(self.of, value)) if has_symbols(value) else value
         kind = _KINDS.get(type(value))
-        return value if kind is None else kind(self.number(value.node.expr))
+        return value if kind is None else kind(self.value(value.node.expr))
 
-    def number(self, expression: Any) -> Any:
-        """The value of an expression, as Python computes it."""
+    def value(self, expression: Any) -> Any:
+        """The value of an expression."""
         found = self._known.get(expression)
         if found is None:
-            found = self._known[expression] = sympy_interp(PythonReferenceAnalysis, dict(self.symbols), expression)
+            found = self._known[expression] = computed(self.symbols, expression)
         return found
 
     def tensor(self, value: Tensor) -> Tensor:
@@ -135,8 +145,8 @@ class SizeSymbols:
         allowed = self.env.var_to_range
         valid = (
             all(allowed[symbol].lower <= own <= allowed[symbol].upper for symbol, own in sizes.symbols.items())
-            and all(sizes.number(expression) == own for expression, own in symbolic)
-            and all(map(sizes.number, self._guards))
+            and all(sizes.value(expression) == own for expression, own in symbolic)
+            and all(map(sizes.value, self._guards))
         )
         return sizes if valid else None
 

@@ -14,6 +14,7 @@ tokens are removed and the operators called directly.
 import contextlib
 import operator
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,12 +24,13 @@ from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._higher_order_ops.effects import with_effects
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils import _pytree as pytree
 
 from ...errors import PanpipeError, RequestError
 from ..graph.generated_sources import sources_removed
 from ..graph.nodes import root_of
 from ..graph.randomness import KeyedRandom
-from ..graph.sizes import fold_sizes
+from ..graph.sizes import NUMBERS, fold_sizes, number
 from ..python.torch_settings import without_anomaly_mode
 from ..regions.modes import ModalInterpreter
 from ..regions.regions import region_of, run_keyed
@@ -247,7 +249,9 @@ class StageModule(nn.Module):
         self._runner = _KeyedInterpreter(stage)
 
     def forward(self, *inputs: Tensor) -> Any:
-        return self._runner.run(*inputs[: len(self._stage.fakes)])
+        count, symbols = len(self._stage.fakes), self._stage.symbols
+        self._runner.sizes = {size.node.expr: each.shape[0] for size, each in zip(symbols, inputs[count:], strict=True)}
+        return self._runner.run(*inputs[:count])
 
     @property
     def running(self) -> fx.Node | None:
@@ -262,6 +266,12 @@ class _KeyedInterpreter(ModalInterpreter):
         self._key: Any = None
         self.extra_traceback = False  # the node that raises an error is `running`
         self.running: fx.Node | None = None
+        self.sizes: dict[Any, Any] = {}
+
+    def fetch_args_kwargs_from_env(self, n: fx.Node) -> Any:
+        """The arguments of a node; sizes are computed from inputs, because the trace knows a size by its origin."""
+        found = super().fetch_args_kwargs_from_env(n)
+        return pytree.tree_map_only(NUMBERS, partial(number, self.sizes), found) if self.sizes else found
 
     def run(self, *inputs: Any, **_: Any) -> Any:
         self._key = inputs[-1] if self._first_draw else None

@@ -103,7 +103,7 @@ def _memories(
         picked = node.target is operator.getitem
         if node.target in _FRESH or (picked and source in place and source.target in _FRESH):
             owner[node], last[node] = node, place[node]
-        elif source in owner and (picked or always_views(node.target)):
+        elif isinstance(source, fx.Node) and source in owner and (picked or always_views(node.target)):
             owner[node] = owner[source]
         if node in owner and node in kept:
             last[owner[node]] = inf
