@@ -6,24 +6,24 @@ is in I and in W, with complementary output masks. The backward of a normalisati
 parameters' gradients take little work, and W would need all its inputs and one more gradient.
 
 For the trace the stage graph is a module that runs operator by operator, and tags each node with the captured value
-that it comes from. AOTAutograd orders operators with a side effect, such as the error check of `torch.linalg.solve`, by
-*tokens*, empty tensors that are passed from one to the next. Programs run their operators in the graph's order, so the
-tokens are removed and the operators called directly.
+that it comes from.
 """
 
 import contextlib
 import operator
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from attrs import define, field
 from torch import Tensor, fx, nn
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch._higher_order_ops.effects import with_effects
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
 
 from ...errors import PanpipeError, RequestError
@@ -82,11 +82,11 @@ def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
     try:
         with contextlib.ExitStack() as stack:
             stack.enter_context(without_anomaly_mode())
+            stack.enter_context(_without_tokens())
             # In a tensor of each symbolic size: a size that no input of the stage has is an input of the trace, too.
             fakes = (*stage.fakes, *_of_sizes(stage))
             joint = aot_export_joint_with_descriptors(stack, module, fakes)
             fold_sizes(joint.graph_module.graph)
-            remove_tokens(joint.graph_module.graph)
             if as_on_cpu:
                 dropout_as_eager(joint.graph_module.graph)
             found = _by_meaning(joint.graph_module.graph, len(stage.fakes))
@@ -160,7 +160,7 @@ def _by_meaning(graph: fx.Graph, inputs: int) -> JointGraph:
             meaning.output, descriptors.PlainAOTOutput
         ):
             joint.tangents[meaning.output.idx] = node
-        elif not is_token(meaning):
+        else:
             raise RuntimeError(f"an input of an unexpected kind: {meaning}")
     output = next(node for node in graph.nodes if node.op == "output")
     found: dict[int, fx.Node] = {}
@@ -173,7 +173,7 @@ def _by_meaning(graph: fx.Graph, inputs: int) -> JointGraph:
             joint.mutations[meaning.mutated_input.idx] = node  # type: ignore[attr-defined]
         elif isinstance(meaning, descriptors.GradAOTOutput):
             joint.gradients[meaning.grad_of.idx] = node  # type: ignore[attr-defined]
-        elif not is_token(meaning):
+        else:
             raise RuntimeError(f"an output of an unexpected kind: {meaning}")
     joint.outputs = [found[i] for i in sorted(found)]
     joint.gradients = dict(sorted(joint.gradients.items()))
@@ -305,42 +305,19 @@ def _without_onednn() -> Iterator[None]:
         backend.enabled = enabled
 
 
-_TOKENS = tuple(
-    getattr(descriptors, name)
-    for name in ("ForwardTokenAOTInput", "BackwardTokenAOTInput", "ForwardTokenAOTOutput", "BackwardTokenAOTOutput")
-)
-_CHECKS = {torch.ops.aten._linalg_check_errors.default}
+_CHECK = torch.ops.aten._linalg_check_errors.default
+has_side_effect(_CHECK)  # a trace keeps it although nothing reads its result
+_TRACES = threading.RLock()
+"""Held while operators have no tokens: stages may be traced by several threads."""
 
 
-def is_token(meaning: Any) -> bool:
-    """Whether an input or output of a joint graph is a token, by its descriptor."""
-    return isinstance(meaning, _TOKENS)
-
-
-def remove_tokens(graph: fx.Graph) -> None:
-    """Call operators with a side effect directly, without tokens.
-
-    Args:
-        graph: a joint graph; changed in place. Placeholders of tokens are left without users.
-    """
-    for node in graph.find_nodes(op="call_function", target=with_effects):
-        _token, target, *args = node.args
-        with graph.inserting_before(node):
-            call = graph.call_function(target, tuple(args), dict(node.kwargs))
-        results = [(user.args[1], user) for user in node.users if user.target is operator.getitem]
-        values: Any = node.meta.get("val") or ()
-        call.meta = {**node.meta, "val": values[1] if len(values) == 2 else tuple(values[1:])}
-        several = len(values) > 2
-        for position, user in results:
-            if position == 0:
-                user.replace_all_uses_with(_token)
-            elif several:
-                user.args = (call, position - 1)
-                continue
-            else:
-                user.replace_all_uses_with(call)
-            graph.erase_node(user)
-        graph.erase_node(node)
+@contextlib.contextmanager
+def _without_tokens() -> Iterator[None]:
+    """Within this context, AOTAutograd does not order error checks by *tokens*, empty tensors that are passed from one
+    to the next: programs run their operators in the graph's order."""
+    holder = torch._library.simple_registry.singleton.find("aten::_linalg_check_errors").effect
+    with _TRACES, mock.patch.object(holder, "_effect", None):
+        yield
 
 
 def forward_checks(graph: fx.Graph) -> set[fx.Node]:
@@ -350,7 +327,7 @@ def forward_checks(graph: fx.Graph) -> set[fx.Node]:
         meaning = node.meta.get("desc") if node.op == "placeholder" else None
         if isinstance(meaning, descriptors.TangentAOTInput) or any(source in late for source in node.all_input_nodes):
             late.add(node)
-    return {node for node in graph.nodes if node.target in _CHECKS and node not in late}
+    return {node for node in graph.nodes if node.target is _CHECK and node not in late}
 
 
 CAPTURED = "captured"
