@@ -98,7 +98,7 @@ class OneProcess:
         if self._keyed:
             loss = panpipe.reference_step(
                 self.model, self._step, batch, microbatches=self._microbatches, seed=self._seed, index=self.steps,
-                batch_dims=self._dims,
+                batch_dims=self._dims or "auto",
             )  # fmt: skip
             total = float(len(tensors_in(batch)[0]))
         else:

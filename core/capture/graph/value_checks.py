@@ -63,4 +63,6 @@ def _leaves(value: Any) -> list[Any]:
 def _symbolic(value: Any) -> bool:
     if isinstance(value, Tensor):
         return any(map(_symbolic, value.shape))
-    return isinstance(value, SymInt | SymFloat | SymBool) and bool(free_unbacked_symbols(value))
+    if not isinstance(value, SymInt | SymFloat | SymBool):
+        return False
+    return bool(free_unbacked_symbols(value.node._expr))  # also if the sizes of other tensors give its value
