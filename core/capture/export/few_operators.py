@@ -36,36 +36,34 @@ def refuse_too_few(operators: Operators, stages: int, devices: int | None = None
     )
 
 
-def _reason(operators: Operators) -> str:  # noqa: PLR0911 - one return for each reason
+def _reason(operators: Operators) -> str:
     step = operators.step
-    if any(_is_joined(operators, name) for name in operators.members) and not _has_most_parameters(operators):
+    joined = any(_is_joined(operators, name) for name in operators.members) and not _has_most_parameters(operators)
+    if joined or not step.regions:
         return _large(operators)
-    if TAIL in step.regions and _LENGTHS in _cause(operators, TAIL):
+    name = TAIL if TAIL in step.regions else next(iter(step.regions))
+    cause = step.causes.get(name) or "this line needs the value of a tensor"
+    what = f"{step.regions[name]}: {cause}"
+    if name != TAIL:
         return (
-            f"{step.regions[TAIL]}: {_cause(operators, TAIL)}, which a captured step does not have, so everything from "
-            "this line on is one operator: put this call, the recurrent layers that read what it returns, and "
-            "pad_packed_sequence into a module of their own; the layers before and after it are then other stages; "
-            "without such layers nothing can be divided"
+            f"{what}, and module '{name}' stays Python on one stage: move what needs no value out of it, or choose "
+            "with torch.where"
         )
-    if TAIL in step.regions:
-        what = (
-            f"{step.regions[TAIL]}: {_cause(operators, TAIL)}, and everything from there on stays Python, on one stage"
-        )
-        if "transform" in _cause(operators, TAIL):
-            return f"{what}: call the transform inside a module, on as little of the model as possible"
-        if len(operators.graph.nodes) == 1:
-            return (
-                f"{what}: if the value is part of the batch, give it as a Python number or text in the batch, so that "
-                "the step is captured for each value; else move the line and what depends on it into a module"
-            )
-        return f"{what}: move the line and what depends on it into a module, or choose with torch.where"
-    if step.regions:
-        name, line = next(iter(step.regions.items()))
+    if _LENGTHS in cause:
         return (
-            f"{line}: {_cause(operators, name)}, and module '{name}' stays Python on one stage: move what needs no "
-            "value out of it, or choose with torch.where"
+            f"{what}, which a captured step does not have, so everything from this line on is one operator: put this "
+            "call, the recurrent layers that read what it returns, and pad_packed_sequence into a module of their own; "
+            "the layers before and after it are then other stages; without such layers nothing can be divided"
         )
-    return _large(operators)
+    fix = "move the line and what depends on it into a module, or choose with torch.where"
+    if "transform" in cause:
+        fix = "call the transform inside a module, on as little of the model as possible"
+    elif len(operators.graph.nodes) == 1:
+        fix = (
+            "if the value is part of the batch, give it as a Python number or text in the batch, so that the step is "
+            "captured for each value; else move the line and what depends on it into a module"
+        )
+    return f"{what}, and everything from there on stays Python, on one stage: {fix}"
 
 
 def _is_joined(operators: Operators, name: str) -> bool:
@@ -83,10 +81,6 @@ def _has_most_parameters(operators: Operators) -> bool:
         if runs_region(node)
     ]
     return max(read, default=0) > _LARGE * len(parameters)
-
-
-def _cause(operators: Operators, region: str) -> str:
-    return operators.step.causes.get(region) or "this line needs the value of a tensor"
 
 
 def _large(operators: Operators) -> str:
