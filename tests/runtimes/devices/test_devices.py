@@ -129,8 +129,7 @@ def test_free_memory_of_a_gpu_is_shared_by_all_ranks_on_it_within_the_fraction_o
     monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: fraction)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (12_000, 16_000))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 500)
-    monkeypatch.setattr(measured_cluster, "workload_bytes", lambda device: 100)
     gpu = {0: torch.device("cuda", 0)}
-    most = 16_000 * fraction - 100
-    assert measured_cluster.memory_of_each(Ranks(["GPU-a", "GPU-b"]), gpu) == min(12_400, most)
-    assert measured_cluster.memory_of_each(Ranks(["GPU-a", "GPU-a", "GPU-a"]), gpu) == min(4_400, most)
+    most = 16_000 * fraction
+    assert measured_cluster.memory_of_each(Ranks(["GPU-a", "GPU-b"]), gpu) == min(12_500, most)
+    assert measured_cluster.memory_of_each(Ranks(["GPU-a", "GPU-a", "GPU-a"]), gpu) == min(4_500, most)
