@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Container, Sequence
 
 from ...plan.plan import Plan
+from ...plan.sharding import NONE
 from ..problem.blocks import Stages
 
 ALIKE = 0.05
@@ -73,16 +74,20 @@ def candidates(
             found.setdefault(plan.hash, plan)
     compared = list(found.values())[:most]
     first = preferred([plan for plan in compared if _cut(plan) in regular] or compared, order)
-    return [first, *(plan for plan in compared if plan is not first and _tied(plan) == _tied(first))]
+    return [first, *(plan for plan in compared if plan is not first and _sums(plan) == _sums(first))]
 
 
 def _cut(plan: Plan) -> Stages:
     return tuple(stage.nodes for stage in plan.stages)
 
 
-def _tied(plan: Plan) -> dict[str, int]:
-    """How many stages read each tied weight: where these are others, sums of gradients round differently."""
-    return {weight.name: len(weight.stages) for weight in plan.tied}
+def _sums(plan: Plan) -> tuple[dict[str, int], Stages]:
+    """What sums of gradients depend on: where it differs, they round differently.
+
+    That is how many stages read each tied weight; and what replicas share a part of each, which is cut by stages.
+    """
+    shared = any(level != NONE for level in plan.shard)
+    return {weight.name: len(weight.stages) for weight in plan.tied}, _cut(plan) if shared else ()
 
 
 def _step_s(plan: Plan) -> float:

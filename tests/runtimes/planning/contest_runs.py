@@ -59,7 +59,8 @@ CASES: dict[str, dict[str, Any]] = {
     "scheduler": {"options": lambda: {"scheduler": lambda made: torch.optim.lr_scheduler.StepLR(made, 4, 0.5)}},
 }
 RANKS: dict[str, dict[str, Any]] = {
-    "replicas that share": {"options": lambda: {"mesh": "pp=2,dp=2", "shard": "gradients"}},
+    "replicas": {"options": lambda: {"mesh": "dp=2,pp=2"}},
+    "replicas that share": {"options": lambda: {"mesh": "dp=2,pp=2", "shard": "gradients"}},
 }
 
 

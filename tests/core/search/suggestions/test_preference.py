@@ -58,6 +58,15 @@ def test_plan_that_is_predicted_to_be_much_slower_is_no_candidate_unless_it_is_t
     assert names(candidates([made("zb-h1", 1.0, 150)], [plain], ORDER, ())) == [("zb-h1", 2), ("1f1b", 2)]
 
 
+def test_candidates_of_replicas_that_share_have_the_same_cut():
+    plain = evolve(made("1f1b", 1.0, 100), shard=("gradients",) * 2)
+    others = [
+        evolve(made("zb-h1", 0.9, 300), shard=plain.shard),
+        evolve(made("v-half", 1.0, 300, 4), shard=plain.shard * 2),
+    ]
+    assert names(candidates([plain, *others], [plain], ORDER, {cut(plain)})) == [("zb-h1", 2), ("1f1b", 2)]
+
+
 def test_candidates_sum_the_gradients_of_tied_weights_alike():
     plain = made("1f1b", 1.0, 100)
     tied = evolve(made("v-half", 1.0, 300, 4), tied=(TiedWeight("w", (0, 3), 8),))
