@@ -12,6 +12,7 @@ from ...core.capture.export.operators import Operators, operators_of
 from ...core.capture.export.step import capture_step
 from ...core.capture.regions.breaks import StepFunction
 from .microbatches import Microbatch, Shape, split_batch
+from .varying_sizes import VaryingSizes
 
 
 @frozen
@@ -24,6 +25,7 @@ class Example:
         microbatch: the microbatch that the step was captured for, with real data.
         operators: the captured step.
         trace: of the step with another number of samples; None if it cannot be traced.
+        varying: the sizes that differ between batches, for all plans.
     """
 
     model: nn.Module
@@ -31,6 +33,7 @@ class Example:
     microbatch: Microbatch
     operators: Operators
     trace: RowTrace | None = field(default=None, eq=False)
+    varying: VaryingSizes = field(factory=VaryingSizes, eq=False)
 
     @classmethod
     def capture(

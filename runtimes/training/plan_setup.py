@@ -12,7 +12,7 @@ from ...core.plan.message_matching import sending_pairs
 from ...core.plan.plan import Plan
 from ..batch.example import Example
 from ..batch.shapes import Shapes
-from ..batch.varying_sizes import Dims, VaryingSizes
+from ..batch.varying_sizes import Dims
 from ..devices.compute import ComputeQueue, compute_device
 from ..engine.clocked import Clock
 from ..engine.prepared import PreparedSteps
@@ -105,10 +105,9 @@ def set_up_plan(
             return capture_step(model, step, batch, device=kind, symbolic=symbolic)
 
     def variant() -> tuple[Shapes, PreparedSteps]:
-        shapes = Shapes(captured, team, cut, on, limit, compiler, varying)
+        shapes = Shapes(captured, team, cut, on, limit, compiler, example.varying)
         return shapes, PreparedSteps(lambda: stages.plan, shapes, stages.states, model, team.local)
 
-    varying = VaryingSizes()
     variants = Variants(model, step, variant, follow_model)
     variants.shapes.keep(shape, first)
     largest = shape.samples if team.replicas > 1 else 0
@@ -116,5 +115,5 @@ def set_up_plan(
     copies = offloads(plan, first, team, where, offload or OffloadTier())
     workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, copies, programs.graphs)
     runner = StepRunner(stages, variants, workers, training, largest)
-    evaluator = Evaluator(stages, cut, workers, training, programs, follow_model, varying)
+    evaluator = Evaluator(stages, cut, workers, training, programs, follow_model, example.varying)
     return PlanSetup(plan, stages, variants, runner, evaluator, copies, workers.queues)

@@ -25,7 +25,7 @@ class Case:
     model: Callable[[], nn.Module]
     step: Callable[[nn.Module, Any], Any]
     batch: Callable[[int], Any]
-    sizes: tuple[int, ...] = (9, 14, 20, 33, 5)
+    sizes: tuple[int, ...] = (9, 14, 33)
 
 
 def _tokens(length: int, seed: int = 0) -> Tensor:
@@ -149,5 +149,5 @@ CASES = {
     "bert with dropout": Case(_bert, _loss, _padded),
     "gpt with dropout": Case(_gpt, _loss, _padded),
     "t5": Case(_t5, _loss, _translation),
-    "unet": Case(_unet, _classified, _images, (8, 12, 16, 32, 6)),
+    "unet": Case(_unet, _classified, _images, (8, 12, 32)),
 }
