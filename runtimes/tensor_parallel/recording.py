@@ -104,7 +104,7 @@ class StepOfRank:
             with _disable_current_modes():
                 self._known[key] = self._recorded(leaves, spec)
             now = Guards(self._model, self._step)
-            changed = before.first_other(now)
+            changed = next(before.others(now), None)
             if changed is not None:
                 raise RequestError(
                     f"{now.line(changed)}: the step changes '{changed}', which was {before.text(changed)} and is "

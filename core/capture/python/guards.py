@@ -69,10 +69,6 @@ class Guards:
         except (KeyError, AttributeError, ValueError, RuntimeError, PanpipeError):
             return False  # a value is not there any more; a tensor is another one, or another rank has it now
 
-    def first_other(self, other: "Guards") -> str | None:
-        """The first place with another value in ``other``, as text."""
-        return next(self.others(other), None)
-
     def others(self, other: "Guards") -> Iterator[str]:
         """The places with another value in ``other``."""
         for place in {**other.values, **self.values}:

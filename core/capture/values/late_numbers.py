@@ -80,6 +80,8 @@ def _stops(name: str) -> Callable[..., Any]:
 class LateNumber:
     """A number whose value is known at the end of the step. Python may compute with it, print, log and return it.
 
+    Other uses raise an error that names this class, which stops capture (see `capture_errors`).
+
     Args:
         tensor: without dimensions; its value will be the number.
         watch: the run in which it was read.
@@ -132,10 +134,6 @@ class LateNumber:
     __complex__, __trunc__, __floor__, __ceil__ = (_stops(name) for name in ("complex", "trunc", "floor", "ceil"))
     __lt__, __le__, __gt__ = _compared(operator.lt), _compared(operator.le), _compared(operator.gt)
     __ge__, __eq__, __ne__ = _compared(operator.ge), _compared(operator.eq), _compared(operator.ne)
-    __floordiv__, __rfloordiv__, __mod__, __rmod__ = (_stops("a division with a remainder") for _ in range(4))
-    __divmod__, __rdivmod__, __rpow__, __hash__ = (_stops(name) for name in ("divmod", "divmod", "pow", "hash"))
-    __and__, __rand__, __or__, __ror__, __xor__, __rxor__ = (_stops("logic") for _ in range(6))
-    __invert__, __lshift__, __rshift__, __reduce_ex__ = (_stops(name) for name in ("~", "<<", ">>", "a copy"))
 
     def __bool__(self) -> bool:
         self.known()
@@ -147,15 +145,6 @@ class LateNumber:
         if isinstance(power, int | float) and power == abs(power):
             return _late(operator.pow)(self, power)  # type: ignore[no-any-return]
         raise NeedsValue("pow needs the value of a tensor")
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _OF_NUMBERS:
-            raise NeedsValue(f"{name} needs the value of a tensor")
-        raise AttributeError(name)
-
-
-_OF_NUMBERS = {name for kind in (int, float) for name in dir(kind) if not name.startswith("__")}
-"""Attributes of numbers that late numbers do not have."""
 
 
 def kept_text(what: str, name: str) -> str:
