@@ -83,13 +83,25 @@ def panpipe(rank: int, schedule: str, plan: str) -> Runner:
     import panpipe as pp
 
     known = Path(plan)
-    pipe = pp.pipeline(
-        gpt.make(), gpt.step, gpt.data(), optimizer=None, microbatches=gpt.MICROBATCHES, schedule=schedule,
-        plan=known if known.exists() else "auto", plan_cache=False, progress=False,
-    )  # fmt: skip
+    if not known.exists():  # all ranks look before one writes
+        dist.barrier()
+        choice = pp.pipeline(
+            gpt.make(), gpt.step, gpt.data(), optimizer=torch.optim.SGD, microbatches=gpt.MICROBATCHES,
+            schedule=schedule, plan_cache=False, progress=False,
+        )  # fmt: skip
+        while choice.contest is not None and not choice.contest.done:
+            choice.step(gpt.data())
+        if rank == 0:
+            known.write_text(pp.plan_json(choice.plan), encoding="utf-8")
+            if choice.contest is not None:
+                print(repr(choice.contest), flush=True)
+        choice.close()
+    else:
+        dist.barrier()
     dist.barrier()
-    if rank == 0 and not known.exists():
-        known.write_text(pp.plan_json(pipe.plan), encoding="utf-8")
+    pipe = pp.pipeline(
+        gpt.make(), gpt.step, gpt.data(), optimizer=None, microbatches=gpt.MICROBATCHES, plan=known, progress=False
+    )
     facts = {"plan": pipe.plan.schedule, "predicted_s": pipe.plan.prediction.step_s}
     return Runner(lambda: pipe.step(gpt.data()), dist.barrier, **facts)
 

@@ -41,7 +41,7 @@ from .options import PlanningOptions
 
 PLAIN = "1f1b"
 """The schedule that is always compared."""
-CUT_ACTIONS, ORDER_ACTIONS = 2_000_000, 10_000_000
+CUT_ACTIONS, ORDER_ACTIONS = 1_000_000, 4_000_000
 """Compute actions that one search for cuts, and one for orders, evaluates: some tenths of a second on one core. The
 numbers follow from the problem, so that the same request gives the same plan on a fast and on a slow machine."""
 LEAST_EVALUATIONS = 2_000

@@ -70,10 +70,10 @@ def test_threads_measure_one_message_line():
     assert line.s_per_byte >= 0
 
 
-def test_work_during_messages_takes_about_four_milliseconds_on_any_machine(monkeypatch):
+def test_work_during_messages_takes_about_three_milliseconds_on_any_machine(monkeypatch):
     def work(_, products):
         CLOCK.now_s += 1e-3 * products
 
     monkeypatch.setattr(message_profile, "_work", work)
     monkeypatch.setattr(message_profile, "finished_s", lambda _: CLOCK.now_s)
-    assert message_profile._products(torch.ones(2, 2)) in (4, 5)
+    assert message_profile._products(torch.ones(2, 2)) in (3, 4)
