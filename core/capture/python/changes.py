@@ -201,6 +201,7 @@ class Changes:
         return self.guards.found.named.get(key)
 
     def _judge(self, changes: list[_Change]) -> None:
+        """Refuse or report the changes of a run, or keep what another run must not use; see the module."""
         self.kept, self.flag, self._redo = "", None, []
         failures: list[Exception] = []
         warned: list[tuple[str, str]] = []
@@ -214,19 +215,19 @@ class Changes:
             if change.own and alike:
                 failures.insert(0, WritesTensor(old))
                 continue
-            by_name = named is not None and bool(named.written_at)
-            counts = named is not None and _counts(old, new) and named.carried and (by_name or not state)
-            if named is not None and counts:
+            if named is not None and _counts(old, new) and named.carried:
                 failures.append(
                     RequestError(f"{named.read_at}: the step reads {change.what} here and writes it, too: {FIX}")
                 )
                 continue
-            if captured and (not change.own or (named is not None and named.early and (by_name or not state))):
+            early = named is not None and named.early
+            # A tensor that code does not assign by name is set by a hook that computes a weight.
+            if captured and (not change.own or (early and (not state or (named is not None and named.written_at)))):
                 self.kept = self.kept or change.what
                 self._redo.append(change.redo)
                 if change.own:  # followed in another capture, in which a use of it is refused
                     continue
-            elif not captured and is_plain(new) and named is not None and named.early:
+            elif not captured and is_plain(new) and named is not None and early:
                 self.flag = self.flag or (named.read_at, change.what)
                 self._redo.append(change.redo)
                 continue

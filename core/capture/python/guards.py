@@ -143,6 +143,7 @@ class Guards:
         """Prepare the comparisons of values, grouped by how they are read, such as all dicts with the same keys."""
         places: dict[int, tuple[Any, Any, dict[Any, Any]]] = {}
         for named in read:
+            place: tuple[Any, Any]
             if isinstance(named.holder, dict | type):
                 place = named.holder if isinstance(named.holder, dict) else vars(named.holder), itemgetter
             else:
