@@ -54,7 +54,7 @@ def test_schedules_within_a_memory_limit(capsys):
 
 @pytest.mark.slow
 def test_schedules_with_the_search(capsys):
-    rows, err = answer(capsys, *SMALL, "--memory-limit", "2.75", "--auto", "--evaluations", "50", "--seed", "3")
+    rows, err = answer(capsys, *SMALL, "--memory-limit", "2.75", "--auto", "--evaluations", "200", "--seed", "3")
     assert "at most 2.75 on a device" in err
     found = [row for row in rows if row["schedule"].startswith("auto")]
     assert found
