@@ -67,7 +67,7 @@ class RankTeam(Team):
     ) -> None:
         if kind.ranks is None:
             raise RequestError(f"backend '{kind.name}' connects no ranks: give threads, or another backend")
-        self._own_group = not dist.is_initialized() or any(team._own_group for team in _open)
+        self._own_group: bool = not dist.is_initialized() or any(team._own_group for team in _open)
         limit = timeout_of(timeout_s)
         with HERE.inside("the start of the pipeline"):
             meeting = meeting or Meeting(limit)
