@@ -3,8 +3,7 @@
 1. Every device times the operators, all at once; the shortest time counts. The time that a message takes of the devices
    at its ends is measured while they compute.
 2. For each number of stages per device, a regular cut (`suggestions/regular_cuts`) is taken, which is the same in the
-   next run, and the cut that a search with these times finds, if it is predicted to be faster. More stages are not
-   tried if devices are idle for at most ``ALIKE`` of the step.
+   next run, and the cut that a search with these times finds, if it is predicted to be faster.
 3. Every device compiles its stages of each cut, whose memory is that of their programs. Schedules are chosen.
 4. The first steps of training compare plans that differ in time or memory (`contest`), and correct the times.
 """
@@ -13,7 +12,6 @@ from collections.abc import Sequence
 
 from attrs import Factory, evolve, field, frozen
 
-from ...core import ratios
 from ...core.capture.export.few_operators import refuse_too_few
 from ...core.capture.export.operators import Operators
 from ...core.cluster.cluster import Cluster
@@ -124,8 +122,6 @@ class Planning:
         found: list[Plan] = []
         failure: PanpipeError | None = None
         for chunks in range(1, self._max_chunks + 1):
-            if found and max(map(efficiency, found)) >= 1 - ALIKE:
-                break
             try:
                 found += self._plans_of(chunks, graph, cluster)
             except InfeasibleError as error:
@@ -252,13 +248,6 @@ def step_s(plan: Plan) -> float:
     """The predicted step time, in seconds."""
     assert plan.prediction is not None
     return plan.prediction.step_s
-
-
-def efficiency(plan: Plan) -> float:
-    """Mean share of the predicted step in which devices compute: more stages can gain at most the rest."""
-    assert plan.prediction is not None
-    busy = sum(cost.forward_s + cost.full_backward_s for cost in plan.prediction.costs) * plan.microbatches
-    return ratios.efficiency(busy, plan.devices, plan.prediction.step_s)
 
 
 def _bubble(plan: Plan) -> float:

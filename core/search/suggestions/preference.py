@@ -69,7 +69,8 @@ def candidates(
     least = min(plans, key=lambda plan: (max(plan.predicted.peak_memory_bytes), order(plan)))
     enough = (1 + HOPELESS) * _step_s(fastest[0])
     found: dict[str, Plan] = {}
-    for plan in (fastest[0], *plain, *fastest[1:], least):
+    others = sorted(fastest[1:], key=lambda plan: _cut(plan) not in regular)
+    for plan in (fastest[0], *plain, *others, least):
         if _step_s(plan) <= enough or plan in plain:
             found.setdefault(plan.hash, plan)
     compared = list(found.values())[:most]

@@ -15,7 +15,7 @@ from panpipe.core.errors import InfeasibleError, RequestError
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.planning import automatic as module
-from panpipe.runtimes.planning.automatic import Planning, efficiency, step_s
+from panpipe.runtimes.planning.automatic import Planning, step_s
 from panpipe.runtimes.planning.options import PlanningOptions
 from torch import nn
 
@@ -79,7 +79,6 @@ def test_measured_stages_are_planned_with_their_own_times(planning):
     assert [cost.forward_s for cost in plan.predicted.costs] == [8.0, 8.0]  # measured: twice the operators' sum
     assert plan.mesh == request.team.mesh
     assert step_s(plan) == pytest.approx((MICROBATCHES + 1) * 8.0 * 3)
-    assert efficiency(plan) == pytest.approx(MICROBATCHES / (MICROBATCHES + 1))
     assert lines == [
         "measuring links", "measuring operators", "cutting into 2 stages", "deriving 2 stages",
         "choosing a schedule of 2 stages",
@@ -95,13 +94,6 @@ def test_more_stages_are_tried_up_to_max_chunks_and_the_number_of_operators(plan
     few, lines = planning(chain(5), schedule="interleaved-1f1b", max_chunks=4)
     few.plans()
     assert not any("6 stages" in line or "8 stages" in line for line in lines)
-
-
-def test_more_stages_are_not_tried_if_devices_are_hardly_idle(planning, monkeypatch):
-    monkeypatch.setattr(module, "efficiency", lambda plan: 0.99)
-    request, lines = planning(chain(8), schedule="auto", max_chunks=2)
-    assert all(len(plan.stages) == 2 for plan in request.plans())
-    assert not any("4 stages" in line for line in lines)
 
 
 def test_no_plan_that_fits_is_infeasible(planning):
