@@ -10,12 +10,11 @@ from torch.export.graph_signature import InputKind
 
 from ...errors import RequestError
 from ..graph.autograd_functions import place_hooks
+from ..graph.checks import depends_on_values, drop_checks, refuse_written_constants
 from ..graph.nodes import is_view, module_of, root_of, written_arguments, written_roots
 from ..graph.outputs import Outputs, ResultRows, keep_weight_with_loss, row_outputs, step_outputs
 from ..graph.rewrites import copy_written, keep_read_values, rewrite_aliases, rewrite_masked_scatters, split_layers
 from ..graph.sizes import SizeSymbols, fold_sizes, has_symbols
-from ..graph.value_checks import depends_on_values, drop_checks
-from ..graph.written_attributes import refuse_written_constants
 from ..regions.breaks import Breaks
 from ..regions.modes import note_modes
 from ..values.capture_errors import LateSize

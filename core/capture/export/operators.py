@@ -30,6 +30,7 @@ from torch.utils.hooks import RemovableHandle
 from ...costs.graph import OpEdge, OpGraph, OpNode
 from ...errors import PanpipeError, RequestError
 from ..graph.autograd_functions import called_name
+from ..graph.checks import refuse_sparse_gradients
 from ..graph.generated_sources import sources_removed
 from ..graph.nodes import (
     WITH_PREVIOUS,
@@ -43,7 +44,6 @@ from ..graph.nodes import (
 )
 from ..graph.randomness import KeyedRandom, random_key
 from ..graph.sizes import hint
-from ..graph.sparse_gradients import refuse_sparse_gradients
 from ..python.torch_settings import without_anomaly_mode
 from ..regions.modes import CASTS, CastWatch, ModalInterpreter, casts_once
 from ..regions.regions import region_of

@@ -25,9 +25,9 @@ from torch.utils import _pytree as pytree
 from ...errors import RequestError
 from ...wording import shape_text
 from ..graph.autograd_functions import holding, own_functions, transforms_traced
+from ..graph.checks import WritesConstant, make_buffer, make_constant_a_buffer
 from ..graph.generated_sources import sources_removed
 from ..graph.outputs import ResultRows
-from ..graph.written_attributes import WritesConstant, make_buffer, make_constant_a_buffer
 from ..python.changes import FIX, WritesTensor, assigned_buffers_written
 from ..python.references import references_followed
 from ..python.refusals import calls_refused, check_foreign_gradients, check_gradient_hooks

@@ -18,8 +18,8 @@ from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
 from ...tensor_metadata import memory_of
+from ..graph.checks import late_checks_dropped
 from ..graph.randomness import KeyedRandom, random_key
-from ..graph.value_checks import late_checks_dropped
 from ..python.changes import Changes
 from ..python.guards import Guards
 from ..python.requires_grad_writes import RequiresGradWrites

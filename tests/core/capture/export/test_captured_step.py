@@ -5,8 +5,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 from panpipe.core.capture.export.captured_step import TAIL, captured_step
+from panpipe.core.capture.graph.checks import WritesConstant
 from panpipe.core.capture.graph.outputs import ResultRows, RowOutputs
-from panpipe.core.capture.graph.written_attributes import WritesConstant
 from panpipe.core.capture.regions.modes import modes_as_calls
 from panpipe.core.capture.values.capture_errors import LateSize
 from panpipe.core.capture.values.user_lines import lines_recorded

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.graph.sparse_gradients import refuse_sparse_gradients
+from panpipe.core.capture.graph.checks import refuse_sparse_gradients
 from panpipe.core.errors import RequestError
 from torch import fx
 

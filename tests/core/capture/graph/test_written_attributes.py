@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.graph.written_attributes import WritesConstant, make_buffer, make_constant_a_buffer
+from panpipe.core.capture.graph.checks import WritesConstant, make_buffer, make_constant_a_buffer
 from panpipe.core.errors import RequestError
 from torch import nn
 

@@ -1,7 +1,7 @@
 """Tests of values are erased from graphs, and what only they read."""
 
 import torch
-from panpipe.core.capture.graph.value_checks import depends_on_values, drop_checks
+from panpipe.core.capture.graph.checks import depends_on_values, drop_checks
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
