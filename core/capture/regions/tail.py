@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
-from ...tensor_metadata import METADATA_PROPERTIES, METADATA_READS, name_of, state_of
+from ...tensor_metadata import METADATA_PROPERTIES, METADATA_READS, memory_of, name_of, state_of
 from ..graph.nodes import aligned
 from ..values.capture_errors import NeedsValue, depends_on_value
 from ..values.nesting import Nesting, extract_tensors, numbers_as_tensors, tensors_of
@@ -279,6 +279,14 @@ class TailRegion:
                 f"{line}: this line needs a value, and the step calls other operators when it is captured than when "
                 "it runs; move the line and what depends on it into a module"
             )
+        memory = {memory_of(t): here for here, call in calls.items() if here >= until for t in call.written}
+        for tensor in needed.values():
+            if tensor.requires_grad and id(tensor) not in changed and memory_of(tensor) in memory:
+                raise RequestError(
+                    f"{line}: after this line {recorder.names[memory[memory_of(tensor)]]} writes, by .data, .detach() "
+                    "or a view, into a tensor that the step computed before it: what the backward of earlier operators "
+                    "reads would depend on the plan; use a function that returns a new tensor, such as masked_fill"
+                )
         earlier = {id(tensor) for here, call in calls.items() if here < until for tensor in call.reads}
         earlier.update(tensor for tensor, place in made.items() if place[0] < until)
         # Another run of the tail may read what this run did not, such as a layer that is skipped at random. A buffer

@@ -448,3 +448,26 @@ def test_texts_of_samples_are_refused_with_what_to_do():
     batch = {"image": torch.randn(8, 8), "words": ["cat", "dogs", "a", "pipe", "pan", "to", "stage", "no"]}
     with pytest.raises(panpipe.RequestError, match=r"share the texts of the batch, such as batch\['words'\]\[0\]"):
         pipeline(nn.Linear(8, 1), read, batch)
+
+
+class Masked(nn.Module):
+    """Masks by .data what an earlier layer has saved for its backward, as Tacotron 2 does."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+    def forward(self, x):
+        hidden = self.first(x)
+        result = hidden + self.second(hidden)
+        if x.max() > 100:
+            result = result * 2
+        hidden.data.masked_fill_(x > 0, 0.0)
+        return hidden + result
+
+
+def test_data_of_an_earlier_tensor_that_is_written_after_a_line_that_needs_a_value_is_refused():
+    with pytest.raises(
+        panpipe.RequestError, match=r"masked_fill_ writes, by \.data.*use a function that returns a new"
+    ):
+        pipeline(Masked(), reconstruct, torch.randn(16, 8))
