@@ -101,3 +101,12 @@ def test_second_run_starts_with_the_winner(tmp_path, monkeypatch):
     assert last.contest is None
     assert last.plan.hash == first.plan.hash
     assert last.plan.prediction.step_s == first.plan.prediction.step_s
+
+
+def test_stages_stay_after_the_optimizers_were_read():
+    pipe = small(contest=4)
+    cut, held = pipe.plan.stages, list(pipe.optimizers.values())
+    while not pipe.contest.done:
+        pipe.step(torch.randn(16, 32))
+        assert pipe.plan.stages == cut
+    assert all(mine is theirs for mine, theirs in zip(pipe.optimizers.values(), held, strict=True))
