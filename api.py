@@ -123,7 +123,8 @@ def pipeline(
         boundaries: where a stage of an automatic plan may end: after any of the ``"operators"``; or, with ``"layers"``,
             between layers only, which are the children of a ModuleList or Sequential that repeat.
         seed: of all random numbers.
-        max_shapes: number of shapes of microbatches whose programs are kept; the step is captured again for others.
+        max_shapes: number of captured shapes of microbatches whose programs are kept; further sizes of a capture with
+            symbols do not count.
         weights: the source of values for parameters and buffers on meta. None: each module's ``reset_parameters()``. A
             function ``init(module)``, called as FSDP's ``param_init_fn``, for each module with own parameters or
             buffers; for a model of transformers it is ``model._init_weights``. Its random numbers depend on the seed

@@ -12,6 +12,8 @@ PLAN = plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1))
 class Shapes(set):
     """Programs of two stages, for every shape that it is asked for."""
 
+    captures = 1
+
     def __init__(self, compiled):
         super().__init__()
         self.compiled = compiled
