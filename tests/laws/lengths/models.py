@@ -119,23 +119,6 @@ def _images(size: int) -> dict[str, Tensor]:
     return {"x": x, "y": torch.randint(0, 2, (ROWS, size, size + 2), generator=generator)}
 
 
-class Recurrent(nn.Module):
-    """An LSTM of two layers over embedded tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed, self.lstm = nn.Embedding(64, 8), nn.LSTM(8, 8, 2, batch_first=True)
-        self.end = nn.Linear(8, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.end(self.lstm(self.embed(x))[0])
-
-
-def _lstm() -> nn.Module:
-    torch.manual_seed(0)
-    return Recurrent()
-
-
 def _classified(model: nn.Module, batch: Any) -> Tensor:
     return F.cross_entropy(_flat(model(batch["x"]), batch["x"].ndim), batch["y"].flatten())
 
