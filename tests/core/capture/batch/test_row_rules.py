@@ -57,3 +57,13 @@ def test_trace_of_too_many_operators_ends(monkeypatch):
             given + 1
         with pytest.raises(RuntimeError, match="the step runs more than 3 operators"):
             given + 1
+
+
+def test_trace_of_too_many_operators_ends_outside_of_queries_of_torch_itself(monkeypatch):
+    """torch asks for the device of a fake tensor in C++, where an error ends the process."""
+    monkeypatch.setattr(row_rules, "_MAX_OPERATORS", 3)
+    with FakeTensorMode():
+        model, given = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(3)]), torch.ones(3, 2, 4)
+        given = given.transpose(0, 1)
+    with watch(True), pytest.raises(RuntimeError, match="more than 3 operators"):
+        model(given)
