@@ -17,6 +17,7 @@ import torch
 from ...core.capture.export.captured_step import CapturedStep
 from ...core.capture.export.carry_over import Cut, carry_over
 from ...core.capture.export.operators import operators_of
+from ...core.capture.export.step import quiet_torch
 from ...core.capture.graph.outputs import parts_in_words
 from ...core.capture.values.capture_errors import Refused, error_of_type
 from ...core.capture.values.user_lines import reason_of, user_line
@@ -142,7 +143,7 @@ class Shapes:
             return None
         reason = "the step fixes them, as a loop over a sequence does"
         try:
-            with warnings.catch_warnings():
+            with quiet_torch(), warnings.catch_warnings():
                 warnings.filterwarnings("ignore", message="Raw SymInt value")
                 made = SymbolicPrograms(self._compile(piece, dims), structure)
             found = None if made.fixed else made.at(shape)

@@ -42,6 +42,7 @@ FAILURE_KEY = "panpipe/failure"
 """The key of the reason in the job's store."""
 _POLL_S = 0.5
 _ANSWER_S = 3.0
+_LEAVES_S = 6.0  # a call of the store ends within 5 s
 """Most seconds that the store has to answer where the ranks are."""
 _GRACE_S = 3.0
 """Most seconds for a rank that detected a peer's failure to raise it from its main thread."""
@@ -182,7 +183,7 @@ class FailureWatch:
         self._stopped.set()
         WHERE.remove(self._describer)
         self._watchdog.stop()
-        self._thread.join(_ANSWER_S)
+        self._thread.join(_LEAVES_S)
         answers = not self._thread.is_alive()
         if answers:
             self._publish_end(failure)

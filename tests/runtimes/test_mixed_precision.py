@@ -3,7 +3,6 @@
 import functools
 
 import panpipe
-import panpipe.core.capture.export.step as capture
 import pytest
 import torch
 from panpipe.runtimes.diagnose.reference import reference_step
@@ -80,10 +79,8 @@ def both(case, rows=6, microbatches=3, dtype=torch.float32, **options):
     return gradients(pipe.model), gradients(alone)
 
 
-@pytest.mark.parametrize(("name", "strict"), [*((name, False) for name in STEPS), ("blocks", True)])
-def test_captured_autocast_has_the_bits_of_eager(name, strict, monkeypatch):
-    if strict:
-        monkeypatch.setattr(capture, "_exported", functools.partial(capture._exported, strict=True))
+@pytest.mark.parametrize("name", STEPS)
+def test_captured_autocast_has_the_bits_of_eager(name):
     case = case_of(Reused, STEPS[name], CASES["tied gpt with dropout"].batch)
     assert unequal(*both(case)) == []
 

@@ -105,7 +105,7 @@ def capture_step(
     capture = export if symbolic else partial(_captured, breaks, export)
     modes = with_gradients() if gradients else _without_gradients()
     with (
-        _quiet_torch(),
+        quiet_torch(),
         without_anomaly_mode(warns=True),
         modes,
         breaks.autocasts.suspended(),
@@ -135,7 +135,7 @@ def capture_step(
 
 
 @contextmanager
-def _quiet_torch() -> Iterator[None]:
+def quiet_torch() -> Iterator[None]:
     """Within this context torch logs nothing, unless the user enabled it, because a failure is reported in one line."""
     state = _internal.log_state
     handle = logging.Logger.handle

@@ -4,6 +4,7 @@ The bytes that they hold are measured by running them over fake tensors. Operato
 found, because a CUDA graph cannot contain them.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from attrs import evolve, frozen
 from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
 
 from ..graph.randomness import ordinals_of
 from ..graph.storages import StorageMeter, WatchEverything, storage_sizes
@@ -217,7 +219,8 @@ def measured(
     boundaries = len(stage.inputs.boundary)
     returned = len(joint.outputs) + len(joint.mutations)
     first, second = programs.backward_input, programs.backward_weight
-    with fake_mode, torch.no_grad():
+    dispatch = enable_python_dispatcher() if stage.symbols else contextlib.nullcontext()
+    with fake_mode, torch.no_grad(), dispatch:
         inputs = [t.detach() for t in stage.fakes]
         own = storage_sizes(inputs[boundaries:])
         if programs.shared is not None:

@@ -4,14 +4,13 @@ import json
 import math
 
 import pytest
-from attrs import evolve
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind
 from panpipe.core.errors import RequestError
 from panpipe.core.trace.perfetto import trace_json, write_trace, write_traces
 from panpipe.core.trace.perfetto_reader import read_trace
-from panpipe.core.trace.trace import READINGS, LinkTrack, MemorySample, Trace, TraceEvent
+from panpipe.core.trace.trace import LinkTrack, MemorySample, Trace, TraceEvent
 from panpipe.simulators.run import simulate
 
 from ...support.chrome import check_chrome
@@ -26,14 +25,6 @@ def records(text: str, phase: str) -> list[dict]:
 def test_read_trace_returns_the_written_trace(tmp_path):
     write_trace(two_devices(), tmp_path / "trace.json")
     assert read_trace(tmp_path / "trace.json") == two_devices()
-
-
-@pytest.mark.parametrize("reading", READINGS)
-def test_readings_of_the_machines_speed_are_written_if_known(tmp_path, reading):
-    assert reading not in trace_json({"": two_devices()})
-    known = evolve(two_devices(), **{reading: 0.0125})
-    write_trace(known, tmp_path / "trace.json")
-    assert read_trace(tmp_path / "trace.json") == known
 
 
 times = st.floats(0, 1e4, allow_nan=False).filter(lambda t: t == 0 or t > 1e-12)

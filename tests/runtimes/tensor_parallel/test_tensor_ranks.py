@@ -160,7 +160,8 @@ def test_model_without_dtensors_has_no_tensor_ranks():
 
 
 def operators(written=()):
-    return SimpleNamespace(operators=SimpleNamespace(step=SimpleNamespace(mutated_buffers=list(written))))
+    step = SimpleNamespace(mutated_buffers=list(written), clamps={})
+    return SimpleNamespace(operators=SimpleNamespace(step=step))
 
 
 def test_written_buffers_are_refused():
