@@ -109,7 +109,7 @@ def test_ranks_change_shapes_together(two):
         assert found["distance"] < 1e-9
         assert found["afterwards"] < 1e-9
     said = [text.split(" (")[0].split(":")[0] for text in first["said"]]
-    assert [text for text in said if text != "microbatches of a new shape"] == ["batches keep changing shape"]
+    assert {*said} <= {"microbatches of a new shape"}  # no third one of the two that are kept: sizes are symbols
     assert second["said"] == []
     assert first["failure"] == "RequestError: rank 1 cannot compile the step for this batch: ValueError: not here"
     assert second["failure"] == "ValueError: not here"

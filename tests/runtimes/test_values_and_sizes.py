@@ -166,7 +166,7 @@ def test_a_list_that_a_module_with_values_fills_for_the_step_is_refused_with_its
         return F.mse_loss(m(b["x"]), b["y"]) + sum(m[1].losses)
 
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Listing()).double()
-    with pytest.raises(RequestError, match=rf"{Path(__file__).name}:\d+: .*attribute 'losses'"):
+    with pytest.raises(RequestError, match=rf"{Path(__file__).name}:\d+ in forward: module '1' .*attribute 'losses'"):
         capture_step(model, step, vectors())
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from ...errors import RequestError
+from ...errors import PanpipeError, RequestError
 from ...tensor_metadata import METADATA_PROPERTIES, METADATA_READS, memory_of, name_of, state_of
 from ..graph.nodes import aligned
 from ..values.capture_errors import NeedsValue, depends_on_value
@@ -156,7 +156,7 @@ class Recorder(Calls):
             result = run()
         except Exception as error:
             self._stopped = self._stopped or depends_on_value(error)
-            if depends_on_value(error) and not isinstance(error, NeedsValue):
+            if depends_on_value(error) and not isinstance(error, NeedsValue | PanpipeError):
                 raise NeedsValue(str(error)) from error
             raise
         written = [tensor for tensor, state in zip(reads, states, strict=False) if state_of(tensor) != state]
