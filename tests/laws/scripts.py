@@ -110,9 +110,11 @@ class Recorded:
         self._known: set[Any] = {self._kind("step", example)}
 
     def _kind(self, call: str, batch: Any) -> Any:
-        """What may be captured once: smaller last microbatches come with the size of a batch."""
+        """What may be captured once: smaller last microbatches come with the size of a batch, and plans of a contest
+        with their stages."""
         modes = tuple(module.training for module in self._pipe.model.modules())
-        return call, tuple(tensor.shape for tensor in tensors_in(batch)), call == "step" or modes
+        stages = getattr(getattr(self._pipe, "plan", None), "stages", None)
+        return call, tuple(tensor.shape for tensor in tensors_in(batch)), call == "step" or modes, stages
 
     def step(self, batch: Any, **options: Any) -> Tensor:
         return self._recorded("step", batch, lambda: self._pipe.step(batch, **options), self._step)
@@ -127,9 +129,9 @@ class Recorded:
     def _recorded(self, call: str, batch: Any, run: Callable[[], Any], function: Any) -> Any:
         if tqdm.monitor is not None:
             tqdm.monitor.woken = time.time() + 10 * len(self._results.numbers)  # as its thread does every 10 s
-        kind = self._kind(call, batch)
         with counting(function) as calls:
             found = run()
+        kind = self._kind(call, batch)  # stages may have moved
         if calls and kind in self._known:
             self._results.captures.append(f"{call} {len(self._results.numbers)}")
         self._known.add(kind)
