@@ -42,8 +42,9 @@ FAILURE_KEY = "panpipe/failure"
 """The key of the reason in the job's store."""
 _POLL_S = 0.5
 _ANSWER_S = 3.0
-_LEAVES_S = 6.0  # a call of the store ends within 5 s
 """Most seconds that the store has to answer where the ranks are."""
+_LEAVES_S = 6.0
+"""Most seconds that a rank that leaves waits for its thread: a call of the store ends within 5 s."""
 _GRACE_S = 3.0
 """Most seconds for a rank that detected a peer's failure to raise it from its main thread."""
 

@@ -242,7 +242,7 @@ _DEVICES = {"cpu", "cuda"}
 
 def fusible(node: fx.Node) -> bool:
     """Whether an operator takes at most one pass over memory; for views see `is_single_view`."""
-    return _known(node) and _tensors_of(node)
+    return _known(node) and on_one_device((*node.all_input_nodes, node))
 
 
 def _known(node: fx.Node) -> bool:
@@ -254,9 +254,9 @@ def _known(node: fx.Node) -> bool:
     return torch.Tag.pointwise in target.tags or target in _ROWS_AND_LAYOUT
 
 
-def _tensors_of(node: fx.Node) -> bool:
-    """Whether its inputs and results are strided real tensors, all on one device."""
-    values = [value for one in (*node.all_input_nodes, node) for value in values_of(one)]
+def on_one_device(nodes: Collection[fx.Node]) -> bool:
+    """Whether the values of nodes are strided real tensors, all on one device."""
+    values = [value for one in nodes for value in values_of(one)]
     return bool(values) and all(
         isinstance(value, Tensor)
         and value.layout is torch.strided

@@ -28,7 +28,7 @@ from ..graph.nodes import always_views
 from ..graph.randomness import DRAWS_AT
 from .accumulated_products import products_of
 from .fusing import Fusion, Piece, Shown
-from .recomputed import parts, values_of
+from .recomputed import on_one_device, parts, values_of
 
 LEAST = 2
 """Smallest number of operators that compute something in a section."""
@@ -37,7 +37,6 @@ _SHORTEST, _LONGEST = 4, 400
 """Numbers of nodes: of a repetition that is a section, and of a section that is no repetition. Compiling 400 takes
 Inductor about a minute."""
 
-_DEVICES = {"cpu", "cuda"}
 _UNKNOWN_SIZE = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
 
 
@@ -85,15 +84,7 @@ def compilable(node: fx.Node) -> bool:
         inputs = [source for source in inputs if source is not node.args[-2]]  # the random key is on the host
     elif target.namespace != "aten" or not _UNKNOWN_SIZE.isdisjoint(target.tags):
         return False
-    values = [value for one in (*inputs, node) for value in values_of(one)]
-    return bool(values) and all(
-        isinstance(value, Tensor)
-        and value.layout is torch.strided
-        and not value.is_complex()
-        and value.device == values[-1].device
-        and value.device.type in _DEVICES
-        for value in values
-    )
+    return on_one_device((*inputs, node))
 
 
 def _with_parts(nodes: Sequence[fx.Node]) -> list[fx.Node]:
