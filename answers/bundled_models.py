@@ -1,4 +1,4 @@
-"""Bundled models, by name: published architectures, from transformers' classes, without weights.
+"""Models of transformers' classes, without weights: bundled ones by name, others by their ``config.json``.
 
 Nothing is downloaded, and no memory is allocated for weights: parameters are on the meta device. torch is imported only
 to create a model, so that a mistyped name is refused at once.
@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from attrs import evolve, frozen
 
 from ..core.errors import RequestError
+from ..core.files.json_reader import parse_json
+from ..core.files.read import read_text
 from ..core.name_suggestions import nearest
 
 if TYPE_CHECKING:
@@ -26,14 +28,15 @@ class Bundled:
     """A bundled model.
 
     Args:
-        classes: names of the configuration class and of the model class in transformers.
+        classes: names of the configuration class and of the model class in transformers; None for those of a
+            configuration's ``model_type``.
         config: arguments of the configuration, as published.
         sequence: tokens of a sample in the published training; None for a model without tokens.
         dtype: of the parameters, as published: a dtype's name in ``torch``.
         source: the source of the numbers.
     """
 
-    classes: tuple[str, str]
+    classes: tuple[str, str] | None
     config: dict[str, Any]
     sequence: int | None
     dtype: str
@@ -92,6 +95,29 @@ IMAGE = 224
 _ATTENTION = "panpipe_sdpa"
 
 
+def is_bundled(name: str) -> bool:
+    """Whether a name is that of a bundled model, or of the ``config.json`` of a language model of transformers."""
+    return name in BUNDLED or name.endswith(".json")
+
+
+def bundled_model(name: str) -> Bundled:
+    """The bundled model of that name, or what a ``config.json`` describes.
+
+    Raises:
+        RequestError: the file cannot be read, or names no ``model_type``.
+    """
+    if name in BUNDLED:
+        return BUNDLED[name]
+    config = parse_json(read_text(name), name)
+    if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
+        raise RequestError(f"{name} has no model_type: give the config.json of a model of transformers")
+    length = next((config[key] for key in ("max_position_embeddings", "n_positions") if key in config), 2048)
+    dtype = config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    if dtype not in ("bfloat16", "float16", "float32") or not isinstance(length, int):
+        raise RequestError(f"{name} has the dtype {dtype!r} and {length!r} positions: give bfloat16, and a number")
+    return Bundled(None, {**config, "use_cache": False}, length, dtype, name)
+
+
 def check_model_name(name: str, *, bundled: bool = True) -> None:
     """Refuse a name that no model has, without importing torch or the model's module.
 
@@ -103,13 +129,16 @@ def check_model_name(name: str, *, bundled: bool = True) -> None:
         RequestError: it is neither bundled nor written ``module:factory``, or no such module is found.
     """
     module, colon, attribute = name.partition(":")
-    if bundled and name in BUNDLED:
+    if bundled and is_bundled(name):
+        if name not in BUNDLED:
+            bundled_model(name)
         return
     if not (module and colon and attribute):
         known = f"{nearest(name, BUNDLED)}; or " if bundled else ""
         raise RequestError(
             f"'{name}' is not a model: {known}write module:factory, such as mytraining:make, whose function "
-            "returns (model, step, example_batch); panpipe catalog --models lists the bundled ones"
+            "returns (model, step, example_batch), or the path of a model's config.json; panpipe catalog --models "
+            "lists the bundled ones"
         )
     here, top = os.getcwd(), module.partition(".")[0]
     sys.path.insert(0, here)
@@ -125,26 +154,27 @@ def check_model_name(name: str, *, bundled: bool = True) -> None:
 
 def shared_sizes(name: str) -> dict[str, int]:
     """The sizes of a bundled model that tensor ranks share: each rank has the same part of each."""
-    config = BUNDLED[name].config
+    config = bundled_model(name).config
     heads = config.get("num_attention_heads", config.get("n_head", 0))
-    inner = config.get("intermediate_size", 4 * config.get("n_embd", 0))
+    inner = config.get("intermediate_size") or config.get("n_inner") or 4 * config.get("n_embd", 0)
     groups = config.get("num_key_value_heads", heads)
     return {"attention heads": heads, "groups of keys and values": groups, "features inside the MLP": inner}
 
 
-def make(name: str, batch: int, sequence: int | None = None, tensor: int = 1) -> "Made":
+def make(name: str, batch: int, sequence: int | None = None, tensor: int = 1, *, by_tokens: bool = False) -> "Made":
     """Model on meta, step and example batch.
 
     Args:
-        name: one of `BUNDLED`.
+        name: see `is_bundled`.
         batch: samples of a step.
         sequence: tokens of a sample; as published if None.
         tensor: number of tensor ranks that share the model; above 1 the result is the part of one (`tensor_ranks`).
+        by_tokens: whether tensor ranks also share the tokens between their layers (sequence parallelism).
 
     Raises:
         RequestError: transformers is missing, the model takes no such sequence, or the ranks cannot share it.
     """
-    bundled = BUNDLED[name]
+    bundled = bundled_model(name)
     if batch < 1 or (sequence is not None and sequence < 2):
         raise RequestError(f"a batch of {batch} samples of {sequence} tokens: give at least 1 sample and 2 tokens")
     if sequence is not None and bundled.sequence is None:
@@ -155,28 +185,43 @@ def make(name: str, batch: int, sequence: int | None = None, tensor: int = 1) ->
         raise RequestError(
             f"'{name}' needs classes of transformers, which is not installed: pip install 'panpipe[examples]'"
         ) from None
-    import torch
-
-    if tensor > 1:
-        from .tensor_ranks import check_tensor_ranks
-
-        check_tensor_ranks(name, bundled.classes[1], shared_sizes(name), tensor)
     length = sequence or bundled.sequence or 0
-    config = getattr(transformers, bundled.classes[0])(**bundled.config)
-    for limit in ("max_position_embeddings", "n_positions"):
-        if bundled.sequence is not None and hasattr(config, limit):
-            setattr(config, limit, max(length, getattr(config, limit)))
-    config._attn_implementation = _attention(transformers)
-    with torch.device("meta"):
-        model = getattr(transformers, bundled.classes[1])(config).to(getattr(torch, bundled.dtype)).train()
-    if getattr(model, "loss_type", None) is None:  # transformers did not derive it from the class's name
-        model.loss_type = "ForCausalLM"
+    model = _constructed(name, bundled, length, transformers)
     step, example = _images(batch) if bundled.sequence is None else _tokens(batch, length)
     if tensor > 1:
-        from .tensor_ranks import model_of_rank
+        from .tensor_ranks import check_tensor_ranks, model_of_rank
 
-        model, step = model_of_rank(model, tensor)
+        check_tensor_ranks(name, model, shared_sizes(name), tensor)
+        model, step = model_of_rank(model, tensor, tokens=length if by_tokens else None)
     return model, step, example
+
+
+def _constructed(name: str, bundled: Bundled, length: int, transformers: Any) -> "nn.Module":
+    """The model on the meta device, with positions for this many tokens."""
+    import torch
+
+    try:
+        if bundled.classes is None:
+            others = {key: value for key, value in bundled.config.items() if key != "model_type"}
+            config = transformers.AutoConfig.for_model(bundled.config["model_type"], **others)
+            kind = transformers.MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        else:
+            config = getattr(transformers, bundled.classes[0])(**bundled.config)
+            kind = getattr(transformers, bundled.classes[1])
+        for limit in ("max_position_embeddings", "n_positions"):
+            if bundled.sequence is not None and hasattr(config, limit):
+                setattr(config, limit, max(length, getattr(config, limit)))
+        if config._attn_implementation != "eager":
+            config._attn_implementation = _attention(transformers)
+        with torch.device("meta"):
+            model: nn.Module = kind(config).to(getattr(torch, bundled.dtype)).train()
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        if name in BUNDLED:
+            raise
+        raise RequestError(f"transformers cannot construct {name}: {type(error).__name__}: {error}") from None
+    if getattr(model, "loss_type", None) is None:  # transformers did not derive it from the class's name
+        model.loss_type = "ForCausalLM"
+    return model
 
 
 def _attention(transformers: Any) -> str:

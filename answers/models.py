@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..core.analytic.model import with_state
 from ..core.analytic.optimizers import Optimizer
+from ..core.analytic.repeated import Repeated, shorten
 from ..core.capture.batch.batch_dims import AUTO
 from ..core.capture.batch.find_batch_dims import find_batch_dims
 from ..core.capture.export.operators import Operators, operators_of, tensor_bytes
@@ -27,7 +28,7 @@ from ..core.trace.throughput import StepTotals
 from ..runtimes.batch.microbatches import split_batch
 from ..runtimes.devices.empty_weights import empty_weights
 from ..runtimes.profile.operator_profile import profile_operators
-from .bundled_models import BUNDLED, make
+from .bundled_models import is_bundled, make
 from .output import note
 
 NAMED = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
@@ -143,6 +144,8 @@ class PlannedModel:
         operators: the operators of the captured step.
         samples, tokens: size of a whole batch; tokens are known only for bundled language models.
         microbatches: the number of microbatches that the batch is split into.
+        sizes: bytes of every parameter.
+        repeated: layers of which the captured model has only some; None if it has all.
     """
 
     model: nn.Module
@@ -151,11 +154,8 @@ class PlannedModel:
     samples: int | None
     tokens: int | None
     microbatches: int
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Bytes of every parameter."""
-        return {name: tensor_bytes(parameter) for name, parameter in self.model.named_parameters()}
+    sizes: dict[str, int]
+    repeated: Repeated | None = None
 
     def measured(self, optimizer: Optimizer | None = None) -> OpGraph:
         """The operators with times measured on this host, and with the size of an optimizer's state; Adam's if None."""
@@ -178,6 +178,8 @@ def planned_model(
     empty: bool = False,
     device: torch.device | None = None,
     tensor: int = 1,
+    by_tokens: bool = False,
+    repeat: bool = False,
 ) -> PlannedModel:
     """Construct and capture a model.
 
@@ -191,13 +193,16 @@ def planned_model(
         device: a GPU to which model and batch are moved; they are not moved if None.
         tensor: number of tensor ranks that share the model; the result is the part of one rank. A factory's model is
             split by its own ``parallelize_module``.
+        by_tokens: whether they share the tokens between layers, too (sequence parallelism); for bundled models.
+        repeat: whether a bundled model is captured with few of its layers if these are equal (`PlannedModel.repeated`).
 
     Raises:
         RequestError: the factory cannot be found or returns something else, or the step cannot be captured.
     """
-    if name in BUNDLED:
+    bundled = is_bundled(name)
+    if bundled:
         given = microbatches if batch is None else batch
-        made: Made = (*make(name, given, sequence, tensor), {"batch_dims": 0})
+        made: Made = (*make(name, given, sequence, tensor, by_tokens=by_tokens), {"batch_dims": 0})
     elif batch is not None or sequence is not None:
         raise RequestError(
             f"--batch and --sequence are for bundled models, and '{name}' returns its own example batch: leave them out"
@@ -209,18 +214,21 @@ def planned_model(
         on_meta = any(parameter.is_meta for parameter in model.parameters())
         model = model.to_empty(device=device) if on_meta else model.to(device)
         example = _map_tensors(example, lambda tensor: tensor.to(device))
-    if tensor > 1 and name not in BUNDLED:
+    if tensor > 1 and not bundled:
         model, step = _program_of_rank(name, model, step, tensor)
     elif distributed_tensors(model):
         count = next(iter(distributed_tensors(model).values())).device_mesh.size()
         raise RequestError(f"'{name}' returns a model with DTensor parameters over {count} ranks: give --tp {count}")
+    sizes = {key: tensor_bytes(parameter) for key, parameter in model.named_parameters()}
+    repeated = shorten(model) if repeat and bundled else None
     dims = find_batch_dims(model, step, example, given=options.get("batch_dims", AUTO), microbatches=microbatches)
     pieces = split_batch(example, microbatches, dims)
     note("capturing the model over fake tensors")
     captured = capture_step(model, step, pieces[0].batch, device=device or "cpu")
     samples = sum(piece.samples for piece in pieces)
-    tokens = example["tokens"].numel() if name in BUNDLED and "tokens" in example else None
-    return PlannedModel(model, pieces[0].leaves, operators_of(captured), samples, tokens, microbatches)
+    tokens = example["tokens"].numel() if bundled and "tokens" in example else None
+    operators = operators_of(captured)
+    return PlannedModel(model, pieces[0].leaves, operators, samples, tokens, microbatches, sizes, repeated)
 
 
 def _program_of_rank(name: str, model: nn.Module, step: Step, tensor: int) -> tuple[nn.Module, Step]:

@@ -1,4 +1,4 @@
-"""The model of one tensor rank: the standard column and row plan of Megatron-LM for the bundled language models.
+"""The model of one tensor rank: the standard column and row plan of Megatron-LM for transformers' language models.
 
 Attention heads, the inner dimension of the MLP and the vocabulary are split over t ranks (arXiv 1909.08053, section 3):
 
@@ -12,8 +12,10 @@ embedding              1/t of the vocabulary                   one after it, in 
 head and loss          1/t of the vocabulary                   of a number per token: maximum, sum, own logit
 =====================  ======================================  =============================================
 
-Layer norms, biases after an all-reduce and position embeddings are whole on each rank, and so are their saved tensors:
-sequence parallelism is not part of it. The model is on the meta device, for planning; it does not train.
+Layer norms, biases after an all-reduce and position embeddings are whole on each rank, and so are their saved tensors.
+With *sequence parallelism* (arXiv 2205.05198, section 4.2.2) each rank has 1/t of the tokens there: a reduce-scatter
+takes the place of each all-reduce, and an all-gather follows each norm. The model is on the meta device, for planning;
+it does not train.
 """
 
 from collections.abc import Callable
@@ -22,43 +24,39 @@ from math import ceil
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor, nn
 
-from ..core.capture.graph.tensor_collectives import ALL_REDUCE, MAX, SUM
+from ..core.capture.graph.tensor_collectives import ALL_GATHER, ALL_REDUCE, MAX, REDUCE_SCATTER, SUM
 from ..core.errors import RequestError
 
 VOCABULARY_MULTIPLE = 128
 """Megatron-LM pads the vocabulary to a multiple of this × tensor ranks (``--make-vocab-size-divisible-by``)."""
 
-COLUMNS = {
-    "LlamaForCausalLM": ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"),
-    "GPT2LMHeadModel": ("c_attn", "c_fc"),
-}
-"""Layers whose output features are split, by the model's class."""
-ROWS = {"LlamaForCausalLM": ("o_proj", "down_proj"), "GPT2LMHeadModel": ("c_proj",)}
-"""Layers whose input features are split."""
-EMBEDDINGS = {"LlamaForCausalLM": "model.embed_tokens", "GPT2LMHeadModel": "transformer.wte"}
-"""The embedding of the vocabulary."""
+PLANS = {"gpt2": {"c_attn": "colwise", "c_fc": "colwise", "c_proj": "rowwise"}}
+"""Layers that are split, by ``model_type``, where transformers has no ``base_model_tp_plan``: those whose output
+features are (columns), and those whose input features are (rows)."""
 
 Step = Callable[[nn.Module, Any], Any]
 
 
-def check_tensor_ranks(name: str, architecture: str, sizes: dict[str, int], tensor: int) -> None:
+def check_tensor_ranks(name: str, model: nn.Module, sizes: dict[str, int], tensor: int) -> None:
     """Refuse a model that these tensor ranks cannot share.
 
     Args:
-        name: of the bundled model.
-        architecture: the model's class in transformers.
+        name: of the model, for errors.
+        model: of transformers.
         sizes: what is split: attention heads and their groups, and the inner dimension of the MLP.
         tensor: number of tensor ranks.
 
     Raises:
         RequestError: there is no plan for its class, or a size is no multiple of ``tensor``.
     """
-    if architecture not in COLUMNS:
+    styles = set(_plan(model).values())
+    if not {"colwise", "rowwise"} <= styles or styles - {"colwise", "rowwise", *_WHOLE}:
         raise RequestError(
-            f"--tp splits bundled language models of the classes {', '.join(COLUMNS)}, and '{name}' is a "
-            f"{architecture}: leave --tp out"
+            f"--tp splits the linear layers of language models for which transformers has a plan, and '{name}' is a "
+            f"{type(model).__name__}: leave --tp out"
         )
     for what, size in sizes.items():
         if size % tensor:
@@ -68,7 +66,18 @@ def check_tensor_ranks(name: str, architecture: str, sizes: dict[str, int], tens
             )
 
 
-def model_of_rank(model: nn.Module, tensor: int, rank: int = 0) -> tuple[nn.Module, Step]:
+_WHOLE = ("embedding_rowwise", "replicated_with_grad_allreduce", "colwise_gather_output", "colwise_rep")
+"""Other styles of transformers' plans, for layers that are whole here, or whose split does not depend on the plan."""
+
+
+def _plan(model: nn.Module) -> dict[str, str]:
+    """How each layer is split, by the last part of its name."""
+    config: Any = model.config
+    given = getattr(config, "base_model_tp_plan", None) or PLANS.get(config.model_type, {})
+    return {path.rpartition(".")[2]: style for path, style in given.items()}
+
+
+def model_of_rank(model: nn.Module, tensor: int, rank: int = 0, *, tokens: int | None = None) -> tuple[nn.Module, Step]:
     """A rank's part of a model, and its step.
 
     The loss is that of the whole model. The gradients of a rank's loss are of the sum of all ranks' losses; those of
@@ -78,26 +87,73 @@ def model_of_rank(model: nn.Module, tensor: int, rank: int = 0) -> tuple[nn.Modu
         model: on meta; changed in place. `check_tensor_ranks` has checked it.
         tensor: number of ranks.
         rank: number of the rank; all of them have the same costs.
+        tokens: of a sample, for sequence parallelism; None without it.
+
+    Raises:
+        RequestError: the ranks cannot share the tokens.
     """
-    architecture = type(model).__name__
+    plan, summed = _plan(model), _Summed(tensor if tokens is not None else 1)
     for name, module in model.named_modules():
-        last = name.rpartition(".")[2]
-        if last in COLUMNS[architecture]:
+        style = plan.get(name.rpartition(".")[2])
+        if style == "colwise":
             _split_column(module, tensor)
-        elif last in ROWS[architecture]:
-            _split_row(module, tensor)
+        elif style == "rowwise":
+            _split_row(module, tensor, summed)
         elif hasattr(module, "split_size"):  # GPT-2's attention cuts query, key and value by it
             module.split_size //= tensor
-    place = EMBEDDINGS[architecture]
-    embedding = model.get_submodule(place)
+    if tokens is not None:
+        _share_tokens(model, tensor, tokens)
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[operator]
     assert isinstance(embedding, nn.Embedding)
     own = ceil(embedding.num_embeddings / (VOCABULARY_MULTIPLE * tensor)) * VOCABULARY_MULTIPLE
-    head = model.get_submodule("lm_head")
     tied = head.weight is embedding.weight
-    model.set_submodule(place, _EmbeddingOfRank(embedding, own, rank * own))
-    weight = model.get_submodule(place).weight if tied else _meta(own, embedding.embedding_dim, head.weight)
-    head.weight = weight
-    return model, partial(_step_of_rank, rank * own)
+    part = _EmbeddingOfRank(embedding, own, rank * own, summed)
+    model.set_submodule(next(name for name, module in model.named_modules() if module is embedding), part)
+    head.weight = part.weight if tied else _meta(own, embedding.embedding_dim, head.weight)
+    return model, partial(_step_of_rank, rank * own, tokens)
+
+
+@frozen
+class _Summed:
+    """The sum of the ranks' results, for tensors of samples, tokens and features: whole on each rank, or with the
+    rank's tokens alone if ``ranks`` share these."""
+
+    ranks: int
+
+    def __call__(self, part: Tensor) -> Tensor:
+        if self.ranks == 1:
+            return ALL_REDUCE(part, SUM)  # type: ignore[no-any-return]
+        samples, _, width = part.shape
+        own: Tensor = REDUCE_SCATTER(part.flatten(0, 1), self.ranks)
+        return own.view(samples, -1, width)
+
+
+def _share_tokens(model: nn.Module, tensor: int, tokens: int) -> None:
+    """Gather the tokens after each norm, and keep the rank's own of each position embedding."""
+    if tokens % tensor:
+        raise RequestError(
+            f"{tensor} tensor ranks cannot share {tokens} tokens of a sample: give --sequence a multiple"
+        )
+    config: Any = model.config
+    norms = [m for m in model.modules() if "Norm" in type(m).__name__
+             and [p.shape[0] for p in m.parameters()][:1] == [config.hidden_size]]  # fmt: skip
+    if len(norms) != 2 * config.num_hidden_layers + 1:
+        raise RequestError(
+            f"--sequence-parallel is for models with a norm before each attention and each MLP, and {len(norms)} "
+            f"norms of {config.num_hidden_layers} layers do not look like it: leave it out"
+        )
+    for norm in norms:
+        norm.forward = partial(_gathered, norm.forward, tensor)
+    positions = getattr(model.base_model, "wpe", None)
+    if positions is not None:
+        whole = positions.forward
+        positions.forward = lambda at: whole(at)[:, : tokens // tensor]
+
+
+def _gathered(norm: Callable[[Tensor], Tensor], tensor: int, x: Tensor) -> Tensor:
+    samples, own, width = x.shape
+    whole: Tensor = ALL_GATHER(norm(x).flatten(0, 1), tensor)
+    return whole.view(samples, own * tensor, width)
 
 
 def _meta(rows: int, columns: int, like: Tensor | nn.Module) -> nn.Parameter:
@@ -124,7 +180,7 @@ def _split_column(module: nn.Module, tensor: int) -> None:
         module.bias = nn.Parameter(torch.empty(bias.shape[0] // tensor, dtype=bias.dtype, device="meta"))
 
 
-def _split_row(module: nn.Module, tensor: int) -> None:
+def _split_row(module: nn.Module, tensor: int, summed: _Summed) -> None:
     """1/t of the input features, and the sum of all ranks' results; the bias is added to the sum."""
     weight, bias = module.weight, module.bias
     assert isinstance(weight, Tensor)
@@ -136,8 +192,8 @@ def _split_row(module: nn.Module, tensor: int) -> None:
 
     def forward(x: Tensor) -> Tensor:
         found = x @ (module.weight if transposed else module.weight.t())  # type: ignore[operator]
-        whole = ALL_REDUCE(found, SUM)
-        return whole if bias is None else whole + module.bias  # type: ignore[no-any-return]
+        whole = summed(found)
+        return whole if bias is None else whole + module.bias  # type: ignore[operator]
 
     module.forward = forward
 
@@ -149,23 +205,29 @@ class _EmbeddingOfRank(nn.Module):
         whole: the embedding to split.
         own: number of the rank's tokens.
         first: the first of them.
+        summed: see `_Summed`.
     """
 
-    def __init__(self, whole: nn.Embedding, own: int, first: int) -> None:
+    def __init__(self, whole: nn.Embedding, own: int, first: int, summed: _Summed) -> None:
         super().__init__()
         self.weight, self.own, self.first = _meta(own, whole.embedding_dim, whole.weight), own, first
+        self.summed = summed
 
     def forward(self, tokens: Tensor) -> Tensor:
         """The hidden states of tokens."""
         elsewhere = (tokens < self.first) | (tokens >= self.first + self.own)
         rows = nn.functional.embedding((tokens - self.first).masked_fill(elsewhere, 0), self.weight)
-        return ALL_REDUCE(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0), SUM)  # type: ignore[no-any-return]
+        return self.summed(rows.masked_fill(elsewhere.unsqueeze(-1), 0.0))
 
 
-def _step_of_rank(first: int, model: nn.Module, batch: Any) -> Tensor:
-    """The loss of the next token, from a rank's part of the logits, which begins with token ``first``."""
+def _step_of_rank(first: int, positions: int | None, model: nn.Module, batch: Any) -> Tensor:
+    """The loss of the next token, from a rank's part of the logits, which begins with token ``first``.
+
+    With sequence parallelism the model is given the ``positions``, which it would take from its hidden states.
+    """
     tokens = batch["tokens"]
-    logits = model(input_ids=tokens).logits
+    more = {} if positions is None else {"position_ids": torch.arange(positions, device=tokens.device)[None]}
+    logits = model(input_ids=tokens, **more).logits
     own = logits.shape[-1]
     logits = logits.float().reshape(-1, own)
     wanted = nn.functional.pad(tokens[:, 1:], (0, 1), value=-1).reshape(-1)

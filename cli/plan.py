@@ -29,9 +29,10 @@ def plan(
     model: Annotated[
         str | None,
         typer.Option(
-            metavar="MODULE:FACTORY|NAME",
-            help="A function that returns (model, step, example_batch), or a bundled model such as llama-7b. Costs "
-            "are derived from the devices' descriptions; for cpu:N the operators are timed on this host.",
+            metavar="MODULE:FACTORY|NAME|FILE",
+            help="A function that returns (model, step, example_batch), a bundled model such as llama-7b, or the "
+            "config.json of a language model of transformers. Costs are derived from the devices' descriptions; for "
+            "cpu:N the operators are timed on this host.",
             show_default=False,
         ),
     ] = None,
@@ -87,6 +88,14 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    sequence_parallel: Annotated[
+        bool,
+        typer.Option(
+            "--sequence-parallel",
+            help="Tensor ranks of a bundled model also share the tokens between their layers: a reduce-scatter and an "
+            "all-gather in place of each all-reduce.",
+        ),
+    ] = False,
     shard: Annotated[
         str,
         typer.Option(
@@ -132,6 +141,16 @@ def plan(
             "them.",
         ),
     ] = "auto",
+    chunks: Annotated[
+        int | None,
+        typer.Option(
+            metavar="V",
+            help="Stages of each device, as of interleaved-1f1b; with --shard parameters and pp=1, parts of the model "
+            "whose parameters are gathered one after another. Chosen by the search if not given.",
+            min=1,
+            show_default=False,
+        ),
+    ] = None,
     budget: Annotated[
         int | None,
         typer.Option(
@@ -193,7 +212,8 @@ def plan(
     options = PlanOptions(
         cluster=cluster, microbatches=microbatches, graph=graph, model=model, batch=batch, sequence=sequence,
         dtype=dtype, optimizer=optimizer, memory_limit=limit, mesh=mesh, recompute=recompute, offload=offload,
-        host_memory=byte_size("--host-memory", host_memory), shard=shard, schedule=schedule, budget=budget, seed=seed,
+        host_memory=byte_size("--host-memory", host_memory), shard=shard, schedule=schedule,
+        chunks=chunks, sequence_parallel=sequence_parallel, budget=budget, seed=seed,
         layers=layers, samples=samples, tokens=tokens,
     )  # fmt: skip
     run(options, tp=tp, seconds=seconds, top=top, out=out, json=json)

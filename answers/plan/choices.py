@@ -9,7 +9,9 @@ from ...core.cluster.mesh import parse_mesh
 from ...core.errors import RequestError
 from ...core.plan.derive import Recompute
 from ...core.plan.plan import Plan
+from ...core.schedules.problem import ScheduleFamily
 from ...core.search import Oracle, longest_path
+from ...core.search.problem.options import MAX_CHUNKS
 from ...core.trace.throughput import StepTotals
 from .costs import PlanningCosts
 
@@ -67,6 +69,30 @@ def wanted_meshes(mesh: str | None, cluster: Cluster, *, analytic_costs: bool) -
         return [(count, 1)]
     found = parse_mesh(mesh).over(count, "devices in the cluster")
     return [(found.pipeline, found.data)]
+
+
+def wanted_chunks(chunks: int | None, wanted: Sequence[ScheduleFamily]) -> tuple[int, int] | None:
+    """Fewest and most stages of a device; None if the search chooses.
+
+    A schedule of several stages a device, asked for by its name, has several.
+
+    Args:
+        chunks: the option.
+        wanted: the schedules to choose among.
+
+    Raises:
+        RequestError: none of them has as many.
+    """
+    if chunks is None:
+        several = [family.usual_chunks > 1 for family in wanted]
+        return (2, MAX_CHUNKS) if all(several) else None
+    if not any(family.chunks is None or chunks in family.chunks for family in wanted):
+        known = ", ".join(sorted({str(count) for family in wanted for count in family.chunks or ()}))
+        raise RequestError(
+            f"--chunks is {chunks}, and {' or '.join(family.name for family in wanted)} has {known} stages a device: "
+            "leave it out, or give another --schedule, such as interleaved-1f1b"
+        )
+    return chunks, chunks
 
 
 def wanted_recompute(recompute: str | None, *, analytic_costs: bool) -> Recompute | None:

@@ -30,6 +30,7 @@ class ModelRequest:
         dtype: number type of training; the model's own if None.
         optimizer: it determines the state's size; the default if None.
         tensor: number of tensor ranks that share each stage.
+        by_tokens: whether they share the tokens between layers, too.
     """
 
     name: str
@@ -38,6 +39,7 @@ class ModelRequest:
     dtype: str | None = None
     optimizer: str | None = None
     tensor: int = 1
+    by_tokens: bool = False
 
 
 @frozen
@@ -123,14 +125,22 @@ def _analytic(
 ) -> PlanningCosts:
     from ...core.analytic.model import costs_by_type, model_work
     from ...core.analytic.roofline import rate_of
-    from ..models import planned_model
+    from ..models import PlannedModel, planned_model
 
-    planned = planned_model(
-        request.name, microbatches, batch=request.batch, sequence=request.sequence, dtype=request.dtype, empty=True,
-        tensor=request.tensor,
-    )  # fmt: skip
-    note(f"deriving the costs of its {len(planned.operators.graph.nodes)} operators")
+    def planned_with(repeat: bool) -> PlannedModel:
+        return planned_model(
+            request.name, microbatches, batch=request.batch, sequence=request.sequence, dtype=request.dtype,
+            empty=True, tensor=request.tensor, by_tokens=request.by_tokens, repeat=repeat,
+        )  # fmt: skip
+
+    planned = planned_with(repeat=True)
     found = model_work(planned.operators)
+    if planned.repeated is not None:
+        whole = planned.repeated.expanded(found)
+        if whole is None:  # the layers are equal, and what they do is not
+            planned = planned_with(repeat=False)
+            whole = model_work(planned.operators)
+        found = whole
     tf32, optimizer = request.dtype == "tf32", find_optimizer(request.optimizer or DEFAULT)
     graphs = costs_by_type(found, dict.fromkeys(devices), optimizer=optimizer, tf32=tf32)
     peaks = [rate_of(device, found.number_type, tf32) for device in devices]

@@ -29,6 +29,8 @@ class PlanOptions:
     host_memory: float | None = None
     shard: str = NONE
     schedule: str = "auto"
+    chunks: int | None = None
+    sequence_parallel: bool = False
     budget: int | None = None
     seed: int = 0
     layers: bool = False

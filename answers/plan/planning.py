@@ -32,7 +32,15 @@ from ..output import check_writable, note, print_json
 from ..progress import search_progress
 from .allowance import Allowance
 from .answer import PlanAnswer
-from .choices import judge_of, of_one_replica, oracle_of, replicas_allowed, wanted_meshes, wanted_recompute
+from .choices import (
+    judge_of,
+    of_one_replica,
+    oracle_of,
+    replicas_allowed,
+    wanted_chunks,
+    wanted_meshes,
+    wanted_recompute,
+)
 from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
 from .infeasible import refuse
 from .options import PlanOptions
@@ -184,6 +192,7 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
         judge=judge_of(of_graph),
         boundaries="layers" if options.layers else "operators",
         shard=options.shard,
+        chunks=wanted_chunks(options.chunks, wanted),
     )
     return request, usable
 
@@ -242,5 +251,8 @@ def _costs(options: PlanOptions, machine: Cluster, microbatches: int, tensor: in
     if graph is not None:
         return graph_costs(graph, work)
     assert model is not None
-    request = ModelRequest(model, options.batch, options.sequence, options.dtype, options.optimizer, tensor)
+    request = ModelRequest(
+        model, options.batch, options.sequence, options.dtype, options.optimizer, tensor,
+        by_tokens=options.sequence_parallel and tensor > 1,
+    )  # fmt: skip
     return model_costs(request, machine, options.cluster, microbatches, work)

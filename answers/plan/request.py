@@ -54,6 +54,7 @@ class PlanRequest:
         seed: of the search.
         offload, judge, shard: see ``SearchOptions``.
         boundaries: where stages may end (see ``Blocks``).
+        chunks: fewest and most stages of a device; None if the search chooses.
 
     With tensor ranks the machine's devices are groups of them (``core/cluster/tensor_groups.py``).
     """
@@ -75,6 +76,7 @@ class PlanRequest:
     judge: Oracle | None = None
     boundaries: str = "operators"
     shard: str = NONE
+    chunks: tuple[int, int] | None = None
 
     @property
     def costs(self) -> PlanningCosts:
@@ -129,10 +131,12 @@ class PlanRequest:
             offload=self.offload,
             shard=self.shard,
         )
+        if self.chunks is not None:
+            options = evolve(options, min_chunks=self.chunks[0], max_chunks=self.chunks[1])
         if meshes is None:
             meshes = self._meshes
         blocks = self._blocks
-        blocks.refuse_too_few(min(pipeline for pipeline, _ in meshes))
+        blocks.refuse_too_few(min(pipeline for pipeline, _ in meshes) * options.min_chunks)
         found = search_plans(self._workload(blocks), self.machine, evolve(options, **changes), meshes=meshes)
         error = self.costs.step_error
         return evolve(found, plans=tuple(with_step_error(blocks.expanded(plan), error) for plan in found.plans))

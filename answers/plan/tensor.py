@@ -10,7 +10,7 @@ from ...core.cluster.mesh import Mesh, plain
 from ...core.cluster.tensor_groups import GroupedCluster, consecutive_groups
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
-from ..bundled_models import BUNDLED, shared_sizes
+from ..bundled_models import is_bundled, shared_sizes
 
 AUTO = "auto"
 
@@ -36,7 +36,7 @@ def wanted_tensor(tp: str | None, machine: Cluster, cluster: str, model: str | N
         raise RequestError(
             "--tp splits a model's layers, and --graph gives operators with their costs alone: leave --tp out"
         )
-    if model not in BUNDLED and tp == AUTO:
+    if not is_bundled(model) and tp == AUTO:
         raise RequestError(f"--tp auto is for bundled models: give the number of tensor ranks of '{model}'")
     if CPU.fullmatch(cluster):
         raise RequestError(f"--tp plans for described devices, and '{cluster}' is this host: name a cluster")

@@ -1,10 +1,13 @@
 """Models from factories, with the options that a factory may add."""
 
+import json
 from typing import Any
 
 import pytest
 import torch
 from panpipe.answers.models import load_model, planned_model
+from panpipe.core.analytic.model import model_work
+from panpipe.core.cluster.catalog import find_device
 from panpipe.core.errors import RequestError
 
 MODULE = """
@@ -63,3 +66,30 @@ def test_module_that_cannot_be_read_is_reported_in_one_line(module: str, tmp_pat
     (tmp_path / "unfinished.py").write_text("\ndef make(:")
     with pytest.raises(RequestError, match=r"importing 'unfinished' for 'unfinished:make' raised SyntaxError.*line 2:"):
         load_model("unfinished:make")
+
+
+@pytest.mark.parametrize("tensor", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_equal_layers_are_captured_once(tensor, tmp_path):
+    pytest.importorskip("transformers")
+    config = tmp_path / "config.json"
+    sizes = {"num_hidden_layers": 6, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    config.write_text(json.dumps({"model_type": "llama", "num_key_value_heads": 2, "vocab_size": 512, **sizes}))
+    options = {"batch": 2, "sequence": 32, "empty": True, "tensor": tensor, "by_tokens": tensor > 1}
+    whole = planned_model(str(config), 1, **options)
+    few = planned_model(str(config), 1, repeat=True, **options)
+    assert few.repeated.count == 6
+    assert few.sizes == whole.sizes
+    assert len(few.operators.graph.nodes) < len(whole.operators.graph.nodes)
+    found = few.repeated.expanded(model_work(few.operators))
+    device = find_device("A100")
+    assert found.on(device) == model_work(whole.operators).on(device)
+
+
+def test_layers_that_differ_are_all_captured(tmp_path):
+    pytest.importorskip("transformers")
+    config = tmp_path / "config.json"
+    sizes = {"num_hidden_layers": 6, "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4}
+    kinds = ["sliding_attention", "full_attention"] * 3
+    given = {"model_type": "qwen2", "num_key_value_heads": 4, "vocab_size": 512, "layer_types": kinds, **sizes}
+    config.write_text(json.dumps(given))
+    assert planned_model(str(config), 1, sequence=32, empty=True, repeat=True).repeated is None

@@ -82,12 +82,31 @@ def test_saved_tensors_of_layer_norms_are_not_split(name):
     [
         ("llama", 8, "'llama' has 4 groups of keys and values, which 8 tensor ranks cannot share equally"),
         ("gpt", 3, "'gpt' has 8 attention heads, which 3 tensor ranks cannot share equally"),
-        ("vit-large", 2, "--tp splits bundled language models of the classes .* and 'vit-large' is a ViT"),
+        ("vit-large", 2, "--tp splits the linear layers of language models .* and 'vit-large' is a ViT"),
     ],
 )
 def test_model_that_ranks_cannot_share_is_refused(name, tensor, said):
     with pytest.raises(RequestError, match=said):
         make(name, 1, None, tensor)
+
+
+@pytest.mark.parametrize("name", EACH)
+def test_ranks_that_share_tokens_scatter_and_gather_in_place_of_each_all_reduce(name):
+    model, step, batch = make(name, 1, TOKENS, 2, by_tokens=True)
+    work = model_work(operators_of(capture_step(model, step, batch)))
+    hidden = TOKENS * HIDDEN * (2 if name == "llama" else 4)
+    for reduced, sums in (("forward_reduced", 3), ("backward_reduced", 2)):
+        sizes = [size for each in work.operators for size in getattr(each.work, reduced)]
+        assert sizes == [hidden // 2] * (2 * (2 * LAYERS + 1)) + [TOKENS * 4] * sums  # as an all-reduce of half of it
+    norms = [
+        sum(
+            each.saved_bytes
+            for node, each in zip(found.graph.nodes, found.operators, strict=True)
+            if "ln_1" in node.name or "input_layernorm" in node.name
+        )
+        for found in (work, work_of(name, 2)[1])
+    ]
+    assert 0 < norms[0] < norms[1]
 
 
 def plan(*options):
