@@ -88,6 +88,23 @@ def plan(
             show_default=False,
         ),
     ] = None,
+    tp_overlap: Annotated[
+        str,
+        typer.Option(
+            metavar="none|backward|all",
+            help="Collectives of tensor ranks that run while these compute: in the backward those of column layers, as "
+            "in Megatron-LM, or all, in parts, as with Transformer Engine's user buffers.",
+        ),
+    ] = "none",
+    kernels: Annotated[
+        str,
+        typer.Option(
+            metavar="eager|compiled|fused",
+            help="How the kernels of a described device are written: one for each operator; operators along rows and "
+            "element by element together, as torch.compile does; fused with FlashAttention-3 and sums of weight "
+            "gradients in products, as Transformer Engine has them.",
+        ),
+    ] = "eager",
     sequence_parallel: Annotated[
         bool,
         typer.Option(
@@ -213,7 +230,7 @@ def plan(
         cluster=cluster, microbatches=microbatches, graph=graph, model=model, batch=batch, sequence=sequence,
         dtype=dtype, optimizer=optimizer, memory_limit=limit, mesh=mesh, recompute=recompute, offload=offload,
         host_memory=byte_size("--host-memory", host_memory), shard=shard, schedule=schedule,
-        chunks=chunks, sequence_parallel=sequence_parallel, budget=budget, seed=seed,
-        layers=layers, samples=samples, tokens=tokens,
+        chunks=chunks, sequence_parallel=sequence_parallel, kernels=kernels, tp_overlap=tp_overlap, budget=budget,
+        seed=seed, layers=layers, samples=samples, tokens=tokens,
     )  # fmt: skip
     run(options, tp=tp, seconds=seconds, top=top, out=out, json=json)

@@ -11,7 +11,7 @@ from ...core.cluster.catalog.find import CPU, required_type
 from ...core.cluster.cluster import Cluster
 from ...core.cluster.device_type import NUMBER_TYPES, DeviceType
 from ...core.cluster.tensor_groups import GroupedCluster
-from ...core.costs.graph import OpGraph, read_graph, with_reduction_times
+from ...core.costs.graph import OpGraph, Overlap, read_graph, with_reduction_times
 from ...core.errors import RequestError
 from ...core.trace.throughput import StepTotals
 from ..output import note
@@ -31,6 +31,8 @@ class ModelRequest:
         optimizer: it determines the state's size; the default if None.
         tensor: number of tensor ranks that share each stage.
         by_tokens: whether they share the tokens between layers, too.
+        kernels: how kernels are written, see ``core/analytic/fusion``.
+        tp_overlap: which collectives of tensor ranks overlap computation: none, backward or all.
     """
 
     name: str
@@ -40,6 +42,8 @@ class ModelRequest:
     optimizer: str | None = None
     tensor: int = 1
     by_tokens: bool = False
+    kernels: str = "eager"
+    tp_overlap: str = "none"
 
 
 @frozen
@@ -104,8 +108,25 @@ def model_costs(
     if not isinstance(cluster, GroupedCluster):
         return found
     ring = cluster.tensor, *cluster.slowest_ring
-    by_type = {name: with_reduction_times(graph, *ring) for name, graph in found.by_type.items()}
-    return evolve(found, graph=with_reduction_times(found.graph, *ring), by_type=by_type)
+    overlap = _overlap(request, types[0])
+    by_type = {name: with_reduction_times(graph, *ring, overlap) for name, graph in found.by_type.items()}
+    return evolve(found, graph=with_reduction_times(found.graph, *ring, overlap), by_type=by_type)
+
+
+def _overlap(request: ModelRequest, device: DeviceType) -> Overlap:
+    """What tensor ranks wait for, by ``--tp-overlap``.
+
+    ``backward``: Megatron-LM sums gradients of a column layer's input while it computes those of its weights (async
+    communication, arXiv 2205.05198, section 4.2.2); with sequence parallelism the gathers before row layers' gradients
+    are exposed. ``all``: Transformer Engine's user buffers divide collectives and products into as many parts as there
+    are ranks, of which the first is exposed.
+    """
+    slowed = (device.communication_multiprocessors or 0) / (device.multiprocessors or 1)
+    if request.tp_overlap == "backward":
+        return Overlap(1.0, 0.5 if request.by_tokens else 0.0, slowed)
+    if request.tp_overlap == "all":
+        return Overlap(1 / request.tensor, 1 / request.tensor, slowed)
+    return Overlap()
 
 
 def _measured(request: ModelRequest, microbatches: int, work: StepTotals) -> PlanningCosts:
@@ -134,12 +155,12 @@ def _analytic(
         )  # fmt: skip
 
     planned = planned_with(repeat=True)
-    found = model_work(planned.operators)
+    found = model_work(planned.operators, request.kernels)
     if planned.repeated is not None:
         whole = planned.repeated.expanded(found)
         if whole is None:  # the layers are equal, and what they do is not
             planned = planned_with(repeat=False)
-            whole = model_work(planned.operators)
+            whole = model_work(planned.operators, request.kernels)
         found = whole
     tf32, optimizer = request.dtype == "tf32", find_optimizer(request.optimizer or DEFAULT)
     graphs = costs_by_type(found, dict.fromkeys(devices), optimizer=optimizer, tf32=tf32)

@@ -31,6 +31,8 @@ class PlanOptions:
     schedule: str = "auto"
     chunks: int | None = None
     sequence_parallel: bool = False
+    kernels: str = "eager"
+    tp_overlap: str = "none"
     budget: int | None = None
     seed: int = 0
     layers: bool = False

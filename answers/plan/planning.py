@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ...core.analytic.kinds import KERNELS
 from ...core.byte_sizes import byte_size
 from ...core.cluster.catalog.find import find_cluster
 from ...core.cluster.cluster import Cluster
@@ -148,6 +149,10 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
     """
     _check_counts(microbatches=options.microbatches, budget=options.budget)
     check_level(options.shard, AUTO)
+    if options.kernels not in KERNELS:
+        raise RequestError(f"--kernels is '{options.kernels}': give one of {', '.join(KERNELS)}")
+    if options.tp_overlap not in ("none", "backward", "all"):
+        raise RequestError(f"--tp-overlap is '{options.tp_overlap}': give none, backward or all")
     offload = parse_offload(options.offload or "none")
     usable = resident_families() if offload == "none" else list(families().values())
     wanted = usable if options.schedule == "auto" else [find_family(options.schedule)]
@@ -253,6 +258,7 @@ def _costs(options: PlanOptions, machine: Cluster, microbatches: int, tensor: in
     assert model is not None
     request = ModelRequest(
         model, options.batch, options.sequence, options.dtype, options.optimizer, tensor,
-        by_tokens=options.sequence_parallel and tensor > 1,
+        by_tokens=options.sequence_parallel and tensor > 1, kernels=options.kernels,
+        tp_overlap=options.tp_overlap,
     )  # fmt: skip
     return model_costs(request, machine, options.cluster, microbatches, work)

@@ -5,6 +5,10 @@ from typing import Any
 MATMUL, ATTENTION, CONVOLUTION = "matmul", "attention", "convolution"
 NORMALISATION, ELEMENTWISE, GATHER = "normalisation", "elementwise", "gather"
 
+EAGER, COMPILED, FUSED = "eager", "compiled", "fused"
+KERNELS = (EAGER, COMPILED, FUSED)
+"""How the kernels of a step are written, see ``fusion``."""
+
 _MATMULS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "mv", "addmv", "dot", "vdot", "addbmm"}
 _ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
 _REDUCTIONS = {

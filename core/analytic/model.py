@@ -14,7 +14,9 @@ from ..capture.graph.nodes import root_of
 from ..cluster.device_type import DeviceType
 from ..costs.graph import OpGraph, OpNode
 from ..costs.reductions import TensorReductions
+from .fusion import Sections
 from .kernels import Kernel
+from .kinds import ATTENTION, EAGER, FUSED
 from .optimizers import DEFAULT, Optimizer, find_optimizer
 from .roofline import kernels_s
 from .saved_storages import saved_storages
@@ -54,10 +56,12 @@ class ModelWork:
     Args:
         graph: its operators, without times.
         operators: the work of each, in the graph's order.
+        kernels: how these are written, see `fusion`.
     """
 
     graph: OpGraph
     operators: tuple[OperatorWork, ...]
+    kernels: str = EAGER
 
     @property
     def flops(self) -> int:
@@ -84,6 +88,9 @@ class ModelWork:
         Raises:
             RequestError: the device states no rate for a number type of the model.
         """
+        if self.kernels == FUSED and device.fused_attention_efficiency is not None:
+            rates = {**device.efficiency, ATTENTION: device.fused_attention_efficiency}
+            device = evolve(device, efficiency=rates)
         found: dict[int, tuple[float, float, float]] = {}
 
         def times(work: TracedOperator) -> tuple[float, float, float]:
@@ -130,15 +137,22 @@ def costs_by_type(
     return {device.name: work.on(device, optimizer=optimizer, tf32=tf32) for device in devices}
 
 
-def model_work(operators: Operators) -> ModelWork:
+def model_work(operators: Operators, kernels: str = EAGER) -> ModelWork:
     """The work of every operator of a captured step; equal operators are traced once.
+
+    Args:
+        operators: of the captured step.
+        kernels: how they are written, see `fusion`.
 
     Raises:
         RequestError: an operator cannot be differentiated, or a region (Python code) does not run on stand-ins.
     """
     lone, works = _works(operators)
-    saved, shared, kept = _saved(lone, works)
+    sections = None if kernels == EAGER else Sections(operators, joined=kernels == FUSED)
+    saved, shared, kept = _saved(lone, works, sections)
     workspace = _workspace(operators, lone, works, kept)
+    if sections is not None:
+        works = sections.kernels_of_operators(works)
     values = _parameter_values(operators)
     seen: set[str] = set()
     found = []
@@ -148,11 +162,12 @@ def model_work(operators: Operators) -> ModelWork:
         trained, frozen_bytes = _state(values, own)
         found.append(
             OperatorWork(
-                work, _gradient_sums(operators, operator), _parameter_sums(values, node), saved[i], shared[i],
+                work, _gradient_sums(operators, operator, sections),
+                () if kernels == FUSED else _parameter_sums(values, node), saved[i], shared[i],
                 workspace[i], trained, frozen_bytes,
             )
         )  # fmt: skip
-    return ModelWork(operators.graph, tuple(found))
+    return ModelWork(operators.graph, tuple(found), kernels)
 
 
 def tensor_reductions(operators: Operators) -> dict[str, TensorReductions | None]:
@@ -190,12 +205,16 @@ def _works(operators: Operators) -> tuple[list[LoneOperator], list[TracedOperato
     return lone, [known[operator.key] for operator in lone]
 
 
-def _saved(lone: list[LoneOperator], works: list[TracedOperator]) -> tuple[list[int], list[int], set[str]]:
+def _saved(
+    lone: list[LoneOperator], works: list[TracedOperator], sections: Sections | None
+) -> tuple[list[int], list[int], set[str]]:
     """Per operator the bytes that it is the first to save, and the nodes whose storages are saved.
 
     Bytes are counted separately for each microbatch, and for all microbatches together.
     """
     found = saved_storages(lone, works)
+    if sections is not None:
+        found = sections.saved(lone, found)
     names = {each.name for own in found for each in own if each.name is not None}
     split, once = (
         [sum(each.bytes for each in own if each.shared is wanted) for own in found] for wanted in (False, True)
@@ -234,10 +253,12 @@ def _workspace(
     ]
 
 
-def _gradient_sums(operators: Operators, operator: LoneOperator) -> tuple[Kernel, ...]:
-    """A result that n operators read has n gradients; n − 1 additions sum them."""
+def _gradient_sums(operators: Operators, operator: LoneOperator, sections: Sections | None) -> tuple[Kernel, ...]:
+    """A result that n operators read has n gradients; n − 1 additions sum them, or the section that computes it."""
     found: list[Kernel] = []
     for node in operator.returned:
+        if sections is not None and root_of(node) in sections.of_node:
+            continue
         value = operators.values[node.name]
         readers = {operators.owner[user.name] for user in node.users if user.name in operators.owner} - {operator.name}
         if value.requires_grad:

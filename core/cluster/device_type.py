@@ -17,7 +17,10 @@ MEMORY_KINDS = ("normalisation", "elementwise", "gather")
 NUMBER_TYPES = ("fp32", "tf32", "fp16", "bf16")
 """Number types of matrix products that a device may state a rate for."""
 
-_OPTIONAL = ("host_copy_queues", "multiprocessors", "communication_multiprocessors", "sustained", "step_error")
+_OPTIONAL = (
+    "host_copy_queues", "multiprocessors", "communication_multiprocessors", "sustained", "step_error",
+    "fused_attention_efficiency",
+)  # fmt: skip
 
 
 @frozen
@@ -50,6 +53,8 @@ class DeviceType:
             in (0, 1]: power is limited and hosts cause delays; None for 1, if the efficiencies are of training.
         step_error: relative error of a predicted training step that 9 of 10 steps stay below, in (0, 1); None if
             unknown.
+        fused_attention_efficiency: the fraction of the peak FLOP/s that the fastest attention of libraries of fused
+            kernels reaches; None if that is the one of ``efficiency``.
 
     Raises:
         RequestError: a number is missing, out of its range, or has no source.
@@ -74,6 +79,7 @@ class DeviceType:
     communication_multiprocessors: int | None = None
     sustained: float | None = None
     step_error: float | None = None
+    fused_attention_efficiency: float | None = None
 
     def __attrs_post_init__(self) -> None:
         for path, value in self.numbers():
@@ -96,8 +102,9 @@ class DeviceType:
                 "most 1"
             )
         self._check_rates()
-        if self.sustained is not None and self.sustained > 1:
-            raise RequestError(f"sustained of device '{self.name}' is {self.sustained}: a share is at most 1")
+        for share in ("sustained", "fused_attention_efficiency"):
+            if (getattr(self, share) or 0) > 1:
+                raise RequestError(f"{share} of device '{self.name}' is {getattr(self, share)}: a share is at most 1")
         if self.step_error is not None and self.step_error >= 1:
             raise RequestError(
                 f"step_error of device '{self.name}' is {self.step_error}: a share below 1, such as 0.1 for 10 %"

@@ -233,23 +233,44 @@ def _check_states(path: str | Path, graph: OpGraph) -> None:
         seen.update(node.parameters)
 
 
-def with_reduction_times(graph: OpGraph, ranks: int, latency_s: float, s_per_byte: float) -> OpGraph:
+@frozen
+class Overlap:
+    """How much of the all-reduces over tensor ranks a rank waits for; the rest runs while it computes.
+
+    Args:
+        forward, backward: shares of F's and of the backward's that are exposed.
+        slowed: share of its multiprocessors that a device lacks while the others run.
+    """
+
+    forward: float = 1.0
+    backward: float = 1.0
+    slowed: float = 0.0
+
+
+def with_reduction_times(
+    graph: OpGraph, ranks: int, latency_s: float, s_per_byte: float, overlap: Overlap | None = None
+) -> OpGraph:
     """A graph of one tensor rank with the time of its all-reduces, which are part of F and I.
 
     Args:
         graph: the graph with times of computation only.
         ranks: number of tensor ranks.
         latency_s, s_per_byte: latency of one all-reduce over them, and its time for each byte.
+        overlap: what of it is exposed; None for all.
     """
+    shares = overlap or Overlap()
 
     def timed(node: OpNode) -> OpNode:
         if node.reductions is None:
             return node
-        own = node.reductions.timed(ranks, latency_s, s_per_byte)
+        whole = node.reductions.timed(ranks, latency_s, s_per_byte)
+        own = node.reductions.exposed(shares.forward, shares.backward).timed(ranks, latency_s, s_per_byte)
+        slowed = [shares.slowed * (a - b) for a, b in ((whole.forward_s, own.forward_s),
+                                                       (whole.backward_s, own.backward_s))]  # fmt: skip
         return evolve(
             node,
-            forward_s=node.forward_s + own.forward_s,
-            backward_input_s=node.backward_input_s + own.backward_s,
+            forward_s=node.forward_s + own.forward_s + slowed[0],
+            backward_input_s=node.backward_input_s + own.backward_s + slowed[1],
             reductions=own,
         )
 

@@ -29,6 +29,16 @@ class TensorReductions:
     backward_s: float = 0.0
     ranks: int = 0
 
+    def exposed(self, forward: float, backward: float) -> "TensorReductions":
+        """The part of them that a rank waits for: these shares of F and of B."""
+        return evolve(
+            self,
+            forward=round(self.forward * forward),
+            backward=round(self.backward * backward),
+            forward_bytes=round(self.forward_bytes * forward),
+            backward_bytes=round(self.backward_bytes * backward),
+        )
+
     def timed(self, ranks: int, latency_s: float, s_per_byte: float) -> "TensorReductions":
         """The same over this many ranks, with times: ``latency_s`` for each, ``s_per_byte`` for each byte."""
         return evolve(

@@ -113,9 +113,18 @@ def plan(*options):
     return main(["plan", "--cluster", "2x4xA100-80GB", "--microbatches", "4", "--budget", "50", *options])
 
 
-def test_plan_with_tensor_ranks_is_simulated_as_predicted(tmp_path, capsys):
+@pytest.mark.parametrize(
+    "more",
+    [
+        (),
+        ("--layers", "--sequence-parallel", "--tp-overlap", "all", "--kernels", "fused"),
+    ],
+)
+def test_plan_with_tensor_ranks_is_simulated_as_predicted(tmp_path, capsys, monkeypatch, more):
+    if more:
+        monkeypatch.setitem(bundled_models.BUNDLED, "gpt", bundled_models._gpt2(4, 8, HIDDEN, vocab_size=1024))
     file = tmp_path / "plan.json"
-    options = ("--model", "gpt", "--sequence", "64", "--tp", "2", "--mesh", "pp=2,dp=2")
+    options = ("--model", "gpt", "--sequence", "64", "--tp", "2", "--mesh", "pp=2,dp=2", *more)
     assert plan(*options, "--schedule", "1f1b", "--out", str(file), "--json") == 0
     answer = json.loads(capsys.readouterr().out)
     found = read_plan(file)

@@ -10,6 +10,7 @@ from attrs import evolve, frozen
 
 from ...costs.graph import OpEdge, OpGraph, OpNode
 from ...costs.layers import layer_blocks
+from ...costs.reductions import sum_of
 from ...errors import RequestError
 from ...plan.plan import Plan
 from .assemble import parameter_bytes
@@ -126,6 +127,8 @@ def _joined(nodes: Sequence[OpNode]) -> OpNode:
         state_bytes=sum(node.state_bytes for node in nodes),
         largest_gradient_bytes=max(node.undivided_bytes for node in nodes),
         saved_bytes=sum(node.saved_bytes for node in nodes),
+        shared_bytes=sum(node.shared_bytes for node in nodes),
+        reductions=sum_of(node.reductions for node in nodes),
         workspace_bytes=max(node.workspace_bytes for node in nodes),
         parameters=tuple(dict.fromkeys(name for node in nodes for name in node.parameters)),
         frozen=tuple(dict.fromkeys(name for node in nodes for name in node.frozen)),
