@@ -1,0 +1,256 @@
+"""The plan that a contest chooses against the best of all named schedules, for six small models under three loads.
+
+Two gloo workers of one thread each build a pipeline for every schedule that supports the model, then, for each load
+(0, 2 and 4 other processes that compute all the time), one with an automatic plan, which trains until its contest ends.
+All of them then train in turns, step by step, and the fastest step of each counts. Schedules that are more than a fifth
+slower than the best after half of the turns leave. *Behind* is the fastest step of the automatic plan ÷ that of the best
+schedule − 1.
+
+    python benchmarks/runtime/contests.py [--models mlp,gpt] [--loads 0,2,4] [--turns 16] [--record FILE]
+"""
+
+import argparse
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+import panpipe
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from benchmarks import gpt
+from benchmarks.recording import machine, record
+from benchmarks.worker_process import rank_environment
+
+PORT, MICROBATCHES, LONGEST = 29720, 8, 80
+"""Steps in which a contest ends, at most: 4 candidates, 12 turns each, the traced steps, and blocks for moves."""
+SLOW = 1.2
+Case = tuple[nn.Module, tuple[Tensor, Tensor]]
+
+
+def images(model: nn.Module, size: int) -> Case:
+    generator = torch.Generator().manual_seed(1)
+    return model, (torch.randn(16, 3, size, size, generator=generator), torch.arange(16) % 10)
+
+
+def mlp() -> Case:
+    """Twelve equal layers."""
+    layers = [layer for _ in range(12) for layer in (nn.Linear(512, 512), nn.GELU())]
+    return nn.Sequential(*layers), (torch.randn(512, 512), torch.arange(512) % 512)
+
+
+def two_layers() -> Case:
+    """Two equal layers: any cut but the even one leaves a device idle."""
+    return nn.Sequential(nn.Linear(1024, 1024), nn.Linear(1024, 1024)), (torch.randn(512, 1024), torch.arange(512))
+
+
+def decoder() -> Case:
+    """A GPT whose ends are small."""
+    return gpt.stack(lambda _: gpt.Block(128), 128, 6, 256), gpt.data(16, 64, 256)
+
+
+def wide_head() -> Case:
+    """A GPT whose head takes as long as several layers."""
+    return gpt.stack(lambda _: gpt.Block(128), 128, 4, 4096), gpt.data(16, 64, 4096)
+
+
+def convolutions() -> Case:
+    """Large activations first, and many weights at the end."""
+    widths = (3, 16, 32, 64, 128)
+    layers: list[nn.Module] = []
+    for a, b in zip(widths, widths[1:], strict=False):
+        layers += [nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(), nn.Conv2d(b, b, 3, 2, 1), nn.ReLU()]
+    return images(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)), 32)
+
+
+class Skips(nn.Module):
+    """Layers whose results are read again in the second half, in reverse order, as in a U-Net."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.down = nn.ModuleList(nn.Conv2d(3 if i == 0 else 24, 24, 3, padding=1) for i in range(4))
+        self.up = nn.ModuleList(nn.Conv2d(48, 24, 3, padding=1) for _ in range(4))
+        self.head = nn.Linear(24, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        kept = []
+        for layer in self.down:
+            x = F.relu(layer(x))
+            kept.append(x)
+        for layer in self.up:
+            x = F.relu(layer(torch.cat([x, kept.pop()], 1)))
+        return self.head(x.mean((2, 3)))
+
+
+def skips() -> Case:
+    """A small U-Net."""
+    return images(Skips(), 24)
+
+
+MODELS: dict[str, Callable[[], Case]] = {
+    "mlp": mlp, "two layers": two_layers, "gpt": decoder, "wide head": wide_head, "convolutions": convolutions,
+    "u-net": skips,
+}  # fmt: skip
+
+
+def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return F.cross_entropy(model(batch[0]).flatten(0, -2), batch[1].flatten())
+
+
+def pipeline(name: str, **options: Any) -> tuple[panpipe.Pipeline, Any]:
+    torch.manual_seed(0)
+    model, batch = MODELS[name]()
+    return panpipe.pipeline(
+        model, step, batch, optimizer=torch.optim.AdamW, microbatches=MICROBATCHES, plan_cache=False,
+        progress=False, **options,
+    ), batch  # fmt: skip
+
+
+def named(name: str) -> list[panpipe.Pipeline]:
+    """A pipeline for every schedule that supports the model; of equal plans only the first."""
+    found: dict[str, panpipe.Pipeline] = {}
+    for schedule in panpipe.families():
+        try:
+            pipe, _ = pipeline(name, schedule=schedule, contest=False)
+        except panpipe.PanpipeError:
+            continue
+        if found.setdefault(pipe.plan.hash, pipe) is not pipe:
+            pipe.close()
+    return list(found.values())
+
+
+def timed(pipe: panpipe.Pipeline, batch: Any) -> float:
+    dist.barrier()
+    start = time.perf_counter()
+    pipe.step(batch)
+    dist.barrier()
+    return time.perf_counter() - start
+
+
+def compared(name: str, others: list[panpipe.Pipeline], turns: int) -> dict[str, Any]:
+    """The contest of an automatic plan, and its fastest step and that of the best of other pipelines."""
+    chosen, batch = pipeline(name)
+    steps = 0
+    while chosen.contest is not None and not chosen.contest.done and steps < LONGEST:
+        chosen.step(batch)
+        steps += 1
+    fastest = dict.fromkeys([chosen, *others], float("inf"))
+    left = list(fastest)
+    for turn in range(turns):
+        for pipe in left[turn % len(left) :] + left[: turn % len(left)]:
+            fastest[pipe] = min(fastest[pipe], timed(pipe, batch))
+        if turn + 1 == turns // 2:
+            mine = [chosen, *(pipe for pipe in others if fastest[pipe] <= SLOW * min(fastest.values()))]
+            agreed = [mine.index(pipe) if pipe in mine else -1 for pipe in fastest]
+            dist.broadcast(chosen_on_first := torch.tensor(agreed), 0)
+            left = [pipe for pipe, place in zip(fastest, chosen_on_first.tolist(), strict=True) if place >= 0]
+    ranking = sorted(others, key=lambda pipe: fastest[pipe])
+    table = "\n".join([
+        repr(chosen.contest),
+        *(f"    {1e3 * fastest[p]:.1f} ms: {p.plan.schedule}, {[len(s.nodes) for s in p.plan.stages]}" for p in ranking),
+    ])  # fmt: skip
+    plan = f"{chosen.plan.schedule}, {len(chosen.plan.stages)}"
+    chosen.close()
+    return {
+        "chosen": plan, "chosen_s": fastest[chosen], "best": f"{ranking[0].plan.schedule}, {len(ranking[0].plan.stages)}",
+        "best_s": fastest[ranking[0]], "steps": steps, "contest": table,
+    }  # fmt: skip
+
+
+@contextmanager
+def load(processes: int) -> Iterator[None]:
+    """Other processes that compute."""
+    context = mp.get_context("spawn")
+    others = [context.Process(target=spin, daemon=True) for _ in range(processes)]
+    for each in others:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in others:
+            each.kill()
+            each.join()
+
+
+def spin() -> None:
+    matrix = torch.randn(256, 256)
+    while True:
+        torch.mm(matrix, matrix)
+
+
+def worker(rank: int, name: str, turns: int, port: int, wire: Any) -> None:
+    """A rank: sends the number of schedules, then a result for each load it receives the number of, until None."""
+    torch.set_num_threads(1)
+    os.environ.update(rank_environment(rank, port))
+    dist.init_process_group("gloo")
+    others = named(name)
+    wire.send(len(others))
+    while wire.recv() is not None:
+        wire.send(compared(name, others, turns))
+    os._exit(0)  # without closing the pipelines one after another
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--loads", default="0,2,4", help="numbers of other processes that compute")
+    parser.add_argument("--turns", type=int, default=16, help="steps of each plan at the end")
+    parser.add_argument("--record", help="append the table to this Markdown file")
+    arguments = parser.parse_args()
+    context, rows, behind = mp.get_context("spawn"), [], list[float]()
+    for number, name in enumerate(arguments.models.split(",")):
+        start = time.perf_counter()
+        pipes = [context.Pipe() for _ in range(2)]
+        ranks = [
+            context.Process(target=worker, args=(rank, name, arguments.turns, PORT + number, theirs), daemon=True)
+            for rank, (_, theirs) in enumerate(pipes)
+        ]
+        for each in ranks:
+            each.start()
+        wires = [ours for ours, _ in pipes]
+        plans = [answer(wire, ranks) for wire in wires][0]
+        for processes in map(int, arguments.loads.split(",")):
+            with load(processes):
+                for wire in wires:
+                    wire.send(processes)
+                found = [answer(wire, ranks) for wire in wires][0]
+            behind.append(found["chosen_s"] / found["best_s"] - 1)
+            rows.append([
+                name, f"{processes}", found["chosen"], f"{1e3 * found['chosen_s']:.1f}", found["best"],
+                f"{1e3 * found['best_s']:.1f}", f"{behind[-1]:+.1%}", f"{plans}", f"{found['steps']}",
+            ])  # fmt: skip
+            print(" | ".join(rows[-1]), f"({time.perf_counter() - start:.0f} s)\n{found['contest']}", flush=True)
+        for wire in wires:
+            wire.send(None)
+        for each in ranks:
+            each.join()
+    title = (
+        f"contests: {statistics.median(behind):+.1%} behind the best schedule in the median, {max(behind):+.1%} at most"
+    )
+    print(title)
+    if arguments.record:
+        header = ("model", "other processes", "chosen", "fastest ms", "best schedule", "fastest ms", "behind", "plans",
+                  "steps of the contest")  # fmt: skip
+        record(arguments.record, title, machine(), header, rows)
+
+
+def answer(wire: Any, ranks: list[Any]) -> Any:
+    """What a rank sends; ends if one has died."""
+    while not wire.poll(1):
+        if not all(rank.is_alive() for rank in ranks):
+            raise SystemExit("a rank has died")
+    return wire.recv()
+
+
+if __name__ == "__main__":
+    main()
