@@ -3,13 +3,14 @@
 Two gloo workers of one thread each build a pipeline for every schedule that supports the model, then, for each load
 (0, 2 and 4 other processes that compute all the time), one with an automatic plan, which trains until its contest ends.
 All of them then train in turns, step by step, and the fastest step of each counts. Schedules that are more than a fifth
-slower than the best after half of the turns leave. *Behind* is the fastest step of the automatic plan ÷ that of the best
-schedule − 1.
+slower than the best after half of the turns leave. *Behind* is the fastest step of the automatic plan ÷ that of the
+best schedule − 1.
 
     python benchmarks/runtime/contests.py [--models mlp,gpt] [--loads 0,2,4] [--turns 16] [--record FILE]
 """
 
 import argparse
+import itertools
 import os
 import statistics
 import sys
@@ -68,7 +69,7 @@ def convolutions() -> Case:
     """Large activations first, and many weights at the end."""
     widths = (3, 16, 32, 64, 128)
     layers: list[nn.Module] = []
-    for a, b in zip(widths, widths[1:], strict=False):
+    for a, b in itertools.pairwise(widths):
         layers += [nn.Conv2d(a, b, 3, padding=1), nn.BatchNorm2d(b), nn.ReLU(), nn.Conv2d(b, b, 3, 2, 1), nn.ReLU()]
     return images(nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, 10)), 32)
 
@@ -137,6 +138,10 @@ def timed(pipe: panpipe.Pipeline, batch: Any) -> float:
     return time.perf_counter() - start
 
 
+def described(pipe: panpipe.Pipeline) -> str:
+    return f"{pipe.plan.schedule}, {'/'.join(str(len(stage.nodes)) for stage in pipe.plan.stages)}"
+
+
 def compared(name: str, others: list[panpipe.Pipeline], turns: int) -> dict[str, Any]:
     """The contest of an automatic plan, and its fastest step and that of the best of other pipelines."""
     chosen, batch = pipeline(name)
@@ -152,18 +157,15 @@ def compared(name: str, others: list[panpipe.Pipeline], turns: int) -> dict[str,
         if turn + 1 == turns // 2:
             mine = [chosen, *(pipe for pipe in others if fastest[pipe] <= SLOW * min(fastest.values()))]
             agreed = [mine.index(pipe) if pipe in mine else -1 for pipe in fastest]
-            dist.broadcast(chosen_on_first := torch.tensor(agreed), 0)
-            left = [pipe for pipe, place in zip(fastest, chosen_on_first.tolist(), strict=True) if place >= 0]
+            dist.broadcast(of_first := torch.tensor(agreed), 0)
+            left = [pipe for pipe, place in zip(fastest, of_first.tolist(), strict=True) if place >= 0]
     ranking = sorted(others, key=lambda pipe: fastest[pipe])
-    table = "\n".join([
-        repr(chosen.contest),
-        *(f"    {1e3 * fastest[p]:.1f} ms: {p.plan.schedule}, {[len(s.nodes) for s in p.plan.stages]}" for p in ranking),
-    ])  # fmt: skip
-    plan = f"{chosen.plan.schedule}, {len(chosen.plan.stages)}"
+    table = [repr(chosen.contest), *(f"    {1e3 * fastest[pipe]:.1f} ms: {described(pipe)}" for pipe in ranking)]
+    plan = described(chosen)
     chosen.close()
     return {
-        "chosen": plan, "chosen_s": fastest[chosen], "best": f"{ranking[0].plan.schedule}, {len(ranking[0].plan.stages)}",
-        "best_s": fastest[ranking[0]], "steps": steps, "contest": table,
+        "chosen": plan, "chosen_s": fastest[chosen], "best": described(ranking[0]), "best_s": fastest[ranking[0]],
+        "steps": steps, "contest": "\n".join(table),
     }  # fmt: skip
 
 
@@ -218,12 +220,12 @@ def main() -> None:
         for each in ranks:
             each.start()
         wires = [ours for ours, _ in pipes]
-        plans = [answer(wire, ranks) for wire in wires][0]
+        plans = answers(wires, ranks)[0]
         for processes in map(int, arguments.loads.split(",")):
             with load(processes):
                 for wire in wires:
                     wire.send(processes)
-                found = [answer(wire, ranks) for wire in wires][0]
+                found = answers(wires, ranks)[0]
             behind.append(found["chosen_s"] / found["best_s"] - 1)
             rows.append([
                 name, f"{processes}", found["chosen"], f"{1e3 * found['chosen_s']:.1f}", found["best"],
@@ -244,12 +246,13 @@ def main() -> None:
         record(arguments.record, title, machine(), header, rows)
 
 
-def answer(wire: Any, ranks: list[Any]) -> Any:
-    """What a rank sends; ends if one has died."""
-    while not wire.poll(1):
-        if not all(rank.is_alive() for rank in ranks):
-            raise SystemExit("a rank has died")
-    return wire.recv()
+def answers(wires: list[Any], ranks: list[Any]) -> list[Any]:
+    """What the ranks send; ends if one has died."""
+    for wire in wires:
+        while not wire.poll(1):
+            if not all(rank.is_alive() for rank in ranks):
+                raise SystemExit("a rank has died")
+    return [wire.recv() for wire in wires]
 
 
 if __name__ == "__main__":
