@@ -1,33 +1,32 @@
 """One safetensors file, read and written a piece of a tensor at a time.
 
-The format is a length, a header in JSON, and the tensors' bytes. The safetensors library maps the whole file, private
-and writable, which Linux counts in full against a process's limit on data: a file above the limit cannot be opened.
-This module has at most a header and one piece in memory.
+The safetensors library reads the header and checks all of it; the values are read here. To read them, the library maps
+the file a second time, private and writable (0.8.0, `safe_open` of a file of 1 GiB): with a limit on data (``ulimit
+-d``) below the file's size, or on addresses (``ulimit -v``) below twice that, it cannot be opened, and a file that is
+cut off meanwhile ends the process by SIGBUS. This module has at most one piece in memory, and needs addresses for the
+file once.
 """
 
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import chain, pairwise
+from itertools import chain
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from attrs import frozen
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ...core.errors import RequestError
-from ...core.files.json_reader import parse_json
-from ...core.files.limits import Limits
+from ...core.errors import RequestError, in_a_line
 from ...core.files.read import open_regular
 from ...core.files.write import replace_file
 from ..flat_bytes import flat_bytes
 from ..watch.activity import HERE
 
 _PIECE_BYTES = 8 << 20
-HEADER = Limits(size=100_000_000, depth=4, text=100_000_000, printable=False)
-"""Limits of a header; its metadata may be any text. 100 MB is the format's own limit: a longer header is damaged."""
 _LONGEST_NAME = 1024
 _MOST_DIMENSIONS = 64
 
@@ -39,6 +38,8 @@ DTYPES = {
 }  # fmt: skip
 """The format's names of dtypes."""
 _NAMES = {dtype: name for name, dtype in DTYPES.items()}
+_BITS = {"F4": 4, "F6_E2M3": 6, "F6_E3M2": 6} | {name: 8 * dtype.itemsize for name, dtype in DTYPES.items()}
+"""Bits of a value; 8 in the format's other dtypes."""
 
 
 @frozen
@@ -48,13 +49,12 @@ class Entry:
     Args:
         dtype: the format's name of the dtype.
         shape: of the tensor.
-        start, end: of its bytes in the file.
+        start: of its bytes in the file.
     """
 
     dtype: str
     shape: tuple[int, ...]
     start: int
-    end: int
 
 
 class TensorFile:
@@ -65,19 +65,26 @@ class TensorFile:
 
     Attributes:
         path: the file.
-        entries: name → the tensor's location.
+        entries: name → the tensor's location, in the order of the file.
 
     Raises:
-        RequestError: it cannot be read, is of another kind, or is truncated.
+        RequestError: it cannot be read, is of another kind, or is damaged.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        with open_regular(path) as file:  # the library would wait for the writer of a pipe
+            size, head = os.fstat(file.fileno()).st_size, file.read(8)
+        if head.startswith((b"PK\3\4", b"\x80\2")):
+            raise _written_by_torch_save(path)
         try:
-            with open_regular(path) as file:
-                self.entries = _entries(path, file)
-        except OSError as error:
-            raise RequestError(f"cannot read '{path}': {error.strerror}; give a safetensors file") from None
+            self.entries = _entries(path, 8 + int.from_bytes(head, "little"), size)
+        except (SafetensorError, OSError, MemoryError, ValueError) as error:
+            reason = "ulimit -v is below its size" if isinstance(error, MemoryError) else in_a_line(error)[:300]
+            raise RequestError(
+                f"'{path}', of {size} bytes, is not a whole safetensors file ({reason}): copy it again, or write one "
+                "with safetensors.torch.save_file"
+            ) from None
 
     def read_into(self, name: str, tensor: Tensor) -> None:
         """Overwrite a tensor of the same shape; floating numbers are converted to its dtype.
@@ -100,73 +107,33 @@ class TensorFile:
                 HERE.doing(f"reading '{name}'")
                 part = piece[: target.numel() - first]
                 if file.readinto(_bytes(flat_bytes(part))) != part.nbytes:
-                    raise RequestError(_truncated(self.path, file.tell(), entry.end))
+                    raise RequestError(f"'{self.path}' is truncated since it was opened: copy it again")
                 target[first : first + len(part)].copy_(part)
 
 
-def _entries(path: Path, file: BinaryIO) -> dict[str, Entry]:
-    size = os.fstat(file.fileno()).st_size
-    head = file.read(8)
-    if head.startswith((b"PK\3\4", b"\x80\2")):
-        name = path.with_suffix(".safetensors").name
-        raise RequestError(
-            f"'{path}' was written by torch.save, and weights= reads safetensors, which hold data alone: load it into "
-            f"the model before, model.load_state_dict(torch.load('{path}', weights_only=True)), or convert it once, "
-            f"safetensors.torch.save_file(torch.load('{path}', weights_only=True), '{name}'); if the file has more "
-            "than the weights, select them, such as torch.load(…)['model'] or torch.load(…)['state_dict']"
-        )
-    length = int.from_bytes(head, "little")
-    other = (
-        f"'{path}' is not a safetensors file, or its beginning is damaged: "
-        "write one with safetensors.torch.save_file, or copy it again"
-    )
-    if size < 8 or length > HEADER.size:
-        raise RequestError(other)
-    if 8 + length > size:
-        raise RequestError(_truncated(path, size, 8 + length))
-    try:
-        text = file.read(length).decode()
-        header = parse_json(text, f"the header of '{path}'", HEADER)
-        found = {name: _entry(name, spec, 8 + length) for name, spec in header.items() if name != "__metadata__"}
-    except (ValueError, TypeError, KeyError, AttributeError, RequestError):
-        raise RequestError(other) from None
-    for name, entry in found.items():
-        if entry.end > size:
-            raise RequestError(_truncated(path, size, max(e.end for e in found.values())))
-        known = DTYPES.get(entry.dtype)
-        inside = 8 + length <= entry.start <= entry.end and min(entry.shape, default=0) >= 0
-        if not inside or (known is not None and entry.end - entry.start != prod(entry.shape) * known.itemsize):
-            raise RequestError(
-                f"'{path}' gives '{name}' {entry.end - entry.start} bytes for {entry.dtype} of shape "
-                f"{entry.shape}: the header is damaged; copy the file again"
-            )
-    _check_apart(path, found)
+def _entries(path: Path, start: int, size: int) -> dict[str, Entry]:
+    """The entries of a file; ``start`` is where the values begin, which are in order and without gaps."""
+    found = {}
+    with safe_open(path, framework="numpy") as file:  # that of torch maps the file a second time
+        for name in file.offset_keys():
+            kept = file.get_slice(name)
+            entry = found[name] = Entry(kept.get_dtype(), tuple(kept.get_shape()), start)
+            if len(name) > _LONGEST_NAME or not name.isprintable() or len(entry.shape) > _MOST_DIMENSIONS:
+                raise ValueError("a tensor's name is too long or cannot be printed, or it has too many dimensions")
+            start += prod(entry.shape) * _BITS.get(entry.dtype, 8) // 8
+    if start != size:
+        raise ValueError("it has a dtype of an unknown size")
     return found
 
 
-def _entry(name: str, spec: Mapping[str, Any], data: int) -> Entry:
-    if len(name) > _LONGEST_NAME or not name.isprintable():
-        raise ValueError("a tensor's name is too long, or cannot be printed")
-    dtype, shape, (start, end) = spec["dtype"], spec["shape"], spec["data_offsets"]
-    whole = all(type(number) is int for number in (*shape, start, end))
-    named = isinstance(dtype, str) and len(dtype) <= 32 and dtype.isprintable()
-    if not (whole and named and len(shape) <= _MOST_DIMENSIONS):
-        raise ValueError("its dtype, shape or offsets are wrong")
-    return Entry(dtype, tuple(shape), data + start, data + end)
-
-
-def _check_apart(path: Path, entries: Mapping[str, Entry]) -> None:
-    """Refuse tensors that share bytes: the format has none."""
-    order = sorted((entry.start, entry.end, name) for name, entry in entries.items() if entry.end > entry.start)
-    for (_, end, name), (start, _, other) in pairwise(order):
-        if start < end:
-            raise RequestError(
-                f"'{path}' has '{name}' and '{other}' at the same bytes: the header is damaged; copy the file again"
-            )
-
-
-def _truncated(path: Path, size: int, wanted: int) -> str:
-    return f"'{path}' is truncated: it has {size} bytes and its header needs {wanted}; copy it again"
+def _written_by_torch_save(path: Path) -> RequestError:
+    name = path.with_suffix(".safetensors").name
+    return RequestError(
+        f"'{path}' was written by torch.save, and weights= reads safetensors, which hold data alone: load it into "
+        f"the model before, model.load_state_dict(torch.load('{path}', weights_only=True)), or convert it once, "
+        f"safetensors.torch.save_file(torch.load('{path}', weights_only=True), '{name}'); if the file has more "
+        "than the weights, select them, such as torch.load(…)['model'] or torch.load(…)['state_dict']"
+    )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> int:

@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import warnings
+import zipfile
 from pathlib import Path
 
 import panpipe
@@ -149,6 +150,73 @@ def test_a_small_pickle_that_asks_for_much_is_refused(tmp_path, pickled):
     folder = saved(tmp_path / "dcp")
     (folder / ".metadata").write_bytes(pickled)
     refused(folder, tmp_path / "a", "cannot be read")
+
+
+def repacked(path):
+    """The value in a file, in compressed archives."""
+    found, target = zipfile.ZipFile(path), io.BytesIO()
+    with zipfile.ZipFile(target, "w", compression=zipfile.ZIP_DEFLATED) as archive:
+        for name in found.namelist():
+            archive.writestr(name, found.read(name))
+    path.write_bytes(target.getvalue())
+
+
+def of_torch(value):
+    data = io.BytesIO()
+    torch.save(value, data)
+    return data.getvalue()
+
+
+def doubled(value, times=100):
+    for _ in range(times):
+        value = type(value)((value, value))
+    return value
+
+
+def in_itself():
+    value = []
+    value.append(value)
+    return value
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (lambda: doubled(()), "names tuples again"),
+        (lambda: doubled([]), "more values than its file has bytes"),
+        (lambda: [torch.zeros(1000)] * 4000, "more values than its file has bytes"),
+        (lambda: torch.zeros(1).expand(1 << 40), "more values than its file has bytes"),
+        (in_itself, "nested deeper than 100 levels"),
+        (lambda: torch.nn.Linear(1, 1), "not plain data .*nn.modules.linear.Linear"),
+        (lambda: [eval], "eval"),
+    ],
+    ids=["tuples", "lists", "tensors", "steps of 0", "in itself", "module", "eval"],
+)
+def test_values_that_are_no_plain_data_or_larger_than_their_file_are_refused(tmp_path, value, said):
+    """The item of a scheduler, in a file of its own."""
+    data = of_torch(value())
+
+    def move(kept):
+        ((index, place),) = [(i, p) for i, p in kept.storage_data.items() if i.fqn == "pipe.scheduler"]
+        (tmp_path / "dcp" / "value").write_bytes(data)
+        kept.storage_data[index] = type(place)("value", 0, len(data))
+
+    metadata(saved(tmp_path / "dcp"), move)
+    refused(tmp_path / "dcp", tmp_path / "a", said)
+
+
+@pytest.mark.parametrize("kind", ["compressed", "pickle"])
+def test_a_value_that_is_no_archive_of_torch_is_refused(tmp_path, kind):
+    def move(kept):
+        ((index, place),) = [(i, p) for i, p in kept.storage_data.items() if i.fqn == "pipe.scheduler"]
+        path = tmp_path / "dcp" / "value"
+        path.write_bytes(of_torch([0.5] * 1000) if kind == "compressed" else pickle.dumps({"a": 1}))
+        if kind == "compressed":
+            repacked(path)
+        kept.storage_data[index] = type(place)("value", 0, path.stat().st_size)
+
+    metadata(saved(tmp_path / "dcp"), move)
+    refused(tmp_path / "dcp", tmp_path / "a", "compressed file" if kind == "compressed" else "no archive")
 
 
 @pytest.mark.parametrize("path", ["../outside", "/etc/passwd"])

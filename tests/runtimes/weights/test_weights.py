@@ -440,16 +440,16 @@ def test_files_without_a_checkpoint_are_refused(tmp_path):
     with one_line(r"was written by torch.save, .*load it into the model before, .*or convert it once"):
         scaled(weights=path)
     path.write_bytes(b"")
-    with one_line("is not a safetensors file"):
+    with one_line("is not a whole safetensors file"):
         scaled(weights=path)
     save_file(whole(), path)
     data = path.read_bytes()
     for kept in (20, len(data) - 1):
         path.write_bytes(data[:kept])
-        with one_line(r"is truncated: it has \d+ bytes"):
+        with one_line(r"of \d+ bytes, is not a whole safetensors file"):
             scaled(weights=path)
     path.write_bytes(data.replace(b"[4,4]", b"[4,5]"))
-    with one_line("the header is damaged"):
+    with one_line("is not a whole safetensors file"):
         scaled(weights=path)
     index.write_text(json.dumps({"weight_map": {"scale": "gone.safetensors"}}), encoding="utf-8")
     with one_line("names 'gone.safetensors', which is not in its folder"):
