@@ -126,9 +126,9 @@ def plan(
     recompute: Annotated[
         str | None,
         typer.Option(
-            metavar="none|all|auto",
-            help="Stages that run their forward again before their backward. If not given: auto (used if memory is "
-            "short) for a model on a described cluster, otherwise none.",
+            metavar="none|all|auto|every:N",
+            help="Stages that run their forward again before their backward; every:N: each N-th stage. If not given: "
+            "auto (used if memory is short) for a model on a described cluster, otherwise none.",
             show_default=False,
         ),
     ] = None,

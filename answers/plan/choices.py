@@ -95,17 +95,32 @@ def wanted_chunks(chunks: int | None, wanted: Sequence[ScheduleFamily]) -> tuple
     return chunks, chunks
 
 
-def wanted_recompute(recompute: str | None, *, analytic_costs: bool) -> Recompute | None:
-    """``none``, ``all``, or None to let the search choose.
+def wanted_recompute(
+    recompute: str | None, *, analytic_costs: bool, devices: int | None, chunks: int | None
+) -> Recompute | None:
+    """``none``, ``all``, the stages that recompute, or None to let the search choose.
+
+    Args:
+        recompute: the option; ``every:N`` is each N-th stage.
+        analytic_costs: see `replicas_allowed`.
+        devices: along the pipeline, if one mesh is given.
+        chunks: stages of each of them, if given.
 
     Raises:
         RequestError: it is none of these.
     """
-    if recompute not in (None, "none", "all", "auto"):
-        raise RequestError(f"--recompute is '{recompute}': give none, all or auto")
     if recompute == "auto" or (recompute is None and analytic_costs):
         return None
-    return recompute or "none"
+    every, colon, count = (recompute or "").partition(":")
+    if every == "every" and colon and count.isdecimal() and int(count) > 1:
+        if devices is None or chunks is None:
+            raise RequestError(
+                f"--recompute {recompute} counts stages: give their number with --mesh, such as pp=8,dp=1, and --chunks"
+            )
+        return tuple(range(0, devices * chunks, int(count)))
+    if recompute not in (None, "none", "all"):
+        raise RequestError(f"--recompute is '{recompute}': give none, all, auto, or every:N with N of at least 2")
+    return recompute or "none"  # type: ignore[return-value]
 
 
 def replicas_allowed(graph_given: bool, cluster: str) -> bool:

@@ -117,13 +117,13 @@ def _overlap(request: ModelRequest, device: DeviceType) -> Overlap:
     """What tensor ranks wait for, by ``--tp-overlap``.
 
     ``backward``: Megatron-LM sums gradients of a column layer's input while it computes those of its weights (async
-    communication, arXiv 2205.05198, section 4.2.2); with sequence parallelism the gathers before row layers' gradients
-    are exposed. ``all``: Transformer Engine's user buffers divide collectives and products into as many parts as there
-    are ranks, of which the first is exposed.
+    communication, arXiv 2205.05198, section 4.2.2); with sequence parallelism, of three collectives of a layer in the
+    backward, the gather before a row layer's gradients is exposed. ``all``: Transformer Engine's user buffers divide
+    collectives and products into as many parts as there are ranks, of which the first is exposed.
     """
     slowed = (device.communication_multiprocessors or 0) / (device.multiprocessors or 1)
     if request.tp_overlap == "backward":
-        return Overlap(1.0, 0.5 if request.by_tokens else 0.0, slowed)
+        return Overlap(1.0, 1 / 3 if request.by_tokens else 0.0, slowed)
     if request.tp_overlap == "all":
         return Overlap(1 / request.tensor, 1 / request.tensor, slowed)
     return Overlap()
@@ -155,12 +155,12 @@ def _analytic(
         )  # fmt: skip
 
     planned = planned_with(repeat=True)
-    found = model_work(planned.operators, request.kernels)
+    found = model_work(planned.operators, request.kernels, gathers_again=request.by_tokens)
     if planned.repeated is not None:
         whole = planned.repeated.expanded(found)
         if whole is None:  # the layers are equal, and what they do is not
             planned = planned_with(repeat=False)
-            whole = model_work(planned.operators, request.kernels)
+            whole = model_work(planned.operators, request.kernels, gathers_again=request.by_tokens)
         found = whole
     tf32, optimizer = request.dtype == "tf32", find_optimizer(request.optimizer or DEFAULT)
     graphs = costs_by_type(found, dict.fromkeys(devices), optimizer=optimizer, tf32=tf32)

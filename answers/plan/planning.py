@@ -169,7 +169,7 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
         machine = consecutive_groups(machine, tensor)
     device_limits(machine, options.memory_limit)
     with naming(options.cluster):
-        wanted_meshes(options.mesh, machine, analytic_costs=analytic_costs)
+        meshes = wanted_meshes(options.mesh, machine, analytic_costs=analytic_costs)
     if options.microbatches is None and (options.model is None or options.batch is None):
         raise RequestError(
             "--microbatches is missing: give the number of microbatches of a step, or a bundled model's --batch"
@@ -189,7 +189,12 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
         oracle=oracle_of(of_graph),
         mesh=options.mesh,
         analytic_costs=analytic_costs,
-        recompute=wanted_recompute(options.recompute, analytic_costs=analytic_costs),
+        recompute=wanted_recompute(
+            options.recompute,
+            analytic_costs=analytic_costs,
+            devices=meshes[0][0] if len(meshes) == 1 else None,
+            chunks=options.chunks,
+        ),
         memory_limit=options.memory_limit,
         budget=options.budget,
         seed=options.seed,

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..capture.export.operators import Operators, tensor_bytes
 from ..capture.graph.nodes import root_of
+from ..capture.graph.tensor_collectives import ALL_GATHER
 from ..cluster.device_type import DeviceType
 from ..costs.graph import OpGraph, OpNode
 from ..costs.reductions import TensorReductions
@@ -19,7 +20,7 @@ from .kernels import Kernel
 from .kinds import ATTENTION, EAGER, FUSED
 from .optimizers import DEFAULT, Optimizer, find_optimizer
 from .roofline import kernels_s
-from .saved_storages import saved_storages
+from .saved_storages import Storage, saved_storages
 from .single_operator import LoneOperator
 from .work import TracedOperator, work_of
 
@@ -137,19 +138,26 @@ def costs_by_type(
     return {device.name: work.on(device, optimizer=optimizer, tf32=tf32) for device in devices}
 
 
-def model_work(operators: Operators, kernels: str = EAGER) -> ModelWork:
+def model_work(operators: Operators, kernels: str = EAGER, *, gathers_again: bool = False) -> ModelWork:
     """The work of every operator of a captured step; equal operators are traced once.
 
     Args:
         operators: of the captured step.
         kernels: how they are written, see `fusion`.
+        gathers_again: whether tensor ranks save their part of a gathered tensor, which the backward gathers again, as
+            Megatron-LM does (arXiv 2205.05198, section 4.2.2).
 
     Raises:
         RequestError: an operator cannot be differentiated, or a region (Python code) does not run on stand-ins.
     """
     lone, works = _works(operators)
     sections = None if kernels == EAGER else Sections(operators, joined=kernels == FUSED)
-    saved, shared, kept = _saved(lone, works, sections)
+    storages = saved_storages(lone, works)
+    if sections is not None:
+        storages = sections.saved(lone, storages)
+    if gathers_again:
+        storages, works = _gathered_again(operators, storages, works)
+    saved, shared, kept = _bytes_of(storages)
     workspace = _workspace(operators, lone, works, kept)
     if sections is not None:
         works = sections.kernels_of_operators(works)
@@ -205,21 +213,41 @@ def _works(operators: Operators) -> tuple[list[LoneOperator], list[TracedOperato
     return lone, [known[operator.key] for operator in lone]
 
 
-def _saved(
-    lone: list[LoneOperator], works: list[TracedOperator], sections: Sections | None
-) -> tuple[list[int], list[int], set[str]]:
+def _bytes_of(found: list[list[Storage]]) -> tuple[list[int], list[int], set[str]]:
     """Per operator the bytes that it is the first to save, and the nodes whose storages are saved.
 
     Bytes are counted separately for each microbatch, and for all microbatches together.
     """
-    found = saved_storages(lone, works)
-    if sections is not None:
-        found = sections.saved(lone, found)
     names = {each.name for own in found for each in own if each.name is not None}
     split, once = (
         [sum(each.bytes for each in own if each.shared is wanted) for own in found] for wanted in (False, True)
     )
     return split, once, names
+
+
+def _gathered_again(
+    operators: Operators, found: list[list[Storage]], works: list[TracedOperator]
+) -> tuple[list[list[Storage]], list[TracedOperator]]:
+    """The storages with each rank's part in place of gathered tensors, and the work with the additional gathers."""
+    kept = {each.name for own in found for each in own}
+    names = list(operators.members)
+    place = {name: at for at, name in enumerate(names)}
+    changed, more = [], list(works)
+    for own in found:
+        mine: list[Storage] = []
+        for each in own:
+            node = operators.nodes.get(each.name or "")
+            if node is None or node.target is not ALL_GATHER:
+                mine.append(each)
+                continue
+            part = root_of(node.all_input_nodes[0])
+            at = place[operators.owner[node.name]]
+            more[at] = evolve(more[at], backward_reduced=(*more[at].backward_reduced, each.bytes // 2))
+            if part.name not in kept:
+                kept.add(part.name)
+                mine.append(Storage(part.name, operators.values[part.name].untyped_storage().nbytes(), each.shared))
+        changed.append(mine)
+    return changed, more
 
 
 def _workspace(

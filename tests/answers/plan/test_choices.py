@@ -43,12 +43,19 @@ def test_mesh_of_another_number_of_devices_is_refused(mesh):
     [(None, False, "none"), (None, True, None), ("auto", False, None), ("all", True, "all"), ("none", True, "none")],
 )
 def test_recomputation_is_searched_with_analytic_costs(given, analytic_costs, wanted):
-    assert wanted_recompute(given, analytic_costs=analytic_costs) == wanted
+    assert wanted_recompute(given, analytic_costs=analytic_costs, devices=2, chunks=3) == wanted
+
+
+def test_each_nth_stage_recomputes():
+    given = {"analytic_costs": True, "devices": 2, "chunks": 3}
+    assert wanted_recompute("every:2", **given) == (0, 2, 4)
+    with pytest.raises(RequestError, match="counts stages: give their number with --mesh"):
+        wanted_recompute("every:2", **{**given, "chunks": None})
 
 
 def test_other_recomputation_is_refused():
-    with pytest.raises(RequestError, match="--recompute is 'some': give none, all or auto"):
-        wanted_recompute("some", analytic_costs=True)
+    with pytest.raises(RequestError, match="--recompute is 'some': give none, all, auto, or every:N"):
+        wanted_recompute("some", analytic_costs=True, devices=None, chunks=None)
 
 
 @pytest.mark.parametrize(
