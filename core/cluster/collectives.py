@@ -107,7 +107,14 @@ def collective_phases(
     Raises:
         RequestError: nothing connects two members.
     """
-    members = tuple(sorted(set(devices)))
+    return _of_members(cluster, tuple(sorted(set(devices))), size_bytes, operation, algorithm)
+
+
+@lru_cache(maxsize=4096)
+def _of_members(
+    cluster: Cluster, members: tuple[int, ...], size_bytes: float, operation: Operation, algorithm: Algorithm | None
+) -> tuple[Phase, ...]:
+    """The same for members in ascending order. Equal layers have equal collectives."""
     if len(members) < 2 or not size_bytes:
         return ()
     order = ring_order(cluster, members)
@@ -199,10 +206,10 @@ def _hierarchical(
     The groups are those of the distance whose phases are fastest without other traffic; None if no distance divides the
     members into equal groups.
     """
-    distances = sorted({cluster.transfer_s(a, b, size / len(order)) for a in order for b in order if a != b})
+    seconds = {pair: pair[0] + size / len(order) / pair[1] for pair in _near_pairs(cluster, order)}
     choices = []
-    for distance in distances[:-1]:
-        groups = _groups(cluster, order, size / len(order), distance)
+    for distance in sorted(set(seconds.values()))[:-1]:
+        groups = _groups(cluster, order, frozenset(pair for pair, each in seconds.items() if each <= distance))
         if 1 < len(groups) < len(order) and len({len(group) for group in groups}) == 1:
             choices.append(_in_groups(cluster, groups, size, operation))
     return min(choices, key=_alone_s, default=None)
@@ -221,14 +228,30 @@ def _in_groups(
     return phases if operation is Operation.REDUCE_SCATTER else phases[::-1]
 
 
-def _groups(cluster: Cluster, members: Sequence[int], piece: float, distance: float) -> list[tuple[int, ...]]:
-    """Groups of members, ascending, connected by steps of at most ``distance`` seconds for a piece."""
+@lru_cache(maxsize=256)
+def _near_pairs(cluster: Cluster, members: tuple[int, ...]) -> dict[tuple[float, float], list[tuple[int, int]]]:
+    """The pairs of members with a path of some latency and rate; of two directions the one to the higher number."""
+    found: dict[tuple[float, float], list[tuple[int, int]]] = {}
+    for a in members:
+        for b in members:
+            if a != b:
+                path = cluster.path(a, b)
+                pairs = found.setdefault((path_latency_s(path), path_rate(path)), [])
+                if a < b:
+                    pairs.append((a, b))
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _groups(
+    cluster: Cluster, members: tuple[int, ...], near: frozenset[tuple[float, float]]
+) -> tuple[tuple[int, ...], ...]:
+    """Groups of members, ascending, connected by paths of these latencies and rates."""
     graph: networkx.Graph[int] = networkx.Graph()
     graph.add_nodes_from(sorted(members))
-    graph.add_edges_from(
-        (a, b) for a in members for b in members if a < b and cluster.transfer_s(a, b, piece) <= distance
-    )
-    return [tuple(sorted(group)) for group in networkx.connected_components(graph)]
+    pairs = _near_pairs(cluster, members)
+    graph.add_edges_from(pair for each in near for pair in pairs[each])
+    return tuple(sorted(tuple(sorted(group)) for group in networkx.connected_components(graph)))
 
 
 @lru_cache(maxsize=4096)
