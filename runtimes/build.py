@@ -225,6 +225,7 @@ class _Builder:
         self.options, self.example, self.team, self.report = options, example, team, report
         self._virtual = virtual
         self.earlier: EarlierPlans | None = None
+        self.planned: Planning | None = None
         self.programs = ProgramOptions(max_shapes=options.max_shapes, graphs=options.cuda_graphs)
 
     def check_ranks(self, source: Weights) -> InitialWeights:
@@ -311,7 +312,7 @@ class _Builder:
 
 def _automatic(builder: _Builder) -> CachedPlans:
     """The candidates of an automatic plan, the first one first; or what an earlier run found."""
-    planning = builder.planning()
+    planning = builder.planned = builder.planning()
     earlier = builder.earlier = builder.earlier_plans(planning)
     found = earlier.find()
     if found is not None:
@@ -337,15 +338,24 @@ def _compare(builder: _Builder, pipe: Pipeline, found: CachedPlans, move_s: floa
         found: the plans.
         move_s: seconds in which this rank built the pipeline: a move of stages takes about as long.
     """
-    options, earlier = builder.options, builder.earlier
-    if earlier is None or len(found.plans) == 1 or not options.planning.contest or options.cuda_graphs:
+    options, earlier, planned = builder.options, builder.earlier, builder.planned
+    if (
+        earlier is None
+        or planned is None
+        or len(found.plans) == 1
+        or not options.planning.contest
+        or options.cuda_graphs
+    ):
         return False
     order = preference([family.name for family in options.planning.families])
     plans = [pipe.rank_plan, *map(builder.ready, found.plans[1:])]
     longest_s = max(builder.team.exchange().gather(move_s))
     contest = Contest(plans, order, longest_s, options.planning.contest)
     pipe.begin_contest(
-        contest, options.planning.oracle, lambda won: earlier.keep(CachedPlans([won.plan], won.fastest_s))
+        contest,
+        options.planning.oracle,
+        lambda won: earlier.keep(CachedPlans([won], contest.fastest_s)),
+        planned.fitted,
     )
     return True
 

@@ -28,7 +28,7 @@ from .monitor.monitors import Monitor
 from .offload.tier import OffloadTier
 from .optimizer.training import Training
 from .optimizer.update import Ending
-from .planning.contest import Candidate, Contest, arrangement
+from .planning.contest import Contest, arrangement
 from .planning.contest_run import ContestRun
 from .programs.options import ProgramOptions
 from .replan.automatic import AutomaticReplanning
@@ -214,15 +214,21 @@ class Pipeline:
             raise RequestError("this pipeline cannot be planned again: build it with panpipe.pipeline on real devices")
         return self.replanner
 
-    def begin_contest(self, contest: Contest, oracle: Oracle, keep: Callable[[Candidate], None]) -> None:
+    def begin_contest(
+        self,
+        contest: Contest,
+        oracle: Oracle,
+        keep: Callable[[Plan], None],
+        fitted: Callable[[Plan], Plan | None] | None = None,
+    ) -> None:
         """Train by the candidates of a contest in turns; see `ContestRun`."""
 
-        def kept(won: Candidate) -> None:
+        def kept(plan: Plan) -> None:
             if self.replanner is not None:
                 self.replanner.forget_programs()
-            keep(won)
+            keep(plan)
 
-        self._contest = ContestRun(self._trainer, contest, self._move, oracle, kept)
+        self._contest = ContestRun(self._trainer, contest, self._move, oracle, kept, fitted)
 
     @property
     def contest(self) -> Contest | None:

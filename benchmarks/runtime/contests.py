@@ -33,8 +33,8 @@ from benchmarks import gpt
 from benchmarks.recording import machine, record
 from benchmarks.worker_process import rank_environment
 
-PORT, MICROBATCHES, LONGEST = 29720, 8, 80
-"""Steps in which a contest ends, at most: 4 candidates, 12 turns each, the traced steps, and blocks for moves."""
+PORT, MICROBATCHES, LONGEST = 29720, 8, 250
+"""Steps in which a contest ends, at most."""
 SLOW = 1.2
 Case = tuple[nn.Module, tuple[Tensor, Tensor]]
 

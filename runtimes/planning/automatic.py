@@ -4,10 +4,13 @@
    at its ends is measured while they compute.
 2. For each number of stages per device, a regular cut (`suggestions/regular_cuts`) is taken, which is the same in the
    next run, and the cut that a search with these times finds, if it is predicted to be faster.
-3. Every device compiles its stages of each cut, whose memory is that of their programs. Schedules are chosen.
-4. The first steps of training compare plans that differ in time or memory (`contest`), and correct the times.
+3. Schedules are chosen for each cut. The memory of a stage is the sum of what its operators save.
+4. The first plan's stages are compiled, and its memory is that of their programs. If it does not fit, all cuts are
+   compiled, and schedules are chosen again.
+5. The first steps of training compare the candidates (`contest`), whose stages are compiled when their turn comes.
 """
 
+import math
 from collections.abc import Sequence
 
 from attrs import Factory, evolve, field, frozen
@@ -23,9 +26,12 @@ from ...core.plan.derive import recomputed_stages
 from ...core.plan.plan import Plan
 from ...core.schedules.problem import ScheduleFamily
 from ...core.search.choose import choose_schedules
+from ...core.search.choose import plan as search_plan
 from ...core.search.problem.blocks import Blocks, Stages
+from ...core.search.problem.score import by_position, with_costs
 from ...core.search.search_options import SearchOptions
-from ...core.search.suggestions.preference import ALIKE, candidates, preference
+from ...core.search.suggestions.preference import ALIKE, candidates, family_of, preference
+from ...core.search.suggestions.regular_cuts import regular_cut, score_of_cut
 from ..batch.example import Example
 from ..launch.progress import Report, silent
 from ..launch.team import Team
@@ -33,17 +39,19 @@ from ..optimizer.optimizers import OptimizerFactory
 from ..profile.measured_cluster import measured_cluster
 from ..profile.offload_rates import with_hosts
 from ..programs.options import ProgramOptions
-from .cuts import CutSearch
 from .measurements import Measurements
 from .options import PlanningOptions
 
 PLAIN = "1f1b"
 """The schedule that is always compared."""
-CUT_ACTIONS, ORDER_ACTIONS = 1_000_000, 4_000_000
-"""Compute actions that one search for cuts, and one for orders, evaluates: some tenths of a second on one core. The
+CUT_ACTIONS, ORDER_ACTIONS = 500_000, 1_000_000
+"""Compute actions that one search for cuts, and one for orders, evaluates: about a tenth of a second on one core. The
 numbers follow from the problem, so that the same request gives the same plan on a fast and on a slow machine."""
 LEAST_EVALUATIONS = 2_000
 """Smallest number of evaluations of a search, for any number of actions."""
+LEAST_GAIN = 0.03
+"""Share of a step that a searched cut must be predicted to gain over a regular one: the measured times of operators
+vary by about as much from one run to the next."""
 
 
 @frozen
@@ -92,23 +100,117 @@ class Planning:
         """The captured step."""
         return self.example.operators
 
-    def plans(self) -> list[Plan]:
-        """Measure, search and choose.
+    def candidates(self) -> list[Plan]:
+        """The plans that the first steps of training compare, the same on every rank; the first one runs first.
 
-        Returns:
-            Plans with their predictions, the same on every rank: for each number of stages per device the fastest, and
-            those that need less memory than every faster one.
+        The first one's memory is that of its programs, and the others' the sum over operators (see `fitted`).
 
         Raises:
             RequestError: the model has fewer operators than there are devices.
             InfeasibleError: no plan fits in memory.
         """
-        devices = self.team.size
+        cluster = self._measured_cluster()
+        self.report("measuring operators")
+        graph = self.measured.graph()
+        if self.options.offload == "none":  # what may leave a device is known of programs alone
+            try:
+                first, *others = self._compared(self.plans(graph, cluster))
+            except InfeasibleError:
+                pass
+            else:
+                self.report(f"deriving {len(first.stages)} stages")
+                fitted = self.fitted(first)
+                if fitted is not None:
+                    return [fitted, *others]
+        return self._compared(self.plans(graph, cluster, derive=True))
+
+    def plans(self, graph: OpGraph, cluster: Cluster, *, derive: bool = False) -> list[Plan]:
+        """For each cut the fastest plan, and those that need less memory than every faster one.
+
+        Args:
+            graph: the measured operators.
+            cluster: the machine.
+            derive: whether memory is that of the stages' programs.
+        """
+        found: list[Plan] = []
+        failure: PanpipeError | None = None
+        for chunks in range(1, self._max_chunks + 1):
+            try:
+                found += self._plans_of(chunks, graph, cluster, derive)
+            except InfeasibleError as error:
+                failure = error
+            except RequestError as error:
+                failure = failure or error
+        if not found:
+            raise failure or RequestError(
+                f"no schedule supports {self.team.size} devices and {self.microbatches} microbatches: give other "
+                "numbers"
+            )
+        return found
+
+    def fitted(self, plan: Plan) -> Plan | None:
+        """The plan with the memory of its stages' programs; None if it does not fit then. All ranks call this together.
+
+        Args:
+            plan: with a prediction.
+        """
+        costs = self.measured.derived_costs(plan.predicted.costs, [s.nodes for s in plan.stages], plan.placement)
+        plan = with_costs(plan, costs, self.options.oracle)
+        return plan if _fits(plan.predicted.peak_memory_bytes, plan, plan.predicted.cluster) else None
+
+    def _compared(self, plans: Sequence[Plan]) -> list[Plan]:
+        """The candidates among some plans, and others with their cuts."""
+        order = preference([family.name for family in self.options.families])
+        if not self.options.contest:
+            return candidates(plans, order, self.regular)[:1]
+        leaders = [min((p for p in plans if len(p.stages) == n), key=step_s) for n in {len(p.stages) for p in plans}]
+        rivals = [rival for leader in sorted(leaders, key=step_s) for rival in self._rival(leader)]
+        return candidates(plans, order, self.regular, plain=self._plain(plans), rivals=rivals)
+
+    def _plain(self, plans: Sequence[Plan]) -> list[Plan]:
+        """1F1B for the most regular cut with the fewest stages; empty if it is not an option or does not fit."""
+        families = [family for family in self.options.families if family.name == PLAIN]
+        return self._fastest(
+            families, min(plans, key=lambda p: (len(p.stages), _cut(p) not in self.regular, step_s(p)))
+        )
+
+    def _rival(self, leader: Plan) -> list[Plan]:
+        """The fastest plan of another family with another order, for the same stages, if about as fast is predicted.
+
+        Which of two schedules is faster if their predictions hardly differ, only steps show.
+        """
+        families = [family for family in self.options.families if family.name != family_of(leader)]
+        while families:
+            found = self._fastest(families, leader)
+            if not found or step_s(found[0]) > (1 + ALIKE) * step_s(leader):
+                break
+            if found[0].device_actions != leader.device_actions:
+                return found
+            families = [family for family in families if family.name != family_of(found[0])]
+        return []
+
+    def _fastest(self, families: Sequence[ScheduleFamily], like: Plan) -> list[Plan]:
+        """The fastest plan by some families for the stages of a plan; empty if there is none."""
+        stages, cluster = _cut(like), like.predicted.cluster
+        options = evolve(self._search_options(families), anneal=False, alternatives=False)
+        costs = self.measured.costs[stages]
+
+        def build() -> list[Plan]:
+            try:
+                plan = self._schedules(self.measured.measured, stages, costs, cluster, options)[0]
+            except (InfeasibleError, RequestError):
+                return []
+            return [evolve(plan, mesh=self.team.mesh)]
+
+        return self.team.decide(build) if families else []
+
+    def _measured_cluster(self) -> Cluster:
+        """Refuse what can be refused without measuring, and measure the machine."""
+        devices, options = self.team.size, self.options
         refuse_too_few(self.operators, devices, devices)
-        self._blocks.refuse_too_few(devices)
-        options = self.options
+        self._blocks(self.operators.graph).refuse_too_few(devices)
         if options.recompute is not None:
-            recomputed_stages(options.recompute, devices * options.max_chunks)  # refused before anything is measured
+            recomputed_stages(options.recompute, devices * options.max_chunks)
         check_offload_request(options.offload, devices * options.max_chunks)
         if options.cluster is not None:
             self.team.mesh.check(options.cluster)
@@ -117,56 +219,7 @@ class Planning:
         if options.offload != "none" and options.cluster is None:
             self.report("measuring copies to the host")
             cluster = with_hosts(cluster, self.team, self.measured.where, options.tier)
-        self.report("measuring operators")
-        graph = self.measured.graph()
-        found: list[Plan] = []
-        failure: PanpipeError | None = None
-        for chunks in range(1, self._max_chunks + 1):
-            try:
-                found += self._plans_of(chunks, graph, cluster)
-            except InfeasibleError as error:
-                failure = error
-            except RequestError as error:
-                failure = failure or error
-        if not found:
-            raise failure or RequestError(
-                f"no schedule supports {devices} devices and {self.microbatches} microbatches: give other numbers"
-            )
-        return found
-
-    def cuts(self, cluster: Cluster) -> CutSearch:
-        """The search for cuts on a machine."""
-        return CutSearch(self.measured, cluster, self.microbatches, self.options, self._evaluations(CUT_ACTIONS))
-
-    def plain(self, plans: Sequence[Plan]) -> list[Plan]:
-        """1F1B for the stages of the fastest plan with the fewest stages; empty if it is not an option or does not fit.
-
-        Args:
-            plans: measured plans.
-        """
-        family = next((family for family in self.options.families if family.name == PLAIN), None)
-        fewest = min(plans, key=lambda plan: (len(plan.stages), step_s(plan)))
-        prediction = fewest.prediction
-        if family is None or prediction is None:
-            return []
-        stages = tuple(stage.nodes for stage in fewest.stages)
-        options = evolve(self._search_options([family]), anneal=False)
-
-        def build() -> list[Plan]:
-            try:
-                costs = self.measured.stage_costs[stages]
-                plan = self._schedules(self.operators.graph, stages, costs, prediction.cluster, options)[0]
-            except (InfeasibleError, RequestError):
-                return []
-            return [evolve(plan, mesh=self.team.mesh)]
-
-        return self.team.decide(build)
-
-    def candidates(self) -> list[Plan]:
-        """The plans that the first steps of training compare, the same on every rank; errors as of `plans`."""
-        plans = self.plans()
-        order = preference([family.name for family in self.options.families])
-        return candidates(plans, self.plain(plans), order, self.regular)
+        return cluster
 
     def _evaluations(self, actions: int) -> int:
         return max(actions // (6 * self.team.size * self.microbatches), LEAST_EVALUATIONS)
@@ -174,48 +227,101 @@ class Planning:
     @property
     def _max_chunks(self) -> int:
         """The largest number of stages per device for which there are enough operators."""
-        return min(self.options.max_chunks, len(self._blocks.operators) // self.team.size)
+        return min(self.options.max_chunks, len(self._blocks(self.operators.graph).operators) // self.team.size)
 
-    @property
-    def _blocks(self) -> Blocks:
-        return Blocks.of(self.operators.graph, self.options.boundaries, self.measured.sizes)
+    def _blocks(self, graph: OpGraph) -> Blocks:
+        """The blocks of operators that stay in one stage."""
+        return Blocks.of(graph, self.options.boundaries, self.measured.sizes)
 
-    def _plans_of(self, chunks: int, graph: OpGraph, cluster: Cluster) -> list[Plan]:
-        """Plans with this many stages per device: cut, measure, correct the cut, and choose."""
+    def _plans_of(self, chunks: int, graph: OpGraph, cluster: Cluster, derive: bool) -> list[Plan]:
+        """Plans with this many stages per device."""
         count = chunks * self.team.size
         done, total = 3 * (chunks - 1), 3 * self._max_chunks
-        cuts = self.cuts(cluster)
         self.report(f"cutting into {count} stages", done, total)
         found: list[Plan] = []
-        searched = cuts.search(graph, chunks)
+        searched = self.cuts(graph, chunks, cluster)
         self.regular.add(searched[0])
         for stages in searched:
-            self.report(f"deriving {count} stages", done + 1, total)
-            costs = self.measured.costs_of(stages)
+            if derive:
+                self.report(f"deriving {count} stages", done + 1, total)
+            costs = self.measured.costs_of(stages, derive=derive)
             self.report(f"choosing a schedule of {count} stages", done + 2, total)
             found += self._choose(graph, cluster, stages, costs)
         return found
+
+    def cuts(self, graph: OpGraph, chunks: int, cluster: Cluster) -> list[Stages]:
+        """The cuts that are worth comparing, each as the operators of its stages.
+
+        Args:
+            graph: with times.
+            chunks: number of stages of each device.
+            cluster: the machine.
+
+        Returns:
+            A regular cut, if it fits in memory; and the searched one, if it is predicted to gain more than
+            ``LEAST_GAIN`` over that.
+
+        Raises:
+            RequestError: no schedule exists for this number of stages, or for these options.
+        """
+        blocks, sizes = self._blocks(graph), self.measured.sizes
+        graph = blocks.joined(graph)
+        wanted = evolve(
+            self._search_options(self.options.families), oracle=self.options.cut_oracle, min_chunks=chunks,
+            max_chunks=chunks, budget=self._evaluations(CUT_ACTIONS), storages={},
+        )  # fmt: skip
+
+        def search() -> list[Stages]:
+            replicas = self.measured.replicas
+            found = search_plan(graph, cluster, self.microbatches, wanted, parameter_sizes=sizes, replicas=replicas)
+            regular = regular_cut(graph, len(found.stages))
+            longer = math.inf if regular is None else self._longer(found, graph, regular)
+            if regular is None or longer == math.inf:
+                return [_cut(found)]
+            return [regular] if longer <= 1 + LEAST_GAIN else [regular, _cut(found)]
+
+        return [blocks.expanded_stages(stages) for stages in self.team.decide(search)]
+
+    def _longer(self, found: Plan, graph: OpGraph, stages: Stages) -> float:
+        """The predicted step of a plan's orders with another cut ÷ its own; infinite if that cut does not fit."""
+        oracle, message, sizes = self.options.cut_oracle, self.measured.message, self.measured.sizes
+        cluster = found.predicted.cluster
+        try:
+            searched, other = (
+                score_of_cut(found, graph, each, cluster, oracle, message=message, parameter_sizes=sizes)
+                for each in (_cut(found), stages)
+            )
+        except RequestError:  # only the other cut has some message, and the order does not wait for it
+            return math.inf
+        fits = _fits(by_position(other, found.devices).peak_memory_bytes, found, cluster)
+        return other.step_s / searched.step_s if fits else math.inf
 
     def _choose(self, graph: OpGraph, cluster: Cluster, stages: Stages, costs: tuple[StageCosts, ...]) -> list[Plan]:
         """Plans of measured stages: the fastest, and those that need less memory than every faster one.
 
         A published schedule is preferred to an order that was annealed for these times, unless that one is predicted to
-        gain more than ``ALIKE``. Empty if no schedule exists for these stages, or none fits.
+        gain more than ``ALIKE``. Empty if no schedule exists for these stages. Raises an InfeasibleError if none fits.
         """
         wanted = self._search_options(self.options.families)
 
         def search() -> list[Plan]:
             found: list[Plan] = []
+            failure: InfeasibleError | None = None
             for anneal in (False, True) if self.options.anneal else (False,):
                 if found and min(_bubble(plan) for plan in found) <= ALIKE:
                     break
                 try:
                     options = evolve(wanted, anneal=anneal, budget=self._evaluations(ORDER_ACTIONS))
                     plans = self._schedules(graph, stages, costs, cluster, options)
-                except (InfeasibleError, RequestError):
+                except RequestError:
+                    continue
+                except InfeasibleError as error:
+                    failure = error
                     continue
                 least = min(map(step_s, found), default=float("inf"))
                 found += [plan for plan in plans if not found or step_s(plan) < least / (1 + ALIKE)]
+            if failure is not None and not found:
+                raise failure
             return [evolve(plan, mesh=self.team.mesh) for plan in found]
 
         return self.team.decide(search)
@@ -254,3 +360,11 @@ def _bubble(plan: Plan) -> float:
     """Share of the predicted step in which the busiest device is idle: another order can gain at most this."""
     assert plan.prediction is not None
     return plan.prediction.bubble_ratio
+
+
+def _cut(plan: Plan) -> Stages:
+    return tuple(stage.nodes for stage in plan.stages)
+
+
+def _fits(peaks: Sequence[float], plan: Plan, cluster: Cluster) -> bool:
+    return all(peak <= limit for peak, limit in zip(peaks, plan.mesh.memory_bytes(cluster), strict=True))

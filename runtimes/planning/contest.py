@@ -5,21 +5,27 @@ of several steps shows a plan's own speed: on recorded steps of a busy machine i
 means do not.
 
 1. Candidates with the same stages on the same devices form a group. They share programs, parameters and optimizers, and
-   take turns step by step. Between groups stages move, so a group stays for a block of turns, long enough that moves
-   take at most ``MOVES`` of the time.
-2. A round has ``TURNS`` turns of each candidate. After a round a candidate leaves if its fastest step is more than
-   ``MUCH_SLOWER`` slower than the fastest of all.
+   take turns step by step, in another order each time because batches may come in a rhythm. Between groups stages move,
+   so a group stays for a block of turns, long enough that moves take at most ``MOVES`` of the time.
+2. A round has ``TURNS`` turns of each candidate. After a round a candidate leaves if its fastest step is slower than
+   the fastest of all by more than ``SLOWER``, after the first round by more than ``MUCH_SLOWER``.
 3. The contest ends with one candidate left, after ``ROUNDS`` rounds if the fastest is ahead by more than ``AHEAD``, and
    after one more round otherwise.
 4. Of the candidates within ``ALIKE`` of the fastest, the preferred one wins: less memory, then the simpler schedule.
+   But an uneven cut must gain ``UNEVEN`` over one whose stages have more equal numbers of operators.
 
 Ranks know the order of a block in advance, and exchange their times at its end: the longest time over all ranks counts.
+
+Batches of other sizes take other times. So a step is compared with steps of nearly the same size, by the number of
+elements in its batch: sizes within a factor of ``NEARLY`` form a class, and times in a class are divided by the sizes.
+What counts of a candidate is its fastest step in each class in which every candidate has steps, and their mean. A
+contest has up to ``LONGER`` times as many rounds if there are too few such steps.
 """
 
 import math
 import statistics
 from collections.abc import Callable, Generator, Sequence
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any
 
 from attrs import define, field, frozen
@@ -29,8 +35,12 @@ from ...core.plan.plan import Plan
 
 TURNS, ROUNDS = 4, 2
 """Turns of each candidate in a round, and rounds after which the contest may end. It ends one round later at most."""
-MUCH_SLOWER, AHEAD, ALIKE = 0.05, 0.02, 0.01
-"""Shares of the fastest step: what makes a candidate leave, what ends the contest, and what counts as equal."""
+MUCH_SLOWER, SLOWER, AHEAD, ALIKE, UNEVEN = 0.15, 0.05, 0.02, 0.01, 0.03
+"""Shares of the fastest step: what makes a candidate leave after the first round and later, what ends the contest, what
+counts as equal, and what an uneven cut must gain. Load may slow all of four steps by a tenth, but not all of eight."""
+NEARLY, FEWEST, LONGER = 1.1, 2, 3
+"""Largest ratio of the sizes of a class, about; fewest steps of each candidate in classes that all have; most rounds,
+as a multiple of those that are wanted, if there are fewer."""
 MOVES = 0.1
 """Largest share of the time of a contest in which stages move."""
 
@@ -41,11 +51,16 @@ class Turn:
 
     Args:
         seconds: of its step; of its steps if gradients of several batches wait for one update.
-        comparable: whether its microbatches had the shapes of the contest's first turn.
+        size: number of elements of its batches' tensors; 0 if its time says nothing, such as with a capture.
     """
 
     seconds: float
-    comparable: bool = True
+    size: int = 1
+
+    @property
+    def of_class(self) -> int:
+        """Number of the class of its size."""
+        return round(math.log(self.size, NEARLY))
 
 
 @define(eq=False)
@@ -63,18 +78,23 @@ class Candidate:
     left: bool = False
 
     @property
-    def times(self) -> list[float]:
-        """Seconds of its comparable steps."""
-        return [turn.seconds for turn in self.turns if turn.comparable]
+    def classes(self) -> dict[int, list[Turn]]:
+        """Its comparable turns by class of size."""
+        found: dict[int, list[Turn]] = {}
+        for turn in self.turns:
+            if turn.size:
+                found.setdefault(turn.of_class, []).append(turn)
+        return found
 
     @property
-    def fastest_s(self) -> float:
-        """Seconds of its fastest step; infinite if it has none."""
-        return min(self.times, default=math.inf)
+    def unevenness(self) -> int:
+        """Operators of its largest stage less those of its smallest."""
+        sizes = [len(stage.nodes) for stage in self.plan.stages]
+        return max(sizes) - min(sizes)
 
     def __str__(self) -> str:
         """Schedule, stages, and the fastest and the median step."""
-        times = self.times
+        times = [turn.seconds for turn in self.turns if turn.size]
         shown = f"fastest step {min(times):.4g} s, median {statistics.median(times):.4g} s" if times else "no step"
         return f"{self.plan.schedule}, {len(self.plan.stages)} stages: {shown} of {len(self.turns)} turns"
 
@@ -100,32 +120,35 @@ class Contest:
         self.candidates = [Candidate(plan) for plan in plans]
         self.move_s, self._order, self._rounds = move_s, order, rounds
         self.winner: Candidate | None = None
-        self.done, self._comparable = False, True
+        self.done = False
 
     def blocks(self) -> Generator[Sequence[Candidate], Sequence[Turn] | None, None]:
-        """Yields the candidates of the next turns, in order. Is sent these turns of all ranks when they are over; or
-        None if stages cannot move, and then these candidates leave."""
+        """Yields the candidates of the next turns, in order. Is sent the turns of those that have not left meanwhile.
+
+        Is sent None if stages cannot move, and then these candidates leave.
+        """
         present = self.candidates[0]
-        for number in range(1, self._rounds + 2):
+        for number in range(1, LONGER * (self._rounds + 1)):
             groups = _groups(self._left, present)
             for group in groups:
                 spent_s, turns = 0.0, TURNS
                 while turns:
-                    block = [candidate for _ in range(turns) for candidate in group]
+                    here = [candidate for candidate in group if not candidate.left]
+                    order = (here[turn % len(here) :] + here[: turn % len(here)] for turn in range(turns))
+                    block = list(chain.from_iterable(order))
                     took = yield block
                     if took is None:
                         for candidate in group:
                             candidate.left = True
                         break
-                    for candidate, turn in zip(block, took, strict=True):
+                    for candidate, turn in zip((each for each in block if not each.left), took, strict=True):
                         candidate.turns.append(turn)
                     spent_s += sum(turn.seconds for turn in took)
                     missing_s = self.move_s * (1 / MOVES - 1) - spent_s if len(groups) > 1 else 0.0
                     turns = math.ceil(missing_s / max(spent_s, 1e-9) * turns) if missing_s > 0 else 0
                 else:
-                    present = group[-1]
-            self._drop_slow()
-            if len(self._left) == 1 or (number >= self._rounds and self._decided(number)):
+                    present = block[-1]
+            if len(self._left) <= 1 or (self._enough and self._ended(number)):
                 break
         self.end()
 
@@ -134,19 +157,19 @@ class Contest:
         return [candidate for candidate in self.candidates if not candidate.left]
 
     @property
-    def _compared(self) -> bool:
-        """Whether every candidate that is left has a step to compare."""
-        return all(candidate.times for candidate in self._left)
+    def _enough(self) -> bool:
+        """Whether the candidates that are left have enough steps to compare."""
+        shared = shared_classes(self._left)
+        return all(sum(len(each.classes[key]) for key in shared) >= FEWEST for each in self._left)
 
-    def _drop_slow(self) -> None:
-        if self._compared:
-            fastest_s = min(candidate.fastest_s for candidate in self._left)
-            for candidate in self._left:
-                candidate.left = candidate.fastest_s > (1 + MUCH_SLOWER) * fastest_s
-
-    def _decided(self, number: int) -> bool:
-        first, second = sorted(candidate.fastest_s for candidate in self._left)[:2]
-        return number > self._rounds or (self._compared and second > (1 + AHEAD) * first)
+    def _ended(self, number: int) -> bool:
+        """Whether the contest ends after a round; slow candidates leave."""
+        times = fastest_steps(self._left)
+        slower = MUCH_SLOWER if number == 1 < self._rounds else SLOWER
+        for candidate, seconds in times.items():
+            candidate.left = seconds > (1 + slower) * min(times.values())
+        first, *others = sorted(times[candidate] for candidate in self._left)
+        return not others or number > self._rounds or (number == self._rounds and others[0] > (1 + AHEAD) * first)
 
     def end(self, like: Plan | None = None) -> None:
         """Choose the winner.
@@ -156,13 +179,20 @@ class Contest:
         """
         left = [each for each in self._left or self.candidates if like is None or _alike(each.plan, like)]
         left = left or [each for each in self.candidates if like is not None and _alike(each.plan, like)]
-        self._comparable = all(candidate.times for candidate in left)
-        if self._comparable:
-            fastest_s = min(candidate.fastest_s for candidate in left)
-            left = [candidate for candidate in left if candidate.fastest_s <= (1 + ALIKE) * fastest_s]
-            self.winner = min(left, key=lambda candidate: self._order(candidate.plan))
-        else:
+        times = fastest_steps(left)
+        if not times:
             self.winner = left[0]
+            return
+        fastest_s = min(times.values())
+
+        def preferred(candidates: Sequence[Candidate], alike: float) -> list[Candidate]:
+            near = [each for each in candidates if times[each] <= (1 + alike) * fastest_s]
+            return sorted(near, key=lambda each: self._order(each.plan))
+
+        winner = preferred(left, ALIKE)[0]
+        same = [each for each in left if len(each.plan.stages) == len(winner.plan.stages)]
+        evener = [each for each in same if each.unevenness < winner.unevenness]
+        self.winner = (preferred(evener, UNEVEN) or [winner])[0]
 
     def __str__(self) -> str:
         """The result in one line."""
@@ -170,22 +200,49 @@ class Contest:
         if won is None:
             return f"{len(self._left)} of {len(self.candidates)} plans are still compared"
         text = f"plan: {won.plan.schedule}, {len(won.plan.stages)} stages"
-        others = [each for each in self.candidates if each is not won and each.times]
-        if not self._comparable:
-            return f"{text}; batches had different shapes, so that steps could not be compared"
-        if not others:
-            return f"{text}; fastest step {won.fastest_s:.4g} s of {len(won.turns)}"
-        best = min(others, key=lambda each: each.fastest_s)
+        others = [(fastest_steps([won, each]), each) for each in self.candidates if each is not won]
+        compared = [(times[each], times[won], each) for times, each in others if times]
+        if not compared:
+            return f"{text}; no steps of other plans had batches of nearly the same size"
+        best_s, won_s, best = min(compared, key=lambda found: found[0] / found[1])
+        count = len(shared_classes([won, best]))
+        steps = "fastest step" if count == 1 else f"fastest steps of {count} sizes"
         counts = f"{len(won.turns)} and {len(best.turns)} turns"
         if len(won.turns) == len(best.turns):
             counts = f"{len(won.turns)} turns each"
         return (
-            f"{text}; fastest step {won.fastest_s:.4g} s against {best.fastest_s:.4g} s of {best.plan.schedule}, "
+            f"{text}; {steps} {won_s:.4g} s against {best_s:.4g} s of {best.plan.schedule}, "
             f"{len(best.plan.stages)} stages ({counts})"
         )
 
+    @property
+    def fastest_s(self) -> float | None:
+        """Seconds of the winner's fastest step, whatever its size; None without one."""
+        turns = [] if self.winner is None else self.winner.turns
+        return min((turn.seconds for turn in turns if turn.size), default=None)
+
     def __repr__(self) -> str:
         return "\n".join([str(self), *(f"  {candidate}" for candidate in self.candidates)])
+
+
+def shared_classes(candidates: Sequence[Candidate]) -> set[int]:
+    """The classes of sizes in which every candidate has steps."""
+    return set.intersection(*(set(candidate.classes) for candidate in candidates))
+
+
+def fastest_steps(candidates: Sequence[Candidate]) -> dict[Candidate, float]:
+    """The seconds by which candidates are compared (see above); empty if no class has steps of all of them.
+
+    The unit is a step of the smallest size that any of them had in a class.
+    """
+    shared = shared_classes(candidates)
+    least = {key: min(turn.size for each in candidates for turn in each.classes[key]) for key in shared}
+    return {
+        candidate: statistics.fmean(
+            min(turn.seconds * least[key] / turn.size for turn in candidate.classes[key]) for key in shared
+        )
+        for candidate in (candidates if shared else ())
+    }
 
 
 def arrangement(plan: Plan) -> tuple[Any, ...]:

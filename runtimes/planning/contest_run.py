@@ -38,18 +38,27 @@ class ContestRun:
         move: moves stages between candidates.
         oracle: predicts a step.
         keep: called with the winner's plan, with a prediction from its measured actions, on every rank.
+        fitted: called with a plan before its first turn; returns it with the memory of its programs, or None if it does
+            not fit. All ranks call it together.
     """
 
     def __init__(
-        self, trainer: Trainer, contest: Contest, move: Move, oracle: Oracle, keep: Callable[[Candidate], None]
+        self,
+        trainer: Trainer,
+        contest: Contest,
+        move: Move,
+        oracle: Oracle,
+        keep: Callable[[Plan], None],
+        fitted: Callable[[Plan], Plan | None] | None = None,
     ) -> None:
         self.contest = contest
         self._trainer, self._move, self._oracle, self._keep = trainer, move, oracle, keep
+        self._fitted, self._known = fitted, {contest.candidates[0]}
         self._blocks = contest.blocks()
-        self._block, self._turns = list(next(self._blocks)), list[Turn]()
-        self._moved_s, self._seconds, self._shapes = 0.0, 0.0, list[Any]()
-        self._first: list[Any] | None = None
-        self._steps = list[MeasuredStep | None]()
+        self._block, self._turns = self._fitting(next(self._blocks)), list[Turn]()
+        self._moved_s, self._seconds, self._size = 0.0, 0.0, 0
+        self._captures = 0
+        self._steps = list[MeasuredStep]()
 
     def train(self, batch: Any, options: StepOptions) -> Tensor:
         """Train on a batch, by the plan whose turn it is. All ranks call this together.
@@ -62,21 +71,19 @@ class ContestRun:
         if not trainer.runner.accumulating:
             self._begin_turn()
         measures = self.contest.winner is not None and options.ending is Ending.STEP
-        start = time.perf_counter()
+        start, captures = time.perf_counter(), trainer.variants.shapes.captures
         loss, done = trainer.train(batch, evolve(options, trace=options.trace or measures))
         ended = max(finished_s(queue.device) for queue in trainer.queues.values())
-        self._seconds += ended - start
-        self._shapes.append(trainer.trained_shapes)
-        self._first = self._first or [trainer.trained_shapes]
+        self._seconds, self._size = self._seconds + ended - start, self._size + trainer.trained_elements
+        self._captures += trainer.variants.shapes.captures - captures
         if options.ending is not Ending.STEP:
             return loss
-        comparable = self._shapes == self._first
         if measures:
-            self._steps.append(trainer.measured_step(done) if self._agreed(comparable) else None)
+            self._steps.append(trainer.measured_step(done))
             if len(self._steps) == TRACED:
-                self._measured([step for step in self._steps if step is not None])
+                self._measured(self._steps)
         else:
-            self._turns.append(Turn(self._seconds, comparable))
+            self._turns.append(Turn(self._seconds, 0 if self._captures else self._size))
         self._seconds = -1.0
         return loss
 
@@ -85,8 +92,8 @@ class ContestRun:
         if self.contest.winner is not None:
             return
         if self._seconds > 0:  # the step before failed
-            self._turns.append(Turn(self._seconds, comparable=False))
-        self._seconds, self._shapes = 0.0, []
+            self._turns.append(Turn(self._seconds, 0))
+        self._seconds, self._size, self._captures = 0.0, 0, 0
         if len(self._turns) == len(self._block):
             self._exchange()
         if self.contest.winner is None:
@@ -94,19 +101,19 @@ class ContestRun:
 
     def _exchange(self) -> None:
         """End a block: all ranks learn the times of all, and begin the next block, or end the contest."""
-        mine = self._moved_s, [(turn.seconds, turn.comparable) for turn in self._turns]
+        mine = self._moved_s, [(turn.seconds, turn.size) for turn in self._turns]
         found = self._trainer.team.exchange().gather(mine)
         self.contest.move_s = max(moved for moved, _ in found) or self.contest.move_s
         took: Sequence[Turn] | None = [
-            Turn(max(seconds for seconds, _ in same), all(comparable for _, comparable in same))
+            Turn(max(seconds for seconds, _ in same), max(size for _, size in same) * all(size for _, size in same))
             for same in zip(*(turns for _, turns in found), strict=True)
         ]
         while True:
             try:
-                self._block, self._turns = list(self._blocks.send(took)), []
+                self._block, self._turns = self._fitting(self._blocks.send(took)), []
             except StopIteration:
                 break
-            if self._run(self._block[0].plan):
+            if self._block and self._run(self._block[0].plan):
                 return
             took = None
         winner = self.contest.winner
@@ -117,6 +124,15 @@ class ContestRun:
         self._trainer.variants.forget()  # what was prepared for the other plans
         if self._trainer.team.first:
             LOGGER.warning("%s", self.contest)
+
+    def _fitting(self, block: Sequence[Candidate]) -> list[Candidate]:
+        """The candidates of a block that fit in memory; the others leave."""
+        for candidate in block:
+            if self._fitted is not None and candidate not in self._known:
+                self._known.add(candidate)
+                plan = self._fitted(candidate.plan)
+                candidate.plan, candidate.left = plan or candidate.plan, plan is None
+        return [candidate for candidate in block if not candidate.left]
 
     def _run(self, plan: Plan) -> bool:
         """Train by a plan from now on. Returns False if stages would have to move and cannot."""
@@ -129,16 +145,12 @@ class ContestRun:
         trainer.follow(plan)
         return True
 
-    def _agreed(self, comparable: bool) -> bool:
-        return all(self._trainer.team.exchange().gather(comparable))
-
     def _measured(self, steps: Sequence[MeasuredStep]) -> None:
         """Correct the winner's costs by its traced steps, and keep it."""
         winner, trainer = self.contest.winner, self._trainer
         assert winner is not None
-        if steps:
-            costs = measured_costs(winner.plan, winner.plan.predicted.costs, steps)
-            winner.plan = with_costs(winner.plan, costs, self._oracle)
-            trainer.follow(winner.plan)
-        self.contest.done = True
-        self._keep(winner)
+        costs = measured_costs(winner.plan, winner.plan.predicted.costs, steps)
+        winner.plan = with_costs(winner.plan, costs, self._oracle)
+        trainer.follow(winner.plan)
+        self.contest.done, self._fitted = True, None
+        self._keep(winner.plan)

@@ -9,6 +9,7 @@ from typing import Any
 from ...core.cluster.cluster import cluster_json
 from ...core.errors import PanpipeError
 from ...core.files.limits import DOCUMENT
+from ...core.plan.plan import Plan
 from ...core.plan.validation.validate import validate
 from ...core.plan.wording import plan_size
 from ..devices.machine import measured_properties
@@ -32,14 +33,15 @@ class EarlierPlans:
 
     def find(self) -> CachedPlans | None:
         """The cached plans, the same on every rank; None if there are none."""
-        return self._planning.team.decide(self._found)
+        found = self._planning.team.decide(self._found)
+        return None if found is None else CachedPlans(*found)
 
     def keep(self, found: CachedPlans) -> None:
         """Write new plans to the cache."""
         if self._planning.team.first:
             self._cache.keep(self._key, found)
 
-    def _found(self) -> CachedPlans | None:
+    def _found(self) -> tuple[list[Plan], float | None] | None:
         planning = self._planning
         found = self._cache.find(self._key)
         if found is None:
@@ -57,7 +59,7 @@ class EarlierPlans:
             f"plan of an earlier run: {plan.schedule}, {plan_size(plan)} (from {self._cache.folder}; plan_cache=False "
             "plans anew)"
         )
-        return found
+        return list(found.plans), found.fastest_s
 
 
 def _key(planning: Planning, others: Mapping[str, Any]) -> dict[str, str]:

@@ -42,8 +42,8 @@ class Measurements:
         report: called with the progress of planning.
 
     Attributes:
-        stage_costs: costs of all stages measured so far.
-        storages: of these stages, the storages of saved tensors that may leave the device, by stage.
+        costs: results of `costs_of` so far.
+        storages: of stages whose programs are known, the storages of saved tensors that may leave the device, by stage.
         profiled: the results of `graph` so far.
     """
 
@@ -52,7 +52,7 @@ class Measurements:
     optimizer: OptimizerFactory | None = None
     programs: ProgramOptions = field(factory=ProgramOptions)
     report: Report = silent
-    stage_costs: dict[Stages, tuple[StageCosts, ...]] = field(factory=dict, init=False)
+    costs: dict[Stages, tuple[StageCosts, ...]] = field(factory=dict, init=False)
     storages: dict[Stages, tuple[tuple[Storage, ...], ...]] = field(factory=dict, init=False)
     profiled: list[OpGraph] = field(factory=list, init=False)
 
@@ -138,45 +138,52 @@ class Measurements:
             nodes.append(evolve(node, state_bytes=round(size), workspace_bytes=workspace, trained_bytes=part))
         return evolve(graph, nodes=tuple(nodes))
 
-    def costs_of(self, stages: Stages) -> tuple[StageCosts, ...]:
-        """Costs of stages: the times of their operators, and the memory of their own programs.
+    def costs_of(self, stages: Stages, *, derive: bool = False) -> tuple[StageCosts, ...]:
+        """Costs of stages: the sums of their operators.
 
         Args:
             stages: the operators of each.
+            derive: whether memory is that of the stages' own programs, which are compiled then.
         """
-        devices = self.team.size
-        chunks = len(stages) // devices
-        place = folded_placement(devices, chunks) if chunks == 2 else looped_placement(devices, chunks)
+        rate, share, graph = self.optimizer_s_per_byte, state_share(self.optimizer), self.measured
+        found = []
+        for cost, names in zip(stage_costs(graph, stages), stages, strict=True):
+            own = {parameter for name in names for parameter in graph.nodes[graph.index[name]].parameters}
+            trained = [self.sizes[name] for name in own if self.parameters[name].requires_grad]
+            found.append(evolve(
+                cost, optimizer_s=rate * sum(trained), parameter_bytes=sum(self.sizes[name] for name in own),
+                gradient_bytes=sum(trained), optimizer_bytes=round(sum(trained) * share),
+                largest_gradient_bytes=max(trained, default=0),
+            ))  # fmt: skip
+        if derive:
+            devices = self.team.size
+            chunks = len(stages) // devices
+            place = folded_placement(devices, chunks) if chunks == 2 else looped_placement(devices, chunks)
+            found = list(self.derived_costs(found, stages, place))
+        self.costs[stages] = tuple(found)
+        return self.costs[stages]
+
+    def derived_costs(
+        self, costs: Sequence[StageCosts], stages: Sequence[Sequence[str]], place: Sequence[int]
+    ) -> tuple[StageCosts, ...]:
+        """Costs of stages with the memory of their programs, which are compiled if they are not known.
+
+        Args:
+            costs: with times.
+            stages: the operators of each.
+            place: device of each.
+        """
         mine = [i for i in range(len(stages)) if place[i] in self.team.local]
         where = {i: self.where[place[i]] for i in mine}
         # Compiled here and not in each thread: all threads share the cache `known`.
-        known, compiler = self.programs.known, self.programs.compiler
-        compiled = compile_stages(self.operators, stages, mine, where, compiler, known)
-        sums = stage_costs(self.measured, stages)
-        costs = {i: self._with_memory(sums[i], i, compiled.programs[i]) for i in mine}
+        compiled = compile_stages(self.operators, stages, mine, where, self.programs.compiler, self.programs.known)
+        own = {i: _with_memory(costs[i], i, compiled.programs[i]) for i in mine}
         parts = self.team.everywhere(
-            lambda device: {i: (costs[i], offloadable_storages(i, compiled, place)) for i in mine if place[i] == device}
+            lambda device: {i: (own[i], offloadable_storages(i, compiled, place)) for i in mine if place[i] == device}
         )
         found = [next(part[i] for part in parts if i in part) for i in range(len(stages))]
-        self.storages[stages] = tuple(storages for _, storages in found)
-        self.stage_costs[stages] = tuple(cost for cost, _ in found)
-        return self.stage_costs[stages]
-
-    def _with_memory(self, cost: StageCosts, index: int, programs: StagePrograms) -> StageCosts:
-        own, memory = programs.inputs.parameters, programs.memory
-        trained = [self.sizes[name] for name in own if self.parameters[name].requires_grad]
-        first, second = cost.backward_input_s, cost.backward_weight_s
-        if programs.backward_input is None or programs.backward_weight is None:  # then I or W runs the whole backward
-            first, second = (first + second, 0.0) if index else (0.0, first + second)
-        return evolve(
-            cost, backward_input_s=first, backward_weight_s=second,
-            optimizer_s=self.optimizer_s_per_byte * sum(trained),
-            parameter_bytes=sum(self.sizes[name] for name in own), gradient_bytes=sum(trained),
-            optimizer_bytes=round(sum(trained) * state_share(self.optimizer)), saved_bytes=memory.saved,
-            freed_by_input_bytes=memory.freed_by_input, created_by_input_bytes=memory.created_by_input,
-            workspace_bytes=memory.workspace, input_bytes=memory.inputs, shared_bytes=memory.shared,
-            largest_gradient_bytes=max(trained, default=0),
-        )  # fmt: skip
+        self.storages[tuple(map(tuple, stages))] = tuple(storages for _, storages in found)
+        return tuple(cost for cost, _ in found)
 
     @cached_property
     def optimizer_s_per_byte(self) -> float:
@@ -208,6 +215,17 @@ class Measurements:
                 made.step()
                 spans.append((start, watch.now()))
             return min(watch.between(*span) for span in spans[1:]) / sum(parameter.nbytes for parameter in sample)
+
+
+def _with_memory(cost: StageCosts, index: int, programs: StagePrograms) -> StageCosts:
+    memory, (first, second) = programs.memory, (cost.backward_input_s, cost.backward_weight_s)
+    if programs.backward_input is None or programs.backward_weight is None:  # then I or W runs the whole backward
+        first, second = (first + second, 0.0) if index else (0.0, first + second)
+    return evolve(
+        cost, backward_input_s=first, backward_weight_s=second, saved_bytes=memory.saved,
+        freed_by_input_bytes=memory.freed_by_input, created_by_input_bytes=memory.created_by_input,
+        workspace_bytes=memory.workspace, input_bytes=memory.inputs, shared_bytes=memory.shared,
+    )  # fmt: skip
 
 
 def _fastest_node(same: Sequence[OpNode]) -> OpNode:

@@ -27,7 +27,7 @@ from ...core.plan.plan import Plan
 from ...core.trace.trace import Trace
 from ..batch.difference import naming_difference
 from ..batch.example import Example
-from ..batch.microbatches import BatchCutter, Microbatch, Shape, WrittenBatches
+from ..batch.microbatches import BatchCutter, Microbatch, WrittenBatches
 from ..batch.modes import ModuleModes
 from ..engine.clocked import Clock
 from ..engine.step_data import StepOptions, StepRecord
@@ -78,7 +78,7 @@ class Trainer:
         skipped: whether the last update was skipped because a gradient or the loss was not finite.
         trace: of the last traced step; None if there is none.
         closed: whether it was closed.
-        trained_shapes: the shapes of the microbatches of the last step.
+        trained_elements: number of elements of the tensors of the last batch that was trained on.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Trainer:
         self.skipped = False
         self.trace: Trace | None = None
         self._shape = example.shape
-        self.trained_shapes: list[Shape] = []
+        self.trained_elements = 0
         self._cutter = BatchCutter(example.shape, plan.microbatches)
         places = example.operators.step.batch_writes
         self._written = WrittenBatches({example.shape.nesting.names[place]: line for place, line in places.items()})
@@ -170,7 +170,7 @@ class Trainer:
         if ready.remark is not None and self.counts.steps and self.team.first:
             warnings.warn(ready.remark, stacklevel=4)
         self._clamp(ready)
-        self.trained_shapes = [piece.shape for piece in ready.pieces]
+        self.trained_elements = sum(t.numel() for piece in ready.pieces for t in piece.leaves if isinstance(t, Tensor))
         scale = None if self._scaler is None else float(self._scaler.get_scale())
         with naming_difference(self._shape, ready.pieces):
             done = self.runner.run(ready, self.counts.steps, self.checks.options(options))

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Container, Sequence
+from typing import Any
 
 from ...plan.plan import Plan
 from ...plan.sharding import NONE
@@ -29,8 +30,7 @@ def preference(families: Sequence[str]) -> Callable[[Plan], Preference]:
     """
 
     def of(plan: Plan) -> Preference:
-        found = re.match(r"(auto\()?([^()+]*)", plan.schedule)
-        own, name = (bool(found[1]), found[2]) if found else (True, plan.schedule)
+        name, own = family_of(plan), plan.schedule.startswith("auto(")
         place = families.index(name) if name in families else len(families)
         held = max(*plan.predicted.peak_memory_bytes, 1.0)
         return round(math.log(held, STEP_OF_MEMORY)), len(plan.stages), own, place, plan.schedule
@@ -46,36 +46,44 @@ def preferred(plans: Sequence[Plan], order: Callable[[Plan], Preference], alike:
 
 def candidates(
     plans: Sequence[Plan],
-    plain: Sequence[Plan],
     order: Callable[[Plan], Preference],
     regular: Container[Stages],
+    *,
+    plain: Sequence[Plan] = (),
+    rivals: Sequence[Plan] = (),
     most: int = MOST,
 ) -> list[Plan]:
     """The plans that the first steps of training compare; the one that runs first comes first.
 
-    These are the plain plan, the fastest for each cut, and the one that needs the least memory, without
-    those predicted to be more than ``HOPELESS`` slower than the fastest; the plain plan is always one.
+    These are, in this order and without those that run the same actions: the plain plan, the fastest for each number of
+    stages, the rivals, the fastest for each other cut, and the one that needs the least memory. Those predicted to be
+    more than ``HOPELESS`` slower than the fastest are left out; the plain plan is always one.
 
     Args:
         plans: with predictions; at least one.
-        plain: a plan that is always compared, such as 1F1B; none or one.
         order: the sorting key (see :func:`preference`).
         regular: cuts that hardly depend on the measured times, from which the first plan is taken.
+        plain: a plan that is always compared, such as 1F1B; none or one.
+        rivals: other schedules that are predicted about as fast, the most promising first.
         most: largest number of plans.
     """
-    cuts = dict.fromkeys(map(_cut, plans))
-    by_cut = ([plan for plan in plans if _cut(plan) == cut] for cut in cuts)
-    fastest = sorted((min(same, key=lambda plan: (_step_s(plan), order(plan))) for same in by_cut), key=_step_s)
+    by_time = sorted(plans, key=lambda plan: (_step_s(plan), order(plan)))
+    by_count = list({len(plan.stages): plan for plan in reversed(by_time)}.values())[::-1]
+    by_cut = list({_cut(plan): plan for plan in reversed(by_time)}.values())[::-1]
     least = min(plans, key=lambda plan: (max(plan.predicted.peak_memory_bytes), order(plan)))
-    enough = (1 + HOPELESS) * _step_s(fastest[0])
-    found: dict[str, Plan] = {}
-    others = sorted(fastest[1:], key=lambda plan: _cut(plan) not in regular)
-    for plan in (fastest[0], *plain, *others, least):
+    enough, found = (1 + HOPELESS) * _step_s(by_time[0]), dict[Any, Plan]()
+    for plan in (*plain, *sorted(by_count, key=_step_s), *rivals, *sorted(by_cut, key=_step_s), least):
         if _step_s(plan) <= enough or plan in plain:
-            found.setdefault(plan.hash, plan)
+            found.setdefault((plan.stages, plan.device_actions, plan.memory), plan)
     compared = list(found.values())[:most]
     first = preferred([plan for plan in compared if _cut(plan) in regular] or compared, order)
     return [first, *(plan for plan in compared if plan is not first and _sums(plan) == _sums(first))]
+
+
+def family_of(plan: Plan) -> str:
+    """The name of the family that a plan's schedule is of, or from which its order was changed."""
+    found = re.match(r"(?:auto\()?([^()+]*)", plan.schedule)
+    return found[1] if found else plan.schedule
 
 
 def _cut(plan: Plan) -> Stages:

@@ -1,11 +1,18 @@
 """The first steps of training compare plans in turns: results have the same bits as under any one of the plans."""
 
+import random
+import re
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import panpipe
 import pytest
 import torch
+from attrs import evolve
+from panpipe.core.search.suggestions.preference import preference
+from panpipe.runtimes.planning.contest import Contest, Turn
 from torch import nn
 
 from ...support.launch import found, torchrun_script
@@ -82,12 +89,59 @@ def test_nothing_is_compared_without_a_contest_or_with_a_plan():
 
 
 @pytest.mark.filterwarnings("ignore:microbatches of a new shape")
-def test_batches_of_other_shapes_do_not_count():
+def test_batches_of_many_sizes_are_compared_by_size():
     pipe = small(contest=4)
-    pipe.step(torch.randn(16, 32))
-    while pipe.contest.winner is None:
-        pipe.step(torch.randn(8, 32))
-    assert "batches had different shapes" in str(pipe.contest)
+    for number in range(200):
+        if pipe.contest.winner is not None:
+            break
+        pipe.step(torch.randn(16 + 4 * (number % 3), 32))
+    assert re.search(r"; fastest steps? .* against .* of ", str(pipe.contest))
+    pipe.close()
+
+
+def simulated(plans: list[Any], seconds: Callable[[Any, int], float]) -> Contest:
+    """The result of a contest whose steps have random sizes, and take the given times or up to 30 % longer."""
+    draw = random.Random(0)
+    contest = Contest(plans, preference(["1f1b", "zb-h1"]))
+    blocks = contest.blocks()
+    block = next(blocks)
+    with suppress(StopIteration):
+        while True:
+            sizes = [draw.randint(1000, 3000) for _ in block]
+            block = blocks.send([
+                Turn(seconds(each.plan, size) * draw.uniform(1, 1.3), size)
+                for each, size in zip(block, sizes, strict=True)
+            ])  # fmt: skip
+    return contest
+
+
+@pytest.mark.parametrize("gain", [0.9, 1.1])
+def test_faster_plan_wins_whatever_sizes_it_had(gain):
+    pipe = small(contest=4)
+    first, second = [candidate.plan for candidate in pipe.contest.candidates][:2]
+    pipe.close()
+    factor = {first.hash: 1.0, second.hash: gain}
+    contest = simulated([first, second], lambda plan, size: factor[plan.hash] * (size + 200))
+    assert contest.winner.plan is (second if gain < 1 else first)
+
+
+def test_uneven_cut_must_gain_three_percent():
+    pipe = small(contest=4)
+    even = next(each.plan for each in pipe.contest.candidates if len(each.plan.stages) == 2)
+    pipe.close()
+    (first, second), memory = even.stages, even.predicted.peak_memory_bytes
+    stages = evolve(first, nodes=(*first.nodes, second.nodes[0])), evolve(second, nodes=second.nodes[1:])
+    less = evolve(even.predicted, peak_memory_bytes=tuple(size / 2 for size in memory))
+    uneven = evolve(even, stages=stages, prediction=less)
+    for gain, wins in ((0.98, even), (0.9, uneven)):
+        factor = {even.hash: 1.0, uneven.hash: gain}
+        contest = Contest([even, uneven], preference(["1f1b", "zb-h1"]))
+        blocks = contest.blocks()
+        block = next(blocks)
+        with suppress(StopIteration):
+            while True:
+                block = blocks.send([Turn(factor[each.plan.hash]) for each in block])
+        assert contest.winner.plan is wins
 
 
 def test_second_run_starts_with_the_winner(tmp_path, monkeypatch):

@@ -74,10 +74,13 @@ def test_times_are_the_shortest_over_devices(measured, monkeypatch):
 def test_stages_have_costs_of_their_programs_and_are_kept(measured):
     names = [node.name for node in measured.operators.graph.nodes]
     stages = tuple(names[:2]), tuple(names[2:])
-    costs = measured.costs_of(stages)
-    assert measured.stage_costs == {stages: costs}
-    assert all(cost.forward_s > 0 and cost.full_backward_s > 0 and cost.optimizer_s > 0 for cost in costs)
-    assert [cost.parameter_bytes for cost in costs] == [256 + 32, 64 + 256 + 32]
+    costs = measured.costs_of(stages, derive=True)
+    sums = measured.costs_of(stages)
+    assert measured.costs == {stages: sums}
+    for found in (costs, sums):
+        assert all(cost.forward_s > 0 and cost.full_backward_s > 0 and cost.optimizer_s > 0 for cost in found)
+        assert [cost.parameter_bytes for cost in found] == [256 + 32, 64 + 256 + 32]
+    assert all(cost.workspace_bytes for cost in costs)
     assert len(measured.storages[stages]) == 2
     assert measured.example.model[0].weight.grad is None  # the model is read only
     assert {stage for stages_, stage, _ in measured.programs.known} == {0, 1}  # a pipeline need not derive them again

@@ -303,7 +303,6 @@ def _saved(folder: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
 def test_all_ranks_run_the_plan_in_the_first_ranks_cache(tmp_path):
     found = []
     for _ in range(2):

@@ -17,6 +17,7 @@ def cut(plan):
 def made(schedule, step_s, memory, stages=2):
     placement = tuple(stage % 2 for stage in range(stages))
     own = [" ".join(f"{s}F0" for s in range(d, stages, 2)) for d in range(2)]
+    own[0] += " 0F0" * (sum(map(ord, schedule)) % 89)  # other schedules have other actions
     plan = plan_of(orders(*own), placement, costs=[StageCosts(1, 1, 1)] * stages)
     prediction = evolve(plan.prediction, step_s=step_s, peak_memory_bytes=(memory, memory / 2))
     return evolve(plan, schedule=schedule, prediction=prediction)
@@ -40,22 +41,29 @@ def names(plans):
     return [(plan.schedule, len(plan.stages)) for plan in plans]
 
 
-def test_candidates_are_the_plain_plan_the_fastest_of_each_cut_and_the_smallest():
+def test_candidates_are_the_plain_plan_the_fastest_for_each_number_of_stages_and_the_smallest():
     plain = made("1f1b", 1.15, 100)
     others = [made("zb-h1", 1.1, 150), made("gpipe", 1.08, 400), made("v-half", 1.0, 300, 4), made("gis", 1.04, 90, 4)]
-    found = candidates([plain, *others], [plain], ORDER, ())
-    assert names(found) == [("gis", 4), ("v-half", 4), ("1f1b", 2), ("gpipe", 2)]
+    found = candidates([plain, *others], ORDER, (), plain=[plain])
+    assert names(found) == [("gis", 4), ("1f1b", 2), ("v-half", 4), ("gpipe", 2)]
+
+
+def test_schedule_predicted_about_as_fast_comes_before_the_smallest():
+    plain, rival = made("1f1b", 1.15, 100), made("zb-v", 1.01, 310, 4)
+    others = [made("gpipe", 1.08, 400), made("v-half", 1.0, 300, 4), made("gis", 1.06, 90, 4)]
+    found = candidates([plain, *others], ORDER, (), plain=[plain], rivals=[rival])
+    assert names(found) == [("v-half", 4), ("1f1b", 2), ("gpipe", 2), ("zb-v", 4)]
 
 
 def test_first_candidate_has_a_regular_cut():
     plain, fast = made("1f1b", 1.15, 100), made("v-half", 1.0, 300, 4)
-    assert names(candidates([plain, fast], [plain], ORDER, {cut(plain)})) == [("1f1b", 2), ("v-half", 4)]
+    assert names(candidates([plain, fast], ORDER, {cut(plain)}, plain=[plain])) == [("1f1b", 2), ("v-half", 4)]
 
 
 def test_plan_that_is_predicted_to_be_much_slower_is_no_candidate_unless_it_is_the_plain_one():
     plain = made("1f1b", 2.0, 100)
-    assert names(candidates([made("zb-h1", 1.0, 150), made("v-half", 1.3, 50, 4)], [], ORDER, ())) == [("zb-h1", 2)]
-    assert names(candidates([made("zb-h1", 1.0, 150)], [plain], ORDER, ())) == [("zb-h1", 2), ("1f1b", 2)]
+    assert names(candidates([made("zb-h1", 1.0, 150), made("v-half", 1.3, 50, 4)], ORDER, ())) == [("zb-h1", 2)]
+    assert names(candidates([made("zb-h1", 1.0, 150)], ORDER, (), plain=[plain])) == [("zb-h1", 2), ("1f1b", 2)]
 
 
 def test_candidates_of_replicas_that_share_have_the_same_cut():
@@ -64,10 +72,10 @@ def test_candidates_of_replicas_that_share_have_the_same_cut():
         evolve(made("zb-h1", 0.9, 300), shard=plain.shard),
         evolve(made("v-half", 1.0, 300, 4), shard=plain.shard * 2),
     ]
-    assert names(candidates([plain, *others], [plain], ORDER, {cut(plain)})) == [("zb-h1", 2), ("1f1b", 2)]
+    assert names(candidates([plain, *others], ORDER, {cut(plain)}, plain=[plain])) == [("zb-h1", 2), ("1f1b", 2)]
 
 
 def test_candidates_sum_the_gradients_of_tied_weights_alike():
     plain = made("1f1b", 1.0, 100)
     tied = evolve(made("v-half", 1.0, 300, 4), tied=(TiedWeight("w", (0, 3), 8),))
-    assert candidates([plain, tied], [plain], ORDER, {cut(plain)}) == [plain]
+    assert candidates([plain, tied], ORDER, {cut(plain)}, plain=[plain]) == [plain]
