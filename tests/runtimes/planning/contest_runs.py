@@ -51,12 +51,15 @@ def adamw(named: Any) -> torch.optim.Optimizer:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "dropout and clipping": {"options": lambda: {"clip_norm": 0.5}},
-    "accumulation": {"updates": lambda step: step % 3 != 1},
-    "scaler": {"options": lambda: {"scaler": torch.amp.GradScaler("cpu", init_scale=2.0**124, growth_interval=5)}},
-    "checkpoint in the middle": {"resumes": 11},
+    "dropout, clipping, accumulation and a scheduler": {
+        "updates": lambda step: step % 3 != 1,
+        "options": lambda: {"clip_norm": 0.5, "scheduler": lambda made: torch.optim.lr_scheduler.StepLR(made, 4, 0.5)},
+    },
+    "scaler, and a checkpoint in the middle": {
+        "resumes": 11,
+        "options": lambda: {"scaler": torch.amp.GradScaler("cpu", init_scale=2.0**124, growth_interval=5)},
+    },
     "offload": {"options": lambda: {"offload": "all", "offload_to": "disk"}},
-    "scheduler": {"options": lambda: {"scheduler": lambda made: torch.optim.lr_scheduler.StepLR(made, 4, 0.5)}},
 }
 RANKS: dict[str, dict[str, Any]] = {
     "replicas": {"options": lambda: {"mesh": "dp=2,pp=2"}},
