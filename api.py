@@ -29,7 +29,6 @@ from .runtimes.options import DeviceOptions, PipelineOptions
 from .runtimes.pipeline import Pipeline
 from .runtimes.planning.options import PlanningOptions
 from .runtimes.programs.compiler_choice import Compile
-from .runtimes.programs.options import MAX_SHAPES
 from .runtimes.weights import ModuleInit
 from .simulator_target import SimulatedDevices
 from .simulators.oracle import simulated
@@ -51,7 +50,6 @@ def pipeline(
     max_chunks: int = 2,
     boundaries: str = "operators",
     seed: int = 0,
-    max_shapes: int = MAX_SHAPES,
     weights: str | Path | ModuleInit | None = None,
     recompute: Recompute | None = None,
     offload: OffloadRequest | None = None,
@@ -66,6 +64,7 @@ def pipeline(
     contest: bool | int = True,
     plan_cache: bool = True,
     batch_dims: Any = AUTO,
+    dynamic: Any = None,
     on_nonfinite: str | None = "warn",
     monitor: Monitor | Sequence[Monitor] | None = None,
     replan: str | None = None,
@@ -93,6 +92,11 @@ def pipeline(
             list of samples: ``{"x": 1, "y": 0, "mask": None}``, or ``1`` for all tensors. Where it is not given, it is
             dimension 0, which tracing the step with another number of samples checks; Python values, and tensors with
             one row in a batch of several samples, are shared. See the section Batches of the page Training of the docs.
+        dynamic: the dimensions whose sizes differ between batches, such as lengths of texts; also a prefix of the
+            batch, with a dimension, several, or a dict from dimension to its largest size for each tensor below:
+            ``{"input_ids": 1, "images": (2, 3)}``, or ``1`` for all tensors. The step is then captured once for all
+            sizes; otherwise a second time, at the second size. With largest sizes, ``{1: 512}``, it is planned for
+            these, in time and memory, and a larger batch is refused.
         optimizer: called for each stage with the (name, parameter) pairs of its parameters that are not frozen, such as
             ``torch.optim.AdamW``; None leaves the gradients in the parameters. A function may form groups of parameters
             by name, the same ones for every stage; a group is empty if no parameter of the stage belongs to it. It may
@@ -123,8 +127,6 @@ def pipeline(
         boundaries: where a stage of an automatic plan may end: after any of the ``"operators"``; or, with ``"layers"``,
             between layers only, which are the children of a ModuleList or Sequential that repeat.
         seed: of all random numbers.
-        max_shapes: number of captured shapes of microbatches whose programs are kept; further sizes of a capture with
-            symbols do not count.
         weights: the source of values for parameters and buffers on meta. None: each module's ``reset_parameters()``. A
             function ``init(module)``, called as FSDP's ``param_init_fn``, for each module with own parameters or
             buffers; for a model of transformers it is ``model._init_weights``. Its random numbers depend on the seed
@@ -260,8 +262,8 @@ def pipeline(
         backend=backend,
         weights=weights,
         compile=compile,
-        max_shapes=max_shapes,
         batch_dims=batch_dims,
+        dynamic=dynamic,
         offload=offload,
         monitors=monitor,
         timeout_s=timeout_s,

@@ -145,7 +145,7 @@ def _build_checked(
     # Whatever can be checked without the step is checked before this: what follows takes time.
     report("capturing the step")
     example = Example.capture(
-        model, step, batch, options.microbatches, options.batch_dims, device_type, traced=tensor is None
+        model, step, batch, options.microbatches, options.batch_dims, device_type, tensor is None, options.dynamic
     )
     if (rank_of_job() or (0, 1))[0] == 0:
         warn_if_cut_changes_loss(model, step, batch, example.shape.dims, options.microbatches, example.trace)
@@ -226,7 +226,7 @@ class _Builder:
         self._virtual = virtual
         self.earlier: EarlierPlans | None = None
         self.planned: Planning | None = None
-        self.programs = ProgramOptions(max_shapes=options.max_shapes, graphs=options.cuda_graphs)
+        self.programs = ProgramOptions(graphs=options.cuda_graphs)
 
     def check_ranks(self, source: Weights) -> InitialWeights:
         """Refuse ranks with different arguments, compare their weights, and place the devices.

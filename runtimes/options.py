@@ -26,7 +26,6 @@ from .optimizer.training import Training
 from .planning.options import PlanningOptions
 from .programs.compiler_choice import Compile, CompilerChoice
 from .programs.graphs.supported import check_device, check_plan, check_sharing, refuse_offload
-from .programs.options import MAX_SHAPES, check_max_shapes
 from .watch.timeout import timeout_of
 from .weights import ModuleInit
 
@@ -113,8 +112,8 @@ class PipelineOptions:
         backend: the transport; None for the usual one.
         weights: the source of values for tensors on meta.
         compile: compiles stage programs; None runs operators one by one.
-        max_shapes: number of shapes of microbatches whose programs are kept.
         batch_dims: the dimension of each tensor that has the samples; 0 where it is not given.
+        dynamic: the dimensions that vary between batches.
         offload: what leaves the devices between F and the backward; None for what the plan has, and for nothing in an
             automatic one.
         monitors: functions that are called with the numbers of each step.
@@ -137,8 +136,8 @@ class PipelineOptions:
     backend: str | BackendKind | None = None
     weights: str | Path | ModuleInit | None = None
     compile: CompilerChoice | None = field(default=None, converter=_compiler)
-    max_shapes: int = MAX_SHAPES
     batch_dims: Any = FIND
+    dynamic: Any = None
     offload: OffloadRequest | None = None
     monitors: tuple[Monitor, ...] = field(default=(), converter=monitors_of)
     timeout_s: float = field(default=None, converter=timeout_of)
@@ -149,7 +148,6 @@ class PipelineOptions:
     def __attrs_post_init__(self) -> None:
         if self.target not in TARGETS:
             raise RequestError(f"there is no target '{self.target}': known are {', '.join(TARGETS)}")
-        check_max_shapes(self.max_shapes)
         if self.replan not in (None, "auto"):
             raise RequestError(f"replan is {self.replan!r}: give 'auto', or None and call pipe.replan()")
         if self.shard is not None:

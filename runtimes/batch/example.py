@@ -1,18 +1,22 @@
 """The example of a pipeline: the user's model and step, and the microbatch that the step was captured for."""
 
+from functools import partial
 from typing import Any
 
 from attrs import field, frozen
 from torch import nn
 
-from ...core.capture.batch.batch_dims import place_samples
+from ...core.capture.batch.batch_dims import enlarged, place_samples, read_dynamic
 from ...core.capture.batch.find_batch_dims import find_samples
 from ...core.capture.batch.row_trace import RowTrace
 from ...core.capture.export.operators import Operators, operators_of
-from ...core.capture.export.step import capture_step
+from ...core.capture.export.step import capture_step, quiet_symbols
+from ...core.capture.graph.sizes import NotSymbolic
 from ...core.capture.regions.breaks import StepFunction
+from ...core.capture.values.user_lines import reason_of
+from ...core.logs import LOGGER
 from .microbatches import Microbatch, Shape, split_batch
-from .varying_sizes import VaryingSizes
+from .varying_sizes import VaryingSizes, sizes_of
 
 
 @frozen
@@ -26,6 +30,8 @@ class Example:
         operators: the captured step.
         trace: of the step with another number of samples; None if it cannot be traced.
         varying: the sizes that differ between batches, for all plans.
+        symbolic: the step captured with symbols for declared sizes, from which ``operators`` are derived; None if
+            there are none.
     """
 
     model: nn.Module
@@ -34,6 +40,7 @@ class Example:
     operators: Operators
     trace: RowTrace | None = field(default=None, eq=False)
     varying: VaryingSizes = field(factory=VaryingSizes, eq=False)
+    symbolic: Operators | None = field(default=None, eq=False)
 
     @classmethod
     def capture(
@@ -45,6 +52,7 @@ class Example:
         batch_dims: Any,
         device_type: str,
         traced: bool = True,
+        dynamic: Any = None,
     ) -> "Example":
         """Cut a batch, and capture the step for its largest microbatch.
 
@@ -55,17 +63,38 @@ class Example:
             batch_dims: the dimension of each tensor that has the samples; 0 where it is not given.
             device_type: of the devices that the step is captured for.
             traced: whether the step may be traced with another number of samples; parts of tensor ranks communicate.
+            dynamic: the dimensions that vary, and their largest sizes, for which the step is planned.
 
         Raises:
             RequestError: the batch cannot be cut, or the step cannot be captured.
         """
+        varying = VaryingSizes(read_dynamic(dynamic, batch))
+        batch = enlarged(batch, varying.declared)
         if traced:
             dims, trace = find_samples(model, step, batch, given=batch_dims, microbatches=microbatches)
         else:
             dims, trace = place_samples(batch, batch_dims, microbatches), None
         largest = split_batch(batch, microbatches, dims)[0]
-        operators = operators_of(capture_step(model, step, largest.batch, device=device_type))
-        return cls(model, step, largest, operators, trace)
+        capture = partial(capture_step, model, step, largest.batch, device=device_type)
+        symbols = varying.of(largest.shape) if traced else None
+        if symbols:
+            try:
+                with quiet_symbols():
+                    symbolic = operators_of(capture(symbolic=symbols))
+                    sizes = symbolic.step.sizes and symbolic.step.sizes.values(sizes_of(largest.shape))
+                    if sizes is None:
+                        raise NotSymbolic("the step fixes them, as a loop over a sequence does")
+                    operators = operators_of(symbolic.step.with_sizes(sizes))
+                return cls(model, step, largest, operators, trace, varying, symbolic)
+            except Exception as error:  # the capture with numbers raises the user's
+                operators = operators_of(capture())
+                LOGGER.warning(
+                    "the step is captured for each size, because those in dynamic= cannot be symbols: %s",
+                    reason_of(error),
+                )
+        else:
+            operators = operators_of(capture())
+        return cls(model, step, largest, operators, trace, varying)
 
     @property
     def shape(self) -> Shape:

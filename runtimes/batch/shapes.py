@@ -7,8 +7,8 @@ alone, for its stages; then all ranks fail, because they would wait for it in th
 """
 
 import time
-import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -16,24 +16,25 @@ import torch
 
 from ...core.capture.export.captured_step import CapturedStep
 from ...core.capture.export.carry_over import Cut, carry_over
-from ...core.capture.export.operators import operators_of
-from ...core.capture.export.step import quiet_torch
+from ...core.capture.export.operators import Operators, operators_of
+from ...core.capture.export.step import quiet_symbols
 from ...core.capture.graph.outputs import parts_in_words
 from ...core.capture.values.capture_errors import Refused, error_of_type
 from ...core.capture.values.user_lines import reason_of, user_line
 from ...core.errors import RequestError, in_a_line
 from ..launch.team import Team
 from ..programs.compiled import Compiled, ProgramCompiler, compile_possibly_empty
-from ..programs.options import check_max_shapes
 from .lru_cache import LruCache
 from .microbatches import Microbatch, Shape
-from .varying_sizes import Dims, SymbolicPrograms, VaryingSizes, structure_of
+from .varying_sizes import Dims, VaryingSizes, sizes_of
 
 _NOTICED_S = 2.0
 """Seconds of a capture from which on a new shape is reported."""
 Capture = Callable[[Any, Shape, Dims | None], CapturedStep]
 """Captures the step for a microbatch of this shape, with symbols for the sizes of these dimensions."""
 
+_KEPT = 8
+"""Number of captured shapes whose programs are kept; more if a single step has more."""
 _SIZED = 64
 """Number of shapes whose programs are kept, of those that programs with symbolic sizes give within milliseconds."""
 _MOST_FAILURES = 2
@@ -50,9 +51,9 @@ class Shapes:
         team: the devices.
         cut: the plan's.
         where: local stage → its device.
-        limit: how many captured shapes are kept; more if a single step has more.
         compiler: compiles the graphs of stage programs.
         varying: the sizes that differ between batches.
+        function: a key of what is captured: the function, the Python values that it reads, the modes of its modules.
     """
 
     def __init__(
@@ -61,29 +62,38 @@ class Shapes:
         team: Team,
         cut: Cut,
         where: Mapping[int, torch.device],
-        limit: int,
         compiler: ProgramCompiler | None = None,
         varying: VaryingSizes | None = None,
+        function: Hashable = None,
     ) -> None:
-        check_max_shapes(limit)
         self._capture, self._team, self._cut, self._where = capture, team, cut, where
         self._compiler = compiler
         self._parts: str | None = None
-        self._kept: LruCache[Shape, Compiled] = LruCache(limit)
+        self._kept: LruCache[Shape, Compiled] = LruCache(_KEPT)
         self._sized: LruCache[Shape, Compiled] = LruCache(_SIZED)
         self._varying = VaryingSizes() if varying is None else varying
-        self._symbolic: list[SymbolicPrograms] = []
-        self._not_symbolic: dict[Hashable, list[str]] = {}
+        self._function = function
+        self._symbolic: dict[int, Compiled | str] = {}
         self._latest: Compiled | None = None
         self._example: Shape | None = None
         self.captures, self._capture_s = 0, 0.0
         self._reported: set[Shape | str] = set()
         self._reported_limit = False
 
-    def keep(self, shape: Shape, compiled: Compiled) -> None:
-        """Add the programs of the example, which are already compiled."""
+    def keep(self, shape: Shape, compiled: Compiled, symbolic: Operators | None = None) -> None:
+        """Add the programs of the example, which are already compiled.
+
+        Args:
+            shape: of the example's microbatch.
+            compiled: the programs.
+            symbolic: the step captured with symbolic sizes, if it was; its programs are derived.
+        """
         self._kept.keep(shape, compiled)
         self._varying.note(shape)
+        if symbolic is not None and self._compiler is None:
+            steps = self._varying.captures(self._function, shape).steps
+            steps += [symbolic] if not steps else []
+            self._sized_programs(symbolic, shape)
         self._example, self._latest, self._parts = shape, compiled, parts_in_words(compiled.operators.step.outputs)
         self._reported.add(shape)
 
@@ -121,7 +131,7 @@ class Shapes:
                     self._sized.keep(shape, made, wanted)
                     remark = self._remark(shape, False) if self.captures > captures else remark
                     continue
-                found[shape] = made = self._agreed(partial(self._compile, piece))
+                found[shape] = made = self._agreed(partial(self._compile_new, piece))
                 full = self._kept.keep(shape, made, wanted)
                 remark = self._remark(shape, full) or remark
         compiled = {shape: known for shape, known in found.items() if known is not None}
@@ -130,52 +140,74 @@ class Shapes:
 
     def _with_sizes(self, piece: Microbatch) -> Compiled | None:
         """Programs from a capture with symbolic sizes, which may be made now; None if there is none, on any rank."""
-        shape, structure = piece.shape, structure_of(piece.shape)
-        same = [each for each in self._symbolic if each.structure == structure]
-        sized = [each.at(shape) for each in same]
-        valid = self._everywhere([each is not None for each in sized]) if same else []
-        if any(valid):
-            return sized[valid.index(True)]
+        if self._compiler is not None or self._team.tensor is not None:
+            return None
+        shape = piece.shape
+        known = self._varying.captures(self._function, shape)
+        for operators in known.steps:
+            found = self._sized_programs(operators, shape)
+            if self._everywhere(found is not None):
+                return found
         dims = self._varying.of(shape)
-        reasons = self._not_symbolic.setdefault(structure, [])
-        possible = self._compiler is None and self._team.tensor is None and len(reasons) < _MOST_FAILURES
-        if not dims or not possible or len(same) == _MOST_SYMBOLIC:
+        if not dims or len(known.failures) == _MOST_FAILURES or len(known.steps) == _MOST_SYMBOLIC:
             return None
-        reason = "the step fixes them, as a loop over a sequence does"
+        found, reason = None, "the step fixes them, as a loop over a sequence does"
         try:
-            with quiet_torch(), warnings.catch_warnings():
-                warnings.filterwarnings("ignore", message="Raw SymInt value")
-                made = SymbolicPrograms(self._compile(piece, dims), structure)
-            found = None if made.fixed else made.at(shape)
+            with self._counted(), quiet_symbols():
+                operators = operators_of(self._captured(piece, dims))
+            found = self._sized_programs(operators, shape)
+            failure = self._symbolic.get(id(operators))
+            reason = failure if isinstance(failure, str) else reason
         except Exception as error:  # the capture with numbers raises the user's
-            found, reason = None, reason_of(error)
-        if self._everywhere([found is not None]) == [False]:
-            reasons.append(reason)
+            reason = reason_of(error)
+        if not self._everywhere(found is not None):
+            known.failures.append(reason)
             return None
-        self._symbolic.append(made)
+        known.steps.append(operators)
         return found
 
-    def _everywhere(self, here: list[bool]) -> list[bool]:
-        """What holds on every rank of the replica."""
-        ranks = [here] if len(self._team.local) == self._team.size else self._team.in_replica(lambda _: here)
-        return [all(each) for each in zip(*ranks, strict=True)]
+    def _sized_programs(self, operators: Operators, shape: Shape) -> Compiled | None:
+        """The programs of a capture with symbolic sizes for a shape; None if it is not valid for it."""
+        symbols = operators.step.sizes
+        if symbols is None or symbols.fixed or symbols.values(sizes_of(shape)) is None:
+            return None
+        if id(operators) not in self._symbolic:
+            try:
+                with self._counted(0), quiet_symbols():
+                    self._symbolic[id(operators)] = self._compile(operators, shape)
+            except Exception as error:  # the programs of a capture with numbers raise the user's
+                self._symbolic[id(operators)] = reason_of(error)
+        made, sizes = self._symbolic[id(operators)], symbols.values(sizes_of(shape))  # deriving programs adds guards
+        return None if sizes is None or isinstance(made, str) else made.with_sizes(sizes)
 
-    def _compile(self, piece: Microbatch, dims: Dims | None = None) -> Compiled:
+    def _everywhere(self, here: bool) -> bool:
+        """Whether something holds on every rank of the replica."""
+        return here if len(self._team.local) == self._team.size else all(self._team.in_replica(lambda _: here))
+
+    @contextmanager
+    def _counted(self, captures: int = 1) -> Iterator[None]:
+        """Count captures, and the seconds that they take."""
         started = time.perf_counter()
-        operators, stages = carry_over(self._cut, operators_of(self._captured(piece, dims)))
+        yield
+        self.captures += captures
+        self._capture_s += time.perf_counter() - started
+
+    def _compile_new(self, piece: Microbatch) -> Compiled:
+        with self._counted():
+            return self._compile(operators_of(self._captured(piece)), piece.shape)
+
+    def _compile(self, captured: Operators, shape: Shape) -> Compiled:
+        operators, stages = carry_over(self._cut, captured)
         parts = parts_in_words(operators.step.outputs)
         self._parts = self._parts or parts
         if parts != self._parts:
             raise RequestError(
-                f"the step returns {parts} for microbatches of {piece.shape} and {self._parts} for the example: "
-                "return the same parts for every shape"
+                f"the step returns {parts} for microbatches of {shape} and {self._parts} for the example: return the "
+                "same parts for every shape"
             )
-        compiled = compile_possibly_empty(operators, stages, list(self._where), self._where, self._compiler)
-        self.captures += 1
-        self._capture_s += time.perf_counter() - started
-        return compiled
+        return compile_possibly_empty(operators, stages, list(self._where), self._where, self._compiler)
 
-    def _captured(self, piece: Microbatch, dims: Dims | None) -> CapturedStep:
+    def _captured(self, piece: Microbatch, dims: Dims | None = None) -> CapturedStep:
         """The step for a microbatch; an error begins with the batch's first difference from the example."""
         try:
             return self._capture(piece.batch, piece.shape, dims)
@@ -224,12 +256,11 @@ class Shapes:
         if full:
             return (
                 f"batches keep changing shape: programs for {self._kept.limit} shapes of microbatches are kept, and "
-                f"capturing the step for one more takes {each_s:.1f} s each time: pad batches to a few lengths, or "
-                "give a larger max_shapes"
+                f"capturing the step for one more takes {each_s:.1f} s each time: pad batches to a few lengths"
             )
         if each_s < _NOTICED_S:
             return None
-        why = self._not_symbolic.get(structure_of(shape))
+        why = self._varying.captures(self._function, shape).failures
         again = f"; it is captured again for further sizes, because they cannot be symbols: {why[-1]}" if why else ""
         return f"microbatches of a new shape ({shape}): capturing the step for them took {each_s:.1f} s{again}"
 
@@ -245,12 +276,8 @@ class Shapes:
             return None
         self._reported.add(name)
         number = isinstance(value, int | float) and not isinstance(value, bool)
-        fix = (
-            f"if it changes often, give it as a tensor, torch.tensor({value!r})"
-            if number
-            else "give a larger max_shapes for more"
-        )
+        fix = f": if it changes often, give it as a tensor, torch.tensor({value!r})" if number else ""
         return (
             f"{name} is {value!r}, and {example!r} in the example: the step is captured again for each new value, "
-            f"which took {each_s:.1f} s, and programs for {self._kept.limit} shapes and values are kept: {fix}"
+            f"which took {each_s:.1f} s, and programs for {self._kept.limit} shapes and values are kept{fix}"
         )

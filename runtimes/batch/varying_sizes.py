@@ -1,19 +1,34 @@
-"""Sizes that differ between batches, and programs for all of them.
+"""Sizes that differ between batches, and what is captured for all of them.
 
 The first batch is captured with its sizes. At the second one, the dimensions that differ become symbols, and the step
-is captured once more; from then on a new size costs no capture: the programs get numbers in place of symbols. A step
-that decides by a size, such as ``if length > 128``, has guards, and is captured again for sizes beyond them.
+is captured once more; from then on a new size costs no capture: the programs get numbers in place of symbols. What the
+user declares (``dynamic=``) has symbols from the start. A step that decides by a size, such as ``if length > 128``, has
+guards, and is captured again for sizes beyond them.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
 
 from attrs import define, field, frozen
 
-from ..programs.compiled import Compiled
+from ...core.capture.export.operators import Operators
+from ...core.errors import RequestError
 from .microbatches import Shape
 
 Dims = Mapping[int, Sequence[int]]
 """Position of a tensor among the batch's leaves → some of its dimensions."""
+
+
+@frozen
+class Captures:
+    """Captures of a function with symbolic sizes, for batches that differ only in sizes; valid for every plan.
+
+    Args:
+        steps: the captured steps.
+        failures: why further captures failed.
+    """
+
+    steps: list[Operators] = field(factory=list)
+    failures: list[str] = field(factory=list)
 
 
 def structure_of(shape: Shape) -> Hashable:
@@ -29,14 +44,31 @@ def sizes_of(shape: Shape) -> dict[int, tuple[int, ...]]:
 
 @define
 class VaryingSizes:
-    """The dimensions whose sizes differ between batches, by structure."""
+    """The dimensions whose sizes differ between batches, by structure.
 
+    Args:
+        declared: name of a tensor → dimension → its largest size; None for any.
+    """
+
+    declared: Mapping[str, Mapping[int, int | None]] = field(factory=dict)
     _first: dict[Hashable, dict[int, tuple[int, ...]]] = field(factory=dict)
     _dims: dict[Hashable, set[tuple[int, int]]] = field(factory=dict)
+    _captures: dict[Hashable, Captures] = field(factory=dict)
 
     def note(self, shape: Shape) -> None:
-        """Note the sizes of a microbatch."""
+        """Note the sizes of a microbatch.
+
+        Raises:
+            RequestError: a size is larger than declared.
+        """
         structure, sizes = structure_of(shape), sizes_of(shape)
+        for leaf, name in enumerate(shape.nesting.names):
+            for dim, most in self.declared.get(name, {}).items():
+                if most is not None and leaf in sizes and sizes[leaf][dim] > most:
+                    raise RequestError(
+                        f"{name} has {sizes[leaf][dim]} entries in dimension {dim}, and dynamic= declares at most "
+                        f"{most}, for which memory is planned: truncate the batch, or declare a larger size"
+                    )
         first = self._first.setdefault(structure, sizes)
         self._dims.setdefault(structure, set()).update(
             (leaf, dim) for leaf, own in sizes.items() for dim, size in enumerate(own) if size != first[leaf][dim]
@@ -45,35 +77,18 @@ class VaryingSizes:
     def of(self, shape: Shape) -> Dims:
         """The dimensions of a microbatch that become symbols; a symbol is at least 2."""
         found: dict[int, list[int]] = {}
-        sizes = sizes_of(shape)
-        for leaf, dim in sorted(self._dims.get(structure_of(shape), ())):
+        sizes, names = sizes_of(shape), shape.nesting.names
+        declared = {(leaf, dim) for leaf in sizes for dim in self.declared.get(names[leaf], ())}
+        for leaf, dim in sorted(declared.union(self._dims.get(structure_of(shape), ()))):
             if sizes[leaf][dim] > 1:
                 found.setdefault(leaf, []).append(dim)
         return found
 
+    def captures(self, function: Hashable, shape: Shape) -> Captures:
+        """The captures of a function with symbolic sizes for batches with the structure of this one.
 
-@frozen
-class SymbolicPrograms:
-    """Programs with symbolic sizes.
-
-    Args:
-        compiled: the programs.
-        structure: of the microbatches.
-    """
-
-    compiled: Compiled
-    structure: Hashable
-
-    @property
-    def fixed(self) -> bool:
-        """Whether they are valid for one shape alone."""
-        symbols = self.compiled.operators.step.sizes
-        return symbols is None or symbols.fixed
-
-    def at(self, shape: Shape) -> Compiled | None:
-        """The programs for a microbatch; None if they are not valid for its sizes."""
-        symbols = self.compiled.operators.step.sizes
-        sizes = (
-            symbols.values(sizes_of(shape)) if symbols is not None and structure_of(shape) == self.structure else None
-        )
-        return None if sizes is None else self.compiled.with_sizes(sizes)
+        Args:
+            function: what is captured: the function, the Python values that it reads, and the modes of its modules.
+            shape: of a microbatch.
+        """
+        return self._captures.setdefault((function, structure_of(shape)), Captures())

@@ -12,7 +12,7 @@ They change nothing: no parameter, gradient, buffer or count of steps. They have
 Modules compute in their current modes, as in plain PyTorch.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
 from typing import Any
@@ -98,7 +98,7 @@ class Evaluator:
         self._changed, self._cut, self._workers, self._whole = changed, cut, workers, stages.whole_parameters
         self._model, self._plan, self._team = stages.model, stages.plan, stages.team
         self._states, self._where = stages.states, stages.where
-        self._max_shapes, self._compiler = programs.max_shapes, programs.compiler  # `known` is for the example only
+        self._compiler = programs.compiler  # `known` is for the example only
         self.seed = training.seed
         tensor = stages.team.tensor
         self._modes = ModuleModes(stages.model if tensor is None else tensor.model)
@@ -151,14 +151,14 @@ class Evaluator:
         found = self._kept.use(key)
         if found is None:
             self._changed()  # its values are read now, and tensors may have been replaced before
-            found = Variants(self._model, forwards.function, partial(self._variant, forwards), self._changed)
+            found = Variants(self._model, forwards.function, partial(self._variant, forwards, key), self._changed)
             self._kept.keep(key, found)
         return found
 
-    def _variant(self, forwards: ForwardFunction) -> tuple[Shapes, PreparedSteps]:
+    def _variant(self, forwards: ForwardFunction, key: Hashable, reads: Hashable) -> tuple[Shapes, PreparedSteps]:
         capture = partial(self._captured, forwards)
         compiler = PlannedCompiler.of(self._compiler, self._forward_plan)
-        shapes = Shapes(capture, self._team, self._cut, self._where, self._max_shapes, compiler, self._varying)
+        shapes = Shapes(capture, self._team, self._cut, self._where, compiler, self._varying, (key, reads))
         return shapes, PreparedSteps(lambda: self._forward_plan, shapes, self._states, self._model, self._team.local)
 
     def _captured(

@@ -1,6 +1,6 @@
 """What a trainer sets up for one plan: stages with optimizers, prepared steps, and the devices that run them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any
 
 from attrs import frozen
@@ -86,9 +86,8 @@ def set_up_plan(
     device = compute_device([*model.parameters(), *model.buffers()])
     where = team.where = team.where or dict.fromkeys(team.local, device)
     on = {i: where[plan.placement[i]] for i in local}
-    limit, known = programs.max_shapes, programs.known
     compiler = PlannedCompiler.of(programs.compiler, plan, *programs.plans)
-    first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler, known)
+    first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler, programs.known)
     check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
     team.connect(sending_pairs(plan))
     if programs.graphs:
@@ -104,12 +103,12 @@ def set_up_plan(
         with as_meta_tensors(model):
             return capture_step(model, step, batch, device=kind, symbolic=symbolic)
 
-    def variant() -> tuple[Shapes, PreparedSteps]:
-        shapes = Shapes(captured, team, cut, on, limit, compiler, example.varying)
+    def variant(reads: Hashable) -> tuple[Shapes, PreparedSteps]:
+        shapes = Shapes(captured, team, cut, on, compiler, example.varying, ("training", reads))
         return shapes, PreparedSteps(lambda: stages.plan, shapes, stages.states, model, team.local)
 
     variants = Variants(model, step, variant, follow_model)
-    variants.shapes.keep(shape, first)
+    variants.shapes.keep(shape, first, example.symbolic)
     largest = shape.samples if team.replicas > 1 else 0
     norm_parameters = NormParameters.of(plan, dict(model.named_parameters()), unused)
     copies = offloads(plan, first, team, where, offload or OffloadTier())

@@ -25,8 +25,8 @@ from ..engine.prepared import Prepared, PreparedSteps
 KEPT = 8
 """Number of variants of a step whose programs are kept, each for several shapes."""
 
-Make = Callable[[], tuple[Shapes, PreparedSteps]]
-"""Creates the caches of one variant's programs and prepared steps."""
+Make = Callable[[Hashable], tuple[Shapes, PreparedSteps]]
+"""Creates the caches of one variant's programs and prepared steps, from a key of its Python values."""
 Agree = Callable[[bool, ChangedValues | None], BatchAgreement]
 """Starts to compare a batch between ranks: whether its programs are known here, and which value changed."""
 
@@ -60,7 +60,8 @@ class Variants:
     def __init__(self, model: nn.Module, step: Any, make: Make, changed: Callable[[], None] = lambda: None) -> None:
         self._model, self._step, self._make, self._changed = model, step, make, changed
         self._kept: LruCache[Hashable, _Variant] = LruCache(KEPT)
-        self._now = _Variant(Guards(model, step), *make(), ready=True)
+        reads = Guards(model, step)
+        self._now = _Variant(reads, *make(reads.key), ready=True)
         self._kept.keep(self._now.reads.key, self._now)
         self._reported: set[str] = set()
 
@@ -102,7 +103,7 @@ class Variants:
         reads, before = Guards(self._model, self._step), self._now
         found = self._kept.use(reads.key)
         if found is None:
-            found = _Variant(reads, *self._make())
+            found = _Variant(reads, *self._make(reads.key))
         found.reads = reads  # equal values, but they may be other objects
         places = list(reads.others(before.reads))
         place = places[0] if places else None

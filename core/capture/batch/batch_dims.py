@@ -1,9 +1,11 @@
-"""The dimension of each tensor of a batch that holds the samples, and the user's option for it: ``batch_dims=``."""
+"""What a user says of the dimensions of a batch: which hold the samples (``batch_dims=``), and which vary
+(``dynamic=``). Both options are a prefix of the batch's nesting."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
 from attrs import field, frozen
 from torch import Tensor
 from torch.utils import _pytree as pytree
@@ -65,37 +67,123 @@ def read_batch_dims(given: Any, batch: Any) -> BatchDims:
     leaves, nesting = flatten_batch(batch)
     found: dict[str, int | None] = {}
     lists: set[str] = set()
-    _read(given, nesting.plain(leaves), "batch", found, lists)
+
+    def take(given: Any, value: Any, name: str) -> None:
+        if given == AUTO:
+            return
+        if isinstance(given, str):
+            if given != SAMPLES or type(value) not in (list, tuple):
+                raise RequestError(
+                    f"batch_dims has {given!r} for {name}, which is {_text(value)}: give a dimension, None, or "
+                    f"'{SAMPLES}' for a list with an element for each sample"
+                )
+            lists.add(name)
+            return
+        for path, leaf in pytree.tree_flatten_with_path(value)[0]:
+            found[name + pytree.keystr(path)] = _checked(given, leaf, name + pytree.keystr(path))
+
+    _walk("batch_dims", given, nesting.plain(leaves), "batch", take, lambda given, _: given is None or _plain(given))
     return BatchDims.of(found, frozenset(lists))
 
 
-def _read(given: Any, value: Any, name: str, found: dict[str, int | None], lists: set[str]) -> None:
-    if isinstance(given, bool) or not (given is None or isinstance(given, int | str)):
-        given_parts = _parts(given, name)
-        parts = _children(value, name)
-        if parts is None:
+def _plain(given: Any) -> bool:
+    return isinstance(given, int | str) and not isinstance(given, bool)
+
+
+def read_dynamic(given: Any, batch: Any) -> dict[str, dict[int, int | None]]:
+    """The dimensions that a user declares to vary: name of a tensor → dimension → its largest size; None without.
+
+    Args:
+        given: a prefix of the batch's nesting, with a dimension, several, or a dict from dimension to its largest size
+            or None, for every tensor below; None for tensors whose sizes do not vary.
+        batch: an example.
+
+    Raises:
+        RequestError: it does not fit the batch.
+    """
+    leaves, nesting = flatten_batch(batch)
+    found: dict[str, dict[int, int | None]] = {}
+
+    def is_leaf(given: Any, value: Any) -> bool:
+        return given is None or _plain(given) or isinstance(value, Tensor) or _sizes_alone(given, value)
+
+    def take(given: Any, value: Any, name: str) -> None:
+        for path, leaf in pytree.tree_flatten_with_path(value)[0] if given is not None else ():
+            if isinstance(leaf, Tensor):
+                leaf_name = name + pytree.keystr(path)
+                found[leaf_name] = _varying(given, leaf, leaf_name)
+
+    _walk("dynamic", given, nesting.plain(leaves), "batch", take, is_leaf)
+    return found
+
+
+def _sizes_alone(given: Any, value: Any) -> bool:
+    """Whether a dict has dimensions for the tensors of a container, and not the names of its parts."""
+    names = value if isinstance(value, Mapping) else ()
+    return isinstance(given, Mapping) and all(type(key) is int and key not in names for key in given)
+
+
+def _varying(given: Any, leaf: Tensor, name: str) -> dict[int, int | None]:
+    largest = (
+        given if isinstance(given, Mapping) else dict.fromkeys(given if isinstance(given, tuple | list) else [given])
+    )
+    found: dict[int, int | None] = {}
+    for dim, most in largest.items():
+        if type(dim) is not int or not -leaf.ndim <= dim < leaf.ndim:
             raise RequestError(
-                f"batch_dims has {given!r} for {name}, which is {_text(value)}: give a dimension or None"
+                f"dynamic has {dim!r} for {name}, which is {_text(leaf)}: give a dimension from {-leaf.ndim} to "
+                f"{leaf.ndim - 1}, several, a dict from dimension to its largest size, or None"
             )
-        unknown = [part for part in given_parts if part not in parts]
-        if unknown or (not isinstance(given, Mapping) and len(parts) != len(given_parts)):
-            what = unknown[0] if unknown else f"{len(given_parts)} entries for {name}"
-            raise RequestError(f"batch_dims has {what}, and {name} has {first_of(list(parts), 8)}: use these names")
-        for part, below in given_parts.items():
-            _read(below, parts[part], part, found, lists)
-    elif given == AUTO:
+        size = leaf.shape[dim]
+        if most is not None and (type(most) is not int or most < size):
+            raise RequestError(
+                f"dynamic has {most!r} as the largest size of dimension {dim} of {name}, which is {size} in the "
+                f"example: give a whole number of at least {size}, or None"
+            )
+        found[dim % leaf.ndim] = most
+    return found
+
+
+def enlarged(batch: Any, dynamic: Mapping[str, Mapping[int, int | None]]) -> Any:
+    """A batch of the largest declared sizes: its tensors repeat their entries along these dimensions."""
+    leaves, nesting = flatten_batch(batch)
+    for i, name in enumerate(nesting.names):
+        for dim, most in dynamic.get(name, {}).items():
+            if most is not None and most > leaves[i].shape[dim] > 0:
+                entries = torch.arange(most, device=leaves[i].device) % leaves[i].shape[dim]
+                leaves[i] = leaves[i].index_select(dim, entries)
+    return nesting.batch(leaves)
+
+
+def _walk(
+    option: str,
+    given: Any,
+    value: Any,
+    name: str,
+    take: Callable[[Any, Any, str], None],
+    is_leaf: Callable[[Any, Any], bool],
+) -> None:
+    """Walk a prefix of a batch.
+
+    Args:
+        option: its name, for messages.
+        given, value, name: the prefix, the part of the batch that it is for, and the name of this part.
+        take: called with the values of the prefix, and the parts and names that they are for.
+        is_leaf: whether a prefix is such a value, for a part of the batch.
+    """
+    if is_leaf(given, value):
+        take(given, value, name)
         return
-    elif isinstance(given, str):
-        if given != SAMPLES or type(value) not in (list, tuple):
-            raise RequestError(
-                f"batch_dims has {given!r} for {name}, which is {_text(value)}: give a dimension, None, or '{SAMPLES}' "
-                "for a list with an element for each sample"
-            )
-        lists.add(name)
-    else:
-        keyed = pytree.tree_flatten_with_path(value)[0]
-        for path, leaf in keyed:
-            found[name + pytree.keystr(path)] = _checked(given, leaf, name + pytree.keystr(path))
+    given_parts = _parts(option, given, name)
+    parts = _children(value, name)
+    if parts is None:
+        raise RequestError(f"{option} has {given!r} for {name}, which is {_text(value)}: give a dimension or None")
+    unknown = [part for part in given_parts if part not in parts]
+    if unknown or (not isinstance(given, Mapping) and len(parts) != len(given_parts)):
+        what = unknown[0] if unknown else f"{len(given_parts)} entries for {name}"
+        raise RequestError(f"{option} has {what}, and {name} has {first_of(list(parts), 8)}: use these names")
+    for part, below in given_parts.items():
+        _walk(option, below, parts[part], part, take, is_leaf)
 
 
 def _checked(given: int | None, leaf: Any, name: str) -> int | None:
@@ -110,13 +198,13 @@ def _checked(given: int | None, leaf: Any, name: str) -> int | None:
     return given % leaf.ndim
 
 
-def _parts(given: Any, name: str) -> dict[str, Any]:
+def _parts(option: str, given: Any, name: str) -> dict[str, Any]:
     leaves, nesting = flatten_batch(given)
     parts = _children(nesting.plain(leaves), name)
     if parts is None:
         raise RequestError(
-            f"batch_dims has {given!r} for {name}: give a dimension, None for what all microbatches share, "
-            f"'{SAMPLES}' for a list with an element for each sample, or a container of these, nested as the batch is"
+            f"{option} has {given!r} for {name}: give a dimension, None, or a container of these, nested as the batch "
+            "is; see panpipe.pipeline for what else it may have"
         )
     return parts
 

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from attrs import define, field, frozen
+from attrs import define, evolve, field, frozen
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.export.graph_signature import InputKind
@@ -14,7 +14,7 @@ from ..graph.checks import depends_on_values, drop_checks, refuse_written_consta
 from ..graph.nodes import is_view, module_of, root_of, written_arguments, written_roots
 from ..graph.outputs import Outputs, ResultRows, keep_weight_with_loss, row_outputs, step_outputs
 from ..graph.rewrites import copy_written, keep_read_values, rewrite_aliases, rewrite_masked_scatters, split_layers
-from ..graph.sizes import SizeSymbols, fold_sizes, has_symbols
+from ..graph.sizes import NotSymbolic, Sizes, SizeSymbols, fold_sizes, has_symbols
 from ..regions.breaks import Breaks
 from ..regions.modes import note_modes
 from ..values.capture_errors import LateSize
@@ -67,6 +67,18 @@ class CapturedStep:
     batch_writes: dict[int, str] = field(factory=dict)
     sizes: SizeSymbols | None = None
     clamps: dict[str, list[tuple[str, Sequence[Any]]]] = field(factory=dict)
+
+    def with_sizes(self, sizes: Sizes) -> "CapturedStep":
+        """The step as if it was captured with these sizes: with numbers in place of symbolic ones.
+
+        Raises:
+            NotSymbolic: a sub-graph depends on sizes.
+        """
+        inner = [m.graph for held in self.modules.values() for m in held.modules() if isinstance(m, fx.GraphModule)]
+        if any(has_symbols([*node.args, *node.kwargs.values()]) for graph in inner for node in graph.nodes):
+            raise NotSymbolic("a sub-graph depends on sizes")
+        with self.fake_mode:
+            return evolve(self, graph=sizes.graph(self.graph), sizes=None)
 
 
 def captured_step(

@@ -154,6 +154,14 @@ def quiet_torch() -> Iterator[None]:
 
 
 @contextmanager
+def quiet_symbols() -> Iterator[None]:
+    """Within this context torch neither logs nor warns of symbolic sizes."""
+    with quiet_torch(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Raw SymInt value")
+        yield
+
+
+@contextmanager
 def _without_gradients() -> Iterator[None]:
     """Disable gradients, and the fast path that makes a transformer layer one operator, which cannot be cut."""
     fast = torch.backends.mha.get_fastpath_enabled()

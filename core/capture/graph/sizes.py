@@ -7,7 +7,6 @@ them. What torch or this package decided by comparing sizes is a guard of the gr
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -20,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import (
     guarding_hint_or_throw,
     statically_known_true,
 )
+from torch.utils import _pytree as pytree
 from torch.utils._sympy.interp import sympy_interp
 from torch.utils._sympy.reference import PythonReferenceAnalysis
 
@@ -109,8 +109,34 @@ class Sizes:
         """A tensor without values like a fake one."""
         return torch.empty(self.of(tuple(value.shape)), dtype=value.dtype, device="meta")
 
+    def graph(self, graph: fx.Graph) -> fx.Graph:
+        """A copy of a graph with numbers in place of symbolic sizes, also in the fake results of its nodes.
 
-@frozen(slots=False)
+        Args:
+            graph: of one fake mode, which is active.
+        """
+        made, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+        for node in graph.nodes:
+            arguments = fx.map_arg((node.args, node.kwargs), copies.__getitem__)
+            args, kwargs = pytree.tree_map_only(NUMBERS, self.of, arguments)
+            new = copies[node] = made.create_node(node.op, node.target, args, kwargs, node.name, node.type)
+            new.meta = {key: value for key, value in node.meta.items() if not isinstance(value, fx.Node)}
+            if "val" in new.meta:
+                new.meta["val"] = pytree.tree_map_only((Tensor, *NUMBERS), self._fake, node.meta["val"])
+        return made
+
+    def _fake(self, value: Any) -> Any:
+        """A fake tensor with numbers in place of symbolic sizes; or a number."""
+        if not isinstance(value, Tensor):
+            return self.of(value)
+        shape, stride = tuple(value.shape), tuple(value.stride())
+        if not has_symbols((shape, stride)):
+            return value
+        made = torch.empty_strided(self.of(shape), self.of(stride), dtype=value.dtype, device=value.device)
+        return made.requires_grad_(value.requires_grad)
+
+
+@frozen
 class SizeSymbols:
     """The symbols of a captured graph.
 
@@ -121,6 +147,7 @@ class SizeSymbols:
 
     env: ShapeEnv
     shapes: Mapping[int, Sequence[Any]]
+    _known_guards: dict[int, list[Any]] = field(factory=dict, eq=False)
 
     @property
     def free(self) -> list[SymInt]:
@@ -155,12 +182,16 @@ class SizeSymbols:
         """Whether what was derived from the graph fixes all sizes, such as a loop over a sequence."""
         return not self.free
 
-    @cached_property
+    @property
     def _guards(self) -> list[Any]:
-        """The conditions of the graph and of everything that was derived from it before the first call."""
-        return list({self.env.replace(guard.expr): None for guard in self.env.guards})
+        """The conditions of the graph and of everything that has been derived from it."""
+        count = len(self.env.guards)
+        if count not in self._known_guards:
+            self._known_guards.clear()
+            self._known_guards[count] = list({self.env.replace(guard.expr): None for guard in self.env.guards})
+        return self._known_guards[count]
 
-    @cached_property
+    @property
     def _expressions(self) -> list[Any]:
         sizes = [size.node.expr for shape in self.shapes.values() for size in shape if isinstance(size, SymInt)]
         return [*sizes, *self._guards]

@@ -123,3 +123,32 @@ def test_any_sequence_of_sizes_equals_one_process(shapes):
     for (name, mine), other in zip(pipe.model.named_parameters(), alone.parameters(), strict=True):
         assert torch.allclose(mine, other, rtol=0, atol=1e-10), name
     pipe.close()
+
+
+def test_declared_sizes_take_one_capture_and_their_largest_ones_are_planned(captures):
+    case = CASES["unet"]
+    pipe = built(case, 8, dynamic={"x": {2: 16, 3: 18}, "y": {1: 16, 2: 18}})
+    largest = built(case, 16)
+    assert captures == [2]  # one each
+    assert pipe.plan.graph_hash == largest.plan.graph_hash  # with the bytes of all tensors
+    for size in (8, 12, 16, 10):
+        largest.load_state_dict(pipe.state_dict())
+        assert torch.equal(pipe.step(case.batch(size)), largest.step(case.batch(size)))
+    assert captures == [3]  # the second size of the other one
+    with pytest.raises(panpipe.RequestError, match=r"batch\['x'\] has 20 entries in dimension 2, .* at most 16"):
+        pipe.step(case.batch(20))
+    assert pipe.steps == 4
+
+
+@pytest.mark.parametrize(
+    ("dynamic", "said"),
+    [
+        ({"z": 1}, r"dynamic has batch\['z'\]"),
+        (4, r"dynamic has 4 for batch\['x'\].*3×8×10: give a dimension from -4 to 3"),
+        ({"x": {2: 7}}, "dynamic has 7 as the largest size .* which is 8 in the example"),
+        ("x", "dynamic has 'x' for"),
+    ],
+)
+def test_declared_sizes_that_do_not_fit_the_batch_are_refused(dynamic, said):
+    with pytest.raises(panpipe.RequestError, match=said):
+        built(CASES["unet"], 8, dynamic=dynamic)

@@ -3,7 +3,6 @@
 import gc
 import weakref
 
-import panpipe
 import pytest
 import torch
 from panpipe.core.actions import Kind
@@ -13,7 +12,7 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
 
-from ...support.cuts import captured, even_plan
+from ...support.cuts import captured
 from ...support.models import Case, TinyGPT, gpt_step, weighted_step
 from ...support.parity import PLANS
 from ...support.programs.shapes import SEED, Pair, tokens
@@ -255,7 +254,8 @@ FIXED = Case(small, fixed_length_step, lambda rows, dtype: tokens(rows))
 
 def test_programs_of_the_most_recent_shapes_are_kept_and_others_are_freed(monkeypatch):
     monkeypatch.setattr("panpipe.runtimes.batch.shapes._NOTICED_S", 0.0)
-    pair = Pair(ThreadTeam(2), FIXED, 4, 2, max_shapes=2, own_programs=True)
+    monkeypatch.setattr("panpipe.runtimes.batch.shapes._KEPT", 2)
+    pair = Pair(ThreadTeam(2), FIXED, 4, 2, own_programs=True)
     pipe = pair.pipe
     pair.distance([tokens(4)])
     gone = [weakref.ref(programs.forward) for programs in pipe.programs.values()]
@@ -309,20 +309,11 @@ def test_a_number_in_a_tensor_of_the_batch_is_not_captured_again():
 
 @pytest.mark.slow
 @NEW
-def test_both_shapes_of_a_step_are_kept_with_max_shapes_one():
-    pair = Pair(ThreadTeam(2), FIXED, 4, 2, max_shapes=1)
+def test_both_shapes_of_a_step_are_kept_even_if_that_is_too_many(monkeypatch):
+    monkeypatch.setattr("panpipe.runtimes.batch.shapes._KEPT", 1)
+    pair = Pair(ThreadTeam(2), FIXED, 4, 2)
     with pytest.warns(UserWarning, match="keep changing"):
         assert pair.distance([tokens(4), tokens(3), tokens(4), tokens(4, 5)]) < NEAR
-
-
-def test_max_shapes_below_one_is_refused():
-    with pytest.raises(RequestError, match=r"max_shapes is 0.*at least 1"):
-        Pair(ThreadTeam(2), GPT, 4, 2, max_shapes=0)
-    case = GPT
-    with pytest.raises(RequestError, match="max_shapes is 0"):
-        panpipe.pipeline(
-            case.model(F64), case.step, tokens(4), plan=even_plan(captured(case, F64, 4, 2), 2, 2), max_shapes=0
-        )
 
 
 @NEW

@@ -29,7 +29,6 @@ class Pair:
         rows: of the example.
         microbatches: of a step.
         plan: an even one by default.
-        max_shapes: the pipeline's.
         own_programs: whether its programs are its own; otherwise pipelines of the case share them.
         options: of the even plan.
     """
@@ -41,7 +40,6 @@ class Pair:
         rows: int,
         microbatches: int,
         plan: Plan | None = None,
-        max_shapes: int = 8,
         own_programs: bool = False,
         **options: Any,
     ) -> None:
@@ -51,7 +49,7 @@ class Pair:
         self.optimizer = OPTIMIZER(self.alone.named_parameters())
         self.pipe = pipeline_on(
             team, case, rows, microbatches, OPTIMIZER, dtype=torch.float64, plan=plan, plan_options=options,
-            max_shapes=max_shapes, **({"known": {}} if own_programs else {}),
+            **({"known": {}} if own_programs else {}),
         )  # fmt: skip
 
     def distance(self, batches: Sequence[Any]) -> float:
