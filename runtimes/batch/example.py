@@ -81,7 +81,8 @@ class Example:
             try:
                 with quiet_symbols():
                     symbolic = operators_of(capture(symbolic=symbols))
-                    sizes = symbolic.step.sizes and symbolic.step.sizes.values(sizes_of(largest.shape))
+                    found = symbolic.step.sizes
+                    sizes = None if found is None else found.values(sizes_of(largest.shape))
                     if sizes is None:
                         raise NotSymbolic("the step fixes them, as a loop over a sequence does")
                     operators = operators_of(symbolic.step.with_sizes(sizes))
