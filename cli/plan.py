@@ -186,12 +186,15 @@ def plan(
         ),
     ] = None,
     layers: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--layers",
-            help="End stages between layers only: modules that repeat, such as layers.3, by the operators' names.",
+            "--layers/--operators",
+            help="End stages between layers only (modules that repeat, such as layers.3, by the operators' names), or "
+            "between any operators. If not given: between layers for a model on a described cluster that has enough of "
+            "them and does not offload.",
+            show_default=False,
         ),
-    ] = False,
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the search's random numbers.", min=0, max=2**31 - 1)] = 0,
     samples: Annotated[
         int | None, typer.Option(help="Rows of the batch of one step, for the throughput.", min=1, show_default=False)

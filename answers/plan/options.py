@@ -35,6 +35,6 @@ class PlanOptions:
     tp_overlap: str = "none"
     budget: int | None = None
     seed: int = 0
-    layers: bool = False
+    layers: bool | None = None
     samples: int | None = None
     tokens: int | None = None

@@ -45,7 +45,7 @@ from .choices import (
 from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
 from .infeasible import refuse
 from .options import PlanOptions
-from .request import PlanRequest
+from .request import LAYERS_IF_ENOUGH, PlanRequest
 from .tensor import wanted_tensor, with_tensor_ranks
 
 if TYPE_CHECKING:
@@ -156,7 +156,8 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
     offload = parse_offload(options.offload or "none")
     usable = resident_families() if offload == "none" else list(families().values())
     wanted = usable if options.schedule == "auto" else [find_family(options.schedule)]
-    if options.layers and (offload != "none" or all(family.offloads for family in wanted)):
+    offloading = all(family.offloads for family in wanted)
+    if options.layers and (offload != "none" or offloading):
         raise RequestError("--layers does not plan offload, whose storages are those of operators: give one of the two")
     of_graph = options.graph is not None
     machine, analytic_costs = find_cluster(options.cluster), replicas_allowed(of_graph, options.cluster)
@@ -200,11 +201,18 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
         seed=options.seed,
         offload=offload,
         judge=judge_of(of_graph),
-        boundaries="layers" if options.layers else "operators",
+        boundaries=_boundaries(options, analytic_costs and offload == "none" and not offloading),
         shard=options.shard,
         chunks=wanted_chunks(options.chunks, wanted),
     )
     return request, usable
+
+
+def _boundaries(options: PlanOptions, usual: bool) -> str:
+    """Where stages may end; ``usual``: between layers, if the model has enough."""
+    if options.layers is None:
+        return LAYERS_IF_ENOUGH if usual else "operators"
+    return "layers" if options.layers else "operators"
 
 
 def _with_host_memory(machine: Cluster, limit: float | None) -> Cluster:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from ...core.search.problem.blocks import Blocks
     from ...core.search.problem.workload import Workload
 
+LAYERS_IF_ENOUGH = "layers if enough"
+"""Stages end between layers, if the model has a layer for each stage of a pipeline."""
 FEW = 20_000
 """Most evaluations of a search for fewer devices than the cluster has."""
 
@@ -53,7 +55,7 @@ class PlanRequest:
         budget: number of evaluations.
         seed: of the search.
         offload, judge, shard: see ``SearchOptions``.
-        boundaries: where stages may end (see ``Blocks``).
+        boundaries: where stages may end (see ``Blocks``), or ``LAYERS_IF_ENOUGH``.
         chunks: fewest and most stages of a device; None if the search chooses.
 
     With tensor ranks the machine's devices are groups of them (``core/cluster/tensor_groups.py``).
@@ -93,7 +95,7 @@ class PlanRequest:
         """The facts that the answer needs if no plan fits."""
         rows = self.costs.work.samples
         recompute_excluded, grouped = self.recompute == "none", isinstance(self.machine, GroupedCluster)
-        offload_excluded = self.offload == "none" and not grouped and self.boundaries == "operators"
+        offload_excluded = self.offload == "none" and not grouped and self.boundaries != "layers"
         # With sharding a device holds a part of the state, at best one of as many as there are devices.
         shard = LEVELS[-1] if self.shard == AUTO else self.shard
         graph = part_of_graph(self.costs.graph, len(self.machine.devices), shard)
@@ -135,17 +137,26 @@ class PlanRequest:
             options = evolve(options, min_chunks=self.chunks[0], max_chunks=self.chunks[1])
         if meshes is None:
             meshes = self._meshes
-        blocks = self._blocks
-        blocks.refuse_too_few(min(pipeline for pipeline, _ in meshes) * options.min_chunks)
+        stages = min(pipeline for pipeline, _ in meshes) * options.min_chunks
+        blocks = self._blocks(stages)
+        blocks.refuse_too_few(stages)
         found = search_plans(self._workload(blocks), self.machine, evolve(options, **changes), meshes=meshes)
         error = self.costs.step_error
         return evolve(found, plans=tuple(with_step_error(blocks.expanded(plan), error) for plan in found.plans))
 
-    @property
-    def _blocks(self) -> "Blocks":
+    def _blocks(self, stages: int) -> "Blocks":
+        """The blocks that stages consist of, for at least this many stages."""
         from ...core.search.problem.blocks import Blocks
 
-        return Blocks.of(self.costs.graph, self.boundaries, self.costs.parameter_sizes)
+        given = self.costs.graph, self.costs.parameter_sizes
+        if self.boundaries == LAYERS_IF_ENOUGH:
+            try:
+                found = Blocks.of(given[0], "layers", given[1])
+            except RequestError:  # no modules repeat
+                found = None
+            enough = found is not None and len(found.operators) >= stages
+            return found if found is not None and enough else Blocks.of(given[0], "operators", given[1])
+        return Blocks.of(given[0], self.boundaries, given[1])
 
     def _workload(self, blocks: "Blocks") -> "Workload":
         if self.microbatches is None:
@@ -196,7 +207,7 @@ class PlanRequest:
             other = evolve(other, shard=change.shard)
         if change.offload:
             more = () if len(self.families) == 1 else tuple(each for each in families().values() if each.offloads)
-            other = evolve(other, offload="auto", families=(*self.families, *more))
+            other = evolve(other, offload="auto", families=(*self.families, *more), boundaries="operators")
         if change.parts == 1 or self.microbatches is None:
             return other
         costs_of = self.costs_of if self.analytic_costs else lambda _: _in_parts(self.costs, change.parts)
