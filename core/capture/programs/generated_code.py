@@ -23,11 +23,10 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ...errors import PanpipeError
 from ..graph.nodes import always_views
-from ..graph.sizes import Sizes, has_symbols
+from ..graph.sizes import Sizes, equal, has_symbols
 from ..regions.regions import region_needed
 from ..values.user_lines import last_place, user_line
 from .accumulated_products import Product, products_of
-from .bindings import binding_of, same_tensor
 from .fusing import Call, Fusion, Fusions, Piece, Shown, nodes_of
 from .overwriting import overwriting
 from .sections import divided
@@ -287,14 +286,35 @@ def _call(
     arguments += [f"{key}={_argument(value, names, scope)}" for key, value in node.kwargs.items()]
     if over is not None:
         arguments.append(f"{over[1]}={names[over[2]]}")
-    same = None if kept else same_tensor(node)
+    same = None if kept else _same_tensor(node)
     if same is not None:
         return names[same]
     if node.target is operator.getitem:
         return f"{arguments[0]}[{arguments[1]}]"
     function = f"f{position}"
-    scope[function] = binding_of(node) if over is None else over[0]._op
+    target: Any = node.target if over is None else over[0]
+    scope[function] = target._op if isinstance(target, torch._ops.OpOverload) else target
     return f"{function}({', '.join(arguments)})"
+
+
+_VIEWS = {
+    aten._unsafe_view.default, aten.alias.default, aten.detach.default, aten.expand.default, aten.slice.Tensor,
+    aten.view.default,
+}  # fmt: skip
+"""Views that often return the whole tensor unchanged."""
+
+
+def _same_tensor(node: fx.Node) -> fx.Node | None:
+    """The input of a view that returns it unchanged, and can replace the view; None for other nodes."""
+    source, value = node.args[0] if node.args else None, node.meta.get("val")
+    if node.target not in _VIEWS or not isinstance(source, fx.Node) or not isinstance(value, Tensor):
+        return None
+    given = source.meta.get("val")
+    return source if isinstance(given, Tensor) and equal(_layout(given), _layout(value)) else None
+
+
+def _layout(tensor: Tensor) -> list[Any]:
+    return [*tensor.shape, *tensor.stride(), tensor.storage_offset()]
 
 
 def _product_call(product: Product, names: dict[fx.Node, str]) -> str:

@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.capture.programs.fusing import Fusions
-from panpipe.core.capture.programs.generated_code import Program, compile_program
+from panpipe.core.capture.programs.generated_code import Program, compile_program, no_sink
 from panpipe.core.errors import described
 from torch import Tensor, fx
 
@@ -96,3 +96,23 @@ def test_error_of_an_operator_without_a_known_line_has_no_note() -> None:
     with pytest.raises(RuntimeError) as failure:
         failing_program("")([torch.ones(2), torch.ones(3)], Taken())
     assert not hasattr(failure.value, "__notes__")
+
+
+def test_views_of_all_of_a_tensor_are_left_out():
+    graph = fx.Graph()
+    x = placeholder(graph, "x")
+    whole = node(graph, aten.view.default, x, [4, 4])
+    double = node(graph, aten.mul.Tensor, whole, 2.0)
+    value = x.meta["val"].clone()
+    [found] = compile_program([whole, double], [x], [double], {})([value], no_sink)
+    assert torch.equal(found, 2 * value)
+
+
+def test_a_returned_view_is_a_tensor_of_its_own():
+    graph = fx.Graph()
+    x = placeholder(graph, "x")
+    parameter = torch.nn.Parameter(torch.ones(4, 4))
+    detached = node(graph, aten.detach.default, x)
+    [found] = compile_program([detached], [x], [detached], {})([parameter], no_sink)
+    assert found is not parameter
+    assert not found.requires_grad
