@@ -393,13 +393,16 @@ class Replay(Calls):
             return run()
         leaves, nesting = tail.returned[number]
         tensors = tensors_of(given)
-        return pytree.tree_unflatten(
-            [
-                tensors[leaf.number] if type(leaf) is _Argument else self._received.get((number, position), leaf)
-                for position, leaf in enumerate(leaves)
-            ],
-            nesting,
-        )  # fmt: skip
+
+        def result(position: int, leaf: Any) -> Any:
+            if type(leaf) is _Argument:
+                return tensors[leaf.number]
+            if (number, position) in self._received:
+                return self._received[number, position]
+            # A new one each time: a function with a cache of its results would find the same arguments again.
+            return leaf.detach().requires_grad_(leaf.requires_grad) if isinstance(leaf, Tensor) else leaf
+
+        return pytree.tree_unflatten([result(*each) for each in enumerate(leaves)], nesting)
 
     def _refuse_stand_ins(self, func: Any, given: Any) -> None:
         if func in METADATA_READS or not any(tensor.is_meta for tensor in tensors_of(given)):

@@ -1,5 +1,6 @@
 """The tail of a step: what it reads of an observed run, and its Python as one operator of another run."""
 
+import functools
 import math
 
 import pytest
@@ -163,3 +164,21 @@ def test_tail_writes_in_place_what_was_computed_before_it():
         tail.call(model, step, [], model, {"x": x}, recorder).backward()
     torch.testing.assert_close(model.weight.grad, 2 * x.detach().exp())
     torch.testing.assert_close(x.grad, 2 * x.detach().exp() * model.weight.detach())
+
+
+def test_function_with_a_cache_of_its_results_runs_again_in_each_run_of_the_tail(batch):
+    @functools.lru_cache(maxsize=1)
+    def doubled(tensor):
+        return tensor * 2
+
+    def caching(model, batch):
+        table = doubled(torch.ones(2))
+        total = (batch["x"] * table).sum()
+        return (model.weight * (1 if total.tolist() > 0 else 3)).sum()
+
+    model, tail = observed(batch, ["ones", "mul", "mul", "sum", "tolist"], step=caching)
+    for _ in range(2):
+        recorder = Recorder()
+        with numbered(model, [], recorder):
+            (batch["x"] * doubled(torch.ones(2))).sum()
+        assert tail.call(model, caching, [], model, batch, recorder).item() == 9
