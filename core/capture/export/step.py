@@ -128,7 +128,8 @@ def capture_step(
             breaks.drawn = drawn_outside_of_torch()
             capture()  # refused at the line
             raise RequestError(f"{first_line(step)}: {DRAWS_OUTSIDE}")
-    show_held(breaks.printed)
+    if not symbolic:  # with sizes as symbols; an earlier capture has shown it with numbers
+        show_held(breaks.printed)
     if gradients:
         check_foreign_gradients(breaks.guards, captured.graph, captured.outputs.main_result, captured.constants)
     return captured

@@ -17,7 +17,7 @@ def is_sparse(value: Any) -> bool:
 
 
 def refuse_sparse_tensors(model: nn.Module, batch: Any) -> None:
-    """Refuse sparse and nested tensors of the model and the batch.
+    """Refuse sparse and nested tensors of the model and the batch, and tensors of the model that are inference tensors.
 
     Raises:
         RequestError: there is one; the message has its name.
@@ -25,10 +25,16 @@ def refuse_sparse_tensors(model: nn.Module, batch: Any) -> None:
     named = [
         *((f"parameter '{name}'", tensor) for name, tensor in model.named_parameters()),
         *((f"buffer '{name}'", tensor) for name, tensor in model.named_buffers()),
-        *((f"batch{pytree.keystr(path)}", leaf) for path, leaf in pytree.tree_flatten_with_path(batch)[0]),
     ]
     for name, tensor in named:
-        refuse_if_not_strided(name, tensor)
+        if tensor.is_inference():
+            raise RequestError(
+                f"{name} was created under torch.inference_mode(), where autograd records nothing of it: build or load "
+                "the model outside of it, or under torch.no_grad()"
+            )
+    batches = [(f"batch{pytree.keystr(path)}", leaf) for path, leaf in pytree.tree_flatten_with_path(batch)[0]]
+    for name, value in named + batches:
+        refuse_if_not_strided(name, value)
 
 
 def refuse_if_not_strided(name: str, value: Any) -> None:

@@ -112,3 +112,16 @@ def test_step_reads_what_it_prints_into_its_own_text(capsys):
 
     capture_step(model(), step, torch.ones(2, 4))
     assert capsys.readouterr().out == ""
+
+
+def test_a_capture_with_symbolic_sizes_prints_nothing_again(capsys):
+    def step(model, batch):
+        print(batch.shape)
+        return model(batch).mean()
+
+    model = nn.Linear(4, 2)
+    capture_step(model, step, torch.ones(3, 4), symbolic={0: (0,)})
+    assert not capsys.readouterr().out
+    with pytest.warns(UserWarning, match="the step prints"):
+        capture_step(model, step, torch.ones(3, 4))
+    assert capsys.readouterr().out == "torch.Size([3, 4])\n"

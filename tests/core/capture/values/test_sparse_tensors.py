@@ -1,4 +1,4 @@
-"""Sparse tensors: named where they are given or made."""
+"""Sparse tensors and inference tensors: named where they are given or made."""
 
 import pytest
 import torch
@@ -42,3 +42,12 @@ def test_sparse_parameter_is_refused_by_name():
 
 def test_dense_model_and_batch_are_accepted():
     refuse_sparse_tensors(model(mask=torch.eye(2)), {"x": torch.eye(2), "name": "x"})
+
+
+def test_model_that_was_built_under_inference_mode_is_refused_with_the_fix():
+    with torch.inference_mode():
+        module = model()
+    with pytest.raises(
+        RequestError, match=r"parameter 'weight' was created under torch.inference_mode\(\).*: build or"
+    ):
+        refuse_sparse_tensors(module, {})
