@@ -53,7 +53,6 @@ def create_group(meeting: Meeting) -> None:
         dist.init_process_group("gloo", store=own, rank=meeting.rank, world_size=meeting.size, timeout=ENDLESS)
         keep_one_prefix(before)
         meeting.founded()
-    meeting.met()
 
 
 def _meet(store: Any, rank: int, size: int, timeout_s: float) -> None:

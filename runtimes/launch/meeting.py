@@ -3,32 +3,28 @@
 A rank may die while it captures, long before it waits for others. So that the others notice, it connects as soon as
 ``panpipe.pipeline`` is called, and then continues with its work::
 
-    pipeline() ──▶ present ──▶ connected to rank 0, watched ──▶ capture ──▶ waits for all (`arrival`)
+    pipeline() ──▶ connected to rank 0, watched ──▶ capture ──▶ waits for all (`arrival`)
 
-As long as a rank is not connected to rank 0, only the ranks of the same host detect its death (`watch/presence`).
+The death of a rank that was never connected is torchrun's to report; without it, the others wait for the limit.
 """
 
 import os
 import threading
-import time
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from ...core.errors import PanpipeError, RequestError, WorkerError, message_of
+from ...core.errors import PanpipeError, RequestError, WorkerError
 from ..watch.address import listen_for_store
-from ..watch.lost_ranks import hosts_store, store_ended, uses_agent_store
-from ..watch.presence import Presence, presence_of
+from ..watch.lost_ranks import store_ended, uses_agent_store
 from ..watch.signals import WHERE
 from ..watch.torch_log import TORCH_LOG
 from ..watch.uncaught import print_uncaught_in_a_line
 from ..watch.watch import FailureWatch
-from ..watch.watchdog import end_process
 
 _SOON_S = 5.0
 """Most seconds that a rank waits for rank 0 before it goes on with its own work, and connects in a thread."""
-_POLL_S = 0.05
 _FOUNDED = list[tuple[Any, Any]]()
 """The default process group's store and the job's store that it was made from, if a meeting made the group."""
 
@@ -55,23 +51,14 @@ class Meeting:
         self._store: Any = None
         self._job: Any = None
         self._failure: Exception | None = None
-        self._closed = self._met = False
+        self._closed = False
         self._connected = threading.Event()
         self.watch: FailureWatch | None = None
-        self._lost: WorkerError | None = None
-        self._presence: Presence | None = None
-        if self._own_store and not uses_agent_store():
-            host, port = self._address
-            self._presence = presence_of(f"{host}:{port}", self.rank, self.size)
         WHERE.install()
         print_uncaught_in_a_line(self.rank)
         self._thread = threading.Thread(target=self._connect, name="panpipe meeting", daemon=True)
         self._thread.start()
-        if self._presence is not None:
-            self._presence.follow(self._rank_ended)
-        deadline = time.monotonic() + _SOON_S  # but not for ranks of which one has ended
-        while not self._connected.is_set() and self._lost is None and time.monotonic() < deadline:
-            time.sleep(_POLL_S)
+        self._connected.wait(_SOON_S)
 
     def _connect(self) -> None:
         try:
@@ -80,10 +67,7 @@ class Meeting:
         except PanpipeError as failure:
             self._failure = failure
         except RuntimeError:  # the store ended since this rank connected to it
-            self._failure = self._lost = WorkerError(store_ended())
-            if hosts_store(0):
-                self._blame(0)
-            self._end_if_lost()
+            self._failure = WorkerError(store_ended())
         finally:
             self._connected.set()
 
@@ -99,39 +83,9 @@ class Meeting:
         # A process may build several pipelines. Their keys are apart, and the counter is the same on all ranks.
         number = store.add(f"panpipe/meetings/{self.rank}", 1)
         self._store = dist.distributed_c10d.PrefixStore(f"panpipe/meeting/{number}", store)
-        self.watch = FailureWatch(
-            self.rank, self.size, self._timeout_s, store=self._store, owns_keys=True, blame=self._blame
-        )
-        if self.size > 1:
-            self.watch.connect()
+        self.watch = FailureWatch(self.rank, self.size, self._timeout_s, store=self._store, owns_keys=True)
         if self._closed:
             self.watch.stop()
-        self._end_if_lost()
-
-    def _rank_ended(self, rank: int) -> None:
-        """Called in a thread when the process of a rank on this host has ended."""
-        self._lost = WorkerError.stopped_answering([rank], "its process ended before all ranks had met")
-        self._end_if_lost()
-
-    def _end_if_lost(self) -> None:
-        """End this rank if another one has ended, and this one waits for it or will."""
-        if self._lost is None or self._closed or self._met:
-            return
-        if self.watch is not None:
-            self.watch.report(self._lost)  # its thread ends this process, for the first reason of all
-        elif self._failure in (None, self._lost):
-            end_process(message_of(self._lost), self.rank)
-
-    def _blame(self, rank: int) -> None:
-        """Send to the ranks of this host which rank is the reason why this one ends."""
-        if self._presence is not None:
-            self._presence.blame(rank)
-
-    def met(self) -> None:
-        """Note that all ranks have arrived; from now on their connections show who ends."""
-        self._met = True
-        if self._presence is not None:
-            self._presence.stop()
 
     def founded(self) -> None:
         """Note that the default process group has been made from this meeting's store."""

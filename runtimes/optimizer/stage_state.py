@@ -13,7 +13,6 @@ from ...backends.contract import Backend
 from ...core.errors import RequestError
 from ..devices.compute import compute_device
 from ..launch.team import Team
-from .elementwise import check_elementwise
 from .gradient_buckets import Bucket, Reduction, buckets_of
 from .optimizer_state import NamedState
 from .optimizers import (
@@ -25,13 +24,13 @@ from .optimizers import (
     stage_optimizer,
     stage_scheduler,
 )
-from .separable import check_separable
 from .sharing.gradient_scatter import GradientScatter, ScatteredReduction
 from .sharing.shard_transfers import Gather, ShardedReduction
 from .sharing.sharded_buckets import Sharing
 from .sharing.sharded_state import ShardedNamedState
 from .sharing.shards import Shards
 from .sharing.shared_parameters import ParametersGather, SharedParameters
+from .trials import check_elementwise, check_separable
 
 
 class StageState:

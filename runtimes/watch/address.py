@@ -67,16 +67,6 @@ def _towards(address: str) -> str | None:
     return None
 
 
-def listen(backlog: int) -> socket.socket:
-    """A listening socket on the interface of this job, at any port.
-
-    Args:
-        backlog: connections that wait to be accepted.
-    """
-    family, address = own_address(os.environ.get("MASTER_ADDR"))
-    return socket.create_server((address, 0), family=family, backlog=backlog)
-
-
 def listen_for_store(master: str, port: int) -> socket.socket | None:
     """A listening socket for the job's store.
 

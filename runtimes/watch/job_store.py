@@ -48,6 +48,10 @@ class JobStore:
         """Set a value if the key has the expected one, or if both are absent; returns the value that it then has."""
         return bytes(self._call(lambda: self._store.compare_set(key, expected, desired)))
 
+    def append(self, key: str, value: str) -> None:
+        """Append to the value of a key; a key without a value gets this one."""
+        self._call(lambda: self._store.append(key, value))
+
     def remove_all(self) -> None:
         """Remove all keys with the prefix of this connection; where torch cannot list them, they remain."""
         listed = getattr(self._store, "list_keys", None)

@@ -2,7 +2,7 @@
 
     what is seen                                        what it shows
     a failure that a rank raised itself                 it stops, for this reason
-    a connection that ended (`peer_connections`)        that rank's process ended
+    the end of a process of this host (`processes`)     that rank's process ended
     a transport's failure                               a rank stopped answering; of a sum, one of several ranks did
     heartbeats in the job's store, twice a second       which of several is silent
     who arrived                                         a rank is absent; it may be alive
@@ -87,6 +87,11 @@ def not_arrived(ranks: Sequence[int], size: int, timeout_s: float) -> str:
         f"{numbered(ranks)} of {size} did not arrive within {timeout_s:g} s: every rank must call panpipe.pipeline "
         "with the same arguments; see what it does, or why it stopped"
     )
+
+
+def process_ended(rank: int) -> str:
+    """The reason if a rank's process ended without leaving."""
+    return f"{numbered([rank])} stopped answering: its process ended"
 
 
 def store_ended() -> str:

@@ -2,8 +2,8 @@
 
 1. A rank that fails writes its reason to the job's store before it exits, also for an error in the user's code. The
    first reason is kept.
-2. The death of a killed rank is detected by ranks that communicate with it or are connected to it, and they write the
-   reason. `lost_ranks` decides which rank is lost and what is written.
+2. The death of a killed rank is detected by ranks that communicate with it or are on its host (`processes`), and they
+   write the reason. `lost_ranks` decides which rank is lost and what is written.
 3. A rank that waits reads the positions that every rank publishes. If it hangs by the rule in `positions`, it writes
    the reason.
 4. A thread of every rank does this and checks for a reason twice a second: its main thread may wait in a transfer that
@@ -17,7 +17,6 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
@@ -27,9 +26,9 @@ import torch.distributed as dist
 from ...core.errors import WorkerError, message_of
 from .activity import HERE, Activity
 from .job_store import JobStore
-from .lost_ranks import beat, hosts_store, left_early, reason_of, store_ended
-from .peer_connections import PeerConnections
+from .lost_ranks import beat, hosts_store, left_early, process_ended, reason_of, store_ended
 from .positions import Position, hangs, reason_of_hang, table
+from .processes import Processes
 from .published_positions import PublishedPositions
 from .reason_read import acknowledge, linger
 from .signals import WHERE, Describer
@@ -47,6 +46,8 @@ _LEAVES_S = 6.0
 """Most seconds that a rank that leaves waits for its thread: a call of the store ends within 5 s."""
 _GRACE_S = 3.0
 """Most seconds for a rank that detected a peer's failure to raise it from its main thread."""
+_RECENT_S = 2.0
+"""A rank with an answer of the store within these seconds knows whether its host left: that waits for such ranks."""
 
 
 class FailureWatch:
@@ -60,7 +61,6 @@ class FailureWatch:
         store: the job's; None for that of the default process group.
         owns_keys: whether all keys with the store's prefix are of this pipeline: they are removed when all ranks have
             left.
-        blame: called with the rank that hosts the store when the store is gone, before this rank ends because of it.
 
     Attributes:
         reported: whether this rank has reported that it stops.
@@ -74,9 +74,8 @@ class FailureWatch:
         activity: Activity = HERE,
         store: Any = None,
         owns_keys: bool = False,
-        blame: Callable[[int], object] = lambda rank: None,
     ) -> None:
-        self._pid, self._blame = os.getpid(), blame
+        self._pid = os.getpid()
         self._rank, self._timeout_s, self._activity = rank, timeout_s, activity
         self._others = [other for other in range(size) if other != rank]
         default = self._default = dist.distributed_c10d._get_default_store() if store is None else store
@@ -86,12 +85,12 @@ class FailureWatch:
         self._owns_keys, self._stopped = owns_keys, threading.Event()
         self.reported = False
         self._first: str | None = None
-        self._connections: PeerConnections | None = None
-        self._store_may_end, self._rank_0_ended = False, threading.Event()
+        self._processes: Processes | None = None
         self._poll_s = min(_POLL_S, timeout_s / 8)
         self._watchdog = Watchdog(rank, activity, timeout_s, self._end)
         self._published = PublishedPositions(rank, size, timeout_s)
         with suppress(RuntimeError):  # the thread sees that the store has ended
+            self._processes = Processes(self._store, rank)
             self._published.write(self._store, self._watchdog.position(), 0)  # a rank that is connected has a position
             self._watchdog.host = self._published.host(self._store)
         self._thread = threading.Thread(target=self._look, name="panpipe failure watch", daemon=True)
@@ -125,7 +124,7 @@ class FailureWatch:
                 linger(store, self._others)
         except RuntimeError:
             self.reported = True
-            return self._watchdog.left_by_rank_0() if self._ended_in_order() else self._store_ended()
+            return self._watchdog.left_by_rank_0() if self._ended_in_order() else store_ended()
         finally:
             self._watchdog.reporting = False
         return first
@@ -188,8 +187,8 @@ class FailureWatch:
         answers = not self._thread.is_alive()
         if answers:
             self._publish_end(failure)
-        if self._connections is not None:
-            self._connections.leave()
+        if answers and self._processes is not None:
+            self._processes.close()
         if answers and self._owns_keys:
             self._forget()
         if answers:
@@ -198,12 +197,14 @@ class FailureWatch:
             self._host_ended.set()  # the thread makes no further call; at exit it is waited for
 
     def _publish_end(self, failure: BaseException | None) -> None:
-        if self._rank_0_ended.is_set() and hosts_store(0) and self._rank:
-            return
+        """Publish that this rank has left; the host of the store waits until the others know that, or have left."""
         last = f" after {self._activity.last}" if self._activity.last else " before it was built"
         why = last if failure is None else f"{last}, because of {type(failure).__name__}: {message_of(failure)}"
         with suppress(RuntimeError):  # the store's host may have ended
+            acknowledge(self._reports, self._rank)
             self._published.end(self._reports, why)
+            if hosts_store(self._rank):
+                linger(self._reports, set(self._others).difference(self._published.absent(self._reports, self._others)))
 
     def _forget(self) -> None:
         """Remove the keys of this pipeline if all ranks have left it: a job may build many pipelines."""
@@ -211,63 +212,44 @@ class FailureWatch:
             if self._reports.add("panpipe/left", 1) == 1 + len(self._others):
                 self._reports.remove_all()
 
-    def connect(self) -> None:
-        """Connect to the other ranks, so that the end of a process is detected; all ranks call this."""
-        store = self._connection(self._default)
-        size = 1 + len(self._others)
-        self._connections = PeerConnections(store, self._rank, size, self._died, self._rank_0_left)
-
-    def _died(self, failure: WorkerError) -> None:
-        if self._rank and hosts_store(0):  # this rank is connected to rank 0 alone
-            TORCH_LOG.end_warnings()
-            self._host_ended.set()
-        self._rank_0_ended.set()
-        self.report(failure)
-
-    def _rank_0_left(self) -> None:
-        self._store_may_end = hosts_store(0)
-        self._rank_0_ended.set()
-
     def _ended_in_order(self) -> bool:
-        """Whether the store ended without a failure: after its host left, which the connection to it shows, perhaps
-        later than the store."""
-        deadline = time.monotonic() + (
-            _GRACE_S if self._rank and self._connections is not None and hosts_store(0) else 0
-        )
-        while not self._stopped.is_set() and not self._rank_0_ended.wait(0.05) and time.monotonic() < deadline:
-            pass
-        return self._stopped.is_set() or self._store_may_end
-
-    def _store_ended(self) -> str:
-        """The reason if the store is gone before its host left; others may see the end of this rank alone."""
-        if hosts_store(0):
-            self._blame(0)
-        return store_ended()
+        """Whether the store ended after its host had left."""
+        return self._stopped.is_set() or (hosts_store(0) and self._watchdog.host.left is not None)
 
     def _look(self) -> None:
         """Publish this rank's position and look for a reason to stop, again and again; the function of the thread."""
-        store, watchdog = self._store, self._watchdog
+        store, watchdog, answered = self._store, self._watchdog, time.monotonic()
         while not self._stopped.wait(self._poll_s):
             try:
                 found = beat(store, self._rank)
                 hang = self._hang(found)
                 if hang is not None:
                     store.compare_set(FAILURE_KEY, "", hang)
+                self._note_ends()
                 if not store.check([FAILURE_KEY]):
                     watchdog.answered()
+                    answered = time.monotonic()
                     continue
                 self._first = reason = store.get(FAILURE_KEY).decode()
                 acknowledge(store, self._rank)  # from now on the host may end
                 if hosts_store(self._rank):
                     linger(store, self._others)
             except RuntimeError:
-                if self._ended_in_order():
+                if self._ended_in_order() or (self._first is None and time.monotonic() - answered > _RECENT_S):
                     watchdog.store_has_ended = True
                     return
-                hang, reason = None, self._first or self._store_ended()
+                hang, reason = None, self._first or store_ended()
             if self._stopped.wait(_GRACE_S if self.reported and hang is None else 0):
                 return
             self._end(reason)
+
+    def _note_ends(self) -> None:
+        """Write the reason if the process of a rank has ended that had not left; note if the store's host has left."""
+        for rank in self._processes.ended() if self._processes is not None else ():
+            if not self._published.left(self._store, [rank]):
+                self._store.compare_set(FAILURE_KEY, "", process_ended(rank))
+        if hosts_store(0) and self._watchdog.host.left is not None:
+            acknowledge(self._store, self._rank)
 
     def _hang(self, beat_now: int) -> str | None:
         """Publish where this rank is, and read where the others are; the reason if this rank hangs."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from .activity import Activity, QuietTime
-from .lost_ranks import hosts_store, uses_agent_store
+from .lost_ranks import hosts_store, store_ended, uses_agent_store
 from .positions import LEFT_S, UNKNOWN, Position
 
 _TICK_S = 0.25
@@ -68,7 +68,7 @@ class Watchdog:
         quiet_s: seconds without progress.
         reporting: whether a failure is being reported now.
         host: the last known position of rank 0.
-        store_has_ended: whether the store ended in order, because rank 0 left.
+        store_has_ended: whether the store has ended, perhaps because rank 0 left.
     """
 
     def __init__(self, rank: int, activity: Activity, timeout_s: float, end: Callable[[str], object]) -> None:
@@ -116,7 +116,7 @@ class Watchdog:
         on, quiet_s = self._activity.on, self.quiet_s
         if self.store_has_ended:
             if on and quiet_s >= (min(self.timeout_s, LEFT_S) if 0 in on else self.timeout_s):
-                return self.left_by_rank_0()
+                return self.left_by_rank_0() if self.host.left is not None else store_ended()
             return None
         if hosts_store(self._rank):
             return None

@@ -311,7 +311,7 @@ def test_a_rank_killed_inside_a_step_is_named_by_all_the_others(tmp_path, victim
     ],
 )
 def test_transport_that_would_wait_forever_for_a_killed_rank_ends_with_its_name(tmp_path, mesh, ranks, victim, where):
-    """As NCCL does. No call of the transport fails; all ranks detect the broken connection of `peer_connections`."""
+    """As NCCL does. No call of the transport fails; all ranks of the host see that its process ended."""
     assert_all_name(
         victim, tmp_path, "dying", ranks, backend="endless-waits", MESH=mesh, VICTIM=str(victim), WHERE=where
     )

@@ -7,7 +7,7 @@
     UNSHARD      an all-gather of the parameters through the memory of the buckets, where gradients are no longer needed
 
 Slices are of a parameter's elements in the order of memory, in one dimension, so the optimizer's update of an element
-must not depend on others (`elementwise` checks that). A tied weight has a bucket of its own: all stages that read it
+must not depend on others (`trials` checks that). A tied weight has a bucket of its own: all stages that read it
 then cut it at the same places. `sharded_buckets` has the buckets, `shard_transfers` their reduction and all-gather.
 
 If replicas share gradients, too (ZeRO-2), a bucket exists in a slot while its gradients are computed and summed; each

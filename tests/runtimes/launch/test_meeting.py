@@ -7,7 +7,6 @@ import sys
 import pytest
 import torch.distributed as dist
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes.launch import meeting
 from panpipe.runtimes.launch.meeting import Meeting, store_address
 
 
@@ -66,7 +65,6 @@ def test_rank_that_has_lost_its_store_raises_the_reason(alone, monkeypatch):
         raise RuntimeError("Connection reset by peer")
 
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", ended)
-    monkeypatch.setattr(meeting, "end_process", lambda *_: None)
     lost = Meeting(5.0)
     with pytest.raises(WorkerError):
         lost.store()

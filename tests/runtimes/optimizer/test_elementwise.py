@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.optimizer.elementwise import check_elementwise
+from panpipe.runtimes.optimizer.trials import check_elementwise
 from torch import nn
 
 O = torch.optim  # noqa: E741

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.optimizer.separable import check_separable
+from panpipe.runtimes.optimizer.trials import check_separable
 from torch import nn
 
 

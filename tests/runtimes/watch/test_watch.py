@@ -86,8 +86,6 @@ def test_last_rank_that_leaves_removes_the_keys_of_its_pipeline_and_no_others(mo
     store.set("other", "1")
     own = dist.PrefixStore("panpipe/meeting/1", store)
     first, last = (FailureWatch(rank, 2, store=own, owns_keys=True) for rank in range(2))
-    first.connect()
-    last.connect()
     first.stop()
     assert list(published_positions.PublishedPositions(1, 2, 5.0).left(own, [0])) == [0]
     last.stop()
