@@ -125,23 +125,25 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize(("devices", "schedule"), [(2, ("1f1b", 1)), (2, ("v-half", 2)), (3, ("v-half", 2))])
+def equals_one_process(checked, *plans):
+    """One capture trains by several plans (devices, schedule, chunks)."""
+    for devices, *schedule in plans:
+        check = checked.check(ThreadTeam(devices), *schedule)
+        assert check.distance is not None, check
+        assert check.distance.within(1e-12, 1e-12), check
+
+
 @pytest.mark.parametrize("run", RUNS)
-def test_patterns_train_like_one_process(run, devices, schedule):
+def test_patterns_train_like_one_process(run):
     torch.manual_seed(0)
-    check = CheckedModel(Model(RUNS[run]).train(), step, batch(), 3).check(ThreadTeam(devices), *schedule)
-    assert check.distance is not None, check
-    assert check.distance.within(1e-12, 1e-12), check
+    equals_one_process(CheckedModel(Model(RUNS[run]).train(), step, batch(), 3), (2, "1f1b", 1), (3, "v-half", 2))
 
 
-@pytest.mark.parametrize("schedule", [("1f1b", 1), ("v-half", 2)])
-def test_comparison_of_a_computed_number_runs_at_the_end_of_the_step(schedule):
+def test_comparison_of_a_computed_number_runs_at_the_end_of_the_step():
     torch.manual_seed(0)
     checked = CheckedModel(Model(set_up_once).train(), step, batch(), 3)
     assert list(checked.operators.step.regions) == ["the end of the step"]
-    check = checked.check(ThreadTeam(2), *schedule)
-    assert check.distance is not None, check
-    assert check.distance.within(1e-12, 1e-12), check
+    equals_one_process(checked, (2, "1f1b", 1), (2, "v-half", 2))
 
 
 def probed(model, x):
@@ -164,13 +166,10 @@ def weighed_by_the_model(model, x):
     return model.c(model.e(h).tanh()).pow(2).mean(), probe.argmax(1).sum() + 1
 
 
-@pytest.mark.parametrize(("devices", "schedule"), [(2, ("1f1b", 1)), (3, ("v-half", 2)), (4, ("1f1b", 1))])
 @pytest.mark.parametrize("step", [probed, compared_without_gradients, weighed_by_the_model])
-def test_outputs_without_gradient_and_weighted_losses_equal_one_process(step, devices, schedule):
+def test_outputs_without_gradient_and_weighted_losses_equal_one_process(step):
     torch.manual_seed(0)
-    check = CheckedModel(Model(None).train(), step, batch(8), 4).check(ThreadTeam(devices), *schedule)
-    assert check.distance is not None, check
-    assert check.distance.within(1e-12, 1e-12), check
+    equals_one_process(CheckedModel(Model(None).train(), step, batch(8), 4), (3, "v-half", 2), (4, "1f1b", 1))
 
 
 def test_arithmetic_of_numbers_equals_python():

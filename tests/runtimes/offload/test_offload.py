@@ -82,7 +82,7 @@ def test_gradients_have_the_same_bits_as_without_offload(name, schedule):
     same(trained(name, plan), trained(name, away))
 
 
-@pytest.mark.parametrize("queues", [1, 2])
+@pytest.mark.parametrize("queues", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_copies_delayed_at_random_change_no_bit(monkeypatch, queues):
     """What reads too early, or is freed too early, would find other bytes."""
     drawn = random.Random(0)
@@ -187,7 +187,7 @@ def test_compiled_stages_offload():
     same(trained(GPT, plan, compiler=compiler), trained(GPT, away, compiler=compiler))
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "interleaved"])
+@pytest.mark.parametrize("schedule", [pytest.param("gpipe", marks=pytest.mark.slow), "interleaved"])
 def test_peaks_on_the_device_and_on_the_host_are_those_of_the_memory_timeline(schedule):
     """Measured by the finalizers of storages, which know nothing of offload."""
     plan, away = pair(GPT, **PLANS[schedule])

@@ -60,7 +60,8 @@ EXPERTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["Mixtral", *(pytest.param(n, marks=pytest.mark.slow) for n in list(EXPERTS)[1:])])
+@pytest.mark.slow  # laws/test_ordinary.py trains a Mixtral by the default call, too
+@pytest.mark.parametrize("name", EXPERTS)
 def test_mixture_of_experts_trains(name):
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
@@ -68,25 +69,6 @@ def test_mixture_of_experts_trains(name):
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     ids = torch.randint(2, 64, (8, 16))
     trained(model, lambda model, batch: model(**batch).loss, {"input_ids": ids, "labels": ids}, tolerance=1e-4)
-
-
-class RowsOfPixels(nn.Module):
-    """An LSTM that reads the rows of images, as PyTorch's example of MNIST."""
-
-    def __init__(self):
-        super().__init__()
-        self.rnn = nn.LSTM(input_size=8, hidden_size=16, batch_first=True)
-        self.norm, self.head = nn.LayerNorm(16), nn.Linear(16, 10)
-
-    def forward(self, x):
-        output, _ = self.rnn(x.reshape(-1, 8, 8))
-        return F.log_softmax(self.head(self.norm(output[:, -1])), dim=1)
-
-
-def test_an_lstm_that_reads_the_batch_trains():
-    torch.manual_seed(0)
-    batch = torch.randn(16, 1, 8, 8), torch.randint(10, (16,))
-    trained(RowsOfPixels(), lambda model, batch: F.nll_loss(model(batch[0]), batch[1]), batch)
 
 
 class Drawn(nn.Module):
@@ -151,7 +133,7 @@ class Scaled(nn.Module):
         return F.cosine_similarity(self.image(x), self.text(x)) * self.logit_scale.exp()
 
 
-@pytest.mark.parametrize("on_data", [False, True])
+@pytest.mark.parametrize("on_data", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_clamped_logit_scale_trains(on_data):
     torch.manual_seed(0)
     model, batch = Scaled(), torch.randn(16, 8)

@@ -212,7 +212,7 @@ def test_a_function_that_adds_nothing_to_the_gradients_is_not_used():
         assert (one - other).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("rows", [8, 4])
+@pytest.mark.parametrize("rows", [pytest.param(8, marks=pytest.mark.slow), 4])
 def test_gradients_of_compiled_sections_are_added_up_where_the_optimizer_reads_them(rows):
     """Also in a second step, and with ``update=False``, where gradients are kept."""
     (pipe, batch), (alone, _) = pipeline(rows=rows, compile=as_it_is), pipeline(rows=rows)

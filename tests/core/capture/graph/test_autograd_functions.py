@@ -119,13 +119,18 @@ MIDDLES = {
 }
 
 
-@pytest.mark.parametrize("schedule", [("1f1b", 1), ("v-half", 2)])
+def equals_one_process(checked, near=1e-12):
+    """One capture trains by two plans."""
+    for schedule in (("1f1b", 1), ("v-half", 2)):
+        check = checked.check(ThreadTeam(2), *schedule)
+        assert check.distance is not None, check
+        assert check.distance.within(near, near), check
+
+
 @pytest.mark.parametrize("middle", MIDDLES)
-def test_autograd_functions_train_like_one_process(middle, schedule):
+def test_autograd_functions_train_like_one_process(middle):
     torch.manual_seed(0)
-    check = CheckedModel(Model(MIDDLES[middle]).train(), step, batch(), 3).check(ThreadTeam(2), *schedule)
-    assert check.distance is not None, check
-    assert check.distance.within(1e-12, 1e-12), check
+    equals_one_process(CheckedModel(Model(MIDDLES[middle]).train(), step, batch(), 3))
 
 
 def test_autograd_function_is_one_operator_with_its_name():
@@ -233,8 +238,7 @@ def test_a_parameter_written_in_the_forward_is_refused_by_name():
         capture_step(Model(clamped), step, batch(2))
 
 
-@pytest.mark.parametrize("schedule", [("1f1b", 1), ("v-half", 2)])
-def test_autocast_inside_the_step_is_captured(schedule):
+def test_autocast_inside_the_step_is_captured():
     def mixed(model, x):
         with torch.autocast("cpu", torch.bfloat16):
             out = model(x)
@@ -248,6 +252,4 @@ def test_autocast_inside_the_step_is_captured(schedule):
     assert {node.meta["val"].dtype for node in checked.operators.step.graph.nodes if "linear" in node.name} == {
         torch.bfloat16
     }
-    check = checked.check(ThreadTeam(2), *schedule)
-    assert check.distance is not None, check
-    assert check.distance.within(1e-6, 1e-6), check
+    equals_one_process(checked, near=1e-6)

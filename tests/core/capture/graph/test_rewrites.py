@@ -63,7 +63,7 @@ MODELS = {
 }
 
 
-SLOW = ("lstm", "lstm without biases, times first", "lstm with projections")
+SLOW = ("lstm", "lstm without biases, times first", "lstm with projections", "gru")
 """Variations of others, left out of the fast suite."""
 
 
