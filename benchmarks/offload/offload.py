@@ -12,8 +12,7 @@ catalogue   ``free`` on clusters of the catalogue, with and without NVLink, over
 
 k is the round trip of saved tensors to the host ÷ the forward and backward that they are saved for. The graphs have
 equal layers of four operators. Every device has an NVLink port and a link to its host, alone or with a neighbour;
-``catalogue`` takes clusters of the catalogue, whose k is for the rates while all devices copy. ``offload_best.py``
-compares ``offload="auto"`` with plans of other kinds.
+``catalogue`` takes clusters of the catalogue, whose k is for the rates while all devices copy.
 """
 
 import argparse
