@@ -1,6 +1,11 @@
-"""What worker processes of benchmarks have in common: the environment of a rank, and its resident memory on Linux."""
+"""What benchmarks of several processes have in common: ranks, their resident memory on Linux, and other load."""
 
+import multiprocessing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import torch
 
 
 def rank_environment(rank: int, port: int, size: int = 2) -> dict[str, str]:
@@ -29,3 +34,25 @@ def resident_bytes(field: str) -> int:
 def reset_resident_peak() -> None:
     """Make ``VmHWM`` count from now on."""
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """A context in which this many other processes compute all the time."""
+    context = multiprocessing.get_context("spawn")
+    others = [context.Process(target=_compute, daemon=True) for _ in range(processes)]
+    for each in others:
+        each.start()
+    try:
+        yield
+    finally:
+        for each in others:
+            each.kill()
+            each.join()
+
+
+def _compute() -> None:
+    torch.set_num_threads(1)
+    matrix = torch.randn(256, 256)
+    while True:
+        torch.mm(matrix, matrix)

@@ -1,4 +1,4 @@
-"""Six models of different kinds, of a size that makes a step of two one-thread workers take about half a second.
+"""Six models of different kinds, whose steps take two workers of one thread about a quarter of a second.
 
 Each is a function that returns (model, step, batch), the batch being cut into ``MICROBATCHES``.
 """
@@ -50,7 +50,7 @@ def gpt2() -> Case:
         vocab_size=1024, n_positions=128, n_embd=256, n_layer=6, n_head=8, use_cache=False,
         bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    return transformers.AutoModelForCausalLM.from_config(config), next_token, _text(16, 128, 1024)
+    return transformers.AutoModelForCausalLM.from_config(config), next_token, _text(8, 128, 1024)
 
 
 def bert() -> Case:
@@ -59,7 +59,7 @@ def bert() -> Case:
         vocab_size=2048, hidden_size=256, num_hidden_layers=6, num_attention_heads=4, intermediate_size=1024,
         max_position_embeddings=128,
     )  # fmt: skip
-    return transformers.BertForMaskedLM(config), next_token, _text(16, 128, 2048)
+    return transformers.BertForMaskedLM(config), next_token, _text(8, 128, 2048)
 
 
 def vit() -> Case:
@@ -68,7 +68,7 @@ def vit() -> Case:
         hidden_size=256, num_hidden_layers=6, num_attention_heads=4, intermediate_size=1024, image_size=96,
         patch_size=8, num_labels=100,
     )  # fmt: skip
-    return transformers.ViTForImageClassification(config), classify, _images(16, 96, 100)
+    return transformers.ViTForImageClassification(config), classify, _images(8, 96, 100)
 
 
 def resnet() -> Case:
@@ -76,7 +76,7 @@ def resnet() -> Case:
     config = transformers.ResNetConfig(
         embedding_size=32, hidden_sizes=[64, 128, 256, 512], depths=[2, 2, 2, 2], layer_type="basic", num_labels=100
     )
-    return transformers.ResNetForImageClassification(config), classify, _images(32, 64, 100)
+    return transformers.ResNetForImageClassification(config), classify, _images(16, 64, 100)
 
 
 def t5() -> Case:
@@ -89,7 +89,7 @@ def t5() -> Case:
     def step(model: nn.Module, batch: Batch) -> Tensor:
         return model(input_ids=batch["x"], labels=batch["y"]).loss  # type: ignore[no-any-return]
 
-    return transformers.T5ForConditionalGeneration(config), step, _text(16, 96, 1024)
+    return transformers.T5ForConditionalGeneration(config), step, _text(8, 96, 1024)
 
 
 def llama() -> Case:
@@ -98,7 +98,7 @@ def llama() -> Case:
         vocab_size=2048, hidden_size=256, intermediate_size=768, num_hidden_layers=6, num_attention_heads=8,
         num_key_value_heads=4, max_position_embeddings=256, use_cache=False, bos_token_id=0, eos_token_id=1,
     )  # fmt: skip
-    return transformers.AutoModelForCausalLM.from_config(config), next_token, _text(16, 192, 2048)
+    return transformers.AutoModelForCausalLM.from_config(config), next_token, _text(8, 192, 2048)
 
 
 MODELS: dict[str, Callable[[], Case]] = {

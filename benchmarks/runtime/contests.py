@@ -15,8 +15,7 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from torch.nn import functional as F
 
 from benchmarks import gpt
 from benchmarks.recording import machine, record
-from benchmarks.worker_process import rank_environment
+from benchmarks.worker_process import busy, rank_environment
 
 PORT, MICROBATCHES, LONGEST = 29720, 8, 250
 """Steps in which a contest ends, at most."""
@@ -169,27 +168,6 @@ def compared(name: str, others: list[panpipe.Pipeline], turns: int) -> dict[str,
     }  # fmt: skip
 
 
-@contextmanager
-def load(processes: int) -> Iterator[None]:
-    """Other processes that compute."""
-    context = mp.get_context("spawn")
-    others = [context.Process(target=spin, daemon=True) for _ in range(processes)]
-    for each in others:
-        each.start()
-    try:
-        yield
-    finally:
-        for each in others:
-            each.kill()
-            each.join()
-
-
-def spin() -> None:
-    matrix = torch.randn(256, 256)
-    while True:
-        torch.mm(matrix, matrix)
-
-
 def worker(rank: int, name: str, turns: int, port: int, wire: Any) -> None:
     """A rank: sends the number of schedules, then a result for each load it receives the number of, until None."""
     torch.set_num_threads(1)
@@ -222,7 +200,7 @@ def main() -> None:
         wires = [ours for ours, _ in pipes]
         plans = answers(wires, ranks)[0]
         for processes in map(int, arguments.loads.split(",")):
-            with load(processes):
+            with busy(processes):
                 for wire in wires:
                     wire.send(processes)
                 found = answers(wires, ranks)[0]
