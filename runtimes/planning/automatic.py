@@ -44,7 +44,7 @@ from .options import PlanningOptions
 
 PLAIN = "1f1b"
 """The schedule that is always compared."""
-CUT_ACTIONS, ORDER_ACTIONS = 500_000, 1_000_000
+CUT_ACTIONS, ORDER_ACTIONS = 500_000, 300_000
 """Compute actions that one search for cuts, and one for orders, evaluates: about a tenth of a second on one core. The
 numbers follow from the problem, so that the same request gives the same plan on a fast and on a slow machine."""
 LEAST_EVALUATIONS = 2_000
@@ -163,8 +163,10 @@ class Planning:
         order = preference([family.name for family in self.options.families])
         if not self.options.contest:
             return candidates(plans, order, self.regular)[:1]
-        leaders = [min((p for p in plans if len(p.stages) == n), key=step_s) for n in {len(p.stages) for p in plans}]
-        rivals = [rival for leader in sorted(leaders, key=step_s) for rival in self._rival(leader)]
+        # The more stages, the more orders there are, and the less their predictions differ.
+        counts = sorted({len(plan.stages) for plan in plans}, reverse=True)
+        leaders = [min((plan for plan in plans if len(plan.stages) == count), key=step_s) for count in counts]
+        rivals = [rival for leader in leaders for rival in self._rival(leader)]
         return candidates(plans, order, self.regular, plain=self._plain(plans), rivals=rivals)
 
     def _plain(self, plans: Sequence[Plan]) -> list[Plan]:
