@@ -10,6 +10,7 @@ KERNELS = (EAGER, COMPILED, FUSED)
 """How the kernels of a step are written, see ``fusion``."""
 
 _MATMULS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "mv", "addmv", "dot", "vdot", "addbmm"}
+_RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _ATTENTION = ("_scaled_dot_product", "_flash_attention", "_efficient_attention", "_cudnn_attention")
 _REDUCTIONS = {
     "sum", "mean", "var", "var_mean", "std", "std_mean", "amax", "amin", "aminmax", "max", "min", "argmax", "argmin",
@@ -32,7 +33,7 @@ def kind_of(target: Any) -> str:
     """
     name = operator_name(target)
     plain = name.removesuffix("_")
-    if plain in _MATMULS:
+    if plain in _MATMULS or name.removesuffix("_backward") in _RECURRENT:
         return MATMUL
     if name.startswith(_ATTENTION) or name in ("fused_attention", "fused_attention_backward"):
         return ATTENTION

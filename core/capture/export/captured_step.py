@@ -13,7 +13,7 @@ from ..graph.autograd_functions import place_hooks
 from ..graph.checks import depends_on_values, drop_checks, refuse_written_constants
 from ..graph.nodes import is_view, module_of, root_of, written_arguments, written_roots
 from ..graph.outputs import Outputs, ResultRows, keep_weight_with_loss, row_outputs, step_outputs
-from ..graph.rewrites import copy_written, keep_read_values, rewrite_aliases, rewrite_masked_scatters, split_layers
+from ..graph.rewrites import copy_written, keep_read_values, rewrite_aliases, rewrite_masked_scatters
 from ..graph.sizes import NotSymbolic, Sizes, SizeSymbols, fold_sizes, has_symbols
 from ..regions.breaks import Breaks
 from ..regions.modes import note_modes
@@ -185,7 +185,6 @@ def _rewrite(graph: fx.Graph, batch: Collection[str]) -> dict[str, str]:
     written = copy_written(graph, batch)
     drop_checks(graph)
     _refuse_late_sizes(graph)
-    split_layers(graph)
     rewrite_masked_scatters(graph)
     return written
 

@@ -28,6 +28,7 @@ from ..graph.autograd_functions import holding, own_functions, transforms_traced
 from ..graph.checks import WritesConstant, make_buffer, make_constant_a_buffer
 from ..graph.generated_sources import sources_removed
 from ..graph.outputs import ResultRows
+from ..graph.recurrence import recurrence_as_operators
 from ..python.changes import FIX, WritesTensor, assigned_buffers_written
 from ..python.references import references_followed
 from ..python.refusals import calls_refused, check_foreign_gradients, check_gradient_hooks
@@ -266,6 +267,7 @@ def _exported(
     with (
         _reparametrize_module(whole, state), own_functions(), modes_as_calls(), lines_recorded(), holding() as held,
         _exporting_hidden() if breaks.as_eager else nullcontext(), warnings.catch_warnings(), transforms_traced(),
+        recurrence_as_operators(),
     ):  # fmt: skip
         # Assignments of a forward are handled: buffers are written, and other attributes are restored.
         warnings.filterwarnings("ignore", message="The tensor attribute.* assigned during export")

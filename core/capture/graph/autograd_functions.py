@@ -282,3 +282,34 @@ def _as_operators(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()):
             raise NeedsValue("a transform of torch.func draws random numbers, which is not captured")
     return pytree.tree_unflatten(operators.forward(*tensors), results[-1])
+
+
+class autograd_in_kernel:
+    """Enables autograd and torch.func, also inside an operator's kernel, where the dispatcher has disabled them."""
+
+    def __init__(self) -> None:
+        keys = torch._C.DispatchKey
+        self._guards = [
+            torch._C._SetExcludeDispatchKeyGuard(key, False)
+            for key in (
+                keys.AutogradFunctionality,
+                keys.AutogradOther,
+                keys.ADInplaceOrView,
+                keys.FuncTorchDynamicLayerFrontMode,
+                keys.FuncTorchDynamicLayerBackMode,
+                keys.FuncTorchGradWrapper,
+                keys.FuncTorchBatched,
+                keys.FuncTorchVmapMode,
+            )
+        ]
+        self._enabled = torch.enable_grad()
+
+    def __enter__(self) -> None:
+        for guard in self._guards:
+            guard.__enter__()
+        self._enabled.__enter__()
+
+    def __exit__(self, *failure: Any) -> None:
+        self._enabled.__exit__(*failure)
+        for guard in reversed(self._guards):
+            guard.__exit__(*failure)

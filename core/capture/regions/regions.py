@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...errors import RequestError
-from ..graph.autograd_functions import NumberedObjects
+from ..graph.autograd_functions import NumberedObjects, autograd_in_kernel
 from ..graph.checks import RULE
 from ..graph.randomness import KeyedRandom, random_key
 from ..python.changes import INTERNAL
@@ -78,7 +78,7 @@ class Region:
     def forward(self, given: Sequence[Tensor], key: Tensor | None, ordinal: int) -> list[Tensor]:
         """Its results and its ticket."""
         leaves = [tensor.detach().requires_grad_(i in self.trained) for i, tensor in enumerate(given)]
-        with _autograd(), self.autocast():
+        with autograd_in_kernel(), self.autocast():
             found = self._drawn(list(leaves), key, ordinal)
         ticket = torch.zeros(1, dtype=torch.int64, device=given[0].device if given else None)
         ticket.kept = found, [leaves[i] for i in self.trained]  # type: ignore[attr-defined]
@@ -91,7 +91,7 @@ class Region:
         pairs = [(f, g.expand_as(f)) for f, g in zip(found, gradients, strict=True) if f.requires_grad]
         if not pairs or not leaves:
             return [_no_gradient(leaf) for leaf in leaves]
-        with _autograd():
+        with autograd_in_kernel():
             flowed = torch.autograd.grad(
                 [f for f, _ in pairs], leaves, [g for _, g in pairs], allow_unused=True, retain_graph=True
             )
@@ -134,37 +134,6 @@ def is_no_gradient(gradient: Tensor) -> bool:
 def _own(tensor: Tensor) -> Tensor:
     """A result that shares no memory with anything else, contiguous."""
     return tensor.detach().clone(memory_format=torch.contiguous_format)
-
-
-class _autograd:
-    """Enables autograd and torch.func, also inside an operator's kernel, where the dispatcher has disabled them."""
-
-    def __init__(self) -> None:
-        keys = torch._C.DispatchKey
-        self._guards = [
-            torch._C._SetExcludeDispatchKeyGuard(key, False)
-            for key in (
-                keys.AutogradFunctionality,
-                keys.AutogradOther,
-                keys.ADInplaceOrView,
-                keys.FuncTorchDynamicLayerFrontMode,
-                keys.FuncTorchDynamicLayerBackMode,
-                keys.FuncTorchGradWrapper,
-                keys.FuncTorchBatched,
-                keys.FuncTorchVmapMode,
-            )
-        ]
-        self._enabled = torch.enable_grad()
-
-    def __enter__(self) -> None:
-        for guard in self._guards:
-            guard.__enter__()
-        self._enabled.__enter__()
-
-    def __exit__(self, *failure: Any) -> None:
-        self._enabled.__exit__(*failure)
-        for guard in reversed(self._guards):
-            guard.__exit__(*failure)
 
 
 def trained(reads: Sequence[Tensor]) -> dict[int, TensorSpec]:

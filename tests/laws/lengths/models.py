@@ -127,10 +127,31 @@ def _flat(scores: Tensor, ndim: int) -> Tensor:
     return (scores.movedim(1, -1) if ndim > 2 else scores).flatten(0, -2)
 
 
+class Recurrent(nn.Module):
+    """Two recurrent layers in both directions with dropout between them, and a head."""
+
+    def __init__(self, kind: type[nn.RNNBase]) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(64, 8), nn.Linear(16, 64)
+        self.recurrent = kind(8, 8, num_layers=2, batch_first=True, dropout=0.1, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.recurrent(self.embed(x))[0])
+
+
+def _recurrent(kind: type[nn.RNNBase]) -> Case:
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return Recurrent(kind)
+
+    return Case(model, _classified, lambda length: {"x": _tokens(length), "y": _tokens(length, seed=100)})
+
+
 CASES = {
     "llama": Case(_llama, _loss, _padded),
     "bert with dropout": Case(_bert, _loss, _padded),
     "gpt with dropout": Case(_gpt, _loss, _padded),
     "t5": Case(_t5, _loss, _translation),
+    **{kind.__name__.lower(): _recurrent(kind) for kind in (nn.LSTM, nn.GRU, nn.RNN)},
     "unet": Case(_unet, _classified, _images, (8, 12, 32)),
 }

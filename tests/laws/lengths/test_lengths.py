@@ -55,7 +55,7 @@ def check_equal_to_own_captures(case: Case, captures: list[int], **options) -> N
     assert counts == [1, *(0 for _ in case.sizes[2:])]
 
 
-QUICK = ("unet",)
+QUICK = ("lstm", "unet")
 
 
 @pytest.mark.parametrize(
