@@ -162,12 +162,11 @@ class Checkpoints:
     def _resume(self, training: TrainingState, path: Path) -> None:
         team = self._team
         damage, misfit, parts = None, None, Parts()
-        reader: CheckpointReader | PartReader | None = None
+        reader: CheckpointReader | None = None
         own = parts_of(self._read())  # replicas that share an optimizer read it together
         try:
-            reader = CheckpointReader(path)
-            if team.tensor is not None:
-                reader = PartReader(reader, own.tensors, team.tensor)
+            tensor = team.tensor
+            reader = CheckpointReader(path) if tensor is None else PartReader(path, own=own.tensors, team=tensor)
             try:
                 parts = fitted(own, reader, training)
             except PanpipeError as error:  # a changed name of a tensor looks like another model's

@@ -24,7 +24,7 @@ from torch.distributed.checkpoint import state_dict_saver
 from ...core.errors import PanpipeError, RequestError, in_a_line
 from ...core.files.limits import short
 from ...core.files.read import file_below, open_regular, read_bytes
-from ..launch.exchange import OneProcess
+from ..launch.exchange import ONE_PROCESS
 from .durable_files import cannot_write
 from .manifest import DCP_METADATA
 from .reading import CheckpointReader
@@ -140,7 +140,7 @@ def import_checkpoint(source: str | Path, folder: str | Path) -> None:
         ) from None
     if type(steps) is not int or not 0 <= steps < 1 << 63:
         raise RequestError(f"'{source}' has no '{ROOT}.progress.steps': it is not a checkpoint of a pipeline")
-    Save(folder, begin_save(folder), parts, steps, None, 1).run(OneProcess())
+    Save(folder, begin_save(folder), parts, steps, None, 1).run(ONE_PROCESS)
 
 
 def _parts_in(source: Path) -> Parts:

@@ -10,10 +10,9 @@ from ...core.files.limits import short
 from .reading import CheckpointReader
 from .state_parts import Parts, state_of
 from .training_state import TrainingState
-from .whole_parts import PartReader
 
 
-def fitted(own: Parts, reader: CheckpointReader | PartReader, training: TrainingState) -> Parts:
+def fitted(own: Parts, reader: CheckpointReader, training: TrainingState) -> Parts:
     """The parts that a pipeline loads: its own tensors, which are to be overwritten, and the checkpoint's items.
 
     Args:
@@ -47,7 +46,7 @@ def fitted(own: Parts, reader: CheckpointReader | PartReader, training: Training
     return parts
 
 
-def _check_sections(own: Parts, reader: CheckpointReader | PartReader, training: TrainingState) -> None:
+def _check_sections(own: Parts, reader: CheckpointReader, training: TrainingState) -> None:
     """Refuse other classes and names with the messages of `TrainingState`, which name models and optimizers."""
     for name in ("scheduler", "scaler"):
         if name in reader.items:

@@ -113,13 +113,16 @@ class CheckpointReader:
         """
         with torch.no_grad():
             for name in sorted(tensors, key=self._place):
-                kept, tensor = self.tensors[name], tensors[name].detach()
-                if DTYPES.get(kept.file.entries[name].dtype) == kept.dtype:
-                    kept.file.read_into(name, tensor)
-                else:
-                    data = torch.empty(*kept.shape, kept.dtype.itemsize, dtype=torch.uint8)
-                    kept.file.read_into(name, data)
-                    tensor.copy_(data.reshape(-1).view(kept.dtype).reshape(kept.shape))
+                self._read(self.tensors[name], name, tensors[name].detach())
+
+    def _read(self, kept: StoredTensor, name: str, tensor: Tensor) -> None:
+        """Overwrite a tensor of the same shape and dtype with a stored one, which may be stored as bytes."""
+        if DTYPES.get(kept.file.entries[name].dtype) == kept.dtype:
+            kept.file.read_into(name, tensor)
+        else:
+            data = torch.empty(*kept.shape, kept.dtype.itemsize, dtype=torch.uint8)
+            kept.file.read_into(name, data)
+            tensor.copy_(data.reshape(-1).view(kept.dtype).reshape(kept.shape))
 
     def whole(self) -> Parts:
         """All parts, with tensors on the CPU; every file is checked."""

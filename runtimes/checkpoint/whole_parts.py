@@ -6,16 +6,13 @@
 ranks, or without any.
 """
 
-from collections.abc import Collection, Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
 
 import torch
-from attrs import evolve
+from attrs import define, evolve, field
 from torch import Tensor
 
 from ..launch.tensor_team import Split, TensorTeam
-from .manifest import Manifest
 from .reading import CheckpointReader, StoredTensor
 from .state_parts import Parts
 
@@ -65,57 +62,35 @@ def narrowed(parts: Parts, own: Mapping[str, Tensor], team: TensorTeam) -> Parts
     return Parts(found, parts.items)
 
 
-class PartReader:
+@define
+class PartReader(CheckpointReader):
     """Reads this rank's parts of a checkpoint's tensors; otherwise as `CheckpointReader`.
 
     Args:
-        reader: of the checkpoint.
         own: this rank's tensors, by name in the checkpoint.
         team: the tensor ranks.
     """
 
-    def __init__(self, reader: CheckpointReader, own: Mapping[str, Tensor], team: TensorTeam) -> None:
-        self._reader = reader
-        self._splits = {
-            name: split for name, tensor in own.items() if (split := split_of(name, tensor, team)) is not None
-        }
-        self.tensors = {name: self._part(name, kept) for name, kept in reader.tensors.items()}
-        self.items: Mapping[str, Any] = reader.items
+    own: Mapping[str, Tensor] = field(kw_only=True)
+    team: TensorTeam = field(kw_only=True)
+    _splits: dict[str, Split] = field(factory=dict, init=False)
+    _stored: dict[str, StoredTensor] = field(factory=dict, init=False)
 
-    @property
-    def manifest(self) -> Manifest:
-        """The checkpoint's files."""
-        return self._reader.manifest
-
-    @property
-    def folder(self) -> Path:
-        """Of the checkpoint."""
-        return self._reader.folder
-
-    def files_of(self, tensors: Collection[str]) -> list[str]:
-        """The files that have these tensors."""
-        return self._reader.files_of(tensors)
-
-    def check(self, files: Collection[str]) -> None:
-        """Compare files with their hashes; see `CheckpointReader.check`."""
-        self._reader.check(files)
-
-    def refuse_changed(self) -> None:
-        """Refuse files that were written since they were checked."""
-        self._reader.refuse_changed()
+    def __attrs_post_init__(self) -> None:
+        CheckpointReader.__attrs_post_init__(self)
+        for name, tensor in self.own.items():
+            split = split_of(name, tensor, self.team)
+            part = split.part_shape(self.tensors[name].shape) if split is not None and name in self.tensors else None
+            if split is not None and part is not None:  # others keep their shapes, and are refused with them
+                self._splits[name], self._stored[name] = split, self.tensors[name]
+                self.tensors[name] = evolve(self.tensors[name], shape=part)
 
     def read_into(self, tensors: Mapping[str, Tensor]) -> None:
         """Overwrite tensors with this rank's parts of those of the checkpoint."""
-        self._reader.read_into({name: tensor for name, tensor in tensors.items() if name not in self._splits})
-        for name, split in self._splits.items():
-            if name in tensors:
-                kept = self._reader.tensors[name]
-                whole = torch.empty(kept.shape, dtype=kept.dtype)
-                self._reader.read_into({name: whole})
-                with torch.no_grad():
-                    tensors[name].detach().copy_(split.part_of(whole))
-
-    def _part(self, name: str, kept: StoredTensor) -> StoredTensor:
-        """What this rank reads of a tensor; one that cannot be divided keeps its shape, and is refused with it."""
-        part = self._splits[name].part_shape(kept.shape) if name in self._splits else None
-        return kept if part is None else evolve(kept, shape=part)
+        CheckpointReader.read_into(self, {n: tensor for n, tensor in tensors.items() if n not in self._splits})
+        for name in self._splits.keys() & tensors.keys():
+            kept = self._stored[name]
+            whole = torch.empty(kept.shape, dtype=kept.dtype)
+            self._read(kept, name, whole)
+            with torch.no_grad():
+                tensors[name].detach().copy_(self._splits[name].part_of(whole))

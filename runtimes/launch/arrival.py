@@ -12,9 +12,8 @@ import torch.distributed as dist
 from ...backends.gloo import ENDLESS
 from ...core.errors import WorkerError
 from ..watch.activity import HERE
-from ..watch.lost_ranks import hosts_store, left_early, not_arrived
+from ..watch.lost_ranks import acknowledge, hosts_store, left_early, linger, not_arrived
 from ..watch.published_positions import PublishedPositions
-from ..watch.reason_read import acknowledge, linger
 from ..watch.torch_log import TORCH_LOG
 from ..watch.uncaught import keep_one_prefix
 from ..watch.watch import FAILURE_KEY

@@ -25,7 +25,7 @@ from ..watch.uncaught import failure_at_exit
 from ..watch.watched_backend import WatchedBackend, watched
 from .arrival import create_group, join
 from .clock_offset import clock_offset_ns
-from .exchange import Exchange, RankExchange
+from .exchange import Exchange
 from .forks import keep_in_forks
 from .groups import device_mesh
 from .meeting import Meeting
@@ -213,7 +213,7 @@ class RankTeam(Team):
             raise failure or decoded(first)
 
     def exchange(self) -> Exchange:
-        return RankExchange(self._number, self.mesh.ranks, lambda value: self.everywhere(lambda _: value))
+        return Exchange(self._number, self.mesh.ranks, lambda value: self.everywhere(lambda _: value))
 
     def background_exchange(self) -> Exchange:
         if self._background is None:
@@ -228,7 +228,7 @@ class RankTeam(Team):
                 raise WorkerError.stopped_answering(self._others, gloo.lost(error)) from error
             return [by_rank[rank] for rank in self.mesh.cluster_devices]
 
-        return RankExchange(self._number, self.mesh.ranks, gather)
+        return Exchange(self._number, self.mesh.ranks, gather)
 
     @property
     def _number(self) -> int:

@@ -31,7 +31,7 @@ from ..watch.thread_hangs import ThreadHangs
 from ..watch.timeout import timeout_of
 from ..watch.watched_backend import WatchedBackend
 from .device_thread import DeviceThread
-from .exchange import Exchange, OneProcess
+from .exchange import ONE_PROCESS, Exchange
 from .tensor_team import TensorTeam
 
 T = TypeVar("T")
@@ -155,11 +155,11 @@ class Team(ABC):
 
     def exchange(self) -> Exchange:
         """The processes of all replicas, which send each other values."""
-        return OneProcess()
+        return ONE_PROCESS
 
     def background_exchange(self) -> Exchange:
         """The same for a thread that runs next to training; all processes call this together."""
-        return OneProcess()
+        return ONE_PROCESS
 
     def connect(self, pairs: Iterable[Pair]) -> None:  # noqa: B027 - devices of one process are connected
         """Prepare for messages between pairs of devices of a pipeline; all processes of a replica call it together."""

@@ -26,11 +26,19 @@ import torch.distributed as dist
 from ...core.errors import WorkerError, message_of
 from .activity import HERE, Activity
 from .job_store import JobStore
-from .lost_ranks import beat, hosts_store, left_early, process_ended, reason_of, store_ended
+from .lost_ranks import (
+    acknowledge,
+    beat,
+    hosts_store,
+    left_early,
+    linger,
+    process_ended,
+    reason_of,
+    store_ended,
+)
 from .positions import Position, hangs, reason_of_hang, table
 from .processes import Processes
 from .published_positions import PublishedPositions
-from .reason_read import acknowledge, linger
 from .signals import WHERE, Describer
 from .timeout import TIMEOUT_S
 from .torch_log import TORCH_LOG

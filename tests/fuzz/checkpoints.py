@@ -16,7 +16,7 @@ from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, manifest_bytes
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import Parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save
-from panpipe.runtimes.launch.exchange import OneProcess
+from panpipe.runtimes.launch.exchange import ONE_PROCESS
 
 from .mutations import dumped
 
@@ -36,7 +36,7 @@ def valid_files() -> Mapping[str, bytes]:
     """The files of a checkpoint."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "step-1"
-        Save(folder, begin_save(folder), PARTS, 1, None, 1).run(OneProcess())
+        Save(folder, begin_save(folder), PARTS, 1, None, 1).run(ONE_PROCESS)
         return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
@@ -45,7 +45,7 @@ def valid_dcp_files() -> Mapping[str, bytes]:
     """The files of the same checkpoint of ``torch.distributed.checkpoint``."""
     with tempfile.TemporaryDirectory() as parent:
         folder, target = Path(parent) / "step-1", Path(parent) / "dcp"
-        Save(folder, begin_save(folder), PARTS, 1, None, 1).run(OneProcess())
+        Save(folder, begin_save(folder), PARTS, 1, None, 1).run(ONE_PROCESS)
         export_checkpoint(folder, target)
         return {path.name: path.read_bytes() for path in target.iterdir()}
 

@@ -17,7 +17,7 @@ from panpipe.runtimes.checkpoint.dcp_files import export_checkpoint, import_chec
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import Parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save
-from panpipe.runtimes.launch.exchange import OneProcess
+from panpipe.runtimes.launch.exchange import ONE_PROCESS
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 STATE = {
@@ -292,7 +292,7 @@ def test_other_checkpoints_are_refused(tmp_path):
     refused(tmp_path / "plain", tmp_path / "a", "a checkpoint of a pipeline is saved from {'pipe': pipe}")
     refused(saved(tmp_path / "part", {"model": STATE["model"]}), tmp_path / "a", "has no 'pipe.progress.steps'")
     refused(tmp_path / "none", tmp_path / "a", "No such file")
-    Save(tmp_path / "own", begin_save(tmp_path / "own"), Parts({}, {"progress.steps": 1}), 1, None, 1).run(OneProcess())
+    Save(tmp_path / "own", begin_save(tmp_path / "own"), Parts({}, {"progress.steps": 1}), 1, None, 1).run(ONE_PROCESS)
     refused(saved(tmp_path / "dcp", {**STATE, "more": {"x": 1}}), tmp_path / "a", "no part of the state of training")
     right = saved(tmp_path / "right")
     with pytest.raises(panpipe.RequestError, match="own' holds a checkpoint"):

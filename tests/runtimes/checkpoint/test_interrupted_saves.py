@@ -16,7 +16,7 @@ from panpipe.runtimes.checkpoint.folders import latest_checkpoint
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import Parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save
-from panpipe.runtimes.launch.exchange import OneProcess
+from panpipe.runtimes.launch.exchange import ONE_PROCESS
 
 BYTES = 40_000
 
@@ -25,7 +25,7 @@ def save(folder, number, keep=None):
     """Write a checkpoint whose values are its number."""
     path = Path(folder) / f"step-{number}"
     tensors = {f"model.w{i}": torch.full((BYTES // 8,), float(number)) for i in range(2)}
-    Save(path, begin_save(path), Parts(tensors, {"progress.steps": number}), number, keep, 1).run(OneProcess())
+    Save(path, begin_save(path), Parts(tensors, {"progress.steps": number}), number, keep, 1).run(ONE_PROCESS)
 
 
 def last(folder):

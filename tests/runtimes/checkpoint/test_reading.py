@@ -7,7 +7,7 @@ from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, manifest_bytes
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts, write_parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save
-from panpipe.runtimes.launch.exchange import OneProcess
+from panpipe.runtimes.launch.exchange import ONE_PROCESS
 
 TENSORS = {
     "model.a": torch.arange(6.0).reshape(2, 3),
@@ -20,7 +20,7 @@ NAMES = PartNames(1, 1)
 @pytest.fixture
 def folder(tmp_path):
     path = tmp_path / "step-3"
-    Save(path, begin_save(path), Parts(dict(TENSORS), {"progress.steps": 3}), 3, None, 1).run(OneProcess())
+    Save(path, begin_save(path), Parts(dict(TENSORS), {"progress.steps": 3}), 3, None, 1).run(ONE_PROCESS)
     return path
 
 

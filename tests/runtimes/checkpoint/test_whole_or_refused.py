@@ -18,7 +18,7 @@ from panpipe.runtimes.checkpoint.manifest import manifest_bytes
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import Parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save
-from panpipe.runtimes.launch.exchange import OneProcess
+from panpipe.runtimes.launch.exchange import ONE_PROCESS
 from panpipe.runtimes.weights.tensor_files import write_tensors
 from safetensors.torch import load_file
 
@@ -197,14 +197,14 @@ def with_items(folder, **changes):
     [
         ({"progress.steps": -1}, "'progress.steps' is -1 .* must be a number of steps"),
         ({"progress.steps": 10**400}, "'progress.steps' is an integer of 1329 bits"),
-        ({"progress.seed": "x"}, "'progress.seed' is a str of 1"),
+        ({"progress.seed": "x"}, "'progress.seed' is 'x'"),
         ({"progress.optimizer": ["list", "Adam"]}, "of the optimizer .* and the pipeline has AdamW"),
-        ({"scheduler": {"a": 1}}, "'scheduler' is a dict of 1 .* must be a class name and a state"),
+        ({"scheduler": {"a": 1}}, "'scheduler' is an object of 1 .* must be a class name and a state"),
         (
             {"scheduler": ["tuple", "SequentialLR", {"step": "x"}]},
             "'scheduler.*' of the checkpoint is of another",
         ),
-        ({"optimizer.param_groups.head.bias.lr": "high"}, "'optimizer.param_groups.head.bias.lr' is a str of 4"),
+        ({"optimizer.param_groups.head.bias.lr": "high"}, "'optimizer.param_groups.head.bias.lr' is 'high'"),
         ({"optimizer.param_groups.head.bias.lr": {}}, "must be a number"),
         ({"optimizer.param_groups.head.bias.betas": ["tuple", 0.9]}, "must be a list of 2"),
         ({"stepped.head.bias": 7}, "must be true or false"),
@@ -336,7 +336,7 @@ def test_parameters_of_every_dtype_keep_their_bits(tmp_path):
         "model.f8": torch.randn(4).to(torch.float8_e4m3fn),
     }
     folder = tmp_path / "a"
-    Save(folder, begin_save(folder), Parts(tensors, {"progress.steps": 3}), 3, None, 1).run(OneProcess())
+    Save(folder, begin_save(folder), Parts(tensors, {"progress.steps": 3}), 3, None, 1).run(ONE_PROCESS)
     found = CheckpointReader(folder).whole()
     assert found.items == {"progress.steps": 3}
     for name, tensor in tensors.items():

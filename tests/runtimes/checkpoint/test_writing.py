@@ -9,7 +9,7 @@ from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, read_manifest
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save
-from panpipe.runtimes.launch.exchange import OneProcess, RankExchange
+from panpipe.runtimes.launch.exchange import ONE_PROCESS, Exchange
 
 
 class Threads:
@@ -26,7 +26,7 @@ class Threads:
             self._barrier.wait()
             return found
 
-        return RankExchange(number, self.count, gather)
+        return Exchange(number, self.count, gather)
 
     def run(self, work):
         """The error of each process, or None."""
@@ -106,7 +106,7 @@ def test_files_that_are_not_in_one_folder_are_noticed(tmp_path):
 def test_older_checkpoints_are_removed(tmp_path, keep):
     for number in (1, 2, 3):
         path = tmp_path / f"step-{number}"
-        Save(path, begin_save(path), parts(a=1.0), number, keep, 1).run(OneProcess())
+        Save(path, begin_save(path), parts(a=1.0), number, keep, 1).run(ONE_PROCESS)
     assert sorted(p.name for p in tmp_path.iterdir()) == [f"step-{n}" for n in (1, 2, 3)][-keep:]
 
 

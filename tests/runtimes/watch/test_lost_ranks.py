@@ -1,14 +1,18 @@
 """Which ranks are lost, and the words for it, with a store that is a dict."""
 
 import collections
+import time
 
 import pytest
+import torch.distributed as dist
 from panpipe.core.errors import RequestError, WorkerError
 from panpipe.runtimes.watch import lost_ranks
 from panpipe.runtimes.watch.lost_ranks import (
     Heartbeats,
+    acknowledge,
     beat,
     hosts_store,
+    linger,
     not_arrived,
     reason_of,
     store_ended,
@@ -90,3 +94,19 @@ def test_host_of_the_store_is_the_launcher_or_rank_0(monkeypatch, agent, hosts, 
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", agent)
     assert [hosts_store(0), hosts_store(1)] == [hosts, False]
     assert store_ended().startswith(said)
+
+
+def test_host_of_the_store_lingers_until_others_have_read_the_reason_or_are_silent(monkeypatch):
+    store = dist.HashStore()
+    monkeypatch.setattr(lost_ranks, "LINGER_S", 20.0)
+    monkeypatch.setattr(lost_ranks, "_SILENCE_S", 30.0)
+    acknowledge(store, 1)
+    start = time.monotonic()
+    linger(store, [1])
+    at_once = time.monotonic() - start
+    monkeypatch.setattr(lost_ranks, "_SILENCE_S", 0.5)
+    start = time.monotonic()
+    linger(store, [1, 2])
+    silent = time.monotonic() - start
+    assert at_once < 10
+    assert 0.5 <= silent < 15
