@@ -71,11 +71,11 @@ class Run:
         file = folder / "config.json"
         file.write_text(json.dumps(self.config), encoding="utf-8")
         (folder / "devices.toml").write_text(DEVICES, encoding="utf-8")
-        own = self.cluster.split("x")[-1] in DEVICES
+        own = f"[devices.{self.cluster.split('x')[-1]}]" in DEVICES
         return [
             "plan", "--model", str(file), "--cluster", f"{folder / 'devices.toml'}#{self.cluster}" if own else
             self.cluster, "--batch", str(self.samples), "--sequence", str(self.sequence), "--microbatches",
-            str(self.microbatches), "--layers", "--budget", "300", "--dtype", "bf16", *self.options, "--json",
+            str(self.microbatches), "--layers", "--budget", "100", "--dtype", "bf16", *self.options, "--json",
         ]  # fmt: skip
 
 
@@ -89,7 +89,7 @@ aliases = []
 memory_bytes = { value = 96_000_000_000, source = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md" }
 peak_memory_bytes_per_s = { value = 2400e9, source = "torchtitan, benchmarks/llama3_h100_202412_torchtitan.md" }
 effective_memory_bytes_per_s = { value = 2150e9, assumed = "the share of its peak that an H200 reaches in a copy" }
-sustained = { value = 0.62, assumed = "less than at 700 W: the cube root of the power, 0.894, of that of the H100" }
+sustained = { value = 0.71, assumed = "that of the H100 at 700 W times the cube root of the power, 0.894" }
 """
 """Devices of a run that are not in the catalogue."""
 
