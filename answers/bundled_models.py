@@ -220,7 +220,7 @@ def _constructed(name: str, bundled: Bundled, length: int, transformers: Any) ->
             raise
         raise RequestError(f"transformers cannot construct {name}: {type(error).__name__}: {error}") from None
     if getattr(model, "loss_type", None) is None:  # transformers did not derive it from the class's name
-        model.loss_type = "ForCausalLM"
+        model.loss_type = "ForCausalLM"  # type: ignore[assignment]
     return model
 
 

@@ -120,7 +120,7 @@ def wanted_recompute(
         return tuple(range(0, devices * chunks, int(count)))
     if recompute not in (None, "none", "all"):
         raise RequestError(f"--recompute is '{recompute}': give none, all, auto, or every:N with N of at least 2")
-    return recompute or "none"  # type: ignore[return-value]
+    return recompute or "none"
 
 
 def replicas_allowed(graph_given: bool, cluster: str) -> bool:
