@@ -25,18 +25,18 @@ from torch.utils import _pytree as pytree
 from ...errors import RequestError
 from ...wording import shape_text
 from ..graph.autograd_functions import holding, own_functions, transforms_traced
-from ..graph.checks import WritesConstant, make_buffer, make_constant_a_buffer
+from ..graph.checks import make_buffer
 from ..graph.generated_sources import sources_removed
 from ..graph.outputs import ResultRows
 from ..graph.recurrence import recurrence_as_operators
-from ..python.changes import FIX, WritesTensor, assigned_buffers_written
+from ..python.changes import FIX, assigned_buffers_written
 from ..python.references import references_followed
 from ..python.refusals import calls_refused, check_foreign_gradients, check_gradient_hooks
 from ..python.torch_settings import with_gradients, without_anomaly_mode
 from ..regions.breaks import Breaks, StepFunction
 from ..regions.modes import modes_as_calls
 from ..regions.module_regions import CapturedOtherwise
-from ..values.capture_errors import Refused, depends_on_value, error_of_type
+from ..values.capture_errors import Refused, WritesTensor, depends_on_value, error_of_type
 from ..values.containers import BatchNesting, flatten_batch, shared_texts
 from ..values.fake_tensors import fake_of, fake_state
 from ..values.printed import show_held
@@ -123,8 +123,6 @@ def capture_step(
             if flag is not None:
                 _refuse_other_graph(captured, again, *flag)
             captured = again
-        for tensor in breaks.made_buffers:
-            make_buffer(model, tensor)
         if drawn_outside_of_torch() != drawn:
             breaks.drawn = drawn_outside_of_torch()
             capture()  # refused at the line
@@ -198,10 +196,7 @@ def _captured(breaks: Breaks, export: Callable[..., CapturedStep]) -> CapturedSt
         except (RequestError, Warning):  # a warning, if the user's filters raise warnings
             raise
         except WritesTensor as written:
-            make_buffer(breaks.model, written.tensor)
-            breaks.made_buffers.append(written.tensor)
-        except WritesConstant as written:
-            breaks.made_buffers.append(make_constant_a_buffer(breaks.model, written))
+            make_buffer(breaks.model, written)
         except Exception as error:
             line = user_line(error) or first_line(step)
             if (refused := error_of_type(Refused, error)) is not None:

@@ -18,6 +18,7 @@ from torch import SymBool, SymFloat, SymInt, Tensor, fx, nn
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 
 from ...errors import RequestError
+from ..values.capture_errors import WritesTensor
 from ..values.late_numbers import LateNumber
 from ..values.user_lines import line_of
 from .nodes import arguments_by_name, module_of, root_of, written_arguments
@@ -108,38 +109,6 @@ def _is_sparse(node: fx.Node) -> bool:
     return any(given.get(flag) for flag in _FLAGS)
 
 
-def make_buffer(model: nn.Module, tensor: Tensor) -> bool:
-    """Register a tensor that is an attribute of modules as their buffer.
-
-    Args:
-        model: the user's module.
-        tensor: the attribute's value.
-
-    Returns:
-        Whether it was an attribute of a module.
-    """
-    found = False
-    for module in model.modules():
-        for key in [key for key, value in module.__dict__.items() if value is tensor]:
-            del module.__dict__[key]
-            module.register_buffer(key, tensor, persistent=False)
-            found = True
-    return found
-
-
-class WritesConstant(Exception):
-    """A captured graph writes a constant in place.
-
-    Args:
-        constant: the tensor.
-        line: of the user's, that writes it.
-    """
-
-    def __init__(self, constant: Tensor, line: str) -> None:
-        super().__init__(line)
-        self.constant, self.line = constant, line
-
-
 def refuse_written_constants(graph: fx.Graph, constants: Mapping[str, Tensor]) -> None:
     """Refuse a graph that writes a captured constant.
 
@@ -148,27 +117,37 @@ def refuse_written_constants(graph: fx.Graph, constants: Mapping[str, Tensor]) -
         constants: name of a placeholder → the constant.
 
     Raises:
-        WritesConstant: for the first one.
+        WritesTensor: for the first one.
     """
     for node in graph.nodes:
         for name in (root_of(argument).name for argument in written_arguments(node)):
             if name in constants:
-                raise WritesConstant(constants[name], line_of(node))
+                raise WritesTensor(constants[name], line_of(node))
 
 
-def make_constant_a_buffer(model: nn.Module, written: WritesConstant) -> Tensor:
-    """Register a constant that a step writes as a buffer of the module that has it as an attribute.
+def make_buffer(model: nn.Module, written: WritesTensor) -> None:
+    """Register a tensor that a step writes as a buffer of all modules that have it as an attribute.
+
+    Args:
+        model: the user's module.
+        written: the tensor, or a view of it.
 
     Raises:
         RequestError: no module has it.
     """
-    where = written.constant.untyped_storage().data_ptr()
-    for module in model.modules():
-        for value in module.__dict__.values():
-            if isinstance(value, Tensor) and not value.is_meta and value.untyped_storage().data_ptr() == where:
-                make_buffer(model, value)
-                return value
-    raise RequestError(
-        f"{written.line or 'the step'}: the step writes a tensor {tuple(written.constant.shape)} in place that is not "
-        "an attribute of a module: each captured graph would have its own copy; register it with register_buffer"
-    )
+    own = [(m, key, v) for m in model.modules() for key, v in m.__dict__.items() if isinstance(v, Tensor)]
+    found = next((tensor for _, _, tensor in own if _have_equal_memory(tensor, written.tensor)), None)
+    for module, key, tensor in own:
+        if tensor is found:
+            del module.__dict__[key]
+            module.register_buffer(key, tensor, persistent=False)
+    if found is None:
+        raise RequestError(
+            f"{written.line or 'the step'}: the step writes a tensor {tuple(written.tensor.shape)} in place that is "
+            "not an attribute of a module: each captured graph would have its own copy; register it with "
+            "register_buffer"
+        )
+
+
+def _have_equal_memory(one: Tensor, other: Tensor) -> bool:
+    return one is other or (not one.is_meta and one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr())

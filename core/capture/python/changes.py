@@ -28,6 +28,7 @@ from torch import Tensor, nn
 
 from ...errors import RequestError
 from ...wording import module_text
+from ..values.capture_errors import WritesTensor
 from ..values.code_origin import is_users_own
 from ..values.fake_tensors import have_equal_shapes
 from ..values.late_numbers import holds_captured
@@ -45,18 +46,6 @@ FIX = (
 )
 IsConstant = Callable[[Any], bool]
 """Whether a value is the same in each run of the step, such as a table of positions."""
-
-
-class WritesTensor(Exception):
-    """A module keeps a tensor from one call to the next in an attribute that is not a buffer.
-
-    Args:
-        tensor: the attribute's value before.
-    """
-
-    def __init__(self, tensor: Tensor) -> None:
-        super().__init__(tuple(tensor.shape))
-        self.tensor = tensor
 
 
 def is_mutable(value: Any) -> bool:
@@ -118,7 +107,7 @@ class Changes:
             judged: whether a change is refused or reported if it matters to a next run.
 
         Raises:
-            WritesTensor: a module assigns a tensor to an attribute that has a tensor and is not a buffer.
+            WritesTensor: a module assigns a tensor to an attribute that has one and is not a buffer.
             RequestError: the step keeps another value that it reads again.
         """
         changes: list[_Change] = []
@@ -213,7 +202,7 @@ class Changes:
             if table or (change.sets_up and not captured):
                 continue
             if change.own and alike:
-                failures.insert(0, WritesTensor(old))
+                failures.insert(0, WritesTensor(old, named.written_at if named is not None else ""))
                 continue
             if named is not None and _counts(old, new) and named.carried:
                 failures.append(

@@ -54,7 +54,6 @@ class Breaks:
         assigned: names of the buffers that it assigns.
         guards: the values that the step's code names, before it runs.
         changes: what its runs change.
-        made_buffers: tensors that modules had as attributes, and that became their buffers.
         trained: name of a parameter → whether it requires a gradient when the step begins.
         loss: whether the step returns a loss, possibly in an object.
         autocasts: active around the capture, in which the step runs.
@@ -74,7 +73,6 @@ class Breaks:
     autocasts: Autocasts = field(factory=Autocasts.now)
     drawn: int | None = None
     kept: dict[Any, str] = field(factory=dict)
-    made_buffers: list[Tensor] = field(factory=list)
     guards: Guards = field(init=False)
     changes: Changes = field(init=False)
     trained: dict[str, bool] = field(factory=dict)

@@ -2,6 +2,8 @@
 
 from typing import TypeVar
 
+from torch import Tensor
+
 from .user_lines import error_chain
 
 
@@ -28,6 +30,19 @@ class LateSize(RuntimeError):
     def __init__(self, message: str, module: str) -> None:
         super().__init__(message)
         self.module = module
+
+
+class WritesTensor(Exception):
+    """The step writes, or a module assigns anew, a tensor that is neither a parameter nor a buffer.
+
+    Args:
+        tensor: the tensor, or a view of it.
+        line: of the user's, that writes it; "" if it is not known.
+    """
+
+    def __init__(self, tensor: Tensor, line: str) -> None:
+        super().__init__(line)
+        self.tensor, self.line = tensor, line
 
 
 _NEEDS_VALUE = (

@@ -5,10 +5,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from panpipe.core.capture.export.captured_step import TAIL, captured_step
-from panpipe.core.capture.graph.checks import WritesConstant
 from panpipe.core.capture.graph.outputs import ResultRows, RowOutputs
 from panpipe.core.capture.regions.modes import modes_as_calls
-from panpipe.core.capture.values.capture_errors import LateSize
+from panpipe.core.capture.values.capture_errors import LateSize, WritesTensor
 from panpipe.core.capture.values.user_lines import lines_recorded
 from panpipe.core.errors import RequestError
 from torch import nn
@@ -112,7 +111,7 @@ def test_constant_that_is_written_is_not_captured():
     def step(model, x):
         return model(x).mean() + count.add_(1)
 
-    with pytest.raises(WritesConstant):
+    with pytest.raises(WritesTensor):
         captured(step, torch.ones(2, 3))
 
 
