@@ -44,8 +44,7 @@ from .options import PipelineOptions
 from .pipeline import Pipeline
 from .planning.automatic import Planning
 from .planning.contest import Contest, arrangement
-from .planning.earlier_plan import EarlierPlans
-from .planning.plan_cache import CachedPlans
+from .planning.plan_cache import CachedPlans, EarlierPlans
 from .programs.options import ProgramOptions
 from .programs.stage_compiler import StageCompiler
 from .replan.replanner import Replanner

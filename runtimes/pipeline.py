@@ -31,8 +31,7 @@ from .optimizer.update import Ending
 from .planning.contest import Contest, arrangement
 from .planning.contest_run import ContestRun
 from .programs.options import ProgramOptions
-from .replan.automatic import AutomaticReplanning
-from .replan.replanner import Replanner
+from .replan.replanner import AutomaticReplanning, Replanner
 from .training.averages import AverageFunction, Visit, WeightAverage, visit_parameters
 from .training.evaluation import ForwardFunction
 from .training.initial_weights import InitialWeights

@@ -2,29 +2,40 @@
 
 step ──▶ turn of a candidate ──▶ … ──▶ end of a block: times of all ranks ──▶ next block, or the winner
                                                                                    └──▶ traced steps ──▶ its costs
+
+The measured time of a program is its mean over the microbatches of a step, because a step is a sum, in the step in
+which it is the shortest. The time of a program that did not run changes by the same factor as the rest of its stage's
+backward.
 """
 
+import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from attrs import evolve
 from torch import Tensor
 
+from ...core.actions import Kind
+from ...core.costs.costs import StageCosts
+from ...core.costs.message_overhead import MessageTimes, typical, with_message_times
 from ...core.logs import LOGGER
 from ...core.plan.plan import Plan
+from ...core.plan.sharding import shards
 from ...core.search import Oracle
 from ...core.search.problem.score import with_costs
+from ...core.trace.trace import Trace
 from ..devices.compute import finished_s
 from ..engine.step_data import StepOptions
 from ..optimizer.update import Ending
 from ..training.trainer import Trainer
 from .contest import Candidate, Contest, Turn, arrangement
-from .measured_costs import MeasuredStep, measured_costs
 
 TRACED = 3
 """Steps of the winner whose actions are measured."""
 
+MeasuredStep = tuple[Trace, MessageTimes]
+"""A step of all devices, and the times that its messages took the devices at their ends."""
 Move = Callable[[Plan], bool]
 """Moves stages to where a plan has them, on all ranks together; returns False on all of them if stages must stay."""
 
@@ -154,3 +165,45 @@ class ContestRun:
         trainer.follow(winner.plan)
         self.contest.done, self._fitted = True, None
         self._keep(winner.plan)
+
+
+def measured_costs(plan: Plan, costs: Sequence[StageCosts], steps: Sequence[MeasuredStep]) -> tuple[StageCosts, ...]:
+    """Stage costs with the times of measured steps, and with those of their messages.
+
+    Args:
+        plan: the plan that ran.
+        costs: its known costs. Those that no step shows are kept.
+        steps: at least one.
+    """
+    found: dict[tuple[int, Kind], float] = {}
+    for trace, _ in steps:
+        step: dict[tuple[int, Kind], list[float]] = {}
+        for event in trace.events:
+            step.setdefault((event.action.stage, event.action.kind), []).append(event.end_s - event.start_s)
+        for program, times in step.items():
+            found[program] = min(found.get(program, float("inf")), statistics.fmean(times))
+    again = plan.memory.recompute
+    own = [_updated(cost, i, found, i in again) for i, cost in enumerate(costs)]
+    updated = with_message_times(own, plan.placement, plan.edges, typical([messages for _, messages in steps], 0.0))
+    # Replicas that share an optimizer step a part of it each; the cost is of the whole.
+    return tuple(
+        evolve(cost, optimizer_s=found[i, Kind.STEP] * (plan.mesh.data if shards(plan, i) else 1))
+        if (i, Kind.STEP) in found else cost
+        for i, cost in enumerate(updated)
+    )  # fmt: skip
+
+
+def _updated(cost: StageCosts, stage: int, found: Mapping[tuple[int, Kind], float], again: bool) -> StageCosts:
+    known = {Kind.B: cost.full_backward_s, Kind.I: cost.backward_input_s, Kind.W: cost.backward_weight_s}
+    seen = [kind for kind in known if (stage, kind) in found]
+    before = sum(known[kind] for kind in seen)
+    scale = sum(found[stage, kind] for kind in seen) / before if before > 0 else 1.0
+    times = {kind: found.get((stage, kind), known[kind] * scale) for kind in known}
+    return evolve(
+        cost,
+        forward_s=found.get((stage, Kind.F), cost.forward_s),
+        backward_s=times[Kind.B],
+        backward_input_s=times[Kind.I],
+        backward_weight_s=times[Kind.W],
+        recompute_s=found.get((stage, Kind.RECOMPUTE), cost.second_forward_s) if again else cost.recompute_s,
+    )

@@ -3,16 +3,23 @@
     profiled operators ──▶ slowness of each device ──▶ search ──▶ gain? ──▶ state moves between ranks
 
 The results of training do not depend on the plan, so they have the same bits as without. The new plan is not cached: it
-is for devices as they are at this moment.
+is for devices as they are at this moment. With ``replan="auto"``, when steps become slower for a while, another plan
+is found and compared with the present one:
+
+    fastest of the last 12 steps ──▶ 10 % slower than before? ──▶ a plan for the present speeds ──▶ contest with it
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from attrs import evolve, frozen
 from torch import Tensor
 
+from ...core.costs.costs import stage_costs, stage_edges
+from ...core.costs.graph import OpGraph
+from ...core.costs.message_overhead import MessageLine, with_message_times
 from ...core.errors import InfeasibleError, RequestError
 from ...core.logs import LOGGER
 from ...core.plan.derive import synchronised
@@ -20,6 +27,7 @@ from ...core.plan.plan import Plan
 from ...core.plan.sharding import AUTO, LEVELS, NONE
 from ...core.plan.validation.validate import validate
 from ...core.plan.wording import plan_size
+from ...core.search import Oracle
 from ...core.search.choose import plan_for_devices
 from ...core.search.problem.blocks import Blocks
 from ...core.search.problem.score import predicted_again
@@ -27,6 +35,9 @@ from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import preference
 from ..batch.example import Example
 from ..checkpoint.checkpoints import Checkpoints
+from ..devices.compute import finished_s
+from ..engine.step_data import StepOptions
+from ..optimizer.update import Ending
 from ..planning.contest import Contest
 from ..planning.measurements import Measurements
 from ..planning.options import PlanningOptions
@@ -36,7 +47,6 @@ from ..training.plan_setup import PlanSetup
 from ..training.trainer import Trainer
 from ..weights.remote_tensors import as_meta_tensors
 from .moving import AVERAGE, OPTIMIZER, STEPPED, TENSOR, MovableState, MovedWeights
-from .speeds import SlowedDevices, slowness
 
 LEAST_GAIN = 0.05
 """Share by which the present plan must be predicted to be slower than another one: moving takes some steps, too."""
@@ -265,3 +275,130 @@ def describe_result(found: ReplanResult | None, replaced: bool) -> str:
         f"{why}; a faster plan is {found.plan.schedule}, {plan_size(found.plan)}: predicted step "
         f"{step_s * 1e3:.4g} ms, {found.gain:+.0%} against {present_s * 1e3:.4g} ms of the plan before"
     )
+
+
+EQUALLY_FAST = 0.1
+"""Devices whose times differ by less than this share are taken as equally fast: profiles vary as much."""
+
+
+def slowness(graphs: Sequence[OpGraph], devices: int) -> tuple[float, ...]:
+    """How much longer each device along the pipeline takes than the fastest one for the same work: 1 or more.
+
+    Args:
+        graphs: the operators as each device measured them, replica by replica; the slowest replica counts.
+        devices: along the pipeline.
+    """
+    took = [sum(n.forward_s + n.backward_input_s + n.backward_weight_s for n in graph.nodes) for graph in graphs]
+    by_position = [max(took[device::devices]) for device in range(devices)]
+    least = min(by_position)
+    found = [seconds / least if least > 0 else 1.0 for seconds in by_position]
+    return tuple(found) if max(found) > 1 + EQUALLY_FAST else (1.0,) * devices
+
+
+@frozen
+class SlowedDevices:
+    """The operators on devices of different speeds.
+
+    Args:
+        graph: operators with their times on the fastest device.
+        slowness: of each device along the pipeline.
+    """
+
+    graph: OpGraph
+    slowness: tuple[float, ...]
+
+    @property
+    def graphs(self) -> tuple[OpGraph, ...]:
+        """The operators with their times on each device."""
+        return tuple(slowed(self.graph, factor) for factor in self.slowness)
+
+    def step_s(self, plan: Plan, message: MessageLine, oracle: Oracle) -> float:
+        """The predicted step of a plan on these devices, in seconds.
+
+        Args:
+            plan: with a prediction, whose cluster counts.
+            message: the time that a message takes of the devices at its ends.
+            oracle: predicts a step.
+        """
+        stages = [stage.nodes for stage in plan.stages]
+        tables = [stage_costs(graph, stages) for graph in self.graphs]
+        own = [tables[stage.device][stage.index] for stage in plan.stages]
+        costs = with_message_times(own, plan.placement, stage_edges(self.graph, stages), message)
+        return oracle(evolve(plan, prediction=None), tuple(costs), plan.predicted.cluster).step_s
+
+
+def slowed(graph: OpGraph, factor: float) -> OpGraph:
+    """The graph with the times of all operators multiplied by ``factor``."""
+    return evolve(
+        graph,
+        nodes=tuple(
+            evolve(
+                node,
+                forward_s=node.forward_s * factor,
+                backward_input_s=node.backward_input_s * factor,
+                backward_weight_s=node.backward_weight_s * factor,
+                optimizer_s=node.optimizer_s * factor,
+            )
+            for node in graph.nodes
+        ),
+    )
+
+
+WINDOW = 12
+"""Steps whose fastest one counts: a short disturbance does not slow all of them."""
+SLOWER = 0.1
+"""Share by which it must be slower than before."""
+LONGEST = 64
+"""Largest number of windows between two attempts that found nothing better."""
+
+
+class AutomaticReplanning:
+    """Plans a pipeline again when its steps become slower.
+
+    The rank of the first device decides by its clock, and broadcasts it at the same step.
+
+    Args:
+        trainer: of the pipeline.
+        replan: finds a plan for the present speeds and begins a contest with it; returns whether there is one. Raises a
+            RequestError if it cannot.
+    """
+
+    def __init__(self, trainer: Trainer, replan: Callable[[], bool]) -> None:
+        self._trainer, self._replan = trainer, replan
+        self._before_s: float | None = None
+        self._times, self._steps, self._pause = list[float](), 0, 1
+
+    def train(self, batch: Any, options: StepOptions) -> Tensor:
+        """Train on a batch, and plan again before it if steps are slower. All ranks call this together.
+
+        Returns:
+            The loss, as ``Trainer.train``.
+        """
+        if self._steps >= WINDOW * self._pause and not self._trainer.runner.accumulating:
+            self._before_step()
+        start = time.perf_counter()
+        loss, _ = self._trainer.train(batch, options)
+        ended = max(finished_s(queue.device) for queue in self._trainer.queues.values())
+        if options.ending is Ending.STEP:
+            self._times, self._steps = [*self._times, ended - start][-WINDOW:], self._steps + 1
+        return loss
+
+    def _before_step(self) -> None:
+        trainer, now_s = self._trainer, min(self._times)
+        self._steps = 0
+        if not trainer.team.decide(lambda: self._before_s is not None and now_s > (1 + SLOWER) * self._before_s):
+            self._before_s, self._pause = min(now_s, self._before_s or now_s), 1
+            return
+        if trainer.team.first:
+            LOGGER.warning(
+                "the fastest of the last %d steps took %.4g ms, and %.4g ms before", WINDOW, now_s * 1e3,
+                1e3 * (self._before_s or now_s),
+            )  # fmt: skip
+        try:
+            begins = self._replan()
+        except RequestError as error:
+            begins = False
+            if trainer.team.first:
+                LOGGER.warning("%s", error)
+        # The present times are those of the plan now; after attempts without a better plan it waits longer.
+        self._before_s, self._pause = None if begins else now_s, 1 if begins else min(2 * self._pause, LONGEST)

@@ -11,9 +11,8 @@ from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.planning import earlier_plan as module
-from panpipe.runtimes.planning.earlier_plan import EarlierPlans
 from panpipe.runtimes.planning.options import PlanningOptions
-from panpipe.runtimes.planning.plan_cache import CachedPlans
+from panpipe.runtimes.planning.plan_cache import CachedPlans, EarlierPlans
 
 from ...support.plans import orders, plan_of
 

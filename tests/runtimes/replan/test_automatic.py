@@ -8,7 +8,7 @@ from panpipe.core.errors import RequestError
 from panpipe.runtimes.devices.compute import HostQueue
 from panpipe.runtimes.engine.step_data import StepOptions
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.replan.automatic import WINDOW, AutomaticReplanning
+from panpipe.runtimes.replan.replanner import WINDOW, AutomaticReplanning
 
 
 class Counting:

@@ -8,7 +8,7 @@ from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import longest_path
 from panpipe.core.search.choose import plan, plan_for_devices
 from panpipe.core.search.search_options import SearchOptions
-from panpipe.runtimes.replan.speeds import SlowedDevices, slowed, slowness
+from panpipe.runtimes.replan.replanner import SlowedDevices, slowed, slowness
 
 NODES, DEVICES, MICROBATCHES = 12, 2, 8
 GRAPH = OpGraph(
