@@ -10,7 +10,7 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.planning import earlier_plan as module
+from panpipe.runtimes.planning import plan_cache as module
 from panpipe.runtimes.planning.options import PlanningOptions
 from panpipe.runtimes.planning.plan_cache import CachedPlans, EarlierPlans
 
