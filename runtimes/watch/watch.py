@@ -98,9 +98,9 @@ class FailureWatch:
         self._watchdog = Watchdog(rank, activity, timeout_s, self._end)
         self._published = PublishedPositions(rank, size, timeout_s)
         with suppress(RuntimeError):  # the thread sees that the store has ended
-            self._processes = Processes(self._store, rank)
             self._published.write(self._store, self._watchdog.position(), 0)  # a rank that is connected has a position
             self._watchdog.host = self._published.host(self._store)
+            self._processes = Processes(self._store, rank)  # last: not every store can append
         self._thread = threading.Thread(target=self._look, name="panpipe failure watch", daemon=True)
         self._thread.start()
         self._describer = Describer(self.where)
