@@ -1,24 +1,28 @@
-"""The data that the page draws, as plain objects. Times in seconds to the nanosecond, memory in bytes."""
+"""The data that the page draws, as plain objects. Times in seconds to the nanosecond, memory in bytes.
+
+It has the hosts whose memory is shown, and a short list of each stage's operators: the modules they belong to.
+"""
 
 import math
+import re
 import statistics
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
-from attrs import evolve
+from attrs import evolve, frozen
 
 from ..actions import BACKWARD_KINDS, COMPUTE_KINDS, Kind
 from ..costs.module_names import module_ranges
 from ..documents import as_plain
 from ..evaluate.idle import CAUSES, IdleTime
+from ..plan.host_arena import host_slots
 from ..plan.plan import Plan
 from ..trace.compare import Comparison, compare
 from ..trace.figures import bubble_per_device, memory_kinds, peak_memory
 from ..trace.trace import HOST_MEMORY, LinkTrack, MemorySample, Trace, TraceEvent, queue_order
 from ..wording import counted
 from .facts import ReportFacts
-from .hosts import Host, hosts_of
-from .operators import condensed
 
 UNNAMED = "Pipeline plan"
 """Headline if neither the facts nor the plan have a name."""
@@ -26,6 +30,23 @@ OFFLOADED = "offloaded"
 """Name of the kind of memory that is on a host."""
 TRACES = "Predicted and measured"
 """Headline if there is no plan."""
+
+
+@frozen
+class Host:
+    """A host that devices offload to.
+
+    Args:
+        name: its name.
+        devices: those that offload to it.
+        limit_bytes: what plans may offload to it; None for no limit.
+        arena_bytes: the arenas of its devices; None without a plan.
+    """
+
+    name: str
+    devices: tuple[int, ...]
+    limit_bytes: int | None = None
+    arena_bytes: int | None = None
 
 
 def report_data(plan: Plan | None, predicted: Trace, measured: Trace | None, facts: ReportFacts) -> dict[str, Any]:
@@ -291,3 +312,62 @@ def _plan(plan: Plan) -> dict[str, Any]:
 def _finite(values: Sequence[float]) -> list[float | None]:
     """Replace infinite and NaN values by None: a gap in the curve, and valid JSON."""
     return [float(value) if math.isfinite(value) else None for value in values]
+
+
+def hosts_of(plan: Plan | None, traces: Sequence[Trace]) -> tuple[Host, ...]:
+    """The hosts of all devices that offload, in the order of their first device.
+
+    Which devices share a host is only known from a plan with a cluster; otherwise each device has a host of its own.
+    """
+    devices = sorted({sample.device for trace in traces for sample in trace.memory if sample.kind == HOST_MEMORY})
+    if not devices or plan is None or plan.prediction is None:
+        return tuple(Host(f"host of device {device}", (device,)) for device in devices)
+    cluster = plan.mesh.arrange(plan.prediction.cluster)
+    found: dict[str, list[int]] = {}
+    for device in devices:
+        found.setdefault(cluster.host_of(device).name, []).append(device)
+    return tuple(
+        Host(
+            name,
+            tuple(ranks),
+            cluster.host_of(ranks[0]).memory_bytes,
+            sum(host_slots(plan, rank % plan.devices).bytes for rank in ranks),
+        )
+        for name, ranks in found.items()
+    )
+
+
+MOST = 8
+"""Most lines for one stage."""
+
+
+def condensed(names: Sequence[str]) -> list[tuple[str, int]]:
+    """Neighbouring operators joined by module, with their counts: the deepest modules that give at most ``MOST`` lines.
+
+    Modules that differ only in one number, such as ``h.3`` and ``h.4``, become one line ``h.3–4``.
+    """
+    paths = [re.split(r"[./]", name.lstrip("/")) for name in names]
+    lines: list[tuple[str, int]] = []
+    for depth in range(max((len(path) for path in paths), default=0), 0, -1):
+        groups = [(".".join(key), len(list(group))) for key, group in groupby(path[:depth] for path in paths)]
+        lines = _runs(groups)
+        if len(lines) <= MOST:
+            return lines
+    rest = lines[MOST - 1 :]
+    return [*lines[: MOST - 1], (f"… {len(rest)} more", sum(count for _, count in rest))] if rest else lines
+
+
+def _runs(groups: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+    """Join neighbours whose names end in consecutive numbers."""
+    lines: list[tuple[str, int, int, int]] = []
+    for name, count in groups:
+        match = re.fullmatch(r"(.*?)(\d+)", name)
+        stem, number = (match[1], int(match[2])) if match else (name, -1)
+        if match and lines and lines[-1][0] == stem and lines[-1][2] == number - 1:
+            lines[-1] = (stem, lines[-1][1], number, lines[-1][3] + count)
+        else:
+            lines.append((stem, number, number, count))
+    return [
+        (stem if first < 0 else f"{stem}{first}" if first == last else f"{stem}{first}–{last}", count)
+        for stem, first, last, count in lines
+    ]

@@ -1,4 +1,9 @@
-"""Entry points of the planner: from a graph to plans, or from stages to a schedule."""
+"""Entry points of the planner: from a graph to plans, or from stages to a schedule.
+
+A plan without a pipeline has one device for each replica. Where it takes hardly longer than the work alone on all
+devices, no pipeline can be much faster, and none is searched: the difference would be less than the error of a
+prediction.
+"""
 
 from collections.abc import Mapping, Sequence
 
@@ -21,7 +26,6 @@ from .problem.workload import Workload, settings_of, workload_of
 from .search_options import SearchOptions, refuse_none
 from .sharded import sharded_search
 from .suggestions.infeasible import NothingFits
-from .without_pipeline import nearly_as_fast, without_pipeline
 
 EFFORT = 400_000_000
 """Compute actions that a search evaluates by default: some seconds on one core, and about as long for its starts."""
@@ -231,3 +235,22 @@ def _evaluations(settings: Sequence[Setting], share: float = 1.0) -> int:
     """By default: as many evaluations of the largest setting as a share of ``EFFORT`` pays for."""
     actions = max(6 * setting.devices * setting.microbatches for setting in settings)
     return min(max(int(share * EFFORT) // actions, min(LEAST, LARGEST * EFFORT // actions)), MOST)
+
+
+NEAR = 0.03
+"""Share of the step by which pipelines may be faster and are still not searched."""
+ORDERS = ("gpipe", "1f1b", "interleaved-1f1b")
+"""The schedules of one device: each order takes as long, and with several stages reductions begin earlier."""
+
+
+def without_pipeline(options: SearchOptions) -> SearchOptions:
+    """The options of a search for these plans: without orders that make no difference on one device."""
+    if len(options.families) == 1:
+        return options
+    plain = tuple(family for family in options.families if family.name in ORDERS)
+    return evolve(options, families=plain or options.families, anneal=not plain)
+
+
+def nearly_as_fast(found: SearchResult, settings: Sequence[Setting]) -> bool:
+    """Whether no plan in any of these settings can be faster than the one found by more than ``NEAR``."""
+    return found.best.predicted.step_s <= (1 + NEAR) * min(setting.bound_s for setting in settings)

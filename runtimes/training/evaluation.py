@@ -4,7 +4,7 @@
       │ captured again, without gradients                          (core/capture/export/step.py)
       ▼ the plan's cut carried over                                (core/capture/export/carry_over.py)
     stages with F only, on the trained parameters
-      │ an order with F only, lowered, validated                   (core/plan/forward_order.py)
+      │ an order with F only, lowered, validated                   (core/plan/derive.py)
       ▼
     the same executors as in training
 

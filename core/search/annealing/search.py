@@ -5,8 +5,7 @@
    worse.)
 2. Cuts and orders of the better ones are annealed together, with their own costs, edges and memory limits; fewer walks
    get more moves in each round (successive halving, Karnin et al. 2013).
-3. If the budget suffices, the best ones continue with one stage for each operator, which moves to any device. For a
-   small graph all placements of the operators that may be faster are searched instead.
+3. If the budget suffices, the best ones continue with one stage for each operator, which moves to any device.
 
 Nothing here reads a clock: a budget counts evaluations, and the same request gives the same plan.
 """
@@ -22,11 +21,9 @@ from ..problem.options import MAX_CHUNKS
 from ..problem.search_space import SearchSpace
 from ..problem.setting import Setting
 from .anneal import EXCESS
-from .every_placement import few_placements, on_every_placement
-from .free_placement import joined, refined
+from .free_placement import joined, packed, refined
 from .initial_walks import InitialWalks
 from .moves import MoveShares
-from .packing import packed
 from .walk import Walk, best_by_placement, ranked
 
 
@@ -136,7 +133,7 @@ def search(
         free = _free_share(settings, space, meter.left)
         all_rounds(walks, _rounds(settings, space), meter, seed, int((1 - free) * meter.left))
         if free:
-            walks += _placed_freely(walks, meter, seed, small=free == FREE_SMALL)
+            walks += _placed_freely(walks, meter, seed)
     except (Stopped, KeyboardInterrupt):
         if not walks:
             raise
@@ -173,19 +170,11 @@ def _free_share(settings: Sequence[Setting], space: SearchSpace, left: int) -> f
     return FREE if actions * FREE_MOVES <= FREE * left else 0.0
 
 
-def _placed_freely(walks: Sequence[Walk], meter: Meter, seed: int, *, small: bool) -> list[Walk]:
+def _placed_freely(walks: Sequence[Walk], meter: Meter, seed: int) -> list[Walk]:
     """The best walks with operators placed freely, annealed, and their stages joined again."""
-    first = PLACEMENTS[0]
-    found = [refined(walk) for walk in best_by_placement(list(walks), first.keep, 1)]
-    settings = {id(walk.setting): walk.setting for walk in walks}
-    for setting in list(settings.values())[:1]:
-        found += [refined(walk) for walk in packed(setting)]
-    if small and all(few_placements(setting) for setting in settings.values()):
-        evaluate_all(found)
-        best = min(found, key=lambda walk: walk.value)
-        found += on_every_placement([walk for walk in found if walk.setting is best.setting], meter, seed)
-    else:
-        all_rounds(found, PLACEMENTS, meter, seed)
+    found = [refined(walk) for walk in best_by_placement(list(walks), PLACEMENTS[0].keep, 1)]
+    found += [refined(walk) for walk in packed(walks[0].setting)]
+    all_rounds(found, PLACEMENTS, meter, seed)
     return [joined(walk) for walk in best_by_placement(found, JOINED, 1)]
 
 

@@ -8,10 +8,10 @@
    result is annealed alongside the best of 3.
 
 Successive halving (Karnin et al. 2013): the better candidates get more evaluations. Nothing reads a clock: a budget
-counts orders, and the same input gives the same bytes. Small cases are then solved exactly (`exact`).
+counts orders, and the same input gives the same bytes.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from attrs import define, evolve
@@ -27,7 +27,6 @@ from ...schedules.scored import Scored, costs_of
 from ...schedules.tradeoff import fastest
 from .anneal_keys import anneal_keys
 from .anneal_periodic import anneal_periodic
-from .exact import solvable, solve
 from .initial_keys import KeyState, instances_that_fit, mirrored_instances, patterns, published
 from .lower_bound import lower_bound
 from .periodic import PeriodicState, periodic_starts
@@ -91,8 +90,7 @@ def find_schedule(
     """
     tasks = instances_that_fit(problems)
     repeated = [task for task in tasks + mirrored_instances(problems) if _is_short(task)]
-    bounds = {task: lower_bound(task) for task in dict.fromkeys(tasks + repeated)}
-    bound = min(bounds.values())
+    bound = min(map(lower_bound, dict.fromkeys(tasks + repeated)))
     known = resident(families)
     states: list[KeyState] = [state for task in tasks for state in patterns(task)]
     named: list[Scored] = []
@@ -117,26 +115,7 @@ def find_schedule(
     schedule, result = _fuse(winner.task, schedule)
     ordered = Scored(winner.task.problem, schedule, result)
     best = ordered if best is None else fastest([best, ordered])
-    return _solved_exactly(bounds, evolve(best, evaluations=tried + decoded + turned + moved, bound=bound))
-
-
-def _solved_exactly(bounds: Mapping[Instance, float], found: Scored) -> Scored:
-    """The exact solution, if every placement that could be faster is small enough to solve; otherwise ``found``."""
-    open_tasks = [task for task, bound in bounds.items() if bound < found.result.makespan * (1 - 1e-9)]
-    if not open_tasks or not all(map(solvable, open_tasks)):
-        return found
-    bound = found.result.makespan
-    for task in open_tasks:
-        exact = solve(task, found.result.makespan)
-        bound = min(bound, exact.bound)
-        if exact.device_actions is not None:
-            schedule = Schedule(
-                found.schedule.name, tuple(task.placement.tolist()), task.problem.microbatches, exact.device_actions
-            )
-            schedule, result = _fuse(task, schedule)
-            if result.makespan < found.result.makespan * (1 - 1e-9):
-                found = evolve(found, problem=task.problem, schedule=schedule, result=result)
-    return evolve(found, bound=max(min(bound, found.result.makespan), found.bound or 0.0))
+    return evolve(best, evaluations=tried + decoded + turned + moved, bound=bound)
 
 
 def _is_short(task: Instance) -> bool:

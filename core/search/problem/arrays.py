@@ -14,7 +14,7 @@ from ...costs.costs import EMPTY_GRADIENT_BYTES
 from ...costs.graph import OpGraph
 from ...costs.message_overhead import FREE, MessageLine
 from ...evaluate.coding import Floats, Integers
-from ...evaluate.link_arrays import LinkArrays, link_arrays, no_links
+from ...evaluate.contended import LinkArrays, link_arrays, no_links
 from ...plan.sharding import GRADIENTS, NONE, PARAMETERS
 from .arrangements import Replicas, reduction_rates
 from .assemble import parameter_bytes, replica_share

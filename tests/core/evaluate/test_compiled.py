@@ -11,7 +11,7 @@ from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.errors import RequestError
 from panpipe.core.evaluate.coding import CODE, INFINITY, KINDS, encode
 from panpipe.core.evaluate.compiled import count_whole, make_scratch, make_stage_arrays, peak, run, work_of
-from panpipe.core.evaluate.link_arrays import no_links
+from panpipe.core.evaluate.contended import no_links
 from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.plan.memory import held_bytes
 from panpipe.core.search.problem.arrays import MachineArrays

@@ -2,7 +2,7 @@
 
 from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
 from panpipe.core.cluster.routing import Link
-from panpipe.core.evaluate.link_arrays import link_arrays, no_links
+from panpipe.core.evaluate.contended import link_arrays, no_links
 
 
 def crossed(links, a, b, devices):

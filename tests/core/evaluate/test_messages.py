@@ -5,8 +5,7 @@ import pytest
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.evaluate.coding import INPUT, KINDS, encode
 from panpipe.core.evaluate.compiled import make_stage_arrays
-from panpipe.core.evaluate.contended import _fill_where
-from panpipe.core.evaluate.messages import all_messages
+from panpipe.core.evaluate.contended import _fill_where, all_messages
 from panpipe.core.plan.lowering import lower
 from panpipe.core.schedules.construction.instance import instance
 from panpipe.core.schedules.problem import ScheduleProblem

@@ -6,8 +6,7 @@ from panpipe.core.actions import Kind
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageEdge
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.derive import first_microbatches, forward_only
-from panpipe.core.plan.forward_order import forward_order
+from panpipe.core.plan.derive import first_microbatches, forward_only, forward_order
 from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.plan import TiedWeight, parse_plan, plan_json
 from panpipe.core.plan.validation.backpressure import choose_ahead_limit

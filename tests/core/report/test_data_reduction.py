@@ -5,8 +5,8 @@ import json
 import pytest
 from panpipe.core.actions import Action, Kind
 from panpipe.core.report.data import report_data
-from panpipe.core.report.data_reduction import SAMPLES, reduced_data
 from panpipe.core.report.facts import ReportFacts
+from panpipe.core.report.page import SAMPLES, reduced_data
 from panpipe.core.trace.trace import LinkTrack, MemorySample, Trace, TraceEvent, receive_queue, send_queue
 
 DEVICES, COUNT = 8, 400

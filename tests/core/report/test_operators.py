@@ -1,6 +1,6 @@
 """Operators of a stage, as a short list of modules."""
 
-from panpipe.core.report.operators import MOST, condensed
+from panpipe.core.report.data import MOST, condensed
 
 
 def test_few_operators_are_listed_with_their_full_names():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from panpipe.core.plan.memory import held_bytes
-from panpipe.core.search.annealing.list_scheduled import KEPT, list_scheduled
+from panpipe.core.search.annealing.initial_walks import KEPT, list_scheduled
 
 from ....support.settings import setting_of
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from panpipe.core.plan.validation.validate import validate
-from panpipe.core.search.annealing.packing import one_by_one, packed
+from panpipe.core.search.annealing.free_placement import one_by_one, packed
 from panpipe.core.search.finalize import draft
 
 from ....support.settings import setting_of

@@ -1,1 +1,0 @@
-"""Orders of single operators on a given placement: lower bounds, and beam searches over states."""
