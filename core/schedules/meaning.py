@@ -3,9 +3,9 @@
 import re
 
 _SEARCHED = re.compile(r"auto\((?P<inner>.*)\)", re.DOTALL)
-LISTED, PLACED, PACKED = "listed", "placed", "packed"
-"""Names of orders that the search makes itself, in place of a family's: those of list scheduling, those of a placement
-of a small graph's operators, and those of one microbatch after another on devices that fit."""
+LISTED, PACKED = "listed", "packed"
+"""Names of orders that the search makes itself, in place of a family's: those of list scheduling, and those of one
+microbatch after another on devices that fit."""
 _OWN = "an order that the search made for these costs and limits, not from a published schedule"
 
 
@@ -15,7 +15,7 @@ def meaning_of(name: str) -> str | None:
     Args:
         name: ``listed``, ``auto(1f1b)``, ``auto(listed)``, ``auto(evaluations=100,seed=0)`` or a family's name.
     """
-    own = (LISTED, PLACED, PACKED)
+    own = (LISTED, PACKED)
     if name.startswith(own):
         return _OWN
     found = _SEARCHED.fullmatch(name)

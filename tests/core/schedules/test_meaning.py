@@ -14,7 +14,6 @@ def test_published_schedule_has_no_further_meaning(name):
     [
         ("listed", "not from a published schedule"),
         ("auto(listed)", "improved by moves"),
-        ("auto(placed)", "not from a published schedule"),
         ("auto(packed)", "not from a published schedule"),
         ("auto(evaluations=100,seed=0)", "in brackets its budget and seed"),
         ("auto(zb-h1)", "derived from zb-h1, whose own order is slower here"),
