@@ -75,6 +75,7 @@ check: test lint format-check types
 
 bench: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime/two_workers.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime/contests.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime/action_overhead.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime/host_time.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/prediction/links.py

@@ -115,13 +115,12 @@ class Planning:
         if self.options.offload == "none":  # what may leave a device is known of programs alone
             try:
                 first, *others = self._compared(self.plans(graph, cluster))
-            except InfeasibleError:
-                pass
-            else:
                 self.report(f"deriving {len(first.stages)} stages")
                 fitted = self.fitted(first)
-                if fitted is not None:
-                    return [fitted, *others]
+            except (InfeasibleError, RequestError):  # other stages may have programs that fit
+                fitted = None
+            if fitted is not None:
+                return [fitted, *others]
         return self._compared(self.plans(graph, cluster, derive=True))
 
     def plans(self, graph: OpGraph, cluster: Cluster, *, derive: bool = False) -> list[Plan]:

@@ -19,6 +19,7 @@ from torch import Tensor
 from ...core.actions import Kind
 from ...core.costs.costs import StageCosts
 from ...core.costs.message_overhead import MessageTimes, typical, with_message_times
+from ...core.errors import RequestError
 from ...core.logs import LOGGER
 from ...core.plan.plan import Plan
 from ...core.plan.sharding import shards
@@ -141,7 +142,10 @@ class ContestRun:
         for candidate in block:
             if self._fitted is not None and candidate not in self._known:
                 self._known.add(candidate)
-                plan = self._fitted(candidate.plan)
+                try:
+                    plan = self._fitted(candidate.plan)
+                except RequestError:  # a stage has no valid programs; the same on all ranks
+                    plan = None
                 candidate.plan, candidate.left = plan or candidate.plan, plan is None
         return [candidate for candidate in block if not candidate.left]
 

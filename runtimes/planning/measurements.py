@@ -12,6 +12,7 @@ from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.costs.costs import StageCosts, stage_costs
 from ...core.costs.graph import OpGraph, OpNode
 from ...core.costs.message_overhead import MessageLine
+from ...core.errors import RequestError
 from ...core.plan.offload import Storage
 from ...core.schedules.placement import folded_placement, looped_placement
 from ...core.search.problem.blocks import Stages
@@ -172,11 +173,20 @@ class Measurements:
             costs: with times.
             stages: the operators of each.
             place: device of each.
+
+        Raises:
+            RequestError: on all ranks, if a stage has no valid programs.
         """
         mine = [i for i in range(len(stages)) if place[i] in self.team.local]
         where = {i: self.where[place[i]] for i in mine}
         # Compiled here and not in each thread: all threads share the cache `known`.
-        compiled = compile_stages(self.operators, stages, mine, where, self.programs.compiler, self.programs.known)
+        compiled, failure = None, None
+        try:
+            compiled = compile_stages(self.operators, stages, mine, where, self.programs.compiler, self.programs.known)
+        except RequestError as error:
+            failure = error
+        self.team.agree(failure)
+        assert compiled is not None
         own = {i: _with_memory(costs[i], i, compiled.programs[i]) for i in mine}
         parts = self.team.everywhere(
             lambda device: {i: (own[i], offloadable_storages(i, compiled, place)) for i in mine if place[i] == device}
