@@ -122,11 +122,11 @@ class Sizes:
             new = copies[node] = made.create_node(node.op, node.target, args, kwargs, node.name, node.type)
             new.meta = {key: value for key, value in node.meta.items() if not isinstance(value, fx.Node)}
             if "val" in new.meta:
-                new.meta["val"] = pytree.tree_map_only((Tensor, *NUMBERS), self._fake, node.meta["val"])
+                new.meta["val"] = pytree.tree_map_only((Tensor, *NUMBERS), self.fake, node.meta["val"])
         return made
 
-    def _fake(self, value: Any) -> Any:
-        """A fake tensor with numbers in place of symbolic sizes; or a number."""
+    def fake(self, value: Any) -> Any:
+        """A fake tensor of the active mode with numbers in place of symbolic sizes; or a number."""
         if not isinstance(value, Tensor):
             return self.of(value)
         shape, stride = tuple(value.shape), tuple(value.stride())

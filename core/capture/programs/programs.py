@@ -15,9 +15,10 @@ from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 
 from ..graph.randomness import ordinals_of
+from ..graph.sizes import Sizes, hint
 from ..graph.storages import StorageMeter, WatchEverything, storage_sizes
 from .fusing import Call, Fusion, Fusions
-from .generated_code import Program, compile_program, no_sink
+from .generated_code import Program, compile_program, no_sink, with_sizes
 from .joint_graph import (
     JointGraph,
     ancestors,
@@ -208,12 +209,43 @@ def measured(
 ) -> StagePrograms:
     """Run the programs over fake tensors, and add the bytes that they hold and their saved storages.
 
+    Programs with symbolic sizes run with those of the example, which takes a fraction of the time.
+
+    Arguments as of `_measured`.
+    """
+    if not stage.symbols:
+        return _measured(stage, joint, programs, nodes, shown)
+    sizes = Sizes({size.node.expr: hint(size) for size in stage.symbols})
+    with stage.fakes[0].fake_mode:  # type: ignore[attr-defined]
+        fakes = tuple(map(sizes.fake, stage.fakes))
+    own = programs.with_sizes(sizes)
+    own_shown = own.forward if shown is programs.forward else with_sizes(shown, sizes)
+    found = _measured(evolve(stage, fakes=fakes, symbols=()), joint, own, nodes, own_shown, sizes)
+    storages = tuple(
+        evolve(each, bytes=nodes[each.places[0]].meta["val"].untyped_storage().nbytes()) for each in found.storages
+    )
+    if [hint(each.bytes) for each in storages] != [each.bytes for each in found.storages]:
+        return _measured(stage, joint, programs, nodes, shown)  # the trace's storages are not those of a run
+    return evolve(programs, memory=found.memory, storages=storages)
+
+
+def _measured(
+    stage: StageGraph,
+    joint: JointGraph,
+    programs: StagePrograms,
+    nodes: list[fx.Node],
+    shown: Program,
+    sizes: Sizes | None = None,
+) -> StagePrograms:
+    """The programs with the bytes that they hold and their saved storages, from a run over fake tensors.
+
     Args:
         stage: its graph.
         joint: its forward and backward.
         programs: derived from it.
         nodes: of the saved tensors.
         shown: F of these, followed by the tensors that regions read.
+        sizes: that the programs and the stage's fake tensors have in place of the trace's symbolic ones.
     """
     fake_mode = stage.fakes[0].fake_mode  # type: ignore[attr-defined]
     boundaries = len(stage.inputs.boundary)
@@ -238,7 +270,8 @@ def measured(
         )
         programs = evolve(programs, storages=storages)
         held = {key: size for key, size in storage_sizes(saved).items() if key not in persistent}
-        tangents = {i: torch.empty_like(joint.outputs[i].meta["val"]) for i in joint.tangents}
+        outputs = {i: joint.outputs[i].meta["val"] for i in joint.tangents}
+        tangents = {i: torch.empty_like(sizes.fake(val) if sizes else val) for i, val in outputs.items()}
         backward = programs.backward
         if backward is not None:
             given = backward_inputs(backward, saved, [], inputs, tangents)
