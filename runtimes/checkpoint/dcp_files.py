@@ -240,7 +240,7 @@ def _saved(data: bytes) -> Any:
 
 def _refuse_shared_tuples(pickled: bytes) -> None:
     """Refuse tuples of tuples: as the key of a dict, one of a few bytes has a hash that takes forever."""
-    tuples, top, shared = set[int](), "", 0
+    tuples, top, shared = set[Any](), "", 0
     for code, argument, _ in pickletools.genops(pickled):
         if "PUT" in code.name:
             (tuples.add if top == "TUPLE" else tuples.discard)(argument)
