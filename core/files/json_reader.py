@@ -8,17 +8,12 @@ fields that take numbers, whose errors have the place.
 import json
 import re
 from collections.abc import Callable
-from itertools import accumulate
 from math import isfinite
 from typing import Any
 
 from ..errors import RequestError
 from .limits import DOCUMENT, MOST_DIGITS, Limits, short
 
-_STEPS = {ord("["): 1, ord("{"): 1, ord("]"): -1, ord("}"): -1}
-_NOT_STRUCTURE = bytes(set(range(256)) - {*_STEPS, ord('"')})
-_ESCAPED = re.compile(rb"\\.", re.DOTALL)
-_QUOTED = re.compile(rb'"[^"]*"')
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -36,7 +31,7 @@ def parse_json(
     Raises:
         RequestError: it is not JSON, or exceeds a limit.
     """
-    check_nesting(text, origin, limits)
+    check_values(text, origin, limits)
     numbers = _Numbers(parse_float, limits.integer)
     try:
         data = json.loads(text, object_pairs_hook=_object, parse_int=numbers.integer, parse_float=numbers.float)
@@ -46,27 +41,22 @@ def parse_json(
         ) from None
     except ValueError as error:
         raise RequestError(f"{origin} cannot be read: {error}; write it again with panpipe") from None
+    except RecursionError:
+        raise RequestError(_nested(origin, limits)) from None
     check_texts(data, origin, limits)
     return data
 
 
-def check_nesting(text: str, origin: str, limits: Limits) -> None:
-    """Refuse deep nesting and too many values before anything is built: the parser recurses, and each takes memory.
+def check_values(text: str, origin: str, limits: Limits) -> None:
+    """Refuse too many values before anything is built: each takes memory.
 
     Raises:
-        RequestError: the text has one of these.
+        RequestError: the text has more values than the limit.
     """
-    data = text.encode("utf-8", "surrogatepass")
-    if values_in(data) > limits.values:
+    if values_in(text.encode("utf-8", "surrogatepass")) > limits.values:
         raise RequestError(
             f"{origin} has more than {limits.values} values, which is too much to read: write it again with panpipe"
         )
-    if b"\\" in data:
-        data = _ESCAPED.sub(b"", data)
-    found = data.translate(None, _NOT_STRUCTURE).replace(b'""', b"")
-    found = _QUOTED.sub(b"", found).replace(b'"', b"")
-    if max(accumulate(map(_STEPS.__getitem__, found)), default=0) > limits.depth:
-        raise RequestError(f"{origin} is nested deeper than {limits.depth} levels: write it again with panpipe")
 
 
 def values_in(data: bytes) -> int:
@@ -115,18 +105,27 @@ def check_texts(data: Any, origin: str, limits: Limits) -> None:
     while level:
         below: list[Any] = []
         values += len(level)
+        containers = False
         for value in level:
             if isinstance(value, str):
                 _check_text(value, origin, limits)
             elif isinstance(value, dict):
+                containers = True
                 for key in value:
                     _check_text(key, origin, limits)
                 below += value.values()
             elif isinstance(value, list):
+                containers = True
                 below += value
-        level, depth = below, depth + 1
-        if depth > limits.depth + 1 or values > limits.values:
-            raise RequestError(f"{origin} is nested too deep or has too many values: write it again with panpipe")
+        level, depth = below, depth + containers
+        if depth > limits.depth:
+            raise RequestError(_nested(origin, limits))
+        if values > limits.values:
+            raise RequestError(f"{origin} has too many values: write it again with panpipe")
+
+
+def _nested(origin: str, limits: Limits) -> str:
+    return f"{origin} is nested deeper than {limits.depth} levels: write it again with panpipe"
 
 
 def _check_text(text: str, origin: str, limits: Limits) -> None:

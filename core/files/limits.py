@@ -41,9 +41,9 @@ class Limits:
         integer: integers are below this, and above its negative.
     """
 
-    size: int = 64 << 20
+    size: int = 128 << 20
     depth: int = 32
-    values: int = 4_000_000
+    values: int = 8_000_000
     text: int = 4096
     lines: int | None = None
     printable: bool = True
@@ -51,10 +51,11 @@ class Limits:
 
 
 DOCUMENT = Limits()
-"""Plans, operator graphs, clusters and other JSON documents."""
+"""Plans (one of 512 stages and 4,096 microbatches has 46 MB, with 4.2 million actions), operator graphs, clusters and
+other JSON documents."""
 CATALOGUE = Limits(size=1 << 20, depth=16, values=100_000, lines=4096, printable=False)
 """TOML files: reading one takes time that grows with the square of a line's length."""
-SCHEDULE = Limits(size=64 << 20, values=4_000_000)
+SCHEDULE = Limits()
 """Schedule files (CSV): the values are cells."""
 TRACE = Limits(size=256 << 20, depth=64, values=8_000_000, text=1 << 20, printable=False, integer=10**40)
 """Traces, also of other programs: about half a million events. Numbers have all their digits there."""

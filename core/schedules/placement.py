@@ -21,13 +21,3 @@ def hooked_placement(devices: int) -> tuple[int, ...]:
     folded = list(folded_placement(devices, 2))
     folded[devices], folded[devices + 1] = folded[devices + 1], folded[devices]
     return tuple(folded)
-
-
-def mirrored_placement(devices: int) -> tuple[int, ...]:
-    """Two loops over the devices, then two back: four chunks.
-
-    As on a fold, stage s and the s-th last are on one device, so all devices hold saved tensors for equally long. The
-    first chunks are those that hold them longest, and come first on all devices.
-    """
-    loops = looped_placement(devices, 2)
-    return loops + loops[::-1]

@@ -15,7 +15,7 @@ from attrs import define, field, frozen
 from torch import Tensor
 
 from ...core.errors import RequestError
-from ...core.files.json_reader import check_nesting, values_in
+from ...core.files.json_reader import check_values, values_in
 from ...core.files.limits import Limits
 from ...core.plain_data import decode, encode
 from ..flat_bytes import flat_bytes
@@ -165,11 +165,11 @@ def read_items(path: Path) -> tuple[dict[str, Any], dict[str, torch.dtype]]:
 
     Raises:
         OSError: it cannot be read.
-        RequestError: it is nested too deep, or has too many values.
-        ValueError: it is not such a file.
+        RequestError: it has too many values.
+        ValueError: it is not such a file, or is nested too deep.
     """
     text = read_regular(path, ITEMS.size).decode()
-    check_nesting(text, f"'{path}'", ITEMS)
+    check_values(text, f"'{path}'", ITEMS)
     kept = decode(text, objects=False)
     if not isinstance(kept, dict) or set(kept) != {"items", "stored_as_bytes"}:
         raise ValueError("it does not have the items of a checkpoint")

@@ -85,9 +85,10 @@ def test_auto_is_at_least_as_fast_as_named_ones_within_the_limit(capsys):
 
 @pytest.mark.slow
 def test_number_of_evaluations_of_a_timed_search_reproduces_its_result(capsys):
-    timed = answer(capsys, "auto", *SMALL, "--memory-limit", 2, "--seconds", 0.1, "--seed", 3)
+    slow_hops = "--comm", 0.4  # so that no published schedule is as fast as the search
+    timed = answer(capsys, "auto", *SMALL, *slow_hops, "--memory-limit", 2, "--seconds", 0.1, "--seed", 3)
     budget = timed["schedule"].removeprefix("auto(evaluations=").removesuffix(",seed=3)")
-    again = answer(capsys, "auto", *SMALL, "--memory-limit", 2, "--evaluations", budget, "--seed", 3)
+    again = answer(capsys, "auto", *SMALL, *slow_hops, "--memory-limit", 2, "--evaluations", budget, "--seed", 3)
     assert again == timed
 
 

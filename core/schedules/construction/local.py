@@ -28,7 +28,6 @@ def improve(
     seed: int,
     moves: int,
     temperature: float,
-    target: float,
     count: int,
     placement: Any,
     costs: Any,
@@ -36,14 +35,13 @@ def improve(
     orders: Any,
     lengths: Any,
     scratch: Any,
-) -> tuple[float, int]:
+) -> float:
     """Improve ``orders`` in place by simulated annealing.
 
     Args:
         seed: of the random numbers.
         moves: how many to try.
         temperature: the initial temperature as a share of the makespan; it falls to 0.
-        target: a makespan that ends the search.
         count: microbatches.
         placement: device of every stage.
         costs: ``compiled.StageArrays``.
@@ -51,12 +49,12 @@ def improve(
         orders, lengths, scratch: as in ``compiled.run``.
 
     Returns:
-        The makespan of the best order (with the smallest mean end among equals), and how many moves were tried.
-        Infinite, and none, if the given order exceeds a limit: moves keep each other device as it is.
+        The makespan of the best order (with the smallest mean end among equals). Infinite if the given order exceeds a
+        limit: moves keep each other device as it is.
     """
     for d in range(orders.shape[0]):
         if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of)[0] > limits[d]:
-            return INFINITY, 0
+            return INFINITY
     np.random.seed(seed)
     whole, work = np.empty(placement.shape[0], dtype=np.int64), np.empty(orders.shape[0])
     count_whole(orders, lengths, scratch.stage_of, whole)
@@ -67,9 +65,7 @@ def improve(
     number = critical(orders, lengths, placement, scratch, found)
     best, best_span, best_orders = value, span, orders.copy()
     row = np.empty(orders.shape[1], dtype=np.int64)
-    tried = 0
-    while tried < moves and best_span > target:
-        tried += 1
+    for tried in range(1, moves + 1):
         d, start, goal = draw_shift(lengths, found, number)
         row[:] = orders[d]
         if shift(orders[d], start, goal, scratch.stage_of) == start:
@@ -89,18 +85,4 @@ def improve(
             best, best_span = value, span
             best_orders[:] = orders
     orders[:] = best_orders
-    return best_span, tried
-
-
-@njit()
-def makespan_of(count: int, placement: Any, costs: Any, limits: Any, orders: Any, lengths: Any, scratch: Any) -> float:
-    """The makespan of orders, and the end of every action into ``scratch``; arguments as in ``improve``.
-
-    Infinite if the order deadlocks or a device exceeds its memory limit.
-    """
-    work = np.zeros(orders.shape[0])  # used only to stop a run early, which is not needed here
-    for d in range(orders.shape[0]):
-        if peak(orders[d], lengths[d], d, placement, costs, scratch.stage_of)[0] > limits[d]:
-            return INFINITY
-    makespan = run(orders, lengths, count, placement, costs, work, INFINITY, scratch)
-    return makespan if makespan >= 0 else INFINITY
+    return best_span

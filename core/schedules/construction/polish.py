@@ -41,7 +41,7 @@ def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
     best, least, scratch = schedule, before.makespan, task.scratch()
     for temperature in TEMPERATURES if moves >= MOVES_FOR_ANNEALING else TEMPERATURES[:1]:
         orders, lengths = codes_of(schedule)
-        makespan, _ = improve(0, moves, temperature, 0.0, *task.for_orders(), orders, lengths, scratch)
+        makespan = improve(0, moves, temperature, *task.for_orders(), orders, lengths, scratch)
         if makespan < least:
             best, least = task.schedule(schedule.name, orders, lengths), makespan
     return best

@@ -117,6 +117,8 @@ def _list_scheduled(setting: Setting, space: SearchSpace, budget: int) -> Iterat
 
 def _chunk_numbers(setting: Setting, space: SearchSpace) -> range:
     fewest, most = space.chunks
+    if setting.fixed is not None:
+        fewest = most = len(setting.fixed.stages) // setting.devices
     return range(fewest, min(most, len(setting.graph.nodes) // setting.devices) + 1)
 
 

@@ -84,7 +84,12 @@ SCOUTING = 0.5
 
 
 def search(
-    settings: Sequence[Setting], space: SearchSpace, meter: Meter, seed: int = 0, earlier: Sequence[Walk] = ()
+    settings: Sequence[Setting],
+    space: SearchSpace,
+    meter: Meter,
+    seed: int = 0,
+    earlier: Sequence[Walk] = (),
+    others: Sequence[Walk] = (),
 ) -> tuple[list[Walk], bool]:
     """Search for the fastest step among settings.
 
@@ -97,6 +102,7 @@ def search(
         meter: the budget.
         seed: of all random numbers.
         earlier: walks of an earlier search to continue from, in these settings; none to start with schedules.
+        others: further starts.
 
     Returns:
         The walks, best first, and whether a time limit or an interrupt ended the search early.
@@ -128,7 +134,7 @@ def search(
         for walk in starts.list_scheduled(budget):
             walks.append(walk)
             meter.spend(0)
-        walks += _fitting(scouted)
+        walks += [*_fitting(scouted), *others]
         scouted.clear()
         free = _free_share(settings, space, meter.left)
         all_rounds(walks, _rounds(settings, space), meter, seed, int((1 - free) * meter.left))

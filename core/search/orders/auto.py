@@ -1,73 +1,39 @@
-"""The search for the fastest schedule within a memory limit, from simple patterns and published schedules.
+"""The search for the fastest schedule within a memory limit: the planner's search, on stages that are given.
 
-1. Keys: every start is annealed as priorities of a list scheduler (`anneal_keys`), many actions at a time.
-2. Periodic orders, where the limit is at most half of 1F1B's memory: patterns of one to four microbatches are annealed
-   (`anneal_periodic`), one action of all groups of microbatches at a time.
-3. Orders: the best of those, and the best published one, are annealed as orders (`local`), one action at a time.
-4. Steady state: the order of a few microbatches in the middle is repeated for all of them (`steady_state`); the best
-   result is annealed alongside the best of 3.
-
-Successive halving (Karnin et al. 2013): the better candidates get more evaluations. Nothing reads a clock: a budget
-counts orders, and the same input gives the same bytes.
+The starts are the published schedules, list-scheduled orders, and periodic ones where memory is short; their orders are
+annealed by successive halving (`annealing/search`). Nothing reads a clock: a budget counts orders, and the same input
+gives the same bytes. A lower bound on the makespan of any order is part of the result.
 """
 
 from collections.abc import Iterable, Sequence
 
 import numpy as np
-from attrs import define, evolve
+from attrs import evolve
 
-from ...evaluate.coding import INFINITY, KINDS, Integers, decode_orders, encode
-from ...evaluate.reference import Evaluation, evaluate
-from ...schedules.construction.decode import DECODING, decode
-from ...schedules.construction.instance import Instance, codes_of, instance
-from ...schedules.construction.local import improve, makespan_of
-from ...schedules.construction.shifts import join
+from ...cluster.cluster import fully_connected
+from ...costs.costs import StageCosts, StageEdge
+from ...costs.graph import OpGraph, OpNode
+from ...evaluate.coding import FORWARD, INFINITY, INPUT, WEIGHT, Floats, Integers
+from ...schedules.construction.decode import decode
+from ...schedules.construction.instance import Instance
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem, resident
-from ...schedules.scored import Scored, costs_of
-from ...schedules.tradeoff import fastest
-from .anneal_keys import anneal_keys
-from .anneal_periodic import anneal_periodic
-from .initial_keys import KeyState, instances_that_fit, mirrored_instances, patterns, published
-from .lower_bound import lower_bound
-from .periodic import PeriodicState, periodic_starts
-from .steady_state import repeat_steady_state
+from ...schedules.scored import ROUNDING, Scored, costs_of, exceeds, score
+from ...schedules.tradeoff import fastest, named_schedules
+from ..annealing.search import search
+from ..annealing.walk import Walk
+from ..problem.candidate import Candidate
+from ..problem.meter import Meter
+from ..problem.search_space import SearchSpace
+from ..problem.setting import FixedStages, Setting
+from .initial_keys import instances_that_fit, patterns
+from .periodic import PeriodicState, periodic_orders
 
 EVALUATIONS = 800_000
 """About ten seconds for 8 devices and 32 microbatches on one core."""
-
-KEYS_SHARE = 0.2
-"""Share of the evaluations for keys."""
-FIRST_SHARE = 0.3
-"""Share of these for all starts together; the best ``WIDTH`` get the rest."""
-WIDTH = 4
-"""Number of starts that are then annealed as orders; one less next to periodic orders."""
 PERIODIC_SHARE = 0.2
-"""Share of the evaluations for periodic orders, where there are any."""
-PERIODIC_WIDTH = 3
-"""Number of periodic orders that are then annealed as orders."""
-PERIODIC_BELOW = 0.5
-"""Periodic orders are tried up to this share of the memory of 1F1B. Above it they take evaluations from moves that find
-as fast orders: of the public cases there 7 became faster and 7 slower."""
-LAST_SHARE = 0.5
-"""Share of the evaluations of orders for the best of them."""
-REPEATING = 40
-"""Cost of repeating a steady state and evaluating the result, in evaluations of an order."""
-STEADY_SHARE = 0.4
-"""Largest part of the last share for steady states, by time; a few dozen microbatches need a small part of it."""
-TRIAL_SHARE = 0.25
-"""Part of the last share for each of two candidates; the better one gets the rest."""
-KEYS_TEMPERATURE, PERIODIC_TEMPERATURE, ORDERS_TEMPERATURE, LAST_TEMPERATURE = 0.001, 0.005, 0.002, 0.001
-"""Initial temperatures of annealing, as shares of the makespan."""
-
-
-@define(eq=False)
-class _CodedOrders:
-    """Coded orders of an instance, with their makespan once it is known."""
-
-    task: Instance
-    orders: Integers
-    lengths: Integers
-    makespan: float = float("inf")
+"""Share of the evaluations for periodic orders, where memory is short."""
+FASTEST_BYTES_PER_S = 1e30
+"""Rate of the links of a problem whose messages take the time of a hop, whatever their size."""
 
 
 def find_schedule(
@@ -86,165 +52,120 @@ def find_schedule(
         seed: of the random numbers.
 
     Raises:
+        RequestError: no family supports any of the problems.
         InfeasibleError: the limit is below one microbatch on every stage of a device.
     """
-    tasks = instances_that_fit(problems)
-    repeated = [task for task in tasks + mirrored_instances(problems) if _is_short(task)]
-    bound = min(map(lower_bound, dict.fromkeys(tasks + repeated)))
-    known = resident(families)
-    states: list[KeyState] = [state for task in tasks for state in patterns(task)]
-    named: list[Scored] = []
-    tried = 0
-    for problem in dict.fromkeys(task.problem for task in tasks):
-        starts, found = published(problem, known)
-        states += starts
-        tried += len(found)
-        named += [Scored(problem, schedule, result) for schedule, result in found]
-    best = fastest(named) if named else None
-    width, periodic_share = (WIDTH - 1, PERIODIC_SHARE) if repeated else (WIDTH, 0.0)
-    left, decoded = _anneal_keys(states, int(KEYS_SHARE * evaluations / DECODING), width, seed, bound)
-    repeating = [state for task in repeated for state in periodic_starts(task)]
-    periodic, turned = _anneal_periodic(repeating, int(periodic_share * evaluations), seed, bound)
-    candidates = [_decoded(state) for state in left]
-    candidates += [_CodedOrders(state.task, state.orders, state.lengths) for state in periodic]
-    if best is not None:
-        candidates.append(_coded(best.problem, best.schedule))
-    winner, moved = _anneal_orders(candidates, int((1 - KEYS_SHARE - periodic_share) * evaluations), seed, bound)
+    tasks, known = instances_that_fit(problems), resident(families)
+    fitting = list(dict.fromkeys(task.problem for task in tasks))
     name = f"auto(evaluations={evaluations},seed={seed})"
-    schedule = winner.task.schedule(name, winner.orders, winner.lengths)
-    schedule, result = _fuse(winner.task, schedule)
-    ordered = Scored(winner.task.problem, schedule, result)
-    best = ordered if best is None else fastest([best, ordered])
-    return evolve(best, evaluations=tried + decoded + turned + moved, bound=bound)
-
-
-def _is_short(task: Instance) -> bool:
-    """Whether the memory limit is at most half of what 1F1B holds: a microbatch for each device."""
-    limit, problem = task.problem.memory_limit, task.problem
-    return limit is not None and limit <= PERIODIC_BELOW * problem.devices * task.least_memory * (1 + 1e-3)
-
-
-def _anneal_keys(
-    states: list[KeyState], evaluations: int, width: int, seed: int, bound: float
-) -> tuple[list[KeyState], int]:
-    """The best ``width`` starts after annealing, best first, and the number of decoded orders."""
-    left, tried = states, 0
-    for number, share in enumerate((FIRST_SHARE, 1 - FIRST_SHARE)):
-        each = max(int(share * evaluations / len(left)), 1)
-        for place, state in enumerate(left):
-            state.makespan, count = anneal_keys(
-                seed * 1_000_003 + number * 1009 + place, each, KEYS_TEMPERATURE, bound * (1 + 1e-12),
-                state.task.scheduler_input(state.fused), state.priorities,
-            )  # fmt: skip
-            tried += count
-        left = sorted(left, key=lambda state: state.makespan)
-        left = _best_placements_first(left)[:width]
-    return left, tried
-
-
-def _anneal_periodic(
-    states: list[PeriodicState], evaluations: int, seed: int, bound: float
-) -> tuple[list[PeriodicState], int]:
-    """The best periodic orders, best first, and the number of patterns tried.
-
-    Each round has an equal part of the evaluations, for a third of the states of the round before.
-    """
-    sizes = [len(states)]
-    while sizes[-1] > PERIODIC_WIDTH:
-        sizes.append(max(-(-sizes[-1] // 3), PERIODIC_WIDTH))
-    left, tried = states, 0
-    for number, size in enumerate(sizes):
-        left = left[:size]
-        for place, state in enumerate(left):
-            state.makespan, count = anneal_periodic(
-                seed * 1_000_003 + number * 1009 + place, int(evaluations / len(sizes) / size), PERIODIC_TEMPERATURE,
-                bound * (1 + 1e-12), state.task.problem.microbatches, state.group, *state.task.for_orders()[1:],
-                state.ring, state.turns, state.orders, state.lengths, state.task.scratch(),
-            )  # fmt: skip
-            tried += count
-        left = sorted(left, key=lambda state: state.makespan)
-    return left, tried
-
-
-def _anneal_orders(
-    candidates: list[_CodedOrders], evaluations: int, seed: int, bound: float
-) -> tuple[_CodedOrders, int]:
-    """The best of some orders after annealing, and the number of moves tried."""
-    each = int((1 - LAST_SHARE) * evaluations / len(candidates))
-    tried = sum(
-        _improve(found, seed * 1_000_003 + place, each, ORDERS_TEMPERATURE, bound)
-        for place, found in enumerate(candidates)
+    found = [one for problem in fitting for one in named_schedules(problem, known) if not exceeds(one)]
+    found += [_listed(task, name) for task in tasks]
+    bound = min(map(lower_bound, tasks))
+    settings = [_setting(problem, bound) for problem in fitting]
+    periodic, turned = periodic_orders(tasks, int(PERIODIC_SHARE * evaluations), seed)
+    more = [_walk(state, settings[fitting.index(state.task.problem)]) for state in periodic]
+    meter = Meter(max(evaluations - turned, 1))
+    chunks = [problem.chunks for problem in fitting]
+    walks, _ = search(settings, SearchSpace(known, chunks=(min(chunks), max(chunks))), meter, seed, others=more)
+    best = walks[0]
+    if best.excess == 0:
+        best.join_backwards()
+        problem = fitting[settings.index(best.setting)]
+        schedule = Schedule(name, tuple(best.best.placement.tolist()), problem.microbatches, best.orders())
+        found.append(score(problem, schedule))
+    return evolve(
+        fastest([one for one in found if not exceeds(one)]), evaluations=len(found) + turned + meter.spent, bound=bound
     )
-    best = min(candidates, key=lambda found: found.makespan)
-    last, number = int(LAST_SHARE * evaluations), seed * 1_000_003 + len(candidates)
-    repeated = [_repeated(found, int(STEADY_SHARE * last / REPEATING / len(candidates))) for found in candidates]
-    tried += sum(count for _, count in repeated)
-    other = min((found for found, _ in repeated), key=lambda found: found.makespan)
-    if other.makespan < INFINITY:
-        for found in (best, other):
-            tried += _improve(found, number, int(TRIAL_SHARE * last), LAST_TEMPERATURE, bound)
-            number += 1
-        best = min(best, other, key=lambda found: found.makespan)
-        last -= 2 * int(TRIAL_SHARE * last)
-    return best, tried + _improve(best, number, last, LAST_TEMPERATURE, bound)
 
 
-def _repeated(found: _CodedOrders, most: int) -> tuple[_CodedOrders, int]:
-    """The best order that repeats a steady state of this one, and the number of orders tried."""
-    makespan, orders, tried = repeat_steady_state(found.task, found.orders, found.lengths, most)
-    return _CodedOrders(found.task, orders, found.lengths, makespan), tried
-
-
-def _improve(found: _CodedOrders, seed: int, moves: int, temperature: float, bound: float) -> int:
-    """Anneal orders in place; return the number of moves tried."""
-    found.makespan, tried = improve(
-        seed, moves, temperature, bound * (1 + 1e-12), *found.task.for_orders(), found.orders, found.lengths,
-        found.task.scratch(),
+def _setting(problem: ScheduleProblem, bound: float) -> Setting:
+    """The setting of a problem: its stages on devices that are joined by links of the hop's latency."""
+    costs = tuple(
+        StageCosts(
+            cost.forward_s, cost.backward_input_s, cost.backward_weight_s, backward_s=cost.backward_s,
+            saved_bytes=cost.saved_bytes, freed_by_input_bytes=cost.freed_by_input_bytes,
+            created_by_input_bytes=cost.created_by_input_bytes,
+        )
+        for cost in costs_of(problem)
     )  # fmt: skip
-    return tried
+    names = tuple((f"stage{stage}",) for stage in range(problem.stages))
+    edges = tuple(StageEdge(stage, stage + 1, 1, 1) for stage in range(problem.stages - 1))
+    graph = OpGraph(tuple(OpNode(name, 1.0, 1.0, 1.0) for (name,) in names))
+    everything = 1 + problem.microbatches * sum(cost.saved_bytes + cost.created_by_input_bytes for cost in costs)
+    limit = everything if problem.memory_limit is None else problem.memory_limit * (1 + ROUNDING)
+    cluster = fully_connected(problem.devices, 1, FASTEST_BYTES_PER_S, problem.hop_s)
+    places, kinds = (tuple(range(problem.devices)),), (0,) * problem.devices
+    fixed = FixedStages(names, costs, edges, bound * (1 + ROUNDING))
+    return Setting((graph,), cluster, places, problem.microbatches, kinds, (limit,) * problem.devices, fixed=fixed)
 
 
-def _best_placements_first(states: list[KeyState]) -> list[KeyState]:
-    """The best state of each placement, then the others: a placement that is slow now may be the fastest after more
-    annealing."""
-    first = list({state.task: state for state in reversed(states)}.values())
-    return sorted(first, key=lambda state: state.makespan) + [state for state in states if state not in first]
+def _walk(state: PeriodicState, setting: Setting) -> Walk:
+    """A walk that starts with a periodic order."""
+    stages = len(state.task.placement)
+    whole = np.zeros(stages, dtype=np.bool_)
+    candidate = Candidate(state.task.placement, np.arange(stages + 1), whole, state.orders, state.lengths)
+    return Walk(setting, "periodic", state.task.problem.chunks, candidate, annealed=True)
 
 
-def _decoded(state: KeyState) -> _CodedOrders:
-    """The order of a state's keys."""
-    task = state.task
-    width = 3 * task.stages_on.shape[1] * task.problem.microbatches
-    orders = np.zeros((task.problem.devices, width), dtype=np.int64)
+def _listed(task: Instance, name: str) -> Scored:
+    """A list-scheduled order, which exists if one microbatch at a time fits."""
+    state = next(patterns(task))
+    orders = np.zeros((task.problem.devices, 3 * task.stages_on.shape[1] * task.problem.microbatches), dtype=np.int64)
     lengths = np.zeros(task.problem.devices, dtype=np.int64)
-    decode(task.scheduler_input(state.fused), state.priorities, orders, lengths)
-    return _CodedOrders(task, orders, lengths)
+    decode(task.scheduler_input(state.fused), state.priorities, orders, lengths, INFINITY)
+    return score(task.problem, task.schedule(name, orders, lengths))
 
 
-def _coded(problem: ScheduleProblem, schedule: Schedule) -> _CodedOrders:
-    """The coded orders of a published schedule."""
-    return _CodedOrders(instance(problem, schedule.placement), *codes_of(schedule))
+def lower_bound(task: Instance) -> float:
+    """A lower bound on the makespan of every order of these stages on these devices.
+
+    The largest, over the devices, of
+    - fill, work and drain: until the first gradient arrives, a device runs forwards alone, and no more than its memory
+      holds; after the last I of its first stage it runs W alone, again no more than its memory held, while the gradient
+      passes through all earlier stages, and stage 0 runs its W; in between it runs the rest of its work;
+    - memory: a stage holds each microbatch at least for the time from there to the loss and back, and for W; bytes
+      times seconds have to fit between the device's first forward and the end.
+    """
+    times, hops, count = task.times, task.hops, task.problem.microbatches
+    second = np.minimum(times[WEIGHT], np.maximum(task.backward - times[INPUT], 0.0))  # W's part if I and W run as B
+    full = np.minimum(times[INPUT] + times[WEIGHT], task.backward)
+    turn = np.minimum(times[INPUT], task.backward)
+    forward = np.cumsum(times[FORWARD] + hops)  # end of F of the first microbatch at each stage, at best
+    fill = forward - times[FORWARD]
+    back = np.cumsum(turn + np.concatenate([[0.0], hops[1:]]))  # from the gradient's arrival at a stage to its end at 0
+    whole = forward[-1] + back[-1]
+    held = whole - fill - (back - turn)  # from the start of F at a stage to the end of its I, at best
+    bound = float(whole + second[0])
+    for device, own in enumerate(task.stages_on):
+        first, last = own[0], own[-1]
+        usable = _usable(task, own, float(task.limits[device]))
+        work = count * float((times[FORWARD] + full)[own].sum())
+        arrival = float(whole - back[last])  # of the first gradient
+        before = min(
+            float(arrival - fill[first]),
+            count * float(times[FORWARD][own].sum()),
+            _most(times[FORWARD][own], task.saved[own], usable),
+        )
+        after = min(count * float(second[own].sum()), _most(second[own], task.kept[own], usable))
+        # The W of stage 0 is other work than the device's own, unless that has stage 0, whose W may be part of a B.
+        drain = float(back[first] - turn[first] + second[0]) if first else 0.0
+        bound = max(bound, arrival + work - before - after + max(drain, after))
+        if 0 < usable < np.inf:
+            occupied = task.saved[own] * held[own] + np.minimum(task.saved, task.kept)[own] * second[own]
+            bound = max(bound, float(fill[first]) + count * float(occupied.sum()) / usable)
+    return bound
 
 
-def _fuse(task: Instance, schedule: Schedule) -> tuple[Schedule, Evaluation]:
-    """Replace I directly followed by its own W by B, for all stages or one by one, if the step does not get slower."""
-    costs, hop = costs_of(task.problem), task.problem.hop_s
-    stages, count = len(task.placement), task.problem.microbatches
-    given, scratch = task.for_orders(), task.scratch()
-    orders, lengths = encode(schedule.device_actions, stages, count)
-    result = evaluate(schedule.device_actions, schedule.placement, costs, hop_s=hop)
-    least = result.makespan
-    for first, last in [(0, stages), *((stage, stage + 1) for stage in range(stages))]:
-        rows, sizes = orders.copy(), lengths.copy()
-        for device, row in enumerate(rows):
-            sizes[device] = join(row, sizes[device], KINDS * count * first, KINDS * count * last)
-        if (sizes == lengths).all():
-            continue
-        makespan = makespan_of(*given, rows, sizes, scratch)
-        if makespan <= least:
-            orders, lengths, least = rows, sizes, makespan
-    joined = decode_orders(orders, lengths, stages, count)
-    if joined == schedule.device_actions:
-        return schedule, result
-    schedule = evolve(schedule, device_actions=joined)
-    return schedule, evaluate(joined, schedule.placement, costs, hop_s=hop)
+def _most(times: Floats, held: Floats, usable: float) -> float:
+    """The most seconds of actions whose tensors fit in a device's memory at once."""
+    if not times.any():
+        return 0.0
+    with np.errstate(over="ignore"):  # of tensors that take next to nothing any number fits
+        return usable * float(np.divide(times, held, out=np.full_like(times, np.inf), where=held > 0).max())
+
+
+def _usable(task: Instance, own: Integers, limit: float) -> float:
+    """The part of a limit that can be used: if all stages hold equal sizes, a whole multiple of that size."""
+    held = task.saved[own]
+    same = held[0] > 0 and np.all(held == held[0]) and np.all(task.kept[own] == held[0])
+    return float(np.floor(limit / held[0] * (1 + 1e-12)) * held[0]) if same and limit < np.inf else limit

@@ -1,22 +1,17 @@
-"""The initial keys of a search: simple patterns on every placement, and the published schedules."""
+"""The keys of list-scheduled orders: simple patterns on every placement."""
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from attrs import define
 
-from ...actions import Kind
 from ...errors import InfeasibleError
-from ...evaluate.coding import CODE, FORWARD, INPUT, WEIGHT, Floats, Integers
-from ...evaluate.compiled import MICROBATCHES_HELD
-from ...evaluate.reference import Evaluation
+from ...evaluate.coding import FORWARD, INPUT, WEIGHT, Floats, Integers
 from ...schedules.construction.decode import Priorities
 from ...schedules.construction.instance import Instance, instance
-from ...schedules.placement import folded_placement, hooked_placement, looped_placement, mirrored_placement
-from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
-from ...schedules.scored import exceeds
-from ...schedules.tradeoff import named_schedules
+from ...schedules.placement import folded_placement, hooked_placement, looped_placement
+from ...schedules.problem import ScheduleProblem
 
 W_DELAYS = (0.0, 1.0, 8.0)
 """How long after its I a W is due, in times of one microbatch: at once, soon, or only when the device is idle."""
@@ -27,25 +22,21 @@ PACES = ((1.0, 1.0), (2.0, 1.0), (4.0, 2.0))
 number."""
 FOLDED_PACES = tuple(itertools.product((1.0, 2.0, 3.0), repeat=4))
 """The same on a folded placement, with four separate offsets (F and I, even and odd chunks), as in a building block."""
-EAGER = 1.5
-"""Patience of a start from a published order: the scheduler waits for its actions."""
 
 
 @define(eq=False)
 class KeyState:
-    """A point of the search over keys: an instance with the priorities that ``decode`` turns into an order.
+    """An instance with the priorities that ``decode`` turns into an order.
 
     Args:
         task: the instance.
-        priorities: of the list scheduler; annealing changes them in place.
+        priorities: of the list scheduler.
         fused: whether a stage runs I and W as B, (stages).
-        makespan: of the best order found from this point.
     """
 
     task: Instance
     priorities: Priorities
     fused: "np.ndarray"
-    makespan: float = float("inf")
 
 
 def placements(devices: int, chunks: int) -> Iterator[tuple[int, ...]]:
@@ -151,38 +142,6 @@ def _caps(task: Instance, fused: "np.ndarray", life: Floats, rounding: float) ->
     return caps
 
 
-def published(
-    problem: ScheduleProblem, families: Iterable[ScheduleFamily]
-) -> tuple[list[KeyState], list[tuple[Schedule, Evaluation]]]:
-    """The named schedules as keys, and, unchanged, those that are within the limit."""
-    states, found = [], []
-    for scored in named_schedules(problem, families):
-        task = instance(problem, scored.schedule.placement)
-        if fits_one_microbatch(task):
-            states.append(keys_of(task, scored.schedule, scored.result))
-        if not exceeds(scored):
-            found.append((scored.schedule, scored.result))
-    return states, found
-
-
-def keys_of(task: Instance, schedule: Schedule, result: Evaluation) -> KeyState:
-    """The keys of a schedule: every action is due at its start in the schedule's evaluation."""
-    stages, count = len(task.placement), task.problem.microbatches
-    keys = np.zeros((3, stages, count))
-    fused = np.ones(stages, dtype=np.bool_)
-    held, caps = np.zeros(stages, dtype=np.int64), np.ones(stages, dtype=np.int64)
-    for order, starts in zip(schedule.device_actions, result.starts, strict=True):
-        for action, at in zip(order, starts, strict=True):
-            assert action.microbatch is not None
-            stage, kind = action.stage, action.kind
-            keys[INPUT if kind is Kind.B else CODE[kind], stage, action.microbatch] = at
-            if kind is Kind.I:
-                fused[stage] = False
-            held[stage] += MICROBATCHES_HELD[CODE[kind]]
-            caps[stage] = max(caps[stage], held[stage])
-    return KeyState(task, Priorities(keys, np.full(3, EAGER), caps), fused | task.too_large_to_split)
-
-
 def fits_one_microbatch(task: Instance) -> bool:
     """Whether one microbatch fits on all stages of a device at once; then ``decode`` finds an order."""
     return task.least_memory <= float(task.limits[0])
@@ -203,16 +162,3 @@ def instances_that_fit(problems: Sequence[ScheduleProblem]) -> list[Instance]:
             f"{task.least_memory:g}: raise the limit to at least that, or use more devices"
         )
     return left
-
-
-def mirrored_instances(problems: Sequence[ScheduleProblem]) -> list[Instance]:
-    """The problems with four chunks and a memory limit on the mirrored placement, if at least one microbatch fits.
-
-    It is not among ``placements``: keys find no good order on it within their part of the evaluations.
-    """
-    tasks = [
-        instance(problem, mirrored_placement(problem.devices))
-        for problem in problems
-        if problem.chunks == 4 and problem.devices > 2 and problem.memory_limit is not None
-    ]
-    return [task for task in tasks if fits_one_microbatch(task)]

@@ -50,11 +50,13 @@ class FixedStages:
         stages: names of the operators of each.
         costs: of each.
         edges: the messages between them.
+        bound_s: a lower bound of the step; 0 if none is known.
     """
 
     stages: tuple[tuple[str, ...], ...]
     costs: tuple[StageCosts, ...]
     edges: tuple[StageEdge, ...]
+    bound_s: float = 0.0
 
 
 @frozen(slots=False, eq=False)
@@ -129,7 +131,7 @@ class Setting:
         reserved = self.reserved or (0.0,) * len(self.memory)
         left = [memory - size for memory, size in zip(self.memory, reserved, strict=True)]
         least = least_by_position(left, self.replicas)
-        return tuple(max(limit - messages, 1.0) for limit in least)
+        return tuple(limit - messages if limit > messages else 1.0 for limit in least)
 
     @cached_property
     def slowest(self) -> tuple[int, ...]:
@@ -236,7 +238,7 @@ class Setting:
     def bound_s(self) -> float:
         """A lower bound of the step: the total work over all devices, or one microbatch's forward and backward."""
         if self.fixed is not None:
-            return 0.0
+            return self.fixed.bound_s
         sums = self.arrays.sums[:, :, -1]
         compute = sums[:, :3].sum(axis=1)
         rate = sum(1 / compute[kind] if compute[kind] else np.inf for kind in self.slowest)

@@ -41,8 +41,8 @@ def test_nesting_above_the_limit_is_refused_and_no_other(value, limit):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("[" * 9, "nested deeper than 3 levels"),
-        ('{"a":' * 9, "nested deeper than 3 levels"),
+        ("[" * 9 + "]" * 9, "nested deeper than 3 levels"),
+        ('{"a":' * 9 + "1" + "}" * 9, "nested deeper than 3 levels"),
         ("[0" + ",0" * 10 + "]", "more than 10 values"),
         ('{"a": 1, "a": 2}', "the key 'a' twice"),
         ("9" * 5000, "has 5000 digits"),
@@ -91,7 +91,7 @@ def test_numbers_with_a_fraction_are_made_by_the_given_function():
 def test_plain_data_that_was_not_json_is_checked_by_the_same_limits():
     check_texts({"a": [["b"]]}, "x", FEW)
     for data, message in (
-        ({"a": [[["b"]]]}, "nested too deep"),
+        ({"a": [[["b"]]]}, "nested deeper than 3 levels"),
         ([0] * 10, "too many values"),
         ({"k" * 21: 0}, "a text of 21 characters"),
         (["\n"], "cannot be printed"),

@@ -292,8 +292,8 @@ def test_file_without_a_plan_is_refused_in_one_line(tmp_path, content):
 def test_too_large_plan_file_is_refused(tmp_path):
     path = tmp_path / "plan.json"
     with path.open("wb") as file:
-        file.truncate((64 << 20) + 1)
-    with pytest.raises(RequestError, match="has more than 64 MiB"):
+        file.truncate((128 << 20) + 1)
+    with pytest.raises(RequestError, match="has more than 128 MiB"):
         panpipe.Plan.load(path)
 
 

@@ -14,9 +14,8 @@ from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import resident_families
 from panpipe.core.schedules.scored import Scored, exceeds
 from panpipe.core.schedules.tradeoff import named_schedules
-from panpipe.core.search.orders.auto import find_schedule
+from panpipe.core.search.orders.auto import find_schedule, lower_bound
 from panpipe.core.search.orders.initial_keys import patterns, placements
-from panpipe.core.search.orders.lower_bound import lower_bound
 
 
 def uniform(devices, microbatches, chunks, times=(1, 1, 1), hop=0.0, memory=None):

@@ -1,23 +1,16 @@
-"""Initial keys by hand: placements, due times of a pattern, a schedule's own keys, and limits that nothing fits."""
+"""Initial keys by hand: placements, due times of a pattern, and limits that nothing fits."""
 
-import numpy as np
 import pytest
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import InfeasibleError
 from panpipe.core.schedules.construction.instance import instance
-from panpipe.core.schedules.problem import Schedule, ScheduleProblem
-from panpipe.core.schedules.registry import find_family
-from panpipe.core.schedules.scored import score
+from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.search.orders.initial_keys import (
     fits_one_microbatch,
     instances_that_fit,
-    keys_of,
     patterns,
     placements,
-    published,
 )
-
-from ....support.plans import orders
 
 UNIT = StageCosts(1, 1, 1, saved_bytes=1)
 
@@ -67,30 +60,6 @@ def test_caps_share_the_memory_of_a_device():
     assert tight.priorities.caps.tolist() == [1, 1, 1, 1]
     roomy = next(patterns(instance(problem_of(chunks=2, limit=100.0), (0, 1, 1, 0))))
     assert roomy.priorities.caps.tolist() == [3, 3, 3, 3]
-
-
-def test_keys_of_a_schedule_are_its_starts():
-    problem = ScheduleProblem(1, 2, costs=[UNIT])
-    for row, keys, fused, caps in (
-        ("0F0 0F1 0B0 0B1", [[[0, 1]], [[2, 4]], [[0, 0]]], True, 2),
-        ("0F0 0I0 0W0 0F1 0I1 0W1", [[[0, 3]], [[1, 4]], [[2, 5]]], False, 1),
-    ):
-        schedule = Schedule("", (0,), 2, orders(row))
-        found = keys_of(instance(problem, (0,)), schedule, score(problem, schedule).result)
-        assert (found.priorities.keys.tolist(), found.fused.tolist(), found.priorities.caps.tolist()) == (
-            keys,
-            [fused],
-            [caps],
-        )
-        assert found.priorities.patience.tolist() == [1.5] * 3
-
-
-def test_published_schedules_above_the_limit_give_keys_alone():
-    families = [find_family(name) for name in ("gpipe", "1f1b")]
-    states, found = published(problem_of(2, 4, limit=2.0), families)
-    assert len(states) == 2
-    assert [schedule.name for schedule, _ in found] == ["1f1b"]
-    assert all(np.isfinite(state.priorities.keys).all() for state in states)
 
 
 def test_limit_that_nothing_fits_is_refused_with_the_smallest_that_would():

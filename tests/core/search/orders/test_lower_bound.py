@@ -4,7 +4,7 @@ import pytest
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.schedules.construction.instance import instance
 from panpipe.core.schedules.problem import ScheduleProblem
-from panpipe.core.search.orders.lower_bound import lower_bound
+from panpipe.core.search.orders.auto import lower_bound
 
 
 def bound(costs, microbatches, placement=None, hop=0.0, memory=None):
