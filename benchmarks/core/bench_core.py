@@ -32,11 +32,11 @@ from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.plan import Plan, Stage
 from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.construction.decode import Priorities, SchedulerInput, decode
+from panpipe.core.schedules.construction.initial_keys import patterns
 from panpipe.core.schedules.construction.instance import instance
 from panpipe.core.schedules.problem import ScheduleFamily, ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.search.annealing.walk import start_walk
-from panpipe.core.search.orders.initial_keys import patterns
 from panpipe.core.search.problem.setting import one_setting
 
 from benchmarks.recording import machine, record

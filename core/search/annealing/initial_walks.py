@@ -16,10 +16,10 @@ from ...evaluate.coding import BOTH, INFINITY, INPUT, WEIGHT, Floats, Integers
 from ...evaluate.compiled import StageArrays, make_stage_arrays
 from ...plan.derive import Recompute, recomputed_stages
 from ...schedules.construction.decode import DECODING, decode
+from ...schedules.construction.initial_keys import patterns, placements
 from ...schedules.construction.instance import Instance
 from ...schedules.meaning import LISTED
 from ...schedules.problem import Schedule, ScheduleProblem
-from ..orders.initial_keys import patterns, placements
 from ..problem.candidate import Candidate
 from ..problem.options import Option, options, schedule_problem
 from ..problem.search_space import SearchSpace

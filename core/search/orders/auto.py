@@ -15,6 +15,7 @@ from ...costs.costs import StageCosts, StageEdge
 from ...costs.graph import OpGraph, OpNode
 from ...evaluate.coding import FORWARD, INFINITY, INPUT, WEIGHT, Floats, Integers
 from ...schedules.construction.decode import decode
+from ...schedules.construction.initial_keys import instances_that_fit, patterns
 from ...schedules.construction.instance import Instance
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem, resident
 from ...schedules.scored import ROUNDING, Scored, costs_of, exceeds, score
@@ -25,7 +26,6 @@ from ..problem.candidate import Candidate
 from ..problem.meter import Meter
 from ..problem.search_space import SearchSpace
 from ..problem.setting import FixedStages, Setting
-from .initial_keys import instances_that_fit, patterns
 from .periodic import PeriodicState, periodic_orders
 
 EVALUATIONS = 800_000

@@ -8,6 +8,7 @@ from panpipe.core.actions import Kind
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import InfeasibleError
 from panpipe.core.evaluate.reference import evaluate
+from panpipe.core.schedules.construction.initial_keys import patterns, placements
 from panpipe.core.schedules.construction.instance import instance
 from panpipe.core.schedules.placement import folded_placement
 from panpipe.core.schedules.problem import ScheduleProblem
@@ -15,7 +16,6 @@ from panpipe.core.schedules.registry import resident_families
 from panpipe.core.schedules.scored import Scored, exceeds
 from panpipe.core.schedules.tradeoff import named_schedules
 from panpipe.core.search.orders.auto import find_schedule, lower_bound
-from panpipe.core.search.orders.initial_keys import patterns, placements
 
 
 def uniform(devices, microbatches, chunks, times=(1, 1, 1), hop=0.0, memory=None):

@@ -8,10 +8,10 @@ from attrs import define
 
 from ...errors import InfeasibleError
 from ...evaluate.coding import FORWARD, INPUT, WEIGHT, Floats, Integers
-from ...schedules.construction.decode import Priorities
-from ...schedules.construction.instance import Instance, instance
-from ...schedules.placement import folded_placement, hooked_placement, looped_placement
-from ...schedules.problem import ScheduleProblem
+from ..placement import folded_placement, hooked_placement, looped_placement
+from ..problem import ScheduleProblem
+from .decode import Priorities
+from .instance import Instance, instance
 
 W_DELAYS = (0.0, 1.0, 8.0)
 """How long after its I a W is due, in times of one microbatch: at once, soon, or only when the device is idle."""

@@ -3,14 +3,14 @@
 import pytest
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import InfeasibleError
-from panpipe.core.schedules.construction.instance import instance
-from panpipe.core.schedules.problem import ScheduleProblem
-from panpipe.core.search.orders.initial_keys import (
+from panpipe.core.schedules.construction.initial_keys import (
     fits_one_microbatch,
     instances_that_fit,
     patterns,
     placements,
 )
+from panpipe.core.schedules.construction.instance import instance
+from panpipe.core.schedules.problem import ScheduleProblem
 
 UNIT = StageCosts(1, 1, 1, saved_bytes=1)
 
