@@ -44,6 +44,10 @@ if TYPE_CHECKING:
     from .runtimes.monitor.records import StepReport as StepReport
     from .runtimes.monitor.tensorboard import TensorBoard as TensorBoard
     from .runtimes.pipeline import Pipeline as Pipeline
+    from .runtimes.settings import Auto as Auto
+    from .runtimes.settings import Memory as Memory
+    from .runtimes.settings import Run as Run
+    from .runtimes.settings import Update as Update
     from .simulators.run import simulate as simulate
 
 
@@ -65,24 +69,28 @@ def _request_connections() -> None:
 _request_connections()
 
 _HOME = {
+    "Auto": "runtimes.settings",
     "Check": "core.report.facts",
     "Checked": "core.report.facts",
     "DeviceReport": "runtimes.monitor.records",
     "InfeasibleError": "core.errors",
     "JsonLines": "runtimes.monitor.json_lines",
     "LogContext": "core.logs",
+    "Memory": "runtimes.settings",
     "NonFiniteError": "core.errors",
     "PanpipeError": "core.errors",
     "Pipeline": "runtimes.pipeline",
     "Plan": "core.plan.plan",
     "ReportFacts": "core.report.facts",
     "RequestError": "core.errors",
+    "Run": "runtimes.settings",
     "Schedule": "core.schedules.problem",
     "ScheduleProblem": "core.schedules.problem",
     "StageCosts": "core.costs.costs",
     "StepReport": "runtimes.monitor.records",
     "TensorBoard": "runtimes.monitor.tensorboard",
     "Trace": "core.trace.trace",
+    "Update": "runtimes.settings",
     "WorkerError": "core.errors",
     "compare": "core.trace.compare",
     "empty_weights": "runtimes.devices.empty_weights",

@@ -1,4 +1,4 @@
-"""The simulator as a target of training (``target="simulator"``): the clock of simulated devices, and plans for them.
+"""The simulator as devices of training (``backend="simulator"``): the clock of simulated devices, and plans for them.
 
 Simulators and runtimes do not import each other. This module connects them: a runtime's instructions run at the times
 of the simulator.
@@ -61,7 +61,7 @@ class SimulatedDevices:
         devices = count if mesh is None else mesh_in_simulator(mesh).pipeline
         if devices != count:
             raise RequestError(
-                f"mesh has {devices} devices and the cluster {count}: a plan for target 'simulator' uses all of "
+                f"mesh has {devices} devices and the cluster {count}: a plan for backend 'simulator' uses all of "
                 f"them; leave mesh out, or give a cluster of {devices}"
             )
         report("deriving the costs of operators")
@@ -102,4 +102,4 @@ class SimulatedDevices:
 
 
 def _no_cluster(why: str) -> RequestError:
-    return RequestError(f"target 'simulator' has no cluster, and {why}: give cluster=, such as '8xA100-40GB'")
+    return RequestError(f"backend 'simulator' has no cluster, and {why}: give devices=, such as '8xA100-40GB'")

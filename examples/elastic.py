@@ -65,9 +65,10 @@ def main() -> None:
         raise SystemExit(f"{replicas} replicas cannot divide the {BATCHES} batches of an update equally")
 
     pipe = panpipe.pipeline(
-        make_model(), step, batch_of(0, 0), optimizer=torch.optim.AdamW, microbatches=4, schedule="1f1b", max_chunks=1,
-        mesh=f"dp={replicas},pp={STAGES}",  # pp is last: the ranks of a node are a replica
-        scheduler=lambda made: lr_scheduler.CosineAnnealingLR(made, arguments.updates), progress=False,
+        make_model(), step, batch_of(0, 0), optimizer=torch.optim.AdamW, microbatches=4,
+        mesh=f"dp={replicas},pp={STAGES}", plan=panpipe.Auto(schedule="1f1b", max_chunks=1),
+        update=panpipe.Update(scheduler=lambda made: lr_scheduler.CosineAnnealingLR(made, arguments.updates)),
+        run=panpipe.Run(progress=False),
     )  # fmt: skip
     last = panpipe.latest_checkpoint(arguments.folder)
     if last is not None:

@@ -56,7 +56,7 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     model = nn.ModuleDict({"generator": perceptron(NOISE, WIDTH, WIDTH, 2), "critic": perceptron(2, WIDTH, WIDTH, 1)})
-    given = {"microbatches": 4, "progress": False}
+    given = {"microbatches": 4, "run": panpipe.Run(progress=False)}
     example = batch_of(64)
     critic = panpipe.pipeline(model, critic_loss, example, optimizer=adam("critic"), **given)
     generator = panpipe.pipeline(model, generator_loss, example, optimizer=adam("generator"), **given)

@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 examples/lightning_module.py
 
 import argparse
 
+import panpipe
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
@@ -51,7 +52,8 @@ def main() -> None:
     arguments = parser.parse_args()
     torch.manual_seed(0)
     trainer = Trainer(
-        strategy=PanpipeStrategy(microbatches=4, schedule="1f1b", progress=False), accelerator="cpu", devices=1,
+        strategy=PanpipeStrategy(microbatches=4, plan="1f1b", run=panpipe.Run(progress=False)),
+        accelerator="cpu", devices=1,
         max_epochs=arguments.epochs, gradient_clip_val=1.0, logger=False, enable_progress_bar=False,
         default_root_dir=arguments.out, callbacks=[ModelCheckpoint(arguments.out, save_top_k=-1)],
     )  # fmt: skip

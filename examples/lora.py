@@ -40,7 +40,7 @@ def main() -> None:
     batches = [{"input_ids": torch.randint(16, (16, 32), generator=draw)} for _ in range(arguments.steps)]
     with panpipe.pipeline(
         make_model(), step, batches[0], optimizer=lambda named: torch.optim.AdamW(named, lr=1e-2), microbatches=4,
-        schedule="1f1b", progress=False,
+        plan="1f1b", run=panpipe.Run(progress=False),
     ) as pipe:  # fmt: skip
         for number, batch in enumerate(batches):
             loss = pipe.step(batch)

@@ -67,10 +67,10 @@ def main() -> None:
     rank, pipeline_ranks = int(os.environ.get("RANK", "0")), int(arguments.mesh.split(",")[0].removeprefix("pp="))
     data = list(batches(rank // pipeline_ranks, arguments.steps))
     rate = lambda update: min(1.0, (update + 1) / 5) * 0.5 * (1 + math.cos(math.pi * update / arguments.steps))  # noqa: E731
+    update = panpipe.Update(clip_norm=1.0, scheduler=lambda made: torch.optim.lr_scheduler.LambdaLR(made, rate))
     with panpipe.pipeline(
         make_model(), step, data[0], optimizer=lambda named: torch.optim.AdamW(named, lr=3e-3), microbatches=4,
-        mesh=arguments.mesh, schedule="1f1b", clip_norm=1.0, progress=False,
-        scheduler=lambda optimizer: torch.optim.lr_scheduler.LambdaLR(optimizer, rate),
+        mesh=arguments.mesh, plan="1f1b", update=update, run=panpipe.Run(progress=False),
     ) as pipe:  # fmt: skip
         for number, batch in enumerate(data):
             loss = pipe.step(batch)

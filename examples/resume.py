@@ -56,8 +56,9 @@ def main() -> None:
     deaths = [int(at) for at in os.environ.get("KILL_AT", "").split(",") if at]
 
     pipe = panpipe.pipeline(
-        make_model(), step, batch_of(0), optimizer=optimizer, microbatches=4, schedule="1f1b", max_chunks=1,
-        scheduler=lambda made: lr_scheduler.CosineAnnealingLR(made, arguments.steps),
+        make_model(), step, batch_of(0), optimizer=optimizer, microbatches=4,
+        plan=panpipe.Auto(schedule="1f1b", max_chunks=1),
+        update=panpipe.Update(scheduler=lambda made: lr_scheduler.CosineAnnealingLR(made, arguments.steps)),
     )  # fmt: skip
     last = panpipe.latest_checkpoint(arguments.folder)
     if last is not None:

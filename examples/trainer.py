@@ -10,6 +10,7 @@ Trainer's arguments, logs, checkpoints and callbacks are as usual; the only chan
 import argparse
 from pathlib import Path
 
+import panpipe
 import torch
 from panpipe.integrations.transformers import PanpipeTrainer
 from transformers import GPT2Config, GPT2LMHeadModel, TrainingArguments
@@ -48,7 +49,7 @@ def main() -> None:
         ),
         train_dataset=samples[: -ROWS // 4],
         eval_dataset=samples[-ROWS // 4 :],
-        pipeline={"microbatches": 4, "schedule": "1f1b", "progress": False},
+        pipeline={"microbatches": 4, "plan": "1f1b", "run": panpipe.Run(progress=False)},
     )  # fmt: skip
     trainer.train(resume_from_checkpoint=arguments.resume)
     trainer.save_model()  # every rank; GPT2LMHeadModel.from_pretrained reads it

@@ -25,6 +25,7 @@ from .lightning_steps import Logged, detached, loss_of, prediction
 from .optimizers import ModelOptimizer
 from .replicas import ReplicaRows
 from .requirements import needs
+from .settings import refuse_twice, with_own
 
 with needs("lightning"):
     from lightning.pytorch.strategies import SingleDeviceStrategy
@@ -48,7 +49,8 @@ class PanpipeStrategy(SingleDeviceStrategy):
     its rows of the batch.
 
     Args:
-        options: of ``panpipe.pipeline``, without those that lightning has itself: optimizer, scheduler, clip_norm.
+        options: of ``panpipe.pipeline``, without those that lightning has itself: optimizer, and clip_norm,
+            scaler and scheduler of ``update``.
 
     Attributes:
         pipe: the pipeline; None before the first training batch. Until then validation runs on the whole module.
@@ -60,9 +62,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
     strategy_name = "panpipe"
 
     def __init__(self, **options: Any) -> None:
-        twice = next((name for name in options if name in _OWN), None)
-        if twice is not None:
-            raise RequestError(f"PanpipeStrategy has '{twice}', which lightning has itself: use {_OWN[twice]}")
+        refuse_twice("PanpipeStrategy lightning", options, _OWN)
         super().__init__(torch.device("cpu"))
         self.global_rank = int(os.environ.get("RANK", "0"))
         self.pipe: Pipeline | None = None
@@ -187,8 +187,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
             step,
             self._rows.trained(batch),
             optimizer=self._model_optimizer.factory,
-            clip_norm=trainer.gradient_clip_val or None,
-            **self._given,
+            **with_own(self._given, {"clip_norm": trainer.gradient_clip_val or None}, {}),
         )
         if self._resumes is not None:
             self.pipe.resume(self._resumes)

@@ -35,7 +35,9 @@ class ReplicaRows:
     """
 
     def __init__(self, model: nn.Module, step: StepFunction, example: Any, options: Mapping[str, Any]) -> None:
-        self._own, self._count = replica_here(given_plan(options.get("plan", "auto")), given_mesh(options.get("mesh")))
+        self._own, self._count = replica_here(
+            given_plan(options.get("plan", "auto"))[0], given_mesh(options.get("mesh"))
+        )
         self._cutter: BatchCutter | None = None
         if self._count > 1:
             dims = place_samples(example, options.get("batch_dims", AUTO), self._count)

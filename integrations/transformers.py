@@ -25,6 +25,7 @@ from .optimizers import ModelOptimizer
 from .own_loss import step_of_trainer
 from .replicas import ReplicaRows
 from .requirements import needs
+from .settings import refuse_twice, with_own
 from .trainer_files import save_pretrained
 from .trainer_steps import SHARE, BatchCount, Outputs
 
@@ -82,8 +83,8 @@ class PanpipeTrainer(Trainer):
     rows of the batch.
 
     Args:
-        pipeline: arguments of ``panpipe.pipeline``, such as ``{"microbatches": 8, "schedule": "1f1b"}``; without those
-            that Trainer has itself: optimizer, scheduler, clip_norm, seed.
+        pipeline: arguments of ``panpipe.pipeline``, such as ``{"microbatches": 8, "plan": "1f1b"}``; without those
+            that Trainer has itself: optimizer, scheduler, clip_norm, scaler, weights and seed.
         args, kwargs: of ``Trainer``.
 
     Attributes:
@@ -97,9 +98,7 @@ class PanpipeTrainer(Trainer):
         self.pipe: Pipeline | None = None
         self._rows: ReplicaRows | None = None
         self._given = dict(pipeline or {})
-        twice = next((name for name in self._given if name in _OWN), None)
-        if twice is not None:
-            raise RequestError(f"pipeline= has '{twice}', which Trainer has itself: use {_OWN[twice]}")
+        refuse_twice("pipeline= Trainer", self._given, _OWN)
         self._wrapped: PipelinedModel | None = None
         self._resumes: Path | None = None
         self._predictions: dict[tuple[str, ...], Outputs] = {}
@@ -226,7 +225,7 @@ class PanpipeTrainer(Trainer):
         given = dict(self._given)
         if self.args.device.type == "cuda":
             given.setdefault("devices", "cuda")
-        training = self.model.training
+        training, norm = self.model.training, self.args.max_grad_norm
         self.model.train()
         step = step_of_trainer(self, self._count, self._dtype, inputs)
         self._rows = ReplicaRows(self.model, step, inputs, given)
@@ -235,9 +234,7 @@ class PanpipeTrainer(Trainer):
             step,
             self._rows.trained(inputs),
             optimizer=self._model_optimizer.factory,
-            clip_norm=self.args.max_grad_norm if self.args.max_grad_norm > 0 else math.inf,
-            seed=self.args.seed,
-            **given,
+            **with_own(given, {"clip_norm": norm if norm > 0 else math.inf}, {"seed": self.args.seed}),
         )
         self.model.train(training)
         if self._resumes is not None:
@@ -313,10 +310,10 @@ def _refuse_arguments(args: Any) -> None:
         "fp16": "a pipeline computes in bf16 or float32 here: use bf16=True",
         "deepspeed": "a pipeline holds the model's parts itself: leave it out",
         "fsdp": "a pipeline holds the model's parts itself: leave it out",
-        "torch_compile": "the pipeline compiles its stages: pipeline={'compile': 'inductor'}",
-        "gradient_checkpointing": "the plan decides what is recomputed: pipeline={'recompute': 'all'}",
-        "activation_checkpointing": "the plan decides what is recomputed: pipeline={'recompute': 'all'}",
-        "auto_find_batch_size": "the plan keeps within the memory: pipeline={'offload': 'auto'}",
+        "torch_compile": "the pipeline compiles its stages: pipeline={'run': panpipe.Run(compile='inductor')}",
+        "gradient_checkpointing": "a plan has recomputation: pipeline={'memory': panpipe.Memory(recompute='all')}",
+        "activation_checkpointing": "a plan has recomputation: pipeline={'memory': panpipe.Memory(recompute='all')}",
+        "auto_find_batch_size": "the plan keeps within the memory: pipeline={'memory': panpipe.Memory(offload='auto')}",
     }
     for name, fix in reasons.items():
         if getattr(args, name, None):

@@ -119,7 +119,7 @@ def _check_and_build(
         tensor = with_replicas(tensor, options)
         model, step = tensor.parts, tensor.step
     device_type = options.check(model)
-    meeting = Meeting(options.timeout_s) if (world_size() or 1) > 1 and not options.simulated else None
+    meeting = Meeting(options.run.timeout_s) if (world_size() or 1) > 1 and not options.simulated else None
     try:
         return _build_checked(model, step, batch, options, virtual, report, device_type, meeting, tensor)
     except BaseException as failure:
@@ -148,7 +148,7 @@ def _build_checked(
     )
     if (rank_of_job() or (0, 1))[0] == 0:
         warn_if_cut_changes_loss(model, step, batch, example.shape.dims, options.microbatches, example.trace)
-    source = weights_from(options.weights, model, options.training.seed)
+    source = weights_from(options.run.weights, model, options.training.seed)
     source.check(example.read_tensors)
     on_meta = any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     keep_freed_memory(*([SMALL] if on_meta else []))
@@ -171,7 +171,7 @@ def _build_checked(
             pipe.replanner = builder.replanner()
         if not _compare(builder, pipe, found, time.perf_counter() - start) and pipe.replanner is not None:
             pipe.replanner.forget_programs()
-        if options.replan is not None:
+        if options.run.replan is not None:
             pipe.replan_automatically()
         return pipe
     except BaseException as failure:
@@ -203,8 +203,8 @@ def _team(
     if device_type == "cuda" and (rank := rank_of_job()) is not None:
         torch.cuda.set_device(device_of_rank(devices.named, *rank) if devices.given else on)
     if options.simulated:
-        return virtual_team(mesh, options.backend)
-    return make_team(mesh, options.backend, device_type, devices.share, options.timeout_s, meeting, tensor)
+        return virtual_team(mesh)
+    return make_team(mesh, options.backend, device_type, devices.share, options.run.timeout_s, meeting, tensor)
 
 
 class _Builder:
@@ -225,7 +225,7 @@ class _Builder:
         self._virtual = virtual
         self.earlier: EarlierPlans | None = None
         self.planned: Planning | None = None
-        self.programs = ProgramOptions(graphs=options.cuda_graphs)
+        self.programs = ProgramOptions(graphs=options.run.cuda_graphs)
 
     def check_ranks(self, source: Weights) -> InitialWeights:
         """Refuse ranks with different arguments, compare their weights, and place the devices.
@@ -233,14 +233,14 @@ class _Builder:
         All ranks call this together.
         """
         options, example = self.options, self.example
-        named, share, compiling = options.devices.named, options.devices.share, options.compile
+        named, share, compiling = options.devices.named, options.devices.share, options.run.compiler
         given = {
             "microbatches": options.microbatches,
             **options.training.settings,
             "devices": named,
             "share_devices": share,
             "compile": compiling and compiling.name,
-            "cuda_graphs": options.cuda_graphs,
+            "cuda_graphs": options.run.cuda_graphs,
             "microbatches of": example.shape,
             **model_in_words(example.model, example.operators),
             **describe_update(options.training.optimizer, options.training.scheduler, example.model.named_parameters()),
@@ -275,7 +275,7 @@ class _Builder:
         self.programs = evolve(self.programs, plans=tuple(o for o in others if arrangement(o) == arrangement(first)))
         return Pipeline(
             self.example, first, self.team, options.training, self.programs, clock, options.planning.tier,
-            options.monitors,
+            options.run.monitors,
         )  # fmt: skip
 
     def replanner(self) -> Replanner:
@@ -301,10 +301,10 @@ class _Builder:
         """The cached plans of the same request."""
         options = self.options
         others = {
-            "compile": options.compile and options.compile.name,
+            "compile": options.run.compiler and options.run.compiler.name,
             "update": options.training.parts,
             "devices": options.devices.named,
-            **({"cuda_graphs": True} if options.cuda_graphs else {}),
+            **({"cuda_graphs": True} if options.run.cuda_graphs else {}),
         }
         return EarlierPlans(planning, others)
 
@@ -342,14 +342,14 @@ def _compare(builder: _Builder, pipe: Pipeline, found: CachedPlans, move_s: floa
         earlier is None
         or planned is None
         or len(found.plans) == 1
-        or not options.planning.contest
-        or options.cuda_graphs
+        or not options.planning.rounds
+        or options.run.cuda_graphs
     ):
         return False
     order = preference([family.name for family in options.planning.families])
     plans = [pipe.rank_plan, *map(builder.ready, found.plans[1:])]
     longest_s = max(builder.team.exchange().gather(move_s))
-    contest = Contest(plans, order, longest_s, options.planning.contest)
+    contest = Contest(plans, order, longest_s, options.planning.rounds)
     pipe.begin_contest(
         contest,
         options.planning.oracle,

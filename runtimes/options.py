@@ -12,38 +12,40 @@ from ..backends.kind import BackendKind
 from ..core.capture.batch.batch_dims import AUTO as FIND
 from ..core.cluster.mesh import Mesh, parse_mesh
 from ..core.errors import RequestError
-from ..core.offload.request import OffloadRequest, check_offload_request
+from ..core.offload.request import check_offload_request
 from ..core.plan.derive import check_agrees
 from ..core.plan.plan import Plan, read_plan
-from ..core.plan.sharding import AUTO, NONE, check_level
+from ..core.plan.sharding import NONE
 from ..core.schedules.registry import families
 from ..core.whole_numbers import whole_number
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshRequest, mesh_for, mesh_in_simulator
-from .monitor.monitors import Monitor, monitors_of
 from .optimizer.training import Training
 from .planning.options import PlanningOptions
-from .programs.compiler_choice import Compile, CompilerChoice
 from .programs.graphs.supported import check_device, check_plan, check_sharing, refuse_offload
-from .watch.timeout import timeout_of
-from .weights import ModuleInit
+from .settings import AUTO, Auto, Memory, Run
 
 SIMULATOR = "simulator"
-TARGETS = ("devices", SIMULATOR)
 MICROBATCHES = 8
 """Number of microbatches of an automatic plan by default."""
 
 
-def given_plan(plan: Plan | str | Path) -> Plan | None:
-    """The user's plan; None for an automatic one."""
+def given_plan(plan: Plan | Auto | str | Path) -> tuple[Plan | None, Auto]:
+    """The user's plan, None for an automatic one; and how an automatic one is found."""
     if isinstance(plan, Plan):
-        return plan
+        return plan, Auto()
+    if isinstance(plan, Auto):
+        return None, plan
     if not isinstance(plan, str | Path):
-        raise RequestError(f"plan is {plan!r}: give 'auto', a Plan, or the path of a plan file")
-    if plan in families() and not Path(plan).exists():
-        raise RequestError(f"plan is '{plan}', which is the name of a schedule: give schedule='{plan}'")
-    return None if plan == "auto" else read_plan(plan)
+        raise RequestError(
+            f"plan is {plan!r}: give 'auto', the name of a schedule, a panpipe.Auto, a Plan, or the path of a plan file"
+        )
+    if plan == AUTO or (plan in families() and not Path(plan).exists()):
+        return None, Auto(schedule=str(plan))
+    if isinstance(plan, str) and not Path(plan).exists() and not Path(plan).suffix:
+        return None, Auto(schedule=plan)  # refused, with the names of schedules
+    return read_plan(plan), Auto()
 
 
 def given_mesh(mesh: Mesh | DeviceMesh | str | int | None) -> MeshRequest:
@@ -59,10 +61,6 @@ def given_mesh(mesh: Mesh | DeviceMesh | str | int | None) -> MeshRequest:
 
 def _microbatches(given: Any) -> int | None:
     return None if given is None else whole_number("microbatches", given, 1)
-
-
-def _compiler(compile: str | Compile | None) -> CompilerChoice | None:
-    return CompilerChoice.of(compile)
 
 
 @frozen
@@ -103,24 +101,15 @@ class PipelineOptions:
 
     Args:
         training: optimizers, and what happens in an update in addition to their steps.
-        planning: how an automatic plan is searched.
+        planning: how an automatic plan is searched, and the memory of the devices.
+        run: how the pipeline starts and runs.
         devices: the torch devices.
-        target: ``"devices"`` or ``"simulator"``.
         microbatches: number of microbatches of a batch; None for that of the plan, or ``MICROBATCHES``.
-        plan: ``"auto"``, a Plan, or its file. As an attribute, the plan; None for an automatic one.
+        plan: the plan; None for an automatic one.
         mesh: pipeline × data; None for one pipeline over the ranks there are, or two threads.
-        backend: the transport; None for the usual one.
-        weights: the source of values for tensors on meta.
-        compile: compiles stage programs; None runs operators one by one.
+        backend: the transport; ``"simulator"`` for simulated devices; None for the usual one.
         batch_dims: the dimension of each tensor that has the samples; 0 where it is not given.
         dynamic: the dimensions that vary between batches.
-        offload: what leaves the devices between F and the backward; None for what the plan has, and for nothing in an
-            automatic one.
-        monitors: functions that are called with the numbers of each step.
-        timeout_s: seconds without progress that devices wait for each other.
-        replan: ``"auto"`` plans again when steps drift; None does not.
-        shard: what replicas share; None for what the plan has, and for nothing in an automatic one.
-        cuda_graphs: whether stage programs are captured as CUDA graphs.
 
     Raises:
         RequestError: an argument is invalid, or two of them contradict each other.
@@ -128,79 +117,78 @@ class PipelineOptions:
 
     training: Training
     planning: PlanningOptions
+    run: Run = field(factory=Run)
     devices: DeviceOptions = DeviceOptions()
-    target: str = "devices"
     _microbatches: int | None = field(default=None, converter=_microbatches)
-    plan: Plan | None = field(converter=given_plan)
+    plan: Plan | None = None
     mesh: MeshRequest = field(default=None, converter=given_mesh)
     backend: str | BackendKind | None = None
-    weights: str | Path | ModuleInit | None = None
-    compile: CompilerChoice | None = field(default=None, converter=_compiler)
     batch_dims: Any = FIND
     dynamic: Any = None
-    offload: OffloadRequest | None = None
-    monitors: tuple[Monitor, ...] = field(default=(), converter=monitors_of)
-    timeout_s: float = field(default=None, converter=timeout_of)
-    replan: str | None = None
-    shard: str | None = None
-    cuda_graphs: bool = False
 
     def __attrs_post_init__(self) -> None:
-        if self.target not in TARGETS:
-            raise RequestError(f"there is no target '{self.target}': known are {', '.join(TARGETS)}")
-        if self.replan not in (None, "auto"):
-            raise RequestError(f"replan is {self.replan!r}: give 'auto', or None and call pipe.replan()")
-        if self.shard is not None:
-            check_level(self.shard, AUTO)
-        if self.replan is not None and self.simulated:
+        planning, shard, compiler = self.planning, self.memory.shard, self.run.compiler
+        if self.run.replan is not None and self.simulated:
             raise RequestError(
-                f"replan is {self.replan!r}, but simulated devices never drift from the plan: leave replan out"
+                f"replan is {self.run.replan!r}, but simulated devices never drift from the plan: leave replan out"
             )
-        shared = self.shard not in (None, NONE) if self.plan is None else any(each != NONE for each in self.plan.shard)
+        shared = shard not in (None, NONE) if self.plan is None else any(each != NONE for each in self.plan.shard)
         if shared and self.training.optimizer is None:
             raise RequestError(
-                "shard= is given without optimizer=: it divides the optimizer over replicas; give both, or leave shard "
-                "out"
+                "Memory(shard=) is given without optimizer=: it divides the optimizer over replicas; give both, or "
+                "leave shard out"
             )
         if self.plan is not None:
             check_agrees(
-                self.plan, self._microbatches, self.planning.schedule, self.planning.recompute, self._offload_asked(),
-                self.shard,
+                self.plan, self._microbatches, AUTO, planning.recompute, self._offload_asked(), shard,
             )  # fmt: skip
+            self._check_limit(self.plan)
             if self.plan.mesh.tensor == 1:  # otherwise the model's DTensors have the mesh, which is compared later
                 mesh_for(self.plan, self.mesh)
-            if self.planning.boundaries != "operators":
-                raise RequestError(
-                    f"boundaries is {self.planning.boundaries!r}, but the given plan already has its stages: leave "
-                    "boundaries out, or plan again"
-                )
-        if self.simulated and self.compile is not None:
+        if self.simulated and compiler is not None:
             raise RequestError(
-                f"compile is {self.compile.name!r}, but target 'simulator' takes its times from a cost model: leave "
+                f"compile is {compiler.name!r}, but backend 'simulator' takes its times from a cost model: leave "
                 "compile out"
             )
-        if self.cuda_graphs:
+        if self.run.cuda_graphs:
             self._check_graphs()
         if self.simulated and self.mesh is not None:
             mesh_in_simulator(self.mesh)
 
+    @property
+    def memory(self) -> Memory:
+        """What the devices may hold, and what leaves them."""
+        return self.planning.memory
+
     def _offload_asked(self) -> bool | None:
         """Whether the given plan has to offload; None if it may do either."""
-        if self.offload is None or self.plan is None:
+        offload = self.memory.offload
+        if offload is None or self.plan is None:
             return None
-        check_offload_request(self.offload, len(self.plan.stages))
-        return None if self.offload == "auto" else self.offload != "none"
+        check_offload_request(offload, len(self.plan.stages))
+        return None if offload == "auto" else offload != "none"
+
+    def _check_limit(self, plan: Plan) -> None:
+        limit = self.memory.limit
+        if limit is None:
+            return
+        peak = None if plan.prediction is None else max(plan.predicted.peak_memory_bytes)
+        if peak is None or peak > limit:
+            has = "has no prediction of its memory" if peak is None else f"holds {peak / 1e9:.4g} GB on a device"
+            raise RequestError(
+                f"limit is {limit / 1e9:.4g} GB, and the given plan {has}: plan again with this limit, or leave it out"
+            )
 
     def _check_graphs(self) -> None:
         if self.simulated:
             raise RequestError(
-                "cuda_graphs=True captures what GPUs run, and target 'simulator' has none: leave cuda_graphs out"
+                "cuda_graphs=True captures what GPUs run, and backend 'simulator' has none: leave cuda_graphs out"
             )
         if self.plan is not None:
             check_plan(self.plan)
-        if self.offload not in (None, "none"):
+        if self.memory.offload not in (None, "none"):
             refuse_offload()
-        check_sharing([self.shard or NONE])
+        check_sharing([self.planning.shard])
 
     @property
     def microbatches(self) -> int:
@@ -210,7 +198,7 @@ class PipelineOptions:
     @property
     def simulated(self) -> bool:
         """Whether devices are simulated."""
-        return self.target == SIMULATOR
+        return self.backend == SIMULATOR
 
     def check(self, model: nn.Module) -> str:
         """Refuse a model that cannot be trained with these options.
@@ -225,10 +213,10 @@ class PipelineOptions:
         device_type = self.devices.type_with(compute_device([*model.parameters(), *model.buffers()]))
         if self.simulated and device_type != "cpu":
             raise RequestError(
-                f"target 'simulator' runs stages on the CPU, but the model would be on {device_type}: use cpu"
+                f"backend 'simulator' runs stages on the CPU, but the model would be on {device_type}: use cpu"
             )
-        if self.compile is not None:
-            self.compile.check(device_type)
-        if self.cuda_graphs:
+        if self.run.compiler is not None:
+            self.run.compiler.check(device_type)
+        if self.run.cuda_graphs:
             check_device(device_type)
         return device_type

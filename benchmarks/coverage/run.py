@@ -91,8 +91,8 @@ def distance(build: Callable[[], Case], dtype: torch.dtype, **options: Any) -> D
     case, plain = built(build, dtype), built(build, dtype)
     others = [(built(build, dtype, seed=2).batch, built(build, dtype, seed=2).batch)]
     pipe = panpipe.pipeline(
-        case.model, case.step, case.batch, optimizer=OPTIMIZER, progress=False,
-        **{"microbatches": MICROBATCHES, **options},
+        case.model, case.step, case.batch,
+        optimizer=OPTIMIZER, run=panpipe.Run(progress=False), **{"microbatches": MICROBATCHES, **options},
     )  # fmt: skip
     update = OPTIMIZER([each for each in plain.model.named_parameters() if each[1].requires_grad])
     found = Distance()

@@ -120,7 +120,8 @@ def train(mesh: str, folder: Path, moment: Moment | None) -> None:
     with phases.inside("build"):
         pipe = panpipe.pipeline(
             model(), Step(), batch_of(0, replica), optimizer=torch.optim.Adam, microbatches=2, mesh=mesh,
-            plan=plan if plan.exists() else "auto", schedule="1f1b", max_chunks=1, progress=False,
+            plan=plan if plan.exists() else panpipe.Auto(schedule="1f1b", max_chunks=1),
+            run=panpipe.Run(progress=False),
         )  # fmt: skip
     last = panpipe.latest_checkpoint(folder)
     if last is not None:

@@ -70,7 +70,8 @@ def built(folder: Path) -> Any:
     plan = folder / "plan.json"
     pipe = panpipe.pipeline(
         model, Step(), BATCH, optimizer=torch.optim.Adam, microbatches=2, mesh="pp=2",
-        plan=plan if plan.exists() else "auto", schedule="1f1b", max_chunks=1, progress=False,
+        plan=plan if plan.exists() else panpipe.Auto(schedule="1f1b", max_chunks=1),
+        run=panpipe.Run(progress=False),
     )  # fmt: skip
     return pipe
 

@@ -131,8 +131,8 @@ def with_host(memory_bytes: float, bytes_per_s: float) -> Cluster:
 
 
 def trained_within(size: Size, plan: Plan, batch: Any, compared: Found) -> Found:
-    on_cpu = {"offload_to": "disk"} if size.where.type == "cpu" else {}
-    pipe = pipeline_of(size, plan, model_of(size), step_in_bfloat16, batch, SGD, **on_cpu)
+    memory = panpipe.Memory(offload_to="disk") if size.where.type == "cpu" else None
+    pipe = pipeline_of(size, plan, model_of(size), step_in_bfloat16, batch, SGD, memory)
     with pipe:
         found = measured(size, partial(pipe.step, batch), compared)
         _, trace = pipe.trace_step(batch)
@@ -195,7 +195,7 @@ def predicted(size: Size) -> tuple[Found, ModelWork, list[Sample]]:
     started = time.perf_counter()
     with panpipe.pipeline(
         model, step_in_bfloat16, batch, optimizer=optimizer, microbatches=size.microbatches, devices=size.device,
-        mesh="pp=1", plan_cache=False, progress=False,
+        mesh="pp=1", plan=panpipe.Auto(cache=False), run=panpipe.Run(progress=False),
     ) as pipe:  # fmt: skip
         planned_s, prediction = time.perf_counter() - started, pipe.plan.prediction
         assert prediction is not None

@@ -101,14 +101,21 @@ def plan_of(operators: Operators, microbatches: int, devices: int, chunks: int =
 
 def pipeline_of(
     size: Size, plan: Plan | int, model: nn.Module, step: Any, batch: Any, optimizer: Any = torch.optim.AdamW,
-    **options: Any,
+    memory: panpipe.Memory | None = None, **options: Any,
 ) -> panpipe.Pipeline:  # fmt: skip
     """A pipeline whose devices share the torch device, by a plan, or by an even one with this many stages."""
     if isinstance(plan, int):
         plan = plan_of(operators_on(size, model, step, batch), size.microbatches, plan)
     names = ",".join([size.device] * len(plan.device_actions))
     return panpipe.pipeline(
-        model, step, batch, plan=plan, optimizer=optimizer, devices=names, share_devices=True, progress=False, **options
+        model,
+        step,
+        batch,
+        plan=plan,
+        optimizer=optimizer,
+        devices=names,
+        memory=memory,
+        run=panpipe.Run(share_devices=True, progress=False, **options),
     )
 
 

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -80,11 +79,11 @@ def measured(case: str, options: argparse.Namespace) -> tuple[list[str], float]:
     name, schedule = case.split(":")
     torch.manual_seed(0)
     model, batch = MODELS[name](), torch.randn(ROWS, LENGTH, WIDTH)
-    settings: dict[str, Any] = {} if schedule == "auto" else {"schedule": schedule}
     pipe = panpipe.pipeline(
-        model, step, batch, microbatches=MICROBATCHES, max_chunks=options.chunks, optimizer=torch.optim.SGD,
-        offload=options.offload, offload_to=options.folder, plan_cache=False,
-        progress=False, **settings,
+        model, step, batch,
+        optimizer=torch.optim.SGD, microbatches=MICROBATCHES,
+        plan=panpipe.Auto(schedule=schedule, max_chunks=options.chunks, cache=False),
+        memory=panpipe.Memory(offload=options.offload, offload_to=options.folder), run=panpipe.Run(progress=False),
     )  # fmt: skip
     assert pipe.plan.prediction is not None
     predicted, took = pipe.plan.prediction.step_s, []

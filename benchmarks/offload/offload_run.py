@@ -124,7 +124,15 @@ def rank(folder: Path, steps: int, offload: bool, limit: int | None, disk: str) 
     plan = away if offload else plain
     planned = [before - after for before, after in zip(peaks(plain, compiled), peaks(away, compiled), strict=True)]
     del operators, compiled
-    pipe = panpipe.pipeline(made, step, tokens, plan=plan, optimizer=torch.optim.SGD, offload_to=disk, progress=False)
+    pipe = panpipe.pipeline(
+        made,
+        step,
+        tokens,
+        plan=plan,
+        optimizer=torch.optim.SGD,
+        memory=panpipe.Memory(offload_to=disk),
+        run=panpipe.Run(progress=False),
+    )
     gc.collect()
     reset_resident_peak()
     before, data = resident_bytes("VmRSS"), data_bytes()

@@ -90,7 +90,7 @@ def demo_worker(rank: int, wire: Any) -> None:
     batch, phases = demo.batches(demo.standard_library_text(), 1)[0], Phases()
     with panpipe.pipeline(
         demo.make_model(), demo.step, batch, optimizer=functools.partial(torch.optim.AdamW, lr=5e-4),
-        microbatches=demo.MICROBATCHES, plan_cache=False, progress=phases,
+        microbatches=demo.MICROBATCHES, plan=panpipe.Auto(cache=False), run=panpipe.Run(progress=phases),
     ):  # fmt: skip
         if rank == 0:
             wire.send(phases.phases())
@@ -114,7 +114,7 @@ def mlp_worker(_: int, wire: Any) -> None:
             phases = Phases()
             panpipe.pipeline(
                 model, step, batch, optimizer=functools.partial(torch.optim.SGD, lr=0.1), microbatches=4,
-                progress=phases,
+                run=panpipe.Run(progress=phases),
             ).close()  # fmt: skip
             wire.send(phases.phases())
 

@@ -36,8 +36,8 @@ def case(model_name: str, schedule: str, load: int, steps: int) -> tuple[list[st
     model, step, batch = MODELS[model_name]()
     with busy(load) if dist.get_rank() == 0 else contextlib.nullcontext():
         pipe = panpipe.pipeline(
-            model, step, batch, optimizer=torch.optim.AdamW, microbatches=MICROBATCHES, schedule=schedule,
-            contest=False, plan_cache=False, progress=False,
+            model, step, batch, optimizer=torch.optim.AdamW, microbatches=MICROBATCHES,
+            plan=panpipe.Auto(schedule=schedule, contest=False, cache=False), run=panpipe.Run(progress=False),
         )  # fmt: skip
         predicted_s, times = pipe.plan.predicted.step_s, list[float]()
         for _ in range(WARM_UP + steps):

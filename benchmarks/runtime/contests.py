@@ -110,10 +110,11 @@ def step(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
 def pipeline(name: str, **options: Any) -> tuple[panpipe.Pipeline, Any]:
     torch.manual_seed(0)
     model, batch = MODELS[name]()
-    return panpipe.pipeline(
-        model, step, batch, optimizer=torch.optim.AdamW, microbatches=MICROBATCHES, plan_cache=False,
-        progress=False, **options,
-    ), batch  # fmt: skip
+    pipe = panpipe.pipeline(
+        model, step, batch, optimizer=torch.optim.AdamW, microbatches=MICROBATCHES,
+        plan=panpipe.Auto(cache=False, **options), run=panpipe.Run(progress=False),
+    )  # fmt: skip
+    return pipe, batch
 
 
 def named(name: str) -> list[panpipe.Pipeline]:

@@ -50,7 +50,9 @@ def pipeline(
     plan = even_plan(operators.graph, find_family("1f1b").build(ScheduleProblem(1, microbatches, 1)), sizes)
     joint = trace_joint(stage_graph(operators, [stage.nodes for stage in plan.stages], 0))
     count = sum(node.op == "call_function" for node in joint.graph.nodes)
-    return panpipe.pipeline(model(), gpt.step, batch, optimizer=None, plan=plan, compile=compile), count
+    return panpipe.pipeline(
+        model(), gpt.step, batch, optimizer=None, plan=plan, run=panpipe.Run(compile=compile)
+    ), count
 
 
 def eager(batch: tuple[torch.Tensor, torch.Tensor], microbatches: int) -> Callable[[], None]:

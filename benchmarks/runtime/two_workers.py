@@ -87,7 +87,7 @@ def panpipe(rank: int, schedule: str, plan: str) -> Runner:
         dist.barrier()
         choice = pp.pipeline(
             gpt.make(), gpt.step, gpt.data(), optimizer=torch.optim.SGD, microbatches=gpt.MICROBATCHES,
-            schedule=schedule, plan_cache=False, progress=False,
+            plan=pp.Auto(schedule=schedule, cache=False), run=pp.Run(progress=False),
         )  # fmt: skip
         while choice.contest is not None and not choice.contest.done:
             choice.step(gpt.data())
@@ -100,7 +100,13 @@ def panpipe(rank: int, schedule: str, plan: str) -> Runner:
         dist.barrier()
     dist.barrier()
     pipe = pp.pipeline(
-        gpt.make(), gpt.step, gpt.data(), optimizer=None, microbatches=gpt.MICROBATCHES, plan=known, progress=False
+        gpt.make(),
+        gpt.step,
+        gpt.data(),
+        optimizer=None,
+        microbatches=gpt.MICROBATCHES,
+        plan=known,
+        run=pp.Run(progress=False),
     )
     facts = {"plan": pipe.plan.schedule, "predicted_s": pipe.plan.prediction.step_s}
     return Runner(lambda: pipe.step(gpt.data()), dist.barrier, **facts)

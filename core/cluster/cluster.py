@@ -233,6 +233,14 @@ def cluster_json(cluster: Cluster) -> str:
     return to_json(FORMAT, cluster)
 
 
+def with_limit(cluster: Cluster, limit: float | None) -> Cluster:
+    """The cluster whose devices have at most ``limit`` bytes of memory; the same for None."""
+    if limit is None:
+        return cluster
+    devices = (evolve(device, memory_bytes=min(device.memory_bytes, int(limit))) for device in cluster.devices)
+    return evolve(cluster, devices=tuple(devices))
+
+
 def fully_connected(count: int, memory_bytes: int, bytes_per_s: float, latency_s: float) -> Cluster:
     """``count`` equal devices with a separate link between every two.
 

@@ -35,7 +35,7 @@ Listing = Mapping[str, tuple[int, ...] | None]
 """The entries of a checkpoint: flattened name → shape, or None if it is no tensor."""
 
 _OTHER_MODEL = "it is a checkpoint of another model"
-_OTHER_OPTIMIZER = "train with the one that it was written with, or load only its weights, by weights="
+_OTHER_OPTIMIZER = "train with the one that it was written with, or load only its weights, by Run(weights=)"
 
 
 @define(eq=False)
@@ -88,7 +88,7 @@ class TrainingState:
         if not {"model", "progress"} <= set(found):
             raise RequestError(
                 "this is no state of a pipeline, as pipe.state_dict() returns it: for the weights of a model call "
-                "model.load_state_dict(...) before panpipe.pipeline(...), or give weights= a safetensors file"
+                "model.load_state_dict(...) before panpipe.pipeline(...), or give Run(weights=) a safetensors file"
             )
         self.check_classes(found)
         self.check(_listing(found))
@@ -173,7 +173,7 @@ class TrainingState:
         if not there:
             raise RequestError(
                 "the checkpoint has no state of an optimizer, and the pipeline has an optimizer: resume from one that "
-                "was written with it, or load only its weights, by weights="
+                "was written with it, or load only its weights, by Run(weights=)"
             )
         for state in self.states.values():
             for name, kept in ({} if state.named_state is None else state.named_state.kept).items():
@@ -181,7 +181,7 @@ class TrainingState:
                 if found is None:
                     raise RequestError(
                         f"the checkpoint's optimizer does not step '{name}' and the pipeline's does: freeze it, or "
-                        "load only the checkpoint's weights, by weights="
+                        "load only the checkpoint's weights, by Run(weights=)"
                     )
                 if found != kept:
                     raise RequestError(

@@ -182,19 +182,17 @@ def world_size() -> int | None:
     return int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else None
 
 
-def virtual_team(mesh: MeshRequest, backend: str | BackendKind | None) -> Team:
+def virtual_team(mesh: MeshRequest) -> Team:
     """The team of simulated devices, all of them in this process.
 
     Raises:
-        RequestError: this is one of several ranks, or a backend is given.
+        RequestError: this is one of several ranks.
     """
     if os.environ.get("WORLD_SIZE", "1") != "1":
         raise RequestError(
-            "target 'simulator' has all its devices in one process and this process is one of "
+            "backend 'simulator' has all its devices in one process and this process is one of "
             f"{os.environ['WORLD_SIZE']} ranks: start the script without torchrun"
         )
-    if backend is not None:
-        raise RequestError(f"backend '{backend}' does not connect simulated devices: leave backend= out")
     return ThreadTeam(mesh_in_simulator(mesh).pipeline)
 
 
@@ -206,9 +204,9 @@ def mesh_in_simulator(mesh: MeshRequest) -> Mesh:
     """
     return _of_one_replica(
         mesh,
-        "target 'simulator' has no ranks: write for example pp=4",
+        "backend 'simulator' has no ranks: write for example pp=4",
         lambda found: (
-            f"target 'simulator' trains one replica and the mesh has {found.data}: leave dp out; the command panpipe "
+            f"backend 'simulator' trains one replica and the mesh has {found.data}: leave dp out; the command panpipe "
             "simulate predicts a step of all replicas"
         ),
     )

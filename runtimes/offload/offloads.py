@@ -98,7 +98,7 @@ def _check_hosts(team: Team, sizes: Mapping[int, int], tier: OffloadTier) -> Non
             other = "a folder with more space" if tier.folder is not None else "'disk'"
             raise RequestError(
                 f"the plan offloads saved tensors of {asked} bytes to host '{host}', and {usable} bytes may be used "
-                f"there ({limit}): plan again with host_memory={usable}, or give offload_to={other}"
+                f"there ({limit}): plan again with Memory(host={usable}), or give offload_to={other}"
             )
 
 

@@ -24,7 +24,7 @@ def _folder(to: str | Path) -> Path | None:
 
 
 def _limit(host_memory: int | str | None) -> int | None:
-    found = byte_size("host_memory", host_memory)
+    found = byte_size("host", host_memory)
     return None if found is None else int(found)
 
 

@@ -34,7 +34,7 @@ _FEW, _SMALL, _LARGEST, _LARGE, _SAME_IN_PARTS = 64, 5, 2, 512, 1e-9
 parameters of all stages that are tried in parts and large, because some optimizers treat large matrices differently,
 and their largest size; the difference that counts as rounding."""
 _REPLICAS = 3
-_REFUSED = "shard= needs an elementwise optimizer, such as torch.optim.AdamW or SGD; use one, or give shard='none'"
+_REFUSED = "sharding needs an elementwise optimizer, such as torch.optim.AdamW or SGD; use one, or give shard='none'"
 
 
 @frozen

@@ -216,7 +216,7 @@ class Planning:
         if options.cluster is not None:
             self.team.mesh.check(options.cluster)
         self.report("measuring links")
-        cluster = options.cluster or measured_cluster(self.team, self.measured.where)
+        cluster = options.cluster or options.limited(measured_cluster(self.team, self.measured.where))
         if options.offload != "none" and options.cluster is None:
             self.report("measuring copies to the host")
             cluster = with_hosts(cluster, self.team, self.measured.where, options.tier)

@@ -170,7 +170,7 @@ class EarlierPlans:
     """
 
     def __init__(self, planning: Planning, others: Mapping[str, Any]) -> None:
-        self._planning, wanted = planning, planning.options.cached
+        self._planning, wanted = planning, planning.options.cache
         self._cache = PlanCache(cache_folder() if wanted else None, planning.report)
         self._key = _key(planning, others) if wanted else {}
 
@@ -199,8 +199,8 @@ class EarlierPlans:
             return None
         plan = found.plans[0]
         planning.report(
-            f"plan of an earlier run: {plan.schedule}, {plan_size(plan)} (from {self._cache.folder}; plan_cache=False "
-            "plans anew)"
+            f"plan of an earlier run: {plan.schedule}, {plan_size(plan)} (from {self._cache.folder}; panpipe.Auto("
+            "cache=False) plans anew)"
         )
         return list(found.plans), found.fastest_s
 
@@ -223,6 +223,7 @@ def _key(planning: Planning, others: Mapping[str, Any]) -> dict[str, str]:
         "offload": options.offload if isinstance(options.offload, str) else sorted(options.offload.items()),
         "offload to": None if options.offload == "none" else options.tier,
         "shard": options.shard,
+        "limit": options.memory.limit,
         "optimizer": _optimizer(planning.optimizer),
         "cluster": None if cluster is None else _digest(cluster_json(cluster)),
         "machines": _machines(planning),

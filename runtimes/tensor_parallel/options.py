@@ -50,18 +50,18 @@ def check_tensor_options(options: PipelineOptions, tensor: TensorRanks | None) -
             )
         return
     if options.simulated:
-        tensor.refuse("target is 'simulator'")
+        tensor.refuse("backend is 'simulator'")
     if options.devices.given:
         tensor.refuse("devices is given")
-    if (options.shard or NONE) != NONE and plan is None:
-        tensor.refuse(f"shard is {options.shard!r} and no plan is given")
+    if options.planning.shard != NONE and plan is None:
+        tensor.refuse(f"shard is {options.planning.shard!r} and no plan is given")
     levels = () if plan is None else plan.shard
     level = next((level for level in levels if level not in (NONE, OPTIMIZER)), None)
     if level is not None:
         tensor.refuse(f"the plan has shard '{level}'")
     for name, value in (
-        ("weights", options.weights), ("compile", options.compile), ("replan", options.replan),
-        ("cuda_graphs", options.cuda_graphs or None),
+        ("weights", options.run.weights), ("compile", options.run.compile), ("replan", options.run.replan),
+        ("cuda_graphs", options.run.cuda_graphs or None),
     ):  # fmt: skip
         if value is not None:
             tensor.refuse(f"{name} is given")

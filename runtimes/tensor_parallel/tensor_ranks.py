@@ -328,7 +328,7 @@ def _refuse_fsdp(model: nn.Module) -> None:
     if name is not None:
         raise RequestError(
             f"fully_shard was applied to {module_text(name)}: stages have whole layers, without FSDP inside; leave it "
-            "out, and let replicas share with shard="
+            "out, and let replicas share with Memory(shard=)"
         )
 
 

@@ -19,7 +19,7 @@ from ..weights import Weights, places, tensor_at
 
 _RULE = (
     "all ranks must start with the same model; call torch.manual_seed with the same seed on every rank before it is "
-    "built, load the same checkpoint into it, or give weights="
+    "built, load the same checkpoint into it, or give Run(weights=)"
 )
 
 

@@ -29,8 +29,8 @@ from ..batch.microbatches import Microbatch
 from ..engine.peaks import Peaks, peaks_of
 from ..engine.result_parts import WEIGHT
 from ..lazy_value import LazyValue
-from ..optimizer.training import RAISE, SKIP, WARN
 from ..optimizer.update import Ending, NonFiniteNorm
+from ..settings import RAISE, SKIP, WARN
 from .batch_run import BatchResult, BatchRun
 from .local_stages import LocalStages
 

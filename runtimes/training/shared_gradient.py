@@ -14,8 +14,8 @@ CLEARED = (
     "mean of the next update: remove the call of zero_grad(); every update clears gradients itself"
 )
 PARTS = (
-    "with shard='gradients' or 'parameters' each replica keeps a part of the sums; use shard='optimizer' to read or "
-    "change gradients between step(batch, update=False) and the update"
+    "with shard='gradients' or 'parameters' each replica keeps a part of the sums; use Memory(shard='optimizer') to "
+    "read or change gradients between step(batch, update=False) and the update"
 )
 SLICE = (
     "with shard='optimizer' a slice in an optimizer has no gradient before the update; read or change that of the "
@@ -76,7 +76,7 @@ class SharedGradient(Tensor):
         """
         raise RequestError(
             f"'{what}' of the gradient of '{self.parameter_name}', which waits for an update, would be lost or wrong: "
-            f"{self.why}, or use clip_norm= to clip all of them"
+            f"{self.why}, or use Update(clip_norm=) to clip all of them"
         )
 
     def __format__(self, specification: str) -> str:

@@ -241,7 +241,7 @@ def _take_over(place: Place, tensor: Tensor) -> None:
         state = "on meta" if now.is_meta else f"of shape {tuple(now.shape)}"
         raise RequestError(
             f"initialisation of {place.described} left {place.kind} '{place.leaf}' {state}: it must have values in "
-            f"shape {tuple(tensor.shape)}; correct weights=init(module) or reset_parameters()"
+            f"shape {tuple(tensor.shape)}; correct Run(weights=init) or reset_parameters()"
         )
     with torch.no_grad():
         tensor.copy_(now)
@@ -276,7 +276,7 @@ def _no_init(place: Place) -> RequestError:
     buffers = "; for a buffer, construct the model under panpipe.empty_weights(), which leaves buffers real"
     return RequestError(
         f"{place.kind} '{place.name}' is on the meta device, and its {place.described} has no reset_parameters(): "
-        "its values are missing; pass weights=init(module) or the path of a checkpoint that holds it"
+        "its values are missing; pass Run(weights=init) or the path of a checkpoint that holds it"
         + (buffers if place.kind == "buffer" else "")
     )
 

@@ -129,7 +129,7 @@ def _entries(path: Path, start: int, size: int) -> dict[str, Entry]:
 def _written_by_torch_save(path: Path) -> RequestError:
     name = path.with_suffix(".safetensors").name
     return RequestError(
-        f"'{path}' was written by torch.save, and weights= reads safetensors, which hold data alone: load it into "
+        f"'{path}' was written by torch.save, and Run(weights=) reads safetensors, which hold data alone: load it into "
         f"the model before, model.load_state_dict(torch.load('{path}', weights_only=True)), or convert it once, "
         f"safetensors.torch.save_file(torch.load('{path}', weights_only=True), '{name}'); if the file has more "
         "than the weights, select them, such as torch.load(…)['model'] or torch.load(…)['state_dict']"

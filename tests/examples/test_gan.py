@@ -8,6 +8,8 @@ from pathlib import Path
 import panpipe
 import torch
 
+from ..support.grouped import grouped
+
 SPEC = importlib.util.spec_from_file_location("gan", Path(__file__).parents[2] / "examples" / "gan.py")
 gan = importlib.util.module_from_spec(SPEC)
 SPEC.loader.exec_module(gan)
@@ -22,7 +24,7 @@ def test_two_pipelines_train_two_networks_in_turns():
     batches = [gan.batch_of(16) for _ in range(4)]
     losses = {"critic": gan.critic_loss, "generator": gan.generator_loss}
     pipes = {
-        name: panpipe.pipeline(model, loss, batches[0], optimizer=gan.adam(name), **given)
+        name: panpipe.pipeline(model, loss, batches[0], **grouped(optimizer=gan.adam(name), **given))
         for name, loss in losses.items()
     }
     optimizers = {name: gan.adam(name)(alone.named_parameters()) for name in losses}

@@ -9,7 +9,9 @@ from panpipe.core.errors import RequestError
 from panpipe.integrations.accelerate import pipeline_accelerator, prepare
 from torch import nn
 
-OPTIONS = {"microbatches": 4, "schedule": "1f1b", "max_chunks": 1, "progress": False}
+from ..support.grouped import grouped
+
+OPTIONS = grouped(microbatches=4, schedule="1f1b", max_chunks=1, progress=False)
 
 
 def make_model():

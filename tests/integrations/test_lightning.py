@@ -11,8 +11,10 @@ from panpipe.core.errors import RequestError
 from panpipe.integrations.lightning import PanpipeStrategy
 from torch import nn
 
+from ..support.grouped import grouped
+
 pytestmark = pytest.mark.filterwarnings("default")  # of lightning
-OPTIONS = {"microbatches": 4, "schedule": "1f1b", "max_chunks": 1, "progress": False}
+OPTIONS = grouped(microbatches=4, schedule="1f1b", max_chunks=1, progress=False)
 
 
 class Regression(LightningModule):

@@ -40,7 +40,8 @@ def test_lora_trains_as_in_one_process_and_its_adapter_is_read_by_peft(tmp_path)
     batch = {"input_ids": torch.randint(61, (8, 12))}
     reference = optimizer([p for p in alone.parameters() if p.requires_grad])
     with panpipe.pipeline(
-        model, step, batch, optimizer=optimizer, microbatches=4, schedule="1f1b", max_chunks=1, progress=False,
+        model, step, batch, optimizer=optimizer, microbatches=4, plan=panpipe.Auto(schedule="1f1b", max_chunks=1),
+        run=panpipe.Run(progress=False),
     ) as pipe:  # fmt: skip
         for index in range(3):
             wanted = panpipe.reference_step(alone, step, batch, microbatches=4, index=index)
@@ -58,7 +59,7 @@ def test_lora_trains_as_in_one_process_and_its_adapter_is_read_by_peft(tmp_path)
 def test_save_adapter_refuses_other_models(tmp_path):
     model, batch = base(), {"input_ids": torch.randint(61, (4, 8))}
     with (
-        panpipe.pipeline(model, step, batch, microbatches=2, schedule="1f1b", progress=False) as pipe,
+        panpipe.pipeline(model, step, batch, microbatches=2, plan="1f1b", run=panpipe.Run(progress=False)) as pipe,
         pytest.raises(RequestError, match=r"LlamaForCausalLM, not a PeftModel: use pipe\.save"),
     ):
         save_adapter(pipe, tmp_path)

@@ -11,14 +11,16 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
+from ..support.grouped import grouped
+
 pytestmark = pytest.mark.filterwarnings("default")  # of transformers
-PIPELINE = {"microbatches": 4, "schedule": "1f1b", "max_chunks": 1, "progress": False}
+PIPELINE = grouped(microbatches=4, schedule="1f1b", max_chunks=1, progress=False)
 _plans = []
 
 
 def pipeline():
     """Options of the pipeline; those after the first one take its plan."""
-    return {"plan": _plans[0], "progress": False} if _plans else PIPELINE
+    return grouped(plan=_plans[0], progress=False) if _plans else PIPELINE
 
 
 def ended(trainer):
@@ -143,7 +145,7 @@ def test_trainer_refuses_arguments_without_a_meaning_for_a_pipeline(tmp_path, op
 
 def test_trainer_refuses_options_that_its_arguments_have(tmp_path):
     with pytest.raises(RequestError, match=r"'clip_norm'.*max_grad_norm"):
-        PanpipeTrainer(model_of(), arguments(tmp_path), train_dataset=samples(8), pipeline={"clip_norm": 1.0})
+        PanpipeTrainer(model_of(), arguments(tmp_path), train_dataset=samples(8), pipeline=grouped(clip_norm=1.0))
 
 
 def mean_over_labels(outputs, labels):

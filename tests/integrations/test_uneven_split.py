@@ -28,7 +28,7 @@ def test_every_layer_of_an_uneven_split_trains(devices):
     alone = copy.deepcopy(model)
     with panpipe.pipeline(
         model, step, batch, optimizer=lambda named: torch.optim.SGD(named, lr=0.5), microbatches=4, mesh=devices,
-        schedule="1f1b", max_chunks=1, progress=False,
+        plan=panpipe.Auto(schedule="1f1b", max_chunks=1), run=panpipe.Run(progress=False),
     ) as pipe:  # fmt: skip
         held = [name for stage in pipe.plan.stages for name in stage.parameters]
         assert sorted(held) == sorted(name for name, _ in model.named_parameters())

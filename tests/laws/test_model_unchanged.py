@@ -51,7 +51,9 @@ def test_model_is_as_it_was(name):
     before = {path: state(vars(module)) for path, module in model.named_modules()}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pipe = panpipe.pipeline(model, entry.step, batch, optimizer=torch.optim.AdamW, microbatches=3, progress=False)
+        pipe = panpipe.pipeline(
+            model, entry.step, batch, optimizer=torch.optim.AdamW, microbatches=3, run=panpipe.Run(progress=False)
+        )
     after = {path: state(vars(module)) for path, module in model.named_modules()}
     pipe.close()
     assert list(before) == list(after)

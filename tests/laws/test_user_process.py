@@ -25,7 +25,9 @@ def made():
 
 
 def pipeline(model, batch):
-    return panpipe.pipeline(model, step, batch, optimizer=torch.optim.SGD, microbatches=2, progress=False)
+    return panpipe.pipeline(
+        model, step, batch, optimizer=torch.optim.SGD, microbatches=2, run=panpipe.Run(progress=False)
+    )
 
 
 def test_profile_function_of_the_user_stays_and_sees_all(made):

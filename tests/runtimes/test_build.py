@@ -15,6 +15,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ..support.cuts import captured_once, even_plan
+from ..support.grouped import grouped
 from ..support.models import CASES
 
 NAME = "batchnorm with a skip"
@@ -23,7 +24,9 @@ F32 = torch.float32
 
 def build(rows: int = 8, **options):
     case = CASES[NAME]
-    return panpipe.pipeline(case.model(F32), case.step, case.batch(rows, F32), **{"microbatches": 4, **options})
+    return panpipe.pipeline(
+        case.model(F32), case.step, case.batch(rows, F32), **grouped(**{"microbatches": 4, **options})
+    )
 
 
 def plan(devices: int = 2):
@@ -39,7 +42,7 @@ def plan(devices: int = 2):
         ({"mesh": "four"}, "'four' is not a mesh"),
         ({"mesh": "pp=2,dp=2"}, "2 replicas in one process.*torchrun --nproc-per-node 4"),
         (
-            {"mesh": "pp=2,dp=2", "target": "simulator", "cluster": "2xA100-40GB"},
+            {"mesh": "pp=2,dp=2", "backend": "simulator", "devices": "2xA100-40GB"},
             "trains one replica and the mesh has 2",
         ),
         ({"mesh": "pp=2,dp=0"}, "has dp=0: give every dimension once, at least 1"),
@@ -159,7 +162,9 @@ def test_an_automatic_plan_trains_and_its_file_trains_again(tmp_path):
 
 def test_the_traced_peak_of_saved_tensors_is_the_predicted_one():
     case = CASES["tied gpt with dropout"]
-    pipe = panpipe.pipeline(case.model(F32), case.step, case.batch(8, F32), microbatches=4, contest=False)
+    pipe = panpipe.pipeline(
+        case.model(F32), case.step, case.batch(8, F32), microbatches=4, plan=panpipe.Auto(contest=False)
+    )
     predicted = panpipe.simulate(pipe.plan).peak_saved_bytes
     _, trace = pipe.trace_step(case.batch(8, F32))
     for device, wanted in enumerate(predicted):
@@ -186,7 +191,7 @@ def test_wrong_arguments_are_refused_before_the_step_is_traced(wrong):
         pytest.fail("the step ran")
 
     with pytest.raises(panpipe.RequestError):
-        panpipe.pipeline(nn.Linear(4, 4), step, torch.randn(4, 4), mesh=2, progress=False, **wrong)
+        panpipe.pipeline(nn.Linear(4, 4), step, torch.randn(4, 4), **grouped(mesh=2, progress=False, **wrong))
 
 
 def test_pipeline_trains_under_the_anomaly_mode_with_a_warning():
@@ -199,6 +204,6 @@ def test_pipeline_trains_under_the_anomaly_mode_with_a_warning():
 
     with torch.autograd.set_detect_anomaly(True):
         with pytest.warns(UserWarning, match="anomaly mode sees nothing"):
-            pipe = panpipe.pipeline(model, step, batch, **options)
+            pipe = panpipe.pipeline(model, step, batch, **grouped(**options))
         assert torch.isfinite(pipe.step(batch))
     pipe.close()

@@ -28,6 +28,7 @@ from panpipe.runtimes.programs.graphs.graph_pool import graph_pool
 from torch import nn
 
 from ..support.cuts import batch_on, captured, even_plan
+from ..support.grouped import grouped
 from ..support.models import CASES
 
 pytestmark = pytest.mark.cuda
@@ -47,7 +48,7 @@ def test_stages_that_share_a_gpu_by_name_train_as_one_process_on_it(stages):
     plan = even_plan(captured(case, torch.float64, 8, 4, "cuda"), stages, 4)
     pipe = panpipe.pipeline(
         case.model(torch.float64), case.step, case.batch(8, torch.float64), plan=plan, optimizer=torch.optim.SGD,
-        devices=named(stages), share_devices=True, seed=3,
+        devices=named(stages), run=panpipe.Run(share_devices=True, seed=3),
     )  # fmt: skip
     alone = case.model(torch.float64).to("cuda:0")
     optimizer = torch.optim.SGD(alone.parameters())
@@ -101,8 +102,8 @@ def even_pipeline(
     captured = capture_step(layers(width, count, dtype), step, piece, device="cuda")
     plan = even_plan(operators_of(captured), stages, MICROBATCHES)
     pipe = panpipe.pipeline(
-        layers(width, count, dtype), step, batch, plan=plan, optimizer=torch.optim.AdamW, devices=named(stages),
-        share_devices=True, **options,
+        layers(width, count, dtype), step, batch,
+        **grouped(plan=plan, optimizer=torch.optim.AdamW, devices=named(stages), share_devices=True, **options),
     )  # fmt: skip
     for _ in range(3):
         pipe.step(batch)
@@ -160,8 +161,8 @@ def planned(stages: int):
     """A pipeline planned on the GPU itself, with a prediction from its profile, warm."""
     batch = batch_of(1024, 4096)
     pipe = panpipe.pipeline(
-        layers(1024), step, batch, microbatches=MICROBATCHES, schedule="1f1b", max_chunks=1,
-        optimizer=torch.optim.AdamW, devices=named(stages), share_devices=True,
+        layers(1024), step, batch, microbatches=MICROBATCHES, optimizer=torch.optim.AdamW, devices=named(stages),
+        plan=panpipe.Auto(schedule="1f1b", max_chunks=1), run=panpipe.Run(share_devices=True),
     )  # fmt: skip
     for _ in range(3):
         pipe.step(batch)
@@ -217,7 +218,7 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8))
 batch = {"x": torch.randn(8, 8)}
 options = json.loads(sys.argv[1])
-pipe = panpipe.pipeline(model, step, batch, microbatches=4, schedule="1f1b", max_chunks=1,
+pipe = panpipe.pipeline(model, step, batch, microbatches=4, plan="1f1b",
                         optimizer=torch.optim.SGD, **options)
 print(json.dumps([pipe.step(batch).item() for _ in range(3)]))
 pipe.close()
@@ -319,7 +320,8 @@ def test_graphs_have_the_random_numbers_and_buffers_of_programs(case):
     for graphs in (False, True):
         pipe = panpipe.pipeline(
             CASES[case].model(torch.float64), CASES[case].step, CASES[case].batch(8, torch.float64), plan=plan,
-            optimizer=torch.optim.SGD, devices=named(4), share_devices=True, seed=3, cuda_graphs=graphs,
+            optimizer=torch.optim.SGD, devices=named(4),
+            run=panpipe.Run(share_devices=True, seed=3, cuda_graphs=graphs),
         )  # fmt: skip
         losses = [pipe.step(CASES[case].batch(8, torch.float64)) for _ in range(3)]
         found.append([*losses, *pipe.model.parameters(), *pipe.model.buffers()])

@@ -58,8 +58,8 @@ def trained(plan):
     """Train a model by a pipeline, and close that; returns its plan, and weak references to what it had."""
     model, batch = Model(), {"x": torch.randn(4, 4)}
     pipe = panpipe.pipeline(
-        model, step, batch, optimizer=torch.optim.SGD, microbatches=2, mesh="pp=2", schedule="1f1b", max_chunks=1,
-        plan=plan, progress=False, plan_cache=False,
+        model, step, batch, optimizer=torch.optim.SGD, microbatches=2, mesh="pp=2", plan=plan,
+        run=panpipe.Run(progress=False),
     )  # fmt: skip
     with pipe:
         pipe.step(batch)
@@ -67,7 +67,7 @@ def trained(plan):
 
 
 def test_closed_pipeline_frees_the_model_with_its_regions_and_the_sources_of_generated_code():
-    plan, held = trained("auto")
+    plan, held = trained(panpipe.Auto(schedule="1f1b", max_chunks=1, cache=False))
     gc.collect()
     assert [each() for each in held] == [None] * 3
     assert not FACTORS  # the graphs of autograd had one

@@ -2,35 +2,39 @@
 
 import pytest
 import torch
+from attrs import evolve
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import plan_json
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.options import DeviceOptions, PipelineOptions, given_mesh, given_plan
 from panpipe.runtimes.planning.options import PlanningOptions
+from panpipe.runtimes.settings import Auto, Memory
 from torch import nn
 
+from ..support.grouped import grouped
 from ..support.plans import scheduled
 
 PLAN = scheduled("1f1b", 2, 4)
 
 
-def planning(**given):
-    return PlanningOptions(oracle=None, cut_oracle=None, **given)
-
-
 def options(**given):
-    given.setdefault("training", Training(optimizer=torch.optim.SGD))
-    return PipelineOptions(planning=planning(), **{"plan": "auto", **given})
+    groups = {"training": Training(optimizer=torch.optim.SGD)} | grouped(**given)
+    planning = PlanningOptions.of(Auto(), groups.pop("memory", Memory()), oracle=None, cut_oracle=None)
+    return PipelineOptions(planning=planning, **groups)
 
 
-def test_plans_by_value_and_by_file(tmp_path):
-    assert given_plan("auto") is None
-    assert given_plan(PLAN) is PLAN
+def test_plans_by_name_value_and_file(tmp_path):
+    assert given_plan("auto") == (None, Auto())
+    assert given_plan("1f1b") == (None, Auto(schedule="1f1b"))
+    assert given_plan(Auto(max_chunks=1)) == (None, Auto(max_chunks=1))
+    assert given_plan(PLAN)[0] is PLAN
     (tmp_path / "plan.json").write_text(plan_json(PLAN))
-    assert given_plan(tmp_path / "plan.json") == PLAN
-    with pytest.raises(RequestError, match="plan is 3: give 'auto', a Plan, or the path of a plan file"):
+    assert given_plan(tmp_path / "plan.json")[0] == PLAN
+    with pytest.raises(RequestError, match=r"plan is 3: give 'auto', the name of a schedule, a panpipe.Auto"):
         given_plan(3)
+    with pytest.raises(RequestError, match="no schedule '1f1bb': did you mean 1f1b"):
+        given_plan("1f1bb")
 
 
 def test_mesh_is_given_as_number_text_or_object():
@@ -49,19 +53,18 @@ def test_number_of_microbatches_is_given_or_that_of_the_plan():
 
 
 REFUSED = {
-    "target": ({"target": "moon"}, "there is no target 'moon': known are devices, simulator"),
     "microbatches": ({"microbatches": 0}, "microbatches is 0: give a whole number, at least 1"),
     "microbatches of another type": ({"microbatches": 2.5}, "microbatches is 2.5: give a whole number, at least 1"),
     "mesh of another type": ({"mesh": 2.5}, "mesh is 2.5: give a whole number, at least 1"),
     "other microbatches": ({"plan": PLAN, "microbatches": 5}, "5"),
     "replan in the simulator": (
-        {"target": "simulator", "replan": "auto"}, "replan is 'auto', but simulated devices never drift"),
+        {"backend": "simulator", "replan": "auto"}, "replan is 'auto', but simulated devices never drift"),
     "shard without an optimizer": (
-        {"shard": "optimizer", "training": Training()}, "shard= is given without optimizer=: it divides the optimizer"),
+        {"shard": "optimizer", "training": Training()}, r"Memory\(shard=\) is given without optimizer="),
     "shard": ({"shard": "everything"}, "everything"),
     "mesh of the plan": ({"plan": PLAN, "mesh": "pp=3"}, "3"),
     "compile in the simulator": (
-        {"target": "simulator", "compile": "inductor"}, "compile is 'inductor', but target 'simulator' takes"),
+        {"backend": "simulator", "compile": "inductor"}, "compile is 'inductor', but backend 'simulator' takes"),
 }  # fmt: skip
 
 
@@ -71,13 +74,14 @@ def test_wrong_arguments_are_refused(given, reason):
         options(**given)
 
 
-def test_boundaries_of_a_given_plan_are_refused():
-    with pytest.raises(RequestError, match="boundaries is 'layers', but the given plan already has its stages"):
-        PipelineOptions(training=Training(), planning=planning(boundaries="layers"), plan=PLAN)
+def test_limit_of_memory_holds_for_a_given_plan():
+    assert options(plan=PLAN, limit="1GB").plan is PLAN
+    with pytest.raises(RequestError, match="the given plan has no prediction of its memory: plan again"):
+        options(plan=evolve(PLAN, prediction=None), limit="1GB")
 
 
 def test_simulated_pipelines_are_on_the_host():
-    found = options(target="simulator")
+    found = options(backend="simulator")
     assert found.simulated
     assert not options().simulated
     assert found.check(nn.Linear(2, 2)) == "cpu"
@@ -96,9 +100,9 @@ def test_type_of_devices_is_given_or_that_of_the_model():
 @pytest.mark.parametrize(
     ("given", "refused"),
     [
-        ({"target": "simulator"}, "captures what GPUs run, and target 'simulator' has none: leave cuda_graphs out"),
-        ({"offload": "auto"}, "does not support offload: .* use recompute=, or leave cuda_graphs out"),
-        ({"shard": "parameters"}, "does not support shard='parameters': .* use shard='optimizer'"),
+        ({"backend": "simulator"}, "captures what GPUs run, and backend 'simulator' has none: leave cuda_graphs out"),
+        ({"offload": "auto"}, "does not support offload: .* use Memory.recompute=., or leave cuda_graphs out"),
+        ({"shard": "parameters"}, "does not support shard='parameters': .* use Memory.shard='optimizer'"),
     ],
 )
 def test_cuda_graphs_refuse_what_they_do_not_support(given, refused):

@@ -121,7 +121,9 @@ def test_recompute_reads_old_buffers_and_writes_none(case):
 def test_recompute_is_a_separate_action_in_the_trace():
     case = CASES["batchnorm with a skip"]
     plan = with_recompute(even_plan(captured(case, F32, 8, 4), 2, 4), [1])
-    pipe = panpipe.pipeline(case.model(F32), case.step, case.batch(8, F32), plan=plan, recompute=[1])
+    pipe = panpipe.pipeline(
+        case.model(F32), case.step, case.batch(8, F32), plan=plan, memory=panpipe.Memory(recompute=[1])
+    )
     _, trace = pipe.trace_step(case.batch(8, F32))
     again = [str(event.action) for event in trace.events if event.action.kind is Kind.RECOMPUTE]
     assert again == ["1RECOMPUTE0", "1RECOMPUTE1", "1RECOMPUTE2", "1RECOMPUTE3"]
@@ -130,7 +132,12 @@ def test_recompute_is_a_separate_action_in_the_trace():
 def test_automatic_plan_recomputes_the_given_stages():
     case = CASES["batchnorm with a skip"]
     pipe = panpipe.pipeline(
-        case.model(F32), case.step, case.batch(8, F32), microbatches=4, schedule="1f1b", max_chunks=1, recompute="all"
+        case.model(F32),
+        case.step,
+        case.batch(8, F32),
+        microbatches=4,
+        plan=panpipe.Auto(schedule="1f1b", max_chunks=1),
+        memory=panpipe.Memory(recompute="all"),
     )
     assert pipe.plan.memory.recompute == (0, 1)
     costs = pipe.plan.prediction.costs
@@ -152,8 +159,15 @@ def test_invalid_recompute_is_refused(recompute, said):
     case = CASES["batchnorm with a skip"]
     plan = even_plan(captured(case, F32, 8, 4), 2, 4)
     with pytest.raises(panpipe.RequestError, match=said):
-        panpipe.pipeline(case.model(F32), case.step, case.batch(8, F32), plan=plan, recompute=recompute)
+        panpipe.pipeline(
+            case.model(F32), case.step, case.batch(8, F32), plan=plan, memory=panpipe.Memory(recompute=recompute)
+        )
     with pytest.raises(panpipe.RequestError, match="recompute"):
         panpipe.pipeline(
-            case.model(F32), case.step, case.batch(8, F32), microbatches=4, max_chunks=1, recompute=recompute
+            case.model(F32),
+            case.step,
+            case.batch(8, F32),
+            microbatches=4,
+            plan=panpipe.Auto(max_chunks=1),
+            memory=panpipe.Memory(recompute=recompute),
         )

@@ -24,8 +24,9 @@ from transformers import Trainer
 from tests.integrations import test_accelerate as accelerating
 from tests.integrations import test_lightning as lightning
 from tests.integrations import test_transformers as transforming
+from tests.support.grouped import grouped
 
-OPTIONS = {"microbatches": 2, "schedule": "1f1b", "max_chunks": 1, "progress": False}
+OPTIONS = grouped(microbatches=2, schedule="1f1b", max_chunks=1, progress=False)
 MESH = "pp=2,dp=2"
 ROWS = 45
 """In batches of 8: the last one has 5 rows, three for one replica and two for the other."""

@@ -14,6 +14,7 @@ from panpipe.runtimes.optimizer.training import Training
 from torch import nn
 
 from .cuts import captured_once, even_plan
+from .grouped import grouped
 from .models import Case
 from .ranks.teams import SEED, pipeline_on
 
@@ -46,7 +47,9 @@ def pipeline_of(
         return pipe, alone
     plan = even_plan(captured_once(case, dtype, rows, microbatches), devices, microbatches, **(plan_options or {}))
     options["optimizer"] = optimizer
-    return panpipe.pipeline(model, case.step, case.batch(rows, dtype), plan=plan, seed=SEED, **options), alone
+    return panpipe.pipeline(
+        model, case.step, case.batch(rows, dtype), **grouped(plan=plan, seed=SEED, **options)
+    ), alone
 
 
 def on_team(team: Team, case: Case, training: Training, shard: str = "none") -> tuple[panpipe.Pipeline, nn.Module]:

@@ -35,7 +35,7 @@ _SENDS = (
 )
 _SAVED = (
     "changes or observes saved tensors by torch.autograd.graph.saved_tensors_hooks, which a pipeline does not call: "
-    "leave it out; offload= moves saved tensors to the host, and recompute= computes them again"
+    "leave it out; Memory(offload=) moves saved tensors to the host, and Memory(recompute=) computes them again"
 )
 _GENERATE = (
     "generation needs the whole model: call model.generate(...) itself in one process, or pipe.save(folder) and load it"
@@ -106,8 +106,8 @@ def check_gradient_hooks(model: nn.Module) -> None:
         RequestError: there is one; the message has its line.
     """
     fix = (
-        "a pipeline does not call it; change gradients by Tensor.register_hook in the forward, or by clip_norm= or the "
-        "optimizer"
+        "a pipeline does not call it; change gradients by Tensor.register_hook in the forward, or by "
+        "Update(clip_norm=) or the optimizer"
     )
     found = list(_gradient_hooks(model))
     for what, hook, accumulated in found:

@@ -66,8 +66,8 @@ class RequiresGradWrites(TorchFunctionMode):
         raise RequestError(
             f"{current_line()}the step reads or sets the gradient of parameter '{name}' here, which would "
             "be that of earlier microbatches: a step only returns the loss, and gradients are complete after "
-            "pipe.step(batch); leave zero_grad() and backward() out, clip by clip_norm=, and read gradients between "
-            "steps"
+            "pipe.step(batch); leave zero_grad() and backward() out, clip by Update(clip_norm=), and read gradients "
+            "between steps"
         )
 
     def _as_frozen(self, tensor: Tensor) -> Tensor:

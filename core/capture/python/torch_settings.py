@@ -101,8 +101,8 @@ def without_anomaly_mode(warns: bool = False) -> Iterator[None]:
     """
     if warns and torch.is_anomaly_enabled():
         warnings.warn(
-            "torch.autograd's anomaly mode sees nothing of a captured step: on_nonfinite='raise' gives the microbatch "
-            "and the stage of a loss that is not finite",
+            "torch.autograd's anomaly mode sees nothing of a captured step: Update(on_nonfinite='raise') gives the "
+            "microbatch and the stage of a loss that is not finite",
             stacklevel=3,
         )
     with torch.autograd.set_detect_anomaly(False):

@@ -117,7 +117,7 @@ class SharedParameters:
         if lent is not None:
             raise RequestError(
                 f"the memory of parameter '{self._names[lent]}' is used outside of PyTorch, as by .numpy(), and with "
-                "shard='parameters' it is freed after each run of a stage: use a copy, or give shard='gradients'"
+                "shard='parameters' it is freed after each run of a stage: copy it, or give Memory(shard='gradients')"
             )
         for parameter, name in self._names.items():
             make_remote(parameter, name, HOLDERS)

@@ -39,7 +39,7 @@ def check_sharing(levels: Sequence[str]) -> None:
     if found is not None:
         raise RequestError(
             f"cuda_graphs=True does not support shard='{found}': backwards then communicate, and a graph repeats "
-            "operators of one device alone; use shard='optimizer', or leave cuda_graphs out"
+            "operators of one device alone; use Memory(shard='optimizer'), or leave cuda_graphs out"
         )
 
 
@@ -62,7 +62,7 @@ def refuse_offload() -> None:
     """
     raise RequestError(
         "cuda_graphs=True does not support offload: graphs read saved tensors at fixed addresses, and an offloaded one "
-        "comes back at another; use recompute=, or leave cuda_graphs out"
+        "comes back at another; use Memory(recompute=), or leave cuda_graphs out"
     )
 
 

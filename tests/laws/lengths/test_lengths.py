@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
+from ...support.grouped import grouped
 from .models import CASES, Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*relates samples", "ignore:microbatches of a new shape")
@@ -33,8 +34,9 @@ def captures(monkeypatch):
 def built(case: Case, size: int, **options) -> panpipe.Pipeline:
     """A pipeline of two devices whose example has this size."""
     return panpipe.pipeline(
-        case.model(), case.step, case.batch(size), optimizer=torch.optim.AdamW, microbatches=MICROBATCHES,
-        contest=False, plan_cache=False, progress=False, **options,
+        case.model(), case.step, case.batch(size),
+        **grouped(optimizer=torch.optim.AdamW, microbatches=MICROBATCHES, contest=False, cache=False, progress=False,
+                  **options),
     )  # fmt: skip
 
 
@@ -110,8 +112,8 @@ def test_any_sequence_of_sizes_equals_one_process(shapes):
     alone = copy.deepcopy(model)
     optimizer = torch.optim.SGD(alone.parameters(), lr=0.1)
     pipe = panpipe.pipeline(
-        model, small_step, small_batch(4, 9), optimizer=lambda named: torch.optim.SGD(named, lr=0.1),
-        microbatches=2, contest=False, plan_cache=False, progress=False,
+        model, small_step, small_batch(4, 9), optimizer=lambda named: torch.optim.SGD(named, lr=0.1), microbatches=2,
+        plan=panpipe.Auto(contest=False, cache=False), run=panpipe.Run(progress=False),
     )  # fmt: skip
     for rows, length in shapes:
         batch = small_batch(rows, length)

@@ -82,7 +82,12 @@ model = LlamaForCausalLM(LlamaConfig(**LLAMA))
 batches = texts()
 scheduler = functools.partial(get_linear_schedule_with_warmup, num_warmup_steps=2, num_training_steps=10)
 pipe = panpipe.pipeline(
-    model, causal_loss, batches[0], optimizer=torch.optim.AdamW, microbatches=4, scheduler=scheduler, clip_norm=1.0
+    model,
+    causal_loss,
+    batches[0],
+    optimizer=torch.optim.AdamW,
+    microbatches=4,
+    update=panpipe.Update(scheduler=scheduler, clip_norm=1.0),
 )
 progress_bar = tqdm(range(len(batches)))
 model.train()
@@ -261,6 +266,8 @@ def step(model, batch):
 
 batches = list(tokenized(4))
 optimizer = functools.partial(torch.optim.AdamW, lr=args.lr)
-pipe = panpipe.pipeline(model, step, batches[0], optimizer=optimizer, microbatches=4, clip_norm=args.max_grad_norm)
+pipe = panpipe.pipeline(
+    model, step, batches[0], optimizer=optimizer, microbatches=4, update=panpipe.Update(clip_norm=args.max_grad_norm)
+)
 for global_step, batch in enumerate(batches):
     loss = pipe.step(batch, update=(global_step + 1) % args.gradient_accumulation_steps == 0)

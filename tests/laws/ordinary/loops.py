@@ -477,7 +477,12 @@ def scheduler(optimizer):
 model = mlp()
 batches = data()
 pipe = panpipe.pipeline(
-    model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4, scheduler=scheduler, clip_norm=0.5
+    model,
+    step,
+    batches[0],
+    optimizer=torch.optim.AdamW,
+    microbatches=4,
+    update=panpipe.Update(scheduler=scheduler, clip_norm=0.5),
 )
 for batch in batches:
     loss = pipe.step(batch)

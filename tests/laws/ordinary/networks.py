@@ -13,9 +13,13 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
+from ...support.grouped import grouped
+
 
 def fit(model, step, batches, microbatches=4, optimizer=torch.optim.AdamW, **options):
-    pipe = panpipe.pipeline(model, step, batches[0], optimizer=optimizer, microbatches=microbatches, **options)
+    pipe = panpipe.pipeline(
+        model, step, batches[0], **grouped(optimizer=optimizer, microbatches=microbatches, **options)
+    )
     for batch in batches:
         pipe.step(batch)
     return pipe

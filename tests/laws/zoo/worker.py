@@ -21,6 +21,7 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 from tests.laws.zoo.entry import Entry
 from tests.laws.zoo.models import ZOO
+from tests.support.grouped import grouped
 
 RANK = os.environ.get("RANK")
 ROWS, MICROBATCHES, STEPS, SEED = 6, 3, 2, 3
@@ -88,8 +89,8 @@ def as_pipeline(entry: Entry, batch: Any, dtype: torch.dtype, options: Mapping[s
     """Trained as a pipeline, with other options than those of the default call."""
     model, losses, found = made(entry, dtype), list[float](), list[dict[str, Tensor]]()
     with panpipe.pipeline(
-        model, entry.step, batch, optimizer=OPTIMIZER, microbatches=MICROBATCHES, seed=SEED, progress=False,
-        plan_cache=False, **options,
+        model, entry.step, batch,
+        **grouped(optimizer=OPTIMIZER, microbatches=MICROBATCHES, seed=SEED, progress=False, cache=False, **options),
     ) as pipe:  # fmt: skip
         for _ in range(STEPS):
             losses.append(pipe.step(batch).item())

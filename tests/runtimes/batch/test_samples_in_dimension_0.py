@@ -14,6 +14,8 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
 
+from ...support.grouped import grouped
+
 N, T, D = 8, 12, 6
 SGD = functools.partial(torch.optim.SGD, lr=0.1)
 
@@ -24,8 +26,8 @@ def mlp() -> nn.Module:
 
 def trained(model: nn.Module, step: Any, batch: Any, **options: Any) -> torch.Tensor:
     """The first loss of the default call."""
-    options = {"optimizer": SGD, "microbatches": 4, "plan_cache": False, "progress": False, **options}
-    with panpipe.pipeline(model, step, batch, **options) as pipe:
+    options = {"optimizer": SGD, "microbatches": 4, "cache": False, "progress": False, **options}
+    with panpipe.pipeline(model, step, batch, **grouped(**options)) as pipe:
         return pipe.step(batch)
 
 

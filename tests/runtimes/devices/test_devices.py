@@ -10,6 +10,7 @@ from panpipe.runtimes.profile import measured_cluster
 from torch import fx
 
 from ...support.cuts import batch_on
+from ...support.grouped import grouped
 from ...support.models import CASES
 
 CASE = CASES["tied gpt with dropout"]
@@ -17,7 +18,9 @@ CASE = CASES["tied gpt with dropout"]
 
 def pipeline(**options):
     batch = batch_on(CASE, 4, torch.float32, "cpu")
-    return panpipe.pipeline(CASE.model(torch.float32), CASE.step, batch, microbatches=2, schedule="1f1b", **options)
+    return panpipe.pipeline(
+        CASE.model(torch.float32), CASE.step, batch, **grouped(microbatches=2, schedule="1f1b", **options)
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from panpipe.core.costs.costs import StageCosts
 from panpipe.core.plan.plan import Prediction
 from panpipe.runtimes.engine.clocked import ClockedStep
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.options import TARGETS
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.simulators.run import simulate
 from torch import nn
 
 from ...support.cuts import captured_once, even_plan
+from ...support.grouped import grouped
 from ...support.held import changes_of, costs_of
 from ...support.models import CASES, PYTHON, Case
 from ...support.offloading import all_away
@@ -102,9 +102,9 @@ def test_one_process_trains_on_sixteen_virtual_devices_of_a_catalogue_cluster():
     stages = tuple(evolve(stage, device=0) for stage in plan.stages)
     alone = evolve(plan, mesh=Mesh(1), stages=stages, device_actions=(one_after_the_other(16, 32),))
     simulated = panpipe.pipeline(
-        layers(16), square, batch, plan=plan, target="simulator", cluster="2x8xA100-80GB", **options
+        layers(16), square, batch, **grouped(plan=plan, backend="simulator", devices="2x8xA100-80GB", **options)
     )
-    one = panpipe.pipeline(layers(16), square, batch, plan=alone, **options)
+    one = panpipe.pipeline(layers(16), square, batch, **grouped(plan=alone, **options))
     assert [simulated.step(batch).item() for _ in range(2)] == [one.step(batch).item() for _ in range(2)]
     same(one, simulated)
     peaks = [max(sample.bytes for sample in simulated.trace.memory if sample.device == device) for device in range(16)]
@@ -125,12 +125,12 @@ def conv(**options):
     case = CASES[CONV]
     plan = even_plan(captured_once(case, F32, 8, 4), 2, 4)
     return panpipe.pipeline(
-        case.model(F32), case.step, case.batch(8, F32), **{"plan": plan, "target": "simulator", **options}
+        case.model(F32), case.step, case.batch(8, F32), **grouped(**{"plan": plan, "backend": "simulator", **options})
     )
 
 
 def test_automatic_plan_on_virtual_devices_takes_the_predicted_time():
-    pipe = conv(plan="auto", schedule="1f1b", max_chunks=1, microbatches=4, cluster="2xA100-40GB", recompute="all")
+    pipe = conv(plan="auto", schedule="1f1b", max_chunks=1, microbatches=4, devices="2xA100-40GB", recompute="all")
     pipe.step(CASES[CONV].batch(8, F32))
     assert pipe.plan.memory.recompute == (0, 1)
     assert pipe.trace.step_s == simulate(pipe.plan).step_s
@@ -138,17 +138,17 @@ def test_automatic_plan_on_virtual_devices_takes_the_predicted_time():
 
 
 def test_plan_without_costs_is_timed_with_analytic_costs():
-    pipe = conv(cluster="2xA100-40GB")
+    pipe = conv(devices="2xA100-40GB")
     pipe.step(CASES[CONV].batch(8, F32))
     assert 0 < pipe.trace.step_s < 0.01
-    faster = conv(cluster="2xH100")
+    faster = conv(devices="2xH100")
     faster.step(CASES[CONV].batch(8, F32))
     assert faster.trace.step_s < pipe.trace.step_s
 
 
 def test_virtual_devices_run_batches_of_other_sizes():
     """Fewer samples than microbatches, and the next step is whole again."""
-    pipe, threads = conv(cluster="2xA100-40GB"), conv(target="devices")
+    pipe, threads = conv(devices="2xA100-40GB"), conv(backend=None)
     for rows in (3, 8):
         batch = CASES[CONV].batch(rows, F32)
         assert torch.equal(pipe.step(batch), threads.step(batch))
@@ -158,8 +158,10 @@ def test_virtual_devices_run_batches_of_other_sizes():
 def test_untraced_regions_run_on_virtual_devices():
     plan = even_plan(captured_once(PYTHON, F32, 8, 4), 2, 4)
     both = [
-        panpipe.pipeline(PYTHON.model(F32), PYTHON.step, PYTHON.batch(8, F32), plan=plan, target=target, **options)
-        for target, options in (("devices", {}), ("simulator", {"cluster": "2xA100-40GB"}))
+        panpipe.pipeline(
+            PYTHON.model(F32), PYTHON.step, PYTHON.batch(8, F32), **grouped(plan=plan, backend=backend, **options)
+        )
+        for backend, options in ((None, {}), ("simulator", {"devices": "2xA100-40GB"}))
     ]
     losses = [pipe.step(PYTHON.batch(8, F32)) for pipe in both]
     assert torch.equal(*losses)
@@ -169,14 +171,12 @@ def test_untraced_regions_run_on_virtual_devices():
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"target": "moon"}, f"no target 'moon': known are {', '.join(TARGETS)}"),
-        ({}, "the plan of 'ConvNet' has none: give cluster=, such as"),
-        ({"plan": "auto"}, "plan='auto' needs one: give cluster="),
-        ({"cluster": "1xA100-40GB"}, "the plan needs 2 devices and the cluster has 1"),
-        ({"cluster": fully_connected(2, 10**9, 1e9, 0.0)}, "device 'device0' of the cluster has no type"),
-        ({"cluster": "2xA100-40GB", "plan": "auto", "mesh": 4}, "mesh has 4 devices and the cluster 2"),
-        ({"cluster": "2xA100-40GB", "plan": "auto", "recompute": [9]}, "recompute names stage 9"),
-        ({"cluster": "2xA100-40GB", "backend": "gloo"}, "backend 'gloo' does not connect"),
+        ({}, "the plan of 'ConvNet' has none: give devices=, such as"),
+        ({"plan": "auto"}, "plan='auto' needs one: give devices="),
+        ({"devices": "1xA100-40GB"}, "the plan needs 2 devices and the cluster has 1"),
+        ({"devices": fully_connected(2, 10**9, 1e9, 0.0)}, "device 'device0' of the cluster has no type"),
+        ({"devices": "2xA100-40GB", "plan": "auto", "mesh": 4}, "mesh has 4 devices and the cluster 2"),
+        ({"devices": "2xA100-40GB", "plan": "auto", "recompute": [9]}, "recompute names stage 9"),
     ],
 )
 def test_options_that_virtual_devices_refuse(options, said):
@@ -189,7 +189,7 @@ def test_virtual_devices_under_torchrun_are_refused(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(panpipe.RequestError, match="one of 2 ranks: start the script without torchrun"):
-        conv(cluster="2xA100-40GB")
+        conv(devices="2xA100-40GB")
 
 
 def test_clock_that_runs_an_action_before_its_message_arrived_raises():
@@ -214,8 +214,8 @@ def test_clock_that_stops_before_the_last_action_raises():
 def test_virtual_devices_of_two_types_are_placed_as_in_the_plan():
     cluster = hosted(fully_connected(2, 10**9, 1e9, 1e-6), 1e9)
     devices = tuple(evolve(device, type=kind) for device, kind in zip(cluster.devices, TYPES, strict=True))
-    pipe = conv(plan="auto", schedule="1f1b", max_chunks=1, microbatches=4, cluster=evolve(cluster, devices=devices))
-    threads = conv(plan=evolve(pipe.plan, mesh=Mesh(2), prediction=None), target="devices")
+    pipe = conv(plan="auto", schedule="1f1b", max_chunks=1, microbatches=4, devices=evolve(cluster, devices=devices))
+    threads = conv(plan=evolve(pipe.plan, mesh=Mesh(2), prediction=None), backend=None)
     batch = CASES[CONV].batch(8, F32)
     assert torch.equal(pipe.step(batch), threads.step(batch))
     assert pipe.trace.step_s == simulate(pipe.plan).step_s

@@ -7,6 +7,7 @@ from panpipe.core.errors import RequestError
 from torch import nn
 
 from ...support.cuts import captured_once, even_plan
+from ...support.grouped import grouped
 from ...support.models import CASES
 from ...support.offloading import all_away
 
@@ -15,7 +16,9 @@ CASE = CASES["tied gpt with dropout"]
 
 
 def asked(**options):
-    panpipe.pipeline(CASE.model(F32), CASE.step, CASE.batch(8, F32), microbatches=4, progress=False, **options)
+    panpipe.pipeline(
+        CASE.model(F32), CASE.step, CASE.batch(8, F32), **grouped(microbatches=4, progress=False, **options)
+    )
 
 
 @pytest.mark.parametrize(
@@ -27,7 +30,7 @@ def asked(**options):
         ({"offload": {-1: 1.0}}, "offload names stage -1: stages are numbered from 0"),
         ({"offload": {4: 1.0}, "mesh": 2}, "offload names stage 4, and the plan has stages 0 to 3: name those"),
         ({"offload_to": "/no/such/folder"}, "offload_to is '/no/such/folder': give 'host', 'disk'"),
-        ({"host_memory": -1}, "host_memory is -1: give bytes"),
+        ({"host": -1}, "host is -1: give bytes"),
     ],
 )
 def test_requests_that_no_plan_can_have_are_refused_in_one_line(options, said):
@@ -60,10 +63,10 @@ def test_nothing_leaves_where_everything_fits(monkeypatch):
     monkeypatch.setattr("panpipe.core.offload.storages.SMALLEST_BYTES", 1)
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(16, 16) for _ in range(4)))
-    options = {"schedule": "1f1b", "mesh": 2, "max_chunks": 1, "plan_cache": False}
+    options = {"schedule": "1f1b", "mesh": 2, "max_chunks": 1, "cache": False}
     pipe = panpipe.pipeline(
-        model, lambda model, batch: model(batch).square().mean(), torch.randn(8, 16), microbatches=2, offload="auto",
-        progress=False, **options,
+        model, lambda model, batch: model(batch).square().mean(), torch.randn(8, 16),
+        **grouped(microbatches=2, offload="auto", progress=False, **options),
     )  # fmt: skip
     assert pipe.plan.memory.offload == ()
     pipe.close()

@@ -184,7 +184,9 @@ def test_parameters_that_cannot_be_unscaled_are_refused(dtype):
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4, dtype=dtype))
     name = str(dtype).removeprefix("torch.")
     with pytest.raises(panpipe.RequestError, match=rf"parameter '1.weight' is {name}: .*torch.autocast") as refusal:
-        panpipe.pipeline(model, lambda m, b: m(b).sum(), torch.ones(8, 4), microbatches=4, scaler=Scaler())
+        panpipe.pipeline(
+            model, lambda m, b: m(b).sum(), torch.ones(8, 4), microbatches=4, update=panpipe.Update(scaler=Scaler())
+        )
     assert "\n" not in str(refusal.value)
 
 

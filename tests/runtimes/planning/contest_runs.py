@@ -13,6 +13,9 @@ import torch
 from panpipe.runtimes.planning import contest
 from torch import Tensor, nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from tests.support.grouped import grouped
+
 STEPS = 27
 contest.MOVES = 1.0  # stages move after few steps, however long that takes
 
@@ -86,11 +89,11 @@ def run(name: str, folder: Path, **more: Any) -> dict[str, Any]:
 
     def pipeline() -> panpipe.Pipeline:
         torch.manual_seed(1)
-        arguments = {"optimizer": adamw, "microbatches": 4, "plan_cache": False, "progress": False, **options(), **more}
+        arguments = {"optimizer": adamw, "microbatches": 4, "cache": False, "progress": False, **options(), **more}
         if "plan" in more:
-            for planned in ("offload", "mesh", "shard"):
+            for planned in ("offload", "mesh", "shard", "cache"):
                 arguments.pop(planned, None)
-        return panpipe.pipeline(Model(), loss, batches[0], **arguments)
+        return panpipe.pipeline(Model(), loss, batches[0], **grouped(**arguments))
 
     batches = [dict(zip("xy", torch.randn(2, 16, 32, generator=generator), strict=True)) for _ in range(STEPS)]
     pipe, losses, stages = pipeline(), list[str](), list[list[int]]()

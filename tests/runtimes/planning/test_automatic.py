@@ -12,14 +12,14 @@ from panpipe.core.costs.costs import StageCosts
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.costs.message_overhead import FREE
 from panpipe.core.errors import InfeasibleError, RequestError
-from panpipe.core.search.problem.oracle import longest_path
 from panpipe.core.search.suggestions.preference import family_of
 from panpipe.core.search.suggestions.regular_cuts import regular_cut
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.planning import automatic as module
 from panpipe.runtimes.planning.automatic import Planning, step_s
-from panpipe.runtimes.planning.options import PlanningOptions
 from torch import nn
+
+from ...support.grouped import options_of
 
 MICROBATCHES = 4
 ROOM = fully_connected(2, 10**12, 1e12, 0.0)
@@ -71,7 +71,7 @@ def planning(monkeypatch):
         operators = SimpleNamespace(graph=graph, step=SimpleNamespace(), members={}, nodes={})
         found = Planning(
             SimpleNamespace(operators=operators), MICROBATCHES, team,
-            PlanningOptions(oracle=longest_path, cut_oracle=longest_path, **options),
+            options_of(**options),
             report=lambda phase, done=0, total=0: lines.append(phase),
         )  # fmt: skip
         return found, lines
@@ -174,6 +174,12 @@ def test_devices_measure_a_loss_that_stays_python_at_the_same_time():
         return out.square().mean() if out.sum() > -1e9 else out.mean()
 
     pipe = panpipe.pipeline(
-        model, step, batch, optimizer=torch.optim.SGD, microbatches=4, plan_cache=False, progress=False
+        model,
+        step,
+        batch,
+        optimizer=torch.optim.SGD,
+        microbatches=4,
+        plan=panpipe.Auto(cache=False),
+        run=panpipe.Run(progress=False),
     )
     assert pipe.step(batch).isfinite()

@@ -15,6 +15,7 @@ from panpipe.core.search.suggestions.preference import preference
 from panpipe.runtimes.planning.contest import Contest, Turn
 from torch import nn
 
+from ...support.grouped import grouped
 from ...support.launch import found, torchrun_script
 from .contest_runs import CASES, run
 
@@ -65,8 +66,10 @@ def small(**options: Any) -> panpipe.Pipeline:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Linear(32, 32) for _ in range(8)))
     batch = torch.randn(16, 32)
-    options = {"optimizer": torch.optim.SGD, "microbatches": 4, "plan_cache": False, "progress": False, **options}
-    return panpipe.pipeline(model, lambda model, x: model(x).square().mean(), batch, **options)
+    options = {"optimizer": torch.optim.SGD, "microbatches": 4, "cache": False, "progress": False, **options}
+    if "plan" in options:
+        del options["cache"]
+    return panpipe.pipeline(model, lambda model, x: model(x).square().mean(), batch, **grouped(**options))
 
 
 def test_one_line_reports_the_winner_and_the_pipeline_has_the_table(caplog):
@@ -147,12 +150,12 @@ def test_uneven_cut_must_gain_three_percent():
 
 def test_second_run_starts_with_the_winner(tmp_path, monkeypatch):
     monkeypatch.setenv("PANPIPE_CACHE", str(tmp_path))
-    first = small(contest=4, plan_cache=True)
-    again = small(contest=4, plan_cache=True)
+    first = small(contest=4, cache=True)
+    again = small(contest=4, cache=True)
     assert len(again.contest.candidates) == len(first.contest.candidates)  # the contest did not end
     while not first.contest.done:
         first.step(torch.randn(16, 32))
-    last = small(contest=4, plan_cache=True)
+    last = small(contest=4, cache=True)
     assert last.contest is None
     assert last.plan.hash == first.plan.hash
     assert last.plan.prediction.step_s == first.plan.prediction.step_s

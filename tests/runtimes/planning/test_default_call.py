@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.ao import quantization
 
+from ...support.grouped import grouped
 from ...support.launch import torchrun_script
 
 MICROBATCHES = 4
@@ -20,10 +21,9 @@ def pipeline(model, step, batch, lr=1e-3, **more):
         model,
         step,
         batch,
-        optimizer=lambda named: torch.optim.SGD(named, lr=lr),
-        microbatches=MICROBATCHES,
-        progress=False,
-        **more,
+        **grouped(
+            optimizer=lambda named: torch.optim.SGD(named, lr=lr), microbatches=MICROBATCHES, progress=False, **more
+        ),
     )
 
 
@@ -257,7 +257,6 @@ WRONG = {
         {"batch": torch.utils.data.DataLoader([1])},
         r"a DataLoader and not a batch: give one",
     ),
-    "a schedule as the plan": ({"plan": "1f1b"}, r"name of a schedule: give schedule='1f1b'"),
     "a flag for recompute": ({"recompute": True}, r"recompute is True: give 'none', 'all'"),
     "shards of one replica": ({"shard": "optimizer"}, r"the mesh has one replica: .*leave shard out"),
 }
@@ -308,7 +307,8 @@ def warm_up(optimizer):
 torch.manual_seed(0)
 x = torch.randn(16, 8)
 pipe = panpipe.pipeline(
-    nn.Sequential(nn.Linear(8, 8)), step, x, optimizer=torch.optim.AdamW, microbatches=4, scheduler=warm_up
+    nn.Sequential(nn.Linear(8, 8)), step, x, optimizer=torch.optim.AdamW, microbatches=4,
+    update=panpipe.Update(scheduler=warm_up),
 )
 for number in range(3):
     pipe.step(x)

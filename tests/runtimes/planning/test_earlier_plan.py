@@ -8,12 +8,11 @@ import torch
 from attrs import evolve
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.cluster.mesh import Mesh
-from panpipe.core.search.problem.oracle import longest_path
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.planning import plan_cache as module
-from panpipe.runtimes.planning.options import PlanningOptions
 from panpipe.runtimes.planning.plan_cache import CachedPlans, EarlierPlans
 
+from ...support.grouped import options_of
 from ...support.plans import orders, plan_of
 
 PLAN = evolve(plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1)), graph_hash="abc")
@@ -38,10 +37,10 @@ def planning(lines):
     team = ThreadTeam(2)
 
     def request(optimizer=None, microbatches=2, graph="abc", parameters=None, **options):
-        options = {"oracle": longest_path, "cut_oracle": longest_path, "schedule": "1f1b", "cached": True, **options}
+        options = {"schedule": "1f1b", "cache": True, **options}
         named = {"w": torch.zeros(2)} if parameters is None else parameters
         return SimpleNamespace(
-            options=PlanningOptions(**options), report=lines.append, team=team, microbatches=microbatches,
+            options=options_of(**options), report=lines.append, team=team, microbatches=microbatches,
             optimizer=optimizer, example=SimpleNamespace(shape="(4, 2)"),
             operators=SimpleNamespace(graph=SimpleNamespace(hash=graph)),
             measured=SimpleNamespace(where=dict.fromkeys(range(2), CPU), parameters=named, buffers={}),
@@ -127,7 +126,7 @@ def test_plan_that_cannot_be_used_is_reported_and_planned_anew(planning, lines, 
 
 
 def test_nothing_is_cached_if_it_is_not_wanted(planning, folder):
-    earlier = EarlierPlans(planning(cached=False), {})
+    earlier = EarlierPlans(planning(cache=False), {})
     earlier.keep(FOUND)
     assert earlier.find() is None
     assert not list(folder.iterdir())

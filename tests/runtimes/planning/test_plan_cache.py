@@ -18,6 +18,7 @@ from panpipe.runtimes.planning.automatic import Planning
 from panpipe.runtimes.planning.plan_cache import CachedPlans, PlanCache, cache_folder
 from torch import nn
 
+from ...support.grouped import grouped
 from ...support.launch import torchrun_script
 from ...support.plans import orders, plan_of
 
@@ -39,7 +40,7 @@ def _pipeline(**options):
     model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
     options = {"microbatches": 2, "max_chunks": 1, "schedule": "1f1b", "cluster": "cpu:2", **options}
     pipe = panpipe.pipeline(
-        model, _step, _batch(), progress=lambda phase, done, total: phases.append(phase), **options
+        model, _step, _batch(), **grouped(progress=lambda phase, done, total: phases.append(phase), **options),
     )  # fmt: skip
     return pipe, phases
 
@@ -71,7 +72,7 @@ def test_second_pipeline_uses_the_cached_plan_and_prints_how_to_plan_again(plann
     pipe, phases = _pipeline()
     assert pipe.plan == plan
     assert not any("measuring" in phase for phase in phases)
-    assert any(str(folder) in phase and "plan_cache=False" in phase for phase in phases)
+    assert any(str(folder) in phase and "cache=False" in phase for phase in phases)
     assert torch.isfinite(pipe.step(_batch()))
     pipe.close()
 
@@ -80,7 +81,7 @@ def test_second_pipeline_uses_the_cached_plan_and_prints_how_to_plan_again(plann
     "other",
     [
         {"microbatches": 4}, {"optimizer": torch.optim.SGD}, {"recompute": "all"},
-        {"clip_norm": 1.0}, {"schedule": "gpipe"}, {"plan_cache": False},
+        {"clip_norm": 1.0}, {"schedule": "gpipe"}, {"cache": False},
     ],
     ids=lambda other: next(iter(other)),
 )  # fmt: skip
@@ -234,20 +235,19 @@ def test_progress_is_silent_where_it_is_switched_off_and_on_other_ranks(capsys, 
 
 
 def test_plan_cache_of_another_type_is_refused():
-    with pytest.raises(RequestError, match="plan_cache is '/tmp': give True or False; PANPIPE_CACHE names the folder"):
-        panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), plan_cache="/tmp")
+    with pytest.raises(RequestError, match="cache is '/tmp': give True or False; PANPIPE_CACHE names the folder"):
+        panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), plan=panpipe.Auto(cache="/tmp"))
 
 
 def test_progress_of_another_type_is_refused():
     with pytest.raises(RequestError, match="progress is 'yes': give True, False, or a function"):
-        panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), progress="yes")
+        panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), run=panpipe.Run(progress="yes"))
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"microbatches": 4}, "microbatches is 4 and the plan has 2: leave microbatches out, or plan again with it"),
-        ({"schedule": "gpipe"}, r"schedule is 'gpipe' and the plan has '1f1b': leave schedule out"),
         ({"recompute": "all"}, r"recompute is stages \[0, 1\] and the plan has no stages: leave recompute out"),
         ({"mesh": "pp=3"}, "mesh is 'pp=3' and the plan is for pp=2"),
     ],
@@ -255,19 +255,22 @@ def test_progress_of_another_type_is_refused():
 def test_arguments_that_contradict_a_given_plan_are_refused(planned, given, message):
     _, plan = planned
     with pytest.raises(RequestError, match=message):
-        panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), plan=plan, **given)
+        panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), **grouped(plan=plan, **given))
 
 
 def test_arguments_that_agree_with_a_given_plan_are_accepted(planned):
     _, plan = planned
-    pipe, _ = _pipeline(plan=plan, schedule="1f1b", mesh="pp=2", recompute="none", cluster=None)
+    pipe = panpipe.pipeline(
+        nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), _step, _batch(),
+        **grouped(plan=plan, mesh="pp=2", recompute="none", progress=False),
+    )  # fmt: skip
     assert pipe.plan is plan
     pipe.close()
 
 
 @pytest.mark.parametrize("plan", [3, None, ["a"]])
 def test_a_plan_of_another_type_is_refused(plan):
-    with pytest.raises(RequestError, match=r"plan is .*: give 'auto', a Plan, or the path"):
+    with pytest.raises(RequestError, match=r"plan is .*: give 'auto', the name of a schedule, a panpipe.Auto, a Plan"):
         panpipe.pipeline(nn.Linear(2, 2), _step, _batch(), plan=plan)
 
 

@@ -61,7 +61,9 @@ def test_only_what_a_plan_runs_is_compiled_and_nothing_within_a_step():
     batch = {"x": torch.randn(8, 8)}
     operators = operators_of(capture_step(model, step, {"x": batch["x"][:2]}))
     plan = even_plan(operators, 2, 4)
-    with panpipe.pipeline(model, step, batch, plan=plan, optimizer=torch.optim.SGD, compile=counting) as pipe:
+    with panpipe.pipeline(
+        model, step, batch, plan=plan, optimizer=torch.optim.SGD, run=panpipe.Run(compile=counting)
+    ) as pipe:
         compiled = len(asked)
         for _ in range(2):
             pipe.step(batch)

@@ -16,6 +16,7 @@ from panpipe.runtimes.programs.stage_compiler import StageCompiler
 from torch import nn
 
 from ...support.cuts import batch_on, even_plan
+from ...support.grouped import grouped
 from ...support.models import CASES
 from ...support.parity import PLANS, build, distance
 from ...support.programs.evaluation import joined_alone, loss_alone
@@ -123,7 +124,7 @@ def pipeline(model=None, rows=8, **options):
     batch = {"x": torch.randn(rows, 8, dtype=torch.float64)}
     operators = operators_of(capture_step(model, step, {"x": batch["x"][: rows // 4]}))
     plan = even_plan(operators, 2, 4)
-    return panpipe.pipeline(model, step, batch, plan=plan, optimizer=torch.optim.SGD, **options), batch
+    return panpipe.pipeline(model, step, batch, **grouped(plan=plan, optimizer=torch.optim.SGD, **options)), batch
 
 
 def test_equal_layers_of_all_stages_are_compiled_once_before_a_step():
@@ -246,7 +247,7 @@ def test_inputs_with_other_strides_run_without_compilation():
             parameter.data.fill_(0.1)
         operators = operators_of(capture_step(model, first, {"x": batch["x"][:4]}))
         pipe = panpipe.pipeline(
-            model, first, batch, plan=even_plan(operators, 2, 2), optimizer=torch.optim.SGD, **options
+            model, first, batch, **grouped(plan=even_plan(operators, 2, 2), optimizer=torch.optim.SGD, **options)
         )
         pipe.step(batch)
         if options:
@@ -267,9 +268,9 @@ def test_unknown_compiler_names_are_refused_with_the_known_ones():
     with pytest.raises(RequestError, match=r"compile is 3: it names a backend of torch\.compile, or is a function"):
         pipeline(compile=3)
     with pytest.raises(
-        RequestError, match="compile is 'inductor', but target 'simulator' takes its times from a cost model"
+        RequestError, match="compile is 'inductor', but backend 'simulator' takes its times from a cost model"
     ):
-        pipeline(compile="inductor", target="simulator")
+        pipeline(compile="inductor", backend="simulator")
 
 
 def test_missing_cpp_compiler_is_refused_in_one_line(monkeypatch):

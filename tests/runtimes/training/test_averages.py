@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from ...support.cuts import captured, even_plan
+from ...support.grouped import grouped
 from ...support.models import Case
 
 
@@ -38,7 +39,9 @@ def even(devices, microbatches):
 
 def again(plan, **options):
     optimizer = lambda p: torch.optim.SGD(p, 0.1)  # noqa: E731
-    return panpipe.pipeline(model(), step, batch(), optimizer=optimizer, plan=plan, progress=False, **options)
+    return panpipe.pipeline(
+        model(), step, batch(), **grouped(optimizer=optimizer, plan=plan, progress=False, **options)
+    )
 
 
 def everything(model):

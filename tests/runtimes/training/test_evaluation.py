@@ -164,7 +164,9 @@ def test_threads_run_the_simulated_order_of_forwards(tmp_path, capsys):
     cluster = fully_connected(2, 10**12, 1e9, 1e-6)
     plan = evolve(even, prediction=Prediction(costs, cluster, 0, (0, 0), (0, 0), 0))
     assert forward_only(plan).device_actions != forward_only(even).device_actions
-    pipe = panpipe.pipeline(GPT.model(F32), GPT.step, tokens(8), plan=plan, optimizer=SGD, clip_norm=1.0)
+    pipe = panpipe.pipeline(
+        GPT.model(F32), GPT.step, tokens(8), plan=plan, optimizer=SGD, update=panpipe.Update(clip_norm=1.0)
+    )
     _, trace = pipe.trace_evaluation(tokens(8))
     file, measured, simulated = (tmp_path / name for name in ("plan.json", "measured.json", "simulated.json"))
     file.write_text(plan_json(pipe.plan), encoding="utf-8")

@@ -41,7 +41,13 @@ def made():
 def pipe():
     operators = operators_of(capture_step(made(), fit, split_batch(BATCHES[0], 2)[0].batch))
     with panpipe.pipeline(
-        made(), fit, BATCHES[0], optimizer=sgd, microbatches=2, plan=even_plan(operators, 2, 2), progress=False
+        made(),
+        fit,
+        BATCHES[0],
+        optimizer=sgd,
+        microbatches=2,
+        plan=even_plan(operators, 2, 2),
+        run=panpipe.Run(progress=False),
     ) as pipe:
         yield pipe
 

@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ...support.cuts import captured_once, even_plan
+from ...support.grouped import grouped
 from ...support.models import CASES, Case
 
 F32 = torch.float32
@@ -38,7 +39,7 @@ def empty(name: str = GPT) -> nn.Module:
 def pipeline(model: nn.Module, name: str = GPT, devices: int = 2, plan=None, **options):
     case = CASES[name]
     plan = plan or even_plan(captured_once(case, F32, 8, 4), devices, 4)
-    return panpipe.pipeline(model, case.step, case.batch(8, F32), plan=plan, **{"seed": 7, **options})
+    return panpipe.pipeline(model, case.step, case.batch(8, F32), **grouped(plan=plan, **{"seed": 7, **options}))
 
 
 def values(model: nn.Module) -> dict[str, torch.Tensor]:
@@ -238,7 +239,7 @@ def test_operators_are_measured_with_no_more_parameters_than_one_reads(monkeypat
 def test_an_automatic_plan_of_an_empty_model_trains_like_its_file():
     case = CASES[CONV]
     options = {"optimizer": torch.optim.SGD, "microbatches": 4, "seed": 7}
-    pipe = panpipe.pipeline(empty(CONV), case.step, case.batch(8, F32), max_chunks=1, **options)
+    pipe = panpipe.pipeline(empty(CONV), case.step, case.batch(8, F32), **grouped(max_chunks=1, **options))
     again = pipeline(empty(CONV), CONV, plan=pipe.plan, optimizer=torch.optim.SGD)
     assert [pipe.step(case.batch(8, F32)).item() for _ in range(3)] == [
         again.step(case.batch(8, F32)).item() for _ in range(3)
@@ -249,7 +250,7 @@ def test_planning_stays_within_the_memory_limit(monkeypatch):
     case = CASES[GPT]
     monkeypatch.setattr(measured_cluster, "bytes_left", lambda: 2 * 1000)
     with pytest.raises(panpipe.InfeasibleError, match="may hold 1000"):
-        panpipe.pipeline(empty(), case.step, case.batch(8, F32), microbatches=4, max_chunks=1)
+        panpipe.pipeline(empty(), case.step, case.batch(8, F32), microbatches=4, plan=panpipe.Auto(max_chunks=1))
 
 
 @pytest.mark.parametrize(
@@ -310,8 +311,8 @@ def test_weights_are_exchanged_with_transformers(tmp_path):
         model = LlamaForCausalLM(config)
     case = CASES[GPT]
     pipe = panpipe.pipeline(
-        model, step, case.batch(4, F32), microbatches=2, max_chunks=1, weights=model._init_weights,
-        optimizer=torch.optim.SGD,
+        model, step, case.batch(4, F32), microbatches=2, optimizer=torch.optim.SGD, plan=panpipe.Auto(max_chunks=1),
+        run=panpipe.Run(weights=model._init_weights),
     )  # fmt: skip
     loss = pipe.step(case.batch(4, F32))
     assert loss.isfinite()
@@ -339,7 +340,7 @@ def scaled(model: nn.Module | None = None, **options):
     if model is None:
         with panpipe.empty_weights():
             model = Scaled()
-    return panpipe.pipeline(model, square, torch.ones(4, 4), plan=scaled_plan(), **options)
+    return panpipe.pipeline(model, square, torch.ones(4, 4), **grouped(plan=scaled_plan(), **options))
 
 
 def square(model: nn.Module, x: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from ..cuts import captured, captured_once, even_plan
+from ..grouped import grouped
 from ..models import CASES, Case
 from ..ranks.teams import SEED, pipeline_on
 
@@ -49,7 +50,7 @@ def pipe_of(name: str, devices: int = 2, model: nn.Module | None = None, **optio
         )  # fmt: skip
     operators = captured(evolve(case, model=lambda _: model), F32, 8, 4) if frozen else captured_once(case, F32, 8, 4)
     plan = even_plan(operators, devices, 4, **cut)
-    return panpipe.pipeline(model or case.model(F32), case.step, case.batch(8, F32), plan=plan, **options)
+    return panpipe.pipeline(model or case.model(F32), case.step, case.batch(8, F32), **grouped(plan=plan, **options))
 
 
 def on_mesh(team: Team, case: Case, microbatches: int = 4) -> Pipeline:

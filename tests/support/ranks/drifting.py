@@ -109,7 +109,9 @@ def main() -> None:
     batch = {"x": torch.randn(ROWS, WIDTH), "y": torch.randint(4, (ROWS,))}
     piece = {name: value[: ROWS // MICROBATCHES] for name, value in batch.items()}
     plan: Plan = even_plan(operators_of(capture_step(model, step, piece)), 2, MICROBATCHES)
-    pipe = panpipe.pipeline(model, step, batch, optimizer=torch.optim.AdamW, plan=plan, replan="auto", progress=False)
+    pipe = panpipe.pipeline(
+        model, step, batch, optimizer=torch.optim.AdamW, plan=plan, run=panpipe.Run(replan="auto", progress=False),
+    )  # fmt: skip
     pipes.append(pipe)
     average = pipe.ema(0.9)
     times, losses, sizes = [], [], []

@@ -50,4 +50,4 @@ def step(model, batch):
 
 model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4))
 batch = {"x": torch.ones(4, 8), "y": torch.zeros(4, 4)}
-panpipe.pipeline(model, step, batch, optimizer=torch.optim.SGD, microbatches=2, progress=False)
+panpipe.pipeline(model, step, batch, optimizer=torch.optim.SGD, microbatches=2, run=panpipe.Run(progress=False))

@@ -25,6 +25,9 @@ from panpipe.runtimes.weights import weights_from
 from torch import nn
 from torch.nn import functional as F
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from tests.support.grouped import grouped
+
 WIDTH, LAYERS, ROWS, MICROBATCHES, STEPS, SEED = 1024, 40, 8, 2, 3, 5
 MODEL_BYTES = LAYERS * (WIDTH * WIDTH + WIDTH) * 4
 LIMIT_BYTES = int(0.92 * MODEL_BYTES)
@@ -122,7 +125,7 @@ def ranks(folder: Path) -> None:
     # Everything that is imported, compiled and started late is there when the limit is set, and threads with their
     # stacks, too: a pipeline has stepped, and is still open.
     pipe = panpipe.pipeline(
-        small, step, make_batch(4), schedule="1f1b", max_chunks=1, plan_cache=False, **options
+        small, step, make_batch(4), **grouped(schedule="1f1b", max_chunks=1, cache=False, **options)
     )  # a plan of an earlier run would import less
     pipe.step(make_batch(4))
     gc.collect()
@@ -142,7 +145,7 @@ def ranks(folder: Path) -> None:
         with panpipe.empty_weights():
             model = Chain()
         pipe = panpipe.pipeline(
-            model, step, make_batch(), plan=plan, schedule="1f1b", max_chunks=1, weights=weights, **options
+            model, step, make_batch(), **grouped(plan=plan, schedule="1f1b", max_chunks=1, weights=weights, **options)
         )
         losses = [pipe.step(make_batch()).item() for _ in range(STEPS)]
         pipe.save(folder / f"{name} trained")

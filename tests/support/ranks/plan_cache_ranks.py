@@ -17,8 +17,9 @@ def main(folder: str) -> None:
     model, batch = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3)), torch.ones(8, 4)
     phases: list[str] = []
     pipe = panpipe.pipeline(
-        model, lambda model, batch: model(batch).square().mean(), batch, microbatches=2, schedule="1f1b", max_chunks=1,
-        progress=lambda phase, done, total: phases.append(phase),
+        model, lambda model, batch: model(batch).square().mean(), batch, microbatches=2,
+        plan=panpipe.Auto(schedule="1f1b", max_chunks=1),
+        run=panpipe.Run(progress=lambda phase, done, total: phases.append(phase)),
     )  # fmt: skip
     pipe.step(batch)
     planned = any("measuring operators" in phase for phase in phases)

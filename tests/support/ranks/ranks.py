@@ -48,6 +48,7 @@ from tests.support.backends.fake_nccl import OVER_GLOO
 from tests.support.backends.forced_offload import force_offload
 from tests.support.cuts import captured_once, even_plan, irregular_plan
 from tests.support.failures import FAILURES, described, throw
+from tests.support.grouped import grouped
 from tests.support.models import CASES, PYTHON
 from tests.support.offloading import all_away
 from tests.support.parity import EVERYWHERE, OPTIMIZER, PLANS, SOME, build, distance
@@ -594,7 +595,7 @@ def whole(team):
     case, folder, rank = CASES["tied gpt with dropout"], Path(sys.argv[2]), int(os.environ["RANK"])
     batch = batches(case, 2, [4, 4], torch.float32)
     options = {"optimizer": torch.optim.AdamW, "microbatches": 2, "mesh": os.environ["MESH"]}
-    pipe = panpipe.pipeline(case.model(torch.float32), case.step, batch[0], max_chunks=1, **options)
+    pipe = panpipe.pipeline(case.model(torch.float32), case.step, batch[0], **grouped(max_chunks=1, **options))
     replica = pipe.plan.mesh.place(rank)[0]
     losses = [pipe.step(batch[replica]).item() for _ in range(2)]
     _, trace = pipe.trace_step(batch[replica])
@@ -612,10 +613,7 @@ def whole(team):
         case.model(torch.float32),
         case.step,
         batch[0],
-        plan=plan,
-        weights=folder / "saved",
-        seed=0,
-        **{**options, "mesh": mesh},
+        **grouped(plan=plan, weights=folder / "saved", seed=0, **{**options, "mesh": mesh}),
     )
     again.steps = 3
     loaded = again.step(batch[replica]).item()
@@ -642,7 +640,10 @@ def adapter(team):
     model = get_peft_model(base, LoraConfig(r=2, target_modules=["0", "2"]))
     batch, options = {"x": torch.randn(4, 4)}, {"schedule": "1f1b", "microbatches": 2}
     pipe = panpipe.pipeline(
-        model, lambda model, batch: model(batch["x"]).square().mean(), batch, optimizer=torch.optim.SGD, **options
+        model,
+        lambda model, batch: model(batch["x"]).square().mean(),
+        batch,
+        **grouped(optimizer=torch.optim.SGD, **options),
     )
     pipe.step(batch)
 
@@ -667,7 +668,7 @@ def outlives_the_first(team):
     torch.manual_seed(0)
     model, batch = torch.nn.Sequential(*[torch.nn.Linear(4, 4) for _ in range(4)]), {"x": torch.randn(4, 4)}
     options = {"optimizer": lambda p: torch.optim.SGD(p, lr=0.1), "schedule": "1f1b", "microbatches": 2}
-    pipe = panpipe.pipeline(model, lambda model, batch: model(batch["x"]).square().mean(), batch, **options)
+    pipe = panpipe.pipeline(model, lambda model, batch: model(batch["x"]).square().mean(), batch, **grouped(**options))
     losses = [float(pipe.step(batch))]
     team.close()
     remains = torch.distributed.is_initialized()

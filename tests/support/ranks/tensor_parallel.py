@@ -30,6 +30,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from ..cuts import even_plan
+from ..grouped import grouped
 from ..offloading import all_away
 
 HIDDEN, HEADS, TOKENS, WORDS = 8, 2, 6, 12
@@ -180,14 +181,14 @@ def sgd(parameters):
     return torch.optim.SGD(parameters, lr=0.1)
 
 
-AUTOMATIC = {"schedule": "1f1b", "plan_cache": False}
+AUTOMATIC = {"schedule": "1f1b", "cache": False}
 
 
 def trained(made, optimizer=sgd, steps=3, clip_norm=None, **options):
     """The largest distances from one process over some steps."""
     alone, model, step, batch = made
     options = {"microbatches": MICROBATCHES, "batch_dims": 0, **options}
-    pipe = panpipe.pipeline(model, step, batch(), optimizer=optimizer, clip_norm=clip_norm, **options)
+    pipe = panpipe.pipeline(model, step, batch(), **grouped(optimizer=optimizer, clip_norm=clip_norm, **options))
     own = optimizer(list(alone.named_parameters()))
     found = {"loss": 0.0, "gradient": 0.0, "parameter": 0.0, "norm": 0.0}
     for number in range(steps):
@@ -269,7 +270,9 @@ def used():
         torch.manual_seed(1)
         other = parallelize_module(Perceptron().double(), tensor_mesh(), layouts)
         said = {"optimizer": sgd, "plan": plan, "batch_dims": 0} | options
-        found[name] = refused(lambda other=other, said=said: panpipe.pipeline(other, function, given(), **said))
+        found[name] = refused(
+            lambda other=other, said=said: panpipe.pipeline(other, function, given(), **grouped(**said))
+        )
     return found
 
 
@@ -293,7 +296,7 @@ def unsteppable(**options):
     layouts = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
     model = parallelize_module(copy.deepcopy(alone), tensor_mesh(), layouts)
     plan = planned(model, squared, points())
-    pipe = panpipe.pipeline(model, squared, points(), optimizer=sgd, plan=plan, batch_dims=0, **options)
+    pipe = panpipe.pipeline(model, squared, points(), **grouped(optimizer=sgd, plan=plan, batch_dims=0, **options))
     finite = pipe.step(points()).isfinite().item()
     wanted = dict(alone.named_parameters())
     equal = all(torch.equal(whole(p.detach()), wanted[name]) for name, p in held_here(pipe).items())
@@ -310,8 +313,9 @@ def guarded():
         options = {"scaler": torch.amp.GradScaler("cpu", 2.0**10, growth_interval=2)} if name == "scaler" else {}
         own, own_scaler = sgd(list(alone.named_parameters())), torch.amp.GradScaler("cpu", 2.0**10, growth_interval=2)
         pipe = panpipe.pipeline(
-            model, function, given(), optimizer=sgd, plan=planned(model, function, given()), batch_dims=0,
-            clip_norm=0.1, on_nonfinite="warn" if name == "scaler" else name, **options,
+            model, function, given(),
+            **grouped(optimizer=sgd, plan=planned(model, function, given()), batch_dims=0, clip_norm=0.1,
+                      on_nonfinite="warn" if name == "scaler" else name, **options),
         )  # fmt: skip
         found[name] = one = {"far": 0.0, "skipped": [], "said": "", "scales": []}
         for number in range(4):
@@ -523,7 +527,9 @@ def with_replicas(mesh, shared=False):
     if shared:
         plan = planned(model, squared, points())
         options = {"plan": evolve(plan, mesh=Mesh(2, 2, tensor=2), shard=("optimizer", "optimizer"))}
-    pipe = panpipe.pipeline(model, squared, points(), optimizer=adamw, batch_dims=0, clip_norm=0.1, **options)
+    pipe = panpipe.pipeline(
+        model, squared, points(), **grouped(optimizer=adamw, batch_dims=0, clip_norm=0.1, **options)
+    )
     own, replica, far = adamw(list(alone.named_parameters())), groups["dp"].get_local_rank(), 0.0
     for number in range(3):
         loss = pipe.step(points(10 * number + replica)).item()
