@@ -432,6 +432,7 @@ def module(tmp_path, monkeypatch):
         ("make", ("--schedule", "nope"), "there is no schedule 'nope'"),
         ("make", ("--schedule", "1f1b", "--chunks", "2"), "--chunks is 2, and 1f1b has 1 stages a device"),
         ("make", ("--budget", 0), "--budget is 0"),
+        ("make", ("--layers", "--offload", "all"), "--layers does not plan offload"),
         ("make", ("--microbatches", 9), "the batch has 8 samples for 9 microbatches"),
         ("step", (), "step' needs model and batch: name a function without required arguments"),
         ("wrong", (), "wrong' returned a int"),
