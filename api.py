@@ -39,7 +39,7 @@ def pipeline(
     plan: Plan | Auto | str | Path = "auto",
     mesh: Mesh | DeviceMesh | str | int | None = None,
     backend: str | BackendKind | None = None,
-    devices: Names | Cluster | None = None,
+    devices: Names | Cluster | Path | None = None,
     batch_dims: Any = AUTO,
     dynamic: Any = None,
     memory: Memory | None = None,
@@ -123,8 +123,14 @@ def pipeline(
         _refuse_moved(moved)
     run, memory = run or Run(), memory or Memory()
     given, auto = given_plan(plan)
-    if backend == SIMULATOR and devices is not None:
-        auto, devices = evolve(auto, cluster=devices), None
+    machine = devices if isinstance(devices, str | Path | Cluster) and backend == SIMULATOR else None
+    if machine is not None:
+        auto, devices = evolve(auto, cluster=machine), None
+    if isinstance(devices, Path | Cluster):
+        raise RequestError(
+            "devices is a cluster: give backend='simulator' to train on simulated devices, or "
+            "plan=panpipe.Auto(cluster=...) to plan for it"
+        )
     options = PipelineOptions(
         training=Training.of(update or Update(), optimizer, run.seed),
         planning=PlanningOptions.of(auto, memory, oracle=simulated, cut_oracle=longest_path),

@@ -8,7 +8,7 @@ from pathlib import Path
 import panpipe
 import torch
 
-from ..support.grouped import grouped
+from ..laws.grouped import grouped
 
 SPEC = importlib.util.spec_from_file_location("gan", Path(__file__).parents[2] / "examples" / "gan.py")
 gan = importlib.util.module_from_spec(SPEC)

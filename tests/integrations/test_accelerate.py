@@ -9,7 +9,7 @@ from panpipe.core.errors import RequestError
 from panpipe.integrations.accelerate import pipeline_accelerator, prepare
 from torch import nn
 
-from ..support.grouped import grouped
+from ..laws.grouped import grouped
 
 OPTIONS = grouped(microbatches=4, schedule="1f1b", max_chunks=1, progress=False)
 

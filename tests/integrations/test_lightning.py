@@ -11,7 +11,7 @@ from panpipe.core.errors import RequestError
 from panpipe.integrations.lightning import PanpipeStrategy
 from torch import nn
 
-from ..support.grouped import grouped
+from ..laws.grouped import grouped
 
 pytestmark = pytest.mark.filterwarnings("default")  # of lightning
 OPTIONS = grouped(microbatches=4, schedule="1f1b", max_chunks=1, progress=False)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
 
-from ..support.grouped import grouped
+from ..laws.grouped import grouped
 
 pytestmark = pytest.mark.filterwarnings("default")  # of transformers
 PIPELINE = grouped(microbatches=4, schedule="1f1b", max_chunks=1, progress=False)

@@ -74,11 +74,13 @@ class OneProcess:
 
     def __init__(
         self, model: nn.Module, step: Step, example_batch: Any, *, optimizer: Any = None, microbatches: int = 8,
-        seed: int = 0, clip_norm: float | None = None, scheduler: Any = None, batch_dims: Any = 0, keyed: bool = False,
+        update: panpipe.Update | None = None, run: panpipe.Run | None = None, batch_dims: Any = 0, keyed: bool = False,
         **other: object,
     ) -> None:  # fmt: skip
-        self.model, self._step, self._microbatches, self._seed = model, step, microbatches, seed
-        self._clip_norm, self._dims, self._keyed, self.steps = clip_norm, batch_dims, keyed, 0
+        update, run = update or panpipe.Update(), run or panpipe.Run()
+        scheduler = update.scheduler
+        self.model, self._step, self._microbatches, self._seed = model, step, microbatches, run.seed
+        self._clip_norm, self._dims, self._keyed, self.steps = update.clip_norm, batch_dims, keyed, 0
         self._optimizer = optimizer(list(model.named_parameters())) if optimizer else None
         self._scheduler = scheduler(self._optimizer) if scheduler else None
         self.metrics: dict[str, float] = {}

@@ -17,7 +17,7 @@ WIDTH = 4
 SIZES = (4, 4, 3, 4, 4)
 """Rows of the batches; the third has a smaller last microbatch."""
 OPTIONS: dict[str, Any] = {
-    "microbatches": 2, "seed": 1, "schedule": "1f1b", "max_chunks": 1, "progress": False,
+    "microbatches": 2, "plan": panpipe.Auto(schedule="1f1b", max_chunks=1), "run": panpipe.Run(seed=1, progress=False),
 }  # fmt: skip
 
 

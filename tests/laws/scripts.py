@@ -188,7 +188,7 @@ def run(script: Script, make: Callable[..., Any], **options: Any) -> Results:
     results, made = Results(), list[Any]()
 
     def pipeline(model: nn.Module, step: Any, example_batch: Any, **given: Any) -> Recorded:
-        pipe = make(model, step, example_batch, progress=False, **{**given, **options})
+        pipe = make(model, step, example_batch, **{"run": panpipe.Run(progress=False), **given, **options})
         made.append((pipe, given.get("optimizer")))
         return Recorded(pipe, step, example_batch, results)
 

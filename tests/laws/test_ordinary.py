@@ -53,7 +53,7 @@ def test_default_call_trains_as_one_process(name):
     for schedule in ("zb-v", "zb-h1") if "few" not in script.tags or schedule == "zb-h1"
 ])  # fmt: skip
 def test_split_backwards_train_as_one_process(name, schedule):
-    assert_right(SCRIPTS[name], schedule=schedule)
+    assert_right(SCRIPTS[name], plan=schedule)
 
 
 @pytest.fixture(scope="module")

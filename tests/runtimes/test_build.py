@@ -14,8 +14,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from ..laws.grouped import grouped
 from ..support.cuts import captured_once, even_plan
-from ..support.grouped import grouped
 from ..support.models import CASES
 
 NAME = "batchnorm with a skip"

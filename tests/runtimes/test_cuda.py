@@ -27,8 +27,8 @@ from panpipe.runtimes.offload.host_memory import pin, unpin
 from panpipe.runtimes.programs.graphs.graph_pool import graph_pool
 from torch import nn
 
+from ..laws.grouped import grouped
 from ..support.cuts import batch_on, captured, even_plan
-from ..support.grouped import grouped
 from ..support.models import CASES
 
 pytestmark = pytest.mark.cuda

@@ -12,7 +12,7 @@ from panpipe.runtimes.planning.options import PlanningOptions
 from panpipe.runtimes.settings import Auto, Memory
 from torch import nn
 
-from ..support.grouped import grouped
+from ..laws.grouped import grouped
 from ..support.plans import scheduled
 
 PLAN = scheduled("1f1b", 2, 4)

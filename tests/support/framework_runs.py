@@ -24,7 +24,7 @@ from transformers import Trainer
 from tests.integrations import test_accelerate as accelerating
 from tests.integrations import test_lightning as lightning
 from tests.integrations import test_transformers as transforming
-from tests.support.grouped import grouped
+from tests.laws.grouped import grouped
 
 OPTIONS = grouped(microbatches=2, schedule="1f1b", max_chunks=1, progress=False)
 MESH = "pp=2,dp=2"

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import panpipe
 from attrs import evolve
 from hypothesis import strategies as st
 from panpipe.core.actions import Action, Kind, parse_action
@@ -15,6 +16,10 @@ from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
 from panpipe.core.plan.plan import MemoryPolicy, Plan, Prediction, Stage, TiedWeight
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
+from panpipe.core.search import longest_path
+from panpipe.runtimes.planning.options import PlanningOptions
+
+from ..laws.grouped import grouped
 
 UNIT = StageCosts(1.0, 1.0, 1.0, saved_bytes=100, workspace_bytes=7)
 
@@ -197,3 +202,11 @@ def offloading_plans(draw: st.DrawFn) -> Plan:
     )
     memory = evolve(plan.memory, offload=tuple(found), host_copy_queues=draw(st.sampled_from([1, 2])))
     return evolve(plan, memory=memory, prediction=evolve(plan.prediction, cluster=cluster))
+
+
+def options_of(**given: Any) -> PlanningOptions:
+    """The options of an automatic plan whose plans are scored by their longest path."""
+    groups = grouped(**given)
+    return PlanningOptions.of(
+        groups.get("plan") or panpipe.Auto(), groups.get("memory") or panpipe.Memory(), longest_path, longest_path
+    )

@@ -13,8 +13,8 @@ from panpipe.runtimes.launch.team import Team, ThreadTeam
 from panpipe.runtimes.optimizer.training import Training
 from torch import nn
 
+from ..laws.grouped import grouped
 from .cuts import captured_once, even_plan
-from .grouped import grouped
 from .models import Case
 from .ranks.teams import SEED, pipeline_on
 
@@ -47,6 +47,8 @@ def pipeline_of(
         return pipe, alone
     plan = even_plan(captured_once(case, dtype, rows, microbatches), devices, microbatches, **(plan_options or {}))
     options["optimizer"] = optimizer
+    if "simulated" in options:
+        options |= {"backend": "simulator", "devices": options.pop("simulated")}
     return panpipe.pipeline(
         model, case.step, case.batch(rows, dtype), **grouped(plan=plan, seed=SEED, **options)
     ), alone

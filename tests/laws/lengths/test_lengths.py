@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from ...support.grouped import grouped
+from ...laws.grouped import grouped
 from .models import CASES, Case
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*relates samples", "ignore:microbatches of a new shape")

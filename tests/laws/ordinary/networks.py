@@ -13,13 +13,9 @@ from torch.nn import functional as F
 from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
-from ...support.grouped import grouped
-
 
 def fit(model, step, batches, microbatches=4, optimizer=torch.optim.AdamW, **options):
-    pipe = panpipe.pipeline(
-        model, step, batches[0], **grouped(optimizer=optimizer, microbatches=microbatches, **options)
-    )
+    pipe = panpipe.pipeline(model, step, batches[0], optimizer=optimizer, microbatches=microbatches, **options)
     for batch in batches:
         pipe.step(batch)
     return pipe
@@ -322,7 +318,7 @@ class LanguageModel(nn.Module):
 
 
 model = LanguageModel()
-pipe = fit(model, next_word, sentences(), clip_norm=1.0)
+pipe = fit(model, next_word, sentences(), update=panpipe.Update(clip_norm=1.0))
 
 
 # %% gpt_from_scratch

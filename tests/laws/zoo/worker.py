@@ -19,9 +19,9 @@ from attrs import frozen
 from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
+from tests.laws.grouped import grouped
 from tests.laws.zoo.entry import Entry
 from tests.laws.zoo.models import ZOO
-from tests.support.grouped import grouped
 
 RANK = os.environ.get("RANK")
 ROWS, MICROBATCHES, STEPS, SEED = 6, 3, 2, 3

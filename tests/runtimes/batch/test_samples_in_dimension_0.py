@@ -14,7 +14,7 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F
 
-from ...support.grouped import grouped
+from ...laws.grouped import grouped
 
 N, T, D = 8, 12, 6
 SGD = functools.partial(torch.optim.SGD, lr=0.1)

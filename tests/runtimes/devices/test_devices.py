@@ -9,8 +9,8 @@ from panpipe.runtimes.devices import devices
 from panpipe.runtimes.profile import measured_cluster
 from torch import fx
 
+from ...laws.grouped import grouped
 from ...support.cuts import batch_on
-from ...support.grouped import grouped
 from ...support.models import CASES
 
 CASE = CASES["tied gpt with dropout"]

@@ -15,8 +15,8 @@ from panpipe.runtimes.pipeline import Pipeline
 from panpipe.simulators.run import simulate
 from torch import nn
 
+from ...laws.grouped import grouped
 from ...support.cuts import captured_once, even_plan
-from ...support.grouped import grouped
 from ...support.held import changes_of, costs_of
 from ...support.models import CASES, PYTHON, Case
 from ...support.offloading import all_away

@@ -80,7 +80,7 @@ def test_numbers_of_simulated_devices_are_those_of_the_simulator():
     model = POISONED.model(torch.float32)
     pipe = panpipe.pipeline(
         model, POISONED.step, batch_with(), optimizer=SGD, microbatches=4, backend="simulator",
-        plan=panpipe.Auto(cluster="2xRTX3090", schedule="1f1b"),
+        devices="2xRTX3090", plan="1f1b",
         run=panpipe.Run(monitor=reports.append, progress=False),
     )  # fmt: skip
     pipe.step(batch_with())

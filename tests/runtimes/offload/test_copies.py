@@ -123,7 +123,7 @@ def test_a_file_that_may_not_grow_is_refused(tmp_path):
     [
         ({"to": "tape"}, "offload_to is 'tape': give 'host', 'disk'"),
         ({"to": "/no/such/folder"}, "offload_to is '/no/such/folder': give 'host', 'disk'"),
-        ({"host_memory": -1}, "host_memory is -1: give bytes, at least 0"),
+        ({"host_memory": -1}, "host is -1: give bytes, at least 0"),
     ],
 )
 def test_tiers_that_cannot_be_are_refused(options, said):

@@ -255,7 +255,7 @@ def test_a_limit_of_the_process_is_checked_before_the_arena_is_allocated(monkeyp
     monkeypatch.setattr(offloads, name, lambda: 64)
     monkeypatch.setattr(arena.MemoryArena, "__init__", None)
     _, away = pair(GPT)
-    with pytest.raises(RequestError, match=rf"64 bytes may be used there \({called}.*host_memory=64, or give"):
+    with pytest.raises(RequestError, match=rf"64 bytes may be used there \({called}.*host=64\), or give"):
         build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES)
 
 

@@ -6,8 +6,8 @@ import torch
 from panpipe.core.errors import RequestError
 from torch import nn
 
+from ...laws.grouped import grouped
 from ...support.cuts import captured_once, even_plan
-from ...support.grouped import grouped
 from ...support.models import CASES
 from ...support.offloading import all_away
 

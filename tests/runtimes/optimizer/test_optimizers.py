@@ -247,7 +247,7 @@ def test_groups_that_differ_between_stages_have_no_common_schedule():
 
 
 def test_scheduler_without_an_optimizer_is_refused():
-    with pytest.raises(panpipe.RequestError, match="scheduler= is given without optimizer="):
+    with pytest.raises(panpipe.RequestError, match=r"Update\(scheduler=\) is given without optimizer="):
         pipe_of(CONV, optimizer=None, scheduler=warm_up)
 
 

@@ -50,7 +50,7 @@ def together(pipe, scaler, alone, batches):
         ({}, {}),
         ({"split": True}, {"clip_norm": 0.5}),
         ({"schedule_name": "v-half", "chunks": 2, "recompute": None}, {}),
-        ({}, {"target": "simulator", "cluster": "2xRTX3090"}),
+        ({}, {"simulated": "2xRTX3090"}),
     ],
 )
 def test_loss_scaling_has_the_bits_of_one_process(plan, options):

@@ -19,7 +19,7 @@ from panpipe.runtimes.planning import automatic as module
 from panpipe.runtimes.planning.automatic import Planning, step_s
 from torch import nn
 
-from ...support.grouped import options_of
+from ...support.plans import options_of
 
 MICROBATCHES = 4
 ROOM = fully_connected(2, 10**12, 1e12, 0.0)

@@ -15,7 +15,7 @@ from panpipe.core.search.suggestions.preference import preference
 from panpipe.runtimes.planning.contest import Contest, Turn
 from torch import nn
 
-from ...support.grouped import grouped
+from ...laws.grouped import grouped
 from ...support.launch import found, torchrun_script
 from .contest_runs import CASES, run
 

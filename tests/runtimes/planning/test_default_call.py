@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.ao import quantization
 
-from ...support.grouped import grouped
+from ...laws.grouped import grouped
 from ...support.launch import torchrun_script
 
 MICROBATCHES = 4

@@ -12,8 +12,7 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.planning import plan_cache as module
 from panpipe.runtimes.planning.plan_cache import CachedPlans, EarlierPlans
 
-from ...support.grouped import options_of
-from ...support.plans import orders, plan_of
+from ...support.plans import options_of, orders, plan_of
 
 PLAN = evolve(plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1)), graph_hash="abc")
 FOUND = CachedPlans([PLAN], 0.5)

@@ -18,7 +18,7 @@ from panpipe.runtimes.planning.automatic import Planning
 from panpipe.runtimes.planning.plan_cache import CachedPlans, PlanCache, cache_folder
 from torch import nn
 
-from ...support.grouped import grouped
+from ...laws.grouped import grouped
 from ...support.launch import torchrun_script
 from ...support.plans import orders, plan_of
 

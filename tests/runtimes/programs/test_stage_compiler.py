@@ -15,8 +15,8 @@ from panpipe.runtimes.programs.compiler_choice import CompilerChoice
 from panpipe.runtimes.programs.stage_compiler import StageCompiler
 from torch import nn
 
+from ...laws.grouped import grouped
 from ...support.cuts import batch_on, even_plan
-from ...support.grouped import grouped
 from ...support.models import CASES
 from ...support.parity import PLANS, build, distance
 from ...support.programs.evaluation import joined_alone, loss_alone

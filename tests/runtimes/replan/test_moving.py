@@ -81,4 +81,4 @@ def test_pipelines_that_cannot_be_planned_again_are_refused():
     pipe.replanner = None
     assert "build it with panpipe.pipeline" in refusal(pipe)
     with pytest.raises(panpipe.RequestError, match="replan is 'often': give 'auto'"):
-        panpipe.pipeline(GPT.model(torch.float32), GPT.step, batch(), plan=panpipe.Auto(replan="often"))
+        panpipe.pipeline(GPT.model(torch.float32), GPT.step, batch(), run=panpipe.Run(replan="often"))

@@ -1,5 +1,6 @@
 """Planning again: when it is worth moving, what is refused, and what is logged."""
 
+import panpipe
 import pytest
 import torch
 from attrs import evolve
@@ -104,7 +105,7 @@ def test_reasons_against_planning_again(pipe):
 )
 def test_new_plan_shares_what_the_present_one_does(pipe, asked, levels, wanted):
     replanner = replanner_of(pipe, CASES[NAME])
-    replanner.options = evolve(replanner.options, shard=asked)
+    replanner.options = evolve(replanner.options, memory=panpipe.Memory(shard=asked))
     assert replanner._level(evolve(PRESENT, shard=levels)) == wanted
 
 

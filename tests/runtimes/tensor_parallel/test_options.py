@@ -27,10 +27,11 @@ class Ranks:
 
 
 def options(**given):
-    plain = dict.fromkeys(("mesh", "plan", "shard", "weights", "compile", "replan", "offload"))
-    found = {**plain, "simulated": False, "devices": SimpleNamespace(given=False), "monitors": ()}
-    found["cuda_graphs"] = False
-    return SimpleNamespace(**{**found, **given})
+    plain = {"mesh": None, "plan": None, "simulated": False, "devices": SimpleNamespace(given=False)}
+    run = SimpleNamespace(**dict.fromkeys(("weights", "compile", "replan", "cuda_graphs")))
+    vars(run).update({name: given.pop(name) for name in vars(run) if name in given})
+    planning = SimpleNamespace(shard=given.pop("shard", "none"))
+    return SimpleNamespace(**{**plain, **given}, run=run, planning=planning)
 
 
 PLAN = plan_of(orders("0F0 0B0"), (0,))
@@ -70,7 +71,7 @@ def test_tensor_ranks_need_a_model_with_dtensors(given, said):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"simulated": True}, "target is 'simulator'"), ({"devices": SimpleNamespace(given=True)}, "devices is given"),
+        ({"simulated": True}, "backend is 'simulator'"), ({"devices": SimpleNamespace(given=True)}, "devices is given"),
         ({"shard": "optimizer"}, "shard is 'optimizer' and no plan"), ({"weights": "file"}, "weights is given"),
         ({"compile": "inductor"}, "compile is given"), ({"cuda_graphs": True}, "cuda_graphs is given"),
         ({"replan": "auto"}, "replan is given"),

@@ -7,8 +7,8 @@ from safetensors.torch import load_file
 from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from ...laws.grouped import grouped
 from ...support.cuts import captured, even_plan
-from ...support.grouped import grouped
 from ...support.models import Case
 
 

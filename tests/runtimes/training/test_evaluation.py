@@ -227,7 +227,7 @@ def test_simulated_evaluation_takes_the_time_of_its_forwards():
         return model(x).square().mean()
 
     case = case_of(model, square, lambda rows, dtype: batch[:rows])
-    simulated, alone = pipeline_of(case, 8, 4, target="simulator", cluster="2xA100-80GB", optimizer=SGD)
+    simulated, alone = pipeline_of(case, 8, 4, simulated="2xA100-80GB", optimizer=SGD)
     simulated.step(batch)
     trained = simulated.trace
     alone.load_state_dict(simulated.model.state_dict())

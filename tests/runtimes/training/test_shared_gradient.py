@@ -44,7 +44,7 @@ READS = {
 def test_any_use_of_the_value_is_refused_with_the_name_and_what_to_do(model, name):
     with pytest.raises(RequestError, match=r"of the gradient of '(weight|bias)', which waits for an update") as raised:
         READS[name](model)
-    assert str(raised.value).endswith(f"{PARTS}, or use clip_norm= to clip all of them")
+    assert str(raised.value).endswith(f"{PARTS}, or use Update(clip_norm=) to clip all of them")
 
 
 @pytest.mark.parametrize("foreach", [True, False])

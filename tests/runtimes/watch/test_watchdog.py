@@ -7,6 +7,7 @@ import threading
 import pytest
 from panpipe.runtimes.watch import watchdog
 from panpipe.runtimes.watch.activity import Activity
+from panpipe.runtimes.watch.positions import Position
 from panpipe.runtimes.watch.watchdog import ReasonPrinter, Watchdog
 
 
@@ -65,7 +66,7 @@ def test_report_of_a_failure_ends_where_the_store_does_not_answer_it(make, silen
 )
 def test_rank_that_waits_after_rank_0_has_left_ends(make, on, quiet_s, ends):
     found = make(on=on)
-    found.store_has_ended, found.quiet_s = True, quiet_s
+    found.store_has_ended, found.quiet_s, found.host = True, quiet_s, Position("closed", left="")
     reason = found._reason(0.0, 0.0)
     assert (reason is not None) is ends
     if ends:
@@ -101,7 +102,7 @@ def test_thread_ends_the_process_for_a_reason():
         ended.set()
 
     found = Watchdog(1, Activity(on=(0,)), 0.2, end)
-    found.store_has_ended = True
+    found.store_has_ended, found.host = True, Position("closed", left="")
     try:
         assert ended.wait(20)
     finally:

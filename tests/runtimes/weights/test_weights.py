@@ -22,8 +22,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from ...laws.grouped import grouped
 from ...support.cuts import captured_once, even_plan
-from ...support.grouped import grouped
 from ...support.models import CASES, Case
 
 F32 = torch.float32

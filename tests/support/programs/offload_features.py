@@ -129,7 +129,7 @@ def scaled_losses_of_float16(setting: Setting) -> list[Any]:
     """With an update that is skipped, because a gradient of the last replica overflows."""
     found, last, rows = [], setting.team.replica == setting.team.replicas - 1, ROWS - setting.team.replica
     scaler = Scaler(init_scale=2.0**10, growth_interval=2)
-    with setting.pipeline(TAPPED, Training(0.05, scaler)) as pipe:
+    with setting.pipeline(TAPPED, Training(clip_norm=0.05, scaler=scaler)) as pipe:
         for overflow in (None, LAYERS - 1, None):
             found += steps(pipe, tapped_batch(rows, F32, overflow if last else None))
             found += [pipe.skipped, scaler.get_scale()]

@@ -12,8 +12,8 @@ from panpipe.runtimes.pipeline import Pipeline
 from torch import nn
 from torch.optim import lr_scheduler
 
+from ...laws.grouped import grouped
 from ..cuts import captured, captured_once, even_plan
-from ..grouped import grouped
 from ..models import CASES, Case
 from ..ranks.teams import SEED, pipeline_on
 

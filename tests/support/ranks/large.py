@@ -26,7 +26,7 @@ from torch import nn
 from torch.nn import functional as F
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from tests.support.grouped import grouped
+from tests.laws.grouped import grouped
 
 WIDTH, LAYERS, ROWS, MICROBATCHES, STEPS, SEED = 1024, 40, 8, 2, 3, 5
 MODEL_BYTES = LAYERS * (WIDTH * WIDTH + WIDTH) * 4
@@ -139,14 +139,12 @@ def ranks(folder: Path) -> None:
     del pipe, small
     gc.collect()
     peak.bytes = 0
-    plan = "auto"
+    plan = panpipe.Auto(schedule="1f1b", max_chunks=1)
     for name, weights in {"init": None, "checkpoint": folder / "checkpoint"}.items():
         begun = time.perf_counter()
         with panpipe.empty_weights():
             model = Chain()
-        pipe = panpipe.pipeline(
-            model, step, make_batch(), **grouped(plan=plan, schedule="1f1b", max_chunks=1, weights=weights, **options)
-        )
+        pipe = panpipe.pipeline(model, step, make_batch(), plan=plan, **grouped(weights=weights, **options))
         losses = [pipe.step(make_batch()).item() for _ in range(STEPS)]
         pipe.save(folder / f"{name} trained")
         held = sum(p.nbytes for p in model.parameters() if not p.is_meta)

@@ -44,11 +44,11 @@ from panpipe.runtimes.weights import weights_from
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from tests.laws.grouped import grouped
 from tests.support.backends.fake_nccl import OVER_GLOO
 from tests.support.backends.forced_offload import force_offload
 from tests.support.cuts import captured_once, even_plan, irregular_plan
 from tests.support.failures import FAILURES, described, throw
-from tests.support.grouped import grouped
 from tests.support.models import CASES, PYTHON
 from tests.support.offloading import all_away
 from tests.support.parity import EVERYWHERE, OPTIMIZER, PLANS, SOME, build, distance

@@ -61,7 +61,7 @@ def _trained(
     shard: str = "none",
 ) -> dict[str, Any]:
     scaler = Scaler(**options)
-    pipe, model = on_team(team, case, Training(clip_norm, scaler), shard)
+    pipe, model = on_team(team, case, Training(clip_norm=clip_norm, scaler=scaler), shard)
     alone = Alone(case, model, SGD, clip_norm, **options)
     found: dict[str, Any] = {"skipped": [], "scale": [], "norm": [], "distance": []}
     for waiting in updates:

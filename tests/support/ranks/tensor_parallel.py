@@ -29,8 +29,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from ...laws.grouped import grouped
 from ..cuts import even_plan
-from ..grouped import grouped
 from ..offloading import all_away
 
 HIDDEN, HEADS, TOKENS, WORDS = 8, 2, 6, 12

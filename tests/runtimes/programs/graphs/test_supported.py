@@ -34,9 +34,9 @@ def test_devices_without_graphs_are_refused():
 def test_plans_that_send_gradients_early_or_offload_are_refused():
     check_plan(PLAN)
     check_sharing(["none", "optimizer"])
-    with pytest.raises(RequestError, match=r"does not support shard='gradients': .* use shard='optimizer'"):
+    with pytest.raises(RequestError, match=r"does not support shard='gradients': .* use Memory.shard='optimizer'"):
         check_plan(evolve(PLAN, shard=("none", "gradients")))
-    with pytest.raises(RequestError, match=r"does not support offload: .* use recompute="):
+    with pytest.raises(RequestError, match=r"does not support offload: .* use Memory.recompute="):
         check_plan(evolve(PLAN, memory=evolve(PLAN.memory, offload=(StageOffload(0, (), ()),))))
 
 

@@ -4,8 +4,6 @@ from typing import Any
 
 import panpipe
 from attrs import fields
-from panpipe.core.search import longest_path
-from panpipe.runtimes.planning.options import PlanningOptions
 
 GROUPS = {"memory": panpipe.Memory, "update": panpipe.Update, "run": panpipe.Run, "plan": panpipe.Auto}
 
@@ -21,11 +19,3 @@ def grouped(**given: Any) -> dict[str, Any]:
         assert found["plan"] in ("auto", None), f"a given plan with {parts['plan']}"
         del found["plan"]
     return found | {name: GROUPS[name](**part) for name, part in parts.items() if part}
-
-
-def options_of(**given: Any) -> PlanningOptions:
-    """The options of an automatic plan whose plans are scored by their longest path."""
-    groups = grouped(**given)
-    return PlanningOptions.of(
-        groups.get("plan") or panpipe.Auto(), groups.get("memory") or panpipe.Memory(), longest_path, longest_path
-    )
