@@ -159,3 +159,10 @@ def test_executor_runs_a_declared_kind_and_its_fence_waits(monkeypatch):
     assert not compared.only_predicted
     assert not compared.only_measured
     assert not [each for each in compared.order if each.queue == QUEUE]
+
+
+def test_kind_without_a_registered_instruction_is_refused():
+    case = CASES[NAME]
+    plan = even_plan(captured(case, DTYPE, 8, 4), 2, 4)
+    with pytest.raises(RequestError, match="and no instruction is registered for CHECKSUM: remove it, or register one"):
+        build(ThreadTeam(2), NAME, DTYPE, 8, plan, 4).step(case.batch(8, DTYPE))

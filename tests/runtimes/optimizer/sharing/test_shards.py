@@ -151,3 +151,14 @@ def test_gather_overwrites_no_gradient_that_is_visible():
         part.value.grad = part.gradient
     Gather(shards, end).wait()
     assert all(part.value.grad is None for part in shards.parts.values())
+
+
+def test_options_that_differ_within_one_group_are_refused():
+    def work(end):
+        source = states(end, 2, adamw)
+        train(source, end)
+        found, stepped = source.named_state.read(), source.named_state.stepped
+        with pytest.raises(RequestError, match=r"lr 0\.1 in the checkpoint and .* has 0\.5"):
+            source.named_state.packed({**found, "param_groups.b.lr": 0.5}, stepped)
+
+    on_each(2, work)
