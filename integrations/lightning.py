@@ -62,7 +62,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
     strategy_name = "panpipe"
 
     def __init__(self, **options: Any) -> None:
-        refuse_twice("PanpipeStrategy lightning", options, _OWN)
+        refuse_twice("PanpipeStrategy", "lightning", options, _OWN)
         super().__init__(torch.device("cpu"))
         self.global_rank = int(os.environ.get("RANK", "0"))
         self.pipe: Pipeline | None = None

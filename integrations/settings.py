@@ -3,32 +3,30 @@
 from collections.abc import Mapping
 from typing import Any
 
-from attrs import evolve, fields
+from attrs import evolve
 
 from ..core.errors import RequestError
-from ..runtimes.settings import Run, Update
+from ..runtimes.settings import Run, Update, values_of
 
 _GROUPS: dict[str, type] = {"update": Update, "run": Run}
 
 
-def refuse_twice(who: str, given: Mapping[str, Any], own: Mapping[str, str]) -> None:
+def refuse_twice(place: str, framework: str, given: Mapping[str, Any], own: Mapping[str, str]) -> None:
     """Refuse arguments that follow from a framework's own.
 
     Args:
-        who: what the user gave them to, and the framework, as in ``PanpipeStrategy lightning``.
+        place: what the user gave them to.
+        framework: its name.
         given: the arguments.
         own: the name of an argument, or of a field of a group, and what the framework has in its place.
 
     Raises:
         RequestError: the first one.
     """
-    place, framework = who.rsplit(" ", 1)
     names = [*given]
     for name, group in _GROUPS.items():
-        if name in given:
-            names += [
-                f.name for f in fields(group) if f.init and getattr(given[name], f.name) != getattr(group(), f.name)
-            ]
+        usual = values_of(group(), group)
+        names += [each for each, value in values_of(given.get(name, group()), group).items() if value != usual[each]]
     twice = next((name for name in names if name in own), None)
     if twice is not None:
         raise RequestError(f"{place} has '{twice}', which {framework} has itself: use {own[twice]}")

@@ -98,7 +98,7 @@ class PanpipeTrainer(Trainer):
         self.pipe: Pipeline | None = None
         self._rows: ReplicaRows | None = None
         self._given = dict(pipeline or {})
-        refuse_twice("pipeline= Trainer", self._given, _OWN)
+        refuse_twice("pipeline=", "Trainer", self._given, _OWN)
         self._wrapped: PipelinedModel | None = None
         self._resumes: Path | None = None
         self._predictions: dict[tuple[str, ...], Outputs] = {}

@@ -16,7 +16,6 @@ from ..core.offload.request import check_offload_request
 from ..core.plan.derive import check_agrees
 from ..core.plan.plan import Plan, read_plan
 from ..core.plan.sharding import NONE
-from ..core.schedules.registry import families
 from ..core.whole_numbers import whole_number
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
@@ -41,10 +40,8 @@ def given_plan(plan: Plan | Auto | str | Path) -> tuple[Plan | None, Auto]:
         raise RequestError(
             f"plan is {plan!r}: give 'auto', the name of a schedule, a panpipe.Auto, a Plan, or the path of a plan file"
         )
-    if plan == AUTO or (plan in families() and not Path(plan).exists()):
-        return None, Auto(schedule=str(plan))
-    if isinstance(plan, str) and not Path(plan).exists() and not Path(plan).suffix:
-        return None, Auto(schedule=plan)  # refused, with the names of schedules
+    if isinstance(plan, str) and (plan == AUTO or not (Path(plan).suffix or Path(plan).exists())):
+        return None, Auto(schedule=plan)
     return read_plan(plan), Auto()
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import field, frozen
+from attrs import field, fields, frozen
 from torch.amp.grad_scaler import GradScaler
 
 from ..core.byte_sizes import byte_size
@@ -32,6 +32,11 @@ AUTO = "auto"
 RAISE, SKIP, WARN = "raise", "skip", "warn"
 ON_NONFINITE = (RAISE, SKIP, WARN)
 """The choices for a loss that is not finite; see `training/non_finite`."""
+
+
+def values_of(group: Any, kind: type) -> dict[str, Any]:
+    """The arguments of a group, by the names that its class ``kind`` has for them."""
+    return {each.name: getattr(group, each.name) for each in fields(kind) if each.init}
 
 
 def _schedule(given: str) -> str:
@@ -132,7 +137,7 @@ class Memory:
             optimizer has to be elementwise, such as SGD, Adam, AdamW, Adagrad or RMSprop; this is tested, and others
             are refused. The optimizers in ``optimizers`` step slices of the parameters, ``grad`` of a parameter is None
             after a step, and every rank calls ``state_dict()``. With ``"parameters"`` their values are there within
-            ``with panpipe.whole_parameters(pipe):`` alone. Checkpoints do not depend on it.
+            ``with pipe.whole_parameters():`` alone. Checkpoints do not depend on it.
 
     Attributes:
         tier: where offloaded tensors go.
@@ -176,7 +181,7 @@ class Update:
         scaler: scales losses for a step in float16: a ``torch.amp.GradScaler``, such as ``GradScaler("cpu")``, in the
             same state on every rank. ``step`` has the effect of ``scaler.scale(loss).backward()``, ``scaler.unscale_``,
             clipping, ``scaler.step(optimizer)`` and ``scaler.update()`` in one process: if a gradient of any stage is
-            not finite, no stage steps, ``skipped`` of ``metrics`` is True, and the scale decreases. The scaler's
+            not finite, no stage steps, ``skipped`` of the pipeline is True, and the scale decreases. The scaler's
             ``get_scale()``, ``state_dict()`` and ``load_state_dict()`` work as usual. With ``update=False`` the scale
             does not change until the update. The result of ``step`` is not scaled. Parameters may not be float16; the
             step computes in float16 under ``torch.autocast``.
@@ -228,7 +233,8 @@ class Update:
             )
 
 
-def _seed(given: Any) -> int:
+def seed_of(given: Any) -> int:
+    """The seed as an int."""
     return whole_number("seed", given)
 
 
@@ -284,7 +290,7 @@ class Run:
         RequestError: one of them has a value that it cannot have.
     """
 
-    seed: int = field(default=0, converter=_seed)
+    seed: int = field(default=0, converter=seed_of)
     weights: str | Path | ModuleInit | None = None
     compile: str | Compile | None = None
     cuda_graphs: bool = False

@@ -3,7 +3,7 @@
 Two gloo workers of one thread each build a pipeline for every schedule that supports the model, then, for each load
 (0, 2 and 4 other processes that compute all the time), one with an automatic plan, which trains until its contest ends.
 All of them then train in turns, step by step, and the fastest step of each counts. Schedules that are more than a fifth
-slower than the best after half of the turns leave. *Behind* is the fastest step of the automatic plan ÷ that of the
+slower than the best after half of the turns leave. *Slower by* is the fastest step of the automatic plan ÷ that of the
 best schedule − 1.
 
     python benchmarks/runtime/contests.py [--models mlp,gpt] [--loads 0,2,4] [--turns 16] [--record FILE]
@@ -188,7 +188,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=16, help="steps of each plan at the end")
     parser.add_argument("--record", help="append the table to this Markdown file")
     arguments = parser.parse_args()
-    context, rows, behind = mp.get_context("spawn"), [], list[float]()
+    context, rows, slower = mp.get_context("spawn"), [], list[float]()
     for number, name in enumerate(arguments.models.split(",")):
         start = time.perf_counter()
         pipes = [context.Pipe() for _ in range(2)]
@@ -205,22 +205,21 @@ def main() -> None:
                 for wire in wires:
                     wire.send(processes)
                 found = answers(wires, ranks)[0]
-            behind.append(found["chosen_s"] / found["best_s"] - 1)
+            slower.append(found["chosen_s"] / found["best_s"] - 1)
             rows.append([
                 name, f"{processes}", found["chosen"], f"{1e3 * found['chosen_s']:.1f}", found["best"],
-                f"{1e3 * found['best_s']:.1f}", f"{behind[-1]:+.1%}", f"{plans}", f"{found['steps']}",
+                f"{1e3 * found['best_s']:.1f}", f"{slower[-1]:+.1%}", f"{plans}", f"{found['steps']}",
             ])  # fmt: skip
             print(" | ".join(rows[-1]), f"({time.perf_counter() - start:.0f} s)\n{found['contest']}", flush=True)
         for wire in wires:
             wire.send(None)
         for each in ranks:
             each.join()
-    title = (
-        f"contests: {statistics.median(behind):+.1%} behind the best schedule in the median, {max(behind):+.1%} at most"
-    )
+    title = f"contests: {statistics.median(slower):+.1%} against the best schedule in the median, "
+        f"{max(slower):+.1%} at most"
     print(title)
     if arguments.record:
-        header = ("model", "other processes", "chosen", "fastest ms", "best schedule", "fastest ms", "behind", "plans",
+        header = ("model", "other processes", "chosen", "fastest ms", "best schedule", "fastest ms", "slower", "plans",
                   "steps of the contest")  # fmt: skip
         record(arguments.record, title, machine(), header, rows)
 

@@ -2,18 +2,13 @@
 
 from typing import Any
 
-from attrs import field, fields, frozen
+from attrs import field, frozen
 from torch import nn
 
 from ...core.errors import RequestError
-from ...core.whole_numbers import whole_number
-from ..settings import RAISE, SKIP, Update, one_line
+from ..settings import RAISE, SKIP, Update, one_line, seed_of, values_of
 from .optimizers import OptimizerFactory
 from .scaling import LossScale, check_scaled
-
-
-def _seed(given: Any) -> int:
-    return whole_number("seed", given)
 
 
 @frozen(kw_only=True)
@@ -29,7 +24,7 @@ class Training(Update):
     """
 
     optimizer: OptimizerFactory | None = None
-    seed: int = field(default=0, converter=_seed)
+    seed: int = field(default=0, converter=seed_of)
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -41,8 +36,7 @@ class Training(Update):
     @classmethod
     def of(cls, update: Update, optimizer: OptimizerFactory | None, seed: int) -> "Training":
         """The training of the user's arguments."""
-        given: dict[str, Any] = {each.name: getattr(update, each.name) for each in fields(Update)}
-        return cls(**given, optimizer=optimizer, seed=seed)
+        return cls(**values_of(update, Update), optimizer=optimizer, seed=seed)
 
     @property
     def needs_all_stages(self) -> bool:

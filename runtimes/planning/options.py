@@ -1,8 +1,6 @@
 """The user's options of an automatic plan, and how plans are scored."""
 
-from typing import Any
-
-from attrs import Factory, field, fields, frozen
+from attrs import Factory, field, frozen
 
 from ...core.cluster.cluster import Cluster, with_limit
 from ...core.offload.request import OffloadRequest
@@ -12,7 +10,7 @@ from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families, find_family, resident_families
 from ...core.search import Oracle
 from ..offload.tier import OffloadTier
-from ..settings import AUTO, Auto, Memory
+from ..settings import AUTO, Auto, Memory, values_of
 
 
 def _families(options: "PlanningOptions") -> list[ScheduleFamily]:
@@ -42,7 +40,7 @@ class PlanningOptions(Auto):
     @classmethod
     def of(cls, auto: Auto, memory: Memory, oracle: Oracle, cut_oracle: Oracle) -> "PlanningOptions":
         """The options of the user's groups."""
-        given: dict[str, Any] = {each.name: getattr(auto, each.name) for each in fields(Auto) if each.init}
+        given = values_of(auto, Auto)
         if auto.cluster is not None:
             given["cluster"] = with_limit(auto.cluster, memory.limit)
         return cls(**given, memory=memory, oracle=oracle, cut_oracle=cut_oracle)
