@@ -215,8 +215,10 @@ def main() -> None:
             wire.send(None)
         for each in ranks:
             each.join()
-    title = f"contests: {statistics.median(slower):+.1%} against the best schedule in the median, "
+    title = (
+        f"contests: {statistics.median(slower):+.1%} against the best schedule in the median, "
         f"{max(slower):+.1%} at most"
+    )
     print(title)
     if arguments.record:
         header = ("model", "other processes", "chosen", "fastest ms", "best schedule", "fastest ms", "slower", "plans",
