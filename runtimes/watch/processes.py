@@ -61,5 +61,6 @@ class Processes:
 def _host() -> str:
     """This host's boot, and the namespace in which process numbers count."""
     with suppress(OSError):
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{os.readlink('/proc/self/ns/pid')}"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
     return "unknown"
