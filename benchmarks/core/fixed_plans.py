@@ -4,7 +4,7 @@
     python benchmarks/core/fixed_plans.py FOLDER [--only WORD]    one file a plan, and their SHA-256 on standard output
 
 All named schedules for uniform stages, and plans of two operator graphs (a file with times, and a captured GPT-2) over
-schedules, meshes, recomputation, clusters and the search. Nothing is measured on the machine: a difference is one of
+schedules, meshes, recomputation, offload, sharing, clusters and the search. Nothing is measured on the machine: a difference is one of
 the code. Sums may round differently on another processor, so plans are compared on one machine. Both trees write a
 group of plans in turns. With ``--keep`` the plans remain in a folder, and a run that was ended continues there.
 
@@ -30,7 +30,7 @@ NODES = 24
 BUDGET = "100000"
 """Evaluations of each search: it ends by their number, not by a time. With a few thousand, the results of named
 schedules depend on how a search divides its budget; with this number they do not."""
-GROUPS = ("schedule-", "unequal-", "file-", "gpt2-")
+GROUPS = ("schedule-", "unequal-", "file-", "gpt2-", "memory-")
 """Beginnings of plans' names: the plans that a tree writes before it is the other tree's turn."""
 SCHEDULES = (
     "gpipe", "1f1b", "interleaved-1f1b", "looped", "zb-h1", "zb-h2", "zb-1p", "zb-2p", "zb-v", "v-min", "v-half",
@@ -110,9 +110,25 @@ def plan_requests(file: Path) -> dict[str, list[str]]:
     return found
 
 
+def memory_requests(file: Path) -> dict[str, list[str]]:
+    """Schedules and plans that offload, and plans whose replicas share state."""
+    found = {}
+    for name, copy in itertools.product(("po-f", "po-h"), ("0.5", "2")):
+        sizes = ["--devices", "4", "--microbatches", "12", "--comm", "0.05", "--host-copy", copy]
+        found[f"memory-{name}-{copy}"] = ["schedule", name, *sizes, "--json"]
+    of_file = ["plan", "--graph", str(file), "--cluster", "4xA100-40GB", "--microbatches", "8", "--budget", BUDGET]
+    for schedule, offload, limit in (("1f1b", "all", "1GB"), ("po-f", "none", "1GB"), ("auto", "auto", "250MB")):
+        name = f"memory-{schedule}-offload-{offload}"
+        found[name] = [*of_file, "--schedule", schedule, "--offload", offload, "--memory-limit", limit]
+    for shard in ("optimizer", "gradients", "parameters", "auto"):
+        words = ["--mesh", "pp=2,dp=2", "--shard", shard, "--schedule", "1f1b", "--memory-limit", "250MB"]
+        found[f"memory-shard-{shard}"] = [*of_file, *words]
+    return found
+
+
 def requests(file: Path) -> dict[str, list[str]]:
     """Name of a plan → the command line, without the file to write."""
-    return {**uniform_requests(), **plan_requests(file)}
+    return {**uniform_requests(), **plan_requests(file), **memory_requests(file)}
 
 
 def write(folder: Path, only: str, group: str) -> None:

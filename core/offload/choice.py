@@ -8,7 +8,6 @@ A device offloads a share of the bytes that its stages save (see :mod:`.device_c
 """
 
 from collections.abc import Callable, Sequence
-from enum import StrEnum
 from functools import cached_property
 
 from attrs import evolve, frozen
@@ -18,7 +17,7 @@ from ..costs.costs import StageCosts
 from ..evaluate.coding import INFINITY
 from ..evaluate.latest_times import Times
 from ..plan.offload import HostCopy, StageOffload, Storage
-from .copy_times import Clock, CopyGroup, plan_copies
+from .copy_times import Clock
 from .device_choice import DeviceChoice, Shares
 from .host_links import HostLinks
 
@@ -112,50 +111,26 @@ def of_stages(shares: Shares) -> Picks:
     return lambda _, __: shares
 
 
-class Sharing(StrEnum):
-    """How devices plan copies over a link that they share."""
-
-    TURNS = "turns"
-    """One after another."""
-    SLOWED = "slowed"
-    """Each on its own, at the rate that the link has while all of them copy."""
-    ALONE = "alone"
-    """Each on its own, at the rate that the link has for one."""
-
-
-def choose_offload(task: Offloadable, pick: Picks, sharing: Sharing = Sharing.TURNS) -> tuple[StageOffload, ...]:
+def choose_offload(task: Offloadable, pick: Picks) -> tuple[StageOffload, ...]:
     """The offload of every stage, with the positions of its copies.
 
     Args:
-        task: the orders.
+        task: the orders. Each device plans its copies at the rate of its link as if it were the only one that copies;
+            with ``task.slowed`` at the rate that the link has while all devices copy.
         pick: chooses what each device offloads.
-        sharing: how devices that share a link plan their copies.
 
     Returns:
         The offloading stages, in order.
     """
     storages: dict[int, tuple[Storage, ...]] = {}
     copies: dict[int, list[HostCopy]] = {}
-    assumed = (task if sharing is Sharing.ALONE else task.slowed).choices
-    real = (task.slowed if sharing is Sharing.SLOWED else task).choices
-    for devices, share in task.links.groups:
-        picks = [pick(device, assumed[device]) for device in devices]
-        choices = [real[device] for device in devices]
-        chosen = [choice.chosen(picked) for choice, picked in zip(choices, picks, strict=True)]
-        if sharing is Sharing.TURNS:
-            group = CopyGroup(tuple(choice.clock for choice in choices), task.queues, share)
-            stays = [stay._replace(device=at) for at, each in enumerate(chosen) for stay in each.stays]
-            timed = plan_copies(group, stays)
-        else:
-            timed = [copy for choice, each in zip(choices, chosen, strict=True) for copy in choice.copies(each)]
-        labels = [(at, *label) for at, each in enumerate(chosen) for label in each.labels]
-        for (at, stage, microbatch), copy in zip(labels, timed, strict=True):
+    for device, choice in enumerate(task.choices):
+        chosen = choice.chosen(pick(device, choice))
+        for (stage, microbatch), copy in zip(chosen.labels, choice.copies(chosen), strict=True):
             if copy is not None:
-                order = choices[at].order
-                storages[stage] = chosen[at].storages[stage]
-                copies.setdefault(stage, []).append(
-                    HostCopy(microbatch, order[copy.freed_at], order[copy.reload_after])
-                )
+                storages[stage] = chosen.storages[stage]
+                freed_at, reload_after = choice.order[copy.freed_at], choice.order[copy.reload_after]
+                copies.setdefault(stage, []).append(HostCopy(microbatch, freed_at, reload_after))
     return tuple(
         StageOffload(stage, storages[stage], tuple(sorted(copies[stage], key=lambda copy: copy.microbatch)))
         for stage in sorted(copies)

@@ -5,11 +5,10 @@
    reload runs early. So the queue never idles while an offload is ready, and reloads are as late as that allows.
 2. Positions: a reload is issued after the last compute action that ends before its copy starts, and never after the F
    of an offload that follows it in the queue.
-3. Fences: the queues run again, as the devices run them, in the order of issue. The device memory is free from the
-   first compute action on that starts after the end of the copy out.
+3. Fences: the queues run again, as the device runs them, in the order of issue (`evaluate/host_queue`). The device
+   memory is free from the first compute action on that starts after the end of the copy out.
 
-A microbatch whose tensors would then be on the host for no time is not copied. Devices whose copies cross one link
-share its rate; their copies in the same direction are then planned one after another: the devices take turns.
+A microbatch whose tensors would then be on the host for no time is not copied.
 """
 
 from bisect import bisect_left, bisect_right
@@ -29,13 +28,11 @@ class Stay(NamedTuple):
     """Saved tensors of one microbatch, from the end of F to the start of the backward that reads them.
 
     Args:
-        device: position of its device in the group.
         forward, reader: positions of F, and of B or I, in the device's compute order.
-        out_s, back_s: seconds of the copies to the host and back on idle links.
+        out_s, back_s: seconds of the copies to the host and back.
         bytes: size of the offloaded storages.
     """
 
-    device: int
     forward: int
     reader: int
     out_s: float
@@ -50,43 +47,24 @@ class Clock:
     starts: Sequence[float]
     ends: Sequence[float]
 
-
-@frozen
-class CopyGroup:
-    """Devices whose copies to the host cross one link; most often a single device.
-
-    Args:
-        clocks: of each device.
-        queues: host-copy queues of a device: 1 for both directions, or 2.
-        share: the shared link's rate ÷ the rate of one device's copies alone; infinite if it never limits them.
-    """
-
-    clocks: tuple[Clock, ...]
-    queues: int = 1
-    share: float = INFINITY
-
-    @property
-    def takes_turns(self) -> bool:
-        """Whether two copies in one direction delay one another."""
-        return len(self.clocks) > 1 and self.share < 2
-
     @property
     def tolerance(self) -> float:
         """Seconds below which two times are equal."""
-        return ROUNDING * max((clock.ends[-1] for clock in self.clocks if clock.ends), default=0.0)
+        return ROUNDING * self.ends[-1] if self.ends else 0.0
 
 
-def plan_copies(group: CopyGroup, stays: Sequence[Stay]) -> list[TimedCopy | None]:
+def plan_copies(clock: Clock, stays: Sequence[Stay], queues: int = 1) -> list[TimedCopy | None]:
     """The copies of every stay; None where it is shorter than the round trip, or the queue has no time for it.
 
     Args:
-        group: the devices, with the times of their compute orders without copies.
+        clock: times of the compute order without copies.
         stays: what to copy.
+        queues: host-copy queues of the device: 1 for both directions, or 2.
     """
     found: list[TimedCopy | None] = [None] * len(stays)
-    left = [number for number, stay in enumerate(stays) if long_enough(group.clocks[stay.device], stay)]
+    left = [number for number, stay in enumerate(stays) if long_enough(clock, stay)]
     while left:
-        timed = _timed(group, stays, left)
+        timed = _timed(clock, stays, left, queues)
         late = [number for number in left if timed[number] is None]
         if not late:
             for number in left:
@@ -105,19 +83,22 @@ def long_enough(clock: Clock, stay: Stay) -> bool:
     return stay.reader - stay.forward > 1 and gap >= (stay.out_s + stay.back_s) * (1 - ROUNDING)
 
 
-def _timed(group: CopyGroup, stays: Sequence[Stay], left: Sequence[int]) -> dict[int, TimedCopy | None]:
+def _timed(clock: Clock, stays: Sequence[Stay], left: Sequence[int], queues: int) -> dict[int, TimedCopy | None]:
     """The copies of some stays when exactly these are copied."""
-    positions = _issue_positions(group, stays, _planned(group, stays, left))
-    issued = {number: at for number, at in positions.items() if at > stays[number].forward}
-    ends = run_queues(group, stays, issued)
-    tolerance = group.tolerance
+    positions = _issue_positions(clock, stays, _planned(clock, stays, left, queues), queues)
     found: dict[int, TimedCopy | None] = dict.fromkeys(left)
-    for number, last in issued.items():
-        stay = stays[number]
-        starts = group.clocks[stay.device].starts
-        freed = max(bisect_left(starts, ends[number] - tolerance), stay.forward + 1)
-        if freed <= last:
-            found[number] = TimedCopy(stay.forward, freed, last, stay.reader, stay.out_s, stay.back_s, stay.bytes)
+    issued = {
+        number: TimedCopy(stays[number].forward, last, last, *stays[number][1:])
+        for number, last in positions.items()
+        if last > stays[number].forward
+    }
+    host = HostQueue(list(issued.values()), queues)
+    for position, end in enumerate(clock.ends):
+        host.issue(position, end)
+    for (number, copy), (out_end, _) in zip(issued.items(), host.ends, strict=True):
+        freed = max(bisect_left(clock.starts, out_end - clock.tolerance), copy.forward + 1)
+        if freed <= copy.reload_after:
+            found[number] = copy._replace(freed_at=freed)
     return found
 
 
@@ -140,21 +121,17 @@ class _Queue:
     free_s: float = 0.0
 
 
-def _planned(group: CopyGroup, stays: Sequence[Stay], left: Sequence[int]) -> list[list[_Copy]]:
-    """Per device its copies in the order in which they should run (see the module, step 1)."""
-    latest = _latest_starts(group, stays, left)
-    queues = []
-    for device in range(len(group.clocks)):
-        own = [number for number in left if stays[number].device == device]
-        outs = sorted(own, key=lambda number: stays[number].forward)
-        backs = sorted(own, key=lambda number: stays[number].reader)
-        queues += [_Queue(outs, backs)] if group.queues == 1 else [_Queue(outs, []), _Queue([], backs)]
-    wire = [0.0, 0.0]  # when the shared link is free, by direction
+def _planned(clock: Clock, stays: Sequence[Stay], left: Sequence[int], queues: int) -> list[_Copy]:
+    """The copies in the order in which they should run (see the module, step 1)."""
+    latest = _latest_starts(clock, stays, left)
+    outs = sorted(left, key=lambda number: stays[number].forward)
+    backs = sorted(left, key=lambda number: stays[number].reader)
+    planned = [_Queue(outs, backs)] if queues == 1 else [_Queue(outs, []), _Queue([], backs)]
     out_ends: dict[int, float] = {}
-    result: list[list[_Copy]] = [[] for _ in group.clocks]
+    result: list[_Copy] = []
     for _ in range(2 * len(left)):
         copy, queue = min(
-            ((copy, queue) for queue in queues if (copy := _next(group, stays, queue, latest, wire, out_ends))),
+            ((copy, queue) for queue in planned if (copy := _next(clock, stays, queue, latest, out_ends))),
             key=lambda each: each[0],
         )
         stay = stays[copy.number]
@@ -165,33 +142,21 @@ def _planned(group: CopyGroup, stays: Sequence[Stay], left: Sequence[int]) -> li
         else:
             queue.planned_outs += 1
             out_ends[copy.number] = end
-        if group.takes_turns:
-            wire[copy.reload] = end
-        result[stay.device].append(copy)
+        result.append(copy)
     return result
 
 
-def _latest_starts(group: CopyGroup, stays: Sequence[Stay], left: Sequence[int]) -> dict[int, float]:
+def _latest_starts(clock: Clock, stays: Sequence[Stay], left: Sequence[int]) -> dict[int, float]:
     """The latest start of every reload with which it and all later ones end before their readers start."""
-    deadline = {n: group.clocks[stays[n].device].starts[stays[n].reader] for n in left}
-    device_s, wire_s = [INFINITY] * len(group.clocks), INFINITY
-    found = {}
+    deadline = {number: clock.starts[stays[number].reader] for number in left}
+    latest, found = INFINITY, {}
     for number in sorted(left, key=lambda number: -deadline[number]):
-        stay = stays[number]
-        end = min(deadline[number], device_s[stay.device], wire_s)
-        found[number] = device_s[stay.device] = end - stay.back_s
-        if group.takes_turns:
-            wire_s = found[number]
+        found[number] = latest = min(deadline[number], latest) - stays[number].back_s
     return found
 
 
 def _next(
-    group: CopyGroup,
-    stays: Sequence[Stay],
-    queue: _Queue,
-    latest: dict[int, float],
-    wire: Sequence[float],
-    out_ends: dict[int, float],
+    clock: Clock, stays: Sequence[Stay], queue: _Queue, latest: dict[int, float], out_ends: dict[int, float]
 ) -> _Copy | None:
     """The copy that a queue should run next, and when; None while it waits for another queue or has none left."""
     out = queue.outs[queue.planned_outs] if queue.planned_outs < len(queue.outs) else None
@@ -199,97 +164,25 @@ def _next(
     ready = INFINITY
     if out is not None:
         stay = stays[out]
-        ready = max(queue.free_s, group.clocks[stay.device].ends[stay.forward], wire[0])
-        if back not in out_ends or ready + stay.out_s <= latest[back] + group.tolerance:
+        ready = max(queue.free_s, clock.ends[stay.forward])
+        if back not in out_ends or ready + stay.out_s <= latest[back] + clock.tolerance:
             return _Copy(ready, False, out)
     if back is None or back not in out_ends:
         return None
-    return _Copy(max(queue.free_s, wire[1], out_ends[back], min(latest[back], ready)), True, back)
+    return _Copy(max(queue.free_s, out_ends[back], min(latest[back], ready)), True, back)
 
 
-def _issue_positions(group: CopyGroup, stays: Sequence[Stay], planned: Sequence[Sequence[_Copy]]) -> dict[int, int]:
+def _issue_positions(clock: Clock, stays: Sequence[Stay], planned: Sequence[_Copy], queues: int) -> dict[int, int]:
     """Per stay the position after which its reload is issued."""
-    found = {}
-    for clock, copies in zip(group.clocks, planned, strict=True):
-        last = len(clock.ends)
-        for copy in reversed(copies):
-            stay = stays[copy.number]
-            if copy.reload:
-                own = bisect_right(clock.ends, copy.start_s + group.tolerance) - 1
-                last = found[copy.number] = min(own, stay.reader - 1, last)
-            elif group.queues == 1:
-                last = min(last, stay.forward)
+    found, last = {}, len(clock.ends)
+    for copy in reversed(planned):
+        stay = stays[copy.number]
+        if copy.reload:
+            own = bisect_right(clock.ends, copy.start_s + clock.tolerance) - 1
+            last = found[copy.number] = min(own, stay.reader - 1, last)
+        elif queues == 1:
+            last = min(last, stay.forward)
     return found
-
-
-class _Issued(NamedTuple):
-    """A copy in the order of its queue: the position that it follows, reloads before offloads."""
-
-    position: int
-    out: bool
-    order: int
-    number: int
-
-
-def issue_order(stays: Sequence[Stay], issued: dict[int, int], device: int, queues: int) -> list[list[_Issued]]:
-    """The copies of a device's queues in the order of their issue."""
-    backs = [_Issued(at, False, stays[n].reader, n) for n, at in issued.items() if stays[n].device == device]
-    outs = [_Issued(stays[each.number].forward, True, 0, each.number) for each in backs]
-    return [sorted(outs + backs)] if queues == 1 else [sorted(outs), sorted(backs)]
-
-
-def run_queues(group: CopyGroup, stays: Sequence[Stay], issued: dict[int, int]) -> dict[int, float]:
-    """When the copy out of every stay ends, if compute actions run at the times of the clocks.
-
-    Args:
-        group: the devices.
-        stays: with those that are copied in ``issued``.
-        issued: per stay the position after which its reload is issued.
-    """
-    waiting = [
-        (device, copies[::-1])
-        for device in range(len(group.clocks))
-        for copies in issue_order(stays, issued, device, group.queues)
-    ]
-    now, left = 0.0, [0.0] * len(waiting)
-    running: list[_Issued | None] = [None] * len(waiting)
-    out_ends: dict[int, float] = {}
-    while True:
-        later = INFINITY
-        for at, (device, copies) in enumerate(waiting):
-            if running[at] is None and copies:
-                head = copies[-1]
-                start = group.clocks[device].ends[head.position] if head.position >= 0 else 0.0
-                start = max(start, 0.0 if head.out else out_ends.get(head.number, INFINITY))
-                if start <= now:
-                    running[at] = copies.pop()
-                    left[at] = stays[head.number].out_s if head.out else stays[head.number].back_s
-                else:
-                    later = min(later, start)
-        active = [at for at, copy in enumerate(running) if copy is not None]
-        if not active and later == INFINITY:
-            return out_ends
-        speed = {at: _speed(group, running, at) for at in active}
-        end, first = min(((now + left[at] / speed[at], at) for at in active), default=(INFINITY, -1))
-        step = min(end, later)
-        for at in active:
-            left[at] -= (step - now) * speed[at]
-        now = step
-        if end <= later:
-            copy = running[first]
-            assert copy is not None
-            running[first] = None
-            if copy.out:
-                out_ends[copy.number] = now
-
-
-def _speed(group: CopyGroup, running: Sequence[_Issued | None], at: int) -> float:
-    """The rate of a running copy, as a share of its rate alone."""
-    if group.share == INFINITY:
-        return 1.0
-    copy = running[at]
-    same = sum(other is not None and copy is not None and other.out == copy.out for other in running)
-    return min(1.0, group.share / same)
 
 
 def waits_s(clock: Clock, copies: Sequence[TimedCopy], queues: int = 1) -> float:

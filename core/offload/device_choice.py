@@ -19,7 +19,7 @@ from ..evaluate.coding import INFINITY
 from ..evaluate.host_queue import TimedCopy, bytes_off_device
 from ..plan.memory import held_bytes
 from ..plan.offload import Storage
-from .copy_times import Clock, CopyGroup, Stay, long_enough, plan_copies, waits_s
+from .copy_times import Clock, Stay, long_enough, plan_copies, waits_s
 from .host_links import HostLink
 
 WAIT_SHARE = 0.015
@@ -123,13 +123,13 @@ class DeviceChoice:
                 size, part = each[stage]
                 if floor((microbatch + 1) * part + 1e-9) > floor(microbatch * part + 1e-9):
                     assert self._link is not None
-                    stays.append(Stay(0, forward, reader, self._link.out_s(size), self._link.back_s(size), size))
+                    stays.append(Stay(forward, reader, self._link.out_s(size), self._link.back_s(size), size))
                     labels.append((stage, microbatch))
         return Chosen(storages, tuple(stays), tuple(labels))
 
     def copies(self, chosen: Chosen) -> list[TimedCopy | None]:
-        """The copies of the offloaded tensors, if nothing else uses the device's link."""
-        return plan_copies(CopyGroup((self.clock,), self._queues), chosen.stays)
+        """The copies of the offloaded tensors, at the rate of the device's link."""
+        return plan_copies(self.clock, chosen.stays, self._queues)
 
     def peak_bytes(self, copies: Sequence[TimedCopy]) -> float:
         """The most that the device holds of saved tensors and workspace together."""

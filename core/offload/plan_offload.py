@@ -13,7 +13,7 @@ from ..evaluate.latest_times import latest_times
 from ..evaluate.reference import evaluate
 from ..plan.offload import Storage
 from ..plan.plan import Plan
-from .choice import Offloadable, Picks, Sharing, choose_offload, everything, of_stages
+from .choice import Offloadable, Picks, choose_offload, everything, of_stages
 from .host_links import HostLinks, host_links
 from .request import OffloadRequest, check_offload_request
 
@@ -49,16 +49,15 @@ def offloadable(
     )  # fmt: skip
 
 
-def with_offload(plan: Plan, task: Offloadable, pick: Picks, sharing: Sharing = Sharing.TURNS) -> Plan:
+def with_offload(plan: Plan, task: Offloadable, pick: Picks) -> Plan:
     """The plan with offload, without its prediction; the same plan if nothing is offloaded.
 
     Args:
         plan: a plan.
-        task: see :func:`offloadable`.
+        task: see :func:`offloadable` and :func:`choose_offload`.
         pick: chooses what each device offloads.
-        sharing: how devices that share a link to a host plan their copies.
     """
-    offload = choose_offload(task, pick, sharing)
+    offload = choose_offload(task, pick)
     if offload == plan.memory.offload:
         return plan
     return evolve(plan, memory=evolve(plan.memory, offload=offload), prediction=None)

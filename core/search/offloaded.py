@@ -14,7 +14,7 @@ from ..cluster.routing import path_rate, reverse
 from ..costs.costs import StageCosts
 from ..errors import InfeasibleError, RequestError
 from ..evaluate.coding import INFINITY
-from ..offload.choice import Offloadable, Picks, Sharing, of_stages, within
+from ..offload.choice import Offloadable, Picks, of_stages, within
 from ..offload.plan_offload import copy_queues, offloadable, picks_of, with_offload
 from ..offload.request import OffloadRequest
 from ..offload.storages import graph_storages
@@ -263,10 +263,10 @@ class _Base:
         return len(self.plan.stages)
 
     def score_walk(self, pick: Picks, oracle: Oracle) -> ScoredPlan:
-        """With what is picked, by the oracle; of the ways in which devices share links the fastest."""
+        """With what is picked, by the oracle; the faster of copies planned for free and for fully used links."""
         shared = any(len(devices) > 1 for devices, _ in self.task.links.groups)
-        ways = Sharing if shared else (Sharing.ALONE,)
-        plans = [with_offload(self.plan, self.task, pick, sharing) for sharing in ways]
+        tasks = (self.task, self.task.slowed) if shared else (self.task,)
+        plans = [with_offload(self.plan, task, pick) for task in tasks]
         found = [score_plan(self.setting, plan, self.costs, oracle) for plan in plans]
         return best_first(found)[0]
 

@@ -1,9 +1,9 @@
-"""When copies run: never so that compute waits, reloads as late as possible, devices on one link in turns."""
+"""When copies run: never so that compute waits, reloads as late as possible."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from panpipe.core.offload.copy_times import Clock, CopyGroup, Stay, plan_copies, run_queues, waits_s
+from panpipe.core.offload.copy_times import Clock, Stay, plan_copies, waits_s
 
 INFINITY = float("inf")
 
@@ -17,8 +17,8 @@ def clock(*durations):
     return Clock([0.0, *ends[:-1]], ends)
 
 
-def stay(forward, reader, out=1.0, back=1.0, device=0):
-    return Stay(device, forward, reader, out, back, 8.0)
+def stay(forward, reader, out=1.0, back=1.0):
+    return Stay(forward, reader, out, back, 8.0)
 
 
 EVEN = clock(*[1.0] * 12)
@@ -30,26 +30,26 @@ def positions(copies):
 
 def test_memory_is_free_after_the_copy_and_the_reload_is_as_late_as_possible():
     # F ends at 1, its copy at 2; the backward starts at 10, so the reload is issued at 9.
-    assert positions(plan_copies(CopyGroup((EVEN,)), [stay(0, 10)])) == [(2, 8)]
+    assert positions(plan_copies(EVEN, [stay(0, 10)])) == [(2, 8)]
 
 
 def test_slow_copies_need_a_larger_distance():
-    assert positions(plan_copies(CopyGroup((EVEN,)), [stay(0, 10, out=2.5, back=3.5)])) == [(4, 5)]
+    assert positions(plan_copies(EVEN, [stay(0, 10, out=2.5, back=3.5)])) == [(4, 5)]
 
 
 @pytest.mark.parametrize("reader", [1, 2])
 def test_stay_shorter_than_the_round_trip_is_not_copied(reader):
-    assert plan_copies(CopyGroup((EVEN,)), [stay(0, reader, out=0.6, back=0.6)]) == [None]
+    assert plan_copies(EVEN, [stay(0, reader, out=0.6, back=0.6)]) == [None]
 
 
 def test_stay_that_leaves_no_action_between_the_copies_is_not_copied():
     # 2.5 s between F and B, a round trip of 2.4 s: no action would run without the bytes.
-    assert plan_copies(CopyGroup((clock(1, 1, 1.5, 1),)), [stay(0, 3, out=1.2, back=1.2)]) == [None]
+    assert plan_copies(clock(1, 1, 1.5, 1), [stay(0, 3, out=1.2, back=1.2)]) == [None]
 
 
 def test_reload_runs_early_where_an_offload_would_block_it():
     # The copy out of the second F (at 9) would end at 12 and delay the reload for position 10.
-    found = plan_copies(CopyGroup((clock(*[1.0] * 20),)), [stay(0, 10, 1, 1), stay(8, 19, 3, 1)])
+    found = plan_copies(clock(*[1.0] * 20), [stay(0, 10, 1, 1), stay(8, 19, 3, 1)])
     assert found[0] is not None
     assert found[0].reload_after <= 8
     assert waits_s(clock(*[1.0] * 20), [copy for copy in found if copy]) == 0
@@ -58,23 +58,9 @@ def test_reload_runs_early_where_an_offload_would_block_it():
 def test_link_that_carries_half_copies_half():
     actions = [1.0] * 40
     stays = [stay(at, at + 8, out=1.9, back=1.9) for at in range(0, 30, 2)]
-    found = [copy for copy in plan_copies(CopyGroup((clock(*actions),)), stays) if copy]
+    found = [copy for copy in plan_copies(clock(*actions), stays) if copy]
     assert len(stays) / 3 <= len(found) < len(stays)
     assert waits_s(clock(*actions), found) <= 0.05 * 40
-
-
-def test_copies_of_one_direction_share_a_link():
-    group = CopyGroup((EVEN, EVEN), share=1.0)
-    ends = run_queues(group, [stay(0, 10, device=0), stay(0, 10, device=1)], {0: 8, 1: 8})
-    assert ends == {0: 3.0, 1: 3.0}
-    alone = run_queues(CopyGroup((EVEN, EVEN)), [stay(0, 10, device=0), stay(0, 10, device=1)], {0: 8, 1: 8})
-    assert alone == {0: 2.0, 1: 2.0}
-
-
-def test_neighbours_reload_in_turns():
-    group = CopyGroup((EVEN, EVEN), share=1.0)
-    found = plan_copies(group, [stay(0, 10, device=0), stay(0, 10, device=1)])
-    assert sorted(copy.reload_after for copy in found if copy) == [7, 8]
 
 
 @given(st.data())
@@ -88,7 +74,7 @@ def test_copies_never_delay_the_order(data):
     size = data.draw(st.sampled_from([0.0, 0.3, 1.0, 2.5]))
     stays = [stay(forward, min(forward + length, count - 1), size, size) for forward, length in pairs]
     unique = {each.reader: each for each in stays}.values()
-    copies = [copy for copy in plan_copies(CopyGroup((time,)), list(unique)) if copy]
+    copies = [copy for copy in plan_copies(time, list(unique)) if copy]
     for copy in copies:
         assert copy.forward < copy.freed_at <= copy.reload_after < copy.reader
     assert waits_s(time, copies) <= 2 * size * len(copies)

@@ -7,13 +7,12 @@ from attrs import evolve
 from panpipe.core.cluster.catalog.registry import find_device
 from panpipe.core.costs.graph import OpGraph
 from panpipe.core.errors import InfeasibleError, RequestError
-from panpipe.core.offload.choice import Sharing, everything
+from panpipe.core.offload.choice import everything
 from panpipe.core.offload.plan_offload import offloadable, with_offload
 from panpipe.core.offload.storages import graph_storages
 from panpipe.core.plan.plan import plan_json
 from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.registry import find_family, resident_families
-from panpipe.core.search import offloaded
 from panpipe.core.search.choose import plan
 from panpipe.core.search.search_options import SearchOptions
 from panpipe.simulators.oracle import simulated
@@ -200,7 +199,7 @@ def test_directions_may_have_different_rates():
     assert score.step_s == pytest.approx(found.predicted.step_s, rel=0.01)
 
 
-def test_neighbours_that_take_turns_are_faster_than_those_that_collide_and_the_search_finds_the_fastest_way():
+def test_neighbours_on_one_link_plan_copies_as_if_alone_or_for_a_full_link_whichever_is_faster():
     graph, cluster = uniform_graph(8, 0.5), cluster_with_hosts(DEVICES, per_switch=2)
     options = SearchOptions(families=(find_family("po-f"),), anneal=False, budget=50, oracle=simulated)
     found = plan(graph, cluster, MICROBATCHES, options)
@@ -208,23 +207,10 @@ def test_neighbours_that_take_turns_are_faster_than_those_that_collide_and_the_s
     storages = graph_storages(graph, [stage.nodes for stage in found.stages], costs)
     resident = evolve(found, memory=evolve(found.memory, offload=()), prediction=None)
     task = offloadable(resident, costs, cluster, storages)
-    step_s = {way: simulated(with_offload(resident, task, everything, way), costs, cluster).step_s for way in Sharing}
-    assert step_s[Sharing.TURNS] < 0.98 * step_s[Sharing.ALONE]
-    assert found.predicted.step_s <= min(step_s.values()) * (1 + 1e-9)
-
-
-def test_the_search_takes_turns_where_memory_is_short():
-    """At half the rate each, less leaves than has to; in turns the link carries it."""
-    cluster, limit = cluster_with_hosts(DEVICES, per_switch=2), STATE + 3.5 * SAVED
-    options = SearchOptions(
-        families=(find_family("po-f"),), offload="auto", anneal=False, memory_limit=limit, budget=50
-    )
-    found = plan(uniform_graph(8, 0.5), cluster, MICROBATCHES, evolve(options, oracle=simulated))
-    assert max(found.predicted.peak_memory_bytes) <= limit
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(offloaded, "Sharing", (Sharing.SLOWED,))
-        with pytest.raises(InfeasibleError):
-            plan(uniform_graph(8, 0.5), cluster, MICROBATCHES, evolve(options, oracle=simulated))
+    plans = [with_offload(resident, one, everything) for one in (task, task.slowed)]
+    assert plans[0] != plans[1]
+    assert found.predicted.step_s <= min(simulated(one, costs, cluster).step_s for one in plans) * (1 + 1e-9)
+    assert found.predicted.step_s <= 1.01 * simulated(resident, costs, cluster).step_s
 
 
 def test_pairs_on_one_link_keep_their_limits_in_the_simulator():
