@@ -4,7 +4,7 @@
     python benchmarks/core/fixed_plans.py FOLDER [--only WORD]    one file a plan, and their SHA-256 on standard output
 
 All named schedules for uniform stages, and plans of two operator graphs (a file with times, and a captured GPT-2) over
-schedules, meshes, recomputation, offload, sharing, clusters and the search. Nothing is measured on the machine: a difference is one of
+schedules, meshes, recomputation, offload, sharing, clusters and the search. Nothing is measured: a difference is one of
 the code. Sums may round differently on another processor, so plans are compared on one machine. Both trees write a
 group of plans in turns. With ``--keep`` the plans remain in a folder, and a run that was ended continues there.
 
