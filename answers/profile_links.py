@@ -23,8 +23,8 @@ from ..runtimes.devices.devices import device_of_rank
 from ..runtimes.devices.host_copies import MeasuredCopy, host_copies
 from ..runtimes.devices.machine import machine
 from ..runtimes.launch.launch import make_team
-from ..runtimes.profile.link_measurements import measure_links
 from ..runtimes.profile.measured_cluster import memory_of_each
+from .link_measurements import measure_links
 from .output import bytes_text, note, print_json, print_table, seconds_text
 from .topology import rate_text
 

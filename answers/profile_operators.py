@@ -102,12 +102,12 @@ def _samples(model: str | None, device: torch.device, dtype: str, repeats: int) 
     from .models import DTYPES
 
     if model is None:
-        from ..runtimes.profile.kernel_profile import profile_kernels
+        from .kernel_profile import profile_kernels
 
         scale = GPU_SCALE if device.type == "cuda" else 1
         return profile_kernels(device, DTYPES[dtype], scale=scale, repeats=repeats)
     from ..core.analytic.model import model_work
-    from ..runtimes.profile.calibration_samples import model_samples
+    from .kernel_profile import model_samples
     from .models import planned_model
 
     planned = planned_model(model, 1, dtype=dtype, device=device)

@@ -11,6 +11,7 @@ from unittest import mock
 import panpipe
 import torch
 from attrs import evolve
+from panpipe.answers.kernel_profile import model_samples
 from panpipe.answers.profile_operators import described_device
 from panpipe.core.actions import Kind
 from panpipe.core.analytic.calibration import Sample, calibrate
@@ -25,7 +26,6 @@ from panpipe.core.plan.plan import Plan
 from panpipe.core.trace.trace import COMPUTE_QUEUE, Trace, TraceEvent
 from panpipe.runtimes.devices.host_copies import host_copies
 from panpipe.runtimes.offload.offloadable import offloadable_storages
-from panpipe.runtimes.profile.calibration_samples import model_samples
 from panpipe.runtimes.profile.operator_profile import profile_operators
 from panpipe.runtimes.programs.compiled import compile_stages
 from panpipe.runtimes.programs.graphs import graph_pool

@@ -12,14 +12,22 @@ from itertools import combinations
 
 import torch
 
-from ...backends.contract import Pair
+from ...backends.contract import Backend, Pair
 from ...backends.identity import identity
 from ...core.cluster.cluster import Cluster, Device, fully_connected
 from ...core.cluster.links.lines import LineFit, fit_line
 from ...core.cluster.routing import Link
 from ..devices.available_memory import bytes_left, machine_bytes
+from ..devices.compute import finished_s, transfer_s
 from ..launch.team import Team
-from .link_measurements import pair_times
+
+NEIGHBOUR_SIZES = (64, 1 << 16, 1 << 18, 1 << 20, 1 << 22)
+NEIGHBOUR_REPEATS = 8
+"""Bytes of messages between neighbours, and how often each is sent."""
+ROUNDS = 4
+"""Number of rounds over all sizes of a pair; each size is measured a few times in a row."""
+ACK_BYTES = 4
+"""Bytes of an answer."""
 
 
 def measured_cluster(
@@ -107,6 +115,66 @@ def _measured(team: Team, on: Mapping[int, torch.device], pairs: Sequence[Pair])
     lines = [fit_line(list(each), list(each.values())) for each in times]
     latency_s = statistics.median(line.latency_s for line in lines)
     return LineFit(latency_s, statistics.median(line.bytes_per_s for line in lines), ())
+
+
+def pair_times(
+    backend: Backend,
+    device: torch.device,
+    pair: Pair,
+    sizes: Sequence[int] = NEIGHBOUR_SIZES,
+    repeats: int = NEIGHBOUR_REPEATS,
+) -> dict[int, float] | None:
+    """Measure a pair of devices; both call this together, and other pairs may do so at the same time.
+
+    The times are those of the transport's events around a message; without events, of a round trip with a tiny answer,
+    minus half of a tiny round trip.
+
+    Args:
+        backend: this device's end of the transport, connected for both directions of the pair.
+        device: its torch device.
+        pair: sender, receiver.
+        sizes: bytes of messages, multiples of 4: they are float32, which every backend moves.
+        repeats: of each size, at least one; the lower quartile counts.
+
+    Returns:
+        On the sender: size of a message → seconds from the sender to the receiver. None on other devices.
+    """
+    sender, receiver = pair
+    times: dict[int, list[float]] = {size: [] for size in (ACK_BYTES, *sizes)}
+    has_events = False
+    for count in rounds(repeats):
+        for size, found in times.items():
+            message, answer = ([torch.zeros(each // 4, device=device)] for each in (size, ACK_BYTES))
+            for number in range(count + 1):  # the first one allocates buffers and connects
+                if backend.device == receiver:
+                    backend.receive(message, sender).wait()
+                    backend.send(answer, sender).wait()
+                elif backend.device == sender:
+                    start = finished_s(device)
+                    sent = backend.send(message, receiver)
+                    backend.receive(answer, receiver).wait()
+                    sent.wait()
+                    round_trip, alone = finished_s(device) - start, transfer_s(sent, device)
+                    has_events = alone is not None
+                    if number:
+                        found.append(round_trip if alone is None else alone)
+    if backend.device != sender:
+        return None
+    half = 0.0 if has_events else undisturbed(times[ACK_BYTES]) / 2
+    # Tiny messages differ by less than their variation: no message is faster than half of a tiny round trip.
+    return {size: max(undisturbed(times[size]) - half, half) for size in sizes}
+
+
+def rounds(repeats: int) -> list[int]:
+    """Repeats of each size in each round. All sizes take turns, so that a disturbance does not affect only one size."""
+    count = min(ROUNDS, repeats)
+    return [repeats // count + (number < repeats % count) for number in range(count)]
+
+
+def undisturbed(times: Sequence[float]) -> float:
+    """The lower quartile: other load makes messages slower, perhaps half of them, and none faster. The minimum would be
+    too random."""
+    return sorted(times)[(len(times) - 1) // 4]
 
 
 def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device]) -> int:

@@ -4,11 +4,11 @@ import json
 
 import pytest
 import torch
+from panpipe.answers import kernel_profile
+from panpipe.answers.kernel_profile import Case, bundled_cases, least_s
 from panpipe.cli import main
 from panpipe.core.cluster.catalog import find_cluster
 from panpipe.core.cluster.catalog.find import device_type
-from panpipe.runtimes.profile import kernel_profile
-from panpipe.runtimes.profile.kernel_profile import Case, bundled_cases, least_s
 
 
 @pytest.fixture(autouse=True)

@@ -8,13 +8,13 @@ import threading
 
 import pytest
 import torch
+from panpipe.answers.link_measurements import measure_links
 from panpipe.backends import streams
 from panpipe.core.actions import SEND_KINDS
 from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.engine.step_graphs import StepGraphs
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.optimizer.stage_state import StageState
-from panpipe.runtimes.profile.link_measurements import measure_links
 from panpipe.runtimes.profile.measured_cluster import measured_cluster
 from panpipe.runtimes.programs.graphs import graph_pool
 from panpipe.runtimes.training.steps import StepRunner

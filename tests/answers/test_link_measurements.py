@@ -2,10 +2,11 @@
 
 import pytest
 import torch
+from panpipe.answers.link_measurements import TOGETHER_BYTES, measure_links, total_rate
 from panpipe.core.cluster.links.shared import groups_to_measure
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.profile.link_measurements import TOGETHER_BYTES, measure_links, rounds, total_rate, undisturbed
+from panpipe.runtimes.profile.measured_cluster import rounds, undisturbed
 
 CPU = torch.device("cpu")
 

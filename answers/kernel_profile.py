@@ -1,8 +1,11 @@
-"""Times operators of every kind in several sizes on the device at hand, to fit a device type to them."""
+"""Times operators of every kind in several sizes on the device at hand, or those of a model, to fit a device type to
+them."""
 
 import itertools
+import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -10,11 +13,13 @@ from attrs import frozen
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...core.analytic import attention
-from ...core.analytic.calibration import Sample
-from ...core.analytic.kernels import Kernel, kernel_of
-from ..devices.compute import Stopwatch
-from ..devices.heap import keep_freed_memory
+from ..core.analytic import attention
+from ..core.analytic.calibration import Sample
+from ..core.analytic.kernels import Kernel, kernel_of
+from ..core.analytic.model import ModelWork
+from ..core.costs.graph import OpGraph
+from ..runtimes.devices.compute import Stopwatch
+from ..runtimes.devices.heap import keep_freed_memory
 
 aten = torch.ops.aten
 
@@ -241,3 +246,26 @@ def _called(name: str, target: Any, *args: Any) -> tuple[str, tuple[Callable[[],
 
 def _copied(args: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(arg.clone() if isinstance(arg, Tensor) else arg for arg in args)
+
+
+def model_samples(work: ModelWork, measured: OpGraph) -> list[Sample]:
+    """One sample each of F, I and W for all operators that do the same work, with the median of their times.
+
+    Args:
+        work: kernels of the model's operators.
+        measured: the operators with measured times.
+    """
+    times: Mapping[int, list[tuple[str, tuple[float, ...]]]] = defaultdict(list)
+    kernels: dict[int, tuple[tuple[str, tuple[Kernel, ...]], ...]] = {}
+    for node, operator in zip(measured.nodes, work.operators, strict=True):
+        own = operator.work
+        kernels[id(own)] = ("F", own.forward), ("I", own.backward_input), ("W", own.backward_weight)
+        times[id(own)].append((node.name, (node.forward_s, node.backward_input_s, node.backward_weight_s)))
+    samples = []
+    for key, parts in kernels.items():
+        name = times[key][0][0]
+        for position, (part, found) in enumerate(parts):
+            seconds = statistics.median(each[position] for _, each in times[key])
+            if found and seconds > 0:
+                samples.append(Sample(f"{name} {part}", name, found, seconds))
+    return samples

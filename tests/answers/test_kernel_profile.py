@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from panpipe.answers.kernel_profile import least_s
 from panpipe.backends import streams
-from panpipe.runtimes.profile.kernel_profile import least_s
 
-from ...support.backends.watched_streams import WatchedStreams
+from ..support.backends.watched_streams import WatchedStreams
 
 CPU = torch.device("cpu")
 
