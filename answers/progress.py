@@ -1,28 +1,60 @@
-"""A progress bar on standard error, if that is a terminal."""
+"""Progress on standard error: a bar if that is a terminal, otherwise a line every few seconds."""
 
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Timer
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..core.search.problem.meter import Progress as SearchProgress
-from .output import seconds_text
+from .output import note, seconds_text
+
+AFTER_S, EVERY_S = 4.0, 15.0
+"""Seconds until the first line, and between lines."""
 
 
 @contextmanager
-def search_progress() -> Iterator[SearchProgress | None]:
-    """A bar for a search, removed at its end; None if standard error is no terminal."""
+def note_if_slow(text: str) -> Iterator[None]:
+    """Print a line if what follows takes longer than ``AFTER_S``."""
+    timer = Timer(AFTER_S, note, (text,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
+def search_progress() -> Iterator[SearchProgress]:
+    """The progress of a search: a bar, removed at its end, or lines."""
     if not sys.stderr.isatty():
-        yield None
+        yield _lines()
         return
     columns = (TextColumn("planning"), BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=None)
 
         def update(done: int, budget: int, step_s: float) -> None:
-            best = "nothing fits yet" if step_s == float("inf") else f"best step {seconds_text(step_s)}"
-            bar.update(task, total=budget, completed=done, description=best)
+            bar.update(task, total=budget, completed=done, description=_best(step_s))
 
         yield update
+
+
+def _lines() -> SearchProgress:
+    due = time.monotonic() + AFTER_S
+
+    def update(done: int, budget: int, step_s: float) -> None:
+        nonlocal due
+        if time.monotonic() > due:
+            due = time.monotonic() + EVERY_S
+            note(f"planning: {done} of {budget} evaluations, {_best(step_s)}")
+
+    return update
+
+
+def _best(step_s: float) -> str:
+    return "nothing fits yet" if step_s == float("inf") else f"best step {seconds_text(step_s)}"

@@ -22,6 +22,7 @@ from ...core.search.suggestions.changes import (
 )
 from ...core.search.suggestions.infeasible import NothingFits, excess, holding, operator_bytes, too_large
 from ..output import bytes_text, print_json, seconds_text
+from ..progress import note_if_slow
 from .request import PlanRequest
 
 _SHARED = {
@@ -38,7 +39,8 @@ def refuse(nothing: NothingFits, request: PlanRequest, *, json: bool) -> NoRetur
     Raises:
         InfeasibleError: always.
     """
-    answer = InfeasibleAnswer(nothing, request)
+    with note_if_slow("no plan fits: searching for the smallest changes with which one does"):
+        answer = InfeasibleAnswer(nothing, request)
     if json:
         print_json(answer.plain())
     raise InfeasibleError(answer.text())
@@ -65,7 +67,7 @@ class InfeasibleAnswer:
         timelines = simulate(self.plan).timelines
         self.held = holding(self.plan, self.limits, timelines)
         self.saves = problem.recompute_excluded and problem.offload_excluded
-        self.large = too_large(problem.graph, problem.limit, saves=self.saves)
+        self.large = too_large(problem.least, problem.limit, saves=self.saves)
         self.changes = smallest_changes(nothing, problem, memory, replan, oracle=request.oracle)
 
     def plain(self) -> dict[str, Any]:

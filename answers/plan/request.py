@@ -13,7 +13,7 @@ from ...core.offload.request import OffloadRequest
 from ...core.plan.derive import Recompute
 from ...core.plan.interval import with_step_error
 from ...core.plan.plan import Plan
-from ...core.plan.sharding import AUTO, LEVELS, NONE, part_of_graph
+from ...core.plan.sharding import AUTO, LEVELS, NONE
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families
 from ...core.search import Oracle
@@ -96,12 +96,17 @@ class PlanRequest:
         rows = self.costs.work.samples
         recompute_excluded, grouped = self.recompute == "none", isinstance(self.machine, GroupedCluster)
         offload_excluded = self.offload == "none" and not grouped and self.boundaries != "layers"
-        # With sharding a device holds a part of the state, at best one of as many as there are devices.
         shard = LEVELS[-1] if self.shard == AUTO else self.shard
-        graph = part_of_graph(self.costs.graph, len(self.machine.devices), shard)
         replicas = max(data for _, data in self._meshes) if shard != LEVELS[-1] else 1
         return InfeasibleRequest(
-            graph, self.microbatches, self.limits, recompute_excluded, rows, offload_excluded, replicas, shard
+            self.costs.graph,
+            self.microbatches,
+            self.limits,
+            recompute_excluded,
+            rows,
+            offload_excluded,
+            replicas,
+            shard,
         )
 
     @property
@@ -140,6 +145,9 @@ class PlanRequest:
         stages = min(pipeline for pipeline, _ in meshes) * options.min_chunks
         blocks = self._blocks(stages)
         blocks.refuse_too_few(stages)
+        if not self.problem.may_fit(Relaxation()):  # only the plan that comes closest is wanted
+            plain = tuple(family for family in self.families if family.name == "1f1b") or self.families
+            changes = {**changes, "until_fit": True, "budget": 1, "families": plain, "anneal": False}
         found = search_plans(self._workload(blocks), self.machine, evolve(options, **changes), meshes=meshes)
         error = self.costs.step_error
         return evolve(found, plans=tuple(with_step_error(blocks.expanded(plan), error) for plan in found.plans))

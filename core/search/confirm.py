@@ -134,13 +134,15 @@ class _Task:
         walks, stopped = search(settings, self.space, self.meter, self.seed, earlier)
         if self.exact and not (stopped or self.meter.until_fit) and walks[0].excess == 0:
             walks, stopped = with_less_memory(least_memory_first(walks), self.space, self.meter, self.seed)
-        leading = walks[0]
+        # The oracle never counts less memory: plans that exceed a limit already are not scored, but for the closest.
+        scored = [walk for walk in walks if walk.may_fit] or [min(walks, key=lambda walk: walk.excess)]
+        leading = scored[0]
         leading.join_backwards()
-        first = rescored(walks, self.oracle, 1 if self.exact else RESCORED)
+        first = rescored(scored, self.oracle, 1 if self.exact else RESCORED)
         best = best_first(first)[0]
         found = [best]
         if self.alternatives or best.rank[0] > 0:
-            known = {id(walk): scored for walk, scored in zip(walks, first, strict=False)}
+            known = {id(walk): scored for walk, scored in zip(scored, first, strict=False)}
             slower = [walk for walk in frontier(walks) if walk.step_s > leading.step_s]
             found += [known.get(id(walk)) or score_walk(walk, self.oracle) for walk in slower]
         misled = leading.excess == 0 and first[0].rank[0] > 0

@@ -117,6 +117,8 @@ def search(
     starts, budget = InitialWalks(settings, space), meter.left
     try:
         for walk in starts.published():
+            if meter.until_fit and walks and walks[-1].setting is not walk.setting and _fitting(walks):
+                break
             walks.append(walk)
             meter.spend(0)  # no evaluation, but building it takes time
         if not walks:

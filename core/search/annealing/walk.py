@@ -8,6 +8,7 @@ import numpy as np
 from attrs import define, evolve, field
 
 from ...actions import Action
+from ...cluster.mesh import least_by_position
 from ...costs.partition import Cuts
 from ...evaluate.coding import FORWARD, INFINITY, KINDS, decode_orders, encode
 from ...evaluate.compiled import make_scratch, make_stage_arrays
@@ -139,6 +140,12 @@ class Walk:
             self._buffers = make_buffers(make_stage_arrays(stages, setting.edges(stages)), scratch, candidate)
         setting.fill(candidate, self._buffers.costs)
         return self._buffers
+
+    @property
+    def may_fit(self) -> bool:
+        """Whether its peaks, without messages, fit in the memory of every device."""
+        memory = least_by_position(self.setting.memory, self.setting.replicas)
+        return all(peak <= limit for peak, limit in zip(self.peaks, memory, strict=True))
 
     def join_backwards(self) -> None:
         """Join each I directly followed by its own W into a B, if that is not slower."""

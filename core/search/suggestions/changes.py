@@ -25,6 +25,8 @@ SHARD = "shard"
 
 MOST_DEVICES = 8
 """Largest number of devices to try, as a multiple of the present number."""
+NODE = 8
+"""Devices from which on only multiples of their number are tried."""
 SMALLEST_MICROBATCH = 16
 """Largest number of parts of a microbatch to try."""
 NARROWED = 0.05
@@ -107,6 +109,11 @@ class InfeasibleRequest:
         return len(self.memory)
 
     @property
+    def least(self) -> OpGraph:
+        """The graph with the least state that a device may hold of each operator."""
+        return part_of_graph(self.graph, self.devices, self.shard)
+
+    @property
     def limit(self) -> float:
         """Bytes that the device with the most memory may hold."""
         return max(self.memory)
@@ -118,14 +125,14 @@ class InfeasibleRequest:
     def may_fit(self, change: Relaxation) -> bool:
         """Whether a plan is possible by two lower bounds of memory.
 
-        All devices together hold the state of all operators and the saved tensors of one microbatch between its last
-        forward and its first backward. One device holds each single operator while it runs.
+        All devices together hold the state of all operators, whatever replicas share, and the saved tensors of one
+        microbatch between its last forward and its first backward. One device holds each single operator while it runs.
         """
-        graph = self.graph if change.shard is None else part_of_graph(self.graph, self.replicas, change.shard)
-        nodes, limit, devices = graph.nodes, self.limit + change.extra_bytes, change.devices or self.devices
-        state = sum(node.resident_bytes for node in nodes)
+        limit, devices = self.limit + change.extra_bytes, change.devices or self.devices
+        state = sum(node.resident_bytes for node in self.graph.nodes)
         stay = self._all_stay(change)
-        saved = sum(node.saved_bytes for node in nodes) / change.parts if stay else 0
+        saved = sum(node.saved_bytes for node in self.graph.nodes) / change.parts if stay else 0
+        nodes = part_of_graph(self.graph, devices, change.shard or self.shard).nodes
         largest = max(operator_bytes(node, saves=stay, parts=change.parts) for node in nodes)
         return state + saved <= devices * limit and largest <= limit
 
@@ -256,13 +263,14 @@ def _fewest_stages(plan: Plan, limits: Sequence[float], oracle: Oracle) -> Chang
 
 
 def _more_devices(problem: InfeasibleRequest, replan: Replan) -> Change | None:
-    """The smallest number of devices, by doubling and then bisection."""
+    """The smallest number of devices, by doubling and then bisection; of many, as many again, as whole nodes are."""
     here = problem.devices
-    most = min(MOST_DEVICES * here, len(problem.graph.nodes))
-    numbers = sorted({min(here << doubling, most) for doubling in range(1, MOST_DEVICES.bit_length())})
-    larger = (number for number in numbers if number > here)
-    devices, found = _smallest(lambda number: replan(Relaxation(devices=number)), here, larger)
-    return None if found is None else Change(MORE_DEVICES, devices, found)
+    unit = here if here >= NODE else 1
+    most = min(MOST_DEVICES * here, len(problem.graph.nodes)) // unit
+    numbers = sorted({min(here // unit << doubling, most) for doubling in range(1, MOST_DEVICES.bit_length())})
+    larger = (number for number in numbers if number * unit > here)
+    units, found = _smallest(lambda number: replan(Relaxation(devices=number * unit)), here // unit, larger)
+    return None if found is None else Change(MORE_DEVICES, units * unit, found)
 
 
 def _smaller_microbatches(problem: InfeasibleRequest, replan: Replan) -> Change | None:

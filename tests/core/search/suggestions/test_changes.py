@@ -165,13 +165,19 @@ def test_shared_gradients_are_suggested_where_shared_optimizers_are_not_enough()
 
 
 def test_shared_optimizer_may_fit_where_a_whole_one_cannot():
-    nodes = tuple(OpNode(f"n{i}", 1.0, 1.0, 1.0, parameter_bytes=100, state_bytes=400) for i in range(4))
-    problem = InfeasibleRequest(OpGraph(nodes), 4, (300,) * 4, replicas=2)
+    nodes = (OpNode("n", 1.0, 1.0, 1.0, parameter_bytes=100, state_bytes=400),)
+    problem = InfeasibleRequest(OpGraph(nodes), 4, (250,) * 4, replicas=4)
     assert not problem.may_fit(Relaxation())
-    assert problem.may_fit(
-        Relaxation(shard="optimizer")
-    )  # 200 of parameter and gradient, half of 200 of optimizer state
-    assert not evolve(problem, memory=(299,) * 4).may_fit(Relaxation(shard="optimizer"))
+    # 200 of parameter and gradient, a quarter of 200 of optimizer state
+    assert problem.may_fit(Relaxation(shard="optimizer"))
+    assert not evolve(problem, memory=(249,) * 4).may_fit(Relaxation(shard="optimizer"))
+
+
+def test_state_that_all_devices_together_cannot_hold_is_not_helped_by_sharing():
+    nodes = tuple(OpNode(f"n{i}", 1.0, 1.0, 1.0, parameter_bytes=100, state_bytes=400) for i in range(4))
+    problem = InfeasibleRequest(OpGraph(nodes), 4, (399,) * 4, replicas=4)
+    assert not problem.may_fit(Relaxation(shard="parameters"))
+    assert evolve(problem, memory=(400,) * 4).may_fit(Relaxation(shard="parameters"))
 
 
 def test_recompute_suggests_the_plan_with_the_fewest_recomputed_stages():
