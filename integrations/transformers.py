@@ -225,6 +225,7 @@ class PanpipeTrainer(Trainer):
         given = dict(self._given)
         if self.args.device.type == "cuda":
             given.setdefault("devices", "cuda")
+        given.setdefault("dynamic", self._padded(inputs))
         training, norm = self.model.training, self.args.max_grad_norm
         self.model.train()
         step = step_of_trainer(self, self._count, self._dtype, inputs)
@@ -241,6 +242,14 @@ class PanpipeTrainer(Trainer):
             self.pipe.resume(self._resumes)
             self._resumes = None
         return self.pipe, self._rows
+
+    def _padded(self, inputs: Mapping[str, Any]) -> dict[str, int] | None:
+        """The dimension of the tensors that the collator pads to the longest text of a batch, by their names."""
+        collator = self.data_collator
+        longest = getattr(collator, "padding", True) in (True, "longest")
+        if getattr(collator, "tokenizer", None) is None or not longest:
+            return None
+        return {name: 1 for name, value in inputs.items() if isinstance(value, Tensor) and value.ndim == 2} or None
 
     def _close(self) -> None:
         if self.pipe is not None:

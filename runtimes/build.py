@@ -35,7 +35,7 @@ from .engine.clocked import VirtualDevices
 from .launch.agreement import check_same, model_in_words
 from .launch.launch import make_team, mesh_for, rank_of_job, virtual_team, world_size
 from .launch.meeting import Meeting
-from .launch.progress import Report, silent
+from .launch.progress import Report, progress_lines, silent
 from .launch.random_states import random_states_kept
 from .launch.step_agreement import check_same_step
 from .launch.team import Team
@@ -225,7 +225,8 @@ class _Builder:
         self._virtual = virtual
         self.earlier: EarlierPlans | None = None
         self.planned: Planning | None = None
-        self.programs = ProgramOptions(graphs=options.run.cuda_graphs)
+        lines = progress_lines(options.run.progress, team.first)
+        self.programs = ProgramOptions(graphs=options.run.cuda_graphs, report=lines)
 
     def check_ranks(self, source: Weights) -> InitialWeights:
         """Refuse ranks with different arguments, compare their weights, and place the devices.

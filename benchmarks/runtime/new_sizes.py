@@ -1,9 +1,11 @@
-"""Processor seconds of a step's set-up by phase, and of a new size: for small transformers of two layers.
+"""Processor seconds of a step's set-up by phase, of an evaluation's, and of a new size: for small transformers of two
+layers.
 
     python benchmarks/runtime/new_sizes.py
 
 Each model is captured twice, for one length and with symbolic lengths; the first model once before, because that also
-loads torch. `new size` is what a further length costs: numbers in place of the symbols of all stage programs.
+loads torch. An evaluation is captured without gradients. `new size` is what a further length costs: numbers in place of
+the symbols of all stage programs.
 """
 
 import os
@@ -56,12 +58,12 @@ def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     return model(**batch).loss
 
 
-def phases(model: nn.Module, symbolic: bool) -> dict[str, str]:
-    """Processor seconds of each phase, as text."""
+def phases(model: nn.Module, symbolic: bool, gradients: bool = True) -> dict[str, str]:
+    """Processor seconds of each phase, as text; without gradients, those of an evaluation."""
     batch = {name: torch.ones(2, LENGTH, dtype=torch.int64) for name in ("input_ids", "attention_mask", "labels")}
     times = [time.process_time()]
     dims = dict.fromkeys(range(len(batch)), (1,)) if symbolic else None
-    captured = capture_step(model, step, batch, symbolic=dims)
+    captured = capture_step(model, step, batch, symbolic=dims, gradients=gradients)
     times.append(time.process_time())
     operators = operators_of(captured)
     times.append(time.process_time())
@@ -88,13 +90,15 @@ def phases(model: nn.Module, symbolic: bool) -> dict[str, str]:
 def main() -> None:
     phases(MODELS["Llama"](), symbolic=False)
     rows = [
-        (name, "symbolic" if symbolic else "one length", phases(make(), symbolic))
+        (name, f"{'training' if training else 'evaluation'}, {'any' if any_length else 'one'} length",
+         phases(make(), any_length, training))
         for name, make in MODELS.items()
-        for symbolic in (False, True)
-    ]
+        for training in (True, False)
+        for any_length in (False, True)
+    ]  # fmt: skip
     columns = ("export", "operators", "programs", "all", "new size")
     cells = [[name, kind, *(found.get(c, "") for c in columns)] for name, kind, found in rows]
-    print_table("processor seconds", ["model", "sizes", *columns], cells)
+    print_table("processor seconds", ["model", "captured for", *columns], cells)
 
 
 if __name__ == "__main__":

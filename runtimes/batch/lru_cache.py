@@ -21,6 +21,9 @@ class LruCache(Generic[K, V]):
     def __contains__(self, key: object) -> bool:
         return key in self._values
 
+    def __len__(self) -> int:
+        return len(self._values)
+
     def __iter__(self) -> Iterator[K]:
         return iter(list(self._values))
 

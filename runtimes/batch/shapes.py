@@ -22,19 +22,19 @@ from ...core.capture.graph.outputs import parts_in_words
 from ...core.capture.values.capture_errors import Refused, error_of_type
 from ...core.capture.values.user_lines import reason_of, user_line
 from ...core.errors import RequestError, in_a_line
+from ..launch.progress import NOTICED_S, Report, reported_if_slow, silent
 from ..launch.team import Team
 from ..programs.compiled import Compiled, ProgramCompiler, compile_possibly_empty
 from .lru_cache import LruCache
 from .microbatches import Microbatch, Shape
 from .varying_sizes import Dims, VaryingSizes, sizes_of
 
-_NOTICED_S = 2.0
-"""Seconds of a capture from which on a new shape is reported."""
 Capture = Callable[[Any, Shape, Dims | None], CapturedStep]
 """Captures the step for a microbatch of this shape, with symbols for the sizes of these dimensions."""
 
 _KEPT = 8
-"""Number of captured shapes whose programs are kept; more if a single step has more."""
+"""Number of captured shapes whose programs are kept; more if a single step has more. If programs are compiled, those of
+further sizes are not, as ``torch.compile`` does after so many recompilations."""
 _SIZED = 64
 """Number of shapes whose programs are kept, of those that programs with symbolic sizes give within milliseconds."""
 _MOST_FAILURES = 2
@@ -54,6 +54,7 @@ class Shapes:
         compiler: compiles the graphs of stage programs.
         varying: the sizes that differ between batches.
         function: a key of what is captured: the function, the Python values that it reads, the modes of its modules.
+        report: called with what is captured, if it takes long.
     """
 
     def __init__(
@@ -65,9 +66,10 @@ class Shapes:
         compiler: ProgramCompiler | None = None,
         varying: VaryingSizes | None = None,
         function: Hashable = None,
+        report: Report = silent,
     ) -> None:
         self._capture, self._team, self._cut, self._where = capture, team, cut, where
-        self._compiler = compiler
+        self._compiler, self._report = compiler, report
         self._parts: str | None = None
         self._kept: LruCache[Shape, Compiled] = LruCache(_KEPT)
         self._sized: LruCache[Shape, Compiled] = LruCache(_SIZED)
@@ -90,10 +92,11 @@ class Shapes:
         """
         self._kept.keep(shape, compiled)
         self._varying.note(shape)
-        if symbolic is not None and self._compiler is None:
+        if symbolic is not None:
             steps = self._varying.captures(self._function, shape).steps
             steps += [symbolic] if not steps else []
-            self._sized_programs(symbolic, shape)
+            if self._compiler is None:
+                self._sized_programs(symbolic, shape)
         self._example, self._latest, self._parts = shape, compiled, parts_in_words(compiled.operators.step.outputs)
         self._reported.add(shape)
 
@@ -129,7 +132,7 @@ class Shapes:
                 found[shape] = made = self._with_sizes(piece)
                 if made is not None:
                     self._sized.keep(shape, made, wanted)
-                    remark = self._remark(shape, False) if self.captures > captures else remark
+                    remark = self._remark(shape, self._compiler is not None) if self.captures > captures else remark
                     continue
                 found[shape] = made = self._agreed(partial(self._compile_new, piece))
                 full = self._kept.keep(shape, made, wanted)
@@ -140,7 +143,7 @@ class Shapes:
 
     def _with_sizes(self, piece: Microbatch) -> Compiled | None:
         """Programs from a capture with symbolic sizes, which may be made now; None if there is none, on any rank."""
-        if self._compiler is not None or self._team.tensor is not None:
+        if self._team.tensor is not None or (self._compiler is not None and len(self._kept) < _KEPT):
             return None
         shape = piece.shape
         known = self._varying.captures(self._function, shape)
@@ -153,7 +156,7 @@ class Shapes:
             return None
         found, reason = None, "the step fixes them, as a loop over a sequence does"
         try:
-            with self._counted(), quiet_symbols():
+            with self._counted(shape), quiet_symbols():
                 operators = operators_of(self._captured(piece, dims))
             found = self._sized_programs(operators, shape)
             failure = self._symbolic.get(id(operators))
@@ -173,8 +176,8 @@ class Shapes:
             return None
         if id(operators) not in self._symbolic:
             try:
-                with self._counted(0), quiet_symbols():
-                    self._symbolic[id(operators)] = self._compile(operators, shape)
+                with self._counted(shape, 0), quiet_symbols():
+                    self._symbolic[id(operators)] = self._compile(operators, shape, None)
             except Exception as error:  # the programs of a capture with numbers raise the user's
                 self._symbolic[id(operators)] = reason_of(error)
         made, sizes = self._symbolic[id(operators)], symbols.values(sizes_of(shape))  # deriving programs adds guards
@@ -185,18 +188,19 @@ class Shapes:
         return here if len(self._team.local) == self._team.size else all(self._team.in_replica(lambda _: here))
 
     @contextmanager
-    def _counted(self, captures: int = 1) -> Iterator[None]:
+    def _counted(self, shape: Shape, captures: int = 1) -> Iterator[None]:
         """Count captures, and the seconds that they take."""
         started = time.perf_counter()
-        yield
+        with reported_if_slow(self._report, f"capturing for microbatches of {shape}"):
+            yield
         self.captures += captures
         self._capture_s += time.perf_counter() - started
 
     def _compile_new(self, piece: Microbatch) -> Compiled:
-        with self._counted():
-            return self._compile(operators_of(self._captured(piece)), piece.shape)
+        with self._counted(piece.shape):
+            return self._compile(operators_of(self._captured(piece)), piece.shape, self._compiler)
 
-    def _compile(self, captured: Operators, shape: Shape) -> Compiled:
+    def _compile(self, captured: Operators, shape: Shape, compiler: ProgramCompiler | None) -> Compiled:
         operators, stages = carry_over(self._cut, captured)
         parts = parts_in_words(operators.step.outputs)
         self._parts = self._parts or parts
@@ -205,7 +209,7 @@ class Shapes:
                 f"the step returns {parts} for microbatches of {shape} and {self._parts} for the example: return the "
                 "same parts for every shape"
             )
-        return compile_possibly_empty(operators, stages, list(self._where), self._where, self._compiler)
+        return compile_possibly_empty(operators, stages, list(self._where), self._where, compiler)
 
     def _captured(self, piece: Microbatch, dims: Dims | None = None) -> CapturedStep:
         """The step for a microbatch; an error begins with the batch's first difference from the example."""
@@ -254,11 +258,12 @@ class Shapes:
             return self._remark_value(*other, each_s)
         self._reported_limit = full
         if full:
-            return (
-                f"batches keep changing shape: programs for {self._kept.limit} shapes of microbatches are kept, and "
-                f"capturing the step for one more takes {each_s:.1f} s each time: pad batches to a few lengths"
-            )
-        if each_s < _NOTICED_S:
+            kept = f"batches keep changing shape: programs for {self._kept.limit} shapes of microbatches are "
+            rest = f"kept, and capturing the step for one more takes {each_s:.1f} s each time"
+            if self._compiler is not None and self._sized:
+                rest = "compiled, and those of further shapes run without compilation"
+            return f"{kept}{rest}: pad batches to a few lengths"
+        if each_s < NOTICED_S:
             return None
         why = self._varying.captures(self._function, shape).failures
         again = f"; it is captured again for further sizes, because they cannot be symbols: {why[-1]}" if why else ""

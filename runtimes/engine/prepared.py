@@ -202,8 +202,8 @@ class PreparedSteps:
         for key in self._kept if gone else ():
             if any(shape in gone for shape, _ in key[1]):
                 self._kept.drop(key)
-        if gone and self._captures != self._shapes.captures:
-            self._captures = self._shapes.captures
+        before, self._captures = self._captures, self._shapes.captures
+        if gone and before != self._captures:
             gc.collect()  # captured graphs contain reference cycles, and their tensors are large
 
     def _lower(self, pairs: Sequence[MessagePairs], compiled: Sequence[Compiled]) -> LoweredPlan:

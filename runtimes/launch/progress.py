@@ -1,6 +1,7 @@
 """Progress of planning: a progress bar on a terminal, one line for each phase elsewhere."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,16 +40,37 @@ def show_progress(progress: bool | Progress, first: bool) -> Iterator[Report]:
     Raises:
         RequestError: progress is none of these.
     """
-    check_progress(progress)
-    if not first or progress is False:
-        yield _noted(silent)
-    elif progress is not True:
-        yield _noted(lambda phase, done=0, total=0: progress(phase, done, total))
-    elif sys.stderr.isatty():
+    if first and progress is True and sys.stderr.isatty():
         with _line() as report:
             yield _noted(report)
     else:
-        yield _noted(_lines())
+        yield progress_lines(progress, first)
+
+
+def progress_lines(progress: bool | Progress, first: bool) -> Report:
+    """The same without a progress bar, also for what comes after planning."""
+    check_progress(progress)
+    if not first or progress is False:
+        return _noted(silent)
+    if progress is True:
+        return _noted(_lines())
+    return _noted(lambda phase, done=0, total=0: progress(phase, done, total))
+
+
+NOTICED_S = 2.0
+"""Seconds of a capture after planning from which on it is reported."""
+
+
+@contextmanager
+def reported_if_slow(report: Report, phase: str) -> Iterator[None]:
+    """Report a phase while it runs, from another thread, if it takes longer than `NOTICED_S`."""
+    timer = threading.Timer(NOTICED_S, report, (phase,))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _noted(report: Report) -> Report:

@@ -98,7 +98,7 @@ class Evaluator:
         self._changed, self._cut, self._workers, self._whole = changed, cut, workers, stages.whole_parameters
         self._model, self._plan, self._team = stages.model, stages.plan, stages.team
         self._states, self._where = stages.states, stages.where
-        self._compiler = programs.compiler  # `known` is for the example only
+        self._compiler, self._report = programs.compiler, programs.report  # `known` is for the example only
         self.seed = training.seed
         tensor = stages.team.tensor
         self._modes = ModuleModes(stages.model if tensor is None else tensor.model)
@@ -158,7 +158,9 @@ class Evaluator:
     def _variant(self, forwards: ForwardFunction, key: Hashable, reads: Hashable) -> tuple[Shapes, PreparedSteps]:
         capture = partial(self._captured, forwards)
         compiler = PlannedCompiler.of(self._compiler, self._forward_plan)
-        shapes = Shapes(capture, self._team, self._cut, self._where, compiler, self._varying, (key, reads))
+        shapes = Shapes(
+            capture, self._team, self._cut, self._where, compiler, self._varying, (key, reads), self._report
+        )
         return shapes, PreparedSteps(lambda: self._forward_plan, shapes, self._states, self._model, self._team.local)
 
     def _captured(

@@ -104,7 +104,7 @@ def set_up_plan(
             return capture_step(model, step, batch, device=kind, symbolic=symbolic)
 
     def variant(reads: Hashable) -> tuple[Shapes, PreparedSteps]:
-        shapes = Shapes(captured, team, cut, on, compiler, example.varying, ("training", reads))
+        shapes = Shapes(captured, team, cut, on, compiler, example.varying, ("training", reads), programs.report)
         return shapes, PreparedSteps(lambda: stages.plan, shapes, stages.states, model, team.local)
 
     variants = Variants(model, step, variant, follow_model)

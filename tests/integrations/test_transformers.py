@@ -8,8 +8,17 @@ from panpipe.core.errors import RequestError
 from panpipe.integrations.transformers import PanpipeTrainer
 from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from torch import nn
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import (
+    DataCollatorForLanguageModeling,
+    GPT2Config,
+    GPT2LMHeadModel,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainingArguments,
+)
 
 from ..laws.grouped import grouped
 
@@ -99,6 +108,27 @@ def test_trainer_accumulates_batches_of_unequal_numbers_of_tokens(tmp_path):
     )
     assert_same_weights(piped.model, alone.model)
     ended(piped)
+
+
+@pytest.mark.slow
+def test_texts_that_the_collator_pads_take_one_capture(tmp_path, monkeypatch):
+    captures, export = [], torch.export.export
+    monkeypatch.setattr(
+        torch.export, "export", lambda *args, **kwargs: captures.append(args) or export(*args, **kwargs)
+    )
+    words = Tokenizer(WordLevel({str(number): number for number in range(61)}, unk_token="0"))
+    collator = DataCollatorForLanguageModeling(
+        PreTrainedTokenizerFast(tokenizer_object=words, pad_token="0"), mlm=False
+    )
+    data = [{"input_ids": each["input_ids"][: 3 + number % 10]} for number, each in enumerate(samples(40))]
+    made, _plans[:] = _plans[:], []
+    alone, piped = both(tmp_path, model_of(), data, {"data_collator": collator}, per_device_train_batch_size=4)
+    _plans[:] = made
+    torch.testing.assert_close(
+        logged(piped, "loss", "grad_norm"), logged(alone, "loss", "grad_norm"), rtol=2e-5, atol=1e-7
+    )
+    assert len(captures) == 1
+    piped.end()
 
 
 def accuracy(evaluated):

@@ -48,6 +48,14 @@ def test_replicas_train_like_one_process_on_all_their_batches(four):
     check(four["replicas"], [[0, 0], [1, 0], [0, 1], [1, 1]])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mesh", "places"), [("pp=1,dp=2", [[0, 0], [1, 0]]), ("pp=2,dp=2", [[0, 0], [1, 0], [0, 1], [1, 1]])]
+)
+def test_replicas_train_on_batches_of_other_lengths(tmp_path, mesh, places):
+    check(results("lengths", tmp_path, len(places), MESH=mesh), places)
+
+
 SKIPPED = [False, True, False, True, True, False, False]
 """Which of the updates in float16 are: those with an overflow in one stage of one replica, in either of two batches."""
 

@@ -544,6 +544,45 @@ for batch in batches[2:]:
 shutil.rmtree(folder, ignore_errors=True)
 
 
+# %% sequences_padded_to_the_longest | ranks, may_warn=microbatches of a new shape
+class Tagger(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(12, 6)
+        self.lstm = nn.LSTM(6, 4, batch_first=True, bidirectional=True)
+        self.head = nn.Linear(8, 5)
+
+    def forward(self, x):
+        return self.head(self.lstm(self.embed(x))[0])
+
+
+def collate(lengths):
+    words = [torch.randint(1, 12, (length,)) for length in lengths]
+    x = nn.utils.rnn.pad_sequence(words, batch_first=True)
+    return {"x": x, "y": (x % 5).masked_fill(x == 0, -100)}
+
+
+def step(model, batch):
+    loss = F.cross_entropy(model(batch["x"]).flatten(0, 1), batch["y"].flatten(), ignore_index=-100)
+    return loss, (batch["y"] != -100).sum()
+
+
+model = Tagger()
+batches = [collate(range(longest - 7, longest + 1)) for longest in (9, 12, 8, 17, 11, 10)]
+held_out = [collate(range(longest - 7, longest + 1)) for longest in (13, 8)]
+folder = os.path.join(tempfile.gettempdir(), "laws-" + os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid())))
+pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+for number, batch in enumerate(tqdm(batches)):
+    loss = pipe.step(batch, update=number % 2 == 1)
+    if number == 3:
+        pipe.checkpoint(os.path.join(folder, "lengths"))
+    scores = [pipe.evaluate(other) for other in held_out[number % 2 :]]
+pipe.resume(os.path.join(folder, "lengths"))
+for batch in batches[4:]:
+    again = pipe.step(batch)
+shutil.rmtree(folder, ignore_errors=True)
+
+
 # %% best_weights_are_kept
 def step(model, batch):
     return F.cross_entropy(model(batch["x"]), batch["y"])

@@ -253,7 +253,7 @@ FIXED = Case(small, fixed_length_step, lambda rows, dtype: tokens(rows))
 
 
 def test_programs_of_the_most_recent_shapes_are_kept_and_others_are_freed(monkeypatch):
-    monkeypatch.setattr("panpipe.runtimes.batch.shapes._NOTICED_S", 0.0)
+    monkeypatch.setattr("panpipe.runtimes.batch.shapes.NOTICED_S", 0.0)
     monkeypatch.setattr("panpipe.runtimes.batch.shapes._KEPT", 2)
     pair = Pair(ThreadTeam(2), FIXED, 4, 2, own_programs=True)
     pipe = pair.pipe

@@ -314,7 +314,7 @@ def test_evaluation_uses_a_parameter_that_training_does_not_use():
 
 
 def test_evaluation_warns_once_of_new_shapes_and_keeps_a_few_functions(monkeypatch):
-    monkeypatch.setattr("panpipe.runtimes.batch.shapes._NOTICED_S", 0.0)
+    monkeypatch.setattr("panpipe.runtimes.batch.shapes.NOTICED_S", 0.0)
     pipe, _ = pipeline_of(GPT, 8, 4)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -501,6 +501,16 @@ def replicas(team):
     return {"place": [team.replica, *team.local], "cases": found}
 
 
+@captures((GPT, torch.float64, 4, 2))
+def lengths(team):
+    """Batches of other lengths in each step, and on each replica."""
+    trained = Trained(team, GPT, 4, 2)
+    steps = [(12, 12), (9, 9), (7, 15), (12, 8), (16, 5)]
+    distances = [trained.step_on([tokens(4, length) for length in each]) for each in steps]
+    case = {"distances": distances, "bits": trained.bits(), "metrics": trained.pipe.metrics}
+    return {"place": [team.replica, *team.local], "cases": {"lengths": case}}
+
+
 def _shared(team, level):
     """Replicas that share at a level: cases and optimizers."""
     place = [team.replica, *team.local]

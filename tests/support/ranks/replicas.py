@@ -61,8 +61,12 @@ class Trained:
         self.optimizer = OPTIMIZER(self.alone.named_parameters())
 
     def step(self, rows: list[int]) -> dict[str, float]:
-        """One step on batches of these numbers of rows; the largest distances, gradients relative in norm."""
-        index, parts = self.pipe.steps, batches(self.case, self.team.replicas, rows)
+        """One step on batches of these numbers of rows."""
+        return self.step_on(batches(self.case, self.team.replicas, rows))
+
+    def step_on(self, parts: list[Any]) -> dict[str, float]:
+        """One step on a batch for each replica; the largest distances, gradients relative in norm."""
+        index = self.pipe.steps
         loss = self.pipe.step(parts[self.team.replica]).item()
         wanted = reference_of_replicas(
             self.alone, self.case.step, parts, microbatches=self.microbatches, seed=SEED, index=index
