@@ -86,7 +86,7 @@ def set_up_plan(
     device = compute_device([*model.parameters(), *model.buffers()])
     where = team.where = team.where or dict.fromkeys(team.local, device)
     on = {i: where[plan.placement[i]] for i in local}
-    compiler = PlannedCompiler.of(programs.compiler, plan, *programs.plans)
+    compiler, report = PlannedCompiler.of(programs.compiler, plan, *programs.plans), programs.report
     first = compile_stages(operators, [stage.nodes for stage in plan.stages], local, on, compiler, programs.known)
     check_transport(team.kind, plan, first.layout, dict(model.named_parameters()), where)
     team.connect(sending_pairs(plan))
@@ -104,7 +104,7 @@ def set_up_plan(
             return capture_step(model, step, batch, device=kind, symbolic=symbolic)
 
     def variant(reads: Hashable) -> tuple[Shapes, PreparedSteps]:
-        shapes = Shapes(captured, team, cut, on, compiler, example.varying, ("training", reads), programs.report)
+        shapes = Shapes(captured, team, cut, on, compiler, example.varying, ("training", reads), report)
         return shapes, PreparedSteps(lambda: stages.plan, shapes, stages.states, model, team.local)
 
     variants = Variants(model, step, variant, follow_model)
