@@ -2,7 +2,7 @@
 little.
 
 By default it runs every 700 new objects and then traverses all imported and captured objects: a tenth of the processor
-time of ``panpipe plan --model llama-7b``.
+time of ``panpipe plan --model llama-7b``, and a fifth of that of a capture with symbolic sizes.
 """
 
 import gc

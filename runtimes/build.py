@@ -18,6 +18,7 @@ from ..core.capture.python.torch_settings import with_gradients
 from ..core.capture.regions.breaks import StepFunction
 from ..core.cluster.mesh import Mesh
 from ..core.errors import PanpipeError, RequestError
+from ..core.garbage import rare_collections
 from ..core.plan.derive import synchronised
 from ..core.plan.plan import Plan
 from ..core.plan.validation.validate import validate
@@ -75,7 +76,7 @@ def build_pipeline(
         RequestError: an argument is wrong.
         InfeasibleError: no plan fits in memory.
     """
-    with HERE.inside("pipeline()"), random_states_kept():
+    with HERE.inside("pipeline()"), random_states_kept(), rare_collections():
         _refuse_arguments(model, step)
         return _check_and_build(unwrapped(model), step, batch, options, virtual, report)
 

@@ -21,6 +21,7 @@ from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import stage_graph
+from panpipe.core.garbage import rare_collections
 from torch import nn
 from transformers import (
     BertConfig,
@@ -87,6 +88,7 @@ def phases(model: nn.Module, symbolic: bool, gradients: bool = True) -> dict[str
     return found
 
 
+@rare_collections()  # as panpipe.pipeline
 def main() -> None:
     phases(MODELS["Llama"](), symbolic=False)
     rows = [

@@ -22,6 +22,7 @@ from ...core.capture.graph.outputs import parts_in_words
 from ...core.capture.values.capture_errors import Refused, error_of_type
 from ...core.capture.values.user_lines import reason_of, user_line
 from ...core.errors import RequestError, in_a_line
+from ...core.garbage import rare_collections
 from ..launch.progress import NOTICED_S, Report, reported_if_slow, silent
 from ..launch.team import Team
 from ..programs.compiled import Compiled, ProgramCompiler, compile_possibly_empty
@@ -191,7 +192,7 @@ class Shapes:
     def _counted(self, shape: Shape, captures: int = 1) -> Iterator[None]:
         """Count captures, and the seconds that they take."""
         started = time.perf_counter()
-        with reported_if_slow(self._report, f"capturing for microbatches of {shape}"):
+        with rare_collections(), reported_if_slow(self._report, f"capturing for microbatches of {shape}"):
             yield
         self.captures += captures
         self._capture_s += time.perf_counter() - started
