@@ -26,7 +26,6 @@ from .own_loss import step_of_trainer
 from .replicas import ReplicaRows
 from .requirements import needs
 from .settings import refuse_twice, with_own
-from .trainer_files import save_pretrained
 from .trainer_steps import SHARE, BatchCount, Outputs
 
 with needs("transformers"):
@@ -264,11 +263,25 @@ class PanpipeTrainer(Trainer):
     # Files
 
     def _save(self, output_dir: str | None = None, state_dict: Any = None) -> None:
-        """Write the model as ``save_pretrained`` does; every rank writes its stages."""
+        """Write the model as ``save_pretrained`` does, so that ``from_pretrained`` reads it; every rank its stages."""
         if self.pipe is None:
             super()._save(output_dir, state_dict)
             return
-        save_pretrained(self, self.pipe, Path(output_dir or self.args.output_dir))
+        model, folder = self.model, Path(output_dir or self.args.output_dir)
+        adapted = hasattr(model, "peft_config") and hasattr(model, "base_model")
+        if adapted:
+            from .peft import save_adapter
+
+            save_adapter(self.pipe, folder)
+        else:
+            self.pipe.save(folder)
+        if not self.args.should_save:
+            return
+        configurations = () if adapted else (getattr(model, "config", None), getattr(model, "generation_config", None))
+        for part in (*configurations, self.processing_class or getattr(self.data_collator, "tokenizer", None)):
+            if part is not None:
+                part.save_pretrained(folder)
+        torch.save(self.args, folder / "training_args.bin")
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         super()._save_optimizer_and_scheduler(output_dir)  # the options of groups, and the scheduler
