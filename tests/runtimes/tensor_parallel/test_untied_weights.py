@@ -3,7 +3,7 @@
 import warnings
 
 import pytest
-from panpipe.runtimes.tensor_parallel.untied_weights import warn_of_untied_weights
+from panpipe.runtimes.tensor_parallel.recording import warn_of_untied_weights
 from torch import nn
 
 
