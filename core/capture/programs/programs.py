@@ -101,9 +101,10 @@ def stage_programs(
         shared=shared_program(joint, stage.inputs, once), draws=ordinals_of(in_forward),
         host_read=host_read(joint.graph.nodes),
     )  # fmt: skip
-    python = python_reads(ordered(joint.graph, in_forward))
-    shown = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved, *python]) if python else forward
-    programs = measured(stage, joint, programs, saved, shown)
+    if stage.gradients:  # a forward alone saves nothing
+        python = python_reads(ordered(joint.graph, in_forward))
+        shown = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved, *python]) if python else forward
+        programs = measured(stage, joint, programs, saved, shown)
     if fusions is not None and fuse is not None:
         # Last, because a compiled function takes no fake tensors.
         fusions.bind(fuse, None if now is None else now(programs))
