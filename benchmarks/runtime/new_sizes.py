@@ -1,13 +1,14 @@
 """Processor seconds of a step's set-up by phase, of an evaluation's, and of a new size: for small transformers of two
 layers.
 
-    python benchmarks/runtime/new_sizes.py
+    python benchmarks/runtime/new_sizes.py [--record FILE]
 
 Each model is captured twice, for one length and with symbolic lengths; the first model once before, because that also
 loads torch. An evaluation is captured without gradients. `new size` is what a further length costs: numbers in place of
 the symbols of all stage programs.
 """
 
+import argparse
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from panpipe.answers.output import print_table
 from panpipe.core.capture.export.operators import operators_of
-from panpipe.core.capture.export.step import capture_step
+from panpipe.core.capture.export.step import capture_step, quiet_symbols
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import stage_graph
 from panpipe.core.garbage import rare_collections
@@ -33,6 +34,8 @@ from transformers import (
     T5Config,
     T5ForConditionalGeneration,
 )
+
+from benchmarks.recording import machine, record
 
 SIZE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 MODELS = {
@@ -89,7 +92,11 @@ def phases(model: nn.Module, symbolic: bool, gradients: bool = True) -> dict[str
 
 
 @rare_collections()  # as panpipe.pipeline
+@quiet_symbols()
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--record", help="append the result to this Markdown file")
+    arguments = parser.parse_args()
     phases(MODELS["Llama"](), symbolic=False)
     rows = [
         (name, f"{'training' if training else 'evaluation'}, {'any' if any_length else 'one'} length",
@@ -100,7 +107,10 @@ def main() -> None:
     ]  # fmt: skip
     columns = ("export", "operators", "programs", "all", "new size")
     cells = [[name, kind, *(found.get(c, "") for c in columns)] for name, kind, found in rows]
-    print_table("processor seconds", ["model", "captured for", *columns], cells)
+    title, header = "Processor seconds of set-up", ["model", "captured for", *columns]
+    print_table(title, header, cells)
+    if arguments.record:
+        record(arguments.record, title, machine(), header, cells)
 
 
 if __name__ == "__main__":
