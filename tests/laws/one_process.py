@@ -62,6 +62,10 @@ def _parts(result: Any) -> tuple[Tensor, Any, dict[str, Any]]:
     return loss, more[0] if more else None, metrics
 
 
+_CHECKPOINTS: dict[str, dict[str, Any]] = {}
+"""State by folder."""
+
+
 class OneProcess:
     """What ``panpipe.pipeline`` returns, without a pipeline.
 
@@ -192,11 +196,12 @@ class OneProcess:
         self.steps = state["steps"]
 
     def checkpoint(self, folder: str | Path, **options: object) -> None:
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        torch.save(self.state_dict(), Path(folder) / "all.pt")
+        _CHECKPOINTS[str(folder)] = (
+            self.state_dict()
+        )  # no files: other ranks run the same script, and remove the folder
 
     def resume(self, folder: str | Path) -> None:
-        self.load_state_dict(torch.load(Path(folder) / "all.pt", weights_only=False))
+        self.load_state_dict(_CHECKPOINTS[str(folder)])
 
     def close(self) -> None: ...
 
