@@ -196,9 +196,7 @@ class OneProcess:
         self.steps = state["steps"]
 
     def checkpoint(self, folder: str | Path, **options: object) -> None:
-        _CHECKPOINTS[str(folder)] = (
-            self.state_dict()
-        )  # no files: other ranks run the same script, and remove the folder
+        _CHECKPOINTS[str(folder)] = self.state_dict()  # no files: each rank runs this, and removes them
 
     def resume(self, folder: str | Path) -> None:
         self.load_state_dict(_CHECKPOINTS[str(folder)])
