@@ -16,7 +16,7 @@ from ..actions import Action
 from ..cluster.cluster import Cluster
 from ..cluster.mesh import Mesh
 from ..costs.costs import StageCosts, StageEdge
-from ..documents import as_plain, converter, from_json, from_plain, to_json
+from ..documents import as_plain, converter, from_json, to_json
 from ..files.limits import check_seconds
 from ..files.read import read_text
 from ..files.write import write_text
@@ -245,23 +245,19 @@ def parse_plan(text: str, origin: str) -> Plan:
         RequestError: it is truncated, of another format or version, or a field is missing, unknown or wrong, such as a
             cost above a year.
     """
-    return _with_possible_times(from_json(text, FORMAT, Plan, origin), origin)
+    plan = from_json(text, FORMAT, Plan, origin)
+    check_possible_times(plan, origin)
+    return plan
 
 
-def plain_plan(data: object, origin: str) -> Plan:
-    """Read a plan document that is parsed already. Errors as in `parse_plan`."""
-    return _with_possible_times(from_plain(data, FORMAT, Plan, origin), origin)
-
-
-def _with_possible_times(plan: Plan, origin: str) -> Plan:
-    """The plan. Raises RequestError if a time among its costs is negative or above a year."""
+def check_possible_times(plan: Plan, origin: str) -> None:
+    """Raise a RequestError if a time among a plan's costs is negative or above a year; ``origin`` names its file."""
     costs = () if plan.prediction is None else plan.prediction.costs
     for stage, cost in enumerate(costs):
         for name in (each.name for each in fields(StageCosts) if each.name.endswith("_s")):
             value = getattr(cost, name)
             if value is not None:
                 check_seconds(f"{origin} is not possible: {name} of stage {stage}", value)
-    return plan
 
 
 def read_plan(path: str | Path) -> Plan:

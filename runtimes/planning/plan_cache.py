@@ -7,25 +7,24 @@ the plan to the others. A file that cannot be read or written is reported in one
 import functools
 import hashlib
 import json
-import math
 import os
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
-from attrs import frozen
+from attrs import evolve, field, frozen
 
 from ...core.cluster.cluster import cluster_json
+from ...core.documents import read_document, to_json
 from ...core.errors import PanpipeError, RequestError, in_a_line
-from ...core.files.json_reader import parse_json
 from ...core.files.limits import DOCUMENT
-from ...core.files.read import read_text
 from ...core.files.write import replace_file
-from ...core.plan.plan import Plan, plain_plan, plan_json
+from ...core.plain_data import exchanged
+from ...core.plan.plan import Plan, check_possible_times
 from ...core.plan.validation.validate import validate
 from ...core.plan.wording import plan_size
 from ...core.search.suggestions.preference import MOST
@@ -44,17 +43,33 @@ ABANDONED_S = 3600.0
 """Age, in seconds, at which an incomplete file is removed."""
 
 
+@exchanged
 @frozen
 class CachedPlans:
-    """What an earlier run of a request found.
+    """What an earlier run of a request found; the document of a file.
 
     Args:
         plans: the winner of the contest alone, or its candidates if it did not end.
         fastest_s: seconds of the winner's fastest step; None without a contest that ended.
+        key: of the request, in a file.
     """
 
-    plans: Sequence[Plan]
+    plans: tuple[Plan, ...] = field(converter=tuple)
     fastest_s: float | None = None
+    key: dict[str, str] = field(factory=dict, eq=False)
+
+    def check(self, key: Mapping[str, str], path: Path) -> None:
+        """Refuse what is not for a request, or cannot be compared. Raises RequestError."""
+        if self.key != dict(key):
+            raise RequestError("it is for another request")
+        if not 1 <= len(self.plans) <= MOST:
+            raise RequestError(f"it has {len(self.plans)} plans, and not 1 to {MOST}")
+        if self.fastest_s is not None and self.fastest_s <= 0:
+            raise RequestError(f"its fastest_s is {self.fastest_s}, and no number of seconds")
+        for plan in self.plans:
+            check_possible_times(plan, str(path))
+            if plan.prediction is None:
+                raise RequestError("its plan has no prediction")
 
 
 @frozen
@@ -77,7 +92,8 @@ class PlanCache:
         try:
             if not path.exists():
                 return None
-            cached = _read(path, key)
+            cached = read_document(path, FORMAT, CachedPlans)
+            cached.check(key, path)
         except (OSError, RequestError) as error:
             self.report(f"the cached plan '{path}' cannot be used, planning anew: {in_a_line(error)}")
             return None
@@ -89,11 +105,9 @@ class PlanCache:
         """Write plans; reports a failure."""
         if self.folder is None:
             return
-        plans = [json.loads(plan_json(plan)) for plan in found.plans]
-        document = {"format": FORMAT, "key": dict(key), "plans": plans, "fastest_s": found.fastest_s}
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # whatever the umask, plans are its owner's
-            replace_file(self._path(key), [(json.dumps(document, indent=1) + "\n").encode()])
+            replace_file(self._path(key), [to_json(FORMAT, evolve(found, key=dict(key))).encode()])
         except OSError as error:
             self.report(f"the plan is not cached in '{self.folder}': {error.strerror or in_a_line(error)}")
             return
@@ -131,23 +145,6 @@ def versions() -> dict[str, str]:
     return {"panpipe": f"{version()} {digest}", "torch": torch.__version__}
 
 
-def _read(path: Path, key: Mapping[str, str]) -> CachedPlans:
-    document = parse_json(read_text(path), str(path))
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        raise RequestError(f"its format is not {FORMAT}")
-    if document.get("key") != dict(key):
-        raise RequestError("it is for another request")
-    plans, fastest_s = document.get("plans"), document.get("fastest_s")
-    if not isinstance(plans, list) or not 1 <= len(plans) <= MOST:
-        raise RequestError(f"it has no list of 1 to {MOST} plans")
-    if fastest_s is not None and not (isinstance(fastest_s, float) and 0 < fastest_s < math.inf):
-        raise RequestError(f"its fastest_s is {fastest_s!r}, and no number of seconds")
-    found = [plain_plan(plan, str(path)) for plan in plans]
-    if any(plan.prediction is None for plan in found):
-        raise RequestError("its plan has no prediction")
-    return CachedPlans(found, fastest_s)
-
-
 def _prune(folder: Path) -> None:
     """Remove the least recently used files above the limits, and old incomplete ones."""
     found = sorted(((path.stat(), path) for path in folder.glob("plan-*.json")), key=lambda each: -each[0].st_mtime)
@@ -176,15 +173,14 @@ class EarlierPlans:
 
     def find(self) -> CachedPlans | None:
         """The cached plans, the same on every rank; None if there are none."""
-        found = self._planning.team.decide(self._found)
-        return None if found is None else CachedPlans(*found)
+        return self._planning.team.decide(self._found)
 
     def keep(self, found: CachedPlans) -> None:
         """Write new plans to the cache."""
         if self._planning.team.first:
             self._cache.keep(self._key, found)
 
-    def _found(self) -> tuple[list[Plan], float | None] | None:
+    def _found(self) -> CachedPlans | None:
         planning = self._planning
         found = self._cache.find(self._key)
         if found is None:
@@ -202,7 +198,7 @@ class EarlierPlans:
             f"plan of an earlier run: {plan.schedule}, {plan_size(plan)} (from {self._cache.folder}; panpipe.Auto("
             "cache=False) plans anew)"
         )
-        return list(found.plans), found.fastest_s
+        return found
 
 
 def _key(planning: Planning, others: Mapping[str, Any]) -> dict[str, str]:
