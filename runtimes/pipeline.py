@@ -86,9 +86,7 @@ class Pipeline:
         self._trainer = trainer = Trainer(
             example, plan, team, training, programs or ProgramOptions(), clock, offload, monitors
         )
-        self.checkpoints = Checkpoints(
-            trainer.stages, trainer.runner, trainer.evaluator, trainer.counts, trainer.averages, self.scaler, team
-        )
+        self.checkpoints = Checkpoints(trainer.stages, trainer.state, trainer.averages, self.scaler, team)
         self.replanner: Replanner | None = None
         self._automatic: AutomaticReplanning | None = None
         self._contest: ContestRun | None = None
@@ -118,7 +116,7 @@ class Pipeline:
 
         On a GPU reading them waits for the step.
         """
-        return self._trainer.metrics
+        return self._trainer.state.metrics()
 
     @property
     def skipped(self) -> bool:
@@ -127,12 +125,12 @@ class Pipeline:
         With a scaler because a gradient of some stage was not finite; with ``on_nonfinite="skip"`` or ``"raise"``
         because the loss was not, of this batch or of one whose gradients waited for the update, or the global norm.
         """
-        return self._trainer.skipped
+        return self._trainer.state.skipped
 
     @property
     def trace(self) -> Trace | None:
         """The trace of the last step that was traced; under a clock every step is. None if there is none."""
-        return self._trainer.trace
+        return self._trainer.state.trace
 
     @property
     def plan(self) -> Plan:
@@ -350,26 +348,26 @@ class Pipeline:
 
         On a GPU reading it waits for the step.
         """
-        return None if self._trainer.norm is None else self._trainer.norm.item()
+        return None if self._trainer.state.norm is None else self._trainer.state.norm.item()
 
     @property
     def steps(self) -> int:
         """Number of batches so far. Set it to continue with the random numbers of that step."""
-        return self._trainer.counts.steps
+        return self._trainer.state.steps
 
     @steps.setter
     def steps(self, number: int) -> None:
-        self._trainer.counts.steps = number
+        self._trainer.state.steps = number
 
     @property
     def updates(self) -> int:
         """Number of optimizer steps so far, without skipped ones."""
-        return self._trainer.counts.updates
+        return self._trainer.state.updates
 
     @property
     def programs(self) -> dict[int, StagePrograms]:
         """Programs of the stages in this process, for the last shape of microbatch."""
-        return self._trainer.variants.shapes.latest.programs
+        return self._trainer.prepared.shapes.latest.programs
 
     @property
     def stage_parameters(self) -> dict[int, dict[str, nn.Parameter]]:
@@ -468,8 +466,8 @@ class Pipeline:
         trainer = self._trainer
         trainer.refuse_closed()
         trainer.stages.ensure_values()
-        trainer.counts.visits += 1
-        key = trainer.runner.seed, trainer.counts.steps, trainer.counts.visits
+        trainer.state.visits += 1
+        key = trainer.state.seed, trainer.state.steps, trainer.state.visits
         with trainer.stages.whole_parameters():
             return visit_parameters(self.model, trainer.stages.states, function, key)
 

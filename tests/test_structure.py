@@ -1,6 +1,7 @@
 """The structure: the direction of imports, no circles, and folders of a size that one can read."""
 
 import ast
+import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -81,6 +82,17 @@ def test_folders_import_each_other_in_no_circle():
     }
     circles = networkx.strongly_connected_components(networkx.DiGraph(between))
     assert not [sorted(map(str, circle)) for circle in circles if len(circle) > 1]
+
+
+def test_a_step_passes_the_files_that_the_documentation_lists():
+    """Each file is linked to an earlier one by an import: kinds of instructions register themselves."""
+    text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
+    section = text.split("## A step, file by file")[1].split("\n## ")[0]
+    files = [Path(name) for name in re.findall(r"^\d+\. `(.*?)`", section, re.MULTILINE)]
+    assert 2 <= len(files) <= 12
+    for number, file in enumerate(files[1:], 1):
+        earlier = files[:number]
+        assert any(file in imports(one) for one in earlier) or set(imports(file)) & set(earlier), file
 
 
 def test_no_folder_has_more_source_files_than_one_can_read():

@@ -15,10 +15,8 @@ from torch.amp.grad_scaler import GradScaler
 from ...core.errors import PanpipeError, RequestError, WorkerError, in_a_line, message_of
 from ..launch.team import Team
 from ..training.averages import Averages
-from ..training.counts import Counts
-from ..training.evaluation import Evaluator
 from ..training.local_stages import LocalStages
-from ..training.steps import StepRunner
+from ..training.state import PROGRESS, PipelineState
 from .background import BackgroundSave, StateCopy
 from .fitting import fitted
 from .reading import CheckpointReader
@@ -33,8 +31,7 @@ class Checkpoints:
 
     Args:
         stages: of this process.
-        runner, evaluator: whose random numbers are continued.
-        counts: of the pipeline.
+        state: of the pipeline between two steps.
         averages: of the weights.
         scaler: of the loss; None or a disabled one for none.
         team: the devices.
@@ -43,21 +40,18 @@ class Checkpoints:
     def __init__(
         self,
         stages: LocalStages,
-        runner: StepRunner,
-        evaluator: Evaluator,
-        counts: Counts,
+        state: PipelineState,
         averages: Averages,
         scaler: GradScaler | None,
         team: Team,
     ) -> None:
-        self._stages, self._runner, self._evaluator = stages, runner, evaluator
-        self._counts, self._averages, self._team = counts, averages, team
+        self._stages, self._state, self._averages, self._team = stages, state, averages, team
         self._scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self._in_flight, self._state_copy = BackgroundSave(), StateCopy()
 
-    def follow(self, stages: LocalStages, runner: StepRunner, evaluator: Evaluator) -> None:
-        """Continue with the stages of another plan; arguments as of the class."""
-        self._stages, self._runner, self._evaluator = stages, runner, evaluator
+    def follow(self, stages: LocalStages) -> None:
+        """Continue with the stages of another plan."""
+        self._stages = stages
 
     @property
     def _training_state(self) -> TrainingState:
@@ -76,7 +70,7 @@ class Checkpoints:
 
     def whole_state(self) -> dict[str, Any]:
         """The state of this process, while the parameters that replicas share are whole; tensors are not copied."""
-        if self._runner.accumulating:
+        if self._state.accumulated is not None:
             raise RequestError(
                 "gradients wait for an update since step(batch, update=False), and a checkpoint does not store "
                 "gradients: save after a step that updates"
@@ -84,8 +78,7 @@ class Checkpoints:
         return self._read()
 
     def _read(self) -> dict[str, Any]:
-        counts = {"steps": self._counts.steps, "updates": self._counts.updates, "evaluations": self._evaluator.count}
-        return self._training_state.read({**counts, "seed": self._runner.seed})
+        return self._training_state.read({name: getattr(self._state, name) for name in PROGRESS})
 
     def load_whole(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state with whole tensors; see `Pipeline.load_state_dict`."""
@@ -100,11 +93,9 @@ class Checkpoints:
         with self._stages.whole_parameters(gather=False):
             training.write(state_dict)
         self._stages.initial.forget_overwritten()
-        found = state_dict["progress"]
-        self._counts.steps, self._counts.updates = found["steps"], found["updates"]
-        self._evaluator.count = found["evaluations"]
-        self._runner.seed = self._evaluator.seed = found["seed"]
-        self._runner.drop_accumulated()
+        for name in PROGRESS:
+            setattr(self._state, name, state_dict["progress"][name])
+        self._state.accumulated = None
 
     def write(self, folder: str | Path, wait: bool = True, keep: int | None = None) -> None:
         """Write a checkpoint; see `Pipeline.checkpoint`."""
@@ -130,7 +121,7 @@ class Checkpoints:
         team.agree(failure)
         hidden = team.decide(lambda: begin_save(path))
         writers = team.processes_of_replica
-        save = Save(path, hidden, parts, self._counts.steps, keep, writers)
+        save = Save(path, hidden, parts, self._state.steps, keep, writers)
         if wait:
             save.run(team.exchange())
         else:

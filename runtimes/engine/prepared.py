@@ -1,14 +1,18 @@
-"""What a step needs that depends on the shapes of its microbatches: lowered actions, and stages bound to tensors.
+"""What a step needs that depends on its microbatches and on the Python values that it reads: actions bound to tensors.
 
-    shapes ──▶ programs of each ──▶ messages of each microbatch ──▶ `lowered_plan` ──▶ actions
-                       └──▶ stage runs ──▶ bound instructions, once a device ◀───────────┘
+    current values ──▶ known? ──▶ programs of each shape ──▶ messages of each microbatch ──▶ `lowered_plan` ──▶ actions
+                         │                  └──▶ stage runs ──▶ bound instructions, once a device ◀───────────────┘
+                         └─ no ──▶ captured again, the plan's cut carried over                             (shapes.py)
 
-The results are cached by the shapes of all microbatches.
+Prepared steps are cached by these values and by the shapes of all microbatches. A return to earlier values captures
+nothing. Ranks whose values changed compare the changes before they continue: a rank that captures alone would wait for
+the others.
 """
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from functools import cached_property
+from typing import Any
 
 import torch
 from attrs import define, field
@@ -16,8 +20,11 @@ from torch import nn
 
 from ...core.capture.graph.outputs import StepOutputs
 from ...core.capture.graph.randomness import random_key
+from ...core.capture.python.guards import Guards
+from ...core.errors import RequestError
+from ...core.logs import LOGGER
 from ...core.plan.plan import Plan
-from ..batch.batch_agreement import BatchAgreement
+from ..batch.batch_agreement import BatchAgreement, ChangedValues
 from ..batch.lru_cache import LruCache
 from ..batch.microbatches import Microbatch, Shape
 from ..batch.shapes import Shapes
@@ -122,72 +129,160 @@ def _key(plan: Plan, pieces: Sequence[Microbatch]) -> Key:
     return plan.hash, tuple(runs)
 
 
+KEPT = 8
+"""Number of variants of a step whose programs are kept, each for several shapes."""
 _STEPS = 16
-"""Number of prepared steps kept: they differ by shapes, and by which microbatches have a sample more."""
+"""Number of prepared steps kept of a variant: they differ by shapes, and by which microbatches have a sample more."""
+
+Agree = Callable[[bool, ChangedValues | None], BatchAgreement]
+"""Starts to compare a batch between ranks: whether its programs are known here, and which value changed."""
+
+
+@define(eq=False)
+class _Variant:
+    """The step with certain Python values.
+
+    Args:
+        reads: the values.
+        shapes: its programs by shape; they are kept as long as prepared steps use them.
+        shared: stage → what its microbatches share.
+        ready: whether a capture with these values has succeeded.
+        captures: those of the shapes when unused ones were dropped last.
+        runs: shape → its stages by index.
+        steps: the prepared steps used last.
+    """
+
+    reads: Guards
+    shapes: Shapes
+    shared: Mapping[int, SharedTensors]
+    ready: bool = False
+    captures: int = 0
+    runs: dict[Shape, dict[int, StageRun]] = field(factory=dict)
+    steps: LruCache[Key, Prepared] = field(factory=lambda: LruCache(_STEPS))
 
 
 class PreparedSteps:
-    """A cache of prepared steps: those used last are kept, as long as the programs for their shapes are.
+    """A cache of prepared steps, by the Python values that the step reads and the shapes of microbatches.
 
     Args:
-        present: returns the plan that runs now. Plans of one pipeline differ in the orders of actions alone.
-        shapes: programs by shape.
+        model: the user's module.
+        step: the user's function.
+        plan: returns the plan that runs now. Plans of one pipeline differ in the orders of actions alone.
+        shapes: creates the programs by shape of one variant, from a key of its Python values.
         states: stage index → its parameters and buffers in this process.
-        model: the source of buffers that only some shapes read.
         devices: of this process; one without a stage has no part in compute, and takes part in what all devices share.
+        changed: called when something of the model changed, before its values are read again.
     """
 
     def __init__(
         self,
-        present: Callable[[], Plan],
-        shapes: Shapes,
-        states: Mapping[int, StageState],
         model: nn.Module,
+        step: Any,
+        plan: Callable[[], Plan],
+        shapes: Callable[[Hashable], Shapes],
+        states: Mapping[int, StageState],
         devices: Sequence[int],
+        changed: Callable[[], None] = lambda: None,
     ) -> None:
-        self._present, self._shapes, self._states, self._model = present, shapes, states, model
-        self._devices, self._captures = devices, 0
-        self._runs: dict[Shape, dict[int, StageRun]] = {}
-        self._shared = {index: SharedTensors() for index in states}
+        self._model, self._step, self._plan, self._new_shapes = model, step, plan, shapes
+        self._states, self._devices, self._changed = states, devices, changed
         self._lowered: LruCache[tuple[str, tuple[MessagePairs, ...]], LoweredPlan] = LruCache(_STEPS)
-        self._kept: LruCache[Key, Prepared] = LruCache(_STEPS)
+        self._kept: LruCache[Hashable, _Variant] = LruCache(KEPT)
+        self._now = self._variant(Guards(model, step))
+        self._now.ready = True
+        self._kept.keep(self._now.reads.key, self._now)
+        self._reported: set[str] = set()
 
-    def known(self, pieces: Sequence[Microbatch]) -> bool:
-        """Whether the cache has the step of these microbatches."""
-        return _key(self._present(), pieces) in self._kept
+    def _variant(self, reads: Guards) -> _Variant:
+        return _Variant(reads, self._new_shapes(reads.key), {index: SharedTensors() for index in self._states})
 
-    def of(self, pieces: Sequence[Microbatch], agreement: BatchAgreement) -> tuple[Prepared, str | None]:
-        """The step of these microbatches, and a line for the user if it needs a new shape.
+    @property
+    def key(self) -> Hashable:
+        """A key of the Python values that the step reads now."""
+        return Guards(self._model, self._step).key
+
+    @property
+    def shapes(self) -> Shapes:
+        """The programs of the variant that was used last."""
+        return self._now.shapes
+
+    def of(self, pieces: Sequence[Microbatch], agree: Agree) -> tuple[Prepared, BatchAgreement, str | None]:
+        """The prepared step of these microbatches, with the current values.
 
         Args:
             pieces: the microbatches.
-            agreement: compares this batch between all ranks.
+            agree: starts to compare this batch between ranks.
+
+        Returns:
+            The prepared step, the comparison, and a line for the user if a shape is new.
 
         Raises:
-            RequestError: the plan cannot run them, or another rank has another batch.
+            RequestError: the step cannot be captured with these values, or the plan cannot run it, or another rank has
+                another batch or other values.
         """
-        key = _key(self._present(), pieces)
-        if key not in self._kept:
+        key = _key(self._plan(), pieces)
+        if self._now.reads.unchanged():
+            agreement = agree(key in self._now.steps, None)
+            prepared, remark = self._step_of(self._now, key, pieces, agreement)
+            return prepared, agreement, remark
+        self._changed()
+        reads, before = Guards(self._model, self._step), self._now
+        found = self._kept.use(reads.key) or self._variant(reads)
+        found.reads = reads  # equal values, but they may be other objects
+        places = list(reads.others(before.reads))
+        place = places[0] if places else None
+        change = None if place is None else ChangedValues(reads.digest(places), _change(place, before.reads, reads))
+        agreement = agree(change is None and key in found.steps, change)
+        if change is not None:
             agreement.refuse_before_run()
-        compiled, remark = self._shapes.programs_for(pieces)
-        self._drop_evicted_shapes()
-        prepared = self._kept.use(key)
+        try:
+            prepared, remark = self._step_of(found, key, pieces, agreement)
+        except RequestError as error:
+            if found.ready or place is None:
+                raise
+            raise RequestError(
+                f"{_change(place, before.reads, reads)}, and the step captured again: {error}"
+            ) from error
+        self._now = found
+        if not found.ready:
+            found.ready = True
+            self._kept.keep(found.reads.key, found)
+            if place is not None and place not in self._reported:
+                self._reported.add(place)
+                LOGGER.warning(
+                    "%s: the step is captured again for each new value, and programs are kept for %d: if it often "
+                    "changes, give it with the batch as a tensor, or make it a buffer",
+                    _change(place, before.reads, reads), KEPT,
+                )  # fmt: skip
+        return prepared, agreement, remark
+
+    def _step_of(
+        self, variant: _Variant, key: Key, pieces: Sequence[Microbatch], agreement: BatchAgreement
+    ) -> tuple[Prepared, str | None]:
+        """The step of these microbatches, and a line for the user if it needs a new shape; errors as of `of`."""
+        if key not in variant.steps:
+            agreement.refuse_before_run()
+        compiled, remark = variant.shapes.programs_for(pieces)
+        _drop_evicted_shapes(variant)
+        prepared = variant.steps.use(key)
         if prepared is None:
-            prepared = self._prepare(pieces, compiled)
-            self._kept.keep(key, prepared)
+            prepared = self._prepare(variant, pieces, compiled)
+            variant.steps.keep(key, prepared)
         return prepared, remark
 
     def forget(self) -> None:
-        """Drop everything; after a failed step, whose messages and saved tensors must not reach the next one."""
-        self._kept.clear()
-        self._runs.clear()
-        for shared in self._shared.values():
-            shared.free()
+        """Drop all prepared steps; after a failed step, whose messages and saved tensors must not reach the next."""
+        for key in self._kept:
+            variant = self._kept.use(key)
+            assert variant is not None
+            variant.steps.clear()
+            variant.runs.clear()
+            for shared in variant.shared.values():
+                shared.free()
 
-    def _prepare(self, pieces: Sequence[Microbatch], compiled: Sequence[Compiled]) -> Prepared:
-        lowered = self._lower([message_pairs(each.layout) for each in compiled], compiled)
-        place = self._present().placement
-        stages = [self._stage_runs(piece.shape, each) for piece, each in zip(pieces, compiled, strict=True)]
+    def _prepare(self, variant: _Variant, pieces: Sequence[Microbatch], compiled: Sequence[Compiled]) -> Prepared:
+        lowered, place = self._lower(compiled), self._plan().placement
+        stages = [self._stage_runs(variant, piece.shape, each) for piece, each in zip(pieces, compiled, strict=True)]
         runs = {
             device: [{i: run for i, run in all_of.items() if place[i] == device} for all_of in stages]
             for device in self._devices
@@ -195,42 +290,47 @@ class PreparedSteps:
         parts = {id(each): parts_of(each, place) for each in compiled}
         return Prepared(lowered, compiled, runs, [parts[id(each)] for each in compiled])
 
-    def _drop_evicted_shapes(self) -> None:
-        gone = [shape for shape in self._runs if shape not in self._shapes]
-        for shape in gone:
-            del self._runs[shape]
-        for key in self._kept if gone else ():
-            if any(shape in gone for shape, _ in key[1]):
-                self._kept.drop(key)
-        before, self._captures = self._captures, self._shapes.captures
-        if gone and before != self._captures:
-            gc.collect()  # captured graphs contain reference cycles, and their tensors are large
-
-    def _lower(self, pairs: Sequence[MessagePairs], compiled: Sequence[Compiled]) -> LoweredPlan:
-        plan = self._present()
-        key = plan.hash, tuple(pairs)
+    def _lower(self, compiled: Sequence[Compiled]) -> LoweredPlan:
+        plan = self._plan()
+        key = plan.hash, tuple(message_pairs(each.layout) for each in compiled)
         found = self._lowered.use(key)
         if found is None:
             found = lowered_plan(plan, [each.layout for each in compiled])
             self._lowered.keep(key, found)
         return found
 
-    def _stage_runs(self, shape: Shape, compiled: Compiled) -> dict[int, StageRun]:
-        if shape not in self._runs:
+    def _stage_runs(self, variant: _Variant, shape: Shape, compiled: Compiled) -> dict[int, StageRun]:
+        if shape not in variant.runs:
             step = compiled.operators.step
             for index, programs in compiled.programs.items():
                 own = self._states[index].buffers
                 for name in programs.inputs.buffers:
                     if name not in own:  # no stage writes it: written buffers are in the states from the start
                         own[name] = self._model.get_buffer(name).to(self._states[index].device)
-            plan = self._present()
+            plan = self._plan()
             constants, loss = step.constants, step.outputs.main_result
-            self._runs[shape] = {
+            variant.runs[shape] = {
                 i: StageRun(
                     i, programs, compiled.layout, self._states[i], constants, loss, i in plan.memory.recompute,
                     step.gradients,
-                    offloaded_storages(plan, i, compiled), compiled.runs_python(i), self._shared[i],
+                    offloaded_storages(plan, i, compiled), compiled.runs_python(i), variant.shared[i],
                 )
                 for i, programs in compiled.programs.items()
             }  # fmt: skip
-        return self._runs[shape]
+        return variant.runs[shape]
+
+
+def _drop_evicted_shapes(variant: _Variant) -> None:
+    gone = [shape for shape in variant.runs if shape not in variant.shapes]
+    for shape in gone:
+        del variant.runs[shape]
+    for key in variant.steps if gone else ():
+        if any(shape in gone for shape, _ in key[1]):
+            variant.steps.drop(key)
+    before, variant.captures = variant.captures, variant.shapes.captures
+    if gone and before != variant.captures:
+        gc.collect()  # captured graphs contain reference cycles, and their tensors are large
+
+
+def _change(place: str, before: Guards, now: Guards) -> str:
+    return f"{now.line(place)}: the step reads '{place}', which was {before.text(place)} and is {now.text(place)}"

@@ -1,9 +1,12 @@
-"""The results of one batch, sent from the devices that compute them to all others.
+"""One batch: its programs, its comparison between ranks, and its results, which all devices get.
+
+    microbatches ──▶ programs, compared between ranks ──▶ devices ──▶ results, sent to all ranks ──▶ their means
+                     (prepared, batch_agreement)          (workers)
 
     numbers  loss, weight, metrics: one all-reduce of a table, then means over all replicas
     rows     of a function that returns tensors with a row for each sample: joined over microbatches (`joined_rows`)
 
-After a device's last compute action `BatchResults.start_exchange` sends its results, and `collect` makes what is issued
+After a device's last compute action `Batch.start_exchange` sends its results, and `collect` makes what is issued
 later wait for those of the other devices. Every device fills in the numbers that it computes, and their bits are summed
 as integers: the others are zero, so that the sum has the same bits.
 
@@ -15,27 +18,30 @@ that it can issue the next step while this one runs::
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from ...backends.contract import Handle
 from ...core.capture.graph.outputs import RowOutputs
+from ...core.plan.plan import Plan
+from ...core.trace.trace import Trace
 from ..batch.batch_agreement import BatchAgreement
 from ..batch.losses import mean_loss
 from ..batch.microbatches import Microbatch
+from ..devices.compute import ComputeQueue
 from ..launch.team import Team
 from ..lazy_value import LazyValue
 from ..optimizer.replica_values import Rows, gathered, sum_rows
 from .joined_rows import JoinedRows
-from .prepared import Prepared
+from .prepared import PreparedSteps
 from .result_parts import LOSS, WEIGHT, Computed, Part
 from .step_data import StepRecord
-from .workers import Workers
 
 
 def weight_of(piece: Microbatch, replicas: int) -> float:
@@ -46,37 +52,66 @@ def weight_of(piece: Microbatch, replicas: int) -> float:
     return piece.weight if replicas == 1 else float(piece.samples)
 
 
-class BatchResults:
-    """Loss, metrics and joined rows of one batch.
+@frozen
+class BatchResult:
+    """The result of a batch.
 
     Args:
-        prepared: the step.
+        loss: the mean over the batch, on the first device of this process; None for a function that returns rows.
+        metrics: the means of the other parts of the step's result, read when they are asked for.
+        rows: the return value of such a function; None for a training step.
+        records: device of this process → its record.
+        plan: the plan that ran: the pipeline's, or one derived from it for other microbatches.
+        trace: the clock's trace; None for real devices.
+        elements: number of elements of the batch's tensors.
+    """
+
+    loss: Tensor | None
+    metrics: LazyValue[dict[str, float]]
+    rows: Any
+    records: dict[int, StepRecord]
+    plan: Plan
+    trace: Trace | None
+    elements: int
+
+
+class Batch:
+    """A batch that is ready to run once, in training or forward only.
+
+    Args:
+        steps: prepared steps, by the Python values that the step reads and the shapes of microbatches.
         pieces: its microbatches.
         microbatches: the largest number of microbatches of a replica.
         team: the devices.
-        workers: the devices of this process.
-        agreement: compares this batch between all ranks.
+        queues: device of this process → its compute queue.
         everywhere: whether every process gets joined rows; otherwise only the processes that compute them.
 
     Attributes:
+        prepared: programs and actions for these microbatches.
+        agreement: compares this batch between all ranks.
+        remark: a line for the user if a shape is new; otherwise None.
         joined: the rows of a function; None for a training step.
 
     Raises:
-        RequestError: the results of two microbatches cannot be joined.
+        RequestError: the step cannot be captured, or the plan cannot run it, or another rank has another batch; or the
+            results of two microbatches cannot be joined.
     """
 
     def __init__(
         self,
-        prepared: Prepared,
+        steps: PreparedSteps,
         pieces: Sequence[Microbatch],
         microbatches: int,
         team: Team,
-        workers: Workers,
-        agreement: BatchAgreement,
+        queues: Mapping[int, ComputeQueue],
         everywhere: bool = True,
     ) -> None:
-        self._agreement = agreement
-        self._prepared, self._most, self._team, self._workers = prepared, microbatches, team, workers
+        self.pieces, self.forget = pieces, steps.forget
+        self.prepared, self.agreement, self.remark = steps.of(pieces, partial(BatchAgreement, team, queues, pieces))
+        if team.tensor is not None:  # collectives of tensors of different shapes would hang
+            self.agreement.refuse_before_run()
+        prepared = self.prepared
+        self._most, self._team, self._queues = microbatches, team, queues
         self._parts = [
             [weight_of(piece, team.replicas) if part is None else part for part in row]
             for row, piece in zip(prepared.parts, pieces, strict=True)
@@ -89,7 +124,7 @@ class BatchResults:
         ]
         self.joined: JoinedRows | None = None
         if isinstance(prepared.compiled[0].operators.step.outputs, RowOutputs):
-            where = {device: queue.device for device, queue in workers.queues.items()}
+            where = {device: queue.device for device, queue in queues.items()}
             self.joined = JoinedRows(prepared, pieces, team, where, everywhere)
         self._tables: dict[int, Tensor] = {}
         self._handles: dict[int, list[Handle]] = {}
@@ -112,11 +147,11 @@ class BatchResults:
         if self._computed:
             table = self._tables[device] = self._table(device, record)
             handles.append(backend.all_reduce(table.view(torch.int64)))
-        self._agreement.start_exchange()
+        self.agreement.start_exchange()
 
     def _table(self, device: int, record: StepRecord) -> Tensor:
         """The numbers that all devices compute, place by place; zeros for those of other devices."""
-        where, parts = self._workers.queues[device].device, list[Tensor]()
+        where, parts = self._queues[device].device, list[Tensor]()
         for (_, source), group in groupby(self._computed, key=lambda entry: (entry[0], entry[2].device)):
             of_one = list(group)  # of one place and device: of the same dtype
             if source == device:
@@ -135,7 +170,7 @@ class BatchResults:
         total: Tensor | float = 0.0
         for m, row in enumerate(self._parts):
             part = row[WEIGHT]
-            total = total + (computed[m].to(self._prepared.weight_dtype) if isinstance(part, Computed) else part)
+            total = total + (computed[m].to(self.prepared.weight_dtype) if isinstance(part, Computed) else part)
         return total
 
     def collect(self, device: int) -> None:
@@ -146,9 +181,9 @@ class BatchResults:
         if device in self._collected:
             return
         self._collected.add(device)
-        self._agreement.collect()
+        self.agreement.collect()
         self._wait_arrivals(device)
-        start_read, first = self._workers.queues[device].start_read, device == self._team.local[0]
+        start_read, first = self._queues[device].start_read, device == self._team.local[0]
         if first:
             read = start_read(self._tables[device]) if self._computed else None
             self._own = self._rows = LazyValue(partial(_rows_of, self._parts, self._computed, read))
@@ -156,18 +191,18 @@ class BatchResults:
         if replicas is None or self.joined is not None:
             return
         rows = self._device_rows(device)
-        table = self._summed[device] = sum_rows(rows, replicas, self._most, self._agreement.differ())
+        table = self._summed[device] = sum_rows(rows, replicas, self._most, self.agreement.differ())
         if first:
             read = start_read(table)
             of_each = LazyValue(lambda: gathered(read()))
             self._rows = LazyValue(lambda: [row for rows in of_each()[0] for row in rows])
-            self._agreement.note_replica(lambda: of_each()[1])
+            self.agreement.note_replica(lambda: of_each()[1])
             if self._team.tensor is not None:
                 self._team.tensor.check_equal(of_each()[0])
 
     def _device_rows(self, device: int) -> Tensor:
         """The numbers of this replica on the device: a row for each microbatch."""
-        queue = self._workers.queues[device]
+        queue = self._queues[device]
         known = torch.tensor([[_known(part) for part in row] for row in self._parts], dtype=torch.float64)
         rows = queue.upload(known)
         if self._computed:
@@ -189,7 +224,7 @@ class BatchResults:
         """Whether the loss over all replicas is finite. The host waits for the device, and for the other devices."""
         self.collect(device)
         loss = self.loss(device)
-        return loss is None or bool(self._workers.queues[device].read(torch.isfinite(loss)))
+        return loss is None or bool(self._queues[device].read(torch.isfinite(loss)))
 
     def loss(self, device: int | None = None) -> Tensor | None:
         """The mean of the loss over the microbatches of all replicas, in its own dtype, on the device.
@@ -203,7 +238,7 @@ class BatchResults:
             return None
         device = self._team.local[0] if device is None else device
         if device not in self._losses:
-            prepared, summed = self._prepared, device in self._summed
+            prepared, summed = self.prepared, device in self._summed
             losses, weights = self._summed_losses(device) if summed else self._own_losses(device)
             as_numbers = summed and (prepared.weight_dtype is None or not prepared.weighted)
             self._losses[device] = mean_loss(losses, weights, prepared.weighted, as_numbers)[0]
@@ -211,7 +246,7 @@ class BatchResults:
 
     def _own_losses(self, device: int) -> tuple[list[Tensor], list[Any]]:
         """Losses and weights of this replica's microbatches."""
-        prepared = self._prepared
+        prepared = self.prepared
         found: dict[tuple[int, int], Tensor] = {}
         if self._computed:
             values = self._tables[device].unbind()
@@ -228,7 +263,7 @@ class BatchResults:
 
     def _summed_losses(self, device: int) -> tuple[list[Tensor], list[Any]]:
         """Losses and weights of all replicas' microbatches; zeros for those that a replica does not have."""
-        prepared, (_, losses, weights) = self._prepared, self._summed[device].flatten(0, 1).t()[:3]
+        prepared, (_, losses, weights) = self.prepared, self._summed[device].flatten(0, 1).t()[:3]
         if prepared.weighted:
             weights = weights if prepared.weight_dtype is None else weights.to(prepared.weight_dtype)
         else:  # weights are samples here, not shares of a batch
@@ -240,14 +275,20 @@ class BatchResults:
 
         They refer to no tensor of the batch.
         """
-        if self.joined is not None or not self._prepared.metrics:
+        if self.joined is not None or not self.prepared.metrics:
             return LazyValue(dict)
-        return LazyValue(partial(_means_of_metrics, self._rows, self._prepared.metrics))
+        return LazyValue(partial(_means_of_metrics, self._rows, self.prepared.metrics))
 
-    @property
-    def rows(self) -> Any:
-        """The return value of a function; None for a training step."""
-        return None if self.joined is None else self.joined.result()
+    def result(self, records: dict[int, StepRecord], trace: Trace | None) -> BatchResult:
+        """The result, after the batch has run.
+
+        Args:
+            records: device of this process → its record.
+            trace: the clock's; None for real devices.
+        """
+        elements = sum(leaf.numel() for piece in self.pieces for leaf in piece.leaves if isinstance(leaf, Tensor))
+        rows = None if self.joined is None else self.joined.result()
+        return BatchResult(self.loss(), self.metrics(), rows, records, self.prepared.plan, trace, elements)
 
 
 def _known(part: Part) -> float:

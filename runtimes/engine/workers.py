@@ -1,8 +1,7 @@
-"""The devices of this process: each has a compute queue and an executor, and together they run a prepared step."""
+"""The devices of this process: each has a compute queue and an executor, and together they run a batch."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, nullcontext
-from functools import partial
 from threading import Barrier
 
 import torch
@@ -23,6 +22,7 @@ from ..programs.graphs.graph_pool import graph_pool
 from .clocked import Clock, ClockedStep, one_thread
 from .executor import BoundActions, Executor
 from .prepared import Prepared
+from .results import Batch, BatchResult
 from .step_data import StepInputs, StepOptions, StepRecord
 from .tied import TiedReduction
 
@@ -68,43 +68,71 @@ class Workers:
 
     def run(
         self,
-        prepared: Prepared,
+        batch: Batch,
         inputs: StepInputs,
         options: StepOptions,
-        before_end: Callable[[int, StepRecord], None],
-        after: Callable[[int], None],
-    ) -> tuple[dict[int, StepRecord], Trace | None]:
-        """Run a step on all devices of this process, each on its own thread if there are several.
+        outcome: str,
+        before_update: Callable[[int], None] | None = None,
+        after: Callable[[int], None] | None = None,
+    ) -> BatchResult:
+        """Run a batch on all devices of this process, each on its own thread if there are several.
 
         Args:
-            prepared: the step.
+            batch: what runs.
             inputs: of the step.
             options: how it runs.
-            before_end: called on each device, with its record, between its last compute action and the first reduction
-                or optimizer step.
-            after: called on each device after its last action.
+            outcome: the state of the model if the batch is refused at its end, for the message.
+            before_update: called on each device between its last compute action and the first reduction or optimizer
+                step, after its results were sent.
+            after: called on each device after its last action, when it has all results.
 
-        Returns:
-            Device → its record, and the clock's trace; None for the trace without a clock.
+        Raises:
+            RequestError: ranks were given different batches. If the host would wait for the device to know it
+                (``agreement.waits``), the caller asks later: ``agreement.refuse``.
+            WorkerError: a worker stopped.
         """
+        try:
+            records, trace = self._run(batch, inputs, options, before_update, after)
+            if not batch.agreement.waits:
+                batch.agreement.refuse(outcome)
+        except BaseException:
+            batch.forget()  # a failed run leaves messages and saved tensors
+            raise
+        return batch.result(records, trace)
+
+    def _run(
+        self,
+        batch: Batch,
+        inputs: StepInputs,
+        options: StepOptions,
+        before_update: Callable[[int], None] | None,
+        after: Callable[[int], None] | None,
+    ) -> tuple[dict[int, StepRecord], Trace | None]:
+        prepared, trace = batch.prepared, None
         begun: dict[int, StepRecord] = {}
-        trace: Trace | None = None
         ready = Barrier(len(self.queues)) if self._graphs and not prepared.bound else None
 
         def work(device: int) -> StepRecord:
+            def end(record: StepRecord) -> None:
+                batch.start_exchange(device, record)
+                if before_update is not None:
+                    before_update(device)
+
             set_thread(stage.index for stage in self._plan.stages_on(device))
             with ExitStack() as stack:
                 if ready is not None:
                     stack.callback(ready.abort)  # nobody waits for a device that failed
                 stack.enter_context(self.queues[device].active())
                 executor, bound = self.executor(device), self._bound(prepared, device)
-                before_update = partial(before_end, device)
                 if device in begun:
                     record = begun[device]
-                    executor.end(bound, record, options.ending, before_update)
+                    executor.end(bound, record, options.ending, end)
                 else:
-                    record = executor.run(bound, inputs, options, before_update, ready)
-                after(device)
+                    record = executor.run(bound, inputs, options, end, ready)
+                with self._team.waiting("the results"):
+                    batch.collect(device)
+                if after is not None:
+                    after(device)
             record.results.clear()
             return record
 
@@ -153,10 +181,6 @@ class Workers:
             self._team.connect(sending_pairs(prepared.plan))  # microbatches of another shape may need others
             prepared.bound[device] = self.executor(device).bind(lowered, prepared.runs[device])
         return prepared.bound[device]
-
-    def update(self, device: int) -> Update:
-        """The device's part of the update."""
-        return self._executors[device].update
 
     def executor(self, device: int) -> Executor:
         """The device's executor, with the transport that is open now."""

@@ -80,14 +80,14 @@ class ContestRun:
         """
         trainer = self._trainer
         trainer.refuse_closed()
-        if not trainer.runner.accumulating:
+        if trainer.state.accumulated is None:
             self._begin_turn()
         measures = self.contest.winner is not None and options.ending is Ending.STEP
-        start, captures = time.perf_counter(), trainer.variants.shapes.captures
+        start, captures = time.perf_counter(), trainer.prepared.shapes.captures
         loss, done = trainer.train(batch, evolve(options, trace=options.trace or measures))
         ended = max(finished_s(queue.device) for queue in trainer.queues.values())
-        self._seconds, self._size = self._seconds + ended - start, self._size + trainer.trained_elements
-        self._captures += trainer.variants.shapes.captures - captures
+        self._seconds, self._size = self._seconds + ended - start, self._size + done.elements
+        self._captures += trainer.prepared.shapes.captures - captures
         if options.ending is not Ending.STEP:
             return loss
         if measures:
@@ -133,7 +133,7 @@ class ContestRun:
         if not self._run(winner.plan):
             self.contest.end(like=self._trainer.plan)
             self._run(self.contest.winner.plan)  # type: ignore[union-attr]
-        self._trainer.variants.forget()  # what was prepared for the other plans
+        self._trainer.prepared.forget()  # what was prepared for the other plans
         if self._trainer.team.first:
             LOGGER.warning("%s", self.contest)
 

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,10 @@ ABANDONED_S = 3600.0
 """Age, in seconds, at which an incomplete file is removed."""
 
 
+def _tuple(plans: Sequence[Plan]) -> tuple[Plan, ...]:
+    return tuple(plans)
+
+
 @exchanged
 @frozen
 class CachedPlans:
@@ -54,7 +58,7 @@ class CachedPlans:
         key: of the request, in a file.
     """
 
-    plans: tuple[Plan, ...] = field(converter=tuple)
+    plans: tuple[Plan, ...] = field(converter=_tuple)
     fastest_s: float | None = None
     key: dict[str, str] = field(factory=dict, eq=False)
 

@@ -107,7 +107,7 @@ class Replanner:
         reason = None
         states = trainer.stages.states.values()
         frozen_since = [n for s in states for n, p in s.parameters.items() if s.trains(n) and not p.requires_grad]
-        if trainer.runner.accumulating:
+        if trainer.state.accumulated is not None:
             reason = "gradients wait for an update since step(batch, update=False): replan after a step that updates"
         elif not trainer.training.optimizer:
             reason = "the pipeline has no optimizer, and the state of yours cannot be moved: give optimizer="
@@ -115,7 +115,7 @@ class Replanner:
             reason = "pipe.optimizers was read, and its optimizers would be replaced: use scheduler= instead"
         elif frozen_since:
             reason = f"parameter '{frozen_since[0]}' was frozen since its optimizer was created: build another pipeline"
-        elif trainer.variants.key != self._reads:
+        elif trainer.prepared.key != self._reads:
             reason = "the step reads other Python values than when it was captured: build another pipeline"
         return None if reason is None else RequestError(f"this pipeline cannot be planned again: {reason}")
 
@@ -238,7 +238,7 @@ class Replanner:
             averages.follow(
                 trainer.stages.states, [moved.part(f"{AVERAGE} {number}") for number in range(len(averages.all))]
             )
-            checkpoints.follow(trainer.stages, trainer.runner, trainer.evaluator)
+            checkpoints.follow(trainer.stages)
             found = {**checkpoints.whole_state(), "progress": state["progress"]}
             found |= {"optimizer": moved.part(OPTIMIZER), "stepped": moved.part(STEPPED)}
             checkpoints.load_state_dict(found if scheduler is None else {**found, "scheduler": scheduler})
@@ -374,7 +374,7 @@ class AutomaticReplanning:
         Returns:
             The loss, as ``Trainer.train``.
         """
-        if self._steps >= WINDOW * self._pause and not self._trainer.runner.accumulating:
+        if self._steps >= WINDOW * self._pause and self._trainer.state.accumulated is None:
             self._before_step()
         start = time.perf_counter()
         loss, _ = self._trainer.train(batch, options)

@@ -37,16 +37,15 @@ from ..batch.modes import ModuleModes
 from ..batch.shapes import Shapes
 from ..batch.varying_sizes import Dims, VaryingSizes
 from ..engine.prepared import PreparedSteps
+from ..engine.results import Batch, BatchResult
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.workers import Workers
-from ..optimizer.training import Training
 from ..optimizer.update import Ending
 from ..programs.options import ProgramOptions
 from ..programs.planned_compiler import PlannedCompiler
 from ..weights.remote_tensors import as_meta_tensors
-from .batch_run import BatchResult, BatchRun
 from .local_stages import LocalStages
-from .value_variants import Variants
+from .state import PipelineState
 
 KEPT = 4
 """Number of functions and modes whose programs are kept, each for several shapes."""
@@ -74,14 +73,10 @@ class Evaluator:
         stages: the stages of this process.
         cut: the plan's cut, for functions captured here.
         workers: the devices of this process.
-        training: has the seed of all random numbers.
+        state: of the pipeline; the number of evaluations selects their random numbers.
         programs: how stage programs are derived.
         changed: called when something of the model changed.
         varying: the sizes that differ between batches, in training and here.
-
-    Attributes:
-        seed: of all random numbers.
-        count: number of evaluations so far. It selects their random numbers and is part of the state of training.
     """
 
     def __init__(
@@ -89,7 +84,7 @@ class Evaluator:
         stages: LocalStages,
         cut: Cut,
         workers: Workers,
-        training: Training,
+        state: PipelineState,
         programs: ProgramOptions,
         changed: Callable[[], None],
         varying: VaryingSizes,
@@ -99,11 +94,10 @@ class Evaluator:
         self._model, self._plan, self._team = stages.model, stages.plan, stages.team
         self._states, self._where = stages.states, stages.where
         self._compiler, self._report = programs.compiler, programs.report  # `known` is for the example only
-        self.seed = training.seed
+        self._state = state
         tensor = stages.team.tensor
         self._modes = ModuleModes(stages.model if tensor is None else tensor.model)
-        self._kept: LruCache[Any, Variants] = LruCache(KEPT)
-        self.count = 0
+        self._kept: LruCache[Any, PreparedSteps] = LruCache(KEPT)
 
     @cached_property
     def _forward_plan(self) -> Plan:
@@ -114,7 +108,7 @@ class Evaluator:
         """A context for evaluations: parameters that replicas share are whole, if the plan does not gather them."""
         return nullcontext() if self._forward_plan.memory.unshard else self._whole()
 
-    def batch(self, forwards: ForwardFunction, pieces: list[Microbatch]) -> BatchRun:
+    def batch(self, forwards: ForwardFunction, pieces: list[Microbatch]) -> Batch:
         """A batch that is ready to be evaluated.
 
         Args:
@@ -125,10 +119,10 @@ class Evaluator:
             RequestError: the function cannot be captured, or the plan cannot run it, or ranks are in different modes.
         """
         self._check_agreed()
-        most = self._plan.microbatches
-        return BatchRun(self._variants(forwards), pieces, most, self._team, self._workers, forwards.everywhere)
+        steps, most, queues = self._steps(forwards), self._plan.microbatches, self._workers.queues
+        return Batch(steps, pieces, most, self._team, queues, forwards.everywhere)
 
-    def run(self, batch: BatchRun, trace: bool) -> BatchResult:
+    def run(self, batch: Batch, trace: bool) -> BatchResult:
         """Run forwards on a batch.
 
         Args:
@@ -140,28 +134,32 @@ class Evaluator:
             WorkerError: a worker stopped.
         """
         unchanged = "nothing was changed"
-        done = batch.run(self._inputs(batch), StepOptions(Ending.KEEP, trace, trace), unchanged)
+        options = StepOptions(Ending.KEEP, trace, trace)
+        done = self._workers.run(batch, self._inputs(batch), options, unchanged)
         batch.agreement.refuse(unchanged)
-        self.count += 1
+        self._state.evaluations += 1
         return done
 
-    def _variants(self, forwards: ForwardFunction) -> Variants:
+    def _steps(self, forwards: ForwardFunction) -> PreparedSteps:
         """The prepared steps of a function in the current modes of the modules."""
         key = forwards.function, forwards.rows, self._modes.now()
         found = self._kept.use(key)
         if found is None:
             self._changed()  # its values are read now, and tensors may have been replaced before
-            found = Variants(self._model, forwards.function, partial(self._variant, forwards, key), self._changed)
+            capture = partial(self._captured, forwards)
+            compiler = PlannedCompiler.of(self._compiler, self._forward_plan)
+
+            def shapes(reads: Hashable) -> Shapes:
+                return Shapes(
+                    capture, self._team, self._cut, self._where, compiler, self._varying, (key, reads), self._report
+                )
+
+            found = PreparedSteps(
+                self._model, forwards.function, lambda: self._forward_plan, shapes, self._states, self._team.local,
+                self._changed,
+            )  # fmt: skip
             self._kept.keep(key, found)
         return found
-
-    def _variant(self, forwards: ForwardFunction, key: Hashable, reads: Hashable) -> tuple[Shapes, PreparedSteps]:
-        capture = partial(self._captured, forwards)
-        compiler = PlannedCompiler.of(self._compiler, self._forward_plan)
-        shapes = Shapes(
-            capture, self._team, self._cut, self._where, compiler, self._varying, (key, reads), self._report
-        )
-        return shapes, PreparedSteps(lambda: self._forward_plan, shapes, self._states, self._model, self._team.local)
 
     def _captured(
         self, forwards: ForwardFunction, batch: Any, shape: Shape, symbolic: Dims | None = None
@@ -204,13 +202,13 @@ class Evaluator:
                     "rank"
                 )
 
-    def _inputs(self, batch: BatchRun) -> StepInputs:
+    def _inputs(self, batch: Batch) -> StepInputs:
         # Steps count up from 0, evaluations down from -1, so that they never draw the same random numbers.
         if self._team.tensor is not None:
             self._team.tensor.check(batch.prepared.compiled)
-        first, index, pieces = self._team.batch * self._plan.microbatches, -1 - self.count, batch.pieces
-        joined = batch.results.joined
+        first, index, pieces = self._team.batch * self._plan.microbatches, -1 - self._state.evaluations, batch.pieces
+        joined = batch.joined
         return StepInputs(
-            pieces, batch.prepared.keys(self.seed, index, first), torch.zeros(len(pieces)), [None] * len(pieces),
+            pieces, batch.prepared.keys(self._state.seed, index, first), torch.zeros(len(pieces)), [None] * len(pieces),
             clear_gradients=False, store_result=None if joined is None else joined.store,
         )  # fmt: skip

@@ -10,12 +10,12 @@ from torch import Tensor
 from ...core.trace.throughput import StepTotals, throughput
 from ..batch.microbatches import Microbatch
 from ..devices.compute import ComputeQueue
+from ..engine.results import BatchResult
 from ..engine.step_data import StepOptions
 from ..monitor.measure import MemoryPeak, Numbers, gather_numbers, numbers_of
 from ..monitor.monitors import Monitor, Monitors
 from ..monitor.records import DeviceReport, StepReport
 from ..optimizer.stage_state import StageState
-from .batch_run import BatchResult
 from .local_stages import LocalStages
 
 

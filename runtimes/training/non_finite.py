@@ -28,10 +28,10 @@ from ...core.wording import counted
 from ..batch.microbatches import Microbatch
 from ..engine.peaks import Peaks, peaks_of
 from ..engine.result_parts import WEIGHT
+from ..engine.results import Batch, BatchResult
 from ..lazy_value import LazyValue
 from ..optimizer.update import Ending, NonFiniteNorm
 from ..settings import RAISE, SKIP, WARN
-from .batch_run import BatchResult, BatchRun
 from .local_stages import LocalStages
 
 
@@ -88,7 +88,7 @@ class LossCheck:
     def check(
         self,
         done: BatchResult,
-        batch: BatchRun,
+        batch: Batch,
         step: int,
         ending: Ending,
         updated: bool,
@@ -170,10 +170,10 @@ class LossCheck:
         team = self.stages.team
         return origin.replica // (team.replicas // team.batches)
 
-    def _origin(self, done: BatchResult, batch: BatchRun, updated: bool) -> Origin | None:
+    def _origin(self, done: BatchResult, batch: Batch, updated: bool) -> Origin | None:
         """The first microbatch whose loss is not finite, and its first stage; the same on every rank."""
         team = self.stages.team
-        rows = batch.results.own
+        rows = batch.own
         finite = [math.isfinite(row[0]) and math.isfinite(row[WEIGHT]) for row in rows]
         bad = next((m for m, good in enumerate(finite) if not good), None)
 

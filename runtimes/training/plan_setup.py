@@ -13,7 +13,7 @@ from ...core.plan.plan import Plan
 from ..batch.example import Example
 from ..batch.shapes import Shapes
 from ..batch.varying_sizes import Dims
-from ..devices.compute import ComputeQueue, compute_device
+from ..devices.compute import compute_device
 from ..engine.clocked import Clock
 from ..engine.prepared import PreparedSteps
 from ..engine.transport import check_transport
@@ -31,9 +31,8 @@ from ..programs.planned_compiler import PlannedCompiler
 from ..weights.remote_tensors import as_meta_tensors
 from .evaluation import Evaluator
 from .local_stages import LocalStages
-from .steps import StepRunner
+from .state import PipelineState
 from .unused_tensors import stages_of_unused
-from .value_variants import Variants
 
 
 @frozen
@@ -43,20 +42,18 @@ class PlanSetup:
     Args:
         plan: the plan.
         stages: parameters, buffers and optimizers of the stages in this process.
-        variants: the prepared steps.
-        runner: runs training steps.
+        prepared: the prepared steps.
+        workers: the devices of this process.
         evaluator: runs forwards.
         offloads: device of this process → its copies of saved tensors to the host.
-        queues: device of this process → its compute queue.
     """
 
     plan: Plan
     stages: LocalStages
-    variants: Variants
-    runner: StepRunner
+    prepared: PreparedSteps
+    workers: Workers
     evaluator: Evaluator
     offloads: Mapping[int, DeviceOffload]
-    queues: Mapping[int, ComputeQueue]
 
 
 def set_up_plan(
@@ -64,6 +61,7 @@ def set_up_plan(
     plan: Plan,
     team: Team,
     training: Training,
+    state: PipelineState,
     programs: ProgramOptions,
     follow_model: Callable[[], None],
     clock: Clock | None = None,
@@ -76,6 +74,7 @@ def set_up_plan(
         plan: a valid plan, with SYNC if ``training`` needs all stages at once.
         team: the devices.
         training: optimizer, clipping, scaling and seed.
+        state: of the pipeline.
         programs: how stage programs are derived.
         follow_model: applies changes of the model between steps to the stages.
         clock: runs virtual devices; None for real ones.
@@ -103,16 +102,13 @@ def set_up_plan(
         with as_meta_tensors(model):
             return capture_step(model, step, batch, device=kind, symbolic=symbolic)
 
-    def variant(reads: Hashable) -> tuple[Shapes, PreparedSteps]:
-        shapes = Shapes(captured, team, cut, on, compiler, example.varying, ("training", reads), report)
-        return shapes, PreparedSteps(lambda: stages.plan, shapes, stages.states, model, team.local)
+    def shapes(reads: Hashable) -> Shapes:
+        return Shapes(captured, team, cut, on, compiler, example.varying, ("training", reads), report)
 
-    variants = Variants(model, step, variant, follow_model)
-    variants.shapes.keep(shape, first, example.symbolic)
-    largest = shape.samples if team.replicas > 1 else 0
+    prepared = PreparedSteps(model, step, lambda: stages.plan, shapes, stages.states, team.local, follow_model)
+    prepared.shapes.keep(shape, first, example.symbolic)
     norm_parameters = NormParameters.of(plan, dict(model.named_parameters()), unused)
     copies = offloads(plan, first, team, where, offload or OffloadTier())
     workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, copies, programs.graphs)
-    runner = StepRunner(stages, variants, workers, training, largest)
-    evaluator = Evaluator(stages, cut, workers, training, programs, follow_model, example.varying)
-    return PlanSetup(plan, stages, variants, runner, evaluator, copies, workers.queues)
+    evaluator = Evaluator(stages, cut, workers, state, programs, follow_model, example.varying)
+    return PlanSetup(plan, stages, prepared, workers, evaluator, copies)

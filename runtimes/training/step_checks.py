@@ -16,16 +16,16 @@ from attrs import evolve
 
 from ...core.errors import NonFiniteError
 from ..devices.compute import ComputeQueue
+from ..engine.results import Batch, BatchResult
 from ..engine.step_data import StepOptions
 from ..lazy_value import LazyValue
 from ..monitor.monitors import Monitor
 from ..optimizer.training import Training
-from ..optimizer.update import Ending, NonFiniteNorm
-from .batch_run import BatchResult, BatchRun
+from ..optimizer.update import Ending, NonFiniteNorm, Update
 from .local_stages import LocalStages
 from .monitoring import Monitoring, UpdateNumbers
 from .non_finite import LossCheck
-from .steps import StepRunner
+from .state import PipelineState
 
 
 class StepChecks:
@@ -37,6 +37,7 @@ class StepChecks:
         stages: of this process.
         queues: device of this process → its compute queue.
         scaled: whether a scaler skips updates.
+        state: of the pipeline.
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class StepChecks:
         stages: LocalStages,
         queues: Mapping[int, ComputeQueue],
         scaled: bool,
+        state: PipelineState,
     ) -> None:
         self._loss, self._scaled = LossCheck(training.on_nonfinite, stages), scaled
         self._monitoring = Monitoring(monitors, stages, queues)
         self._team, self._queues = stages.team, queues
         self._last: Callable[[], NonFiniteError | None] | None = None
-        self._runner: StepRunner | None = None
+        self._state = state
 
     def follow(self, stages: LocalStages, queues: Mapping[int, ComputeQueue]) -> None:
         """Continue with the stages and queues of another plan."""
@@ -65,10 +67,11 @@ class StepChecks:
 
     def check(
         self,
-        ready: BatchRun,
+        ready: Batch,
         done: BatchResult,
         ending: Ending,
-        runner: StepRunner,
+        outcome: str,
+        end: Update,
         update: UpdateNumbers,
         start: float,
     ) -> None:
@@ -78,8 +81,9 @@ class StepChecks:
             ready: its batch.
             done: its result.
             ending: its ending.
-            runner: ran it.
-            update: its update.
+            outcome: the state of the model if the batch is refused, for the message.
+            end: its update on the first device of this process.
+            update: the numbers of its update.
             start: when the step was called, on Python's performance counter.
 
         Raises:
@@ -91,13 +95,12 @@ class StepChecks:
         assert done.loss is not None
         loss, norm = start_read(done.loss), LazyValue[NonFiniteNorm | None](lambda: None)
         if update.due and self._loss.on and not self._scaled:
-            norm = runner.non_finite_norm(start_read)
+            norm = end.non_finite_norm(start_read)
 
         def check_now() -> NonFiniteError | None:
-            ready.agreement.refuse(runner.outcome(ending))
+            ready.agreement.refuse(outcome)
             return self._loss.check(done, ready, update.step, ending, updated, loss, norm)
 
-        self._runner = runner
         ahead = any(queue.runs_ahead for queue in self._queues.values())
         if ahead and updated and not self._monitoring.on and (self._loss.warns or not self._loss.on):
             self._last = check_now
@@ -127,6 +130,5 @@ class StepChecks:
 
     def _raise(self, failure: NonFiniteError | None) -> None:
         if failure is not None:
-            assert self._runner is not None
-            self._runner.drop_accumulated()
+            self._state.accumulated = None
             raise failure

@@ -1,10 +1,12 @@
 """Training and evaluation by a plan, batch by batch, on the devices of this process; `Pipeline` is the public class.
 
 example, plan, team ──▶ LocalStages (parameters, buffers, optimizers) ──▶ Workers
-                   └──▶ Variants (prepared steps by shape) ─────────────────┐
-batch ──▶ microbatches ──▶ StepRunner or Evaluator ◀────────────────────────┘ ──▶ loss, metrics, trace, counts
+                   └──▶ PreparedSteps (by values and shapes) ────┐          │
+batch ──▶ cut ──▶ microbatches ──▶ agreed by all ranks: Batch ◀──┘ ──▶ run ◀┘ ──▶ update, or accumulated gradients
+                                                                            └──▶ loss, metrics, trace, state
 """
 
+import math
 import os
 import time
 import warnings
@@ -25,28 +27,33 @@ from ...core.errors import RequestError
 from ...core.logs import set_process
 from ...core.plan.plan import Plan
 from ...core.trace.trace import Trace
+from ..batch.batch_agreement import NOT_UPDATED
 from ..batch.difference import naming_difference
 from ..batch.example import Example
-from ..batch.microbatches import BatchCutter, Microbatch, WrittenBatches
+from ..batch.microbatches import BatchCutter, WrittenBatches
 from ..batch.modes import ModuleModes
+from ..devices.compute import ComputeQueue
 from ..engine.clocked import Clock
-from ..engine.step_data import StepOptions, StepRecord
+from ..engine.prepared import Prepared
+from ..engine.result_parts import WEIGHT
+from ..engine.results import Batch, BatchResult, weight_of
+from ..engine.step_data import StepInputs, StepOptions, StepRecord
 from ..engine.tracing import measured_trace, message_times
 from ..launch.team import Team
-from ..lazy_value import LazyValue
 from ..monitor.monitors import Monitor
 from ..offload.tier import OffloadTier
 from ..optimizer.optimizers import stage_optimizer, stage_scheduler
+from ..optimizer.replica_values import broadcast_from_first, sum_over_replicas
 from ..optimizer.training import Training
-from ..optimizer.update import Ending
+from ..optimizer.update import Ending, Update
 from ..programs.options import ProgramOptions
 from ..weights.saving import save_checkpoint
 from .averages import Averages, visit_parameters
-from .batch_run import BatchResult, BatchRun
-from .counts import Counts
 from .evaluation import ForwardFunction
+from .kept_gradients import KeptGradients
 from .monitoring import UpdateNumbers
 from .plan_setup import PlanSetup, set_up_plan
+from .state import Accumulated, PipelineState
 from .step_checks import StepChecks
 
 
@@ -67,18 +74,13 @@ class Trainer:
         model, step, plan, team, training: as given.
         optimizers_lent: whether the caller may hold the optimizers of stages.
         stages: parameters, buffers and optimizers of the stages in this process.
-        variants: the prepared steps.
-        runner: runs training steps.
+        prepared: the prepared steps.
+        workers: the devices of this process.
         evaluator: runs forwards.
-        queues: device of this process → its compute queue.
         averages, checks: of the weights, and of steps.
         offloads: device of this process → its copies of saved tensors to the host.
-        counts: steps and updates so far.
-        norm: the global norm of the last update's gradients; None without ``clip_norm``.
-        skipped: whether the last update was skipped because a gradient or the loss was not finite.
-        trace: of the last traced step; None if there is none.
+        state: what is kept between two steps.
         closed: whether it was closed.
-        trained_elements: number of elements of the tensors of the last batch that was trained on.
     """
 
     def __init__(
@@ -96,22 +98,19 @@ class Trainer:
         self.model, self.step, self.team, self.training = model, example.step, team, training
         self._rates: tuple[int, Optimizer | None, LRScheduler | None] | None = None
         self.optimizers_lent = False
-        self.closed, self.counts, self._pid = False, Counts(), os.getpid()
-        self._metrics = LazyValue[dict[str, float]](dict)
-        self.norm: Tensor | None = None
-        self.skipped = False
-        self.trace: Trace | None = None
+        self.closed, self.state, self._pid = False, PipelineState(training.seed), os.getpid()
         self._shape = example.shape
-        self.trained_elements = 0
         self._cutter = BatchCutter(example.shape, plan.microbatches)
         places = example.operators.step.batch_writes
         self._written = WrittenBatches({example.shape.nesting.names[place]: line for place, line in places.items()})
         self._on_devices = partial(
-            set_up_plan, team=team, training=training, follow_model=self._follow_model, clock=clock, offload=offload
-        )
+            set_up_plan, team=team, training=training, state=self.state, follow_model=self._follow_model, clock=clock,
+            offload=offload,
+        )  # fmt: skip
         self.adopt(self._on_devices(example, plan, programs=programs))
         self._scaler = training.scaler if training.scaler is not None and training.scaler.is_enabled() else None
-        self.checks = StepChecks(training, monitors, self.stages, self.queues, self._scaler is not None)
+        self._loss_scale = training.loss_scale()
+        self.checks = StepChecks(training, monitors, self.stages, self.queues, self._scaler is not None, self.state)
         self._modes = ModuleModes(model if team.tensor is None else team.tensor.model)
         whole = lambda: self.stages.whole_parameters()  # noqa: E731,PLW0108 - another plan has other stages
         self.averages = Averages(model, self.stages.states, self.save, self.refuse_closed, whole)
@@ -122,9 +121,13 @@ class Trainer:
 
     def adopt(self, parts: PlanSetup) -> None:
         """Train by the plan of these parts from now on."""
-        self.plan, self.stages, self.variants = parts.plan, parts.stages, parts.variants
-        self.runner, self.evaluator = parts.runner, parts.evaluator
-        self.offloads, self.queues = parts.offloads, parts.queues
+        self.plan, self.stages, self.prepared = parts.plan, parts.stages, parts.prepared
+        self.workers, self.evaluator, self.offloads = parts.workers, parts.evaluator, parts.offloads
+
+    @property
+    def queues(self) -> dict[int, ComputeQueue]:
+        """Device of this process → its compute queue."""
+        return self.workers.queues
 
     def follow(self, plan: Plan) -> None:
         """Train by another plan of the same stages from now on."""
@@ -135,7 +138,8 @@ class Trainer:
         for each in self.offloads.values():
             each.memory.close()
         self.adopt(parts)
-        self.checks.follow(parts.stages, parts.queues)
+        self.checks.follow(parts.stages, self.queues)
+        self.state.accumulated = None
 
     def train(self, batch: Any, options: StepOptions) -> tuple[Tensor, BatchResult]:
         """Run one step, and count it.
@@ -149,49 +153,180 @@ class Trainer:
 
         Raises:
             NonFiniteError: the loss or the global norm is not finite, and ``on_nonfinite`` is ``"raise"``.
+            RequestError: the batch does not fit, ranks were given different ones, or accumulated gradients were
+                cleared.
+            WorkerError: a worker stopped.
         """
-        with self.team.inside(f"step {self.counts.steps + 1}"):
+        with self.team.inside(f"step {self.state.steps + 1}"):
             return self._train(batch, options)
 
     def _train(self, batch: Any, options: StepOptions) -> tuple[Tensor, BatchResult]:
-        start = time.perf_counter()
+        start, state = time.perf_counter(), self.state
         self.refuse_closed()
         tensor = self.team.tensor
         if tensor is not None:
             tensor.linked.follow()
-        self._log_position(self.counts.steps + 1)
+        set_process(self.team.rank_here, self.stages.states, state.steps + 1)
         self.averages.refuse_applied("train")
         self.stages.refuse_whole("train")
         refuse_training_here()
         self._modes.refuse_other_mode()
         self.stages.ensure_equal_values()
         self.stages.tied.follow()
-        ready = self.runner.batch(self._pieces(batch))
-        if ready.remark is not None and self.counts.steps and self.team.first:
+        pieces = self._cutter.cut(batch)
+        self._written.add(batch)
+        ready = Batch(self.prepared, pieces, self.plan.microbatches, self.team, self.queues)
+        if ready.remark is not None and state.steps and self.team.first:
             warnings.warn(ready.remark, stacklevel=4)
         self._clamp(ready)
-        self.trained_elements = sum(t.numel() for piece in ready.pieces for t in piece.leaves if isinstance(t, Tensor))
         scale = None if self._scaler is None else float(self._scaler.get_scale())
-        with naming_difference(self._shape, ready.pieces):
-            done = self.runner.run(ready, self.counts.steps, self.checks.options(options))
+        with naming_difference(self._shape, pieces):
+            done = self._run(ready, self.checks.options(options))
         self.checks.check_last()  # of the step before: meanwhile the device has this one to run
         assert done.loss is not None
         self.stages.tied.note()
         if tensor is not None:
             tensor.linked.publish_gradients()
-        self.counts.steps, self.counts.visits = self.counts.steps + 1, 0
-        if options.ending is Ending.STEP:
-            self.norm, self.skipped = self.runner.norm, self.runner.skipped
-            self.counts.updates += not self.skipped
-            if not self.skipped:
-                self.averages.update()
-        self._metrics = done.metrics
-        self.trace = done.trace or self.trace
-        numbers = UpdateNumbers(self.counts.steps, options.ending is Ending.STEP, self.skipped, self.norm, scale)
-        self.checks.check(ready, done, options.ending, self.runner, numbers, start)
+        state.steps, state.visits, state.metrics = state.steps + 1, 0, done.metrics
+        state.trace = done.trace or state.trace
+        updates = options.ending is Ending.STEP
+        if updates and not state.skipped:
+            state.updates += 1
+            self.averages.update()
+        numbers = UpdateNumbers(state.steps, updates, state.skipped, state.norm, scale)
+        self.checks.check(ready, done, options.ending, self._outcome(options.ending), self._update, numbers, start)
         return done.loss, done
 
-    def _clamp(self, ready: BatchRun) -> None:
+    def _run(self, batch: Batch, options: StepOptions) -> BatchResult:
+        """Run a batch on the devices, with its update or the accumulation of its gradients."""
+        state, team, prepared, ending = self.state, self.team, batch.prepared, options.ending
+        if state.accumulated is not None and state.accumulated.kept is not None:
+            try:
+                state.accumulated.kept.refuse_cleared()
+            except RequestError:
+                state.accumulated = None
+                raise
+        samples = sum(piece.shape.samples for piece in batch.pieces)
+        before = state.accumulated or Accumulated(samples, 0.0, self._loss_scale.now() if self._loss_scale else None)
+        counted, needs_finite = self._counted(prepared), self.training.needs_finite_loss
+        size = 1.0 if counted else samples / before.samples
+
+        def before_update(device: int) -> None:
+            executor = self.workers.executor(device)
+            if ending is not Ending.KEEP:
+                divisor, scales, refused = self._divisor(batch, device, before, size)
+                executor.finish_reductions()
+                if needs_finite and not (batch.loss_is_finite(device) and before.finite):
+                    refused = True
+                executor.update.begin(divisor, before.scale, scales, refused)
+
+        def after(device: int) -> None:
+            replicas = team.replicas_of(device)
+            if replicas is not None:
+                broadcast_from_first(self._written_buffers(prepared, device), replicas)
+
+        inputs = self._inputs(batch, size, before.scale)
+        try:
+            done = self.workers.run(batch, inputs, options, self._outcome(ending), before_update, after)
+        except BaseException:
+            state.accumulated = None
+            raise
+        assert done.loss is not None
+        finite = before.finite and (not needs_finite or bool(torch.isfinite(done.loss)))
+        state.accumulated = None
+        if ending is Ending.KEEP:
+            here = math.fsum(row[WEIGHT] for row in batch.own) if counted else size
+            kept = KeptGradients(self.stages.states)
+            state.accumulated = Accumulated(before.samples, before.divisor + here, before.scale, finite, kept)
+        elif ending is Ending.STEP:
+            update = self._update
+            state.norm, state.skipped = update.norm, not finite or update.overflow
+            if self._loss_scale is not None:
+                self._loss_scale.update(update.overflow)
+        return done
+
+    @property
+    def _update(self) -> Update:
+        """The update of the first device of this process."""
+        return self.workers.executor(self.team.local[0]).update
+
+    def _outcome(self, ending: Ending) -> str:
+        """The state of the model after a step that is refused at its end, for the message."""
+        if ending is Ending.STEP and any(queue.runs_ahead for queue in self.queues.values()):
+            return "updates were made with them: go on from a checkpoint"
+        return NOT_UPDATED
+
+    def _counted(self, prepared: Prepared) -> bool:
+        """Whether microbatches count by absolute weights: the step's own, or samples with replicas; else by shares."""
+        return prepared.weighted or self.team.replicas > 1
+
+    def _divisor(
+        self, batch: Batch, device: int, before: Accumulated, size: float
+    ) -> tuple[Tensor | float, tuple[Tensor, int] | None, bool]:
+        """What the update of the accumulated gradients needs.
+
+        Args:
+            batch: the current batch, whose results were sent.
+            device: the device.
+            before: the batches accumulated before.
+            size: relative size of this batch, if weights are shares.
+
+        Returns:
+            The divisor of the gradients; the sum of the replicas' loss scales and the number of replicas; and whether
+            the update is refused on all replicas.
+        """
+        differ = batch.agreement.differ()
+        if not self._counted(batch.prepared):
+            return before.divisor + size, None, differ
+        # The sum of computed weights is known after the last microbatch.
+        total = batch.total_weight(device)
+        if before.divisor:
+            total = before.divisor + (total.double() if isinstance(total, Tensor) else total)
+        replicas = self.team.replicas_of(device)
+        if replicas is None:
+            return total, None, differ
+        queue = self.queues[device]
+        summed, scales, apart = sum_over_replicas([total, before.scale or 0.0, float(differ)], replicas, queue)
+        mean: Tensor = summed / (1 if batch.prepared.weighted else self._samples())
+        refused = not queue.runs_ahead and bool(apart)
+        return mean, None if before.scale is None else (scales, replicas.devices), refused
+
+    def _inputs(self, batch: Batch, size: float, scale: float | None) -> StepInputs:
+        prepared, pieces = batch.prepared, batch.pieces
+        first = self.team.batch * self.plan.microbatches
+        if self.team.tensor is not None:
+            self.team.tensor.check(prepared.compiled)
+        keys = prepared.keys(self.state.seed, self.state.steps, first)
+        weights = [row[WEIGHT] for row in prepared.parts]
+        samples = self._samples()
+        shares = [
+            weight if isinstance(weight, float) else weight_of(piece, self.team.replicas) / samples
+            for weight, piece in zip(weights, pieces, strict=True)
+        ]
+        seeds = torch.tensor(shares, dtype=prepared.loss_dtype)
+        if size != 1:
+            seeds *= size
+        factor = None if scale is None else torch.tensor(scale, dtype=prepared.loss_dtype)
+        if factor is not None:
+            seeds *= factor
+        return StepInputs(pieces, keys, seeds, prepared.weights, factor, clear_gradients=self.state.accumulated is None)
+
+    def _samples(self) -> float:
+        """The total that weights are divided by: with replicas the samples of a step with the largest microbatches.
+
+        All ranks know this number without communication. The division by the real total follows in the update.
+        """
+        if self.team.replicas == 1:
+            return 1.0
+        return float(self.team.replicas * self.plan.microbatches * self._shape.samples)
+
+    def _written_buffers(self, prepared: Prepared, device: int) -> list[Tensor]:
+        """The buffers that the stages of a device write."""
+        written = prepared.compiled[0].operators.step.mutated_buffers
+        states = [self.stages.states[stage.index] for stage in self.plan.stages_on(device)]
+        return [buffer for state in states for name, buffer in state.buffers.items() if name in written]
+
+    def _clamp(self, ready: Batch) -> None:
         """Limit the parameters that the step limits; see `CapturedStep.clamps`."""
         clamps = ready.prepared.compiled[0].operators.step.clamps
 
@@ -202,15 +337,6 @@ class Trainer:
         if clamps:
             with self.stages.whole_parameters():
                 visit_parameters(self.model, self.stages.states, limit, ())
-
-    def _pieces(self, batch: Any) -> list[Microbatch]:
-        """The microbatches of a batch to train on."""
-        pieces = self._cutter.cut(batch)
-        self._written.add(batch)
-        return pieces
-
-    def _log_position(self, step: int) -> None:
-        set_process(self.team.rank_here, self.stages.states, step)
 
     def evaluate(self, batch: Any, forwards: ForwardFunction, trace: bool = False) -> BatchResult:
         """Run a function forward only.
@@ -237,24 +363,19 @@ class Trainer:
         done = self.evaluator.run(ready, trace)
         if ready.remark is not None and self.team.first:
             warnings.warn(ready.remark, stacklevel=4)
-        self._metrics = done.metrics if done.loss is not None else self._metrics
-        self.trace = done.trace or self.trace
+        self.state.metrics = done.metrics if done.loss is not None else self.state.metrics
+        self.state.trace = done.trace or self.state.trace
         return done
 
     def gathered_trace(self, done: BatchResult) -> Trace:
         """The trace of all devices for a traced batch; all ranks call this together."""
-        self.trace = done.trace or measured_trace(done.plan, self._gather(done.records))
-        return self.trace
+        self.state.trace = found = done.trace or measured_trace(done.plan, self._gather(done.records))
+        return found
 
     def measured_step(self, done: BatchResult) -> tuple[Trace, MessageTimes]:
-        """The same, and the times that messages took the devices; `trace` stays."""
+        """The same, and the times that messages took the devices; the trace of the state stays."""
         records = self._gather(done.records)
         return measured_trace(done.plan, records), message_times(records)
-
-    @property
-    def metrics(self) -> dict[str, float]:
-        """The other parts of the step's result for the last batch. On CUDA the host waits for them."""
-        return self._metrics()
 
     @property
     def optimizers(self) -> dict[int, Optimizer]:
@@ -265,7 +386,7 @@ class Trainer:
     def rates_without_parameters(self) -> Optimizer | None:
         """An optimizer of stand-ins for all parameters, whose scheduler has stepped as often as those of other
         processes: for a process whose stages have no parameters."""
-        training, steps = self.training, self.counts.updates
+        training, steps = self.training, self.state.updates
         if training.optimizer is None:
             return None
         if self._rates is None or self._rates[0] > steps:
@@ -309,10 +430,10 @@ class Trainer:
 
     def _follow_model(self) -> None:
         """Apply changes of the model between steps to the stages."""
-        steps = self.counts.steps
+        steps = self.state.steps
         when = f"between steps {steps} and {steps + 1}" if steps else "before the first step"
         if self.stages.follow_model(when):
-            self.variants.forget()
+            self.prepared.forget()
 
     def _gather(self, records: Mapping[int, StepRecord]) -> list[StepRecord]:
         """The records of all devices, on the clock of the first process."""

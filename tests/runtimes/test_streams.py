@@ -17,7 +17,7 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.profile.measured_cluster import measured_cluster
 from panpipe.runtimes.programs.graphs import graph_pool
-from panpipe.runtimes.training.steps import StepRunner
+from panpipe.runtimes.training.trainer import Trainer
 
 from ..support.backends.fake_graphs import FakeGraphPool
 from ..support.backends.recorded_streams import RecordedStreams
@@ -130,14 +130,14 @@ def note_reads(recorded, monkeypatch):
 
 def note_issued_steps(recorded, monkeypatch):
     """Note in ``recorded.host_waits`` when all actions of a step were issued."""
-    run = StepRunner.run
+    run = Trainer._run
 
     def noted(*arguments):
         done = run(*arguments)
         recorded.host_waits.append("issued")
         return done
 
-    monkeypatch.setattr(StepRunner, "run", noted)
+    monkeypatch.setattr(Trainer, "_run", noted)
 
 
 @pytest.mark.parametrize("case", ["tied gpt with dropout", "batchnorm with a skip", "token-weighted"])

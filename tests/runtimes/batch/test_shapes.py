@@ -260,7 +260,7 @@ def test_programs_of_the_most_recent_shapes_are_kept_and_others_are_freed(monkey
     pair.distance([tokens(4)])
     gone = [weakref.ref(programs.forward) for programs in pipe.programs.values()]
     gone += [weakref.ref(p.backward.run) for p in pipe.programs.values()]
-    gone += [weakref.ref(run) for runs in pipe._trainer.variants.prepared._runs.values() for run in runs.values()]
+    gone += [weakref.ref(run) for runs in pipe._trainer.prepared._now.runs.values() for run in runs.values()]
     assert len(gone) == 6
     with pytest.warns(UserWarning, match="shape") as said:
         pair.distance([tokens(4, 5), tokens(4), tokens(4, 6)])
@@ -304,7 +304,7 @@ def test_a_number_in_a_tensor_of_the_batch_is_not_captured_again():
                 lambda rows, dtype: {**tokens(rows), "w": torch.tensor(0.5)})  # fmt: skip
     pair = Pair(ThreadTeam(2), case, 4, 2)
     assert pair.distance([{**tokens(4), "w": torch.tensor(value)} for value in (0.5, 0.6, 0.7)]) < NEAR
-    assert pair.pipe._trainer.variants.shapes.captures == 0
+    assert pair.pipe._trainer.prepared.shapes.captures == 0
 
 
 @pytest.mark.slow

@@ -9,13 +9,14 @@ from panpipe.runtimes.devices.compute import HostQueue
 from panpipe.runtimes.engine.step_data import StepOptions
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.replan.replanner import WINDOW, AutomaticReplanning
+from panpipe.runtimes.training.state import Accumulated, PipelineState
 
 
 class Counting:
     """A trainer as far as automatic replanning uses it, whose steps take the time that it is given."""
 
     def __init__(self):
-        self.team, self.runner, self.accumulating = ThreadTeam(2), self, False
+        self.team, self.state = ThreadTeam(2), PipelineState()
         self.steps, self.replanned, self.queues = 0, [], {0: HostQueue()}
         self._now_s, self._step_s = 0.0, 0.0
 
@@ -64,6 +65,6 @@ def test_no_attempt_is_made_while_gradients_accumulate():
     trainer = Counting()
     automatic = AutomaticReplanning(trainer, lambda: trainer.replanned.append(0))
     trainer.run(automatic, 1.0, WINDOW + 1)
-    trainer.accumulating = True
+    trainer.state.accumulated = Accumulated(8, 1.0, None)
     trainer.run(automatic, 2.0, 3 * WINDOW)
     assert trainer.replanned == []

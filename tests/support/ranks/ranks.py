@@ -298,7 +298,7 @@ def python(team):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = [pair.distance([PYTHON.batch(rows, torch.float64)]) for rows in (6, 5, 2, 6)]
-    regions = pair.pipe._trainer.variants.shapes.latest.operators.step.regions
+    regions = pair.pipe._trainer.prepared.shapes.latest.operators.step.regions
     return {"distance": found, "regions": sorted(regions), "metrics": pair.pipe.metrics}
 
 

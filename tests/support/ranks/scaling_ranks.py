@@ -76,7 +76,7 @@ def _trained(
             found["distance"].append(_distance(pipe.model, alone.model))
     with pipe.whole_parameters():
         bits = {name: p.flatten().tolist() for name, p in parameters(pipe.model).items()}
-    dtypes = sorted({str(t.dtype) for pair in pipe._trainer.variants.shapes.latest.layout.values() for t in pair})
+    dtypes = sorted({str(t.dtype) for pair in pipe._trainer.prepared.shapes.latest.layout.values() for t in pair})
     return {**found, "updates": pipe.updates, "bits": bits, "dtypes": dtypes}
 
 

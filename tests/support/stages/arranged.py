@@ -15,6 +15,7 @@ from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.programs.compiled import Programs
 from panpipe.runtimes.programs.options import ProgramOptions
 from panpipe.runtimes.training.plan_setup import PlanSetup, set_up_plan
+from panpipe.runtimes.training.state import PipelineState
 from torch import Tensor, nn
 
 from ..cuts import captured_once, even_plan
@@ -76,12 +77,12 @@ class Arranged:
             self.plan = synchronised(self.plan)
         example = Example(self.model, step, self.pieces()[0], operators)
         options = ProgramOptions(known=_programs(self.devices))
-        self.parts = set_up_plan(example, self.plan, self.team, training, options, lambda: None)
+        self.parts = set_up_plan(example, self.plan, self.team, training, PipelineState(), options, lambda: None)
 
     @property
     def workers(self) -> Workers:
         """The devices."""
-        return self.parts.runner._workers
+        return self.parts.workers
 
     def pieces(self, seed: int = 0, rows: int = ROWS) -> list[Microbatch]:
         """The microbatches of a batch."""
