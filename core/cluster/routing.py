@@ -139,7 +139,8 @@ class Router:
     ) -> None:
         numbers = {name: number for number, name in enumerate(names)}
         self.kinds = kinds
-        self.links = links
+        self.hops: list[tuple[Hop, Hop]] = [((link, False), (link, True)) for link in links]
+        """Of each link its two directions: paths share them, of which a large cluster has millions."""
         self.states = 2 * len(names)
         self.steps: list[list[tuple[int, float, int]]] = [[] for _ in range(self.states)]
         """By state (2 × the place's number, + 1 inside or at a path's start): each state before it, the link's length,
@@ -157,7 +158,7 @@ class Router:
                         self.steps[after].append((before, float(length), index))
         self.ends = [numbers[link.a] for link in links]
         self._lengths: dict[int, Any] = {}
-        self._known: dict[tuple[int, int], list[tuple[int, int]]] = {}
+        self._known: dict[tuple[int, int], list[tuple[int, float, int]]] = {}
 
     def path(self, src: int, dst: int) -> tuple[Hop, ...] | None:
         """The links from place ``src`` to device ``dst``; None if nothing connects them."""
@@ -180,17 +181,17 @@ class Router:
         hops: list[Hop] = []
         while state != self._start(src):
             equal = self._last_steps(src, state)
-            state, index = equal[spread % len(equal)]
-            hops.append((self.links[index], self.ends[index] == state // 2))
+            state, _, index = equal[spread % len(equal)]
+            hops.append(self.hops[index][self.ends[index] == state // 2])
         return tuple(reversed(hops))
 
-    def _last_steps(self, src: int, state: int) -> list[tuple[int, int]]:
-        """The last steps of all shortest paths from a place to a state: the state before, and the link."""
+    def _last_steps(self, src: int, state: int) -> list[tuple[int, float, int]]:
+        """The last steps of all shortest paths from a place to a state, of ``steps``."""
         if (src, state) not in self._known:
-            lengths = self._from(src)
-            steps = [(lengths[before] + length, before, index) for before, length, index in self.steps[state]]
-            least = min(steps)[0]
-            self._known[src, state] = [(before, index) for length, before, index in steps if length == least]
+            lengths, steps = self._from(src), self.steps[state]
+            sums = [lengths[before] + length for before, length, _ in steps]
+            least = min(sums)
+            self._known[src, state] = [step for step, length in zip(steps, sums, strict=True) if length == least]
         return self._known[src, state]
 
     def _from(self, src: int) -> Any:

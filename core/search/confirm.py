@@ -32,6 +32,8 @@ MESSAGES = 4
 ahead, and one sent each way."""
 RESCORED = 8
 """Plans scored by an oracle that is not the search's own."""
+SIMULATED = 200_000
+"""Compute actions of all replicas in these plans together; two are scored in any case."""
 SEARCHES = 3
 """Largest number of searches if the oracle counts memory that the search does not, such as messages. Each further one
 reserves the missing bytes."""
@@ -138,7 +140,7 @@ class _Task:
         scored = [walk for walk in walks if walk.may_fit] or [min(walks, key=lambda walk: walk.excess)]
         leading = scored[0]
         leading.join_backwards()
-        first = rescored(scored, self.oracle, 1 if self.exact else RESCORED)
+        first = rescored(scored, self.oracle, 1 if self.exact else self._rescored(leading))
         best = best_first(first)[0]
         found = [best]
         if self.alternatives or best.rank[0] > 0:
@@ -147,6 +149,10 @@ class _Task:
             found += [known.get(id(walk)) or score_walk(walk, self.oracle) for walk in slower]
         misled = leading.excess == 0 and first[0].rank[0] > 0
         return _Found(tuple(found), first[0], misled, stopped, walks, settings)
+
+    def _rescored(self, walk: Walk) -> int:
+        """Plans like this one that the oracle scores."""
+        return max(min(RESCORED, SIMULATED // (walk.actions * len(walk.setting.replicas))), 2)
 
     def with_contention(self, found: "_Found") -> "_Found":
         """The result with plans from a search with contention, if messages share links in the best plan."""
@@ -157,7 +163,7 @@ class _Task:
         walks, stopped = contended(
             _in_settings(found.walks, found.settings, settings), settings, self.space, self.meter, self.seed
         )
-        scored_plans = [*found.scored_plans, *rescored(walks, self.oracle, RESCORED)]
+        scored_plans = [*found.scored_plans, *rescored(walks, self.oracle, self._rescored(walks[0]))]
         if self.judge is not None:
             scored_plans = [judged(scored, self.judge) for scored in scored_plans]
         return evolve(found, scored_plans=tuple(scored_plans), stopped=stopped)

@@ -50,6 +50,9 @@ def _group(catalogue: Catalogue, text: str, name: str) -> Group:
     if match is None:
         raise RequestError(_unknown(catalogue, name))
     nodes, gpus, kind = match.groups()
+    if "=" in kind:
+        what, _, parameters = text.partition(",")
+        raise RequestError(f"cluster '{name}': parameters of nodes follow a colon; write it as {what}:{parameters}")
     try:
         catalogue.node(kind)
     except RequestError as error:

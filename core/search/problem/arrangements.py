@@ -13,6 +13,7 @@ import numpy as np
 
 from ...cluster.cluster import Cluster
 from ...cluster.collectives import Operation, collective_s
+from ...cluster.tensor_groups import GroupedCluster
 from ...evaluate.coding import Floats
 
 MESSAGE_BYTES = 16_000_000
@@ -44,10 +45,13 @@ def arrangements(cluster: Cluster, pipeline: int, data: int) -> list[Replicas]:
 
 
 def _distances(cluster: Cluster, count: int) -> Floats:
-    """Seconds of a message between every two of the first devices."""
+    """Seconds of a message between every two of the first devices, or of the first tensor ranks of groups."""
+    places: Sequence[int] = range(count)
+    if isinstance(cluster, GroupedCluster):  # to keep the paths of all ranks of all pairs would take gigabytes
+        places, cluster = [group[0] for group in cluster.groups], cluster.single
     result = np.zeros((count, count))
     for a, b in itertools.permutations(range(count), 2):
-        result[a, b] = cluster.transfer_s(a, b, MESSAGE_BYTES)
+        result[a, b] = cluster.transfer_s(places[a], places[b], MESSAGE_BYTES)
     return result
 
 

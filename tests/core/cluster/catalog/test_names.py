@@ -213,6 +213,7 @@ BAD = {
     "no nics": ("2x8xH100:nics=0", "nics of node 'H100' is 0"),
     "negative": ("2x8xH100:oversubscription=-1", "oversubscription of node 'H100' is -1.0"),
     "endless": ("2x8xH100:oversubscription=inf", "oversubscription of node 'H100' is inf"),
+    "a comma": ("2x8xA100-40GB,nic=25GbE", "follow a colon; write it as 2x8xA100-40GB:nic=25GbE"),
     "unknown link": ("2x8xH100:nic=carrier-pigeon", "no link type 'carrier-pigeon'"),
     "unknown interconnect": ("8xH100:interconnect=rope", "interconnect of node 'H100' is 'rope': give one of nvswitch"),
     "no such link": ("8xL40S:interconnect=nvswitch", "device 'L40S' has no gpu_link"),
