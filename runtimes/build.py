@@ -357,6 +357,7 @@ def _compare(builder: _Builder, pipe: Pipeline, found: CachedPlans, move_s: floa
         options.planning.oracle,
         lambda won: earlier.keep(CachedPlans([won], contest.fastest_s)),
         planned.fitted,
+        None if options.run.compiler is not None else lambda won: [builder.ready(plan) for plan in planned.rivals(won)],
     )
     return True
 

@@ -217,6 +217,7 @@ class Pipeline:
         oracle: Oracle,
         keep: Callable[[Plan], None],
         fitted: Callable[[Plan], Plan | None] | None = None,
+        rivals: Callable[[Plan], Sequence[Plan]] | None = None,
     ) -> None:
         """Train by the candidates of a contest in turns; see `ContestRun`."""
 
@@ -225,7 +226,7 @@ class Pipeline:
                 self.replanner.forget_programs()
             keep(plan)
 
-        self._contest = ContestRun(self._trainer, contest, self._move, oracle, kept, fitted)
+        self._contest = ContestRun(self._trainer, contest, self._move, oracle, kept, fitted, rivals)
 
     @property
     def contest(self) -> Contest | None:

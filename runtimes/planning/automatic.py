@@ -49,6 +49,8 @@ CUT_ACTIONS, ORDER_ACTIONS = 500_000, 300_000
 numbers follow from the problem, so that the same request gives the same plan on a fast and on a slow machine."""
 LEAST_EVALUATIONS = 2_000
 """Smallest number of evaluations of a search, for any number of actions."""
+RIVALS = 3
+"""Largest number of other orders that the winner of the first candidates is compared with."""
 LEAST_GAIN = 0.03
 """Share of a step that a searched cut must be predicted to gain over a regular one: the measured times of operators
 vary by about as much from one run to the next."""
@@ -165,7 +167,7 @@ class Planning:
         # The more stages, the more orders there are, and the less their predictions differ.
         counts = sorted({len(plan.stages) for plan in plans}, reverse=True)
         leaders = [min((plan for plan in plans if len(plan.stages) == count), key=step_s) for count in counts]
-        rivals = [rival for leader in leaders for rival in self._rival(leader)]
+        rivals = [rival for leader in leaders for rival in self.rivals(leader, 1)]
         return candidates(plans, order, self.regular, plain=self._plain(plans), rivals=rivals)
 
     def _plain(self, plans: Sequence[Plan]) -> list[Plan]:
@@ -175,20 +177,22 @@ class Planning:
             families, min(plans, key=lambda p: (len(p.stages), _cut(p) not in self.regular, step_s(p)))
         )
 
-    def _rival(self, leader: Plan) -> list[Plan]:
-        """The fastest plan of another family with another order, for the same stages, if about as fast is predicted.
+    def rivals(self, leader: Plan, most: int = RIVALS) -> list[Plan]:
+        """The fastest plans of other families with other orders, for the same stages, if about as fast is predicted.
 
-        Which of two schedules is faster if their predictions hardly differ, only steps show.
+        Which of two schedules is faster if their predictions hardly differ, only steps show. Empty if the stages were
+        not measured, such as those of a cached plan. All ranks call this together.
         """
-        families = [family for family in self.options.families if family.name != family_of(leader)]
-        while families:
-            found = self._fastest(families, leader)
-            if not found or step_s(found[0]) > (1 + ALIKE) * step_s(leader):
+        families, found = [family for family in self.options.families if family.name != family_of(leader)], list[Plan]()
+        while families and len(found) < most and _cut(leader) in self.measured.costs:
+            fastest = self._fastest(families, leader)
+            if not fastest or step_s(fastest[0]) > (1 + ALIKE) * step_s(leader):
                 break
-            if found[0].device_actions != leader.device_actions:
-                return found
-            families = [family for family in families if family.name != family_of(found[0])]
-        return []
+            same = fastest[0].shard == leader.shard  # others round sums differently
+            if same and all(fastest[0].device_actions != each.device_actions for each in (leader, *found)):
+                found += fastest
+            families = [family for family in families if family.name != family_of(fastest[0])]
+        return found
 
     def _fastest(self, families: Sequence[ScheduleFamily], like: Plan) -> list[Plan]:
         """The fastest plan by some families for the stages of a plan; empty if there is none."""

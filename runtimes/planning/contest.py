@@ -13,6 +13,8 @@ means do not.
    after one more round otherwise.
 4. Of the candidates within ``ALIKE`` of the fastest, the preferred one wins: less memory, then the simpler schedule.
    But an uneven cut must gain ``UNEVEN`` over one whose stages have more equal numbers of operators.
+5. The winner is then compared in the same way with other orders for its stages that are predicted to be about as fast.
+   Predictions do not rank these, and stages seldom move for them.
 
 Ranks know the order of a block in advance, and exchange their times at its end: the longest time over all ranks counts.
 
@@ -119,6 +121,7 @@ class Contest:
     ) -> None:
         self.candidates = [Candidate(plan) for plan in plans]
         self.move_s, self._order, self._rounds = move_s, order, rounds
+        self._present = self.candidates[0]
         self.winner: Candidate | None = None
         self.done = False
 
@@ -127,9 +130,8 @@ class Contest:
 
         Is sent None if stages cannot move, and then these candidates leave.
         """
-        present = self.candidates[0]
         for number in range(1, LONGER * (self._rounds + 1)):
-            groups = _groups(self._left, present)
+            groups = _groups(self._left, self._present)
             for group in groups:
                 spent_s, turns = 0.0, TURNS
                 while turns:
@@ -147,10 +149,20 @@ class Contest:
                     missing_s = self.move_s * (1 / MOVES - 1) - spent_s if len(groups) > 1 else 0.0
                     turns = math.ceil(missing_s / max(spent_s, 1e-9) * turns) if missing_s > 0 else 0
                 else:
-                    present = block[-1]
+                    self._present = block[-1]
             if len(self._left) <= 1 or (self._enough and self._ended(number)):
                 break
         self.end()
+
+    def extend(self, plans: Sequence[Plan]) -> bool:
+        """Let `blocks` compare the winner with those of some plans that are no candidates; False if all are."""
+        known = {(each.plan.stages, each.plan.device_actions) for each in self.candidates}
+        new = [Candidate(plan) for plan in plans if (plan.stages, plan.device_actions) not in known]
+        if new:
+            for each in self.candidates:
+                each.left = each is not self.winner
+            self.candidates, self.winner = [*self.candidates, *new], None
+        return bool(new)
 
     @property
     def _left(self) -> list[Candidate]:

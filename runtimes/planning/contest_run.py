@@ -52,6 +52,8 @@ class ContestRun:
         keep: called with the winner's plan, with a prediction from its measured actions, on every rank.
         fitted: called with a plan before its first turn; returns it with the memory of its programs, or None if it does
             not fit. All ranks call it together.
+        rivals: called with the winner of the first plans; returns those that it is compared with next. All ranks call
+            it together.
     """
 
     def __init__(
@@ -62,10 +64,11 @@ class ContestRun:
         oracle: Oracle,
         keep: Callable[[Plan], None],
         fitted: Callable[[Plan], Plan | None] | None = None,
+        rivals: Callable[[Plan], Sequence[Plan]] | None = None,
     ) -> None:
         self.contest = contest
         self._trainer, self._move, self._oracle, self._keep = trainer, move, oracle, keep
-        self._fitted, self._known = fitted, {contest.candidates[0]}
+        self._fitted, self._rivals, self._known = fitted, rivals, {contest.candidates[0]}
         self._blocks = contest.blocks()
         self._block, self._turns = self._fitting(next(self._blocks)), list[Turn]()
         self._moved_s, self._seconds, self._size = 0.0, 0.0, 0
@@ -124,7 +127,12 @@ class ContestRun:
             try:
                 self._block, self._turns = self._fitting(self._blocks.send(took)), []
             except StopIteration:
-                break
+                assert self.contest.winner is not None
+                plans = [] if self._rivals is None else self._rivals(self.contest.winner.plan)
+                if not self.contest.extend(plans):
+                    break
+                self._blocks, self._rivals, took = self.contest.blocks(), None, None
+                continue
             if self._block and self._run(self._block[0].plan):
                 return
             took = None

@@ -168,3 +168,36 @@ def test_stages_stay_after_the_optimizers_were_read():
         pipe.step(torch.randn(16, 32))
         assert pipe.plan.stages == cut
     assert all(mine is theirs for mine, theirs in zip(pipe.optimizers.values(), held, strict=True))
+
+
+def test_memory_peak_is_that_of_the_largest_candidate():
+    """Parameters, gradients, optimizer state and saved tensors, of each device."""
+
+    def peaks(reports: list[Any]) -> list[int]:
+        return [max(report.devices[device].memory_peak_bytes for report in reports) for device in range(2)]
+
+    mixed: list[Any] = []
+    pipe = small(contest=4, optimizer=torch.optim.AdamW, monitor=mixed.append)
+    while not pipe.contest.done:
+        pipe.step(torch.randn(16, 32))
+    pipe.close()
+    found = []
+    for candidate in pipe.contest.candidates:
+        alone: list[Any] = []
+        with small(plan=candidate.plan, optimizer=torch.optim.AdamW, monitor=alone.append) as one:
+            for _ in range(2):
+                one.step(torch.randn(16, 32))
+        found.append(peaks(alone))
+    for device, peak in enumerate(peaks(mixed)):
+        assert peak == pytest.approx(max(each[device] for each in found), rel=0.03)
+
+
+def test_winner_is_compared_with_other_orders_for_its_stages():
+    pipe = small(contest=4)
+    first = list(pipe.contest.candidates)
+    while not pipe.contest.done:
+        pipe.step(torch.randn(16, 32))
+    later = pipe.contest.candidates[len(first) :]
+    assert later
+    assert len({tuple(stage.nodes for stage in each.plan.stages) for each in later}) == 1
+    pipe.close()
