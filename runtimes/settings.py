@@ -273,8 +273,9 @@ class Run:
             methods of the pipeline that all ranks call together. Its exceptions are logged and change nothing.
             ``panpipe.JsonLines(path)`` and ``panpipe.TensorBoard(folder)`` are ready ones. With a monitor all actions
             are timed, as by ``trace_step``.
-        progress: True shows the phases of planning on standard error, on rank 0; False shows nothing; a function is
-            called as ``progress(phase, done, total)``, with 0 and 0 for a phase without parts.
+        progress: True shows the phases of planning on standard error, on rank 0, and later captures that take more than
+            2 s, as of a new size or of the first evaluation; False shows nothing; a function is called as
+            ``progress(phase, done, total)``, with 0 and 0 for a phase without parts, of captures by another thread.
         timeout_s: the seconds that a rank (a device, between threads) waits for others that make no progress. Then all
             ranks end with a line that names who waits for whom in which action, and what the late rank did last. An
             action, such as one forward of a stage, is progress when it ends; a pause of all ranks between steps does
