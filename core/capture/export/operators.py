@@ -186,6 +186,11 @@ class FakeRun(ModalInterpreter):
         except PanpipeError:
             raise
         except Exception as error:  # an operator's own backward may raise any
+            if (line := self._hidden_write()) and "modified by an inplace operation" in str(error):
+                raise RequestError(
+                    f"{line}: this line writes, by .data, .detach() or under no_grad, into a tensor that the backward "
+                    "of an operator before it reads: use a function that returns a new tensor, such as masked_fill"
+                ) from error
             raise RequestError(
                 f"the step's backward cannot be traced: {reason_of(error)}; use another operator there"
             ) from error
@@ -202,6 +207,18 @@ class FakeRun(ModalInterpreter):
         for node in self._nodes:
             if node.op == "call_function":
                 self.values[node.name] = pytree.tree_map_only(Tensor, flowing, self.values[node.name])
+
+
+    def _hidden_write(self) -> str:
+        """The line of the first write in place, hidden from autograd, into a computed tensor with a gradient; or ""."""
+        for node in self._nodes:
+            for argument in written_arguments(node):
+                root, modes = root_of(argument), node.meta.get("modes")
+                hidden = not self.values[argument.name].requires_grad or (modes is not None and not modes.grad)
+                computed = tensors_of(self.values[root.name]) if root.op == "call_function" else []
+                if hidden and any(tensor.requires_grad for tensor in computed):
+                    return line_of(node)
+        return ""
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.export.operators import FakeRun, fake_inputs
+from panpipe.core.capture.export.operators import FakeRun, fake_inputs, operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.regions.modes import CASTS
 from panpipe.core.errors import RequestError
@@ -122,6 +122,18 @@ def test_backward_that_fails_is_refused_and_hooks_are_removed():
     with pytest.raises(RequestError, match="the step's backward cannot be traced: ValueError: no derivative"):
         run.note_gradients(captured.outputs.loss)
     assert not run._hooks
+
+
+@pytest.mark.parametrize("hidden", ["data", "detach", "no_grad"])
+def test_write_that_autograd_does_not_see_is_refused_with_its_line(hidden):
+    def step(model, batch):
+        h = model(batch).tanh()
+        with torch.no_grad() if hidden == "no_grad" else torch.enable_grad():
+            (h.data if hidden == "data" else h.detach() if hidden == "detach" else h).mul_(0.5)
+        return h.mean()
+
+    with pytest.raises(RequestError, match=r"test_fake_run.py:\d+: this line writes, by .data, .detach\(\) or under"):
+        operators_of(capture_step(nn.Linear(3, 3), step, torch.ones(2, 3)))
 
 
 def test_operator_that_fails_is_refused_with_its_line():
