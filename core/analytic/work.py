@@ -6,13 +6,12 @@ from attrs import frozen
 from torch import Tensor, fx
 
 from ..capture.export.operators import tensor_bytes
-from ..capture.graph.nodes import fixed_nodes, root_of
+from ..capture.graph.nodes import ancestors, fixed_nodes, root_of
 from ..capture.graph.storages import storage_sizes
 from ..capture.graph.tensor_collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ..capture.programs.accumulated_products import products_of
 from ..capture.programs.joint_graph import (
     JointGraph,
-    ancestors,
     closed_over,
     forward_nodes,
     ordered,

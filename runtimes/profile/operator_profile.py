@@ -218,6 +218,8 @@ class _OperatorTimer:
         ]
         if not outputs:
             return [None, None]
+        if wanted[0] and any(getattr(node.target, "_opname", "") in _NORMALISATIONS for node in nodes):
+            wanted = [[*wanted[0], *wanted[1]], []]
         gradients = [torch.ones_like(t) for t in outputs]
         times: list[Span | None] = []
         for i, towards in enumerate(wanted):
@@ -226,6 +228,11 @@ class _OperatorTimer:
                 torch.autograd.grad(outputs, towards, gradients, retain_graph=i == 0, allow_unused=True)
             times.append((start, self._watch.now()) if towards else None)
         return times
+
+
+_NORMALISATIONS = {"batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"}
+"""Their backward is one operator, in I alone (see `joint_graph`). Torch 2.13 crashes where that of a group norm computes
+the parameters' gradients alone, in channels_last on a CPU."""
 
 
 class _OnDevice(ModalInterpreter):

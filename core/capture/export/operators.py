@@ -34,6 +34,7 @@ from ..graph.checks import refuse_sparse_gradients
 from ..graph.generated_sources import sources_removed
 from ..graph.nodes import (
     WITH_PREVIOUS,
+    ancestors,
     fixed_nodes,
     is_view,
     module_of,
@@ -208,7 +209,6 @@ class FakeRun(ModalInterpreter):
             if node.op == "call_function":
                 self.values[node.name] = pytree.tree_map_only(Tensor, flowing, self.values[node.name])
 
-
     def _hidden_write(self) -> str:
         """The line of the first write in place, hidden from autograd, into a computed tensor with a gradient; or ""."""
         for node in self._nodes:
@@ -267,23 +267,14 @@ def operators_of(step: CapturedStep, *, apart: Collection[str] = ()) -> Operator
     refuse_sparse_gradients(calls, fake_run.values)
     if step.gradients:
         fake_run.note_gradients(step.outputs.main_result)
-    needed = _needed_nodes(step)
+    # What the result of the step depends on, and what writes in place.
+    needed = ancestors([step.graph.output_node(), *filter(written_arguments, calls)])
     local = _local_nodes(step, calls, fake_run)
     groups = _groups([node for node in calls if node.name not in local and node in needed], fake_run, apart)
     names = _names(groups)
     members = {name: tuple(node.name for node in group) for name, group in zip(names, groups, strict=True)}
     graph = _graph(step, names, groups, fake_run)
     return Operators(step, graph, members, frozenset(local), fake_run.first_draw, fake_run.values)
-
-
-def _needed_nodes(step: CapturedStep) -> set[fx.Node]:
-    """Nodes that the result of the step depends on, and those that write in place."""
-    needed: set[fx.Node] = set()
-    for node in reversed(step.graph.nodes):
-        if node.op == "output" or node in needed or written_arguments(node):
-            needed.add(node)
-            needed.update(node.all_input_nodes)
-    return needed
 
 
 def _local_nodes(step: CapturedStep, calls: list[fx.Node], fake_run: FakeRun) -> set[str]:

@@ -103,6 +103,18 @@ def root_of(node: fx.Node) -> fx.Node:
     return node
 
 
+def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
+    """The nodes and everything that they depend on, without placeholders."""
+    found: set[fx.Node] = set()
+    todo = list(nodes)
+    while todo:
+        node = todo.pop()
+        if node not in found and node.op != "placeholder":
+            found.add(node)
+            todo.extend(node.all_input_nodes)
+    return found
+
+
 def inserted_call(graph: fx.Graph, like: fx.Node, target: Any, *arguments: Any) -> fx.Node:
     """A call at the graph's insertion point, with the ``meta`` of another node except for its value."""
     made = graph.call_function(target, arguments)

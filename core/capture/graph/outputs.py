@@ -15,7 +15,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import RequestError
 from ..values.user_lines import message_start
-from .nodes import WITH_PREVIOUS
+from .nodes import WITH_PREVIOUS, ancestors
 
 
 @frozen
@@ -188,7 +188,10 @@ def keep_weight_with_loss(graph: fx.Graph, outputs: StepOutputs, given: set[str]
     """
     nodes = {node.name: node for node in graph.nodes}
     weight, loss = nodes.get(str(outputs.weight)), nodes[outputs.loss]
-    if weight is None or not _computed(weight, given):
+    if weight is None:
+        return outputs
+    read = {weight}.union(*(node.all_input_nodes for node in ancestors([weight])))
+    if given.issuperset(node.name for node in read if node.op == "placeholder"):
         return outputs
     places = {node: i for i, node in enumerate(graph.nodes)}
     last, end = max(weight, loss, key=lambda node: places[node]), graph.output_node()
@@ -200,15 +203,3 @@ def keep_weight_with_loss(graph: fx.Graph, outputs: StepOutputs, given: set[str]
         end.replace_input_with(node, last)
         copies.append(last.name)
     return evolve(outputs, weight=copies[0], loss=copies[1])
-
-
-def _computed(node: fx.Node, given: set[str]) -> bool:
-    """Whether a node depends on more than some placeholders."""
-    todo, seen = [node], {node}
-    while todo:
-        found = todo.pop()
-        if found.op == "placeholder" and found.name not in given:
-            return True
-        todo += [source for source in found.all_input_nodes if source not in seen]
-        seen.update(found.all_input_nodes)
-    return False

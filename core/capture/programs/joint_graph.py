@@ -28,7 +28,7 @@ from torch.utils import _pytree as pytree
 
 from ...errors import PanpipeError, RequestError
 from ..graph.generated_sources import sources_removed
-from ..graph.nodes import root_of
+from ..graph.nodes import ancestors, root_of
 from ..graph.randomness import KeyedRandom
 from ..graph.sizes import NUMBERS, fold_sizes, number
 from ..python.torch_settings import without_anomaly_mode
@@ -178,18 +178,6 @@ def _by_meaning(graph: fx.Graph, inputs: int) -> JointGraph:
     joint.outputs = [found[i] for i in sorted(found)]
     joint.gradients = dict(sorted(joint.gradients.items()))
     return joint
-
-
-def ancestors(nodes: Iterable[fx.Node]) -> set[fx.Node]:
-    """The nodes and everything that they depend on, without placeholders."""
-    found: set[fx.Node] = set()
-    todo = list(nodes)
-    while todo:
-        node = todo.pop()
-        if node not in found and node.op != "placeholder":
-            found.add(node)
-            todo.extend(node.all_input_nodes)
-    return found
 
 
 def forward_nodes(joint: JointGraph) -> set[fx.Node]:

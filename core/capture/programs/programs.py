@@ -14,6 +14,7 @@ from attrs import evolve, frozen
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 
+from ..graph.nodes import ancestors
 from ..graph.randomness import ordinals_of
 from ..graph.sizes import Sizes, hint
 from ..graph.storages import StorageMeter, WatchEverything, storage_sizes
@@ -21,7 +22,6 @@ from .fusing import Call, Fusion, Fusions
 from .generated_code import Program, compile_program, no_sink, with_sizes
 from .joint_graph import (
     JointGraph,
-    ancestors,
     closed_over,
     forward_nodes,
     ordered,

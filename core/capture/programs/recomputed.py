@@ -35,9 +35,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..graph.nodes import always_views
+from ..graph.nodes import always_views, ancestors
 from ..graph.sizes import hint
-from .joint_graph import JointGraph, ancestors, closed_over, ordered
+from .joint_graph import JointGraph, closed_over, ordered
 
 aten = torch.ops.aten
 

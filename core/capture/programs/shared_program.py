@@ -20,10 +20,10 @@ from typing import Any
 from attrs import frozen
 from torch import Tensor, fx
 
-from ..graph.nodes import always_views, fixed_nodes
+from ..graph.nodes import always_views, ancestors, fixed_nodes
 from ..regions.regions import runs_region
 from .generated_code import Program, compile_program
-from .joint_graph import JointGraph, ancestors, closed_over, ordered
+from .joint_graph import JointGraph, closed_over, ordered
 from .stage import StageInputs
 
 

@@ -119,6 +119,20 @@ model = nn.Sequential(
 pipe = fit(model, classify, classes(3, 8, 3, 8, 8), microbatches=2)
 
 
+# %% group_norm_in_channels_last | fast
+model = nn.Sequential(
+    nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.SiLU(), nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(4, 8),
+    nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3),
+).to(memory_format=torch.channels_last)  # fmt: skip
+
+
+def step(model, batch):
+    return F.cross_entropy(model(batch["x"].contiguous(memory_format=torch.channels_last)), batch["y"])
+
+
+pipe = fit(model, step, classes(3, 8, 3, 8, 8))
+
+
 # %% running_mean_and_targets_of_one_column | fast, may_warn=relates
 class Normalised(nn.Module):
     def __init__(self):

@@ -4,8 +4,8 @@ import operator
 
 import pytest
 import torch
+from panpipe.core.capture.graph.nodes import ancestors
 from panpipe.core.capture.programs.joint_graph import (
-    ancestors,
     closed_over,
     dropout_as_eager,
     forward_nodes,
