@@ -231,8 +231,8 @@ class _OperatorTimer:
 
 
 _NORMALISATIONS = {"batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"}
-"""Their backward is one operator, in I alone (see `joint_graph`). Torch 2.13 crashes where that of a group norm computes
-the parameters' gradients alone, in channels_last on a CPU."""
+"""Their backward is one operator, in I alone (see `joint_graph`). On a CPU torch 2.13 crashes where that of a group norm
+in channels_last computes the parameters' gradients alone."""
 
 
 class _OnDevice(ModalInterpreter):

@@ -30,12 +30,11 @@ def worst(results: list[Result], kind: str) -> str:
 
 
 def outcome(results: list[Result]) -> str:
-    """Of one model: ``right`` or ``refused`` where all its checks are, else the worst; ``not run`` without any."""
+    """Of one model: the worst of its checks; ``not run`` where some are missing and none is wrong."""
     found = {result["outcome"] for result in results}
-    if not found:
+    if not found or (found == {"right"} and len(results) != PLANS):
         return "not run"
-    complete = found == {"refused"} or (found == {"right"} and len(results) == PLANS)
-    return found.pop() if complete else "wrong" if "wrong" in found else "crashed"
+    return found.pop() if found in ({"right"}, {"refused"}) else "wrong" if "wrong" in found else "crashed"
 
 
 def problem_of(results: list[Result]) -> str:
