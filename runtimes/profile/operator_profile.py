@@ -231,8 +231,8 @@ class _OperatorTimer:
 
 
 _NORMALISATIONS = {"batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"}
-"""Their backward is one operator, in I alone (see `joint_graph`). On a CPU torch 2.13 crashes where that of a group norm
-in channels_last computes the parameters' gradients alone."""
+"""Their backward is one operator, in I alone (see `joint_graph`). Where that of a group norm in channels_last
+computes the parameters' gradients alone, torch 2.13 crashes on a CPU."""
 
 
 class _OnDevice(ModalInterpreter):
