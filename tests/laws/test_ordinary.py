@@ -15,10 +15,6 @@ from .scripts import Script, alone, problems, run, scripts
 SCRIPTS = scripts()
 SPLIT = {("batch_norm_net", "zb-v"), ("tied_weights_of_a_language_model", "zb-h1")}
 """What the fast suite also trains by a schedule with split backwards."""
-FAILS: dict[str, str] = {
-    "lora_of_all_layers_of_a_mixture": "PEFT registers a parametrization of the router in each forward: refused",
-}
-"""Script → why it fails today."""
 
 
 @functools.cache
@@ -26,9 +22,8 @@ def reference(name: str):
     return alone(SCRIPTS[name])
 
 
-def marks(name: str, fast: bool):
-    failing = [pytest.mark.xfail(reason=FAILS[name], strict=True)] if name in FAILS else []
-    return failing if fast else [*failing, pytest.mark.slow]
+def marks(fast: bool):
+    return [] if fast else [pytest.mark.slow]
 
 
 def assert_right(script: Script, **options):
@@ -41,14 +36,14 @@ def assert_right(script: Script, **options):
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=marks(name, "fast" in script.tags)) for name, script in SCRIPTS.items()]
+    "name", [pytest.param(name, marks=marks("fast" in script.tags)) for name, script in SCRIPTS.items()]
 )
 def test_default_call_trains_as_one_process(name):
     assert_right(SCRIPTS[name])
 
 
 @pytest.mark.parametrize(("name", "schedule"), [
-    pytest.param(name, schedule, marks=marks(name, (name, schedule) in SPLIT))
+    pytest.param(name, schedule, marks=marks((name, schedule) in SPLIT))
     for name, script in SCRIPTS.items() if "refused" not in script.tags
     for schedule in ("zb-v", "zb-h1") if "few" not in script.tags or schedule == "zb-h1"
 ])  # fmt: skip
@@ -76,7 +71,7 @@ def on_ranks(tmp_path_factory):
     return results
 
 
-TRAINED = [script for name, script in SCRIPTS.items() if name not in FAILS and "refused" not in script.tags]
+TRAINED = [script for script in SCRIPTS.values() if "refused" not in script.tags]
 FAST = tuple(script.name for script in TRAINED if "ranks" in script.tags)
 OTHERS = tuple(script.name for script in TRAINED if not {"ranks", "threads"} & script.tags.keys())
 TOGETHER = 16

@@ -55,7 +55,8 @@ def rewrite_aliases(graph: fx.Graph) -> None:
     """Remove dropout that drops nothing, and have later readers of a tensor that is detached in place read the result.
 
     Such a dropout returns its input, so a write to one is a write to the other; tracing would copy it. Tracing would
-    also lose that a tensor was detached in place.
+    also lose that a tensor was detached in place. A tensor that is set to itself, as a parametrization does, is not
+    written.
 
     Args:
         graph: a captured graph; changed in place.
@@ -65,7 +66,8 @@ def rewrite_aliases(graph: fx.Graph) -> None:
         if node.op != "call_function":
             continue
         source: Any = node.args[0] if node.args else None
-        if node.target in _DROPOUTS and (node.args[1] == 0 or not node.args[2]):
+        unchanged = node.target in _DROPOUTS and (node.args[1] == 0 or not node.args[2])
+        if unchanged or (node.target is aten.set_.source_Tensor and source is node.args[1]):
             node.replace_all_uses_with(source)
             graph.erase_node(node)
         elif node.target is aten.detach_.default:
