@@ -119,7 +119,7 @@ model = nn.Sequential(
 pipe = fit(model, classify, classes(3, 8, 3, 8, 8), microbatches=2)
 
 
-# %% group_norm_in_channels_last | fast
+# %% group_norm_in_channels_last | fast, few
 model = nn.Sequential(
     nn.Conv2d(3, 8, 3, padding=1), nn.GroupNorm(4, 8), nn.SiLU(), nn.Conv2d(8, 8, 3, padding=1), nn.GroupNorm(4, 8),
     nn.SiLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(8, 3),
