@@ -12,7 +12,6 @@ from torch._dynamo.eval_frame import OptimizedModule
 
 from ..backends.streams import release_unused
 from ..core.capture.export.operators import Operators
-from ..core.capture.graph.tensor_collectives import OneRank, communicating
 from ..core.capture.python.guards import Guards
 from ..core.capture.python.torch_settings import with_gradients
 from ..core.capture.regions.breaks import StepFunction
@@ -26,6 +25,7 @@ from ..core.plan.wording import plan_size
 from ..core.search.compiling import compile_ahead
 from ..core.search.problem.score import predicted_again
 from ..core.search.suggestions.preference import preference
+from ..core.tensor_collectives import OneRank, communicating
 from ..core.wording import counted
 from .batch.example import Example
 from .batch.whole_loss import warn_if_cut_changes_loss

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from ..capture.export.operators import Operators, tensor_bytes
 from ..capture.graph.nodes import root_of
-from ..capture.graph.tensor_collectives import ALL_GATHER
 from ..cluster.device_type import DeviceType
 from ..costs.graph import OpGraph, OpNode
 from ..costs.reductions import TensorReductions
+from ..tensor_collectives import ALL_GATHER
 from .fusion import Sections
 from .kernels import Kernel
 from .kinds import ATTENTION, EAGER, FUSED

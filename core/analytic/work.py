@@ -8,7 +8,6 @@ from torch import Tensor, fx
 from ..capture.export.operators import tensor_bytes
 from ..capture.graph.nodes import ancestors, fixed_nodes, root_of
 from ..capture.graph.storages import storage_sizes
-from ..capture.graph.tensor_collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from ..capture.programs.accumulated_products import products_of
 from ..capture.programs.joint_graph import (
     JointGraph,
@@ -22,6 +21,7 @@ from ..capture.programs.joint_graph import (
 from ..capture.programs.overwriting import may_overwrite
 from ..capture.programs.recomputed import fusible, is_row_wise, narrows, shown_by, widens
 from ..capture.values.nesting import tensors_of
+from ..tensor_collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
 from .kernels import Kernel, kernel_of
 from .region_work import REGION_OPERATORS, RegionWork, region_work
 from .single_operator import LoneOperator, is_copy

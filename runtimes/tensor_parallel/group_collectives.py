@@ -7,8 +7,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...core.capture.graph.tensor_collectives import MAX, SUM
 from ...core.errors import WorkerError, message_of
+from ...core.tensor_collectives import MAX, SUM
 from ..flat_bytes import flat_bytes
 from ..watch.activity import HERE
 

@@ -20,9 +20,9 @@ from torch.utils import _pytree as pytree
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ...core.capture.graph.randomness import draws_nothing
-from ...core.capture.graph.tensor_collectives import OWN_PART
 from ...core.capture.values.user_lines import current_line
 from ...core.errors import RequestError, in_a_line
+from ...core.tensor_collectives import OWN_PART
 from .local_layouts import UNKNOWN, WHOLE, LayoutError, Local
 from .operator_layouts import VIEWS, OperatorLayouts, layout_of
 from .whole_run import NumberedOperators, Shape, WholeCalls

@@ -8,7 +8,7 @@ what each rank computes and where it communicates. The recorded program has plai
 Plain tensors between the divided modules are parts, too: `layout_watch` checks what the user's code computes with them.
 
 The backward is derived from the recorded forward, where each all-reduce has an all-reduce as its gradient: as many as
-DTensor's own backward has with column and row layouts, at other places (`core/capture/graph/tensor_collectives`). So a
+DTensor's own backward has with column and row layouts, at other places (`core/tensor_collectives`). So a
 user's own backward cannot be kept, and is refused; operators that ran under ``no_grad`` run under it again. For
 planning torch's fake process group is enough: no other rank and no device is needed.
 """
@@ -28,11 +28,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...core.capture.graph.tensor_collectives import ALL_GATHER, ALL_REDUCE, MAX, REDUCE_SCATTER, SUM
 from ...core.capture.python.guards import Guards
 from ...core.capture.values.sparse_tensors import distributed_tensors
 from ...core.capture.values.user_lines import message_start, user_line
 from ...core.errors import RequestError, in_a_line
+from ...core.tensor_collectives import ALL_GATHER, ALL_REDUCE, MAX, REDUCE_SCATTER, SUM
 from .layout_watch import HEADS, LayoutWatch
 from .layouts import DTensorLayout, check_layout, named_tensors, parts_of
 from .whole_run import WholeCalls, without_layouts

@@ -9,7 +9,7 @@ plain model; the all-reduces that DTensor recorded run inside F, B, I and W, ove
 
 In teams and lowered plans these pipelines are *replicas*, so that REDUCE_GRAD sums the gradients of whole parameters
 over them. Parts of parameters are not summed. The losses of all of them are equal, so the means over replicas are
-those of one process (`core/capture/graph/tensor_collectives`).
+those of one process (`core/tensor_collectives`).
 """
 
 import math
@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from ...core.capture.export.operators import Operators
-from ...core.capture.graph.tensor_collectives import communicating
 from ...core.capture.values.sparse_tensors import distributed_tensors
 from ...core.cluster.mesh import PIPELINE, TENSOR, Mesh, MeshShape
 from ...core.cluster.tensor_groups import GroupedCluster
@@ -33,6 +32,7 @@ from ...core.costs.reductions import TensorReductions, sum_of
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
 from ...core.plan.sharding import NONE
+from ...core.tensor_collectives import communicating
 from ...core.wording import module_text
 from ..batch.example import Example
 from ..batch.lru_cache import LruCache

@@ -8,8 +8,8 @@ import torch.distributed as dist
 from panpipe.answers.models import planned_model
 from panpipe.cli import main
 from panpipe.core.analytic.model import model_work
-from panpipe.core.capture.graph.tensor_collectives import OneRank, communicating
 from panpipe.core.errors import RequestError
+from panpipe.core.tensor_collectives import OneRank, communicating
 from panpipe.runtimes.tensor_parallel.recording import program_of_rank
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

@@ -14,10 +14,10 @@ from panpipe.cli import main
 from panpipe.core.analytic.model import model_work
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
-from panpipe.core.capture.graph.tensor_collectives import communicating
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import read_plan
 from panpipe.core.plan.validation.validate import validate
+from panpipe.core.tensor_collectives import communicating
 from panpipe.simulators.run import simulate
 from torch import nn
 

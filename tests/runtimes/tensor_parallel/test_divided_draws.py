@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.distributed as dist
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
-from panpipe.core.capture.graph.tensor_collectives import communicating
 from panpipe.core.errors import RequestError
+from panpipe.core.tensor_collectives import communicating
 from panpipe.runtimes.tensor_parallel.recording import program_of_rank
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

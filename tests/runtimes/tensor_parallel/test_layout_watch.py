@@ -5,8 +5,8 @@ import torch
 import torch.distributed as dist
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
-from panpipe.core.capture.graph.tensor_collectives import OneRank, communicating
 from panpipe.core.errors import RequestError
+from panpipe.core.tensor_collectives import OneRank, communicating
 from panpipe.runtimes.tensor_parallel.recording import program_of_rank
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

@@ -3,8 +3,8 @@
 import pytest
 import torch
 import torch.distributed as dist
-from panpipe.core.capture.graph.tensor_collectives import ALL_REDUCE, communicating
 from panpipe.core.errors import RequestError
+from panpipe.core.tensor_collectives import ALL_REDUCE, communicating
 from panpipe.runtimes.tensor_parallel.recording import program_of_rank
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

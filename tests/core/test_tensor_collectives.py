@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from panpipe.core.capture.graph.tensor_collectives import (
+from panpipe.core.tensor_collectives import (
     ALL_GATHER,
     ALL_REDUCE,
     MAX,
