@@ -271,3 +271,26 @@ pipe = panpipe.pipeline(
 )
 for global_step, batch in enumerate(batches):
     loss = pipe.step(batch, update=(global_step + 1) % args.gradient_accumulation_steps == 0)
+
+
+# %% trainer_that_pops_the_labels | near=1e-5
+class Trainer:
+    def __init__(self, model, label_smoothing=0.1):
+        self.model, self.label_smoothing, self.state = model, label_smoothing, {"epoch": 0}
+
+    def compute_loss(self, model, inputs, return_outputs=False):
+        labels = inputs.pop("labels")
+        outputs = model(**inputs)
+        logits = outputs["logits"][:, :-1].flatten(0, 1)
+        loss = F.cross_entropy(logits, labels[:, 1:].flatten(), label_smoothing=self.label_smoothing)
+        return (loss, outputs) if return_outputs else loss
+
+    def train(self, batches):
+        pipe = panpipe.pipeline(self.model, self.compute_loss, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+        for epoch in range(2):
+            self.state["epoch"] = epoch
+            for batch in batches:
+                pipe.step(batch)
+
+
+Trainer(LlamaForCausalLM(LlamaConfig(**LLAMA))).train(texts(2))

@@ -750,3 +750,47 @@ class Words(nn.Module):
 
 model = Words()
 pipe = fit(model, next_word, [{k: torch.randint(12, (5, 8)) for k in "xy"} for _ in range(4)])
+
+
+# %% target_network_outside_of_the_model
+class QNet(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1, self.fc2, self.fc3 = nn.Linear(6, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return self.fc3(F.relu(self.fc2(F.relu(self.fc1(x)))))
+
+
+model, target_net = QNet(), QNet()
+target_net.load_state_dict(model.state_dict())
+
+
+def step(model, batch):
+    values = model(batch["x"]).gather(1, batch["y"][:, None])
+    with torch.no_grad():
+        best = target_net(batch["next"]).max(1).values
+    return F.smooth_l1_loss(values, (0.99 * best + batch["reward"]).unsqueeze(1))
+
+
+batches = [{**batch, "next": torch.randn(8, 6), "reward": torch.randn(8)} for batch in classes()]
+pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
+for batch in batches:
+    pipe.step(batch)
+    with torch.no_grad():
+        for t in target_net.parameters():
+            t.mul_(0.9)
+
+
+# %% guard_against_a_loss_that_is_not_finite
+model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def step(model, batch):
+    loss = F.cross_entropy(model(batch["x"]), batch["y"])
+    if not math.isfinite(loss.item()):
+        raise SystemExit(f"the loss is {loss.item()}")
+    return loss
+
+
+fit(model, step, classes())
