@@ -31,7 +31,7 @@ AUTO = "auto"
 """Whatever the planner chooses."""
 RAISE, SKIP, WARN = "raise", "skip", "warn"
 ON_NONFINITE = (RAISE, SKIP, WARN)
-"""The choices for a loss that is not finite; see `training/non_finite`."""
+"""The choices for a loss that is not finite; see `training/step_checks`."""
 
 
 def values_of(group: Any, kind: type) -> dict[str, Any]:

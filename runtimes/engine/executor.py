@@ -35,9 +35,8 @@ from ..programs.graphs.graph_pool import GraphPool, alone_on
 from ..programs.linked_stage import LinkedStage
 from ..programs.valid_values import ValidValues
 from ..watch.activity import Activity
-from .frame import Frame
+from .frame import Frame, LeafLoader
 from .instructions.instructions import Binder, Instruction
-from .leaf_loader import LeafLoader
 from .lowered_plan import LoweredPlan
 from .messages import Transport
 from .step_data import StepInputs, StepOptions, StepRecord

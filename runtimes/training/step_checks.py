@@ -7,25 +7,271 @@ reads them after it has issued the next step, so that the device does not wait f
     device       ╰─ step 1 ──╯╰─ step 2 ────────────╯╰─ step 3 ──
 
 With monitors, and with ``on_nonfinite`` ``"raise"`` or ``"skip"``, a step is checked before it returns.
+
+Each loss is checked for NaN and infinity, which raises, skips the update or warns, and names the stage where it began.
+The stages record the largest magnitude of what they return for others. These numbers are read only
+after such a loss::
+
+    microbatch 3     stage 0   7.1 ──▶ stage 1   nan ──▶ stage 2   nan ──▶ loss nan        began in stage 1
+
+A stage may return infinities on purpose, such as a mask of attention. An output that is not finite is therefore ignored
+if it was not finite either in a microbatch with a finite loss, of this step or of the last step with a finite loss. As
+long as there is no such microbatch, infinities in outputs without a gradient are ignored.
+
+A gradient may be infinite where the loss is finite. With clipping the global norm shows it at no cost. Clipping to such
+a norm would make every parameter NaN, so it is handled like such a loss. Scalers skip such updates themselves.
 """
 
+import math
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from attrs import evolve
+import torch
+from attrs import define, evolve, field, frozen
+from torch import Tensor
 
 from ...core.errors import NonFiniteError
+from ...core.logs import LOGGER
+from ...core.wording import counted
+from ..batch.microbatches import Microbatch
 from ..devices.compute import ComputeQueue
+from ..engine.prepared import WEIGHT
 from ..engine.results import Batch, BatchResult
-from ..engine.step_data import StepOptions
+from ..engine.step_data import Peaks, StepOptions, peaks_of
 from ..lazy_value import LazyValue
 from ..monitor.monitors import Monitor
 from ..optimizer.training import Training
 from ..optimizer.update import Ending, NonFiniteNorm, Update
+from ..settings import RAISE, SKIP, WARN
 from .local_stages import LocalStages
 from .monitoring import Monitoring, UpdateNumbers
-from .non_finite import LossCheck
 from .state import PipelineState
+
+
+@frozen
+class Origin:
+    """Where the first value that is not finite was computed.
+
+    Args:
+        replica, microbatch, stage: the first such microbatch, and its first such stage; tensor ranks are replicas here.
+        output: name of the stage's output; None for the loss itself.
+        cause: an input of the stage that is not finite, in words; None if there is none.
+        others: number of further microbatches.
+    """
+
+    replica: int
+    microbatch: int
+    stage: int
+    output: str | None
+    cause: str | None
+    others: int
+
+
+@define(eq=False)
+class LossCheck:
+    """Checks the loss and the global norm of each step. They are equal on all ranks, which therefore do the same.
+
+    Args:
+        mode: one of ``optimizer/training.ON_NONFINITE``; None checks nothing.
+        stages: of this process.
+
+    Attributes:
+        on: whether losses are checked.
+        in_a_row: number of losses that were not finite since the last finite one.
+    """
+
+    mode: str | None
+    stages: LocalStages
+    in_a_row: int = field(default=0, init=False)
+    _finite: dict[int, Peaks] = field(factory=dict, init=False)
+
+    @property
+    def on(self) -> bool:
+        return self.mode is not None
+
+    @property
+    def warns(self) -> bool:
+        """Whether losses are checked for a warning alone, which need not precede the next step."""
+        return self.mode == WARN
+
+    def follow(self, stages: LocalStages) -> None:
+        """Continue with the stages of another plan."""
+        self.stages, self._finite = stages, {}
+
+    def check(
+        self,
+        done: BatchResult,
+        batch: Batch,
+        step: int,
+        ending: Ending,
+        updated: bool,
+        read_loss: Callable[[], Tensor],
+        non_finite_norm: LazyValue[NonFiniteNorm | None],
+    ) -> NonFiniteError | None:
+        """Check the loss of a step that ran, and its norm. All ranks call this together.
+
+        Args:
+            done: its result.
+            batch: its batch.
+            step: its number, from 1.
+            ending: its ending.
+            updated: whether parameters were updated with its gradients.
+            read_loss: waits for its loss, and returns it on the host.
+            non_finite_norm: the global norm, if it is not finite.
+
+        Returns:
+            The error to raise, if any.
+        """
+        if not self.on:
+            return None
+        loss, norm = read_loss(), non_finite_norm()
+        finite = bool(torch.isfinite(loss))
+        if finite:
+            self._finite = {device: record.peaks or {} for device, record in done.records.items()}
+        if finite and norm is None:
+            self.in_a_row = 0
+            return None
+        if self.mode == WARN and ending is Ending.STEP and not updated:
+            return None  # a scaler has skipped the update, which is its use
+        self.in_a_row += 1
+        if self.mode == WARN and self.in_a_row > 1:
+            return None
+        origin = None if finite else self._origin(done, batch, updated)
+        text = self._text(loss, step, origin) if norm is None or not finite else _norm_text(step, *norm)
+        message = f"{text}; {self._outcome(ending, updated)}"
+        failure = NonFiniteError(message, step, norm[1] if finite and norm is not None else None)
+        if origin is not None:
+            failure = NonFiniteError(message, step, origin.stage, origin.microbatch, self._batch_of(origin))
+        if self.mode == RAISE:
+            return failure
+        if self.stages.team.first:
+            self._remark(message)
+        return None
+
+    def _outcome(self, ending: Ending, updated: bool) -> str:
+        if ending is Ending.KEEP and self.mode == SKIP:
+            return "the update of its gradients will be skipped"
+        if ending is Ending.KEEP and self.mode == WARN:
+            return "its gradients wait for their update"
+        return "the update was made with it" if updated else "no parameter was updated"
+
+    def _remark(self, message: str) -> None:
+        if self.mode == WARN:
+            warnings.warn(f"{message}; further ones in a row are not reported", RuntimeWarning, stacklevel=5)
+        else:
+            again = f"; {counted(self.in_a_row, 'step')} in a row" if self.in_a_row > 1 else ""
+            LOGGER.warning("%s%s", message, again)
+
+    def _text(self, loss: Tensor, step: int, origin: Origin | None) -> str:
+        text = f"the loss of step {step} is {loss.item()}"
+        if origin is None:
+            return f"{text} and that of each microbatch is finite: their sum is too large for {loss.dtype}"
+        team = self.stages.team
+        device = origin.replica * team.size + self.stages.plan.placement[origin.stage]
+        where = f" on rank {team.rank(device)}" if len(team.local) < team.size or team.replicas > 1 else ""
+        what = "the loss itself" if origin.output is None else f"its output '{origin.output}'"
+        more = f", and so {'is' if origin.others == 1 else 'are'} {origin.others} more" if origin.others else ""
+        replica = f" of replica {self._batch_of(origin)}" if team.batches > 1 else ""
+        cause = "" if origin.cause is None else f" ({origin.cause})"
+        return (
+            f"{text}: microbatch {origin.microbatch}{replica} is not finite{more}; that began in stage "
+            f"{origin.stage}{where}, with {what}{cause}"
+        )
+
+    def _batch_of(self, origin: Origin) -> int:
+        """The number of the batch, which tensor ranks share."""
+        team = self.stages.team
+        return origin.replica // (team.replicas // team.batches)
+
+    def _origin(self, done: BatchResult, batch: Batch, updated: bool) -> Origin | None:
+        """The first microbatch whose loss is not finite, and its first stage; the same on every rank."""
+        team = self.stages.team
+        rows = batch.own
+        finite = [math.isfinite(row[0]) and math.isfinite(row[WEIGHT]) for row in rows]
+        bad = next((m for m, good in enumerate(finite) if not good), None)
+
+        def find(device: int) -> dict[str, Any]:
+            if bad is None:
+                return {}
+            outputs = {stage: run.outputs for stage, run in batch.prepared.runs.get(device, [{}])[0].items()}
+            peaks, before = done.records[device].peaks or {}, self._finite.get(device, {})
+            found: dict[str, Any] = {"microbatch": bad, "others": finite.count(False) - 1}
+            compiled = batch.prepared.compiled[bad]
+            found["home"] = compiled.stage_of(compiled.operators.step.outputs.main_result)
+            for stage in sorted(outputs):
+                names = _non_finite_outputs(stage, bad, outputs[stage], peaks, before, finite)
+                if names:
+                    found |= {"stage": stage, "output": names[0]}
+                    break
+            at = found.get("stage", found["home"])
+            found["causes"] = _leaves_of(batch.pieces, bad, finite)
+            if at in outputs and not updated:
+                state = self.stages.states[at]
+                found["causes"] += _parameters_of(state.parameters if state.shared is None else state.updated)
+            return found
+
+        documents = team.everywhere(find)
+        for replica in range(team.replicas):
+            own = documents[replica * team.size : (replica + 1) * team.size]
+            if not own[0]:
+                continue
+            first = min((one for one in own if "stage" in one), key=lambda one: int(one["stage"]), default=None)
+            home = int(own[0]["home"])
+            one = first or own[self.stages.plan.placement[home]]
+            stage, output = (home, None) if first is None else (int(first["stage"]), str(first["output"]))
+            cause = one["causes"][0] if one["causes"] else None
+            return Origin(replica, int(own[0]["microbatch"]), stage, output, cause, int(own[0]["others"]))
+        return None
+
+
+def _norm_text(step: int, norm: float, stage: int, name: str) -> str:
+    cause = f"the gradient of '{name}' in stage {stage} is not finite" if name else "their squares are too large to add"
+    return f"the loss of step {step} is finite and the global norm of its gradients is {norm}: {cause}"
+
+
+def _non_finite_outputs(
+    stage: int, microbatch: int, outputs: Sequence[Any], peaks: Peaks, before: Peaks, finite: Sequence[bool]
+) -> list[str]:
+    """Names of outputs that are not finite in this microbatch, but are in all microbatches with a finite loss."""
+    usual = [found for m, good in enumerate(finite) if good and (found := peaks.get((stage, m))) is not None]
+    usual += [found for (index, _), found in before.items() if index == stage and len(found) == len(outputs)]
+    names = []
+    for place, (output, peak) in enumerate(zip(outputs, peaks.get((stage, microbatch), ()), strict=False)):
+        kind = _kind(peak)
+        if kind is None or kind in {_kind(found[place]) for found in usual}:
+            continue
+        if usual or kind == "nan" or output.differentiable:
+            names.append(str(output.name))
+    return names
+
+
+def _kind(peak: Tensor | None) -> str | None:
+    """``"nan"`` or ``"inf"`` for a largest magnitude that is not finite."""
+    value = 0.0 if peak is None else abs(peak.item())
+    return None if math.isfinite(value) else "nan" if math.isnan(value) else "inf"
+
+
+def _leaves_of(pieces: Sequence[Microbatch], microbatch: int, finite: Sequence[bool]) -> list[str]:
+    """The tensors of a microbatch that are not finite, but are in all microbatches with a finite loss, in words."""
+    kinds = [[_kind(peak) for peak in _peaks_of_leaves(piece)] for piece in pieces]
+    usual = [kinds[m] for m, good in enumerate(finite) if good]
+    return [
+        f"{name} is not finite in this microbatch"
+        for place, (name, kind) in enumerate(zip(pieces[microbatch].names, kinds[microbatch], strict=True))
+        if kind is not None and kind not in {one[place] for one in usual if place < len(one)}
+        if usual or kind == "nan"
+    ]
+
+
+def _peaks_of_leaves(piece: Microbatch) -> list[Tensor | None]:
+    return [peaks_of([leaf])[0] if isinstance(leaf, Tensor) else None for leaf in piece.leaves]
+
+
+def _parameters_of(parameters: Mapping[str, Tensor]) -> list[str]:
+    found = [name for name, p in parameters.items() if _kind(peaks_of([p.detach()])[0]) is not None]
+    return [f"parameter '{name}' is not finite" for name in found]
 
 
 class StepChecks:

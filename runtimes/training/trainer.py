@@ -34,8 +34,7 @@ from ..batch.microbatches import BatchCutter, WrittenBatches
 from ..batch.modes import ModuleModes
 from ..devices.compute import ComputeQueue
 from ..engine.clocked import Clock
-from ..engine.prepared import Prepared
-from ..engine.result_parts import WEIGHT
+from ..engine.prepared import WEIGHT, Prepared
 from ..engine.results import Batch, BatchResult, weight_of
 from ..engine.step_data import StepInputs, StepOptions, StepRecord
 from ..engine.tracing import measured_trace, message_times

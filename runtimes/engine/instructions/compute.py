@@ -10,7 +10,7 @@ from ....core.capture.graph.storages import StorageMeter
 from ...programs.linked_stage import LinkedStage
 from ..frame import Frame
 from ..messages import Message
-from ..peaks import peaks_of
+from ..step_data import peaks_of
 from .instructions import Binder, Call, Instruction, executes
 
 

@@ -18,10 +18,9 @@ from ....core.errors import RequestError
 from ....core.trace.trace import COMPUTE_QUEUE
 from ...offload.device_offload import BoundOffload
 from ...programs.linked_stage import CapturedStage, LinkedStage
-from ..finished_sends import finished_sends
 from ..frame import Frame
 from ..lowered_plan import LoweredPlan
-from ..messages import Message, MessageKey
+from ..messages import Message, MessageKey, finished_sends
 from ..tied import TiedReduction
 
 Call = Callable[[], None]

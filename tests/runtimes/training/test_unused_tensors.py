@@ -5,7 +5,7 @@ import torch
 from panpipe.core.capture.export.carry_over import Cut
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.training.unused_tensors import stages_of_unused
+from panpipe.runtimes.training.plan_setup import stages_of_unused
 from torch import fx, nn
 
 from ...support.launch import results
