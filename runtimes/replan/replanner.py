@@ -180,7 +180,7 @@ class Replanner:
             cluster = known or measured_cluster(team, measured.where)
             sizes, replicas = measured.sizes, measured.replicas
         slow = slowness(graphs, team.size)
-        devices = SlowedDevices(graph, slow)
+        devices = [slowed(graph, factor) for factor in slow]
         options, oracle = self.options, self.options.oracle
         wanted = SearchOptions(
             families=options.families, oracle=oracle, anneal=options.anneal, recompute=options.recompute,
@@ -191,9 +191,9 @@ class Replanner:
         def choose() -> tuple[Plan, float] | None:
             try:
                 blocks = Blocks.of(graph, options.boundaries, sizes)
-                graphs = [blocks.joined(graph) for graph in devices.graphs]
+                joined = [blocks.joined(graph) for graph in devices]
                 found = plan_for_devices(
-                    graphs, cluster, plan.microbatches, wanted, parameter_sizes=sizes, replicas=replicas
+                    joined, cluster, plan.microbatches, wanted, parameter_sizes=sizes, replicas=replicas
                 )
             except InfeasibleError:
                 return None
@@ -201,7 +201,7 @@ class Replanner:
             if trainer.training.needs_all_stages:
                 found = predicted_again(found, synchronised(found), oracle)
             present = plan if prediction is not None else evolve(plan, prediction=found.prediction)
-            return found, devices.step_s(present, message, oracle)
+            return found, step_s_on(devices, present, message, oracle)
 
         chosen = team.decide(choose)
         return None if chosen is None else ReplanResult(*chosen, slow)
@@ -295,36 +295,20 @@ def slowness(graphs: Sequence[OpGraph], devices: int) -> tuple[float, ...]:
     return tuple(found) if max(found) > 1 + EQUALLY_FAST else (1.0,) * devices
 
 
-@frozen
-class SlowedDevices:
-    """The operators on devices of different speeds.
+def step_s_on(graphs: Sequence[OpGraph], plan: Plan, message: MessageLine, oracle: Oracle) -> float:
+    """The predicted step of a plan on devices of different speeds, in seconds.
 
     Args:
-        graph: operators with their times on the fastest device.
-        slowness: of each device along the pipeline.
+        graphs: the operators with their times on each device.
+        plan: with a prediction, whose cluster counts.
+        message: the time that a message takes of the devices at its ends.
+        oracle: predicts a step.
     """
-
-    graph: OpGraph
-    slowness: tuple[float, ...]
-
-    @property
-    def graphs(self) -> tuple[OpGraph, ...]:
-        """The operators with their times on each device."""
-        return tuple(slowed(self.graph, factor) for factor in self.slowness)
-
-    def step_s(self, plan: Plan, message: MessageLine, oracle: Oracle) -> float:
-        """The predicted step of a plan on these devices, in seconds.
-
-        Args:
-            plan: with a prediction, whose cluster counts.
-            message: the time that a message takes of the devices at its ends.
-            oracle: predicts a step.
-        """
-        stages = [stage.nodes for stage in plan.stages]
-        tables = [stage_costs(graph, stages) for graph in self.graphs]
-        own = [tables[stage.device][stage.index] for stage in plan.stages]
-        costs = with_message_times(own, plan.placement, stage_edges(self.graph, stages), message)
-        return oracle(evolve(plan, prediction=None), tuple(costs), plan.predicted.cluster).step_s
+    stages = [stage.nodes for stage in plan.stages]
+    tables = [stage_costs(graph, stages) for graph in graphs]
+    own = [tables[stage.device][stage.index] for stage in plan.stages]
+    costs = with_message_times(own, plan.placement, stage_edges(graphs[0], stages), message)
+    return oracle(evolve(plan, prediction=None), tuple(costs), plan.predicted.cluster).step_s
 
 
 def slowed(graph: OpGraph, factor: float) -> OpGraph:

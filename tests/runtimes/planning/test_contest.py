@@ -16,6 +16,7 @@ from panpipe.runtimes.planning.contest import Contest, Turn
 from torch import nn
 
 from ...laws.grouped import grouped
+from ...support import models
 from ...support.launch import found, torchrun_script
 from .contest_runs import CASES, run
 
@@ -37,6 +38,27 @@ def test_results_have_the_bits_of_every_single_plan(name, tmp_path):
     assert len({tuple(stages) for stages in mixed["stages"]}) > 1, "no stages moved"
     for plan in mixed["plans"]:
         same(run(name, tmp_path, plan=plan), mixed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", [*models.CASES.values(), models.PYTHON], ids=[*models.CASES, "code that needs values"])
+def test_models_have_the_bits_of_every_single_plan(case):
+    batches = [case.batch(8, torch.float32) for _ in range(24)]
+
+    def train(plan: Any) -> tuple[list[str], list[Any]]:
+        with panpipe.pipeline(
+            case.model(torch.float32), case.step, batches[0], optimizer=torch.optim.AdamW, microbatches=4, plan=plan,
+            run=panpipe.Run(progress=False),
+        ) as pipe:  # fmt: skip
+            losses = [pipe.step(batch).item().hex() for batch in batches]
+            bits = [value.numpy().tobytes() for value in pipe.state_dict()["model"].values()]
+            plans = [] if pipe.contest is None else [candidate.plan for candidate in pipe.contest.candidates]
+            return [*losses, *bits], plans
+
+    mixed, plans = train(panpipe.Auto(contest=4, cache=False))
+    assert len(plans) > 1, "nothing was compared"
+    for plan in plans:
+        assert train(plan)[0] == mixed
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import longest_path
 from panpipe.core.search.choose import plan, plan_for_devices
 from panpipe.core.search.search_options import SearchOptions
-from panpipe.runtimes.replan.replanner import SlowedDevices, slowed, slowness
+from panpipe.runtimes.replan.replanner import slowed, slowness, step_s_on
 
 NODES, DEVICES, MICROBATCHES = 12, 2, 8
 GRAPH = OpGraph(
@@ -42,7 +42,7 @@ def test_plan_gives_slow_devices_fewer_operators(slow):
 
 
 def test_prediction_on_slowed_devices_is_that_of_the_search():
-    devices = SlowedDevices(GRAPH, (1.0, 3.0))
-    found = plan_for_devices(devices.graphs, CLUSTER, MICROBATCHES, OPTIONS)
-    assert devices.step_s(found, FREE, longest_path) == pytest.approx(found.predicted.step_s)
-    assert devices.step_s(PLAN, FREE, longest_path) > 1.5 * found.predicted.step_s
+    devices = [slowed(GRAPH, factor) for factor in (1.0, 3.0)]
+    found = plan_for_devices(devices, CLUSTER, MICROBATCHES, OPTIONS)
+    assert step_s_on(devices, found, FREE, longest_path) == pytest.approx(found.predicted.step_s)
+    assert step_s_on(devices, PLAN, FREE, longest_path) > 1.5 * found.predicted.step_s
