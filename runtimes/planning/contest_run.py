@@ -140,7 +140,7 @@ class ContestRun:
         assert winner is not None
         if not self._run(winner.plan):
             self.contest.end(like=self._trainer.plan)
-            self._run(self.contest.winner.plan)  # type: ignore[union-attr]
+            self._run(self.contest.winner.plan)
         self._trainer.prepared.forget()  # what was prepared for the other plans
         if self._trainer.team.first:
             LOGGER.warning("%s", self.contest)
