@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from .core.schedules.registry import find_family as find_family
     from .core.schedules.scored import score as score
     from .core.search.orders.auto import find_schedule as find_schedule
-    from .core.search.orders.time_limit import find_schedule_within as find_schedule_within
     from .core.trace.compare import compare as compare
     from .core.trace.perfetto import write_trace as write_trace
     from .core.trace.perfetto_reader import read_trace as read_trace
@@ -97,7 +96,6 @@ _HOME = {
     "families": "core.schedules.registry",
     "find_family": "core.schedules.registry",
     "find_schedule": "core.search.orders.auto",
-    "find_schedule_within": "core.search.orders.time_limit",
     "latest_checkpoint": "runtimes.checkpoint.folders",
     "pipeline": "api",
     "plan_json": "core.plan.plan",

@@ -16,18 +16,13 @@ def check_search(given: Mapping[str, Any], limit: float | None) -> None:
     """Check the parameters of a search, and that its memory limit allows one microbatch.
 
     Raises:
-        RequestError: a parameter is out of range, or both budgets are given.
+        RequestError: a parameter is out of range.
         InfeasibleError: the limit is below one device's saved tensors for one microbatch.
     """
     if given.get("evaluations", 1) < 1:
         raise RequestError(f"--evaluations is {given['evaluations']}: give at least 1")
     if not 0 < given.get("seconds", 1) < float("inf"):
         raise RequestError(f"--seconds is {given['seconds']:g}: give a finite number above 0")
-    if "evaluations" in given and "seconds" in given:
-        raise RequestError(
-            f"--evaluations is {given['evaluations']} and --seconds {given['seconds']:g}: a search has one budget; "
-            "give one of the two"
-        )
     if not 0 <= given.get("seed", 0) < 2**31:
         raise RequestError(f"--seed is {given['seed']}: give a number from 0 to 2147483647")
     if limit is not None and limit < 1:
@@ -42,12 +37,8 @@ def run_search(problems: Sequence[ScheduleProblem], given: Mapping[str, Any]) ->
 
     Args:
         problems: one for each number of chunks to try.
-        given: ``evaluations`` or ``seconds``, and ``seed``.
+        given: ``evaluations``, ``seconds`` and ``seed``.
     """
     from ..core.search.orders.auto import find_schedule  # imported here: compiled code takes a second to load
-    from ..core.search.orders.time_limit import find_schedule_within
 
-    known = resident_families()
-    if "seconds" in given:
-        return find_schedule_within(problems, known, **given)
-    return find_schedule(problems, known, **given)
+    return find_schedule(problems, resident_families(), **given)

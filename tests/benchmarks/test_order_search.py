@@ -1,4 +1,4 @@
-"""The exact search of the test tool, against all orders of a few actions, and against CP-SAT."""
+"""The exact search of the test tool, against all orders of a few actions."""
 
 import importlib
 import random
@@ -54,19 +54,6 @@ def test_search_finds_an_order_exactly_where_one_exists(planning, seed):
         below = search.order_within(least - 1, MOST)
         assert below.step_s is None
         assert below.complete
-
-
-@pytest.mark.parametrize("number", [1, 3, 8])
-def test_search_agrees_with_constraint_programs(planning, number):
-    pytest.importorskip("ortools")
-    order_program, case = planning("order_program"), planning("small_cases").case_of(number)
-    for placed in planning("exact").candidates(case, case.longest_s)[:1]:
-        search, step, least = planning("order_search").OrderSearch(placed), case.longest_s, None
-        while step is not None:
-            least, step = step, search.order_within(step - 1, MOST).step_s
-        assert order_program.OrderProgram(placed, least).step(5.0) == least
-        assert order_program.OrderProgram(placed, least - 1).step(5.0) == order_program.HUGE
-        assert order_program.OrderProgram(placed, case.longest_s).shortest(60, 2, {}) == (least, least)
 
 
 def test_search_without_enough_space_gives_no_proof(planning):

@@ -1,8 +1,8 @@
 """The search for the fastest schedule within a memory limit: the planner's search, on stages that are given.
 
 The starts are the published schedules, list-scheduled orders, and periodic ones where memory is short; their orders are
-annealed by successive halving (`annealing/search`). Nothing reads a clock: a budget counts orders, and the same input
-gives the same bytes. A lower bound on the makespan of any order is part of the result.
+annealed by successive halving (`annealing/search`). A budget counts orders, and the same input gives the same bytes
+unless a time limit ends the search. A lower bound on the makespan of any order is part of the result.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,6 +13,7 @@ from attrs import evolve
 from ...cluster.cluster import fully_connected
 from ...costs.costs import StageCosts, StageEdge
 from ...costs.graph import OpGraph, OpNode
+from ...errors import RequestError
 from ...evaluate.coding import FORWARD, INFINITY, INPUT, WEIGHT, Floats, Integers
 from ...schedules.construction.decode import decode
 from ...schedules.construction.initial_keys import instances_that_fit, patterns
@@ -23,7 +24,7 @@ from ...schedules.tradeoff import fastest, named_schedules
 from ..annealing.search import search
 from ..annealing.walk import Walk
 from ..problem.candidate import Candidate
-from ..problem.meter import Meter
+from ..problem.meter import Meter, Stopped
 from ..problem.search_space import SearchSpace
 from ..problem.setting import FixedStages, Setting
 from .periodic import PeriodicState, periodic_orders
@@ -41,6 +42,7 @@ def find_schedule(
     families: Iterable[ScheduleFamily],
     *,
     evaluations: int = EVALUATIONS,
+    seconds: float | None = None,
     seed: int = 0,
 ) -> Scored:
     """The fastest schedule found within the memory limit.
@@ -49,22 +51,29 @@ def find_schedule(
         problems: the same problem for each number of chunks per device to consider.
         families: published schedules to start from; those that offload are left out.
         evaluations: approximate number of orders to try; every start is tried at least once.
+        seconds: a limit on the time of the search once its starts are built; at its end the best order so far is the
+            result. The same input then need not give the same bytes.
         seed: of the random numbers.
 
     Raises:
-        RequestError: no family supports any of the problems.
+        RequestError: no family supports any of the problems, or ``seconds`` is not above 0.
         InfeasibleError: the limit is below one microbatch on every stage of a device.
     """
+    if seconds is not None and not seconds > 0:
+        raise RequestError(f"the time limit of a search is {seconds:g} s: give a time above 0, such as 10")
+    meter = Meter(evaluations, seconds)
     tasks, known = instances_that_fit(problems), resident(families)
     fitting = list(dict.fromkeys(task.problem for task in tasks))
-    name = f"auto(evaluations={evaluations},seed={seed})"
+    name = f"auto({'' if seconds is None else f'seconds={seconds:g},'}evaluations={evaluations},seed={seed})"
     found = [one for problem in fitting for one in named_schedules(problem, known) if not exceeds(one)]
     found += [_listed(task, name) for task in tasks]
     bound = min(map(lower_bound, tasks))
     settings = [_setting(problem, bound) for problem in fitting]
-    periodic, turned = periodic_orders(tasks, int(PERIODIC_SHARE * evaluations), seed)
+    try:
+        periodic = periodic_orders(tasks, int(PERIODIC_SHARE * evaluations), seed, meter)
+    except Stopped:
+        periodic = []
     more = [_walk(state, settings[fitting.index(state.task.problem)]) for state in periodic]
-    meter = Meter(max(evaluations - turned, 1))
     chunks = [problem.chunks for problem in fitting]
     walks, _ = search(settings, SearchSpace(known, chunks=(min(chunks), max(chunks))), meter, seed, others=more)
     best = walks[0]
@@ -73,9 +82,8 @@ def find_schedule(
         problem = fitting[settings.index(best.setting)]
         schedule = Schedule(name, tuple(best.best.placement.tolist()), problem.microbatches, best.orders())
         found.append(score(problem, schedule))
-    return evolve(
-        fastest([one for one in found if not exceeds(one)]), evaluations=len(found) + turned + meter.spent, bound=bound
-    )
+    best_of_all = fastest([one for one in found if not exceeds(one)])
+    return evolve(best_of_all, evaluations=len(found) + meter.spent, bound=bound)
 
 
 def _setting(problem: ScheduleProblem, bound: float) -> Setting:

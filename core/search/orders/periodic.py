@@ -23,6 +23,7 @@ from ...numba_cache import njit
 from ...schedules.construction.decode import TAIL
 from ...schedules.construction.instance import Instance
 from ...schedules.construction.shifts import critical, metropolis
+from ..problem.meter import Meter
 
 GROUPS = (1, 2, 3, 4)
 """Numbers of microbatches in a pattern."""
@@ -59,12 +60,13 @@ class PeriodicState:
     makespan: float = float("inf")
 
 
-def periodic_orders(tasks: Sequence[Instance], evaluations: int, seed: int) -> tuple[list[PeriodicState], int]:
-    """The best periodic orders of instances whose memory is short, best first, and the number of patterns tried.
+def periodic_orders(tasks: Sequence[Instance], evaluations: int, seed: int, meter: Meter) -> list[PeriodicState]:
+    """The best periodic orders of instances whose memory is short, best first.
 
-    Each round has an equal part of the evaluations, for a third of the states of the round before.
+    Each round has an equal part of the evaluations, for a third of the states of the round before; ``meter`` counts the
+    patterns tried.
     """
-    left, tried = [state for task in tasks if _is_short(task) for state in periodic_starts(task)], 0
+    left = [state for task in tasks if _is_short(task) for state in periodic_starts(task)]
     sizes = [len(left)]
     while sizes[-1] > KEPT:
         sizes.append(max(-(-sizes[-1] // 3), KEPT))
@@ -76,9 +78,9 @@ def periodic_orders(tasks: Sequence[Instance], evaluations: int, seed: int) -> t
                 state.task.problem.microbatches, state.group, *state.task.for_orders()[1:], state.ring, state.turns,
                 state.orders, state.lengths, state.task.scratch(),
             )  # fmt: skip
-            tried += count
+            meter.spend(count)
         left = sorted(left, key=lambda state: state.makespan)
-    return left, tried
+    return left
 
 
 def _is_short(task: Instance) -> bool:
