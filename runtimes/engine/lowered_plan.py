@@ -22,7 +22,7 @@ from ...core.plan.lowering import Lowered, lower
 from ...core.plan.plan import Plan
 from ...core.plan.queues import queues_of
 from ...core.plan.validation.backpressure import choose_ahead_limit
-from ...core.plan.validation.progress import AheadLimit
+from ...core.plan.validation.uncontended_times import AheadLimit
 from ...core.plan.validation.validate import validate
 from ..programs.linked_stage import Layout
 

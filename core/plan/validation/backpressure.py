@@ -11,10 +11,9 @@ A reader d stages later is d - 1 microbatches late anyway, so the limit grows wi
 from collections.abc import Sequence
 
 from ...actions import Action
-from ...errors import RequestError
 from ..plan import Plan
 from ..queues import queues_of
-from .progress import AheadLimit, dependency_graph, topological_order
+from .uncontended_times import AheadLimit, runs_to_its_end
 
 _AHEAD = 2
 """Messages to the next stage that may be in memory, including the one being computed."""
@@ -30,13 +29,9 @@ def choose_ahead_limit(plan: Plan, lowered: Sequence[Sequence[Action]]) -> Ahead
     queues = queues_of(plan, lowered)
     ahead = _AHEAD
     while ahead < plan.microbatches:
-        found = _ahead_by(ahead)
-        try:
-            topological_order(dependency_graph(plan, queues, found))
-        except RequestError:
-            ahead *= 2
-        else:
-            return found
+        if runs_to_its_end(plan, queues, _ahead_by(ahead)):
+            return _ahead_by(ahead)
+        ahead *= 2
     return _ahead_by(plan.microbatches)
 
 

@@ -1,4 +1,5 @@
-"""The times of a step without contention, in which no two queues share a link; they also show whether it deadlocks.
+"""The times of a step without contention, in which no two queues share a link; they also show whether it deadlocks, and
+in which cycle of waits.
 
 Each device runs its compute items until an input is missing; the device that it waits for resumes it::
 
@@ -7,14 +8,29 @@ Each device runs its compute items until an input is missing; the device that it
 
 A message is computed when its reader is reached: both ends of a queue have one order, so its receive and those of the
 messages before it are posted by then, and only the sender may be late. Nothing is stored for the dependencies
-themselves (`progress` has them as a graph), so that the pass is also fit for plans of a million actions.
+themselves, so that the pass is also fit for plans of a million actions.
+
+What waits for what (``core/plan/items.py``):
+
+1. a compute item waits for the one before it on its device, and for its inputs;
+2. a message waits for its send (the compute item before that), for its receive to be posted (likewise), and for the
+   message before it in its queue;
+3. a task waits for each of its items to be issued (the compute item before that), for the tasks that its items wait
+   for, and for the task before it in its order; its readers wait for it;
+4. where a limit is given on how far a stage runs ahead of its readers (see `backpressure`), F waits for the transfer of
+   the stage's output that many microbatches before, to each of its readers.
+
+All replicas run the same orders, so one of them is checked.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import NoReturn
 
 from attrs import frozen
 
+from ...actions import Action, Kind
 from ...costs.costs import StageCosts
+from ...errors import RequestError
 from ..items import Message, Task
 from ..kinds import compute_times
 from ..message_matching import computed_at
@@ -24,6 +40,10 @@ from ..queues import Queues
 Progress = tuple[int, int]
 """A device, and how many of its compute items have ended."""
 
+AheadLimit = Callable[[int, int], int]
+"""(stage, reader) → how many microbatches the stage may run ahead of the transfers to that reader."""
+
+_AHEAD = "may not run further ahead of it"
 _IN_USE = -1.0
 """End of a task while its conditions are being computed: a task that waits for itself never ends."""
 
@@ -85,25 +105,55 @@ def uncontended_times(
     Returns:
         The times; None if the plan deadlocks.
     """
-    if not _reads_own_results_in_order(plan, queues):
+    if _read_too_early(plan, queues) is not None:
         return None
     step = _Step(queues, compute_times(queues.compute, costs), hop, task_s, eager)
     return step.times() if step.run() else None
 
 
-def _reads_own_results_in_order(plan: Plan, queues: Queues) -> bool:
-    """Whether a stage that reads the tensors of another stage of its device runs after it: no message is in between."""
+def runs_to_its_end(plan: Plan, queues: Queues, limit: AheadLimit) -> bool:
+    """Whether a plan has no deadlock if stages run ahead of their readers up to a limit."""
+    return _read_too_early(plan, queues) is None and _without_times(plan, queues, limit).run()
+
+
+def report_deadlock(plan: Plan, queues: Queues) -> NoReturn:
+    """Report the cycle of waits of a plan for which there are no `uncontended_times`.
+
+    Raises:
+        RequestError: always.
+    """
+    early = _read_too_early(plan, queues)
+    waits = [f"{early[0]} waits for {early[1]} (reads its output), which its own device runs later"] if early else []
+    if not waits:
+        step = _without_times(plan, queues)
+        step.run()
+        waits = step.cycle()
+    raise RequestError(f"the plan deadlocks: {', '.join(waits)}; change the order of one of them")
+
+
+def _without_times(plan: Plan, queues: Queues, limit: AheadLimit | None = None) -> "_Step":
+    """The step if everything takes no time."""
+    seconds = compute_times(queues.compute, [StageCosts(0.0, 0.0, 0.0)] * len(plan.stages))
+    return _Step(queues, seconds, lambda *_: (0.0, float("inf")), lambda _: 0.0, False, limit)
+
+
+def _read_too_early(plan: Plan, queues: Queues) -> tuple[Action, Action] | None:
+    """An action that reads the tensors of a stage of its own device, for which there is no message, before they exist;
+    and the action that computes them."""
     passed = [edge for edge in plan.edges if plan.placement[edge.src] == plan.placement[edge.dst]]
     devices = {plan.placement[edge.src] for edge in passed}
     at = {device: computed_at(queues.compute[device]) for device in devices}
     for edge in passed:
         forward, backward = at[plan.placement[edge.src]]
         for microbatch in range(plan.microbatches):
-            if forward[edge.src, microbatch] > forward[edge.dst, microbatch]:
-                return False
-            if edge.gradient_bytes > 0 and backward[edge.dst, microbatch] > backward[edge.src, microbatch]:
-                return False
-    return True
+            pairs = [(forward[edge.dst, microbatch], forward[edge.src, microbatch])]
+            if edge.gradient_bytes > 0:
+                pairs.append((backward[edge.src, microbatch], backward[edge.dst, microbatch]))
+            actions = queues.compute[plan.placement[edge.src]]
+            for reader, source in pairs:
+                if reader < source:
+                    return actions[reader], actions[source]
+    return None
 
 
 class _Channel:
@@ -150,6 +200,7 @@ class _Step:
         hop: Callable[[int, int], tuple[float, float]],
         task_s: Callable[[Task], float],
         eager: bool,
+        limit: AheadLimit | None = None,
     ) -> None:
         self.queues, self.seconds, self.task_s = queues, seconds, task_s
         self.starts: list[list[float]] = [[] for _ in queues.compute]
@@ -166,6 +217,9 @@ class _Step:
                     rows[message.reader] = [(channel, count)]
                 else:
                     row.append((channel, count))
+        self.ahead_of: list[dict[int, list[tuple[_Channel, int]]]] = [{} for _ in queues.compute]
+        if limit is not None:
+            self._limit_ahead(limit)
         self.fences: list[dict[int, list[int]]] = [{} for _ in queues.compute]
         self.ahead: list[int | None] = []
         latest: dict[tuple[str, int], int] = {}
@@ -177,6 +231,45 @@ class _Step:
                 latest[task.order] = number
         self.task_ends: list[float | None] = [None] * len(queues.tasks)
         self.waiting: list[list[tuple[int, int]]] = [[] for _ in queues.compute]  # (count of items, device that waits)
+        self.blocked: list[tuple[int, int, str]] = [(-1, 0, "")] * len(queues.compute)
+        """Per device what it waited for last: a device (−1: a task that waits for itself), its count of items, why."""
+
+    def _limit_ahead(self, limit: AheadLimit) -> None:
+        """Let forwards wait until their stage is no longer too far ahead of its readers."""
+        forwards = {
+            (action.stage, action.microbatch): position
+            for actions in self.queues.compute
+            for position, action in enumerate(actions)
+            if action.kind is Kind.F
+        }
+        for channel in self.channels.values():
+            for count, message in enumerate(channel.messages, 1):
+                stage, reader, microbatch = message.send.stage, message.send.peer, message.send.microbatch
+                if message.send.kind is Kind.SEND_F and reader is not None and microbatch is not None:
+                    later = forwards.get((stage, microbatch + limit(stage, reader)))
+                    if later is not None:
+                        self.ahead_of[channel.src].setdefault(later, []).append((channel, count))
+
+    def cycle(self) -> list[str]:
+        """The waits of a step that does not run to its end: from a blocked device to the one that it waits for, until
+        one recurs."""
+        device = next((at for at, own in enumerate(self.ends) if len(own) < len(self.seconds[at])), None)
+        path: list[int] = []
+        while device is not None and device >= 0 and device not in path:
+            path.append(device)
+            device = self.blocked[device][0]
+        waits = []
+        for at in path[path.index(device) :] if device in path else path[-1:]:
+            other, count, why = self.blocked[at]
+            actions, stuck = self.queues.compute[at], len(self.ends[at])
+            if other < 0:
+                waits.append(f"{actions[stuck]} waits for itself ({why})")
+                continue
+            wanted, now = self.queues.compute[other][count - 1], self.queues.compute[other][len(self.ends[other])]
+            waits.append(f"{actions[stuck]} waits for {wanted} ({why})")
+            if wanted != now:
+                waits.append(f"{wanted} waits for {now} (runs after it)")
+        return waits or ["its tasks after the last compute action wait for each other"]
 
     def run(self) -> bool:
         """Run all devices; whether the step runs to its end."""
@@ -213,6 +306,14 @@ class _Step:
         now = ends[-1] if ends else 0.0
         for position in range(len(ends), len(seconds)):
             start = now
+            for channel, count in self.ahead_of[device].get(position, ()):
+                message = channel.messages[count - 1]
+                if len(ends) <= message.issued:
+                    return self._wait(device, device, message.issued + 1, _AHEAD)
+                if len(all_ends[channel.dst]) < message.posted:
+                    return self._wait(device, channel.dst, message.posted, _AHEAD)
+                channel.advance(count, ends, all_ends[channel.dst])
+                start = max(start, channel.arrivals[count - 1])
             row = reads[position]
             if row is not None:
                 for channel, count in row:
@@ -220,21 +321,24 @@ class _Step:
                     if len(arrivals) < count:
                         sent, issued = all_ends[channel.src], channel.messages[count - 1].issued
                         if len(sent) <= issued:
-                            self.waiting[channel.src].append((issued + 1, device))
-                            return
+                            return self._wait(device, channel.src, issued + 1, "reads its output")
                         channel.advance(count, sent, ends)
                     start = max(start, arrivals[count - 1])
             if position in fences:
                 for task in fences[position]:
                     missing = self._missing(task)
                     if missing is not None:
-                        if missing[0] >= 0:
-                            self.waiting[missing[0]].append((missing[1], device))
-                        return
+                        return self._wait(device, *missing, self.queues.tasks[task].reason)
                     start = max(start, self.task_ends[task] or 0.0)
             starts.append(start)
             now = start + seconds[position]
             ends.append(now)
+
+    def _wait(self, device: int, other: int, count: int, why: str) -> None:
+        """Let a device wait until as many items of another one have ended."""
+        self.blocked[device] = other, count, why
+        if other >= 0:
+            self.waiting[other].append((count, device))
 
     def _missing(self, number: int) -> Progress | None:
         """Compute a task's end; if that is not possible yet, return the progress that it waits for.

@@ -20,9 +20,8 @@ from ..sharding import replica_costs
 from ..step_end import optimizer_steps
 from .host_memory import check_host_memory
 from .memory import check_memory
-from .progress import report_deadlock
 from .structure import check_structure
-from .uncontended_times import UncontendedTimes, uncontended_times
+from .uncontended_times import UncontendedTimes, report_deadlock, uncontended_times
 
 
 @frozen

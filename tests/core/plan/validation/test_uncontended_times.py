@@ -1,15 +1,17 @@
 """The times of a step without shared links, by hand and against the dependency graph; deadlocks."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
+from panpipe.core.plan.derive import forward_only
 from panpipe.core.plan.kinds import compute_times, task_seconds
 from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.queues import queues_of
-from panpipe.core.plan.validation.progress import dependency_graph, topological_order
-from panpipe.core.plan.validation.uncontended_times import uncontended_times
+from panpipe.core.plan.validation.uncontended_times import report_deadlock, runs_to_its_end, uncontended_times
 
+from ....support.dependency_graph import dependency_graph, topological_order
 from ....support.plans import offloading_plans, orders, plan_of, plans
 
 ONE = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1))
@@ -83,11 +85,32 @@ def test_orders_that_the_graph_calls_a_deadlock_have_no_times(plan, data):
     changed = [*plan.device_actions[:device], tuple(shuffled), *plan.device_actions[device + 1 :]]
     other = plan_of(tuple(changed), plan.placement, edges=plan.edges, tied=plan.tied, recompute=plan.memory.recompute)
     queues = queues_of(other, lower(other))
-    try:
-        topological_order(dependency_graph(other, queues))
-    except RequestError:
-        deadlocks = True
-    else:
-        deadlocks = False
+    deadlocks = topological_order(dependency_graph(other, queues)) is None
     found = uncontended_times(other, queues, other.predicted.costs, lambda src, dst: (0.0, 1.0), lambda task: 0.0)
     assert (found is None) == deadlocks
+    if deadlocks:
+        with pytest.raises(RequestError, match=r"the plan deadlocks: .* waits for .*; change the order of one of them"):
+            report_deadlock(other, queues)
+
+
+@given(plans(), st.integers(1, 3))
+def test_limits_on_running_ahead_deadlock_where_the_graph_has_a_cycle(plan, ahead):
+    plan = forward_only(plan)
+    queues = queues_of(plan, lower(plan, 0))
+
+    def limit(stage, reader):
+        return ahead + reader - stage - 1
+
+    assert runs_to_its_end(plan, queues, limit) == (
+        topological_order(dependency_graph(plan, queues, limit)) is not None
+    )
+
+
+def test_cycle_of_a_deadlock_is_reported():
+    plan = plan_of(orders("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"), (0, 1))
+    with pytest.raises(RequestError) as error:
+        report_deadlock(plan, queues_of(plan, lower(plan)))
+    assert str(error.value) == (
+        "the plan deadlocks: 0B0 waits for 1B0 (reads its output), 1B0 waits for 1F1 (runs after it), "
+        "1F1 waits for 0F1 (reads its output), 0F1 waits for 0B0 (runs after it); change the order of one of them"
+    )

@@ -1,36 +1,18 @@
-"""Whether a plan runs to the end: its dependency graph must have no cycle. A cycle is a deadlock.
+"""The dependency graph of a lowered plan, as the oracle of `uncontended_times`.
 
-The dependencies between compute items, messages and tasks (``core/plan/items.py``):
-
-1. a compute item waits for the one before it on its device, and for its inputs;
-2. a message waits for its send (the compute item before that), for its receive to be posted (likewise), and for the
-   message before it in its queue;
-3. a task waits for each of its items to be issued (the compute item before that), for the tasks that its items wait
-   for, and for the task before it in its order; its readers wait for it;
-4. where a limit is given on how far a stage runs ahead of its readers (see `backpressure`), F waits for the transfer of
-   the stage's output that many microbatches before, to each of its readers.
-
-All replicas run the same orders, so one of them is checked. Whether a plan without such limits runs to the end is found
-without the graph, by `uncontended_times`, in a fraction of the memory and the time. The graph is for limits, and for
-the cycle of a plan that deadlocks.
+Nodes are compute items, messages and tasks; each lists what it waits for, by the rules of `uncontended_times`.
 """
 
-from collections.abc import Callable, Mapping
-from typing import NoReturn
+from collections.abc import Mapping
 
-import networkx
 from attrs import field, frozen
-
-from ...actions import Kind
-from ...errors import RequestError
-from ..plan import Plan
-from ..queues import Queues
+from panpipe.core.actions import Kind
+from panpipe.core.plan.plan import Plan
+from panpipe.core.plan.queues import Queues
+from panpipe.core.plan.validation.uncontended_times import AheadLimit
 
 Node = int
 """Index of a compute item, message or task in `DependencyGraph`."""
-
-AheadLimit = Callable[[int, int], int]
-"""(stage, reader) → how many microbatches the stage may run ahead of the transfers to that reader."""
 
 _PRODUCERS = (Kind.F, Kind.B, Kind.I)
 """Kinds of compute items whose outputs other items read."""
@@ -144,22 +126,8 @@ def _add_tasks(queues: Queues, graph: DependencyGraph) -> None:
             graph.before[graph.first_operation[device] + position].append((node, task.reason))
 
 
-def report_deadlock(plan: Plan, queues: Queues) -> NoReturn:
-    """Report the cycle of a plan that `uncontended_times` does not run to the end.
-
-    Raises:
-        RequestError: always; the message shows the cycle.
-    """
-    topological_order(dependency_graph(plan, queues))
-    raise AssertionError("the plan does not run to its end, and its dependencies have no cycle")
-
-
-def topological_order(graph: DependencyGraph) -> list[Node]:
-    """All nodes in topological order.
-
-    Raises:
-        RequestError: the plan deadlocks; the message shows the cycle.
-    """
+def topological_order(graph: DependencyGraph) -> list[Node] | None:
+    """All nodes in topological order; None if the plan deadlocks."""
     missing = [len(before) for before in graph.before]
     after: list[list[Node]] = [[] for _ in graph.names]
     for node, before in enumerate(graph.before):
@@ -171,25 +139,4 @@ def topological_order(graph: DependencyGraph) -> list[Node]:
             missing[other] -= 1
             if not missing[other]:
                 order.append(other)
-    if len(order) < len(graph.names):
-        _report_cycle(graph, set(order))
-    return order
-
-
-def _report_cycle(graph: DependencyGraph, done: set[Node]) -> None:
-    left: networkx.DiGraph[Node] = networkx.DiGraph()
-    for node, before in enumerate(graph.before):
-        if node not in done:
-            left.add_edges_from((node, other, {"reason": reason}) for other, reason in before if other not in done)
-    edges = [(a, b, left.edges[a, b]["reason"]) for a, b in networkx.find_cycle(left)]
-    # Begin where the reason changes, so that consecutive "runs after it" edges are joined into one.
-    first = next((i for i, edge in enumerate(edges) if edge[2] != _ORDER or edges[i - 1][2] != _ORDER), 0)
-    edges = edges[first:] + edges[:first]
-    joined: list[tuple[Node, Node, str]] = []
-    for edge in edges:
-        if joined and edge[2] == _ORDER == joined[-1][2]:
-            joined[-1] = joined[-1][0], edge[1], _ORDER
-        else:
-            joined.append(edge)
-    steps = [f"{graph.names[a]} waits for {graph.names[b]} ({reason})" for a, b, reason in joined]
-    raise RequestError(f"the plan deadlocks: {', '.join(steps)}; change the order of one of them")
+    return order if len(order) == len(graph.names) else None
