@@ -13,12 +13,10 @@ from ..core.files.write import write_text
 from ..core.plan.derive import forward_only
 from ..core.plan.plan import read_plan
 from ..core.plan.validation.structure import check_structure
-from ..core.trace.compare import Comparison, worst_actions
+from ..core.trace.compare import TOTAL, Comparison, Offset, TransferSummary, worst_actions
 from ..core.trace.compare import compare as compare_traces
 from ..core.trace.durations import KindSummary
-from ..core.trace.figures import TOTAL
 from ..core.trace.perfetto_reader import read_trace
-from ..core.trace.transfers import Offset, TransferSummary
 
 SHOWN = 5
 """Most single differences that are printed; ``--json`` has all."""

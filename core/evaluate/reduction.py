@@ -4,7 +4,7 @@ The analytic counterpart of the simulator: over the same devices the reductions 
 which the stages' last backwards end, each for the time of its collective alone. A stage's optimizer step waits for its
 own reduction, and a device steps its stages in order. A sharded stage's parameters are gathered after its step, one
 stage after another. The reductions of microbatches, of stages whose replicas share gradients, and gathers within the
-step are among these reductions; `collective_queue` has what waits for them.
+step are among these reductions; `host_queue` has what waits for them.
 """
 
 from collections.abc import Callable, Sequence

@@ -22,8 +22,7 @@ from ..errors import RequestError
 from ..plan.memory import saved_bytes
 from ..ratios import bubble_ratio
 from .coding import BOTH, CODE, FORWARD, INPUT, KIND, KINDS
-from .collective_queue import CollectiveQueue
-from .host_queue import HostQueue, TimedCopy, bytes_off_device
+from .host_queue import CollectiveQueue, HostQueue, TimedCopy, bytes_off_device
 
 HopDelay = float | Callable[[int, int, float], float]
 """Delay of a message between two devices: one number for all, or a function of sending device, receiving device and

@@ -9,8 +9,7 @@ from ..evaluate.latest_times import latest_times
 from ..evaluate.reference import evaluate
 from ..plan.offload import StageOffload, Storage
 from .choice import Offloadable, choose_offload, of_stages
-from .host_links import HostLink, HostLinks, same_links
-from .timed_copies import timed_copies
+from .host_links import HostLink, HostLinks, same_links, timed_copies
 
 FREE_S_PER_BYTE = 1e-15
 """Seconds per byte of a copy that takes no time."""

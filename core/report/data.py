@@ -18,8 +18,7 @@ from ..documents import as_plain
 from ..evaluate.idle import CAUSES, IdleTime
 from ..plan.host_arena import host_slots
 from ..plan.plan import Plan
-from ..trace.compare import Comparison, compare
-from ..trace.figures import bubble_per_device, memory_kinds, peak_memory
+from ..trace.compare import Comparison, bubble_per_device, compare, memory_kinds, peak_memory
 from ..trace.trace import HOST_MEMORY, LinkTrack, MemorySample, Trace, TraceEvent, queue_order
 from ..wording import counted
 from .facts import ReportFacts

@@ -20,8 +20,7 @@ from collections.abc import Iterator
 from ..actions import Action, Kind
 from ..errors import RequestError
 from .construction.order import existing
-from .placement import folded_placement
-from .problem import Schedule, ScheduleFamily, ScheduleProblem
+from .problem import Schedule, ScheduleFamily, ScheduleProblem, folded_placement
 
 
 def dualpipe_v(problem: ScheduleProblem) -> Schedule:

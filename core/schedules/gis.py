@@ -16,8 +16,7 @@ from typing import Any
 from ..actions import Action, Kind
 from ..errors import RequestError
 from .construction.order import grouped, merge
-from .placement import looped_placement
-from .problem import Schedule, ScheduleFamily, ScheduleProblem
+from .problem import Schedule, ScheduleFamily, ScheduleProblem, looped_placement
 
 
 def gis(problem: ScheduleProblem, *, group_size: int | None = None) -> Schedule:

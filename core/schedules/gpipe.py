@@ -6,8 +6,7 @@ one stage before the device runs its next stage. The device holds saved tensors 
 
 from ..actions import Kind
 from .construction.order import grouped
-from .placement import looped_placement
-from .problem import Schedule, ScheduleFamily, ScheduleProblem
+from .problem import Schedule, ScheduleFamily, ScheduleProblem, looped_placement
 
 
 def gpipe(problem: ScheduleProblem) -> Schedule:

@@ -15,8 +15,7 @@ from typing import Any
 
 from ..errors import RequestError
 from .looped import default_run_ahead, looped_order
-from .placement import looped_placement
-from .problem import Schedule, ScheduleFamily, ScheduleProblem
+from .problem import Schedule, ScheduleFamily, ScheduleProblem, looped_placement
 from .scored import costs_of, exceeds, score
 
 HIDE_HOPS_FROM_CHUNKS = 3

@@ -20,8 +20,7 @@ from ..costs.costs import StageCosts
 from ..errors import RequestError
 from ..evaluate.reference import evaluate
 from .construction.order import grouped, merge
-from .placement import looped_placement
-from .problem import Schedule, ScheduleFamily, ScheduleProblem
+from .problem import Schedule, ScheduleFamily, ScheduleProblem, looped_placement
 
 
 def looped(

@@ -12,8 +12,7 @@ microbatches. For three devices and four microbatches::
 from ..actions import Kind
 from ..errors import RequestError
 from .construction.order import grouped, merge
-from .placement import looped_placement
-from .problem import Schedule, ScheduleFamily, ScheduleProblem
+from .problem import Schedule, ScheduleFamily, ScheduleProblem, looped_placement
 
 
 def one_f_one_b(problem: ScheduleProblem) -> Schedule:

@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from math import gcd
 
 from ..actions import Action, Kind
-from .placement import looped_placement
-from .problem import Schedule, ScheduleFamily, ScheduleProblem
+from .problem import Schedule, ScheduleFamily, ScheduleProblem, looped_placement
 
 PASSES = 3
 """Slots of F, I and W of one stage."""

@@ -13,7 +13,7 @@ Its stages form a chain, so a send or receive names only its own stage; the peer
 import csv
 import io
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from attrs import frozen
 
@@ -21,7 +21,7 @@ from ..actions import COMM_KINDS, COMPUTE_KINDS, Action, Kind, parse_action
 from ..costs.costs import StageCosts
 from ..errors import RequestError
 from ..evaluate.reference import Evaluator
-from ..files.csv_reader import parse_csv
+from ..files.limits import SCHEDULE, Limits, short
 
 _GROUP = re.compile(r"\((?P<parts>[^()]*)\)OVERLAP_F_B")
 _SHARDING = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
@@ -175,3 +175,35 @@ def _notes(dropped: dict[str, int]) -> list[str]:
         "OVERLAP_F_B": "groups run in the written order, one action after another",
     }
     return [f"{count} {word} {reasons[word]}" for word, count in sorted(dropped.items())]
+
+
+def parse_csv(text: str, origin: str, limits: Limits = SCHEDULE) -> Iterator[list[str]]:
+    """The rows of a CSV file in the Excel dialect.
+
+    Args:
+        text: of the file.
+        origin: the name to use for it in errors, usually its path.
+        limits: of its format; the values are cells.
+
+    Raises:
+        RequestError: it is not CSV, or exceeds a limit.
+    """
+    if text.count(",") + text.count("\n") + text.count("\r") > limits.values:
+        raise RequestError(f"{origin} has more than {limits.values} cells: write it again")
+    rows = csv.reader(io.StringIO(text, newline=""))
+    number = 0
+    while True:
+        number += 1
+        try:
+            cells = next(rows, None)
+        except csv.Error as error:  # a cell above csv's own limit, a line break in one
+            raise RequestError(f"{origin}, row {number}: it is not CSV ({error}); write it again") from None
+        if cells is None:
+            return
+        for column, cell in enumerate(cells, start=1):
+            if len(cell) > limits.text:
+                raise RequestError(
+                    f"{origin}, row {number}, column {column}: the cell {short(cell[:40])}… has {len(cell)} "
+                    f"characters, and at most {limits.text} are read; write it again"
+                )
+        yield cells

@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 from ..errors import RequestError
 from .building_block import Block, repeat
-from .placement import folded_placement
-from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem
+from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem, folded_placement
 
 PERIOD = 6
 """Slots between one microbatch and the next: F, F, I, I, W and W of a device."""

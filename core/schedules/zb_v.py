@@ -17,8 +17,7 @@ from ..actions import Action, Kind
 from ..errors import RequestError
 from .construction.fill import fill_weights
 from .construction.order import existing
-from .placement import folded_placement
-from .problem import Schedule, ScheduleFamily, ScheduleProblem
+from .problem import Schedule, ScheduleFamily, ScheduleProblem, folded_placement
 from .scored import time_of
 
 OVERLAPPING = 0.6

@@ -22,8 +22,7 @@ from attrs import evolve
 from ..actions import Action, Kind
 from ..errors import InfeasibleError, RequestError
 from .construction.order import grouped, merge
-from .placement import looped_placement
-from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem
+from .problem import Builder, Schedule, ScheduleFamily, ScheduleProblem, looped_placement
 from .scored import ROUNDING, costs_of, score
 
 _OVERRUNS = (0.0, 0.5, 0.8, 1.1)

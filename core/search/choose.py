@@ -19,8 +19,8 @@ from .confirm import SearchResult, confirmed
 from .offloaded import OffloadSearch
 from .problem.arrangements import Replicas
 from .problem.meter import Meter
+from .problem.options import SearchSpace
 from .problem.oracle import longest_path
-from .problem.search_space import SearchSpace
 from .problem.setting import FixedStages, Setting, one_setting
 from .problem.workload import Workload, settings_of, workload_of
 from .search_options import SearchOptions, refuse_none

@@ -12,10 +12,9 @@ from ..plan.offload import Storage
 from ..plan.sharding import AUTO, NONE, check_level
 from ..schedules.problem import ScheduleFamily, resident
 from .problem.meter import Meter, Progress
-from .problem.options import MAX_CHUNKS
+from .problem.options import MAX_CHUNKS, SearchSpace
 from .problem.oracle import longest_path
 from .problem.score import Oracle
-from .problem.search_space import SearchSpace
 
 Names = tuple[tuple[str, ...], ...]
 """The operators of every stage."""

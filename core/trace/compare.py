@@ -1,18 +1,21 @@
 """Comparison of a predicted step with a measured one, action by action.
 
 Errors are predicted − measured, relative ones divided by the measured value: above 0 the prediction was too high.
+
+Most transports do not report when a transfer ran. A measured message then ends when its reader has waited for it, and
+its duration includes that wait, so it is not compared with the time on the link. Start and end are always compared.
 """
 
+import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from attrs import frozen
 
-from ..actions import COMM_KINDS, WORK_KINDS, Action
-from .durations import ActionError, ActionOnDevice, KindSummary, Pair, kind_summaries, pair
-from .figures import TOTAL, bubble_per_device, memory_kinds, peak_memory
-from .trace import HOST_MEMORY, Trace, TraceEvent
-from .transfers import TransferSummary, transfer_summaries
+from ..actions import COMM_KINDS, WORK_KINDS, Action, Kind, known_kinds
+from ..ratios import bubble_ratio
+from .durations import ActionError, ActionOnDevice, KindSummary, Pair, kind_summaries, kind_summary, pair
+from .trace import HOST_MEMORY, MEMORY_KINDS, Trace, TraceEvent
 
 
 @frozen
@@ -58,6 +61,39 @@ class OrderDifference:
     predicted: Action
     measured: Action
     differing: int
+
+
+@frozen
+class Offset:
+    """How far predicted times are from the measured ones, in seconds.
+
+    Args:
+        median_s: median of the absolute differences.
+        worst_s: predicted − measured, of the message where it is largest.
+        worst: that message.
+    """
+
+    median_s: float
+    worst_s: float
+    worst: ActionOnDevice
+
+
+@frozen
+class TransferSummary:
+    """All messages of one kind.
+
+    Args:
+        kind: the kind.
+        count: number of messages in both traces.
+        start, end: how far predicted starts and ends are from measured ones.
+        moved: durations of the transfers that the transport reported; None if it reported none.
+    """
+
+    kind: Kind
+    count: int
+    start: Offset
+    end: Offset
+    moved: KindSummary | None
 
 
 @frozen
@@ -187,3 +223,75 @@ def _queues(one: Mapping[_Key, TraceEvent], other: Mapping[_Key, TraceEvent]) ->
             queues[event.device, event.queue].append(event)
     # Sorting is stable: actions that start at the same time keep the order issued.
     return {key: [e.action for e in sorted(events, key=lambda e: e.start_s)] for key, events in queues.items()}
+
+
+def transfer_summaries(actions: Sequence[ActionError]) -> tuple[TransferSummary, ...]:
+    """One summary for each kind of message, in the order of ``Kind``."""
+    groups: dict[Kind, list[ActionError]] = defaultdict(list)
+    for item in actions:
+        if item.action.kind in COMM_KINDS:
+            groups[item.action.kind].append(item)
+    return tuple(_summary(kind, groups[kind]) for kind in known_kinds() if kind in groups)
+
+
+def _summary(kind: Kind, actions: Sequence[ActionError]) -> TransferSummary:
+    reported = [each for each in actions if each.reported]
+    return TransferSummary(
+        kind,
+        len(actions),
+        _offset([(each, each.start) for each in actions]),
+        _offset([(each, each.end) for each in actions]),
+        kind_summary(kind, reported) if reported else None,
+    )
+
+
+def _offset(times: Sequence[tuple[ActionError, Pair]]) -> Offset:
+    differences = [time.predicted - time.measured for _, time in times]
+    worst = max(range(len(times)), key=lambda i: abs(differences[i]))
+    action = times[worst][0]
+    median = statistics.median(map(abs, differences))
+    return Offset(median, differences[worst], ActionOnDevice(action.device, action.action))
+
+
+TOTAL = "total"
+"""Name of the sum over all kinds of memory."""
+
+
+def bubble_per_device(trace: Trace) -> tuple[float, ...]:
+    """1 − time in F, B, I, W and RECOMPUTE ÷ step time, per device; 0 for a step that takes no time."""
+    busy = [0.0] * trace.devices
+    for event in trace.events:
+        if event.action.kind in WORK_KINDS:
+            busy[event.device] += event.end_s - event.start_s
+    return tuple(bubble_ratio(time, trace.step_s) for time in busy)
+
+
+def memory_kinds(trace: Trace) -> tuple[str, ...]:
+    """The kinds of the devices' own memory that a trace has samples of, in their usual order."""
+    found = {sample.kind for sample in trace.memory} - {HOST_MEMORY}
+    return (*(kind for kind in MEMORY_KINDS if kind in found), *sorted(found - set(MEMORY_KINDS)))
+
+
+def peak_memory(trace: Trace, kinds: Iterable[str]) -> tuple[dict[str, float], ...]:
+    """Per device the peak of each kind, and of the sum (``total``) over the device's own memory, in bytes.
+
+    Samples of one device at one time take effect together, so that bytes that only change their kind count once.
+    """
+    kinds = tuple(kinds)
+    held: list[dict[str, float]] = [dict.fromkeys(kinds, 0.0) for _ in range(trace.devices)]
+    peaks = [dict.fromkeys((*kinds, TOTAL), 0.0) for _ in range(trace.devices)]
+    by_device: list[list[int]] = [[] for _ in range(trace.devices)]
+    for index, sample in enumerate(trace.memory):
+        if sample.kind in kinds:
+            by_device[sample.device].append(index)
+    for device, indices in enumerate(by_device):
+        now, peak = held[device], peaks[device]
+        for position, index in enumerate(indices):
+            sample = trace.memory[index]
+            now[sample.kind] = sample.bytes
+            last = position + 1 == len(indices) or trace.memory[indices[position + 1]].time_s > sample.time_s
+            if last:
+                for kind in kinds:
+                    peak[kind] = max(peak[kind], now[kind])
+                peak[TOTAL] = max(peak[TOTAL], sum(size for kind, size in now.items() if kind != HOST_MEMORY))
+    return tuple(peaks)

@@ -14,7 +14,7 @@ from ...core.costs.graph import OpGraph, OpNode
 from ...core.costs.message_overhead import MessageLine
 from ...core.errors import RequestError
 from ...core.plan.offload import Storage
-from ...core.schedules.placement import folded_placement, looped_placement
+from ...core.schedules.problem import folded_placement, looped_placement
 from ...core.search.problem.blocks import Stages
 from ..batch.example import Example
 from ..devices.compute import Stopwatch, compute_device

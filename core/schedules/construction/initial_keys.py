@@ -8,8 +8,7 @@ from attrs import define
 
 from ...errors import InfeasibleError
 from ...evaluate.coding import FORWARD, INPUT, WEIGHT, Floats, Integers
-from ..placement import folded_placement, hooked_placement, looped_placement
-from ..problem import ScheduleProblem
+from ..problem import ScheduleProblem, folded_placement, hooked_placement, looped_placement
 from .decode import Priorities
 from .instance import Instance, instance
 

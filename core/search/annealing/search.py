@@ -17,8 +17,7 @@ from attrs import evolve, frozen
 from ...errors import RequestError
 from ...evaluate.coding import INFINITY
 from ..problem.meter import Meter, Stopped
-from ..problem.options import MAX_CHUNKS
-from ..problem.search_space import SearchSpace
+from ..problem.options import MAX_CHUNKS, SearchSpace
 from ..problem.setting import Setting
 from .anneal import EXCESS
 from .free_placement import joined, packed, refined

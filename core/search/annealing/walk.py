@@ -14,8 +14,7 @@ from ...evaluate.coding import FORWARD, INFINITY, KINDS, decode_orders, encode
 from ...evaluate.compiled import make_scratch, make_stage_arrays
 from ...schedules.construction.shifts import join
 from ...schedules.problem import Schedule
-from ..problem.buffers import Buffers, make_buffers
-from ..problem.candidate import Candidate
+from ..problem.candidate import Buffers, Candidate, make_buffers
 from ..problem.meter import Meter
 from ..problem.setting import Setting
 from .anneal import anneal, evaluate_candidate, step_of, try_every_cut

@@ -25,7 +25,7 @@ from ..annealing.search import search
 from ..annealing.walk import Walk
 from ..problem.candidate import Candidate
 from ..problem.meter import Meter, Stopped
-from ..problem.search_space import SearchSpace
+from ..problem.options import SearchSpace
 from ..problem.setting import FixedStages, Setting
 from .periodic import PeriodicState, periodic_orders
 

@@ -1,4 +1,4 @@
-"""The schedules that a search chooses among."""
+"""The choices of a search: the schedules to choose among, orders, stages per device, recomputation."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -8,6 +8,7 @@ from attrs import frozen
 from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts, StageEdge
 from ...errors import InfeasibleError, RequestError
+from ...plan.derive import Recompute
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 
 MAX_CHUNKS = 8
@@ -77,3 +78,20 @@ def schedule_problem(
         hop_s=sum(hops) / len(hops) if hops else 0.0,
         memory_limit=max(min(spare), 0.0),
     )
+
+
+@frozen
+class SearchSpace:
+    """The choices of a search.
+
+    Args:
+        families: the schedules to choose among.
+        anneal: whether orders may differ from the families'.
+        chunks: fewest and most stages per device.
+        recompute: see ``SearchOptions``.
+    """
+
+    families: tuple[ScheduleFamily, ...]
+    anneal: bool = True
+    chunks: tuple[int, int] = (1, MAX_CHUNKS)
+    recompute: Recompute | None = "none"

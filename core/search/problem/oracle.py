@@ -5,8 +5,7 @@ from functools import cache
 
 from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts
-from ...evaluate.collective_queue import CollectiveQueue
-from ...evaluate.host_queue import TimedCopy, bytes_off_device
+from ...evaluate.host_queue import CollectiveQueue, TimedCopy, bytes_off_device
 from ...evaluate.reduction import (
     collective_seconds,
     reduction_time,
@@ -16,8 +15,7 @@ from ...evaluate.reduction import (
     unshard_time,
 )
 from ...evaluate.reference import Evaluation, evaluate
-from ...offload.host_links import host_links
-from ...offload.timed_copies import timed_copies
+from ...offload.host_links import host_links, timed_copies
 from ...plan.gradient_reduction import collectives
 from ...plan.memory import held_bytes
 from ...plan.plan import Plan

@@ -9,7 +9,7 @@ from ...plan.plan import Plan
 from ...plan.sharding import replica_costs
 from ...schedules.problem import ScheduleFamily
 from ..annealing.initial_walks import InitialWalks
-from ..problem.search_space import SearchSpace
+from ..problem.options import SearchSpace
 from ..problem.setting import FixedStages, Setting
 
 

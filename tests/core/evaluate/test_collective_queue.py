@@ -5,7 +5,7 @@ from attrs import evolve
 from panpipe.core.actions import Kind
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.evaluate.collective_queue import CollectiveQueue
+from panpipe.core.evaluate.host_queue import CollectiveQueue
 from panpipe.core.plan.gradient_reduction import collectives
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.simulators.run import simulate

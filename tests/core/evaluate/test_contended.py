@@ -11,7 +11,7 @@ from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.annealing.initial_walks import InitialWalks
 from panpipe.core.search.finalize import draft
-from panpipe.core.search.problem.search_space import SearchSpace
+from panpipe.core.search.problem.options import SearchSpace
 from panpipe.core.search.problem.setting import one_setting
 from panpipe.simulators.run import simulate
 

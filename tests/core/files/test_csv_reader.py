@@ -2,8 +2,8 @@
 
 import pytest
 from panpipe.core.errors import RequestError
-from panpipe.core.files.csv_reader import parse_csv
 from panpipe.core.files.limits import Limits
+from panpipe.core.schedules.schedule_csv import parse_csv
 
 FEW = Limits(size=1000, depth=3, values=10, text=20, lines=30)
 

@@ -1,9 +1,9 @@
 """TOML of unknown origin: within limits, with texts and numbers alone."""
 
 import pytest
+from panpipe.core.cluster.catalog.catalogue import parse_toml
 from panpipe.core.errors import RequestError
 from panpipe.core.files.limits import Limits
-from panpipe.core.files.toml_reader import parse_toml
 
 FEW = Limits(size=1000, depth=3, values=10, text=20, lines=30)
 

@@ -5,8 +5,7 @@ from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.evaluate.latest_times import latest_times
 from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.offload.choice import Offloadable, choose_offload, everything, of_stages, within
-from panpipe.core.offload.host_links import HostLink, HostLinks, same_links
-from panpipe.core.offload.timed_copies import timed_copies
+from panpipe.core.offload.host_links import HostLink, HostLinks, same_links, timed_copies
 from panpipe.core.plan.offload import Storage
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family

@@ -3,8 +3,8 @@
 import pytest
 from panpipe.core.actions import parse_action
 from panpipe.core.costs.costs import StageCosts
+from panpipe.core.offload.choice import INFINITY, STEPS, DeviceChoice
 from panpipe.core.offload.copy_times import Clock
-from panpipe.core.offload.device_choice import INFINITY, STEPS, DeviceChoice
 from panpipe.core.offload.host_links import HostLink
 from panpipe.core.plan.offload import Storage
 

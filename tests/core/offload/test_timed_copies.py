@@ -3,8 +3,7 @@
 import pytest
 from panpipe.core.actions import parse_action
 from panpipe.core.evaluate.host_queue import TimedCopy
-from panpipe.core.offload.host_links import HostLink, same_links
-from panpipe.core.offload.timed_copies import timed_copies
+from panpipe.core.offload.host_links import HostLink, same_links, timed_copies
 from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
 
 

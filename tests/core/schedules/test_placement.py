@@ -1,7 +1,7 @@
 """Placements: round the devices, there and back, and the hook at the turn."""
 
 import pytest
-from panpipe.core.schedules.placement import folded_placement, hooked_placement, looped_placement
+from panpipe.core.schedules.problem import folded_placement, hooked_placement, looped_placement
 
 
 def test_loops_go_round_the_devices():

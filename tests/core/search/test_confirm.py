@@ -6,8 +6,8 @@ from panpipe.core.errors import RequestError
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.confirm import confirmed
 from panpipe.core.search.problem.meter import Meter
+from panpipe.core.search.problem.options import SearchSpace
 from panpipe.core.search.problem.oracle import longest_path
-from panpipe.core.search.problem.search_space import SearchSpace
 from panpipe.core.search.suggestions.infeasible import NothingFits
 
 from ...support.settings import setting_of

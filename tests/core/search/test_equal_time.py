@@ -5,7 +5,7 @@ from panpipe.core.schedules.registry import find_family, resident_families
 from panpipe.core.search.annealing.search import search
 from panpipe.core.search.confirm import least_memory_first, with_less_memory
 from panpipe.core.search.problem.meter import Meter
-from panpipe.core.search.problem.search_space import SearchSpace
+from panpipe.core.search.problem.options import SearchSpace
 from panpipe.core.tradeoff import EQUAL
 
 from ...support.settings import setting_of

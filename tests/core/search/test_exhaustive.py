@@ -11,8 +11,7 @@ from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.errors import InfeasibleError
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
-from panpipe.core.search.annealing.even_cuts import even_cuts
-from panpipe.core.search.annealing.initial_walks import problem_of
+from panpipe.core.search.annealing.initial_walks import even_cuts, problem_of
 from panpipe.core.search.annealing.walk import start_walk
 from panpipe.core.search.choose import search_plans
 from panpipe.core.search.problem.options import options

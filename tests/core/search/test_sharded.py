@@ -16,8 +16,8 @@ from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.annealing.initial_walks import InitialWalks
 from panpipe.core.search.choose import search_plans
 from panpipe.core.search.finalize import draft
+from panpipe.core.search.problem.options import SearchSpace
 from panpipe.core.search.problem.oracle import longest_path
-from panpipe.core.search.problem.search_space import SearchSpace
 from panpipe.core.search.problem.setting import FixedStages, one_setting
 from panpipe.core.search.problem.workload import workload_of
 from panpipe.core.search.search_options import SearchOptions

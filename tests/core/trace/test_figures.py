@@ -3,7 +3,7 @@
 import pytest
 from attrs import evolve
 from panpipe.core.actions import parse_action
-from panpipe.core.trace.figures import bubble_per_device, memory_kinds, peak_memory
+from panpipe.core.trace.compare import bubble_per_device, memory_kinds, peak_memory
 from panpipe.core.trace.trace import MemorySample, Trace, TraceEvent
 
 EVENTS = (

@@ -1,8 +1,8 @@
 """Summaries of messages: offsets of all, durations of those that a transport reported."""
 
 from panpipe.core.actions import Action, Kind, parse_action
+from panpipe.core.trace.compare import transfer_summaries
 from panpipe.core.trace.durations import ActionError, ActionOnDevice, pair
-from panpipe.core.trace.transfers import transfer_summaries
 
 FIRST, SECOND = Action(0, Kind.SEND_F, 0, peer=1), Action(0, Kind.SEND_F, 1, peer=1)
 

@@ -7,7 +7,7 @@ import panpipe
 import pytest
 import torch
 from panpipe.core.actions import SEND_KINDS
-from panpipe.core.trace.figures import bubble_per_device
+from panpipe.core.trace.compare import bubble_per_device
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.monitor.monitors import monitors_of
 from panpipe.runtimes.optimizer.training import Training

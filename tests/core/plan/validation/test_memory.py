@@ -5,7 +5,7 @@ import pytest
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import InfeasibleError
 from panpipe.core.plan.residency import Timeline
-from panpipe.core.plan.validation.memory import check_memory
+from panpipe.core.plan.validation.validate import check_memory
 
 from ....support.plans import orders, plan_of
 

@@ -8,7 +8,7 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.derive import forward_only
-from panpipe.core.plan.validation.offload import check_offload
+from panpipe.core.plan.validation.structure import check_offload
 from panpipe.core.plan.validation.validate import validate
 
 from ....support.plans import hosted, leaves, orders, plan_of

@@ -8,8 +8,7 @@ from panpipe.core.costs.costs import StageCosts
 from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.construction.decode import Priorities, decode
 from panpipe.core.schedules.construction.instance import instance
-from panpipe.core.schedules.placement import folded_placement
-from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.problem import ScheduleProblem, folded_placement
 
 UNIT = StageCosts(1, 1, 1, saved_bytes=1)
 LATE_WEIGHTS, DEPTH_FIRST = (0, 1, 2), (2, 1, 0)

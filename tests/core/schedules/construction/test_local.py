@@ -5,7 +5,7 @@ import pytest
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.construction.instance import codes_of, instance
-from panpipe.core.schedules.construction.local import improve
+from panpipe.core.schedules.construction.polish import improve
 from panpipe.core.schedules.gis import split
 from panpipe.core.schedules.problem import Schedule, ScheduleProblem
 from panpipe.core.schedules.registry import find_family

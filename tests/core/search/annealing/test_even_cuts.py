@@ -4,7 +4,7 @@ import numpy as np
 from attrs import evolve
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.graph import OpGraph, OpNode
-from panpipe.core.search.annealing.even_cuts import balanced_cuts, even_cuts
+from panpipe.core.search.annealing.initial_walks import balanced_cuts, even_cuts
 from panpipe.core.search.problem.setting import one_setting
 
 from ....support.settings import setting_of

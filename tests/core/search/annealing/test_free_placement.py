@@ -8,7 +8,7 @@ from panpipe.core.search.annealing.initial_walks import InitialWalks
 from panpipe.core.search.annealing.moves import MoveShares
 from panpipe.core.search.finalize import draft
 from panpipe.core.search.problem.meter import Meter
-from panpipe.core.search.problem.search_space import SearchSpace
+from panpipe.core.search.problem.options import SearchSpace
 
 from ....support.settings import setting_of
 

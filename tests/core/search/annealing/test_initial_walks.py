@@ -6,7 +6,7 @@ from attrs import evolve
 from panpipe.core.evaluate.coding import INFINITY
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.search.annealing.initial_walks import InitialWalks, problem_of
-from panpipe.core.search.problem.search_space import SearchSpace
+from panpipe.core.search.problem.options import SearchSpace
 
 from ....support.settings import setting_of
 

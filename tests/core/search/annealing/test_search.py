@@ -5,7 +5,7 @@ from attrs import evolve
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.annealing.search import ANNEALINGS, DESCENTS, START, Round, _round, _rounds, search
 from panpipe.core.search.problem.meter import Meter
-from panpipe.core.search.problem.search_space import SearchSpace
+from panpipe.core.search.problem.options import SearchSpace
 
 from ....support.settings import setting_of
 

@@ -10,8 +10,7 @@ from panpipe.core.errors import InfeasibleError
 from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.construction.initial_keys import patterns, placements
 from panpipe.core.schedules.construction.instance import instance
-from panpipe.core.schedules.placement import folded_placement
-from panpipe.core.schedules.problem import ScheduleProblem
+from panpipe.core.schedules.problem import ScheduleProblem, folded_placement
 from panpipe.core.schedules.registry import resident_families
 from panpipe.core.schedules.scored import Scored, exceeds
 from panpipe.core.schedules.tradeoff import named_schedules

@@ -2,8 +2,7 @@
 
 import numpy as np
 from panpipe.core.evaluate.compiled import make_scratch, make_stage_arrays
-from panpipe.core.search.problem.buffers import make_buffers
-from panpipe.core.search.problem.candidate import Candidate
+from panpipe.core.search.problem.candidate import Candidate, make_buffers
 
 PLACE = Candidate(
     np.array([0, 1, 0]), np.array([0, 2, 4, 6]), np.array([False, True, False]), np.zeros((2, 12), dtype=np.int64),
