@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ..core.actions import Kind
 from ..core.cluster.cluster import Cluster
-from ..core.plan.host_arena import host_slots
+from ..core.plan.host_copies import host_slots
 from ..core.plan.plan import Plan
 from ..core.plan.residency import Timeline
 from ..core.plan.validation.host_memory import ranks_by_host

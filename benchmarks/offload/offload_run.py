@@ -39,7 +39,7 @@ from panpipe.core.capture.export.step import capture_step
 from panpipe.core.cluster.cluster import Hub, fully_connected
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.plan.host_arena import host_slots
+from panpipe.core.plan.host_copies import host_slots
 from panpipe.core.plan.offload import HostCopy, StageOffload
 from panpipe.core.plan.plan import Plan, Prediction
 from panpipe.core.plan.validation.validate import validate

@@ -11,10 +11,12 @@ and the first action of a run for its UNSHARD. It is the counterpart of ``plan/g
 all replicas are taken to issue at the same time.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from ..actions import AT_START, LAST_BACKWARD, Action, Kind
+from ..costs.costs import StageCosts
+from ..plan.memory import held_bytes
 
 
 class TimedCopy(NamedTuple):
@@ -77,6 +79,27 @@ class HostQueue:
                 ends[0] = self._free[queue] = max(self._free[queue], end_s) + copy.out_s
             else:
                 ends[1] = self._free[queue] = max(self._free[queue], end_s, ends[0]) + copy.back_s
+
+
+def device_bytes(
+    actions: Sequence[Action],
+    costs: Sequence[StageCosts],
+    recompute: Collection[int] = (),
+    copies: Sequence[TimedCopy] = (),
+) -> Iterator[tuple[float, float]]:
+    """The saved tensors that a device holds while each of its actions runs, and after it, in bytes.
+
+    Args:
+        actions: the device's compute order.
+        costs: per stage.
+        recompute: the stages that recompute.
+        copies: of the device to the host; what they copy is counted while it is on the device.
+    """
+    held = held_bytes(actions, costs, recompute)
+    if not copies:
+        return held
+    away = bytes_off_device(copies, len(actions))
+    return ((now - gone, after - left) for (now, after), (gone, left) in zip(held, away, strict=True))
 
 
 def bytes_off_device(copies: Sequence[TimedCopy], actions: int) -> list[tuple[float, float]]:

@@ -4,25 +4,26 @@ An action starts when its device has ended the previous action and all its input
 delay. F reads the outputs of earlier stages; B and I read the stage's own F and the gradients of later stages; W reads
 its own I. In this model the times follow from the orders alone, so one pass computes them.
 
-The table in `memory` defines what actions allocate and free. A device runs one action at a time, so the peak of its
-saved tensors also follows from its order alone.
+A device runs one action at a time, so the peak of its saved tensors also follows from its order alone
+(`host_queue.device_bytes`).
 
 A stage that recomputes runs its forward again directly before B or I, as soon as the device is free and without waiting
 for the gradient: B or I starts when both are available. Orders hold no RECOMPUTE; it is part of its B or I.
+
+The latest times are the same path read from the end: when every action may start without any device ending later.
+Delaying all actions to these times at once is possible.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 
 from attrs import frozen
 
-from ..actions import Action
+from ..actions import BACKWARD_KINDS, Action, Kind
 from ..costs.costs import StageCosts, StageEdge
 from ..errors import RequestError
-from ..plan.memory import saved_bytes
 from ..ratios import bubble_ratio
-from .coding import BOTH, CODE, FORWARD, INPUT, KIND, KINDS
-from .host_queue import CollectiveQueue, HostQueue, TimedCopy, bytes_off_device
+from .coding import BOTH, CODE, FORWARD, INPUT, KIND
+from .host_queue import CollectiveQueue, HostQueue, TimedCopy, device_bytes
 
 HopDelay = float | Callable[[int, int, float], float]
 """Delay of a message between two devices: one number for all, or a function of sending device, receiving device and
@@ -119,9 +120,8 @@ class Evaluator:
             if edge.gradient_bytes > 0:
                 delay = hop_delay(hop_s, placement[edge.dst], placement[edge.src], edge.gradient_bytes)
                 self._gradient_from[edge.src].append((edge.dst, delay))
-        again = [stage in frozenset(recompute) for stage in range(len(costs))]
-        # By kind and stage: the time, the recomputation before the wait, and the changes of the saved tensors at the
-        # start and at the end.
+        self._costs, self._recompute = costs, frozenset(recompute)
+        # By kind and stage: the time, and the recomputation before the wait.
         self._time = (
             [cost.forward_s for cost in costs],
             [cost.backward_input_s for cost in costs],
@@ -129,11 +129,8 @@ class Evaluator:
             [cost.full_backward_s for cost in costs],
         )
         nothing = [0.0 for _ in costs]
-        second = [cost.second_forward_s if more else 0.0 for cost, more in zip(costs, again, strict=True)]
+        second = [cost.second_forward_s if stage in self._recompute else 0.0 for stage, cost in enumerate(costs)]
         self._before = (nothing, second, nothing, second)
-        saved = [saved_bytes(cost, recomputes=more) for cost, more in zip(costs, again, strict=True)]
-        self._at_start = [[stage[KIND[kind]][0] for stage in saved] for kind in range(KINDS)]
-        self._at_end = [[stage[KIND[kind]][1] for stage in saved] for kind in range(KINDS)]
 
     def evaluate(
         self,
@@ -147,7 +144,10 @@ class Evaluator:
         starts, ends = self._run(codes, [HostQueue(own, host_queues) if own else None for own in copies], collectives)
         times, before = self._time, self._before
         busy = [sum([times[kind][stage] + before[kind][stage] for kind, stage, _ in order]) for order in codes]
-        peaks = [self._peak(order, copies[device] if copies else ()) for device, order in enumerate(codes)]
+        peaks = [
+            _peak(device_bytes(order, self._costs, self._recompute, copies[device] if copies else ()))
+            for device, order in enumerate(device_actions)
+        ]
         makespan = max((end[-1] for end in ends if end), default=0.0)
         stage_span = max((end[-1] - start[0] for start, end in zip(starts, ends, strict=True) if end), default=0.0)
         busiest = max(busy, default=0.0)
@@ -256,20 +256,15 @@ class Evaluator:
         gives_nothing: list[tuple[_Ends, int]] = [([None] * count, -1) for _ in stages]
         return [forward, backward, weight, backward], [gives_output, gives_gradient, gives_nothing, gives_gradient]
 
-    def _peak(self, order: list[tuple[int, int, int]], copies: Sequence[TimedCopy]) -> tuple[float, int]:
-        """The most saved tensors that an order holds, and the position of the action that reaches it."""
-        at_start, at_end = self._at_start, self._at_end
-        off_device = bytes_off_device(copies, len(order)) if copies else itertools.repeat((0.0, 0.0))
-        held = peak = 0.0
-        where = 0
-        for position, ((kind, stage, _), (meanwhile, after)) in enumerate(zip(order, off_device, strict=False)):
-            held += at_start[kind][stage]
-            if held - meanwhile > peak:
-                peak, where = held - meanwhile, position
-            held += at_end[kind][stage]
-            if held - after > peak:
-                peak, where = held - after, position
-        return peak, where
+
+def _peak(held: Iterable[tuple[float, float]]) -> tuple[float, int]:
+    """The most saved tensors that a device holds, and the position of the action that reaches it."""
+    peak, where = 0.0, 0
+    for position, (running, after) in enumerate(held):
+        most = max(running, after)
+        if most > peak:
+            peak, where = most, position
+    return peak, where
 
 
 def hop_delay(hop_s: HopDelay, source: int, target: int, size: float) -> float:
@@ -319,3 +314,60 @@ def _deadlock(
 def _text(code: tuple[int, int, int]) -> str:
     kind, stage, microbatch = code
     return f"{stage}{KIND[kind]}{microbatch}"
+
+
+Times = tuple[tuple[tuple[float, ...], ...], tuple[tuple[float, ...], ...]]
+"""Per device the starts and the ends of its actions."""
+
+_Key = tuple[bool, int, int | None]
+"""(whether it is an F, stage, microbatch) of an F, B or I: what other actions read."""
+
+
+def latest_times(
+    device_actions: Sequence[Sequence[Action]],
+    placement: Sequence[int],
+    costs: Sequence[StageCosts],
+    result: Evaluation,
+    *,
+    edges: Sequence[StageEdge],
+    hop_s: HopDelay = 0.0,
+    recompute: Sequence[int] = (),
+) -> Times:
+    """The latest times; arguments as in ``evaluate``, with its result for these orders.
+
+    The start of an action that recomputes first is that of its B or I, as in ``evaluate``.
+    """
+    forward_to: list[list[tuple[int, float]]] = [[] for _ in costs]
+    gradient_to: list[list[tuple[int, float]]] = [[] for _ in costs]
+    for edge in edges:
+        forward_to[edge.src].append((edge.dst, hop_delay(hop_s, placement[edge.src], placement[edge.dst], edge.bytes)))
+        if edge.gradient_bytes > 0:
+            delay = hop_delay(hop_s, placement[edge.dst], placement[edge.src], edge.gradient_bytes)
+            gradient_to[edge.dst].append((edge.src, delay))
+    latest: dict[_Key, float] = {}  # start of F, B and I
+    starts = [list(row) for row in result.starts]
+    ends = [list(row) for row in result.ends]
+    free = [row[-1] if row else 0.0 for row in ends]  # the latest end of the next action, read from the end
+    left = [len(order) for order in device_actions]
+    progressed = True
+    while progressed:
+        progressed = False
+        for device, order in enumerate(device_actions):
+            while left[device]:
+                action = order[left[device] - 1]
+                end = free[device]
+                if action.kind is not Kind.W:
+                    targets = (forward_to if action.kind is Kind.F else gradient_to)[action.stage]
+                    keys = [((action.kind is Kind.F, stage, action.microbatch), delay) for stage, delay in targets]
+                    if any(key not in latest for key, _ in keys):
+                        break
+                    end = min([end, *(latest[key] - delay for key, delay in keys)])
+                left[device] -= 1
+                at, progressed = left[device], True
+                starts[device][at], ends[device][at] = end - (ends[device][at] - starts[device][at]), end
+                free[device] = starts[device][at]
+                if action.kind is not Kind.W:
+                    latest[action.kind is Kind.F, action.stage, action.microbatch] = starts[device][at]
+                if action.stage in recompute and action.kind in BACKWARD_KINDS:
+                    free[device] -= costs[action.stage].second_forward_s
+    return tuple(map(tuple, starts)), tuple(map(tuple, ends))

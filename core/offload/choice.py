@@ -24,7 +24,7 @@ from ..actions import BACKWARD_KINDS, Action, Kind
 from ..costs.costs import StageCosts
 from ..evaluate.coding import INFINITY
 from ..evaluate.host_queue import TimedCopy, bytes_off_device
-from ..evaluate.latest_times import Times
+from ..evaluate.reference import Times
 from ..plan.memory import held_bytes
 from ..plan.offload import HostCopy, StageOffload, Storage
 from .copy_times import Clock, Stay, long_enough, plan_copies, waits_s

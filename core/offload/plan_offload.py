@@ -9,8 +9,7 @@ from ..cluster.cluster import Cluster
 from ..costs.costs import StageCosts
 from ..errors import RequestError
 from ..evaluate.coding import INFINITY
-from ..evaluate.latest_times import latest_times
-from ..evaluate.reference import evaluate
+from ..evaluate.reference import evaluate, latest_times
 from ..plan.offload import Storage
 from ..plan.plan import Plan
 from .choice import Offloadable, Picks, choose_offload, everything, of_stages

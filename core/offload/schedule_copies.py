@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from ..actions import Action
 from ..costs.costs import StageCosts, StageEdge
 from ..evaluate.host_queue import TimedCopy
-from ..evaluate.latest_times import latest_times
-from ..evaluate.reference import evaluate
+from ..evaluate.reference import evaluate, latest_times
 from ..plan.offload import StageOffload, Storage
 from .choice import Offloadable, choose_offload, of_stages
 from .host_links import HostLink, HostLinks, same_links, timed_copies

@@ -7,7 +7,7 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from ...core.capture.programs.stage_programs import SavedStorage
-from ...core.plan.host_arena import HostSlots, host_slots
+from ...core.plan.host_copies import HostSlots, host_slots
 from ...core.plan.offload import Storage
 from ...core.plan.plan import Plan
 from ..programs.linked_stage import CapturedStage, LinkedStage

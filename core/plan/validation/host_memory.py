@@ -6,7 +6,7 @@ from attrs import evolve
 
 from ...cluster.cluster import Cluster, Hub
 from ...errors import InfeasibleError
-from ..host_arena import host_slots
+from ..host_copies import host_slots
 from ..plan import Plan
 
 

@@ -123,8 +123,10 @@ def report_deadlock(plan: Plan, queues: Queues) -> NoReturn:
         RequestError: always.
     """
     early = _read_too_early(plan, queues)
-    waits = [f"{early[0]} waits for {early[1]} (reads its output), which its own device runs later"] if early else []
-    if not waits:
+    if early is not None:
+        reader, source = early
+        waits = [f"{reader} waits for {source} (reads its output)", f"{source} waits for {reader} (runs after it)"]
+    else:
         step = _without_times(plan, queues)
         step.run()
         waits = step.cycle()

@@ -6,8 +6,7 @@ from attrs import frozen
 
 from ...actions import Action, Kind
 from ...costs.costs import StageCosts
-from ...evaluate.host_queue import TimedCopy, bytes_off_device
-from ...plan.memory import held_bytes
+from ...evaluate.host_queue import TimedCopy, device_bytes
 from ...schedules.scored import Scored, costs_of
 
 FORWARD, BACKWARD = frozenset({Kind.F}), frozenset({Kind.B, Kind.I, Kind.W})
@@ -29,11 +28,11 @@ def memory_curve(
         copies: of the device to the host.
     """
     curve = [(0.0, 0.0)]
-    held_and_offloaded = zip(held_bytes(actions, costs), bytes_off_device(copies, len(actions)), strict=True)
-    for start, end, ((running, after), (off_device, left)) in zip(starts, ends, held_and_offloaded, strict=True):
+    held_by_action = device_bytes(actions, costs, copies=copies)
+    for start, end, (running, after) in zip(starts, ends, held_by_action, strict=True):
         # A reload allocates before the next action frees offloaded tensors.
         before = curve[-1][1] if copies and curve[-1][0] == start else 0.0
-        for moment, held in ((start, max(running - off_device, before)), (end, after - left)):
+        for moment, held in ((start, max(running, before)), (end, after)):
             if curve[-1][0] == moment:
                 curve[-1] = (moment, held)
             elif curve[-1][1] != held:

@@ -5,7 +5,7 @@ from functools import cache
 
 from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts
-from ...evaluate.host_queue import CollectiveQueue, TimedCopy, bytes_off_device
+from ...evaluate.host_queue import CollectiveQueue, TimedCopy, device_bytes
 from ...evaluate.reduction import (
     collective_seconds,
     reduction_time,
@@ -17,7 +17,6 @@ from ...evaluate.reduction import (
 from ...evaluate.reference import Evaluation, evaluate
 from ...offload.host_links import host_links, timed_copies
 from ...plan.gradient_reduction import collectives
-from ...plan.memory import held_bytes
 from ...plan.plan import Plan
 from ...plan.sharding import replica_costs, shards_gradients
 from ...plan.unsharding import gathered_bytes
@@ -112,12 +111,8 @@ def _working(
     """State, saved tensors and the running action's workspace."""
     actions = plan.device_actions[device]
     state = float(sum(held_by_one[stage.index].state_bytes for stage in plan.stages_on(device)))
-    held = held_bytes(actions, costs, plan.memory.recompute)
-    away = bytes_off_device(copies, len(actions))
-    return [
-        state + now - gone + costs[a.stage].workspace_bytes
-        for a, (now, _), (gone, _) in zip(actions, held, away, strict=True)
-    ]
+    held = device_bytes(actions, costs, plan.memory.recompute, copies)
+    return [state + now + costs[a.stage].workspace_bytes for a, (now, _) in zip(actions, held, strict=True)]
 
 
 def _peak(

@@ -4,8 +4,7 @@ import attrs
 from hypothesis import given
 from hypothesis import strategies as st
 from panpipe.core.costs.costs import StageCosts, StageEdge
-from panpipe.core.evaluate.latest_times import latest_times
-from panpipe.core.evaluate.reference import evaluate
+from panpipe.core.evaluate.reference import evaluate, latest_times
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 

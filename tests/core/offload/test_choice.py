@@ -2,8 +2,7 @@
 
 import pytest
 from panpipe.core.costs.costs import StageCosts, StageEdge
-from panpipe.core.evaluate.latest_times import latest_times
-from panpipe.core.evaluate.reference import evaluate
+from panpipe.core.evaluate.reference import evaluate, latest_times
 from panpipe.core.offload.choice import Offloadable, choose_offload, everything, of_stages, within
 from panpipe.core.offload.host_links import HostLink, HostLinks, same_links, timed_copies
 from panpipe.core.plan.offload import Storage

@@ -5,7 +5,7 @@ from itertools import combinations
 import pytest
 from attrs import evolve
 from hypothesis import given
-from panpipe.core.plan.host_arena import ALIGNMENT_BYTES, host_slots
+from panpipe.core.plan.host_copies import ALIGNMENT_BYTES, host_slots
 from panpipe.core.plan.offload import Storage
 from panpipe.core.plan.plan import Plan
 from panpipe.simulators.run import simulate

@@ -10,7 +10,7 @@ import pytest
 import torch
 from attrs import evolve
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.core.plan.host_arena import host_slots
+from panpipe.core.plan.host_copies import host_slots
 from panpipe.core.plan.plan import Plan
 from panpipe.core.trace.trace import HOST_MEMORY
 from panpipe.runtimes.launch.team import ThreadTeam

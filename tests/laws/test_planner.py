@@ -1,0 +1,139 @@
+"""Laws of the planner, by the command line and public names.
+
+Plans of random graphs fit, are no slower than any named schedule, and get no worse with more memory or faster links;
+the smallest graphs are planned as fast as any order of theirs; and what a plan predicts is what the simulator finds.
+"""
+
+import itertools
+import json
+import random
+
+import panpipe
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from panpipe.cli import main
+from panpipe.core.plan.validation.validate import check_actions
+
+from ..support.orders.by_trial import fastest_by_trial
+from ..support.plans import offloading_plans, plans
+
+OPERATORS, MICROBATCHES, LATENCY_S = 3, 2, 1e-3
+
+
+def graph_of(seed, count):
+    """A chain of operators with random costs, in milliseconds and megabytes, with an edge that skips some."""
+    draw = random.Random(seed)
+    nodes = [
+        {
+            "name": f"n{i}", "forward_s": draw.randint(1, 9) * 1e-3, "backward_input_s": draw.randint(1, 9) * 1e-3,
+            "backward_weight_s": draw.randint(0, 9) * 1e-3, "state_bytes": draw.randint(0, 5) * 10**6,
+            "saved_bytes": draw.randint(1, 9) * 10**6, "workspace_bytes": draw.randint(0, 5) * 10**6,
+        }
+        for i in range(count)
+    ]  # fmt: skip
+    edges = [{"src": f"n{i}", "dst": f"n{i + 1}", "bytes": draw.randint(0, 4) * 10**6} for i in range(count - 1)]
+    edges += [{"src": "n0", "dst": f"n{count - 1}", "bytes": 10**6}] if count > 3 else []
+    return {"format": "panpipe.opgraph/1", "nodes": nodes, "edges": edges}
+
+
+def cluster_of(devices, memory_bytes, bytes_per_s):
+    """Devices of which every two have a link of their own."""
+    pairs = itertools.combinations(range(devices), 2)
+    return {
+        "format": "panpipe.cluster/1",
+        "devices": [{"name": f"d{i}", "memory_bytes": memory_bytes} for i in range(devices)],
+        "links": [{"a": f"d{a}", "b": f"d{b}", "bytes_per_s": bytes_per_s, "latency_s": LATENCY_S} for a, b in pairs],
+    }
+
+
+@pytest.fixture
+def planned(tmp_path, capsys):
+    """A call of ``panpipe plan``: its step in seconds, and the plan; None if nothing fits."""
+
+    def run(graph, cluster, microbatches, *words):
+        files = {"graph": graph, "cluster": cluster}
+        for name, content in files.items():
+            (tmp_path / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
+        given = [word for name in files for word in (f"--{name}", str(tmp_path / f"{name}.json"))]
+        out = tmp_path / "plan.json"
+        status = main(["plan", *given, "--microbatches", str(microbatches), *words, "--out", str(out)])
+        capsys.readouterr()
+        assert status in (0, 3)
+        plan = panpipe.read_plan(out) if status == 0 else None
+        return None if plan is None else (plan.predicted.step_s, plan)
+
+    return run
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_plans_are_no_slower_than_any_named_schedule_and_fit(planned, seed):
+    graph, limit = graph_of(seed, 8), 45 * 10**6
+    cluster = cluster_of(2, limit, 2e9)
+    best, plan = planned(graph, cluster, 6, "--budget", "2000")
+    assert max(plan.predicted.peak_memory_bytes) <= limit
+    for name in ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "v-half"):
+        found = planned(graph, cluster, 6, "--budget", "200", "--schedule", name)
+        assert found is None or best <= found[0] * (1 + 1e-9), name
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_more_memory_and_faster_links_make_no_plan_slower(planned, seed):
+    graph = graph_of(seed, 8)
+    steps = [planned(graph, cluster_of(2, size * 10**6, 2e9), 6, "--budget", "2000") for size in (30, 45, 60, 1000)]
+    found = [step[0] for step in steps if step is not None]
+    assert len(found) >= 3
+    assert steps[-len(found) :] == [step for step in steps if step is not None]  # where less memory suffices, more does
+    assert all(more <= less * 1.01 for less, more in itertools.pairwise(found))
+    steps = [planned(graph, cluster_of(2, 10**9, rate), 6, "--budget", "2000")[0] for rate in (2e8, 1e9, 1e10)]
+    assert all(more <= less * 1.01 for less, more in itertools.pairwise(steps))
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("limit", [10**10, 45 * 10**6])
+def test_smallest_graphs_are_planned_as_fast_as_any_order(planned, seed, limit):
+    graph = graph_of(seed, OPERATORS)
+    nodes, rate = graph["nodes"], 2e9
+    times = [[node["forward_s"], node["backward_input_s"], node["backward_weight_s"]] for node in nodes]
+    saved, workspace = ([node[key] for node in nodes] for key in ("saved_bytes", "workspace_bytes"))
+    least = float("inf")
+    for placement in itertools.product(range(2), repeat=OPERATORS):
+        room = [limit - sum(node["state_bytes"] for node, d in zip(nodes, placement, strict=True) if d == at)
+                for at in range(2)]  # fmt: skip
+        edges = []
+        for a, edge in enumerate(graph["edges"]):
+            delay = (LATENCY_S + edge["bytes"] / rate) if placement[a] != placement[a + 1] else 0.0
+            edges.append((a, a + 1, delay, delay))
+        least = min(least, fastest_by_trial(times, list(placement), edges, saved, workspace, room, MICROBATCHES))
+    found = planned(graph, cluster_of(2, limit, rate), MICROBATCHES, "--budget", "20000")
+    assert (found is None) == (least == float("inf"))
+    assert found is None or found[0] <= least * 1.005
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(plans(), offloading_plans()))
+def test_pass_without_contention_is_what_the_simulator_finds(plan):
+    known = check_actions(plan).times.operations
+    found = panpipe.simulate(plan).operation_times
+    for ours, theirs in zip(known, found, strict=False):
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine == pytest.approx(other, rel=1e-9, abs=1e-12)
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 2), st.floats(1, 4), st.floats(0, 2))
+def test_searched_schedules_are_no_slower_than_named_ones_within_the_limit(devices, microbatches, chunks, memory, hop):
+    limit = memory * chunks
+    cost = panpipe.StageCosts(1, 1.3, 0.8, saved_bytes=1)
+    problem = panpipe.ScheduleProblem(devices, microbatches, chunks, (cost,) * (devices * chunks), hop, limit)
+    families = [family for family in panpipe.families().values() if not family.offloads]
+    found = panpipe.find_schedule([problem], families, evaluations=300)
+    assert max(found.result.peak_memory) <= limit * (1 + 1e-9)
+    for family in families:
+        for parameters in family.candidates(problem) if family.supports(problem) else ():
+            try:
+                named = panpipe.score(problem, family.build(problem, **parameters)).result
+            except panpipe.PanpipeError:
+                continue
+            if max(named.peak_memory) <= limit:
+                assert found.result.makespan <= named.makespan * (1 + 1e-9), family.name
