@@ -78,7 +78,7 @@ class Instance:
         )  # fmt: skip
 
     def for_orders(self) -> tuple[int, Integers, StageArrays, Floats]:
-        """The arguments of `polish`: count, placement, costs and limits."""
+        """The arguments of `local`: count, placement, costs and limits."""
         stages = len(self.placement)
         costs = make_stage_arrays(stages, stages - 1)
         costs.times[:] = *self.times, self.backward

@@ -1,6 +1,6 @@
 """Simulated annealing of cuts and orders together: one compiled loop, deterministic for its seed.
 
-A move shifts one action of a device's order (as in `schedules/construction/polish`: mostly an action on the longest
+A move shifts one action of a device's order (as in `schedules/construction/local`: mostly an action on the longest
 path), splits a B or joins an I with its W, moves cuts by some operators, or switches the recomputation of a stage. Each
 move is evaluated with the real costs: the time of the step with every edge, and every device's memory. Alternating the
 kinds of moves finds plans that neither a partition for a given schedule nor a schedule for a given partition contains.
