@@ -23,7 +23,7 @@ from ..core.plan.plan import Plan
 from ..core.plan.validation.validate import validate
 from ..core.plan.wording import plan_size
 from ..core.search.compiling import compile_ahead
-from ..core.search.problem.score import predicted_again
+from ..core.search.problem.oracle import predicted_again
 from ..core.search.suggestions.preference import preference
 from ..core.tensor_collectives import OneRank, communicating
 from ..core.wording import counted

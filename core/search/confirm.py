@@ -26,8 +26,7 @@ from .annealing.walk import Walk, best_by_placement, frontier, ranked
 from .finalize import ScoredPlan, best_first, judged, predicted, refuse_above, rescored, score_walk
 from .problem.meter import Meter, Stopped
 from .problem.options import SearchSpace
-from .problem.oracle import longest_path
-from .problem.score import Oracle
+from .problem.oracle import Oracle, longest_path
 from .problem.setting import Setting
 
 MESSAGES = 4

@@ -13,7 +13,7 @@ from ..schedules.problem import Schedule
 from ..tradeoff import by_time
 from .annealing.walk import Walk
 from .problem.assemble import assemble, with_replicas
-from .problem.score import Oracle, Score, by_position
+from .problem.oracle import Oracle, Score, by_position
 from .problem.setting import Setting
 from .suggestions.infeasible import NothingFits, excess_bytes, too_large
 from .unsharded_runs import with_runs

@@ -30,7 +30,7 @@ from .confirm import SearchResult, confirmed, result_of
 from .finalize import ScoredPlan, best_first, draft, limits_of, score_plan
 from .problem.meter import Meter
 from .problem.options import SearchSpace
-from .problem.score import Oracle
+from .problem.oracle import Oracle
 from .problem.setting import Setting
 from .suggestions.infeasible import NothingFits
 from .suggestions.unlimited_memory import holds_all

@@ -13,8 +13,7 @@ from ..plan.sharding import AUTO, NONE, check_level
 from ..schedules.problem import ScheduleFamily, resident
 from .problem.meter import Meter, Progress
 from .problem.options import MAX_CHUNKS, SearchSpace
-from .problem.oracle import longest_path
-from .problem.score import Oracle
+from .problem.oracle import Oracle, longest_path
 
 Names = tuple[tuple[str, ...], ...]
 """The operators of every stage."""

@@ -15,7 +15,7 @@ from ..plan.plan import Plan
 from ..plan.sharding import AUTO, LEVELS, NONE, part_of
 from .confirm import SearchResult
 from .problem.meter import Meter
-from .problem.score import Oracle, with_costs
+from .problem.oracle import Oracle, with_costs
 from .problem.setting import Setting
 from .suggestions.infeasible import NothingFits
 from .unsharded_runs import with_runs

@@ -28,7 +28,7 @@ from ...core.schedules.problem import ScheduleFamily
 from ...core.search.choose import choose_schedules
 from ...core.search.choose import plan as search_plan
 from ...core.search.problem.blocks import Blocks, Stages
-from ...core.search.problem.score import by_position, with_costs
+from ...core.search.problem.oracle import by_position, with_costs
 from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import ALIKE, candidates, family_of, preference
 from ...core.search.suggestions.regular_cuts import regular_cut, score_of_cut

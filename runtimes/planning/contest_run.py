@@ -24,7 +24,7 @@ from ...core.logs import LOGGER
 from ...core.plan.plan import Plan
 from ...core.plan.sharding import shards
 from ...core.search import Oracle
-from ...core.search.problem.score import with_costs
+from ...core.search.problem.oracle import with_costs
 from ...core.trace.trace import Trace
 from ..devices.compute import finished_s
 from ..engine.step_data import StepOptions

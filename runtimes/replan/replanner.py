@@ -30,7 +30,7 @@ from ...core.plan.wording import plan_size
 from ...core.search import Oracle
 from ...core.search.choose import plan_for_devices
 from ...core.search.problem.blocks import Blocks
-from ...core.search.problem.score import predicted_again
+from ...core.search.problem.oracle import predicted_again
 from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import preference
 from ..batch.example import Example

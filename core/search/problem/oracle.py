@@ -1,19 +1,15 @@
-"""The oracle for operator graphs: longest path with pure delays, and memory without communication buffers."""
+"""How good a plan is, by an oracle that the planner is handed; and the planner's own: longest path with pure delays,
+and memory without communication buffers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+
+from attrs import evolve, frozen
 
 from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts
 from ...evaluate.host_queue import CollectiveQueue, TimedCopy, device_bytes
-from ...evaluate.reduction import (
-    collective_seconds,
-    reduction_time,
-    scatter_time,
-    step_ends,
-    sync_time,
-    unshard_time,
-)
+from ...evaluate.reduction import collective_seconds, reduction_time, scatter_time, step_ends, sync_time, unshard_time
 from ...evaluate.reference import Evaluation, evaluate
 from ...offload.host_links import host_links, timed_copies
 from ...plan.gradient_reduction import collectives
@@ -21,11 +17,30 @@ from ...plan.plan import Plan
 from ...plan.sharding import replica_costs, shards_gradients
 from ...plan.unsharding import gathered_bytes
 from ...ratios import bubble_ratio
-from .score import Score
+
+
+@frozen
+class Score:
+    """An oracle's score of a plan.
+
+    Args:
+        step_s: time of one step.
+        peak_memory_bytes, peak_saved_bytes: per device: all memory, and saved tensors only.
+        bubble_ratio: 1 − the busiest device's compute time ÷ step time.
+    """
+
+    step_s: float
+    peak_memory_bytes: tuple[float, ...]
+    peak_saved_bytes: tuple[float, ...]
+    bubble_ratio: float
+
+
+Oracle = Callable[[Plan, tuple[StageCosts, ...], Cluster], Score]
+"""Scores a plan without a prediction, from the costs of its stages on a cluster."""
 
 
 def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) -> Score:
-    """Score a plan without contention of transfers (an :data:`~.score.Oracle`).
+    """Score a plan without contention of transfers (an :data:`Oracle`).
 
     A message takes the latencies of its path plus its bytes at the rate of the path's slowest link, and delays only its
     reader. On each device the optimizer runs after the last action, with no barrier; with replicas each stage's
@@ -124,3 +139,38 @@ def _peak(
         return float(sum(held_by_one[stage.index].state_bytes for stage in plan.stages_on(device)))
     whole = gathered_bytes(plan, held_by_one, device)
     return max(now + more for now, more in zip(working, whole, strict=True))
+
+
+def by_position(score: Score, devices: int) -> Score:
+    """The score with the peaks' maximum over replicas; ``devices`` is the number per replica."""
+    peaks, saved = score.peak_memory_bytes, score.peak_saved_bytes
+    return evolve(
+        score,
+        peak_memory_bytes=tuple(max(peaks[position::devices]) for position in range(devices)),
+        peak_saved_bytes=tuple(max(saved[position::devices]) for position in range(devices)),
+    )
+
+
+def with_costs(plan: Plan, costs: tuple[StageCosts, ...], oracle: Oracle) -> Plan:
+    """The plan with a new prediction from other costs, without the old prediction's measured fields."""
+    score = by_position(oracle(evolve(plan, prediction=None), costs, plan.predicted.cluster), plan.devices)
+    return evolve(
+        plan,
+        prediction=evolve(
+            plan.predicted,
+            costs=costs,
+            step_s=score.step_s,
+            peak_memory_bytes=score.peak_memory_bytes,
+            peak_saved_bytes=score.peak_saved_bytes,
+            bubble_ratio=score.bubble_ratio,
+            interval_s=None,
+        ),
+    )
+
+
+def predicted_again(plan: Plan, changed: Plan, oracle: Oracle) -> Plan:
+    """The changed plan; if the plan had a prediction, with a new one from the same costs."""
+    prediction = plan.prediction
+    if changed is plan or prediction is None:
+        return changed
+    return with_costs(evolve(changed, prediction=prediction), prediction.costs, oracle)

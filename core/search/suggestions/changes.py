@@ -13,7 +13,7 @@ from ...cluster.mesh import least_by_position
 from ...costs.graph import OpGraph
 from ...plan.plan import Plan
 from ...plan.sharding import LEVELS, NONE, part_of_graph
-from ..problem.score import Oracle, with_costs
+from ..problem.oracle import Oracle, with_costs
 from .infeasible import NothingFits, excess, operator_bytes
 
 RECOMPUTE = "recompute"

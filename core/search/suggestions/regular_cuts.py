@@ -25,7 +25,7 @@ from ...plan.plan import Plan
 from ...schedules.problem import Schedule
 from ..problem.assemble import assemble, with_replicas
 from ..problem.looped_cuts import prefix_of
-from ..problem.score import Oracle, Score
+from ..problem.oracle import Oracle, Score
 
 NEAR = 3
 """Number of operators before and after a position among which none sends fewer bytes."""

@@ -7,8 +7,7 @@ from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.annealing.walk import start_walk
 from panpipe.core.search.finalize import draft, predicted, refuse_above, rescored, score_walk
-from panpipe.core.search.problem.oracle import longest_path
-from panpipe.core.search.problem.score import Score
+from panpipe.core.search.problem.oracle import Score, longest_path
 from panpipe.core.search.suggestions.infeasible import NothingFits
 
 from ...support.settings import setting_of

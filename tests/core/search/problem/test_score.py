@@ -2,7 +2,7 @@
 
 from attrs import evolve
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.search.problem.score import Score, by_position, with_costs
+from panpipe.core.search.problem.oracle import Score, by_position, with_costs
 
 from ....support.plans import orders, plan_of
 

@@ -9,7 +9,7 @@ from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
 from panpipe.core.plan.plan import MemoryPolicy, Plan
 from panpipe.core.search import longest_path
-from panpipe.core.search.problem.score import with_costs
+from panpipe.core.search.problem.oracle import with_costs
 from panpipe.core.search.suggestions.changes import (
     NARROWED,
     InfeasibleRequest,
