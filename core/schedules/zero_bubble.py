@@ -111,7 +111,7 @@ def _automatic(problem: ScheduleProblem, name: str, usual: int, by_hand: Builder
         most = best[0][0] * (1 + ROUNDING), best[0][1] * (1 + ROUNDING)
     greedy = Greedy(problem, limits)
     for way in itertools.product(_OVERRUNS, _SQUEEZES):
-        value = greedy.run(*way)
+        value = greedy.build(*way)
         if value[0] <= most[0] and value[1] <= most[1] and (best is None or value < best[0]):
             best = value, greedy.schedule(name, placement)
     assert best is not None

@@ -90,24 +90,29 @@ def test_more_memory_and_faster_links_make_no_plan_slower(planned, seed):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("limit", [10**10, 45 * 10**6])
+@pytest.mark.parametrize("limit", [10**10, 25 * 10**6])
 def test_smallest_graphs_are_planned_as_fast_as_any_order(planned, seed, limit):
-    graph = graph_of(seed, OPERATORS)
-    nodes, rate = graph["nodes"], 2e9
-    times = [[node["forward_s"], node["backward_input_s"], node["backward_weight_s"]] for node in nodes]
-    saved, workspace = ([node[key] for node in nodes] for key in ("saved_bytes", "workspace_bytes"))
+    graph, rate = graph_of(seed, OPERATORS), 1e9
+    nodes = graph["nodes"]
+
+    def whole(key, unit):  # milliseconds, which a megabyte takes, and megabytes
+        return [round(node[key] / unit) for node in nodes]
+
+    times = list(
+        zip(*(whole(key, 1e-3) for key in ("forward_s", "backward_input_s", "backward_weight_s")), strict=True)
+    )
+    saved, workspace, state = (whole(key, 1e6) for key in ("saved_bytes", "workspace_bytes", "state_bytes"))
     least = float("inf")
-    for placement in itertools.product(range(2), repeat=OPERATORS):
-        room = [limit - sum(node["state_bytes"] for node, d in zip(nodes, placement, strict=True) if d == at)
-                for at in range(2)]  # fmt: skip
+    for placement in itertools.product((0,), *[(0, 1)] * (OPERATORS - 1)):
+        room = [limit / 1e6 - sum(state[i] for i, d in enumerate(placement) if d == at) for at in range(2)]
         edges = []
-        for a, edge in enumerate(graph["edges"]):
-            delay = (LATENCY_S + edge["bytes"] / rate) if placement[a] != placement[a + 1] else 0.0
-            edges.append((a, a + 1, delay, delay))
-        least = min(least, fastest_by_trial(times, list(placement), edges, saved, workspace, room, MICROBATCHES))
+        for i, edge in enumerate(graph["edges"]):
+            delay = (1 + round(edge["bytes"] / 1e6)) if placement[i] != placement[i + 1] else 0
+            edges.append((i, i + 1, delay, delay))
+        least = min(least, fastest_by_trial(times, placement, edges, saved, workspace, room, MICROBATCHES))
     found = planned(graph, cluster_of(2, limit, rate), MICROBATCHES, "--budget", "20000")
     assert (found is None) == (least == float("inf"))
-    assert found is None or found[0] <= least * 1.005
+    assert found is None or found[0] <= least * 1e-3 * 1.005
 
 
 @settings(max_examples=60, deadline=None)

@@ -255,9 +255,9 @@ class _Step:
     def cycle(self) -> list[str]:
         """The waits of a step that does not run to its end: from a blocked device to the one that it waits for, until
         one recurs."""
-        device = next((at for at, own in enumerate(self.ends) if len(own) < len(self.seconds[at])), None)
+        device = next((at for at, own in enumerate(self.ends) if len(own) < len(self.seconds[at])), -1)
         path: list[int] = []
-        while device is not None and device >= 0 and device not in path:
+        while device >= 0 and device not in path:
             path.append(device)
             device = self.blocked[device][0]
         waits = []

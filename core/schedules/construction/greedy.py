@@ -18,10 +18,12 @@ import numpy as np
 
 from ...actions import Kind
 from ...evaluate.coding import FORWARD, INFINITY, INPUT, KINDS, WEIGHT, decode_orders
+from ...evaluate.compiled import run
 from ...numba_cache import njit
 from ...plan.memory import reserving_bytes
 from ..problem import Schedule, ScheduleProblem
 from ..scored import ROUNDING, costs_of
+from .instance import instance
 
 
 class Greedy:
@@ -42,20 +44,25 @@ class Greedy:
         self._limits = np.array(limits, dtype=np.float64)
         self._orders = np.zeros((len(costs), 3 * problem.microbatches), dtype=np.int64)
         self._ends = np.zeros((3, len(costs), problem.microbatches))
+        task = instance(problem, range(len(costs)))
+        self._lengths = np.full(len(costs), 3 * problem.microbatches, dtype=np.int64)
+        self._task, self._scratch = task.for_orders()[:3], task.scratch()
 
-    def run(self, overrun: float, squeeze: float) -> tuple[float, float]:
+    def build(self, overrun: float, squeeze: float) -> tuple[float, float]:
         """Build the order of these parameters, and return its longest stage span and its makespan."""
         _order(
             self._problem.hop_s, self._times, self._changes, self._limits, overrun, squeeze, self._orders, self._ends
         )
-        span, makespan = _spans(self._problem.hop_s, self._times, self._orders, self._ends)
-        return float(span), float(makespan)
+        if run(self._orders, self._lengths, *self._task, np.zeros(len(self._orders)), INFINITY, self._scratch) < 0:
+            return INFINITY, INFINITY
+        # Starts of the first F.
+        first = np.append(0.0, self._scratch.finish[self._orders[:-1, 0]] + self._problem.hop_s)
+        return float((self._scratch.free - first).max()), float(self._scratch.free.max())
 
     def schedule(self, name: str, placement: tuple[int, ...]) -> Schedule:
         """The schedule of the last run."""
         stages, count = len(self._orders), self._problem.microbatches
-        lengths = np.full(stages, 3 * count, dtype=np.int64)
-        return Schedule(name, placement, count, decode_orders(self._orders, lengths, stages, count))
+        return Schedule(name, placement, count, decode_orders(self._orders, self._lengths, stages, count))
 
 
 @njit()
@@ -144,37 +151,3 @@ def _order(
         reader = device + 1 if kind == FORWARD else device - 1
         if kind != WEIGHT and 0 <= reader < devices:
             heappush(events, (end + hop_s, reader))
-
-
-@njit()
-def _spans(hop_s: float, times: Any, orders: Any, ends: Any) -> tuple[float, float]:
-    """The longest stage span and the makespan of complete orders, by the rules of ``core/evaluate/reference``."""
-    devices, count = ends.shape[1], ends.shape[2]
-    ends[:] = INFINITY
-    place, first, free = np.zeros(devices, dtype=np.int64), np.zeros(devices), np.zeros(devices)
-    left = devices * orders.shape[1]
-    while left:
-        before = left
-        for device in range(devices):
-            while place[device] < orders.shape[1]:
-                code = orders[device, place[device]]
-                kind, microbatch = code % KINDS, code // KINDS - device * count
-                start = free[device]
-                if kind == FORWARD and device:
-                    start = max(start, ends[FORWARD, device - 1, microbatch] + hop_s)
-                elif kind == INPUT:
-                    start = max(start, ends[FORWARD, device, microbatch])
-                    if device + 1 < devices:
-                        start = max(start, ends[INPUT, device + 1, microbatch] + hop_s)
-                elif kind == WEIGHT:
-                    start = max(start, ends[INPUT, device, microbatch])
-                if start == INFINITY:
-                    break
-                if not place[device]:
-                    first[device] = start
-                free[device] = ends[kind, device, microbatch] = start + times[kind, device]
-                place[device] += 1
-                left -= 1
-        if left == before:
-            return INFINITY, INFINITY
-    return (free - first).max(), free.max()
