@@ -16,7 +16,7 @@ from panpipe.cli import main
 from panpipe.core.plan.validation.validate import check_actions
 
 from ..support.orders.by_trial import fastest_by_trial
-from ..support.plans import offloading_plans, plans
+from ..support.plans import offloading_plans, plans, scheduled
 
 OPERATORS, MICROBATCHES, LATENCY_S = 3, 2, 1e-3
 
@@ -142,3 +142,11 @@ def test_searched_schedules_are_no_slower_than_named_ones_within_the_limit(devic
                 continue
             if max(named.peak_memory) <= limit:
                 assert found.result.makespan <= named.makespan * (1 + 1e-9), family.name
+
+
+@pytest.mark.slow
+def test_the_largest_plan_that_is_written_is_read_again(tmp_path):
+    plan = scheduled("1f1b", 512, 4096)
+    (tmp_path / "plan.json").write_text(panpipe.plan_json(plan), encoding="utf-8")
+    assert (tmp_path / "plan.json").stat().st_size > 40e6
+    assert panpipe.read_plan(tmp_path / "plan.json") == plan

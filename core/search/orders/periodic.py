@@ -239,7 +239,7 @@ def anneal_periodic(
         temperature: the initial one, as a share of the makespan; it falls to 0.
         count: microbatches.
         group: microbatches in the pattern.
-        placement, costs, limits: as in `polish`.
+        placement, costs, limits: as in `local`.
         ring, turns: the pattern, as in ``PeriodicState``.
         orders, lengths: the orders that follow from it, which are within the limits.
         scratch: as in ``compiled.run``.
