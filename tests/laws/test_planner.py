@@ -1,7 +1,7 @@
 """Laws of the planner, by the command line and public names.
 
 Plans of random graphs fit, are no slower than any named schedule, and get no worse with more memory or faster links;
-the smallest graphs are planned as fast as any order of theirs; and what a plan predicts is what the simulator finds.
+and the smallest graphs are planned as fast as any order of theirs.
 """
 
 import itertools
@@ -10,14 +10,12 @@ import random
 
 import panpipe
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.cli import main
-from panpipe.core.actions import Kind
-from panpipe.core.plan.validation.validate import check_actions
 
 from ..support.orders.by_trial import fastest_by_trial
-from ..support.plans import offloading_plans, plans, scheduled
+from ..support.plans import scheduled
 
 OPERATORS, MICROBATCHES, LATENCY_S = 3, 2, 1e-3
 
@@ -115,18 +113,7 @@ def test_smallest_graphs_are_planned_as_fast_as_any_order(planned, seed, limit):
     assert found is None or found[0] <= least * 1e-3 * 1.005
 
 
-@settings(max_examples=20, deadline=None)
-@given(st.one_of(plans(), offloading_plans()))
-def test_pass_without_contention_is_what_the_simulator_finds(plan):
-    checked = check_actions(plan)
-    assume({task.kind for task in checked.queues.tasks} <= {Kind.OFFLOAD, Kind.RELOAD})  # sums share the links
-    found = panpipe.simulate(plan).operation_times
-    for ours, theirs in zip(checked.times.operations, found, strict=True):
-        for mine, other in zip(ours, theirs, strict=True):
-            assert mine == pytest.approx(other, rel=1e-9, abs=1e-12)
-
-
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 2), st.floats(1, 4), st.floats(0, 2))
 def test_searched_schedules_are_no_slower_than_named_ones_within_the_limit(devices, microbatches, chunks, memory, hop):
     limit = memory * chunks
