@@ -11,7 +11,7 @@ from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.queues import queues_of
 from panpipe.core.plan.validation.uncontended_times import report_deadlock, runs_to_its_end, uncontended_times
 
-from ....support.dependency_graph import dependency_graph, topological_order
+from ....support.orders.dependency_graph import dependency_graph, topological_order
 from ....support.plans import offloading_plans, orders, plan_of, plans
 
 ONE = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1))
