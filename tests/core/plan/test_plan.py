@@ -20,6 +20,8 @@ from panpipe.core.plan.plan import (
     read_plan,
 )
 
+from ...support.plans import scheduled
+
 PLAN = Plan(
     model="two",
     graph_hash="0" * 64,
@@ -187,3 +189,11 @@ def test_memory_of_a_position_is_that_of_the_replica_that_has_least():
 def test_a_mesh_that_does_not_fit_is_refused(mesh, rule):
     with pytest.raises(RequestError, match=rule):
         mesh.arrange(CLUSTER)
+
+
+@pytest.mark.slow
+def test_the_largest_plan_that_is_written_is_read_again(tmp_path):
+    plan = scheduled("1f1b", 512, 4096)
+    (tmp_path / "plan.json").write_text(plan_json(plan), encoding="utf-8")
+    assert (tmp_path / "plan.json").stat().st_size > 40e6
+    assert read_plan(tmp_path / "plan.json") == plan
