@@ -127,8 +127,11 @@ def test_batches_of_many_sizes_are_compared_by_size():
 
 def simulated(plans: list[Any], seconds: Callable[[Any, int], float]) -> Contest:
     """The result of a contest whose steps have random sizes, and take the given times or up to 30 % longer."""
+    return played(Contest(plans, preference(["1f1b", "zb-h1"])), seconds)
+
+
+def played(contest: Contest, seconds: Callable[[Any, int], float]) -> Contest:
     draw = random.Random(0)
-    contest = Contest(plans, preference(["1f1b", "zb-h1"]))
     blocks = contest.blocks()
     block = next(blocks)
     with suppress(StopIteration):
@@ -214,12 +217,20 @@ def test_memory_peak_is_that_of_the_largest_candidate():
         assert peak == pytest.approx(max(each[device] for each in found), rel=0.03)
 
 
-def test_winner_is_compared_with_other_orders_for_its_stages():
+@pytest.mark.parametrize("gain", [0.9, 1.1])
+def test_winner_is_compared_with_further_plans(gain):
     pipe = small(contest=4)
-    first = list(pipe.contest.candidates)
-    while not pipe.contest.done:
-        pipe.step(torch.randn(16, 32))
-    later = pipe.contest.candidates[len(first) :]
-    assert later
-    assert len({tuple(stage.nodes for stage in each.plan.stages) for each in later}) == 1
+    first, second = [candidate.plan for candidate in pipe.contest.candidates][:2]
     pipe.close()
+    factor = {first.hash: 1.0, second.hash: gain}
+
+    def seconds(plan: Any, size: int) -> float:
+        return factor[plan.hash] * (size + 200)
+
+    contest = simulated([first], seconds)
+    assert contest.winner.plan is first
+    assert not contest.extend([first])
+    assert contest.extend([first, second])
+    assert contest.winner is None
+    assert played(contest, seconds).winner.plan is (second if gain < 1 else first)
+    assert [candidate.plan for candidate in contest.candidates] == [first, second]
