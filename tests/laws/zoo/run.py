@@ -63,7 +63,11 @@ class Worker:
         return False
 
     def stop(self) -> None:
-        """End the process, and those that it forked."""
+        """End the process, and those that it forked: a launcher that is asked to end its ranks, which are in groups of
+        their own, does so within 30 s."""
+        with suppress(ProcessLookupError, subprocess.TimeoutExpired):
+            self._process.terminate()
+            self._process.wait(40)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
