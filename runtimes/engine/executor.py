@@ -101,7 +101,7 @@ class Executor:
         activity: Activity | None = None,
         pool: GraphPool | None = None,
     ) -> None:
-        self._pool = pool
+        self._pool, self._largest = pool, {True: -1, False: -1}
         self._offload, self._activity = offload, activity or Activity()
         self.device = backend.device
         self.backend = backend
@@ -147,7 +147,8 @@ class Executor:
     ) -> StepRecord:
         """Run one step.
 
-        In the first run on a CPU, free pages return to the kernel whenever more memory is in use than before (`heap`).
+        In the first run on a CPU, and in that of a larger batch, free pages return to the kernel whenever more memory
+        is in use than before (`heap`): to know that takes milliseconds for each action.
 
         Args:
             bound: what to run. After a failure it cannot be used again: its messages may be half done.
@@ -161,6 +162,10 @@ class Executor:
         record = self.begin(bound, inputs, queue.mark if options.watch else None, peaks=options.peaks)
         frame.traced = trace
         returns_memory = bound.first_run and queue.device.type == "cpu"
+        if returns_memory:
+            size = sum(getattr(leaf, "nbytes", 0) for each in inputs.microbatches for leaf in each.leaves)
+            returns_memory = size > self._largest[bound.forward_only]
+            self._largest[bound.forward_only] = max(self._largest[bound.forward_only], size)
         compute = bound.compute
         if options.ending is Ending.KEEP:  # replicas sum the gradients once, after the last of several batches
             compute = [one for one in compute if one.action.microbatch is not None]
