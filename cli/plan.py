@@ -126,9 +126,11 @@ def plan(
     recompute: Annotated[
         str | None,
         typer.Option(
-            metavar="none|all|auto|every:N",
-            help="Stages that run their forward again before their backward; every:N: each N-th stage. If not given: "
-            "auto (used if memory is short) for a model on a described cluster, otherwise none.",
+            metavar="none|all|auto|every:N|attention",
+            help="Stages that run their forward again before their backward; every:N: each N-th stage; attention: no "
+            "stage, but the backward computes scores and probabilities of attention again that is written out, as "
+            "Megatron-LM's selective recomputation. If not given: auto (used if memory is short) for a model on a "
+            "described cluster, otherwise none.",
             show_default=False,
         ),
     ] = None,

@@ -18,6 +18,8 @@ from .costs import PlanningCosts
 if TYPE_CHECKING:
     from ...core.search.problem.workload import Workload
 
+ATTENTION = "attention"
+"""Recomputation of the core of attention."""
 SIZES = (1, 2, 4, 8)
 """Samples of a microbatch to try if ``--microbatches`` is not given."""
 
@@ -101,7 +103,8 @@ def wanted_recompute(
     """``none``, ``all``, the stages that recompute, or None to let the search choose.
 
     Args:
-        recompute: the option; ``every:N`` is each N-th stage.
+        recompute: the option; ``every:N`` is each N-th stage. No stage recomputes with ``attention``, whose costs have
+            the core of attention in the backward.
         analytic_costs: see `replicas_allowed`.
         devices: along the pipeline, if one mesh is given.
         chunks: stages of each of them, if given.
@@ -109,6 +112,10 @@ def wanted_recompute(
     Raises:
         RequestError: it is none of these.
     """
+    if recompute == ATTENTION:
+        if not analytic_costs:
+            raise RequestError("--recompute attention is for a model on a described cluster: give none, all or auto")
+        return "none"
     if recompute == "auto" or (recompute is None and analytic_costs):
         return None
     every, colon, count = (recompute or "").partition(":")
@@ -119,7 +126,9 @@ def wanted_recompute(
             )
         return tuple(range(0, devices * chunks, int(count)))
     if recompute not in (None, "none", "all"):
-        raise RequestError(f"--recompute is '{recompute}': give none, all, auto, or every:N with N of at least 2")
+        raise RequestError(
+            f"--recompute is '{recompute}': give none, all, auto, attention, or every:N with N of at least 2"
+        )
     return recompute or "none"
 
 

@@ -33,6 +33,7 @@ class ModelRequest:
         by_tokens: whether they share the tokens between layers, too.
         kernels: how kernels are written, see ``core/analytic/fusion``.
         tp_overlap: which collectives of tensor ranks overlap computation: none, backward or all.
+        attends_again: whether the backward computes the core of attention again.
     """
 
     name: str
@@ -44,6 +45,7 @@ class ModelRequest:
     by_tokens: bool = False
     kernels: str = "eager"
     tp_overlap: str = "none"
+    attends_again: bool = False
 
 
 @frozen
@@ -155,12 +157,13 @@ def _analytic(
         )  # fmt: skip
 
     planned = planned_with(repeat=True)
-    found = model_work(planned.operators, request.kernels, gathers_again=request.by_tokens)
+    options = {"gathers_again": request.by_tokens, "attends_again": request.attends_again}
+    found = model_work(planned.operators, request.kernels, **options)
     if planned.repeated is not None:
         whole = planned.repeated.expanded(found)
         if whole is None:  # the layers are equal, and what they do is not
             planned = planned_with(repeat=False)
-            whole = model_work(planned.operators, request.kernels, gathers_again=request.by_tokens)
+            whole = model_work(planned.operators, request.kernels, **options)
         found = whole
     tf32, optimizer = request.dtype == "tf32", find_optimizer(request.optimizer or DEFAULT)
     graphs = costs_by_type(found, dict.fromkeys(devices), optimizer=optimizer, tf32=tf32)

@@ -34,6 +34,7 @@ from ..progress import search_progress
 from .allowance import Allowance
 from .answer import PlanAnswer
 from .choices import (
+    ATTENTION,
     judge_of,
     of_one_replica,
     oracle_of,
@@ -272,6 +273,6 @@ def _costs(options: PlanOptions, machine: Cluster, microbatches: int, tensor: in
     request = ModelRequest(
         model, options.batch, options.sequence, options.dtype, options.optimizer, tensor,
         by_tokens=options.sequence_parallel and tensor > 1, kernels=options.kernels,
-        tp_overlap=options.tp_overlap,
+        tp_overlap=options.tp_overlap, attends_again=options.recompute == ATTENTION,
     )  # fmt: skip
     return model_costs(request, machine, options.cluster, microbatches, work)

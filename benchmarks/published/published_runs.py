@@ -194,6 +194,14 @@ def _megatron() -> list[Run]:
                 sequence=2048, microbatches=microbatches, step_s=step_s, fitted=name in ("22B", "530B"),
                 options=(*pipelined(pipeline, 1, 8, chunks, "all"), *eager))
         )  # fmt: skip
+    for name, step_s in (("22B", 1.10), ("175B", 13.75), ("530B", 37.83), ("1T", 71.49)):
+        config, pipeline, batch, microbatches, chunks, _ = shapes[name]
+        found.append(
+            Run(name=f"GPT {name}, selective recomputation", source=KORTHIKANTI, config={**config, **WRITTEN_OUT},
+                cluster=f"{pipeline}x8xA100-80GB:nics=8" if pipeline > 1 else "8xA100-80GB", samples=batch,
+                sequence=2048, microbatches=microbatches, step_s=step_s,
+                options=(*pipelined(pipeline, 1, 8, chunks, "attention"), *eager, "--sequence-parallel"))
+        )  # fmt: skip
     rows = [("175B", GPT_175B, 384, 153, 12, 2, 1536, True), ("175B", GPT_175B, 768, 149, 12, 2, 1536, False),
             ("175B", GPT_175B, 1536, 141, 12, 2, 1536, False), ("530B", GPT_530B, 560, 171, 35, 3, 2240, False),
             ("530B", GPT_530B, 1120, 167, 35, 3, 2240, True)]  # fmt: skip

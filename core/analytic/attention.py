@@ -6,10 +6,15 @@ costs are those of its own kernels: FlashAttention-2 (arXiv 2307.08691) and the 
 backward.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, fx
+
+from ..capture.export.operators import Operators
+from ..capture.graph.nodes import root_of
+from .kinds import operator_name
 
 aten = torch.ops.aten
 
@@ -114,3 +119,44 @@ def attention_flops(query: Tensor, key: Tensor, value: Tensor, causal: bool, bac
     if not backward:
         return 2 * done * (size + value_size), 2 * counted * (size + value_size)
     return 2 * done * (3 * size + 2 * value_size), 4 * counted * (size + value_size)
+
+
+_PRODUCTS = {"matmul", "bmm", "baddbmm"}
+
+
+def written_out_cores(operators: Operators) -> list[tuple[str, ...]]:
+    """The nodes of each attention that is written out: the product of queries and keys, then all up to what multiplies
+    values.
+
+    Nodes between have one number for each pair of a query and a key. They save about 5as²b bytes in half precision (s
+    the sequence, b the samples, a the heads), which selective recomputation computes again from queries and keys
+    (Korthikanti et al., arXiv 2205.05198, sections 4.1 and 5).
+    """
+    cores = (_core(operators, node) for node in operators.nodes.values() if _is_product(operators, node))
+    return [core for core in cores if core]
+
+
+def _is_product(operators: Operators, node: fx.Node) -> bool:
+    """Whether a node multiplies two results of other nodes."""
+    factors = [root_of(each) for each in node.all_input_nodes]
+    return operator_name(node.target) in _PRODUCTS and all(each.name in operators.owner for each in factors)
+
+
+def _core(operators: Operators, product: fx.Node) -> tuple[str, ...]:
+    """The core that a product begins; empty if its numbers reach something else than another product."""
+    pairs = operators.values[product.name].shape[-2:]
+    found, todo = dict.fromkeys([product]), [product]
+    while todo:
+        for user in todo.pop().users:
+            if user in found or _is_product(operators, user):
+                continue
+            values = _tensors(operators.values.get(user.name))
+            if not any(value.shape[-2:] == pairs for value in values):
+                return ()
+            found[user] = None
+            todo.append(user)
+    return tuple(node.name for node in found) if len(found) > 1 else ()
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    return [each for each in (value if isinstance(value, tuple | list) else (value,)) if isinstance(each, Tensor)]

@@ -1,7 +1,7 @@
 """The kernels of a whole training step, operator by operator, and from them the costs on any type of device."""
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from math import prod
 
@@ -14,7 +14,9 @@ from ..capture.graph.nodes import root_of
 from ..cluster.device_type import DeviceType
 from ..costs.graph import OpGraph, OpNode
 from ..costs.reductions import TensorReductions
+from ..errors import RequestError
 from ..tensor_collectives import ALL_GATHER
+from .attention import written_out_cores
 from .fusion import Sections
 from .kernels import Kernel
 from .kinds import ATTENTION, EAGER, FUSED
@@ -138,7 +140,9 @@ def costs_by_type(
     return {device.name: work.on(device, optimizer=optimizer, tf32=tf32) for device in devices}
 
 
-def model_work(operators: Operators, kernels: str = EAGER, *, gathers_again: bool = False) -> ModelWork:
+def model_work(
+    operators: Operators, kernels: str = EAGER, *, gathers_again: bool = False, attends_again: bool = False
+) -> ModelWork:
     """The work of every operator of a captured step; equal operators are traced once.
 
     Args:
@@ -146,9 +150,11 @@ def model_work(operators: Operators, kernels: str = EAGER, *, gathers_again: boo
         kernels: how they are written, see `fusion`.
         gathers_again: whether tensor ranks save their part of a gathered tensor, which the backward gathers again, as
             Megatron-LM does (arXiv 2205.05198, section 4.2.2).
+        attends_again: whether the backward computes the core of attention again, see `written_out_cores`.
 
     Raises:
-        RequestError: an operator cannot be differentiated, or a region (Python code) does not run on stand-ins.
+        RequestError: an operator cannot be differentiated, a region (Python code) does not run on stand-ins, or there
+            is no core to compute again.
     """
     lone, works = _works(operators)
     sections = None if kernels == EAGER else Sections(operators, joined=kernels == FUSED)
@@ -157,8 +163,16 @@ def model_work(operators: Operators, kernels: str = EAGER, *, gathers_again: boo
         storages = sections.saved(lone, storages)
     if gathers_again:
         storages, works = _gathered_again(operators, storages, works)
+    again = written_out_cores(operators) if attends_again else []
+    if attends_again and not again:
+        raise RequestError(
+            "--recompute attention: no attention of the model is written out as products and a softmax, and a kernel "
+            'that does all of it saves no scores: leave it out (a config.json has "attn_implementation": "eager")'
+        )
+    core = [any(name in each for each in again for name in names) for names in operators.members.values()]
+    storages, dropped = _without_cores(operators, storages, again)
     saved, shared, kept = _bytes_of(storages)
-    workspace = _workspace(operators, lone, works, kept)
+    workspace = _workspace(operators, lone, works, kept, dropped)
     if sections is not None:
         works = sections.kernels_of_operators(works)
     values = _parameter_values(operators)
@@ -170,7 +184,7 @@ def model_work(operators: Operators, kernels: str = EAGER, *, gathers_again: boo
         trained, frozen_bytes = _state(values, own)
         found.append(
             OperatorWork(
-                work, _gradient_sums(operators, operator, sections),
+                work, (*_gradient_sums(operators, operator, sections), *(work.forward if core[i] else ())),
                 () if kernels == FUSED else _parameter_sums(values, node), saved[i], shared[i],
                 workspace[i], trained, frozen_bytes,
             )
@@ -250,12 +264,33 @@ def _gathered_again(
     return changed, more
 
 
+def _without_cores(
+    operators: Operators, found: list[list[Storage]], cores: Sequence[tuple[str, ...]]
+) -> tuple[list[list[Storage]], list[int]]:
+    """The storages without those of cores of attention, and per operator the bytes that its core holds again."""
+    of_node = {name: number for number, core in enumerate(cores) for name in core}
+    numbers = [next((of_node[name] for name in names if name in of_node), None) for names in operators.members.values()]
+    products = {operators.owner[core[0]] for core in cores}  # what else these save are copies of queries and keys
+    left: list[list[Storage]] = []
+    held = [0] * len(cores)
+    for name, own, number in zip(operators.members, found, numbers, strict=True):
+        inner = None if name in products else number
+        places = [of_node.get(each.name) if each.name is not None else inner for each in own]
+        places = [None if each.shared else place for each, place in zip(own, places, strict=True)]
+        left.append([each for each, place in zip(own, places, strict=True) if place is None])
+        for each, place in zip(own, places, strict=True):
+            if place is not None:
+                held[place] += each.bytes
+    return left, [0 if number is None else held[number] for number in numbers]
+
+
 def _workspace(
-    operators: Operators, lone: list[LoneOperator], works: list[TracedOperator], kept: set[str]
+    operators: Operators, lone: list[LoneOperator], works: list[TracedOperator], kept: set[str], again: list[int]
 ) -> list[int]:
     """The peak bytes in F or in the backward at each operator, without saved tensors.
 
     A result that is not saved lives from its operator to its last reader; its gradient from there back to the operator.
+    ``again``: bytes that the backward of each operator computes again.
     """
     count = len(lone)
     position = {operator.name: i for i, operator in enumerate(lone)}
@@ -276,7 +311,7 @@ def _workspace(
             seen.add(root)
     alive, flowing = list(accumulate(forward)), list(accumulate(backward))
     return [
-        max(work.forward_bytes + alive[i], work.backward_bytes + flowing[i] if work.has_backward else 0)
+        max(work.forward_bytes + alive[i], work.backward_bytes + flowing[i] + again[i] if work.has_backward else 0)
         for i, work in enumerate(works)
     ]
 

@@ -27,11 +27,11 @@ def test_run_on_one_node_is_predicted_within_25_percent(runs, name):
     assert abs(found.error) < 0.25
 
 
-def test_half_of_the_runs_of_each_device_are_fitted(runs):
+def test_at_most_half_of_the_runs_of_each_device_are_fitted(runs):
     assert len({run.name for run in runs.RUNS}) == len(runs.RUNS) >= 20
     for device in ("A100", "H100"):
         fitted = [run.fitted for run in runs.RUNS if device in run.cluster.split("x")[-1]]
-        assert abs(sum(fitted) - len(fitted) / 2) <= 1.5
+        assert 0 < sum(fitted) <= (len(fitted) + 1) / 2
 
 
 def test_report_has_a_row_for_each_run_and_the_summary_of_each_group(runs):

@@ -53,8 +53,14 @@ def test_each_nth_stage_recomputes():
         wanted_recompute("every:2", **{**given, "chunks": None})
 
 
+def test_recomputed_attention_is_no_stage_that_recomputes():
+    assert wanted_recompute("attention", analytic_costs=True, devices=2, chunks=3) == "none"
+    with pytest.raises(RequestError, match="is for a model on a described cluster"):
+        wanted_recompute("attention", analytic_costs=False, devices=2, chunks=3)
+
+
 def test_other_recomputation_is_refused():
-    with pytest.raises(RequestError, match="--recompute is 'some': give none, all, auto, or every:N"):
+    with pytest.raises(RequestError, match="--recompute is 'some': give none, all, auto, attention, or every:N"):
         wanted_recompute("some", analytic_costs=True, devices=None, chunks=None)
 
 

@@ -9,6 +9,7 @@ from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import stage_graph
+from panpipe.core.errors import RequestError
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
@@ -195,6 +196,27 @@ def test_saved_bytes_of_a_layer_equal_the_published_formula():
     saved = [sum(operator.saved_bytes for operator in work.operators) for work in (first, second)]
     statistics = 2 * 2 * B * S  # mean and deviation of each row, of two normalisations
     assert saved[1] - saved[0] == 4 * (16 * S * B * H + A * S * S * B + statistics)
+
+
+def test_recomputed_core_of_attention_saves_no_scores_and_multiplies_once_more():
+    """Selective recomputation (Korthikanti et al., section 5): 34sbh are left, here without masks and in 4 bytes."""
+    found = [model_work(layers(n, fused=False), attends_again=True) for n in (1, 2)]
+    saved = [sum(operator.saved_bytes for operator in work.operators) for work in found]
+    statistics = 2 * 2 * B * S
+    assert saved[1] - saved[0] == 4 * (16 * S * B * H + statistics)
+    plain = model_work(layers(1, fused=False))
+    more = sum(
+        kernel.flops
+        for operator, before in zip(found[0].operators, plain.operators, strict=True)
+        for kernel in operator.backward_input[len(before.backward_input) :]
+    )
+    assert more == 2 * B * S * S * H  # queries times keys
+    assert found[0].flops == plain.flops  # utilisation counts no recomputation
+    softmax = next(at for at, node in enumerate(plain.graph.nodes) if "softmax" in node.name)
+    again = found[0].operators[softmax].workspace_bytes - plain.operators[softmax].workspace_bytes
+    assert again == 4 * A * S * S * B  # held while it runs back
+    with pytest.raises(RequestError, match="no attention of the model is written out"):
+        model_work(layers(1, fused=True), attends_again=True)
 
 
 def test_equal_layers_are_traced_once():
