@@ -9,39 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     __version__: str
+    from . import monitors as monitors
+    from . import schedules as schedules
+    from . import traces as traces
+    from . import weights as weights
     from .api import pipeline as pipeline
-    from .core.costs.costs import StageCosts as StageCosts
     from .core.errors import InfeasibleError as InfeasibleError
     from .core.errors import NonFiniteError as NonFiniteError
     from .core.errors import PanpipeError as PanpipeError
     from .core.errors import RequestError as RequestError
     from .core.errors import WorkerError as WorkerError
-    from .core.logs import LogContext as LogContext
     from .core.plan.plan import Plan as Plan
     from .core.plan.plan import plan_json as plan_json
     from .core.plan.plan import read_plan as read_plan
     from .core.plan.validation.validate import validate as validate
-    from .core.report.facts import Check as Check
-    from .core.report.facts import Checked as Checked
-    from .core.report.facts import ReportFacts as ReportFacts
-    from .core.report.page import write_report as write_report
-    from .core.schedules.problem import Schedule as Schedule
-    from .core.schedules.problem import ScheduleProblem as ScheduleProblem
-    from .core.schedules.registry import families as families
-    from .core.schedules.registry import find_family as find_family
-    from .core.schedules.scored import score as score
-    from .core.search.orders.auto import find_schedule as find_schedule
-    from .core.trace.compare import compare as compare
-    from .core.trace.perfetto import write_trace as write_trace
-    from .core.trace.perfetto_reader import read_trace as read_trace
-    from .core.trace.trace import Trace as Trace
     from .runtimes.checkpoint.folders import latest_checkpoint as latest_checkpoint
     from .runtimes.devices.empty_weights import empty_weights as empty_weights
     from .runtimes.diagnose.reference import reference_step as reference_step
-    from .runtimes.monitor.json_lines import JsonLines as JsonLines
-    from .runtimes.monitor.records import DeviceReport as DeviceReport
-    from .runtimes.monitor.records import StepReport as StepReport
-    from .runtimes.monitor.tensorboard import TensorBoard as TensorBoard
     from .runtimes.pipeline import Pipeline as Pipeline
     from .runtimes.settings import Auto as Auto
     from .runtimes.settings import Memory as Memory
@@ -69,62 +53,60 @@ _request_connections()
 
 _HOME = {
     "Auto": "runtimes.settings",
-    "Check": "core.report.facts",
-    "Checked": "core.report.facts",
-    "DeviceReport": "runtimes.monitor.records",
     "InfeasibleError": "core.errors",
-    "JsonLines": "runtimes.monitor.json_lines",
-    "LogContext": "core.logs",
     "Memory": "runtimes.settings",
     "NonFiniteError": "core.errors",
     "PanpipeError": "core.errors",
     "Pipeline": "runtimes.pipeline",
     "Plan": "core.plan.plan",
-    "ReportFacts": "core.report.facts",
     "RequestError": "core.errors",
     "Run": "runtimes.settings",
-    "Schedule": "core.schedules.problem",
-    "ScheduleProblem": "core.schedules.problem",
-    "StageCosts": "core.costs.costs",
-    "StepReport": "runtimes.monitor.records",
-    "TensorBoard": "runtimes.monitor.tensorboard",
-    "Trace": "core.trace.trace",
     "Update": "runtimes.settings",
     "WorkerError": "core.errors",
-    "compare": "core.trace.compare",
     "empty_weights": "runtimes.devices.empty_weights",
-    "families": "core.schedules.registry",
-    "find_family": "core.schedules.registry",
-    "find_schedule": "core.search.orders.auto",
     "latest_checkpoint": "runtimes.checkpoint.folders",
     "pipeline": "api",
     "plan_json": "core.plan.plan",
     "read_plan": "core.plan.plan",
-    "read_trace": "core.trace.perfetto_reader",
     "reference_step": "runtimes.diagnose.reference",
-    "score": "core.schedules.scored",
     "simulate": "simulators.run",
     "validate": "core.plan.validation.validate",
-    "write_report": "core.report.page",
-    "write_trace": "core.trace.perfetto",
 }
 """The public face: each name and the module that defines it. Names are loaded on first use, so that commands which do
 not need torch start without it, and so that pytest may import this file under another name."""
 
-__all__ = list(_HOME)
+_PARTS = ("monitors", "schedules", "traces", "weights")
+"""Modules with further names, each for one purpose."""
+
+__all__ = list(_HOME) + list(_PARTS)
+
+_MOVED = {
+    name: part
+    for part, names in {
+        "schedules": "Schedule ScheduleProblem StageCosts families find_family find_schedule score",
+        "monitors": "DeviceReport JsonLines LogContext StepReport TensorBoard",
+        "traces": "Check Checked ReportFacts Trace compare read_trace write_report write_trace",
+    }.items()
+    for name in names.split()
+}
+"""Names of earlier releases, and the module that has them now."""
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return import_module(".core.version", __name__).version()
-    if name not in _HOME:
-        raise AttributeError(f"module 'panpipe' has no attribute '{name}'; it has {', '.join(_HOME)}")
+    if name in _MOVED:
+        raise AttributeError(f"panpipe.{name} is panpipe.{_MOVED[name]}.{name} now")
+    if name not in __all__:
+        raise AttributeError(f"module 'panpipe' has no attribute '{name}'; it has {', '.join(__all__)}")
     state = random.getstate()  # some of the packages that are imported draw random numbers
     try:
+        if name in _PARTS:
+            return import_module(f".{name}", __name__)
         return getattr(import_module(f".{_HOME[name]}", __name__), name)
     finally:
         random.setstate(state)
 
 
 def __dir__() -> list[str]:
-    return sorted([*_HOME, "__version__"])
+    return sorted([*__all__, "__version__"])

@@ -6,6 +6,7 @@ from typing import Any
 from attrs import evolve, fields
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.optim import Optimizer
 
 from .backends.kind import BackendKind
 from .core.capture.batch.batch_dims import AUTO
@@ -15,10 +16,11 @@ from .core.cluster.mesh import Mesh
 from .core.errors import RequestError
 from .core.plan.plan import Plan
 from .core.search import longest_path
-from .runtimes.build import build_pipeline
+from .runtimes.build import build_pipeline, unwrapped
 from .runtimes.devices.devices import Names
 from .runtimes.launch.launch import rank_of_job
 from .runtimes.launch.progress import show_progress
+from .runtimes.optimizer.given import GivenOptimizer
 from .runtimes.optimizer.optimizers import OptimizerFactory
 from .runtimes.optimizer.training import Training
 from .runtimes.options import SIMULATOR, DeviceOptions, PipelineOptions, given_plan
@@ -34,7 +36,7 @@ def pipeline(
     step: StepFunction,
     example_batch: Any,
     *,
-    optimizer: OptimizerFactory | None = None,
+    optimizer: OptimizerFactory | Optimizer | None = None,
     microbatches: int | None = None,
     plan: Plan | Auto | str | Path = "auto",
     mesh: Mesh | DeviceMesh | str | int | None = None,
@@ -66,7 +68,8 @@ def pipeline(
             by name, the same ones for every stage; a group is empty if no parameter of the stage belongs to it. It may
             return None if it takes none. It is also called with other tensors, to measure the optimizer's state. Each
             stage has its own optimizer, so optimizers that compute the loss again, or whose update of a parameter
-            depends on other parameters, are refused.
+            depends on other parameters, are refused. An optimizer over the model, as plain PyTorch has it, is replaced
+            by such a function with its class, groups and options; schedulers that write to its groups work as usual.
         microbatches: the number of microbatches that a batch is cut into; by default that of the given plan, otherwise
             8.
         plan: ``"auto"``; the name of a schedule, for an automatic plan with it; a ``panpipe.Auto``, which says how an
@@ -122,6 +125,9 @@ def pipeline(
     if moved:
         _refuse_moved(moved)
     run, memory = run or Run(), memory or Memory()
+    if isinstance(optimizer, Optimizer):
+        optimizer = GivenOptimizer(optimizer, unwrapped(model))
+        optimizer.check()
     given, auto = given_plan(plan)
     machine = devices if isinstance(devices, str | Path | Cluster) and backend == SIMULATOR else None
     if machine is not None:

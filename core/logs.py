@@ -3,7 +3,7 @@
 panpipe installs no handler and sets no level. A handler of the user with the filter `LogContext` gets the same
 attributes on all records, also on those of other loggers::
 
-    handler.addFilter(panpipe.LogContext())
+    handler.addFilter(panpipe.monitors.LogContext())
     handler.setFormatter(logging.Formatter("rank %(rank)s stage %(stage)s step %(step)s: %(message)s"))
 """
 

@@ -48,7 +48,7 @@ def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
 
 def update_once(pipe: panpipe.Pipeline, replica: int, replicas: int) -> float:
     """One update by all batches; each replica takes every ``replicas``-th one. Returns their mean loss."""
-    own = [batch_of(pipe.updates, number) for number in range(replica, BATCHES, replicas)]
+    own = [batch_of(pipe.metrics.updates, number) for number in range(replica, BATCHES, replicas)]
     losses = [pipe.step(batch, update=batch is own[-1]).item() for batch in own]
     return sum(losses) / len(losses)
 
@@ -73,12 +73,12 @@ def main() -> None:
     last = panpipe.latest_checkpoint(arguments.folder)
     if last is not None:
         pipe.resume(last)
-    while pipe.updates < arguments.updates:
+    while pipe.metrics.updates < arguments.updates:
         loss = update_once(pipe, rank // STAGES, replicas)
         if rank == 0:
-            print(f"update {pipe.updates}: loss {loss:.9f}, {replicas} replicas", flush=True)
-        if pipe.updates % arguments.every == 0:
-            pipe.checkpoint(arguments.folder / f"update-{pipe.updates}")
+            print(f"update {pipe.metrics.updates}: loss {loss:.9f}, {replicas} replicas", flush=True)
+        if pipe.metrics.updates % arguments.every == 0:
+            pipe.checkpoint(arguments.folder / f"update-{pipe.metrics.updates}")
     pipe.save(arguments.folder / "trained")
     pipe.close()
 

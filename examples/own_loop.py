@@ -75,7 +75,7 @@ def main() -> None:
         for number, batch in enumerate(data):
             loss = pipe.step(batch)
             if rank == 0 and number % 5 == 0:
-                print(f"step {number}: loss {loss.item():.4f}, norm {pipe.grad_norm:.3f}", flush=True)
+                print(f"step {number}: loss {loss.item():.4f}, norm {pipe.metrics.grad_norm:.3f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -63,15 +63,15 @@ def main() -> None:
     last = panpipe.latest_checkpoint(arguments.folder)
     if last is not None:
         pipe.resume(last)
-    while pipe.steps < arguments.steps:
-        index = pipe.steps
+    while pipe.metrics.steps < arguments.steps:
+        index = pipe.metrics.steps
         if rank == 1 and deaths[attempt : attempt + 1] == [index]:
             os.kill(os.getpid(), signal.SIGKILL)
         loss = pipe.step(batch_of(index)).item()
         if rank == 0:
-            print(f"step {index}: loss {loss:.6f}, learning rate {pipe.learning_rates[0]:.2e}", flush=True)
-        if pipe.steps % arguments.every == 0:
-            pipe.checkpoint(arguments.folder / f"step-{pipe.steps}")
+            print(f"step {index}: loss {loss:.6f}, learning rate {pipe.metrics.learning_rates[0]:.2e}", flush=True)
+        if pipe.metrics.steps % arguments.every == 0:
+            pipe.checkpoint(arguments.folder / f"step-{pipe.metrics.steps}")
     pipe.close()
 
 

@@ -102,7 +102,7 @@ def main() -> None:
     )  # fmt: skip
     say(f"  [dim]{time.perf_counter() - begun:5.1f} s  training begins[/]")
 
-    losses, reference, results = check_against_one_process(pipe, untouched, optimizer, data[:2])
+    losses, reference, results = check_against_one_process(pipe, model, untouched, optimizer, data[:2])
     compare_plans(pipe, text, losses)
     predicted = panpipe.simulate(pipe.plan)
     times, trace = train(pipe, data[2:], losses, rank == 0, console)
@@ -123,14 +123,14 @@ def largest(value: float) -> float:
     return tensor.item()
 
 
-def check_against_one_process(pipe, untouched, optimizer, data):
+def check_against_one_process(pipe, model, untouched, optimizer, data):
     """Two steps as a pipeline and two of the untouched eager model with the same random numbers."""
     reference_optimizer = optimizer(untouched.named_parameters())
     losses, reference, errors = [], [], [torch.zeros(())]
     for index, batch in enumerate(data):
         losses.append(pipe.step(batch).item())
         reference.append(panpipe.reference_step(untouched, step, batch, microbatches=MICROBATCHES, index=index).item())
-        mine = dict(pipe.model.named_parameters())  # stages may move between steps while plans are compared
+        mine = dict(model.named_parameters())  # stages may move between steps while plans are compared
         for name, parameter in untouched.named_parameters():
             if not mine[name].is_meta:
                 errors.append((mine[name].grad - parameter.grad).norm() / parameter.grad.norm())
@@ -139,8 +139,8 @@ def check_against_one_process(pipe, untouched, optimizer, data):
     found, wanted = torch.tensor(losses), torch.tensor(reference)
     loss_error = largest(((found - wanted).abs() / wanted).max().item())
     checks = [
-        panpipe.Check("loss of two steps, against one process", f"{loss_error:.1e} relative", loss_error < 1e-5),
-        panpipe.Check("gradients, worst tensor in norm", f"{worst:.1e} relative", worst < 1e-5),
+        panpipe.traces.Check("loss of two steps, against one process", f"{loss_error:.1e} relative", loss_error < 1e-5),
+        panpipe.traces.Check("gradients, worst tensor in norm", f"{worst:.1e} relative", worst < 1e-5),
     ]
     return losses, reference, checks
 
@@ -158,15 +158,15 @@ def prediction_checks(predicted, measured, times):
     error = predicted.step_s / statistics.median(times) - 1
     peaks = [
         (f"predicted peak of saved tensors, worker {peak.device}", peak.peak.error or 0.0)
-        for peak in panpipe.compare(predicted.trace, measured).memory
+        for peak in panpipe.traces.compare(predicted.trace, measured).memory
         if peak.kind == "saved"
     ]
     return [
-        panpipe.Check(
-            "predicted step time", f"{error:+.1%} of the median", abs(error) < 0.1, panpipe.Checked.PREDICTION
+        panpipe.traces.Check(
+            "predicted step time", f"{error:+.1%} of the median", abs(error) < 0.1, panpipe.traces.Checked.PREDICTION
         ),
         *(
-            panpipe.Check(name, f"{off:+.1%} of measured", abs(off) < 0.05, panpipe.Checked.PREDICTION)
+            panpipe.traces.Check(name, f"{off:+.1%} of measured", abs(off) < 0.05, panpipe.traces.Checked.PREDICTION)
             for name, off in peaks
         ),
     ]
@@ -212,15 +212,17 @@ def finish(out, console, pipe, predicted, measured, losses, reference, times, si
     median = statistics.median(times)
     error = predicted.step_s / median - 1
     spread = f"{min(times) * 1e3:.0f} to {max(times) * 1e3:.0f} ms"
-    facts = panpipe.ReportFacts(
+    facts = panpipe.traces.ReportFacts(
         title="A byte-level GPT-2 over two workers", losses=losses, reference_losses=reference, step_times_s=times,
         one_process_step_s=single_s, checks=checks,
         notes=["A measured transfer ends when its reader has waited for it: gloo does not report its end earlier."],
     )  # fmt: skip
     pipe.plan.save(out / "plan.json")
-    panpipe.write_trace(predicted.trace, out / "predicted.json")
-    panpipe.write_trace(measured, out / "measured.json")
-    panpipe.write_report(out / "report.html", plan=pipe.plan, predicted=predicted.trace, measured=measured, facts=facts)
+    panpipe.traces.write_trace(predicted.trace, out / "predicted.json")
+    panpipe.traces.write_trace(measured, out / "measured.json")
+    panpipe.traces.write_report(
+        out / "report.html", plan=pipe.plan, predicted=predicted.trace, measured=measured, facts=facts
+    )
     console.print(f"loss {losses[0]:.3f} → {losses[-1]:.3f} in {len(losses)} steps")
     console.print(f"step {median * 1e3:.0f} ms measured ({spread}), "
                   f"{predicted.step_s * 1e3:.0f} ms predicted ({error:+.1%}); "

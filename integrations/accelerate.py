@@ -92,7 +92,6 @@ class AcceleratedPipeline:
         Returns:
             The loss of the batch.
         """
-        self._model_optimizer.copy_options(self.pipe)
         self._warn_of_other_size(find_batch_size(batch))
         return self.pipe.step(self._rows.trained(batch), update=self._accelerator.sync_gradients)
 
@@ -156,7 +155,7 @@ def prepare(
         )
     model_optimizer = ModelOptimizer(optimizer, model)
     rows = ReplicaRows(model, step, example_batch, options)
-    pipe = pipeline(model, step, rows.trained(example_batch), optimizer=model_optimizer.factory, **options)
+    pipe = pipeline(model, step, rows.trained(example_batch), optimizer=model_optimizer.stages, **options)
     prepared = AcceleratedPipeline(accelerator, pipe, model_optimizer, rows)
     accelerator.register_save_state_pre_hook(prepared.save_state)
     accelerator.register_load_state_pre_hook(prepared.load_state)

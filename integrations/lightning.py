@@ -119,7 +119,6 @@ class PanpipeStrategy(SingleDeviceStrategy):
         with detached(self.lightning_module, self._logged_by("training_step")):
             pipe = self.pipe or self._build(batch, trainer)
             assert self._rows is not None
-            self._model_optimizer.copy_options(pipe)
             loss = pipe.step(self._rows.trained(batch), update=not trainer.fit_loop._should_accumulate())
         self._log("training_step", pipe)
         return loss
@@ -186,7 +185,7 @@ class PanpipeStrategy(SingleDeviceStrategy):
             self.lightning_module,
             step,
             self._rows.trained(batch),
-            optimizer=self._model_optimizer.factory,
+            optimizer=self._model_optimizer.stages,
             **with_own(self._given, {"clip_norm": trainer.gradient_clip_val or None}, {}),
         )
         if self._resumes is not None:

@@ -29,7 +29,7 @@ def save_adapter(pipe: Pipeline, folder: str | Path) -> None:
     Raises:
         RequestError: the model is no PeftModel, or the folder cannot be written.
     """
-    model, folder = pipe.model, Path(folder)
+    model, folder = pipe._session.model, Path(folder)
     if not isinstance(model, PeftModel):
         raise RequestError(f"the model is a {type(model).__name__}, not a PeftModel: use pipe.save(folder)")
     parts = folder / "parts"
@@ -45,4 +45,4 @@ def save_adapter(pipe: Pipeline, folder: str | Path) -> None:
         except OSError as error:
             raise RequestError(f"cannot write the adapter to '{folder}': {error.strerror}; give another") from None
 
-    pipe._trainer.team.decide(write)
+    pipe._session.trainer.team.decide(write)

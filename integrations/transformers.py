@@ -144,7 +144,7 @@ class PanpipeTrainer(Trainer):
 
     def _clip_grad_norm(self, model: nn.Module) -> float | None:
         """The norm that the pipeline measured and clipped to."""
-        return None if self.pipe is None else self.pipe.grad_norm
+        return None if self.pipe is None else self.pipe.metrics.grad_norm
 
     def _get_grad_norm(self, model: nn.Module, grad_norm: Any = None) -> float | None:
         return self._clip_grad_norm(model)
@@ -160,7 +160,6 @@ class PanpipeTrainer(Trainer):
         self.model.train()
         inputs = self._batch(self._prepare_inputs(inputs))
         pipe, rows = self._pipeline(inputs)
-        self._model_optimizer.copy_options(pipe)
         loss = pipe.step(rows.trained(inputs), update=self.accelerator.sync_gradients).detach()
         whole = self.current_gradient_accumulation_steps
         share = 1 / whole if num_items_in_batch is None else self._count(inputs) / num_items_in_batch
@@ -233,7 +232,7 @@ class PanpipeTrainer(Trainer):
             self.model,
             step,
             self._rows.trained(inputs),
-            optimizer=self._model_optimizer.factory,
+            optimizer=self._model_optimizer.stages,
             **with_own(given, {"clip_norm": norm if norm > 0 else math.inf}, {"seed": self.args.seed}),
         )
         self.model.train(training)

@@ -49,6 +49,7 @@ from .planning.plan_cache import CachedPlans, EarlierPlans
 from .programs.options import ProgramOptions
 from .programs.stage_compiler import StageCompiler
 from .replan.replanner import Replanner
+from .session import Session
 from .tensor_parallel.options import check_tensor_options, with_replicas
 from .tensor_parallel.tensor_ranks import TensorRanks
 from .training.initial_weights import InitialWeights, compare_initial_weights
@@ -166,15 +167,16 @@ def _build_checked(
         with communicating(OneRank()):  # profiles time the operators of one rank; steps communicate with the others
             found = _automatic(builder) if plan is None else CachedPlans([plan])
             start = time.perf_counter()
-            pipe = builder.pipeline(found.plans)
-        pipe.load(source, initial)
+            session = builder.session(found.plans)
+        session.trainer.state.steps = options.run.first_step
+        session.load(source, initial)
         if virtual is None and tensor is None:
-            pipe.replanner = builder.replanner()
-        if not _compare(builder, pipe, found, time.perf_counter() - start) and pipe.replanner is not None:
-            pipe.replanner.forget_programs()
+            session.replanner = builder.replanner()
+        if not _compare(builder, session, found, time.perf_counter() - start) and session.replanner is not None:
+            session.replanner.forget_programs()
         if options.run.replan is not None:
-            pipe.replan_automatically()
-        return pipe
+            session.replan_automatically()
+        return Pipeline(session)
     except BaseException as failure:
         _end(team, failure)
         raise
@@ -269,13 +271,13 @@ class _Builder:
         _check_plan(plan, self.example.operators, self.team, anywhere=options.simulated)
         return plan
 
-    def pipeline(self, plans: Sequence[Plan]) -> Pipeline:
-        """The pipeline of the first of some plans, without values yet; programs are compiled for all of them."""
+    def session(self, plans: Sequence[Plan]) -> Session:
+        """Training by the first of some plans, without values yet; programs are compiled for all of them."""
         options = self.options
         first, *others = [self.ready(plan) for plan in plans]
         clock = None if self._virtual is None else self._virtual.clock(first, self.example.operators)
         self.programs = evolve(self.programs, plans=tuple(o for o in others if arrangement(o) == arrangement(first)))
-        return Pipeline(
+        return Session(
             self.example, first, self.team, options.training, self.programs, clock, options.planning.tier,
             options.run.monitors,
         )  # fmt: skip
@@ -330,12 +332,12 @@ def _automatic(builder: _Builder) -> CachedPlans:
     return found
 
 
-def _compare(builder: _Builder, pipe: Pipeline, found: CachedPlans, move_s: float) -> bool:
+def _compare(builder: _Builder, session: Session, found: CachedPlans, move_s: float) -> bool:
     """Begin the contest of several plans, if the user wants one. Returns whether it begins.
 
     Args:
         builder: of the pipeline.
-        pipe: of the first plan.
+        session: of the first plan.
         found: the plans.
         move_s: seconds in which this rank built the pipeline: a move of stages takes about as long.
     """
@@ -349,10 +351,10 @@ def _compare(builder: _Builder, pipe: Pipeline, found: CachedPlans, move_s: floa
     ):
         return False
     order = preference([family.name for family in options.planning.families])
-    plans = [pipe.rank_plan, *map(builder.ready, found.plans[1:])]
+    plans = [session.trainer.plan, *map(builder.ready, found.plans[1:])]
     longest_s = max(builder.team.exchange().gather(move_s))
     contest = Contest(plans, order, longest_s, options.planning.rounds)
-    pipe.begin_contest(
+    session.begin_contest(
         contest,
         options.planning.oracle,
         lambda won: earlier.keep(CachedPlans([won], contest.fastest_s)),

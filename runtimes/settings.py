@@ -137,7 +137,7 @@ class Memory:
             optimizer has to be elementwise, such as SGD, Adam, AdamW, Adagrad or RMSprop; this is tested, and others
             are refused. The optimizers in ``optimizers`` step slices of the parameters, ``grad`` of a parameter is None
             after a step, and every rank calls ``state_dict()``. With ``"parameters"`` their values are there within
-            ``with pipe.whole_parameters():`` alone. Checkpoints do not depend on it.
+            ``with panpipe.weights.whole_parameters(pipe):`` alone. Checkpoints do not depend on it.
 
     Attributes:
         tier: where offloaded tensors go.
@@ -177,14 +177,14 @@ class Update:
 
     Args:
         clip_norm: the maximum of the global 2-norm of all gradients, as in ``torch.nn.utils.clip_grad_norm_``;
-            ``math.inf`` only measures it. ``grad_norm`` of the pipeline has it.
+            ``math.inf`` only measures it. ``metrics.grad_norm`` of the pipeline has it.
         scaler: scales losses for a step in float16: a ``torch.amp.GradScaler``, such as ``GradScaler("cpu")``, in the
             same state on every rank. ``step`` has the effect of ``scaler.scale(loss).backward()``, ``scaler.unscale_``,
             clipping, ``scaler.step(optimizer)`` and ``scaler.update()`` in one process: if a gradient of any stage is
-            not finite, no stage steps, ``skipped`` of the pipeline is True, and the scale decreases. The scaler's
-            ``get_scale()``, ``state_dict()`` and ``load_state_dict()`` work as usual. With ``update=False`` the scale
-            does not change until the update. The result of ``step`` is not scaled. Parameters may not be float16; the
-            step computes in float16 under ``torch.autocast``.
+            not finite, no stage steps, ``metrics.skipped`` of the pipeline is True, and the scale decreases. The
+            scaler's ``get_scale()``, ``state_dict()`` and ``load_state_dict()`` work as usual. With ``update=False``
+            the scale does not change until the update. The result of ``step`` is not scaled. Parameters may not be
+            float16; the step computes in float16 under ``torch.autocast``.
         scheduler: called with each stage's optimizer, such as ``lambda o:
             torch.optim.lr_scheduler.CosineAnnealingLR(o, 1000)``, or one that returns a SequentialLR; stepped once
             after every update, so it counts updates, and neither batches whose gradients are kept nor epochs. Groups
@@ -238,12 +238,18 @@ def seed_of(given: Any) -> int:
     return whole_number("seed", given)
 
 
+def _first_step(given: Any) -> int:
+    return whole_number("first_step", given, 0)
+
+
 @frozen(kw_only=True)
 class Run:
     """How a pipeline starts and runs.
 
     Args:
         seed: of all random numbers.
+        first_step: the number of the first step, from 0, whose random numbers it has: for training that goes on from
+            weights without a checkpoint of training.
         weights: the source of values for parameters and buffers on meta. None: each module's ``reset_parameters()``. A
             function ``init(module)``, called as FSDP's ``param_init_fn``, for each module with own parameters or
             buffers; for a model of transformers it is ``model._init_weights``. Its random numbers depend on the seed
@@ -267,12 +273,12 @@ class Run:
             as without. All memory of the programs stays allocated between steps. Stages that run Python code are left
             out, with a warning. Evaluations run without graphs. Not with ``offload``, nor with ``shard="gradients"`` or
             ``"parameters"``. Has not run on a GPU yet.
-        monitor: a function, or a list of them, called after each step with a ``panpipe.StepReport``: loss, times,
-            bubble, memory peaks and messages of all devices of all ranks, throughput, norm, loss scale. It is called on
-            the rank of the first device alone (rank 0, unless ``mesh`` orders ranks otherwise), and must not call
-            methods of the pipeline that all ranks call together. Its exceptions are logged and change nothing.
-            ``panpipe.JsonLines(path)`` and ``panpipe.TensorBoard(folder)`` are ready ones. With a monitor all actions
-            are timed, as by ``trace_step``.
+        monitor: a function, or a list of them, called after each step with a ``panpipe.monitors.StepReport``: loss,
+            times, bubble, memory peaks and messages of all devices of all ranks, throughput, norm, loss scale. It is
+            called on the rank of the first device alone (rank 0, unless ``mesh`` orders ranks otherwise), and must not
+            call methods of the pipeline that all ranks call together. Its exceptions are logged and change nothing.
+            ``panpipe.monitors`` has ready ones, ``JsonLines(path)`` and ``TensorBoard(folder)``. With a monitor all
+            actions are timed, as by ``trace_step``.
         progress: True shows the phases of planning on standard error, on rank 0, and later captures that take more than
             2 s, as of a new size or of the first evaluation; False shows nothing; a function is called as
             ``progress(phase, done, total)``, with 0 and 0 for a phase without parts, of captures by another thread.
@@ -292,6 +298,7 @@ class Run:
     """
 
     seed: int = field(default=0, converter=seed_of)
+    first_step: int = field(default=0, converter=_first_step)
     weights: str | Path | ModuleInit | None = None
     compile: str | Compile | None = None
     cuda_graphs: bool = False

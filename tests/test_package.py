@@ -24,6 +24,12 @@ def test_public_names_can_be_imported(name):
     assert getattr(panpipe, name) is not None
 
 
+def test_the_package_has_few_names_and_says_where_earlier_ones_are():
+    assert len(panpipe.__all__) <= 25
+    with pytest.raises(AttributeError, match=r"panpipe\.score is panpipe\.schedules\.score now"):
+        _ = panpipe.schedules.score
+
+
 def test_an_unknown_name_lists_the_known():
     with pytest.raises(AttributeError, match=r"has no attribute 'nothing'; it has .*pipeline"):
         _ = panpipe.nothing

@@ -127,25 +127,25 @@ def train(mesh: str, folder: Path, moment: Moment | None) -> None:
     if last is not None:
         with phases.inside("resume"):
             pipe.resume(last)
-    print("begins", pipe.steps, file=log)
-    while pipe.steps < STEPS:
+    print("begins", pipe.metrics.steps, file=log)
+    while pipe.metrics.steps < STEPS:
         with phases.inside("step"):
-            loss = pipe.step(batch_of(pipe.steps, replica))
-        print("loss", pipe.steps, loss.item().hex(), file=log)
+            loss = pipe.step(batch_of(pipe.metrics.steps, replica))
+        print("loss", pipe.metrics.steps, loss.item().hex(), file=log)
         with phases.inside("between"):
             time.sleep(0.01)
-        if pipe.steps % EVERY == 0:
-            waits = pipe.steps % (2 * EVERY) == 0
+        if pipe.metrics.steps % EVERY == 0:
+            waits = pipe.metrics.steps % (2 * EVERY) == 0
             with phases.inside("checkpoint" if waits else "background"):
-                pipe.checkpoint(folder / f"step-{pipe.steps}", wait=waits)
+                pipe.checkpoint(folder / f"step-{pipe.metrics.steps}", wait=waits)
             if waits:
-                print("saved", pipe.steps, file=log)
-        if pipe.steps == STEPS // 2 + 1:
+                print("saved", pipe.metrics.steps, file=log)
+        if pipe.metrics.steps == STEPS // 2 + 1:
             with phases.inside("evaluate"):
                 pipe.evaluate(batch_of(99, replica))
     bits = {
         name: sha256(parameter.detach().numpy().tobytes()).hexdigest()
-        for parameters in pipe.stage_parameters.values()
+        for parameters in pipe._session.stage_parameters.values()
         for name, parameter in parameters.items()
     }
     print("end", json.dumps(bits), file=log)

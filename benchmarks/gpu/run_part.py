@@ -78,7 +78,7 @@ def parity(size: Size) -> Results:
             )
             losses.append([loss, wanted.item()])
             optimizer.step()
-        pairs = zip(pipe.model.parameters(), alone.parameters(), strict=True)
+        pairs = zip(pipe._session.model.parameters(), alone.parameters(), strict=True)
         yield name, {"losses": losses, "parameters apart": max(((a - b).norm() / b.norm()).item() for a, b in pairs)}
         pipe.close()
 

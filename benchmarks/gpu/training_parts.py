@@ -317,7 +317,7 @@ def steps_of_two(
             loss = pipe.step(batch)
             issued.append(time.perf_counter() - start)
             loss.isfinite().item()  # the device is idle
-        tensors = [tensor.detach().float().cpu() for tensor in (loss, *pipe.model.parameters())]
+        tensors = [tensor.detach().float().cpu() for tensor in (loss, *pipe._session.model.parameters())]
     return {**found, "issued_s": min(issued)}, tensors
 
 

@@ -67,8 +67,8 @@ def panpipe_step(batch: torch.Tensor) -> Any:
 
 def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
     """1F1B over the process group, with the programs of the pipeline's stage."""
-    [stage] = pipe.programs.values()
-    parameters = list(pipe.stage_parameters[rank].values())
+    [stage] = pipe._session.programs.values()
+    parameters = list(pipe._session.stage_parameters[rank].values())
     group, rows = dist.group.WORLD, list(batch.chunk(MICROBATCHES))
     seed = torch.tensor(1 / MICROBATCHES)
     shape = (1, 8)

@@ -120,7 +120,7 @@ def pipeline(name: str, **options: Any) -> tuple[panpipe.Pipeline, Any]:
 def named(name: str) -> list[panpipe.Pipeline]:
     """A pipeline for every schedule that supports the model; of equal plans only the first."""
     found: dict[str, panpipe.Pipeline] = {}
-    for schedule in panpipe.families():
+    for schedule in panpipe.schedules.families():
         try:
             pipe, _ = pipeline(name, schedule=schedule, contest=False)
         except panpipe.PanpipeError:

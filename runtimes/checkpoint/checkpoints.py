@@ -6,10 +6,11 @@
 Their contents are defined in `training_state`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from attrs import frozen
 from torch.amp.grad_scaler import GradScaler
 
 from ...core.errors import PanpipeError, RequestError, WorkerError, in_a_line, message_of
@@ -24,6 +25,18 @@ from .state_parts import Parts, parts_of, state_of
 from .training_state import TrainingState
 from .whole_parts import PartReader, gathered, narrowed
 from .writing import Save, begin_save
+
+
+@frozen
+class Saving:
+    """A checkpoint that is being written.
+
+    Args:
+        wait: waits until the last checkpoint is complete; every rank calls it. It raises a RequestError if that could
+            not be written, once: here, or in the next `step`, `checkpoint`, `resume` or `close`.
+    """
+
+    wait: Callable[[], None]
 
 
 class Checkpoints:
@@ -97,7 +110,7 @@ class Checkpoints:
             setattr(self._state, name, state_dict["progress"][name])
         self._state.accumulated = None
 
-    def write(self, folder: str | Path, wait: bool = True, keep: int | None = None) -> None:
+    def write(self, folder: str | Path, wait: bool = True, keep: int | None = None) -> Saving:
         """Write a checkpoint; see `Pipeline.checkpoint`."""
         if keep is not None and (isinstance(keep, bool) or not isinstance(keep, int) or keep < 1):
             raise RequestError(f"keep is {keep!r}: give the number of checkpoints to keep, from 1, or None for all")
@@ -107,6 +120,7 @@ class Checkpoints:
         team, path = self._team, Path(folder).absolute()
         with self._stages.whole_parameters():
             self._write(team, path, wait, keep)
+        return Saving(self.wait)
 
     def _write(self, team: Team, path: Path, wait: bool, keep: int | None) -> None:
         failure, parts = None, Parts()
@@ -128,7 +142,7 @@ class Checkpoints:
             self._in_flight.start(save, team.background_exchange())
 
     def wait(self) -> None:
-        """Wait for the checkpoint that is being written; see `Pipeline.wait_for_checkpoint`."""
+        """Wait for the checkpoint that is being written; see `Saving`."""
         with self._team.waiting("the checkpoint that is being written"):
             self._in_flight.wait()
 

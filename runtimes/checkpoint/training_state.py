@@ -159,7 +159,8 @@ class TrainingState:
                 if listing.get(f"ema.{number}.tensors.{name}") != tuple(tensor.shape):
                     raise RequestError(
                         f"the checkpoint has no average of '{name}' for average {number} of the pipeline: it was "
-                        "written without; call pipe.ema() after pipe.resume(), or resume from one written with it"
+                        "written without; call panpipe.weights.ema(pipe) after pipe.resume(), or resume from one "
+                        "written with it"
                     )
         if self.scaler is not None:
             _check_there(listing, "scaler")

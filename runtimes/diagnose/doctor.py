@@ -32,6 +32,7 @@ from ..launch.team import Team
 from ..optimizer.training import Training
 from ..pipeline import Pipeline
 from ..programs.options import ProgramOptions
+from ..session import Session
 from .parity import Distance, distance_to_one_process
 
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
@@ -191,7 +192,7 @@ class CheckedModel:
         plan = change(even_plan(operators.graph, find_family(schedule).build(problem), sizes))
         mine, alone = copy.deepcopy(self.model), copy.deepcopy(self.model)
         example = Example(mine, self.step, self.piece, operators)
-        pipe = Pipeline(example, plan, team, Training(optimizer=OPTIMIZER, seed=SEED), self.programs)
+        pipe = Pipeline(Session(example, plan, team, Training(optimizer=OPTIMIZER, seed=SEED), self.programs))
         return distance_to_one_process(
             pipe, team, alone, self.step, self.batch, OPTIMIZER, microbatches=self.microbatches, seed=SEED, steps=steps,
             batch_dims=self.batch_dims,

@@ -115,12 +115,12 @@ def distance_to_one_process(
         found = found.with_distance("loss", _largest(loss.detach(), wanted.detach()), f"step {index}").with_undefined(
             wanted
         )
-        found = with_gradients(found, pipe.model, model)
+        found = with_gradients(found, pipe._session.model, model)
         if alone is not None:
             alone.step()
     for kind, mine, theirs in (
-        ("parameter", dict(pipe.model.named_parameters()), dict(model.named_parameters())),
-        ("buffer", dict(pipe.model.named_buffers()), dict(model.named_buffers())),
+        ("parameter", dict(pipe._session.model.named_parameters()), dict(model.named_parameters())),
+        ("buffer", dict(pipe._session.model.named_buffers()), dict(model.named_buffers())),
     ):
         for name, tensor in theirs.items():
             if not mine[name].is_meta and tensor.numel():
@@ -162,8 +162,8 @@ def _runs(model: nn.Module, step: StepFunction, *batches: Any, training: bool = 
 
 def _evaluate(pipe: Pipeline, batch: Any) -> None:
     """Evaluate in between, which must change nothing."""
-    modes = [(module, module.training) for module in pipe.model.modules()]
-    pipe.model.eval()
+    modes = [(module, module.training) for module in pipe._session.model.modules()]
+    pipe._session.model.eval()
     pipe.evaluate(batch)
     for module, training in modes:
         module.training = training

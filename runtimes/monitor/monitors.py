@@ -22,8 +22,8 @@ def monitors_of(given: Monitor | Sequence[Monitor] | None) -> tuple[Monitor, ...
     for each in found:
         if not callable(each):
             raise RequestError(
-                f"monitor is {each!r}: give a function of a panpipe.StepReport, such as panpipe.JsonLines('a.json'), "
-                "or a list of them"
+                f"monitor is {each!r}: give a function of a panpipe.monitors.StepReport, such as "
+                "panpipe.monitors.JsonLines('a.json'), or a list of them"
             )
     return found
 

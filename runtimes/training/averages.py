@@ -21,7 +21,7 @@ Visit = Callable[[str, nn.Parameter], Any]
 
 
 class WeightAverage:
-    """The average of all parameters over the updates of a pipeline; `Pipeline.ema` creates one.
+    """The average of all parameters over the updates of a pipeline; `panpipe.weights.ema` creates one.
 
     It starts with the current values of the parameters. Every update that is not skipped changes it:
     ``average.lerp_(parameter, 1 - decay)``, as ``torch.optim.swa_utils.get_ema_multi_avg_fn`` does.
@@ -151,7 +151,7 @@ class Averages:
         self._applied = False
 
     def add(self, decay: float, buffers: bool, function: AverageFunction | None) -> WeightAverage:
-        """Start a new average; see `Pipeline.ema`."""
+        """Start a new average; see `panpipe.weights.ema`."""
         average = WeightAverage(
             self._model, self._states, decay, buffers, function, self._apply, self._save, self._whole
         )

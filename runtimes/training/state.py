@@ -40,7 +40,7 @@ class PipelineState:
         steps: batches so far.
         updates: optimizer steps so far; skipped ones do not count.
         evaluations: forwards without an update so far; they have random numbers of their own.
-        visits: calls of `Pipeline.on_parameters` since the last step.
+        visits: calls of `panpipe.weights.on_parameters` since the last step.
         accumulated: the batches whose gradients wait for an update; None if no gradients wait.
         norm: the global norm of the last update's gradients, before clipping; None without ``clip_norm``.
         skipped: whether the last update was skipped because a gradient or the loss was not finite.

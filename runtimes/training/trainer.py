@@ -176,7 +176,7 @@ class Trainer:
         self._written.add(batch)
         ready = Batch(self.prepared, pieces, self.plan.microbatches, self.team, self.queues)
         if ready.remark is not None and state.steps and self.team.first:
-            warnings.warn(ready.remark, stacklevel=4)
+            warnings.warn(ready.remark, stacklevel=5)
         self._clamp(ready)
         scale = None if self._scaler is None else float(self._scaler.get_scale())
         with naming_difference(self._shape, pieces):
@@ -382,7 +382,12 @@ class Trainer:
         self.stages.ensure_values()
         return {index: state.optimizer for index, state in self.stages.states.items() if state.optimizer is not None}
 
-    def rates_without_parameters(self) -> Optimizer | None:
+    def learning_rates(self) -> list[float]:
+        """The learning rate of each parameter group in the next update: of the first stage with an optimizer."""
+        first = next(iter(self.optimizers.values()), None) or self._rates_without_parameters()
+        return [float(group["lr"]) for group in first.param_groups if "lr" in group] if first is not None else []
+
+    def _rates_without_parameters(self) -> Optimizer | None:
         """An optimizer of stand-ins for all parameters, whose scheduler has stepped as often as those of other
         processes: for a process whose stages have no parameters."""
         training, steps = self.training, self.state.updates

@@ -60,7 +60,8 @@ class RemoteTensor(Tensor):
     def _refuse(self, what: str) -> NoReturn:
         raise RequestError(
             f"'{self.held_as}' is held by {self.holder}, and this rank has only its shape: '{what}' would be lost or "
-            "wrong; pipe.on_parameters(function) runs where parameters are, pipe.ema() averages them, "
+            "wrong; panpipe.weights.on_parameters(pipe, function) runs where parameters are, panpipe.weights.ema(pipe) "
+            "averages them, "
             "Update(clip_norm=) clips gradients, every update clears them, pipe.save() and pipe.checkpoint() write it"
         )
 

@@ -47,7 +47,7 @@ def test_records_have_rank_stage_and_step():
 
 def test_handlers_with_the_filter_add_it_to_records_of_other_loggers():
     handler = Kept()
-    handler.addFilter(panpipe.LogContext())
+    handler.addFilter(panpipe.monitors.LogContext())
     logger = logging.getLogger("a training script of operators")
     logger.addHandler(handler)
     logs.set_process(1, [], 0)

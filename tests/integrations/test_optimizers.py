@@ -1,7 +1,5 @@
 """An optimizer over the whole model, and the optimizers of stages that follow its groups."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 from panpipe.core.errors import RequestError
@@ -44,7 +42,7 @@ def test_step_runs_its_closure_and_updates_nothing(model, given):
 
 
 def test_optimizer_of_a_stage_has_the_class_groups_and_options(model, given):
-    made = ModelOptimizer(given, model).factory(named(model, 1))
+    made = ModelOptimizer(given, model).stages(named(model, 1))
     assert type(made) is torch.optim.AdamW
     assert [group["lr"] for group in made.param_groups] == [0.1, 0.2]
     assert [group["betas"] for group in made.param_groups] == [(0.5, 0.9)] * 2
@@ -54,16 +52,16 @@ def test_optimizer_of_a_stage_has_the_class_groups_and_options(model, given):
 
 def test_stage_without_parameters_of_the_optimizer_has_none(model):
     found = ModelOptimizer(torch.optim.SGD(model[0].parameters(), lr=0.1), model)
-    assert found.factory(named(model, 1)) is None
-    assert found.factory(named(model, 0)) is not None
-    trial = found.factory([("other", nn.Parameter(torch.ones(1)))])  # of a trial with other tensors
+    assert found.stages(named(model, 1)) is None
+    assert found.stages(named(model, 0)) is not None
+    trial = found.stages([("other", nn.Parameter(torch.ones(1)))])  # of a trial with other tensors
     assert len(trial.param_groups[0]["params"]) == 1
 
 
 def test_state_of_a_checkpoint_is_copied(model, given):
     model[1].weight.grad = torch.ones(2, 2)
     given.step()
-    made = ModelOptimizer(given, model).factory(named(model, 1))
+    made = ModelOptimizer(given, model).stages(named(model, 1))
     mine, theirs = made.state[model[1].weight]["exp_avg"], given.state[model[1].weight]["exp_avg"]
     assert torch.equal(mine, theirs)
     assert mine is not theirs
@@ -71,9 +69,9 @@ def test_state_of_a_checkpoint_is_copied(model, given):
 
 def test_options_lead_those_of_the_stages(model, given):
     found = ModelOptimizer(given, model)
-    stages = {i: found.factory(named(model, i)) for i in range(2)}
+    stages = {i: found.stages(named(model, i)) for i in range(2)}
     given.param_groups[1]["lr"] = 0.9
-    found.copy_options(SimpleNamespace(optimizers=stages))
+    found.stages.copy_options(stages.values())
     assert [[g["lr"] for g in stage.param_groups] for stage in stages.values()] == [[0.1, 0.9]] * 2
     assert [len(g["params"]) for g in stages[0].param_groups] == [2, 0]
 

@@ -112,7 +112,7 @@ class Recorded:
     def _kind(self, call: str, batch: Any) -> Any:
         """What may be captured once: smaller last microbatches come with the size of a batch, and plans of a contest
         with their stages."""
-        modes = tuple(module.training for module in self._pipe.model.modules())
+        modes = tuple(module.training for module in self._pipe._session.model.modules())
         stages = getattr(getattr(self._pipe, "plan", None), "stages", None)
         return call, tuple(tensor.shape for tensor in tensors_in(batch)), call == "step" or modes, stages
 
@@ -211,7 +211,7 @@ def run(script: Script, make: Callable[..., Any], **options: Any) -> Results:
             for offset, text in ((0, script.before), (script.line - 1, script.source)):
                 exec(compile("\n" * offset + text, module.__file__, "exec"), module.__dict__)
         for pipe, optimizer in made:
-            results.tensors.update(_tensors(pipe.model, gradients=optimizer is None))
+            results.tensors.update(_tensors(pipe._session.model, gradients=optimizer is None))
     finally:
         for pipe, _ in made:
             pipe.close()

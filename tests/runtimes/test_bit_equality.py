@@ -108,7 +108,7 @@ def check_bits(name, plan):
     pipe = build(ThreadTeam(devices), name, F32, 8, evolve(plan), 4)
     found = pipe.step(case.batch(8, F32))
     assert torch.equal(found, loss)
-    mine = dict(pipe.model.named_parameters())
+    mine = dict(pipe._session.model.named_parameters())
     for key, partial in gradients.items():
         # The first stage that reads the parameter has the placeholder that the graph reads first.
         total = None

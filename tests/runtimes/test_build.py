@@ -152,7 +152,7 @@ def test_an_automatic_plan_trains_and_its_file_trains_again(tmp_path):
     pipe = build(optimizer=torch.optim.SGD)
     assert pipe.plan.prediction.step_s > 0
     before = {name: buffer.clone() for name, buffer in case.model(F32).named_buffers()}
-    assert all(torch.equal(b, before[n]) for n, b in pipe.model.named_buffers())  # profiles leave no trace
+    assert all(torch.equal(b, before[n]) for n, b in pipe._session.model.named_buffers())  # profiles leave no trace
     first = [pipe.step(case.batch(8, F32)).item() for _ in range(3)]
     path = tmp_path / "plan.json"
     path.write_text(panpipe.plan_json(pipe.plan), encoding="utf-8")
@@ -176,10 +176,10 @@ def test_a_model_put_into_another_mode_is_refused():
     pipe = build(plan=plan())
     batch = CASES[NAME].batch(8, F32)
     pipe.step(batch)
-    pipe.model.eval()
+    pipe._session.model.eval()
     with pytest.raises(panpipe.RequestError, match="the model is in evaluation mode and was captured in training"):
         pipe.step(batch)
-    pipe.model.train()
+    pipe._session.model.train()
     pipe.step(batch)
 
 

@@ -58,7 +58,7 @@ def test_stages_that_share_a_gpu_by_name_train_as_one_process_on_it(stages):
         wanted = reference_step(alone, case.step, batch, microbatches=4, seed=3, index=index).item()
         assert abs(loss - wanted) < 1e-10
         optimizer.step()
-    for one, other in zip(pipe.model.parameters(), alone.parameters(), strict=True):
+    for one, other in zip(pipe._session.model.parameters(), alone.parameters(), strict=True):
         assert one.device == torch.device("cuda", 0)
         assert (one - other).abs().max().item() < 1e-9
 
@@ -173,7 +173,7 @@ def planned(stages: int):
 def test_the_allocators_peak_and_the_step_time_are_near_those_predicted(stages):
     pipe, batch = planned(stages)
     prediction = pipe.plan.prediction
-    before = torch.cuda.memory_allocated() - sum(p.nbytes for p in pipe.model.parameters())
+    before = torch.cuda.memory_allocated() - sum(p.nbytes for p in pipe._session.model.parameters())
     torch.cuda.reset_peak_memory_stats()
     assert prediction.step_s == pytest.approx(statistics.median(step_times(pipe, batch, 5)), rel=0.5)
     # Gradients and the optimizer's state stood there before the steps; nothing else of other tests may.
@@ -308,7 +308,7 @@ def test_graphs_train_like_the_programs_that_they_were_captured_from(compile):
     for graphs in (False, True):
         pipe, batch = even_pipeline(64, 64, dtype=torch.float64, compile=compile, cuda_graphs=graphs)
         losses = [pipe.step(batch, update=index % 2 == 1) for index in range(4)]
-        found.append([*losses, *pipe.model.parameters()])
+        found.append([*losses, *pipe._session.model.parameters()])
         pipe.close()
     assert all(torch.equal(one, other) for one, other in zip(*found, strict=True))
 
@@ -324,7 +324,7 @@ def test_graphs_have_the_random_numbers_and_buffers_of_programs(case):
             run=panpipe.Run(share_devices=True, seed=3, cuda_graphs=graphs),
         )  # fmt: skip
         losses = [pipe.step(CASES[case].batch(8, torch.float64)) for _ in range(3)]
-        found.append([*losses, *pipe.model.parameters(), *pipe.model.buffers()])
+        found.append([*losses, *pipe._session.model.parameters(), *pipe._session.model.buffers()])
         pipe.close()
     for one, other in zip(*found, strict=True):
         assert (one.double() - other.double()).abs().max().item() < 1e-9  # an embedding's backward adds in any order

@@ -76,7 +76,7 @@ def both(case, rows=6, microbatches=3, dtype=torch.float32, **options):
     wanted = reference_step(alone, case.step, batch, microbatches=microbatches, seed=3)
     assert loss.dtype is wanted.dtype
     assert loss.item() == wanted.item()
-    return gradients(pipe.model), gradients(alone)
+    return gradients(pipe._session.model), gradients(alone)
 
 
 @pytest.mark.parametrize("name", STEPS)

@@ -43,7 +43,7 @@ def train(
                 tensor.add_(0)  # the user makes the batch on the device, just now
             pipe.step(batch)
             del batch
-            for parameter in pipe.model.parameters():
+            for parameter in pipe._session.model.parameters():
                 parameter.grad.mul_(1.0)
                 parameter.detach().mul_(1.0)
     return pipe

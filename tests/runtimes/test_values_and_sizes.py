@@ -15,6 +15,7 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
+from panpipe.runtimes.session import Session
 from panpipe.runtimes.weights import weights_from
 from torch import nn
 from torch.nn import functional as F
@@ -182,8 +183,8 @@ def test_step_with_branches_on_values_equals_eager(make):
     operators = operators_of(capture_step(model, step, pieces[0].batch))
     team, plan = ThreadTeam(2), even_plan(operators, 2, MICROBATCHES)
     example = Example(model, step, pieces[0], operators)
-    with Pipeline(example, plan, team, Training(optimizer=OPTIMIZER)) as pipe:
-        pipe.load(weights_from(None, model, 0))
+    with Pipeline(Session(example, plan, team, Training(optimizer=OPTIMIZER))) as pipe:
+        pipe._session.load(weights_from(None, model, 0))
         found = distance_to_one_process(
             pipe, team, alone, step, batch, OPTIMIZER, microbatches=MICROBATCHES, steps=3, batch_dims=0
         )

@@ -29,7 +29,7 @@ def costs_of(memory: StageMemory) -> StageCosts:
 
 def simulated(plan: Plan, pipe: Pipeline) -> SimulationResult:
     """The plan's simulated step, on separate links, with the memory of the pipeline's programs."""
-    costs = [costs_of(pipe.programs[stage.index].memory) for stage in plan.stages]
+    costs = [costs_of(pipe._session.programs[stage.index].memory) for stage in plan.stages]
     return simulate(plan, costs, hosted(fully_connected(plan.devices, 10**9, 1e9, 0.25), 1e9))
 
 

@@ -68,7 +68,7 @@ def distance(
     pipe = build(team, name, dtype, rows, None, microbatches, device, **options)
     alone = copy.deepcopy(case.model(dtype).to(device))
     optimizer = OPTIMIZER(alone.named_parameters())
-    mine = dict(pipe.model.named_parameters())
+    mine = dict(pipe._session.model.named_parameters())
     batch = batch_on(case, rows, dtype, device)
     loss = gradient = 0.0
     for index in range(STEPS):
@@ -84,7 +84,7 @@ def distance(
     parameter = max(
         ((mine[k] - p).abs().max().item() for k, p in alone.named_parameters() if not mine[k].is_meta), default=0.0
     )
-    buffers = dict(pipe.model.named_buffers())
+    buffers = dict(pipe._session.model.named_buffers())
     buffer = max(
         ((buffers[k] - b).abs().max().item() for k, b in alone.named_buffers() if not buffers[k].is_meta), default=0.0
     )

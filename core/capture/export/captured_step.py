@@ -238,6 +238,6 @@ def _refuse_written_parameters(step: CapturedStep) -> None:
                 write = "p.copy_(torch.renorm(p, 2, 0, max_norm))"
             raise RequestError(
                 f"{line_of(node)}: {what}: only the optimizer may change parameters in a step; leave it out and call, "
-                f"after each pipe.step(batch), pipe.on_parameters(lambda name, p: {write} if name == '{name}' else "
-                "None), or make it a buffer"
+                f"after each pipe.step(batch), panpipe.weights.on_parameters(pipe, lambda name, p: {write} if name == "
+                f"'{name}' else None), or make it a buffer"
             )

@@ -65,8 +65,8 @@ def check_equal_to_own_captures(case: Case, captures: list[int], **options) -> N
         fresh = own_capture(case, size, pipe.plan)
         fresh.load_state_dict(state)
         assert torch.equal(fresh.step(case.batch(size)), loss), size
-        others = dict(fresh.model.named_parameters())
-        for name, parameter in pipe.model.named_parameters():
+        others = dict(fresh._session.model.named_parameters())
+        for name, parameter in pipe._session.model.named_parameters():
             assert torch.equal(parameter, others[name]), (size, name)
     assert counts == [1, *(0 for _ in case.sizes[2:])]
 
@@ -133,7 +133,7 @@ def check_equal_to_one_process(shapes: list[tuple[int, int]], **options) -> None
         sum(losses).backward()
         optimizer.step()
         assert abs(pipe.step(batch) - sum(losses)) < 1e-10, (rows, length)
-    for (name, mine), other in zip(pipe.model.named_parameters(), alone.parameters(), strict=True):
+    for (name, mine), other in zip(pipe._session.model.named_parameters(), alone.parameters(), strict=True):
         assert torch.allclose(mine, other, rtol=0, atol=1e-10), name
     pipe.close()
 
@@ -176,7 +176,7 @@ def test_declared_sizes_take_one_capture_and_their_largest_ones_are_planned(capt
     assert captures == [3]  # the second size of the other one
     with pytest.raises(panpipe.RequestError, match=r"batch\['x'\] has 20 entries in dimension 2, .* at most 16"):
         pipe.step(case.batch(20))
-    assert pipe.steps == 4
+    assert pipe.metrics.steps == 4
 
 
 def test_captures_that_take_long_are_reported_while_they_run(monkeypatch):

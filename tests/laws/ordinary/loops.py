@@ -458,7 +458,7 @@ def step(model, batch):
 model = mlp()
 batches = data()
 pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
-ema = pipe.ema(0.9)
+ema = panpipe.weights.ema(pipe, 0.9)
 for batch in batches:
     loss = pipe.step(batch)
 with ema.applied():
@@ -486,7 +486,7 @@ pipe = panpipe.pipeline(
 )
 for batch in batches:
     loss = pipe.step(batch)
-    print(f"{loss:.3f} {pipe.grad_norm:.3f}", *(f"{lr:.5f}" for lr in pipe.learning_rates))
+    print(f"{loss:.3f} {pipe.metrics.grad_norm:.3f}", *(f"{lr:.5f}" for lr in pipe.metrics.learning_rates))
 
 
 # %% rate_written_into_the_groups
@@ -740,7 +740,7 @@ batches = [{"real": torch.randn(8, 6) + 1, "fake": torch.randn(8, 6)} for _ in r
 pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.RMSprop, microbatches=4)
 for batch in batches:
     loss = pipe.step(batch)
-    pipe.on_parameters(lambda name, p: p.clamp_(-0.1, 0.1).norm())
+    panpipe.weights.on_parameters(pipe, lambda name, p: p.clamp_(-0.1, 0.1).norm())
 
 
 # %% seeds_and_environment_as_in_every_script

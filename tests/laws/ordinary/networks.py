@@ -699,7 +699,7 @@ batches = classes()
 pipe = panpipe.pipeline(model, classify, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for batch in batches:
     loss = pipe.step(batch)
-    pipe.on_parameters(lambda name, p: p.clamp_(0, math.log(100)) if name == "logit_scale" else None)
+    panpipe.weights.on_parameters(pipe, lambda name, p: p.clamp_(0, math.log(100)) if name == "logit_scale" else None)
 
 
 # %% recurrent_state_of_a_fixed_batch_size | fast, refused=8

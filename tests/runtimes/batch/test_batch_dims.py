@@ -14,6 +14,7 @@ from panpipe.core.errors import RequestError, WorkerError
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.pipeline import Pipeline
+from panpipe.runtimes.session import Session
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import default_collate
@@ -141,18 +142,18 @@ DIMS: dict[str, Any] = {
 
 def made(model: nn.Module, step: Any, batch: Any, batch_dims: Any = "auto") -> Pipeline:
     example = Example.capture(model, step, batch, MICROBATCHES, batch_dims, "cpu")
-    return Pipeline(example, even_plan(example.operators, 2, MICROBATCHES), ThreadTeam(2))
+    return Pipeline(Session(example, even_plan(example.operators, 2, MICROBATCHES), ThreadTeam(2)))
 
 
 def check_equal(pipe: Pipeline, model: nn.Module, step: Any, batch: Any) -> None:
     """A step of the pipeline has the loss and the gradients of one process for the whole batch."""
-    pipe.model.zero_grad()
+    pipe._session.model.zero_grad()
     model.zero_grad()
     loss = pipe.step(batch)
     wanted = step(model, batch)
     wanted.backward()
     torch.testing.assert_close(loss, wanted.detach(), rtol=1e-9, atol=1e-12)
-    own = dict(pipe.model.named_parameters())
+    own = dict(pipe._session.model.named_parameters())
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(own[name].grad, parameter.grad, rtol=1e-9, atol=1e-12)
 

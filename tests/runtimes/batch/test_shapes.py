@@ -258,8 +258,8 @@ def test_programs_of_the_most_recent_shapes_are_kept_and_others_are_freed(monkey
     pair = Pair(ThreadTeam(2), FIXED, 4, 2, own_programs=True)
     pipe = pair.pipe
     pair.distance([tokens(4)])
-    gone = [weakref.ref(programs.forward) for programs in pipe.programs.values()]
-    gone += [weakref.ref(p.backward.run) for p in pipe.programs.values()]
+    gone = [weakref.ref(programs.forward) for programs in pipe._session.programs.values()]
+    gone += [weakref.ref(p.backward.run) for p in pipe._session.programs.values()]
     gone += [weakref.ref(run) for runs in pipe._trainer.prepared._now.runs.values() for run in runs.values()]
     assert len(gone) == 6
     with pytest.warns(UserWarning, match="shape") as said:

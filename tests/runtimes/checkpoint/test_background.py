@@ -52,11 +52,11 @@ def test_two_saves_in_a_row_are_both_whole(tmp_path):
     for number in range(1, 4):
         pipe.checkpoint(tmp_path / f"step-{number}", wait=False, keep=2)
         train(pipe, CONV, 1)
-    pipe.wait_for_checkpoint()
+    pipe._session.checkpoints.wait()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-2", "step-3"]
     for number in (2, 3):
         pipe.resume(tmp_path / f"step-{number}")
-        assert pipe.steps == number
+        assert pipe.metrics.steps == number
 
 
 @pytest.mark.parametrize("later", ["step", "checkpoint", "resume", "wait_for_checkpoint", "close"])
@@ -68,20 +68,20 @@ def test_an_error_of_a_save_is_logged_at_once_and_raised_by_the_next_call(held, 
     hidden.rmdir()  # a disk that is gone
     train(pipe, CONV, 1)
     held.set()
-    pipe.checkpoints._in_flight._thread.join()
+    pipe._session.checkpoints._in_flight._thread.join()
     assert [record.levelno for record in caplog.records] == [logging.ERROR]
     assert "step-1' cannot be written" in caplog.text
     calls = {
         "step": lambda: train(pipe, CONV, 1),
         "checkpoint": lambda: pipe.checkpoint(tmp_path / "step-2"),
         "resume": lambda: pipe.resume(tmp_path / "step-0"),
-        "wait_for_checkpoint": pipe.wait_for_checkpoint,
+        "wait_for_checkpoint": pipe._session.checkpoints.wait,
         "close": pipe.close,
     }
     with pytest.raises(panpipe.RequestError, match=r"\A[^\n]*step-1' cannot be written: No such file[^\n]*\Z"):
         calls[later]()
     assert not (tmp_path / "step-2").exists()
-    assert pipe.steps == 1
+    assert pipe.metrics.steps == 1
     if later != "close":
         train(pipe, CONV, 1)  # raised once
         pipe.checkpoint(tmp_path / "step-2")

@@ -34,7 +34,7 @@ OTHERS = [{}, {"devices": 3}, {"schedule_name": "v-half", "chunks": 2}]
 def unbroken(name, steps=4):
     """Losses, rates and all tensors of training that never stops."""
     pipe = pipe_of(name, scheduler=warm_up)
-    return train(pipe, name, steps), pipe.learning_rates, everything(pipe)
+    return train(pipe, name, steps), pipe.metrics.learning_rates, everything(pipe)
 
 
 @pytest.mark.parametrize("stop", [0, 2])
@@ -46,10 +46,10 @@ def test_resumed_training_has_the_bits_of_uninterrupted_training(name, stop, tmp
     second = pipe_of(name, scheduler=warm_up, seed=8, model=CASES[name].model(F32).requires_grad_())
     train(second, name, 1)  # what it has is replaced
     second.resume(tmp_path / "a")
-    assert (second.steps, second.updates) == (stop, stop)
+    assert (second.metrics.steps, second.metrics.updates) == (stop, stop)
     losses += train(second, name, 4 - stop)
     assert losses == unbroken(name)[0]
-    assert second.learning_rates == unbroken(name)[1]
+    assert second.metrics.learning_rates == unbroken(name)[1]
     assert unequal(everything(second), unbroken(name)[2]) == []
 
 
@@ -77,7 +77,7 @@ def test_torch_dcp_loads_a_checkpoint_under_another_plan(name, cut, tmp_path):
     second = pipe_of(name, scheduler=warm_up, seed=8, **cut)
     dcp.load({"pipe": second}, checkpoint_id=tmp_path / "a")
     assert losses + train(second, name, 2) == pytest.approx(unbroken(name)[0], rel=1e-6)
-    assert second.learning_rates == unbroken(name)[1]
+    assert second.metrics.learning_rates == unbroken(name)[1]
     torch.testing.assert_close(everything(second), unbroken(name)[2], rtol=1e-4, atol=1e-6)
 
 
@@ -89,7 +89,7 @@ def test_load_state_dict_copies_tensors_and_keeps_copies_of_tied_weights_equal()
     wanted = train(first, GPT, 0) or train(pipe_copy(first), GPT, 2)
     assert train(second, GPT, 2) == pytest.approx(wanted, rel=1e-6)
     assert unequal(everything(first), before) == []
-    copies = [own["embedding.weight"] for own in second.stage_parameters.values() if "embedding.weight" in own]
+    copies = [own["embedding.weight"] for own in second._session.stage_parameters.values() if "embedding.weight" in own]
     states = [o.state[c] for o, c in zip((second.optimizers[0], second.optimizers[2]), copies, strict=True)]
     assert torch.equal(*copies)
     assert torch.equal(*(state["exp_avg"] for state in states))
@@ -127,7 +127,7 @@ def test_checkpoint_is_exchanged_with_plain_torch_in_both_directions(tmp_path):
     dcp.load({"pipe": plain}, checkpoint_id=tmp_path / "dcp")
     set_model_state_dict(model, plain["model"])
     set_optimizer_state_dict(model, optimizer, plain["optimizer"], options=options)
-    mine = {n: p.detach() for n, p in pipe.model.named_parameters()}
+    mine = {n: p.detach() for n, p in pipe._session.model.named_parameters()}
     assert unequal({n: p.detach() for n, p in model.named_parameters()}, mine) == []
     kept = {n: optimizer.state[p]["exp_avg_sq"] for n, p in model.named_parameters()}
     wanted = {n: everything(pipe)[f"state.{n}.exp_avg_sq"] for n in kept}
@@ -163,8 +163,8 @@ def test_checkpoint_of_parameters_without_gradient_and_frozen_ones(tmp_path):
     first.checkpoint(tmp_path / "a")
     second = pipe()
     with torch.no_grad():
-        second.model.get_parameter("unread").zero_()
-        second.model.get_parameter("0.weight").zero_()
+        second._session.model.get_parameter("unread").zero_()
+        second._session.model.get_parameter("0.weight").zero_()
     second.resume(tmp_path / "a")
     assert unequal(everything(second), everything(first)) == []
     assert first.step(torch.ones(4, 4)) == second.step(torch.ones(4, 4))
@@ -175,7 +175,7 @@ def test_checkpoint_of_parameters_without_gradient_and_frozen_ones(tmp_path):
 def test_state_of_a_parameter_that_is_frozen_since_is_resumed(tmp_path):
     pipe = pipe_of(CONV)
     train(pipe, CONV, 1)
-    name, parameter = next((n, p) for n, p in pipe.model.named_parameters() if p.requires_grad)
+    name, parameter = next((n, p) for n, p in pipe._session.model.named_parameters() if p.requires_grad)
     parameter.requires_grad_(False)
     train(pipe, CONV, 1)
     pipe.checkpoint(tmp_path / "a")
@@ -205,7 +205,7 @@ def test_scheduler_counters_survive_a_resume(tmp_path):
     second = pipe_of(CONV, scheduler=steps)
     second.resume(tmp_path / "a")
     train(second, CONV, 1)
-    assert second.learning_rates == [1e-2 / 4, 5e-3 / 4]
+    assert second.metrics.learning_rates == [1e-2 / 4, 5e-3 / 4]
 
 
 def test_scaler_is_resumed_and_skipped_updates_do_not_step_the_scheduler(tmp_path):
@@ -214,18 +214,18 @@ def test_scaler_is_resumed_and_skipped_updates_do_not_step_the_scheduler(tmp_pat
         return pipe_of(CONV, scaler=scaler, scheduler=warm_up)
 
     first, batch = pipe(init_scale=2.0**120), CASES[CONV].batch(8, F32)
-    before = first.learning_rates
+    before = first.metrics.learning_rates
     first.step({**batch, "x": 1e6 * batch["x"]})
-    assert first.skipped
-    assert first.learning_rates == before
+    assert first.metrics.skipped
+    assert first.metrics.learning_rates == before
     first.step(batch)
-    assert (first.steps, first.updates) == (2, 1)
-    assert first.learning_rates == [2 * rate for rate in before]
+    assert (first.metrics.steps, first.metrics.updates) == (2, 1)
+    assert first.metrics.learning_rates == [2 * rate for rate in before]
     first.checkpoint(tmp_path / "a")
     second = pipe(init_scale=4.0)
     second.resume(tmp_path / "a")
     assert second.scaler.get_scale() == first.scaler.get_scale() > 4
-    assert (second.steps, second.updates) == (first.steps, 1)
+    assert (second.metrics.steps, second.metrics.updates) == (first.metrics.steps, 1)
     with refusal("no state of a scaler, and the pipeline has one"):
         second.load_state_dict(pipe_of(CONV, scheduler=warm_up).state_dict())
 
@@ -299,7 +299,7 @@ def test_checkpoint_of_another_model_is_refused(written):
     with refusal("has 'tail.bias', which the model does not have"):
         wide.load_state_dict(state)
     with refusal("this is no state of a pipeline"):
-        wide.load_state_dict(wide.model.state_dict())
+        wide.load_state_dict(wide._session.model.state_dict())
 
 
 def test_checkpoint_without_optimizer_state_is_refused(tmp_path):

@@ -52,7 +52,7 @@ def copied(written, tmp_path):
 
 def state(pipe):
     """Everything that a resume may change."""
-    counts = (pipe.steps, pipe.updates, pipe.learning_rates, pipe.state_dict()["progress"])
+    counts = (pipe.metrics.steps, pipe.metrics.updates, pipe.metrics.learning_rates, pipe.state_dict()["progress"])
     return {name: tensor.clone() for name, tensor in everything(pipe).items()}, counts
 
 

@@ -31,7 +31,7 @@ TYPES = "A100-40GB", "H100"
 def with_costs(pipe: Pipeline) -> panpipe.Plan:
     """The pipeline's plan, with the memory of its own programs and uneven times."""
     costs = [
-        evolve(costs_of(pipe.programs[i].memory), forward_s=1.0 + i % 3, backward_input_s=1.5, optimizer_s=0.5)
+        evolve(costs_of(pipe._session.programs[i].memory), forward_s=1.0 + i % 3, backward_input_s=1.5, optimizer_s=0.5)
         for i in range(len(pipe.plan.stages))
     ]
     devices = pipe.plan.devices
@@ -41,10 +41,14 @@ def with_costs(pipe: Pipeline) -> panpipe.Plan:
 
 
 def same(threads, simulated):
-    for (name, ours), theirs in zip(simulated.model.named_parameters(), threads.model.parameters(), strict=True):
+    for (name, ours), theirs in zip(
+        simulated._session.model.named_parameters(), threads._session.model.parameters(), strict=True
+    ):
         assert torch.equal(ours.grad, theirs.grad), name
         assert torch.equal(ours, theirs), name
-    for (name, ours), theirs in zip(simulated.model.named_buffers(), threads.model.buffers(), strict=True):
+    for (name, ours), theirs in zip(
+        simulated._session.model.named_buffers(), threads._session.model.buffers(), strict=True
+    ):
         assert torch.equal(ours, theirs), name
 
 
@@ -78,10 +82,10 @@ def test_simulated_step_has_the_results_of_threads_and_the_predicted_time_and_me
         assert simulated.metrics == threads.metrics
     same(threads, simulated)
     wanted = simulate(plan).trace
-    assert simulated.trace.events == wanted.events
-    assert simulated.trace.step_s == wanted.step_s
-    assert changes_of(simulated.trace.memory) == changes_of(wanted.memory)
-    assert {sample.device for sample in simulated.trace.memory} == set(range(devices))
+    assert simulated._session.trainer.state.trace.events == wanted.events
+    assert simulated._session.trainer.state.trace.step_s == wanted.step_s
+    assert changes_of(simulated._session.trainer.state.trace.memory) == changes_of(wanted.memory)
+    assert {sample.device for sample in simulated._session.trainer.state.trace.memory} == set(range(devices))
 
 
 def layers(count):
@@ -107,7 +111,10 @@ def test_one_process_trains_on_sixteen_virtual_devices_of_a_catalogue_cluster():
     one = panpipe.pipeline(layers(16), square, batch, **grouped(plan=alone, **options))
     assert [simulated.step(batch).item() for _ in range(2)] == [one.step(batch).item() for _ in range(2)]
     same(one, simulated)
-    peaks = [max(sample.bytes for sample in simulated.trace.memory if sample.device == device) for device in range(16)]
+    peaks = [
+        max(sample.bytes for sample in simulated._session.trainer.state.trace.memory if sample.device == device)
+        for device in range(16)
+    ]
     assert peaks == list(simulate(with_costs(simulated)).peak_saved_bytes)
 
 
@@ -133,17 +140,17 @@ def test_automatic_plan_on_virtual_devices_takes_the_predicted_time():
     pipe = conv(plan="auto", schedule="1f1b", max_chunks=1, microbatches=4, devices="2xA100-40GB", recompute="all")
     pipe.step(CASES[CONV].batch(8, F32))
     assert pipe.plan.memory.recompute == (0, 1)
-    assert pipe.trace.step_s == simulate(pipe.plan).step_s
-    assert pipe.trace.events == simulate(pipe.plan).trace.events
+    assert pipe._session.trainer.state.trace.step_s == simulate(pipe.plan).step_s
+    assert pipe._session.trainer.state.trace.events == simulate(pipe.plan).trace.events
 
 
 def test_plan_without_costs_is_timed_with_analytic_costs():
     pipe = conv(devices="2xA100-40GB")
     pipe.step(CASES[CONV].batch(8, F32))
-    assert 0 < pipe.trace.step_s < 0.01
+    assert 0 < pipe._session.trainer.state.trace.step_s < 0.01
     faster = conv(devices="2xH100")
     faster.step(CASES[CONV].batch(8, F32))
-    assert faster.trace.step_s < pipe.trace.step_s
+    assert faster._session.trainer.state.trace.step_s < pipe._session.trainer.state.trace.step_s
 
 
 def test_virtual_devices_run_batches_of_other_sizes():
@@ -152,7 +159,7 @@ def test_virtual_devices_run_batches_of_other_sizes():
     for rows in (3, 8):
         batch = CASES[CONV].batch(rows, F32)
         assert torch.equal(pipe.step(batch), threads.step(batch))
-    assert pipe.trace.events
+    assert pipe._session.trainer.state.trace.events
 
 
 def test_untraced_regions_run_on_virtual_devices():
@@ -218,4 +225,4 @@ def test_virtual_devices_of_two_types_are_placed_as_in_the_plan():
     threads = conv(plan=evolve(pipe.plan, mesh=Mesh(2), prediction=None), backend=None)
     batch = CASES[CONV].batch(8, F32)
     assert torch.equal(pipe.step(batch), threads.step(batch))
-    assert pipe.trace.step_s == simulate(pipe.plan).step_s
+    assert pipe._session.trainer.state.trace.step_s == simulate(pipe.plan).step_s

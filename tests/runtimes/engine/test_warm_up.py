@@ -43,8 +43,8 @@ def trained(kind, case, plan):
     losses = [pipe.step(batch).item() for _ in range(3)]
     assert torch.equal(torch.get_rng_state(), before)
     states = [copy.deepcopy(each.state_dict()["state"]) for each in pipe.optimizers.values()]
-    gradients = [parameter.grad for parameter in pipe.model.parameters()]
-    return losses, [*pipe.model.parameters(), *pipe.model.buffers(), *gradients], states
+    gradients = [parameter.grad for parameter in pipe._session.model.parameters()]
+    return losses, [*pipe._session.model.parameters(), *pipe._session.model.buffers(), *gradients], states
 
 
 @pytest.mark.parametrize(

@@ -94,7 +94,7 @@ def test_closed_pipeline_refuses_every_operation(plan, tmp_path):
         lambda: pipe.step(batch()),
         lambda: pipe.trace_step(batch()),
         lambda: pipe.evaluate(batch()),
-        lambda: pipe.trace_evaluation(batch()),
+        lambda: pipe.trace_step(batch(), evaluate=True),
         lambda: pipe.forward(batch(), lambda model, given: model(given["x"])),
         lambda: pipe.save(tmp_path),
         lambda: pipe.checkpoint(tmp_path / "1"),

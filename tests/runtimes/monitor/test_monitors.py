@@ -42,7 +42,7 @@ def test_report_has_the_numbers_of_the_step():
     assert [r.step for r in reports] == [1, 2]
     assert first.metrics == {"doubled": pytest.approx(2 * losses[0])}
     assert (first.updated, first.skipped, kept.updated, kept.skipped) == (True, False, False, False)
-    assert first.grad_norm == pipe.grad_norm
+    assert first.grad_norm == pipe.metrics.grad_norm
     assert (kept.grad_norm, first.loss_scale, first.tokens, first.tokens_per_s) == (None, None, None, None)
     assert first.rows == 8
     assert first.rows_per_s == pytest.approx(8 / first.time_s)
@@ -85,8 +85,10 @@ def test_numbers_of_simulated_devices_are_those_of_the_simulator():
     )  # fmt: skip
     pipe.step(batch_with())
     (report,) = reports
-    assert report.time_s == pipe.trace.step_s
-    assert [d.bubble for d in report.devices] == pytest.approx(list(bubble_per_device(pipe.trace)))
+    assert report.time_s == pipe._session.trainer.state.trace.step_s
+    assert [d.bubble for d in report.devices] == pytest.approx(
+        list(bubble_per_device(pipe._session.trainer.state.trace))
+    )
     assert report.messages == 8
 
 
@@ -102,7 +104,7 @@ def test_monitored_steps_have_the_bits_of_others():
     plain = pipeline_on(ThreadTeam(2), GPT, 8, 4, SGD)
     for _ in range(2):
         assert torch.equal(pipe.step(GPT.batch(8, torch.float32)), plain.step(GPT.batch(8, torch.float32)))
-    assert unequal(parameters(pipe.model), parameters(plain.model)) == []
+    assert unequal(parameters(pipe._session.model), parameters(plain._session.model)) == []
 
 
 def test_monitor_that_raises_is_named_and_changes_nothing(caplog):
@@ -115,7 +117,7 @@ def test_monitor_that_raises_is_named_and_changes_nothing(caplog):
         pipe.step(batch_with())
         plain.step(batch_with())
     assert len(reports) == 3  # those after it are called
-    assert unequal(parameters(pipe.model), parameters(plain.model)) == []
+    assert unequal(parameters(pipe._session.model), parameters(plain._session.model)) == []
     said = [r for r in caplog.records if r.name == "panpipe"]
     assert [r.step for r in said] == [1, 3]  # once for each message
     assert "broken failed in step 1: OSError: disk full at 0; training goes on" in said[0].message
@@ -131,7 +133,7 @@ def test_step_that_raises_is_reported_first():
 
 def test_json_lines_have_strict_json(tmp_path):
     path = tmp_path / "logs" / "steps.jsonl"
-    monitor = panpipe.JsonLines(path)
+    monitor = panpipe.monitors.JsonLines(path)
     assert not path.exists()  # a rank that is not called writes nothing
     pipe, reports = monitored(POISONED, monitor, on_nonfinite="skip")
     pipe.step(batch_with())
@@ -148,5 +150,5 @@ def test_json_lines_have_strict_json(tmp_path):
 
 @pytest.mark.parametrize("given", [3, "log.jsonl", [print, None]])
 def test_monitor_that_is_no_function_is_refused(given):
-    with pytest.raises(panpipe.RequestError, match=r"monitor is .*: give a function of a panpipe.StepReport"):
+    with pytest.raises(panpipe.RequestError, match=r"monitor is .*: give a function of a panpipe.monitors.StepReport"):
         monitors_of(given)

@@ -40,7 +40,7 @@ def test_files_are_written_from_the_first_step_on_and_after_a_close_anew(tmp_pat
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    monitor = panpipe.TensorBoard(tmp_path)
+    monitor = panpipe.monitors.TensorBoard(tmp_path)
     assert not list(tmp_path.iterdir())
     monitor.close()  # nothing to close
     monitor(report(1))

@@ -52,9 +52,9 @@ def trained(name, plan, tier=None, steps=2, rows=12, meanwhile=lambda pipe: None
     try:
         for _ in range(steps):
             losses.append(pipe.step(batch).clone())
-            gradients += [p.grad.clone() for p in pipe.model.parameters() if p.grad is not None]
+            gradients += [p.grad.clone() for p in pipe._session.model.parameters() if p.grad is not None]
             meanwhile(pipe)
-        state = [value.clone() for value in (*pipe.model.parameters(), *pipe.model.buffers())]
+        state = [value.clone() for value in (*pipe._session.model.parameters(), *pipe._session.model.buffers())]
     finally:
         pipe.close()
     return [*losses, *gradients, *state]
@@ -112,7 +112,7 @@ def test_uneven_microbatches_and_fewer_of_them():
         one, other = (build(ThreadTeam(2), GPT, F32, 12, each, MICROBATCHES) for each in (plan, away))
         batch = CASES[GPT].batch(rows, F32)
         assert torch.equal(one.step(batch), other.step(batch))
-        for mine, theirs in zip(one.model.parameters(), other.model.parameters(), strict=True):
+        for mine, theirs in zip(one._session.model.parameters(), other._session.model.parameters(), strict=True):
             assert torch.equal(mine.grad, theirs.grad)
         one.close(), other.close()
 
@@ -145,12 +145,12 @@ def test_a_file_that_cannot_grow_refuses_the_larger_batch_alone(tmp_path, monkey
     monkeypatch.setattr(arena, "_reserve", full)
     small, large = (CASES[GPT].batch(rows, F32) for rows in (6, 18))
     pipe.step(small)
-    before = [p.detach().clone() for p in pipe.model.parameters()]
+    before = [p.detach().clone() for p in pipe._session.model.parameters()]
     with pytest.raises(RequestError, match=rf"in {tmp_path}, and the file cannot be that large \(No space left"):
         pipe.step(large)
-    same(before, [p.detach() for p in pipe.model.parameters()])
+    same(before, [p.detach() for p in pipe._session.model.parameters()])
     pipe.step(small)
-    assert pipe.steps == 2
+    assert pipe.metrics.steps == 2
     pipe.close()
 
 
@@ -225,12 +225,12 @@ def test_a_copy_that_fails_ends_the_step_with_its_reason(monkeypatch):
         raise OSError(28, "No space left on device")
 
     pipe = build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES)
-    before = copy.deepcopy(dict(pipe.model.named_parameters()))
+    before = copy.deepcopy(dict(pipe._session.model.named_parameters()))
     with monkeypatch.context() as patch:
         patch.setattr(arena.MemoryArena, "write", full)
         with pytest.raises(WorkerError, match=r"device 0 stopped: .*No space left on device"):
             pipe.step(CASES[GPT].batch(12, F32))
-    assert all(torch.equal(before[name], p) for name, p in pipe.model.named_parameters())
+    assert all(torch.equal(before[name], p) for name, p in pipe._session.model.named_parameters())
     pipe.step(CASES[GPT].batch(12, F32))
     pipe.close()
 
@@ -277,7 +277,7 @@ def test_a_storage_that_is_larger_than_its_fake_tensor_stays_on_the_device():
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             losses = [pipe.step(case.batch(12, F32)).clone() for _ in range(2)]
-        found.append([*losses, *(p.grad.clone() for p in pipe.model.parameters())])
+        found.append([*losses, *(p.grad.clone() for p in pipe._session.model.parameters())])
         pipe.close()
     same(*found)
     said = [str(each.message) for each in warned if "stays on the device" in str(each.message)]

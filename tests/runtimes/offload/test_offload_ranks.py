@@ -24,7 +24,7 @@ def test_a_full_disk_ends_all_ranks_with_its_name_and_leaves_the_checkpoint(tmp_
     assert full in stopped.stderr
     pipe = build(ThreadTeam(2), "tied gpt with dropout", torch.float32, 12, None, 6)
     pipe.resume(tmp_path / "checkpoint")
-    assert pipe.steps == 1
+    assert pipe.metrics.steps == 1
     pipe.close()
 
 

@@ -40,8 +40,8 @@ def trained(name, optimizer, scheduler=None, steps=4, freeze=(), **options):
     pipe, rates = pipe_of(name, model=model, optimizer=optimizer, scheduler=scheduler, **options), []
     for _ in range(steps):
         pipe.step(CASES[name].batch(8, F32))
-        rates.append(pipe.learning_rates)
-    return parameters(pipe.model), rates
+        rates.append(pipe.metrics.learning_rates)
+    return parameters(pipe._session.model), rates
 
 
 def check_as_in_one_process(found, optimizer, *others, **options):
@@ -90,10 +90,10 @@ def test_a_tied_weight_is_in_the_same_group_everywhere():
     pipe = pipe_of(GPT, 3, optimizer=right)
     for _ in range(3):
         pipe.step(CASES[GPT].batch(8, F32))
-    copies = [own["embedding.weight"] for own in pipe.stage_parameters.values() if "embedding.weight" in own]
+    copies = [own["embedding.weight"] for own in pipe._session.stage_parameters.values() if "embedding.weight" in own]
     assert len(copies) == 2
     assert torch.equal(*copies)
-    torch.testing.assert_close(parameters(pipe.model), alone(GPT, right, steps=3)[0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(parameters(pipe._session.model), alone(GPT, right, steps=3)[0], rtol=1e-5, atol=1e-6)
 
 
 def test_frozen_parameters_are_in_no_group():
@@ -110,11 +110,11 @@ def test_stage_without_trained_parameters_has_no_optimizer():
         return torch.optim.SGD(head, lr=0.1) if head else None
 
     pipe = pipe_of(CONV, 3, optimizer=head_alone, scheduler=warm_up)
-    before = parameters(pipe.model)
+    before = parameters(pipe._session.model)
     pipe.step(CASES[CONV].batch(8, F32))
-    assert unequal(before, parameters(pipe.model)) == ["head.bias", "head.weight"]
+    assert unequal(before, parameters(pipe._session.model)) == ["head.bias", "head.weight"]
     assert list(pipe.optimizers) == [2]
-    assert pipe.learning_rates == [pytest.approx(0.1 * 2 / 3)]
+    assert pipe.metrics.learning_rates == [pytest.approx(0.1 * 2 / 3)]
 
 
 @pytest.mark.parametrize("kind", [{"foreach": True}, {"fused": True}])
@@ -139,9 +139,9 @@ def test_scheduler_is_not_stepped_while_gradients_accumulate():
     pipe, seen = pipe_of(CONV, scheduler=warm_up), []
     for index in range(4):
         pipe.step(CASES[CONV].batch(8, F32), update=index % 2 == 1)
-        seen.append(pipe.learning_rates[0])
+        seen.append(pipe.metrics.learning_rates[0])
     assert seen == pytest.approx([1e-2 / 3, 2e-2 / 3, 2e-2 / 3, 1e-2])
-    assert (pipe.steps, pipe.updates) == (4, 2)
+    assert (pipe.metrics.steps, pipe.metrics.updates) == (4, 2)
 
 
 def test_user_schedulers_over_pipe_optimizers():
@@ -150,13 +150,13 @@ def test_user_schedulers_over_pipe_optimizers():
     for metric in (1.0, 2.0, 0.5, 3.0):
         for plateau in plateaus:
             plateau.step(metric)
-    assert pipe.learning_rates == [1e-2 / 4, 5e-3 / 4]
+    assert pipe.metrics.learning_rates == [1e-2 / 4, 5e-3 / 4]
     assert {tuple(g["lr"] for g in each.param_groups) for each in pipe.optimizers.values()} == {(2.5e-3, 1.25e-3)}
 
 
 def test_without_an_optimizer_there_are_no_learning_rates():
     pipe = pipe_of(CONV, optimizer=None)
-    assert (pipe.optimizers, pipe.learning_rates) == ({}, [])
+    assert (pipe.optimizers, pipe.metrics.learning_rates) == ({}, [])
 
 
 # What is refused
@@ -263,5 +263,5 @@ def test_optimizer_factory_gets_the_real_parameters_once_per_stage():
     model = CASES[CONV].model(F32)
     pipe = pipe_of(CONV, 2, model=copy.deepcopy(model), optimizer=noting)
     pipe.step(CASES[CONV].batch(8, F32))
-    real = {id(p) for p in pipe.model.parameters()}
+    real = {id(p) for p in pipe._session.model.parameters()}
     assert sum(all(id(p) in real for _, p in named) for named in seen) == 2

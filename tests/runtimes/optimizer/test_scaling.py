@@ -33,14 +33,14 @@ def pair(case, devices=2, *, clip_norm=None, plan_options=None, optimizer=Moment
 def together(pipe, scaler, alone, batches):
     """Train both. Returns for each update whether it was skipped, and the scale after it."""
     torch.set_num_threads(1)
-    found, before = [], pipe.updates
+    found, before = [], pipe.metrics.updates
     for batch in batches:
         pipe.step(batch)
         skipped = alone.step(batch)
-        assert pipe.skipped is skipped
+        assert pipe.metrics.skipped is skipped
         assert scaler.state_dict() == alone.scaler.state_dict()
-        found.append((pipe.skipped, scaler.get_scale()))
-    assert pipe.updates - before == [skipped for skipped, _ in found].count(False)
+        found.append((pipe.metrics.skipped, scaler.get_scale()))
+    assert pipe.metrics.updates - before == [skipped for skipped, _ in found].count(False)
     return found
 
 
@@ -58,8 +58,8 @@ def test_loss_scaling_has_the_bits_of_one_process(plan, options):
     found = together(pipe, scaler, alone, [CONV.batch(8, torch.float32)] * 6)
     assert {skipped for skipped, _ in found} == {True, False}
     assert found[0] == (True, 2.0**18)
-    assert differences(pipe.model, alone.model) == []
-    assert pipe.grad_norm == alone.norm
+    assert differences(pipe._session.model, alone.model) == []
+    assert pipe.metrics.grad_norm == alone.norm
 
 
 def fused(parameters):
@@ -74,14 +74,14 @@ def test_fused_optimizer_skips_overflowing_steps_itself(scheduled):
     alone.optimizer = fused(alone.model.parameters())
     rates = [1e-3 if not scheduled else 1e-3 * 0.5**steps for steps in range(7)]
     for _ in range(6):
-        alone.optimizer.param_groups[0]["lr"] = rates[pipe.updates]
+        alone.optimizer.param_groups[0]["lr"] = rates[pipe.metrics.updates]
         together(pipe, scaler, alone, [CONV.batch(8, torch.float32)])
-    assert 0 < pipe.updates < 6
-    assert differences(pipe.model, alone.model) == []
+    assert 0 < pipe.metrics.updates < 6
+    assert differences(pipe._session.model, alone.model) == []
     for state in pipe._trainer.stages.states.values():
         for name, parameter in state.trained.items():
             kept = state.optimizer.state[parameter]
-            assert kept["step"].item() == pipe.updates, name
+            assert kept["step"].item() == pipe.metrics.updates, name
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -90,15 +90,15 @@ def test_overflow_in_one_stage_skips_the_step_of_all_stages(stage):
     tap = next(n for n in pipe.plan.stages[stage].parameters if n.startswith("taps."))
     batch, overflowing = tapped_batch(8, torch.float32), tapped_batch(8, torch.float32, int(tap[5:]))
     together(pipe, scaler, alone, [batch])
-    before = parameters(pipe.model), copy.deepcopy([o.state_dict() for o in pipe.optimizers.values()])
+    before = parameters(pipe._session.model), copy.deepcopy([o.state_dict() for o in pipe.optimizers.values()])
     assert together(pipe, scaler, alone, [overflowing]) == [(True, 2.0**9)]
-    assert [n for n, p in pipe.model.named_parameters() if not p.grad.isfinite().all()] == [tap]
-    assert unequal(parameters(pipe.model), before[0]) == []
+    assert [n for n, p in pipe._session.model.named_parameters() if not p.grad.isfinite().all()] == [tap]
+    assert unequal(parameters(pipe._session.model), before[0]) == []
     for state, kept in zip(pipe._trainer.stages.states.values(), before[1], strict=True):
         assert repr(state.optimizer.state_dict()) == repr(kept)
     assert together(pipe, scaler, alone, [batch])[0][1] == 2.0**9
-    assert unequal(parameters(pipe.model), before[0]) != []
-    assert differences(pipe.model, alone.model) == []
+    assert unequal(parameters(pipe._session.model), before[0]) != []
+    assert differences(pipe._session.model, alone.model) == []
 
 
 @pytest.mark.parametrize("case", [GPT, WEIGHTED])
@@ -107,10 +107,10 @@ def test_loss_scaling_of_tied_weights_and_weighted_losses(case):
     pipe, scaler, alone = pair(case, 3, optimizer=SGD, scaler={"init_scale": 2.0**15}, clip_norm=1.0)
     alone.optimizer = SGD(alone.model.parameters())
     found = []
-    while pipe.updates < 2:
+    while pipe.metrics.updates < 2:
         found += together(pipe, scaler, alone, [case.batch(8, torch.float32)])
-    assert pipe.grad_norm == pytest.approx(alone.norm, rel=1e-4)
-    torch.testing.assert_close(parameters(pipe.model), parameters(alone.model), rtol=1e-4, atol=1e-5)
+    assert pipe.metrics.grad_norm == pytest.approx(alone.norm, rel=1e-4)
+    torch.testing.assert_close(parameters(pipe._session.model), parameters(alone.model), rtol=1e-4, atol=1e-5)
     assert all(0 < value < 1 for value in pipe.metrics.values())
     assert {skipped for skipped, _ in found} == ({True, False} if case is WEIGHTED else {False})
 
@@ -123,28 +123,28 @@ def test_scale_does_not_change_while_gradients_accumulate():
         pipe.step(first, update=False)
         assert scaler.get_scale() == scale
         pipe.step(second)
-        assert alone.step(first, second) is pipe.skipped
-        assert scaler.get_scale() == alone.scaler.get_scale() == (scale / 2 if pipe.skipped else scale * 2)
-    assert (pipe.steps, pipe.updates) == (8, 2)
-    torch.testing.assert_close(parameters(pipe.model), parameters(alone.model))
+        assert alone.step(first, second) is pipe.metrics.skipped
+        assert scaler.get_scale() == alone.scaler.get_scale() == (scale / 2 if pipe.metrics.skipped else scale * 2)
+    assert (pipe.metrics.steps, pipe.metrics.updates) == (8, 2)
+    torch.testing.assert_close(parameters(pipe._session.model), parameters(alone.model))
     pipe.step(batch, update=False)
     scaler.update(1.0)  # in the middle: for the next losses, not for those of the same update
     pipe.step(batch)
     alone.step(batch, batch)
     assert scaler.get_scale() == 2.0
-    torch.testing.assert_close(parameters(pipe.model), parameters(alone.model))
+    torch.testing.assert_close(parameters(pipe._session.model), parameters(alone.model))
 
 
 def test_without_an_optimizer_gradients_are_left_unscaled():
     pipe, scaler, alone = pair(TAPPED, optimizer=None, scaler={"init_scale": 1000.0})
-    mine = Momentum(pipe.model.parameters())
+    mine = Momentum(pipe._session.model.parameters())
     for overflow in (None, 1, None):
         batch = tapped_batch(8, torch.float32, overflow)
         pipe.step(batch)
         alone.step(batch)
-        if not pipe.skipped:
+        if not pipe.metrics.skipped:
             mine.step()
-        assert differences(pipe.model, alone.model) == []
+        assert differences(pipe._session.model, alone.model) == []
     assert scaler.get_scale() == alone.scaler.get_scale() == 500.0
 
 
@@ -167,8 +167,8 @@ def test_a_scaler_that_is_not_enabled_changes_nothing():
     assert not pipe.plan.sync
     for each in (pipe, plain):
         each.step(tapped_batch(8, torch.float32))
-    assert not pipe.skipped
-    assert differences(pipe.model, plain.model) == []
+    assert not pipe.metrics.skipped
+    assert differences(pipe._session.model, plain._session.model) == []
 
 
 @pytest.mark.parametrize("weights", [3.0, torch.tensor(3.0, dtype=torch.float64)])

@@ -38,7 +38,7 @@ def test_sync_table_has_the_predicted_bytes(case, monkeypatch):
     monkeypatch.setattr(MemcpyBackend, "all_reduce", watched)
     pipe.step(case.batch(8, torch.float32))
     assert summed == {torch.float64: [sync_bytes(pipe.plan)] * 2, torch.int64: [8 * 4] * 2}
-    assert summed[torch.float64][0] == 8 * (2 + len(list(pipe.model.parameters())))
+    assert summed[torch.float64][0] == 8 * (2 + len(list(pipe._session.model.parameters())))
 
 
 def test_every_device_with_a_stage_has_a_sync_action():
@@ -110,19 +110,19 @@ def test_norm_of_gradients_is_nan_if_all_weights_of_the_losses_are_the_constant_
 @pytest.mark.parametrize("case", [CONV, WEIGHTED])
 def test_accumulated_gradients_equal_those_of_one_joined_batch(case, sizes):
     pipe, alone = pipeline_of(case, 8, 4, optimizer=SGD, clip_norm=math.inf)
-    one, first = plain(case, alone, math.inf), parameters(pipe.model)
+    one, first = plain(case, alone, math.inf), parameters(pipe._session.model)
     batches = [case.batch(rows, torch.float32) for rows in sizes]
     for index, batch in enumerate(batches):
-        assert unequal(parameters(pipe.model), first) == []
+        assert unequal(parameters(pipe._session.model), first) == []
         pipe.step(batch, update=index == len(sizes) - 1)
     weights = sizes if case is CONV else [(batch["y"] > 8).sum().item() for batch in batches]
     one.step(*batches, weights=weights)
-    torch.testing.assert_close(gradients(pipe.model), gradients(alone), rtol=1e-4, atol=1e-6)
-    assert (pipe.steps, pipe.updates) == (3, 1)
-    assert unequal(parameters(pipe.model), first) != []
+    torch.testing.assert_close(gradients(pipe._session.model), gradients(alone), rtol=1e-4, atol=1e-6)
+    assert (pipe.metrics.steps, pipe.metrics.updates) == (3, 1)
+    assert unequal(parameters(pipe._session.model), first) != []
     for each in (pipe, one):
         each.step(batches[0])  # begins anew
-    torch.testing.assert_close(gradients(pipe.model), gradients(alone), rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(gradients(pipe._session.model), gradients(alone), rtol=1e-4, atol=1e-6)
 
 
 class Writes(TorchDispatchMode):

@@ -312,7 +312,7 @@ pipe = panpipe.pipeline(
 )
 for number in range(3):
     pipe.step(x)
-    assert pipe.learning_rates == [1e-3 * (number + 2) / 4], pipe.learning_rates
+    assert pipe.metrics.learning_rates == [1e-3 * (number + 2) / 4], pipe.metrics.learning_rates
 """
 
 

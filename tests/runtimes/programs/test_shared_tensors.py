@@ -107,7 +107,7 @@ def test_shared_weights_train_as_in_one_process(name):
         loss = pipe.step(batch)
         wanted = reference_step(alone, case.step, batch, microbatches=MICROBATCHES, seed=3, index=step)
         assert loss.item() == wanted.item()
-        assert unequal(gradients(pipe.model), gradients(alone)) == []
+        assert unequal(gradients(pipe._session.model), gradients(alone)) == []
         optimizer.step()
         optimizer.zero_grad()
 
@@ -118,7 +118,7 @@ def test_a_divided_weight_whose_parts_are_not_all_shared_trains_as_in_one_proces
     batch = case.batch(ROWS, torch.float32)
     loss = pipe.step(batch)
     assert loss.item() == reference_step(alone, case.step, batch, microbatches=MICROBATCHES, seed=3).item()
-    assert unequal(gradients(pipe.model), gradients(alone)) == []
+    assert unequal(gradients(pipe._session.model), gradients(alone)) == []
 
 
 def test_shared_tensors_are_computed_once_a_step_and_freed(monkeypatch):

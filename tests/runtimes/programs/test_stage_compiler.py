@@ -62,8 +62,8 @@ def evaluate_compiled(name, backend, tolerance):
     """Losses and rows of forwards alone are those of one process, and no group of theirs is left as it is."""
     case, compiler = CASES[name], compiler_of(backend)
     pipe = build(ThreadTeam(2), name, F64, 8, None, 4, compiler=compiler, **PLANS["split backward"])
-    alone = copy.deepcopy(pipe.model).eval()
-    pipe.model.eval()
+    alone = copy.deepcopy(pipe._session.model).eval()
+    pipe._session.model.eval()
     for rows in (8, 3):
         batch = case.batch(rows, F64)
         torch.testing.assert_close(pipe.evaluate(batch), loss_alone(alone, case.step, batch, 4), **tolerance)
@@ -96,7 +96,7 @@ def test_compiled_stage_saves_the_same_tensors(plan):
         pipe = build(ThreadTeam(2), GPT, torch.float32, 8, None, 4, compiler=compiler, **PLANS[plan])
         _, trace = pipe.trace_step(batch_on(CASES[GPT], 8, torch.float32, "cpu"))
         peaks.append([max(s.bytes for s in trace.memory if s.device == d and s.kind == "saved") for d in (0, 1)])
-        memory = [pipe.programs[i].memory for i in (0, 1)]
+        memory = [pipe._session.programs[i].memory for i in (0, 1)]
         sizes.append([(m.saved, m.freed_by_input, m.created_by_input, m.inputs) for m in memory])
     assert peaks[0] == peaks[1]
     assert [own[0] for own in sizes[0]] == [own[0] for own in sizes[1]]
@@ -151,7 +151,7 @@ def test_inductor_trains_like_stages_without_compilation():
     (pipe, batch), (alone, _) = pipeline(copy.deepcopy(model), compile="inductor"), pipeline(model)
     for _ in range(3):
         assert abs(pipe.step(batch).item() - alone.step(batch).item()) < 1e-9
-    for one, other in zip(pipe.model.parameters(), alone.model.parameters(), strict=True):
+    for one, other in zip(pipe._session.model.parameters(), alone.model.parameters(), strict=True):
         assert (one - other).abs().max() < 1e-9
         assert (one.grad - other.grad).norm() < 1e-9 * max(1.0, other.grad.norm())
 
@@ -209,7 +209,7 @@ def test_a_function_that_adds_nothing_to_the_gradients_is_not_used():
     alone, _ = pipeline()
     pipe.step(batch)
     alone.step(batch)
-    for one, other in zip(pipe.model.parameters(), alone.model.parameters(), strict=True):
+    for one, other in zip(pipe._session.model.parameters(), alone.model.parameters(), strict=True):
         assert (one - other).abs().max() < 1e-12
 
 
@@ -220,7 +220,7 @@ def test_gradients_of_compiled_sections_are_added_up_where_the_optimizer_reads_t
     for update in (False, True, True):
         for one in (pipe, alone):
             one.step(batch, update=update)
-    for one, other in zip(pipe.model.parameters(), alone.model.parameters(), strict=True):
+    for one, other in zip(pipe._session.model.parameters(), alone.model.parameters(), strict=True):
         assert (one - other).abs().max() < 1e-12
 
 

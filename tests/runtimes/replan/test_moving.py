@@ -24,13 +24,13 @@ def test_training_goes_on_with_the_same_bits_after_stages_moved(name):
 
 def test_user_holds_the_same_parameters_in_one_process():
     pipe = replannable(GPT)
-    before = dict(pipe.model.named_parameters())
+    before = dict(pipe._session.model.named_parameters())
     pipe.step(batch())
     move(pipe, plan_of(GPT, ThreadTeam(2), chunks=2, schedule_name="v-half"))
     pipe.step(batch())
-    assert all(p is before[name] for name, p in pipe.model.named_parameters())
+    assert all(p is before[name] for name, p in pipe._session.model.named_parameters())
     assert len(pipe.plan.stages) == 4
-    assert sorted(pipe.stage_parameters) == [0, 1, 2, 3]
+    assert sorted(pipe._session.stage_parameters) == [0, 1, 2, 3]
 
 
 def test_checkpoint_after_a_move_resumes_under_the_first_plan(tmp_path):
@@ -42,7 +42,7 @@ def test_checkpoint_after_a_move_resumes_under_the_first_plan(tmp_path):
     again = replannable(GPT)
     again.resume(tmp_path / "1")
     assert torch.equal(pipe.step(batch()), again.step(batch()))
-    assert unequal(parameters(pipe.model), parameters(again.model)) == []
+    assert unequal(parameters(pipe._session.model), parameters(again.model)) == []
 
 
 def test_plan_that_cannot_run_changes_nothing():
@@ -53,7 +53,7 @@ def test_plan_that_cannot_run_changes_nothing():
     with pytest.raises((panpipe.RequestError, KeyError)):
         move(pipe, wrong)
     assert torch.equal(pipe.step(batch()), plain.step(batch()))
-    assert unequal(parameters(pipe.model), parameters(plain.model)) == []
+    assert unequal(parameters(pipe._session.model), parameters(plain.model)) == []
 
 
 def refusal(pipe):
@@ -68,17 +68,17 @@ def test_pipelines_that_cannot_be_planned_again_are_refused():
     pipe.step(batch(), update=False)
     assert "gradients wait for an update" in refusal(pipe)
     pipe.step(batch())
-    pipe.model.blocks[0].dropout = 0.3
+    pipe._session.model.blocks[0].dropout = 0.3
     assert "other Python values" in refusal(pipe)
-    pipe.model.blocks[0].dropout = 0.1
-    pipe.model.norm.weight.requires_grad_(False)
+    pipe._session.model.blocks[0].dropout = 0.1
+    pipe._session.model.norm.weight.requires_grad_(False)
     assert "parameter 'norm.weight' was frozen" in refusal(pipe)
-    pipe.model.norm.weight.requires_grad_(True)
-    assert pipe.learning_rates
-    assert pipe.replanner.refusal(pipe._trainer) is None
+    pipe._session.model.norm.weight.requires_grad_(True)
+    assert pipe.metrics.learning_rates
+    assert pipe._session.replanner.refusal(pipe._trainer) is None
     assert pipe.optimizers
     assert "pipe.optimizers was read" in refusal(pipe)
-    pipe.replanner = None
+    pipe._session.replanner = None
     assert "build it with panpipe.pipeline" in refusal(pipe)
     with pytest.raises(panpipe.RequestError, match="replan is 'often': give 'auto'"):
         panpipe.pipeline(GPT.model(torch.float32), GPT.step, batch(), run=panpipe.Run(replan="often"))

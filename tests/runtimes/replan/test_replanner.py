@@ -65,19 +65,19 @@ def pipe():
 
 
 def test_pipeline_that_can_be_planned_again_is_not_refused(pipe):
-    assert pipe.replanner.refusal(pipe._trainer) is None
+    assert pipe._session.replanner.refusal(pipe._trainer) is None
 
 
 def test_reasons_against_planning_again(pipe):
     trainer, batch = pipe._trainer, CASES[NAME].batch(8, DTYPE)
 
     def reason():
-        return str(pipe.replanner.refusal(trainer))
+        return str(pipe._session.replanner.refusal(trainer))
 
     pipe.step(batch, update=False)
     assert "gradients wait for an update since step(batch, update=False)" in reason()
     pipe.step(batch)
-    parameter = next(iter(pipe.model.parameters()))
+    parameter = next(iter(pipe._session.model.parameters()))
     parameter.requires_grad_(False)
     assert "was frozen since its optimizer was created" in reason()
     parameter.requires_grad_(True)
@@ -113,7 +113,7 @@ def test_refused_pipeline_keeps_its_plan(pipe, monkeypatch):
     pipe.step(CASES[NAME].batch(8, DTYPE), update=False)
     plan = pipe.plan
     with pytest.raises(RequestError, match="this pipeline cannot be planned again: gradients wait"):
-        pipe.replanner.replan(pipe._trainer, pipe.checkpoints)
+        pipe._session.replanner.replan(pipe._trainer, pipe._session.checkpoints)
     assert pipe.plan is plan
 
 
@@ -121,7 +121,7 @@ def test_plan_for_updates_that_clip_is_found_with_its_prediction(pipe, monkeypat
     monkeypatch.setattr(module, "SECONDS", 0.2)
     pipe.step(CASES[NAME].batch(8, DTYPE))
     assert pipe._trainer.training.clip_norm is not None
-    found = pipe.replanner.find(pipe._trainer)
+    found = pipe._session.replanner.find(pipe._trainer)
     assert found.plan.sync
     assert found.plan.predicted.step_s > 0
 
@@ -134,9 +134,9 @@ def test_stages_move_only_to_a_plan_that_gains_enough(pipe, monkeypatch, caplog,
     found = ReplanResult(plan, 2.0 if moves else 1.01, (1.0, 1.0))
     monkeypatch.setattr(module.Replanner, "find", lambda self, trainer: found)
     before = pipe.plan
-    assert pipe.replanner.replan(pipe._trainer, pipe.checkpoints) is moves
+    assert pipe._session.replanner.replan(pipe._trainer, pipe._session.checkpoints) is moves
     assert (pipe.plan is before) is not moves
     assert pipe.plan.device_actions == (plan if moves else before).device_actions
     assert ("a faster plan is" in caplog.text) is moves
     assert torch.isfinite(pipe.step(case.batch(8, DTYPE)))
-    assert pipe.steps == 2
+    assert pipe.metrics.steps == 2

@@ -50,12 +50,12 @@ def everything(model):
 
 def test_average_has_the_bits_of_lerp_after_every_update(plan):
     pipe = again(plan)
-    ema = pipe.ema(0.9, buffers=True)
-    own = {name: tensor.detach().clone() for name, tensor in everything(pipe.model).items()}
+    ema = panpipe.weights.ema(pipe, 0.9, buffers=True)
+    own = {name: tensor.detach().clone() for name, tensor in everything(pipe._session.model).items()}
     for number in range(3):
         pipe.step(batch(number), update=False)
         pipe.step(batch(number + 10))
-        for name, tensor in everything(pipe.model).items():
+        for name, tensor in everything(pipe._session.model).items():
             own[name] = own[name].lerp(tensor.detach(), 1 - 0.9) if tensor.is_floating_point() else tensor.clone()
     assert ema.updates == 3
     assert all(torch.equal(own[name], ema.tensors[name]) for name in own)
@@ -63,39 +63,41 @@ def test_average_has_the_bits_of_lerp_after_every_update(plan):
 
 def test_average_created_after_the_first_update_equals_torchs_averaged_model(plan):
     pipe = again(plan)
-    averaged = AveragedModel(pipe.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    averaged = AveragedModel(pipe._session.model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
     pipe.step(batch())
-    ema = pipe.ema(0.9)
-    averaged.update_parameters(pipe.model)
+    ema = panpipe.weights.ema(pipe, 0.9)
+    averaged.update_parameters(pipe._session.model)
     for number in range(3):
         pipe.step(batch(number))
-        averaged.update_parameters(pipe.model)
+        averaged.update_parameters(pipe._session.model)
     for name, parameter in averaged.module.named_parameters():
         assert torch.equal(parameter, ema.tensors[name]), name
 
 
 def test_user_function_computes_the_average(plan):
     pipe = again(plan)
-    mean = pipe.ema(function=lambda average, parameter, updates: average + (parameter - average) / (updates + 1))
+    mean = panpipe.weights.ema(
+        pipe, function=lambda average, parameter, updates: average + (parameter - average) / (updates + 1)
+    )
     seen = []
     for number in range(3):
         pipe.step(batch(number))
-        seen.append(pipe.model[0].weight.detach().clone())
+        seen.append(pipe._session.model[0].weight.detach().clone())
     assert torch.allclose(mean.tensors["0.weight"], torch.stack(seen).mean(0), rtol=1e-12)
 
 
 def test_skipped_update_does_not_change_the_average(plan):
     pipe = again(plan, scaler=torch.amp.GradScaler("cpu"))
-    ema = pipe.ema(0.5)
+    ema = panpipe.weights.ema(pipe, 0.5)
     pipe.step({name: tensor * torch.inf for name, tensor in batch().items()})
-    assert pipe.skipped
+    assert pipe.metrics.skipped
     assert ema.updates == 0
-    assert torch.equal(ema.tensors["0.weight"], pipe.model[0].weight)
+    assert torch.equal(ema.tensors["0.weight"], pipe._session.model[0].weight)
 
 
 def test_training_continues_unchanged_after_evaluation_with_an_average(plan, tmp_path):
     pipe, other = again(plan), again(plan)
-    ema = pipe.ema(0.9)
+    ema = panpipe.weights.ema(pipe, 0.9)
     for each in (pipe, other):
         each.step(batch())
     before = pipe.evaluate(batch())
@@ -115,7 +117,7 @@ def test_training_continues_unchanged_after_evaluation_with_an_average(plan, tmp
 def test_an_average_is_saved_resumed_and_refused_where_it_is_not_in_the_checkpoint(plan, tmp_path):
     pipe = again(plan)
     pipe.checkpoint(tmp_path / "without")
-    ema = pipe.ema(0.9)
+    ema = panpipe.weights.ema(pipe, 0.9)
     pipe.step(batch())
     pipe.checkpoint(tmp_path / "with")
     ema.save(tmp_path / "weights")
@@ -124,7 +126,7 @@ def test_an_average_is_saved_resumed_and_refused_where_it_is_not_in_the_checkpoi
     saved = load_file(file)
     assert all(torch.equal(saved[name], kept[name]) for name in kept)
     one = again(even(1, 4))
-    again_ema = one.ema(0.9)
+    again_ema = panpipe.weights.ema(one, 0.9)
     one.resume(tmp_path / "with")
     assert again_ema.updates == 1
     assert all(torch.equal(again_ema.tensors[name], kept[name]) for name in kept)
@@ -135,16 +137,18 @@ def test_an_average_is_saved_resumed_and_refused_where_it_is_not_in_the_checkpoi
 @pytest.mark.parametrize("given", [{"decay": 1.5}, {"decay": True}, {"decay": "0.9"}, {"function": 3}])
 def test_invalid_arguments_of_an_average_are_refused(plan, given):
     with pytest.raises(panpipe.RequestError, match=r"decay is|function is"):
-        again(plan).ema(**given)
+        panpipe.weights.ema(again(plan), **given)
 
 
 def test_on_parameters_calls_the_function_once_for_every_parameter(plan):
     pipe = again(plan)
     pipe.step(batch())
-    seen = pipe.on_parameters(lambda name, parameter: (parameter.grad is not None, parameter.clamp_(-0.1, 0.1).shape))
-    assert list(seen) == [name for name, _ in pipe.model.named_parameters()]
+    seen = panpipe.weights.on_parameters(
+        pipe, lambda name, parameter: (parameter.grad is not None, parameter.clamp_(-0.1, 0.1).shape)
+    )
+    assert list(seen) == [name for name, _ in pipe._session.model.named_parameters()]
     assert all(there for there, _ in seen.values())
-    assert all(p.abs().max() <= 0.1 for p in pipe.model.parameters())
+    assert all(p.abs().max() <= 0.1 for p in pipe._session.model.parameters())
 
 
 def test_on_parameters_seeds_random_numbers_by_step_and_parameter(plan):
@@ -152,8 +156,8 @@ def test_on_parameters_seeds_random_numbers_by_step_and_parameter(plan):
         return torch.rand(()).item()
 
     first, second = again(plan), again(plan)
-    numbers = first.on_parameters(drawn)
+    numbers = panpipe.weights.on_parameters(first, drawn)
     torch.rand(3)
-    assert second.on_parameters(drawn) == numbers
+    assert panpipe.weights.on_parameters(second, drawn) == numbers
     assert len(set(numbers.values())) == len(numbers)
-    assert first.on_parameters(drawn) != numbers
+    assert panpipe.weights.on_parameters(first, drawn) != numbers

@@ -53,22 +53,22 @@ def test_evaluation_has_the_loss_of_one_process_and_changes_nothing(name):
     case = ALL[name]
     pipe, alone = pipeline_of(case, 8, 4, optimizer=SGD)
     pipe.step(case.batch(8, F32))
-    alone.load_state_dict(pipe.model.state_dict())
-    before = state(pipe.model)
-    pipe.model.eval()
+    alone.load_state_dict(pipe._session.model.state_dict())
+    before = state(pipe._session.model)
+    pipe._session.model.eval()
     alone.eval()
     for rows in (8, 3, 5):
         batch = case.batch(rows, F32)
         loss = pipe.evaluate(batch)
         assert torch.equal(loss, loss_alone(alone, case.step, batch, 4))
         assert not loss.requires_grad
-    assert not unequal(before, state(pipe.model))
-    assert (pipe.steps, pipe.updates) == (1, 1)
+    assert not unequal(before, state(pipe._session.model))
+    assert (pipe.metrics.steps, pipe.metrics.updates) == (1, 1)
     if name == "weighted":
         assert 0 < pipe.metrics["confidence"] <= 1
     with pytest.raises(RequestError, match=r"the model is in evaluation mode .* model.train\(\)"):
         pipe.step(case.batch(8, F32))
-    pipe.model.train()
+    pipe._session.model.train()
     pipe.step(case.batch(8, F32))
 
 
@@ -87,7 +87,7 @@ def test_every_kind_of_plan_evaluates(schedule):
     chunks = 1 if schedule in ("gpipe", "1f1b", "zb-h2") else 2
     options = {"schedule_name": schedule, "chunks": chunks}
     pipe, alone = pipeline_of(GPT, 8, 4, plan_options=options)
-    pipe.model.eval()
+    pipe._session.model.eval()
     assert torch.equal(pipe.evaluate(tokens(8)), loss_alone(alone.eval(), GPT.step, tokens(8), 4))
     # Other microbatches, another length, and fewer of them.
     assert torch.equal(pipe.evaluate(tokens(3, 5)), loss_alone(alone, GPT.step, tokens(3, 5), 4))
@@ -97,33 +97,33 @@ def test_evaluation_does_not_change_later_training():
     case = ALL["batchnorm"]
     (evaluated, _), (untouched, _) = (pipeline_of(case, 8, 4, optimizer=SGD) for _ in range(2))
     for rows in (8, 8, 6, 8):
-        evaluated.model.eval()
+        evaluated._session.model.eval()
         evaluated.evaluate(case.batch(rows, F32))
-        evaluated.model.train()
+        evaluated._session.model.train()
         evaluated.evaluate(case.batch(8, F32))  # with BatchNorm in training mode: no statistics are written
         evaluated.forward(case.batch(5, F32), logits)
         for pipe in (evaluated, untouched):
             pipe.step(case.batch(rows, F32))
-    assert not unequal(state(evaluated.model), state(untouched.model))
+    assert not unequal(state(evaluated._session.model), state(untouched._session.model))
 
 
 def test_evaluation_keeps_accumulated_gradients():
     (evaluated, _), (untouched, _) = (pipeline_of(WEIGHTED, 8, 4, optimizer=SGD, clip_norm=0.05) for _ in range(2))
     for pipe in (evaluated, untouched):
         pipe.step(tokens(8), update=False)
-    held = state(evaluated.model)
+    held = state(evaluated._session.model)
     assert any(name.endswith("gradient") for name in held)
-    evaluated.model.eval()
+    evaluated._session.model.eval()
     evaluated.evaluate(tokens(6))
     with pytest.raises(WorkerError, match="out of range"):
         evaluated.evaluate(tokens(8, 17))  # more than there are positions: known when it runs
     evaluated.evaluate(tokens(6))
-    assert not unequal(held, state(evaluated.model))
-    evaluated.model.train()
+    assert not unequal(held, state(evaluated._session.model))
+    evaluated._session.model.train()
     for pipe in (evaluated, untouched):
         pipe.step(tokens(6))
-    assert evaluated.grad_norm == untouched.grad_norm
-    assert not unequal(state(evaluated.model), state(untouched.model))
+    assert evaluated.metrics.grad_norm == untouched.metrics.grad_norm
+    assert not unequal(state(evaluated._session.model), state(untouched._session.model))
 
 
 def test_evaluation_in_training_mode_draws_separate_dropout():
@@ -136,7 +136,7 @@ def test_evaluation_in_training_mode_draws_separate_dropout():
 
 def test_one_module_alone_may_be_in_evaluation_mode():
     pipe, alone = pipeline_of(GPT, 8, 4)
-    pipe.model.blocks[0].eval()
+    pipe._session.model.blocks[0].eval()
     alone.blocks[0].eval()
     assert torch.equal(pipe.evaluate(tokens(8)), loss_alone(alone, GPT.step, tokens(8), 4))
 
@@ -148,8 +148,8 @@ def test_trace_of_an_evaluation_has_forwards_and_messages_only():
     pipe, _ = pipeline_of(GPT, 8, 4, plan_options={"schedule_name": "zb-v", "chunks": 2})
     _, trained = pipe.trace_step(tokens(8))
     assert max(sample.bytes for sample in trained.memory) > 0
-    pipe.model.eval()
-    loss, trace = pipe.trace_evaluation(tokens(8))
+    pipe._session.model.eval()
+    loss, trace = pipe.trace_step(tokens(8), evaluate=True)
     assert torch.equal(loss, pipe.evaluate(tokens(8)))
     assert {event.action.kind for event in trace.events} == {Kind.F, Kind.SEND_F, Kind.RECV_F}
     assert sum(event.action.kind is Kind.F for event in trace.events) == 4 * 4
@@ -167,7 +167,7 @@ def test_threads_run_the_simulated_order_of_forwards(tmp_path, capsys):
     pipe = panpipe.pipeline(
         GPT.model(F32), GPT.step, tokens(8), plan=plan, optimizer=SGD, update=panpipe.Update(clip_norm=1.0)
     )
-    _, trace = pipe.trace_evaluation(tokens(8))
+    _, trace = pipe.trace_step(tokens(8), evaluate=True)
     file, measured, simulated = (tmp_path / name for name in ("plan.json", "measured.json", "simulated.json"))
     file.write_text(plan_json(pipe.plan), encoding="utf-8")
     measured.write_text(trace_json({"": trace}), encoding="utf-8")
@@ -229,11 +229,11 @@ def test_simulated_evaluation_takes_the_time_of_its_forwards():
     case = case_of(model, square, lambda rows, dtype: batch[:rows])
     simulated, alone = pipeline_of(case, 8, 4, simulated="2xA100-80GB", optimizer=SGD)
     simulated.step(batch)
-    trained = simulated.trace
-    alone.load_state_dict(simulated.model.state_dict())
-    simulated.model.eval()
+    trained = simulated._session.trainer.state.trace
+    alone.load_state_dict(simulated._session.model.state_dict())
+    simulated._session.model.eval()
     assert torch.equal(simulated.evaluate(batch), loss_alone(alone.eval(), square, batch, 4))
-    trace = simulated.trace
+    trace = simulated._session.trainer.state.trace
     assert trace.source == "simulated"
     assert {event.action.kind for event in trace.events} == {Kind.F, Kind.SEND_F, Kind.RECV_F}
     assert 0 < trace.step_s < trained.step_s
@@ -258,7 +258,7 @@ def nested(model, batch):
 def test_rows_of_any_nesting_are_joined_in_order(schedule):
     options = {"schedule_name": schedule, "chunks": 1 + (schedule == "v-half")}
     pipe, alone = pipeline_of(GPT, 8, 4, plan_options=options)
-    pipe.model.eval()
+    pipe._session.model.eval()
     for rows in (8, 7, 2):
         given = {"x": tokens(rows)["x"]}  # no targets: what the function does not read need not be there
         found, wanted = pipe.forward(given, nested), joined_alone(alone.eval(), nested, given, 4)
@@ -309,7 +309,7 @@ def test_evaluation_uses_a_parameter_that_training_does_not_use():
     with pytest.warns(UserWarning, match="the loss does not depend on it"):
         pipe, _ = pipeline_of(case, 8, 4)
     with torch.no_grad():
-        wanted = pipe.model.other(pipe.model.body(case.batch(8, F32)))
+        wanted = pipe._session.model.other(pipe._session.model.body(case.batch(8, F32)))
     assert torch.equal(pipe.forward(case.batch(8, F32), lambda model, x: model.other(model.body(x))), wanted)
 
 
@@ -382,11 +382,11 @@ def test_batches_of_any_nesting_and_stages_of_several_inputs_and_outputs(devices
     optimizer = SGD(alone.parameters())
     assert torch.equal(loss, reference_step(alone, towers_step, words(8), microbatches=4, seed=3))
     optimizer.step()
-    for (name, mine), theirs in zip(pipe.model.named_parameters(), alone.parameters(), strict=True):
+    for (name, mine), theirs in zip(pipe._session.model.named_parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-7, msg=name)
     assert set(pipe.metrics) == {"joined", "gated", "name"}
     assert pipe.metrics["name"] == 5
-    alone.load_state_dict(pipe.model.state_dict())
+    alone.load_state_dict(pipe._session.model.state_dict())
     for batch in (words(8), words(5), words(8, mask=False)):
         assert torch.equal(pipe.evaluate(batch), loss_alone(alone, towers_step, batch, 4))
         whole = towers_step(alone, batch)[1]

@@ -53,8 +53,8 @@ def pipe():
 
 
 CLEARED = {
-    "the model": lambda pipe: pipe.model.zero_grad(),
-    "the model, to zero": lambda pipe: pipe.model.zero_grad(set_to_none=False),
+    "the model": lambda pipe: pipe._session.model.zero_grad(),
+    "the model, to zero": lambda pipe: pipe._session.model.zero_grad(set_to_none=False),
     "optimizers": lambda pipe: [optimizer.zero_grad() for optimizer in pipe.optimizers.values()],
 }
 
@@ -72,7 +72,7 @@ def test_gradients_after_an_update_may_be_cleared_and_accumulated_ones_changed(p
     optimizer = sgd(list(model.named_parameters()))
     for first, second in ((0, 1), (2, 3)):
         pipe.step(BATCHES[first], update=False)
-        pipe.model.first.bias.grad.mul_(0.5)
+        pipe._session.model.first.bias.grad.mul_(0.5)
         pipe.step(BATCHES[second])
         for clear in CLEARED.values():
             clear(pipe)
@@ -81,5 +81,5 @@ def test_gradients_after_an_update_may_be_cleared_and_accumulated_ones_changed(p
             (fit(model, BATCHES[number]) / 2).backward()
             model.first.bias.grad.mul_(factor)
         optimizer.step()
-    for mine, wanted in zip(pipe.model.parameters(), model.parameters(), strict=True):
+    for mine, wanted in zip(pipe._session.model.parameters(), model.parameters(), strict=True):
         assert (mine - wanted).abs().max() < 1e-12

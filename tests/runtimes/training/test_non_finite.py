@@ -36,7 +36,7 @@ def test_error_names_first_stage_and_microbatch_of_values_that_are_not_finite(va
         with pytest.raises(panpipe.NonFiniteError) as found:
             pipe.step(batch_with(layer, row, value))
         assert (found.value.stage, found.value.microbatch) == (trained_stage(pipe, layer), row // 2)
-        assert found.value.step == pipe.steps
+        assert found.value.step == pipe.metrics.steps
         assert "no parameter was updated" in str(found.value)
         assert "\n" not in str(found.value)
 
@@ -55,7 +55,7 @@ def test_error_names_leaf_and_parameter_that_are_not_finite():
     pipe, _ = poisoned_pipe("raise")
     with pytest.raises(panpipe.NonFiniteError, match=r"batch\['poison'\] is not finite in this microbatch"):
         pipe.step(batch_with(1, 5))
-    weight = dict(pipe.model.named_parameters())["layers.4.linear.bias"]
+    weight = dict(pipe._session.model.named_parameters())["layers.4.linear.bias"]
     with torch.no_grad():
         weight[0] = math.nan
     with pytest.raises(panpipe.NonFiniteError, match=r"parameter 'layers.4.linear.bias' is not finite") as found:
@@ -66,7 +66,7 @@ def test_error_names_leaf_and_parameter_that_are_not_finite():
 def test_loss_itself_is_named_where_all_outputs_are_finite():
     pipe, _ = poisoned_pipe("raise")
     with torch.no_grad():
-        dict(pipe.model.named_parameters())["head.bias"][0] = math.inf
+        dict(pipe._session.model.named_parameters())["head.bias"][0] = math.inf
     with pytest.raises(panpipe.NonFiniteError, match=r"stage 2, with the loss itself \(parameter 'head.bias'") as found:
         pipe.step(batch_with())
     assert (found.value.stage, found.value.microbatch) == (2, 0)
@@ -79,21 +79,23 @@ def test_skipped_step_equals_one_process_that_skips(mode, caplog):
     alone = Skipping(model)
     for layer in (None, 3, None, None, 0, None):
         batch = batch_with(layer, 5)
-        before = parameters(pipe.model), repr([o.state_dict() for o in pipe.optimizers.values()])
+        before = parameters(pipe._session.model), repr([o.state_dict() for o in pipe.optimizers.values()])
         if mode == "raise" and layer is not None:
             with pytest.raises(panpipe.NonFiniteError):
                 pipe.step(batch)
         else:
             pipe.step(batch)
         alone.step(batch)
-        assert pipe.skipped is (layer is not None)
-        torch.testing.assert_close(parameters(pipe.model), parameters(alone.model), rtol=1e-5, atol=1e-6)
-        buffers = [{n: b.nan_to_num(9.0) for n, b in each.named_buffers()} for each in (pipe.model, alone.model)]
+        assert pipe.metrics.skipped is (layer is not None)
+        torch.testing.assert_close(parameters(pipe._session.model), parameters(alone.model), rtol=1e-5, atol=1e-6)
+        buffers = [
+            {n: b.nan_to_num(9.0) for n, b in each.named_buffers()} for each in (pipe._session.model, alone.model)
+        ]
         torch.testing.assert_close(*buffers, rtol=1e-5, atol=1e-6)
         if layer is not None:
-            assert unequal(parameters(pipe.model), before[0]) == []
+            assert unequal(parameters(pipe._session.model), before[0]) == []
             assert repr([o.state_dict() for o in pipe.optimizers.values()]) == before[1]
-    assert (pipe.steps, pipe.updates) == (6, 4)
+    assert (pipe.metrics.steps, pipe.metrics.updates) == (6, 4)
     reported = [r for r in caplog.records if r.name == "panpipe"]
     assert len(reported) == (2 if mode == "skip" else 0)
     assert all(
@@ -103,16 +105,16 @@ def test_skipped_step_equals_one_process_that_skips(mode, caplog):
 
 def test_update_of_accumulated_gradients_is_skipped_if_one_loss_is_not_finite():
     pipe, _ = poisoned_pipe("skip")
-    before = parameters(pipe.model)
+    before = parameters(pipe._session.model)
     pipe.step(batch_with(2), update=False)
     pipe.step(batch_with())
-    assert pipe.skipped
-    assert unequal(parameters(pipe.model), before) == []
+    assert pipe.metrics.skipped
+    assert unequal(parameters(pipe._session.model), before) == []
     pipe.step(batch_with(), update=False)
     pipe.step(batch_with())
-    assert not pipe.skipped
-    assert pipe.updates == 1
-    assert all(p.isfinite().all() for p in pipe.model.parameters())
+    assert not pipe.metrics.skipped
+    assert pipe.metrics.updates == 1
+    assert all(p.isfinite().all() for p in pipe._session.model.parameters())
 
 
 def test_error_drops_accumulated_gradients():
@@ -122,9 +124,9 @@ def test_error_drops_accumulated_gradients():
         pipe.step(batch_with(4), update=False)
     pipe.step(batch_with())
     plain, _ = poisoned_pipe("raise")
-    plain.steps = 2
+    plain._session.trainer.state.steps = 2
     plain.step(batch_with())
-    assert unequal(parameters(pipe.model), parameters(plain.model)) == []
+    assert unequal(parameters(pipe._session.model), parameters(plain._session.model)) == []
 
 
 def test_warning_is_issued_once_in_a_row_and_training_goes_on():
@@ -136,8 +138,8 @@ def test_warning_is_issued_once_in_a_row_and_training_goes_on():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         pipe.step(batch_with())
-    assert pipe.updates == 2
-    assert not pipe.skipped
+    assert pipe.metrics.updates == 2
+    assert not pipe.metrics.skipped
 
 
 def test_no_check_where_none_is_asked_for():
@@ -152,14 +154,14 @@ def test_scaler_skips_and_scales_by_gradients_alone(mode):
     scaler = Scaler(init_scale=2.0**10)
     pipe, _ = pipeline_of(TAPPED, 8, 4, optimizer=SGD, on_nonfinite=mode, scaler=scaler)
     pipe.step(tapped_batch(8, torch.float32, 1))  # gradients overflow, and the loss is finite
-    assert (pipe.skipped, scaler.get_scale()) == (True, 2.0**9)
+    assert (pipe.metrics.skipped, scaler.get_scale()) == (True, 2.0**9)
     batch = tapped_batch(8, torch.float32)
     batch["x"][0] = math.nan
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         pipe.step(batch)
-    assert (pipe.skipped, scaler.get_scale()) == (True, 2.0**8)
-    assert all(p.isfinite().all() for p in pipe.model.parameters())
+    assert (pipe.metrics.skipped, scaler.get_scale()) == (True, 2.0**8)
+    assert all(p.isfinite().all() for p in pipe._session.model.parameters())
 
 
 def test_values_of_on_nonfinite_that_are_unknown_are_refused():

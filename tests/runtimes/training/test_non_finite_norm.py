@@ -26,7 +26,7 @@ def test_update_with_a_norm_that_is_not_finite_is_not_made(mode, clip_norm, capl
         rf"'root.shift' in stage {stage} is not finite; no parameter was updated$"
     )
     for number, zero in enumerate((False, True, False), 1):
-        before = parameters(pipe.model)
+        before = parameters(pipe._session.model)
         given = root_batch(8, torch.float32, zero)
         if zero and mode == "raise":
             with pytest.raises(panpipe.NonFiniteError, match=said) as found:
@@ -34,13 +34,13 @@ def test_update_with_a_norm_that_is_not_finite_is_not_made(mode, clip_norm, capl
             assert (found.value.step, found.value.stage) == (2, stage)
         else:
             assert pipe.step(given).isfinite()
-        assert pipe.skipped is zero
-        assert (unequal(parameters(pipe.model), before) == []) is zero
+        assert pipe.metrics.skipped is zero
+        assert (unequal(parameters(pipe._session.model), before) == []) is zero
         if not zero:
             undisturbed.step(given)
-        assert pipe.steps == number
-    assert pipe.updates == 2
-    assert unequal(parameters(pipe.model), parameters(undisturbed.model)) == []
+        assert pipe.metrics.steps == number
+    assert pipe.metrics.updates == 2
+    assert unequal(parameters(pipe._session.model), parameters(undisturbed._session.model)) == []
     reported = [r.getMessage() for r in caplog.records if r.name == "panpipe" and r.levelno == logging.WARNING]
     assert len(reported) == (mode == "skip")
 
@@ -59,13 +59,13 @@ def test_without_clipping_or_without_a_check_the_update_is_made():
     zero = root_batch(8, torch.float32, zero=True)
     for pipe in (pipe_of("skip"), pipe_of(None, clip_norm=1.0)):
         assert pipe.step(zero).isfinite()
-        assert not pipe.skipped
-        assert not all(p.isfinite().all() for p in pipe.model.parameters())
+        assert not pipe.metrics.skipped
+        assert not all(p.isfinite().all() for p in pipe._session.model.parameters())
 
 
 def test_scaler_skips_the_update_by_itself():
     pipe = pipe_of("raise", clip_norm=1.0, scaler=torch.amp.GradScaler("cpu", init_scale=2.0))
-    before = parameters(pipe.model)
+    before = parameters(pipe._session.model)
     pipe.step(root_batch(8, torch.float32, zero=True))
-    assert pipe.skipped
-    assert unequal(parameters(pipe.model), before) == []
+    assert pipe.metrics.skipped
+    assert unequal(parameters(pipe._session.model), before) == []

@@ -17,6 +17,7 @@ from panpipe.runtimes.optimizer.optimizers import state_share
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.profile import measured_cluster, operator_profile
+from panpipe.runtimes.session import Session
 from panpipe.runtimes.weights import places, weights_from
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -105,9 +106,9 @@ def test_initial_values_do_not_depend_on_the_plan(name):
         model, before = empty(name), torch.get_rng_state()
         pipe = pipeline(model, name, plan=even_plan(operators, devices, 4, **options))
         assert torch.equal(torch.get_rng_state(), before)
-        for stage in pipe.stage_parameters.values():
-            assert_equal({n: p.detach() for n, p in stage.items()}, {n: values(pipe.model)[n] for n in stage})
-        found.append(values(pipe.model))
+        for stage in pipe._session.stage_parameters.values():
+            assert_equal({n: p.detach() for n, p in stage.items()}, {n: values(pipe._session.model)[n] for n in stage})
+        found.append(values(pipe._session.model))
     for other in found[1:]:
         assert_equal(other, found[0])
     assert_equal(values(pipeline(empty(name), name, seed=7).model), found[0])
@@ -124,9 +125,9 @@ def test_a_process_draws_the_same_numbers_for_the_part_of_a_module_that_it_holds
 
 def test_a_tied_weight_is_initialised_once_by_the_module_of_its_first_name():
     pipe = pipeline(empty())
-    assert pipe.model.head.weight is pipe.model.embedding.weight
+    assert pipe._session.model.head.weight is pipe._session.model.embedding.weight
     alone = empty()
-    assert torch.equal(pipe.model.embedding.weight, filled(alone, ["embedding.weight"])["embedding.weight"])
+    assert torch.equal(pipe._session.model.embedding.weight, filled(alone, ["embedding.weight"])["embedding.weight"])
 
 
 def test_user_function_initialises():
@@ -181,7 +182,7 @@ def test_initialised_model_trains_like_one_process():
     optimizer = lambda named: torch.optim.SGD(named, lr=0.1)  # noqa: E731
     pipe = pipeline(empty(CONV), CONV, optimizer=optimizer)
     alone = case.model(F32)
-    alone.load_state_dict(pipe.model.state_dict())
+    alone.load_state_dict(pipe._session.model.state_dict())
     trained = optimizer(alone.named_parameters())
     for index in range(3):
         found = pipe.step(case.batch(8, F32)).item()
@@ -204,10 +205,10 @@ def test_pipeline_has_no_memory_for_parameters_until_values_are_loaded():
     operators = captured_once(case, F32, 8, 4)
     plan = even_plan(operators, 2, 4)
     example = Example(empty(), case.step, split_batch(case.batch(8, F32), 4)[0], operators)
-    pipe = Pipeline(example, plan, ThreadTeam(2), Training(optimizer=torch.optim.AdamW, seed=7))
+    pipe = Pipeline(Session(example, plan, ThreadTeam(2), Training(optimizer=torch.optim.AdamW, seed=7)))
     assert sum(storages(pipe)) == 0
     assert not any("optimizer" in vars(state) for state in pipe._trainer.stages.states.values())
-    pipe.load(weights_from(None, pipe.model, 7))
+    pipe._session.load(weights_from(None, pipe._session.model, 7))
     assert min(storages(pipe)) > 0
     first = pipe.step(case.batch(8, F32)).item()
     assert first == pipeline(empty(), plan=plan, optimizer=torch.optim.AdamW).step(case.batch(8, F32)).item()
@@ -270,7 +271,7 @@ def test_saved_weights_are_read_under_another_plan(name, tmp_path):
     pipe = pipeline(empty(name), name, optimizer=torch.optim.SGD)
     pipe.step(case.batch(8, F32))
     pipe.save(tmp_path / "a" / "b")
-    wanted = values(pipe.model)
+    wanted = values(pipe._session.model)
     for path in (tmp_path / "a" / "b", tmp_path / "a" / "b" / "model.safetensors.index.json"):
         assert_equal(values(pipeline(empty(name), name, devices=3, weights=path).model), wanted)
     file = tmp_path / "a" / "b" / "model-00001-of-00001.safetensors"

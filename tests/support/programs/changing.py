@@ -16,6 +16,7 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
+from panpipe.runtimes.session import Session
 from panpipe.runtimes.weights import weights_from
 from torch import Tensor, nn
 
@@ -100,8 +101,8 @@ def pipelined(make: Callable[[], Program], devices: int = 2) -> tuple[list[float
     operators = operators_of(capture_step(model, program.step, pieces[0].batch))
     plan = even_plan(operators, devices, MICROBATCHES)
     example = Example(model, program.step, pieces[0], operators)
-    pipe = Pipeline(example, plan, ThreadTeam(devices), Training(optimizer=program.optimizer, seed=1))
-    pipe.load(weights_from(None, model, 1))
+    pipe = Pipeline(Session(example, plan, ThreadTeam(devices), Training(optimizer=program.optimizer, seed=1)))
+    pipe._session.load(weights_from(None, model, 1))
     for number, batch in enumerate(given):
         program.between(number)
         if program.evaluated:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 from zlib import crc32
 
+import panpipe
 import torch
 from attrs import evolve, frozen
 from panpipe.runtimes.launch.team import Team
@@ -80,10 +81,10 @@ class Setting:
 
 def bits(pipe: Pipeline) -> list[Any]:
     """Checksums of what this process holds: gradients, parameters and buffers."""
-    with pipe.whole_parameters():
-        held = [p for p in pipe.model.parameters() if not p.is_meta]
+    with panpipe.weights.whole_parameters(pipe):
+        held = [p for p in pipe._session.model.parameters() if not p.is_meta]
         tensors = [*(p.grad for p in held if p.grad is not None), *held]
-        tensors += [b for b in pipe.model.buffers() if not b.is_meta]
+        tensors += [b for b in pipe._session.model.buffers() if not b.is_meta]
         return [crc32(tensor.detach().contiguous().numpy().tobytes()) for tensor in tensors]
 
 
@@ -109,7 +110,7 @@ def batchnorm_and_evaluation_in_between(setting: Setting) -> list[Any]:
             found += steps(pipe, batch)
             copies = [each.memory.copies for each in pipe._trainer.offloads.values()]
             for training in (False, True):
-                pipe.model.train(training)
+                pipe._session.model.train(training)
                 found.append(pipe.evaluate(batch).item().hex())
             assert [each.memory.copies for each in pipe._trainer.offloads.values()] == copies
     return found
@@ -120,7 +121,7 @@ def accumulation_and_clipping(setting: Setting) -> list[Any]:
     found, batch = [], setting.batch(GPT)
     with setting.pipeline(GPT, Training(clip_norm=0.05)) as pipe:
         for _ in range(2):
-            found += [*steps(pipe, batch, update=False), *steps(pipe, batch), pipe.grad_norm.hex()]
+            found += [*steps(pipe, batch, update=False), *steps(pipe, batch), pipe.metrics.grad_norm.hex()]
     return found
 
 
@@ -132,7 +133,7 @@ def scaled_losses_of_float16(setting: Setting) -> list[Any]:
     with setting.pipeline(TAPPED, Training(clip_norm=0.05, scaler=scaler)) as pipe:
         for overflow in (None, LAYERS - 1, None):
             found += steps(pipe, tapped_batch(rows, F32, overflow if last else None))
-            found += [pipe.skipped, scaler.get_scale()]
+            found += [pipe.metrics.skipped, scaler.get_scale()]
         assert found.count(True) == 1
     return found
 

@@ -63,8 +63,8 @@ def train(pipe: Pipeline, name: str, steps: int) -> list[float]:
     """Losses of some steps on batches that differ."""
     found = []
     for _ in range(steps):
-        batch = CASES[name].batch(8 + pipe.steps, F32)
-        found.append(pipe.step({key: value[pipe.steps :] for key, value in batch.items()}).item())
+        batch = CASES[name].batch(8 + pipe.metrics.steps, F32)
+        found.append(pipe.step({key: value[pipe.metrics.steps :] for key, value in batch.items()}).item())
     return found
 
 

@@ -56,7 +56,7 @@ class Pair:
         """Train both on some batches; how far losses and this process's tensors are apart, at most."""
         found = [0.0]
         for batch in batches:
-            index = self.pipe.steps
+            index = self.pipe.metrics.steps
             loss = self.pipe.step(batch)
             wanted = reference_step(
                 self.alone, self.case.step, batch, microbatches=self.microbatches, seed=SEED, index=index
@@ -64,6 +64,8 @@ class Pair:
             self.optimizer.step()
             found.append(abs(loss.item() - wanted.item()))
         both = itertools.chain(self.alone.named_parameters(), self.alone.named_buffers())
-        mine = dict(itertools.chain(self.pipe.model.named_parameters(), self.pipe.model.named_buffers()))
+        mine = dict(
+            itertools.chain(self.pipe._session.model.named_parameters(), self.pipe._session.model.named_buffers())
+        )
         found += [(mine[key] - wanted).abs().max().item() for key, wanted in both if not mine[key].is_meta]
         return float(torch.tensor(found).max())  # NaN if one is NaN, which Python's max would lose

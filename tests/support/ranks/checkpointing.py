@@ -26,12 +26,14 @@ def main() -> None:
     last = panpipe.latest_checkpoint(folder)
     if last is not None:
         pipe.resume(last)
-    print("begins", pipe.steps, flush=True)
+    print("begins", pipe.metrics.steps, flush=True)
     folder.joinpath("pid.new").write_text(str(os.getpid()), encoding="utf-8")
     folder.joinpath("pid.new").rename(folder / "pid")  # whoever reads it finds all of it
-    while pipe.steps < steps:
-        print(pipe.steps, *(loss.hex() for loss in train(pipe, CASE, 1)), flush=True)
-        pipe.checkpoint(folder / f"step-{pipe.steps}", wait=how != ["ASYNC"], keep=None if how == ["ALL"] else 2)
+    while pipe.metrics.steps < steps:
+        print(pipe.metrics.steps, *(loss.hex() for loss in train(pipe, CASE, 1)), flush=True)
+        pipe.checkpoint(
+            folder / f"step-{pipe.metrics.steps}", wait=how != ["ASYNC"], keep=None if how == ["ALL"] else 2
+        )
     pipe.close()
 
 

@@ -113,7 +113,7 @@ def main() -> None:
         model, step, batch, optimizer=torch.optim.AdamW, plan=plan, run=panpipe.Run(replan="auto", progress=False),
     )  # fmt: skip
     pipes.append(pipe)
-    average = pipe.ema(0.9)
+    average = panpipe.weights.ema(pipe, 0.9)
     times, losses, sizes = [], [], []
     for index in range(STEPS):
         active[0] = rank == 1 and index >= slow_at >= 0

@@ -138,7 +138,7 @@ def loads(pipe: Pipeline, batch: Any) -> None:
 
 def pauses(pipe: Pipeline, batch: Any) -> None:
     """Does something else for longer than the limit, as all ranks do, once."""
-    if pipe.steps == 2:
+    if pipe.metrics.steps == 2:
         time.sleep(3 * float(os.environ["PANPIPE_TIMEOUT_S"]))
     pipe.step(batch)
 
@@ -169,7 +169,7 @@ def is_visited(pipe: Pipeline, batch: Any) -> None:
 
 def signals(pipe: Pipeline, batch: Any) -> None:
     """Asks the other rank where every rank is, while that waits."""
-    if pipe.steps == 2:
+    if pipe.metrics.steps == 2:
         time.sleep(2)
         os.kill(int(Path(sys.argv[2], "0.pid").read_text(encoding="utf-8")), signal.SIGUSR1)
         time.sleep(4)

@@ -26,11 +26,11 @@ def skipped_together(team: Team) -> dict[str, Any]:
             batches[-1] = poisoned_batch(8, torch.float32, LAYERS - 1, 4)
         pipe.step(batches[team.replica])
         alone.step(*batches)
-        skipped.append(pipe.skipped)
-    own, wanted = parameters(pipe.model), parameters(alone.model)
+        skipped.append(pipe.metrics.skipped)
+    own, wanted = parameters(pipe._session.model), parameters(alone.model)
     return {
         "skipped": skipped,
-        "stages": sorted(pipe.stage_parameters),
+        "stages": sorted(pipe._session.stage_parameters),
         "bits": {name: p.flatten().tolist() for name, p in own.items()},
         "distance": max((p - wanted[name]).abs().max().item() for name, p in own.items()),
         "raised": _raised(team),
@@ -52,19 +52,19 @@ def _raised(team: Team) -> list[Any]:
 def _raised_for_the_norm(team: Team) -> list[Any]:
     """A step in which the loss of the last replica is finite, and one of its gradients is not."""
     pipe = pipeline_on(team, ROOT, 8, 4, SGD, training=Training(on_nonfinite="raise", clip_norm=1.0))
-    before = parameters(pipe.model)
+    before = parameters(pipe._session.model)
     try:
         pipe.step(root_batch(8, torch.float32, zero=team.replica == team.replicas - 1))
     except panpipe.NonFiniteError as failure:
-        changed = unequal(parameters(pipe.model), before)
+        changed = unequal(parameters(pipe._session.model), before)
         return [str(failure), failure.stage, changed]
     return []
 
 
 def monitored_steps(team: Team) -> dict[str, Any]:
     """The reports of two steps, on the rank whose monitors are called."""
-    reports: list[panpipe.StepReport] = []
+    reports: list[panpipe.monitors.StepReport] = []
     pipe = pipeline_on(team, POISONED, 8, 4, SGD, training=Training(clip_norm=1.0), monitors=[reports.append])
     for _ in range(2):
         pipe.step(poisoned_batch(8, torch.float32))
-    return {"reports": [asdict(report) for report in reports], "norm": pipe.grad_norm}
+    return {"reports": [asdict(report) for report in reports], "norm": pipe.metrics.grad_norm}

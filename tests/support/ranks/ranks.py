@@ -141,14 +141,14 @@ def ownership(team):
     name = "tied gpt with dropout"
     pipe = build(team, name, torch.float32, 8, None, 4)
     pipe.step(CASES[name].batch(8, torch.float32))
-    here = {name for name, p in pipe.model.named_parameters() if not p.is_meta}
+    here = {name for name, p in pipe._session.model.named_parameters() if not p.is_meta}
     planned = {p for stage in pipe.plan.stages if stage.device in team.local for p in stage.parameters}
     states = [s.optimizer for s in pipe._trainer.stages.states.values()]
     return {
         "here": sorted(here),
         "planned": sorted(planned),
         "with state": sum(len(o.state) for o in states),
-        "all": sorted(name for name, _ in pipe.model.named_parameters()),
+        "all": sorted(name for name, _ in pipe._session.model.named_parameters()),
     }
 
 
@@ -189,7 +189,7 @@ def foreign_group(team):
 
     team.sum_over_processes = sum_over_processes
     pipe = pipeline_on(team, GPT, 8, 4, OPTIMIZER, training=Training(clip_norm=0.5))
-    return {"losses": [pipe.step(tokens(8)).item() for _ in range(2)], "norm": pipe.grad_norm}
+    return {"losses": [pipe.step(tokens(8)).item() for _ in range(2)], "norm": pipe.metrics.grad_norm}
 
 
 @captures((GPT, torch.float64, 10, 4, PLANS["interleaved"]))
@@ -308,10 +308,10 @@ def evaluation(team):
     case = CASES["tied gpt with dropout"]
     pair = Pair(team, case, 8, 4)
     pipe, alone = pair.pipe, pair.alone
-    for model in (pipe.model, alone):
+    for model in (pipe._session.model, alone):
         model.eval()
     pipe.evaluate(tokens(8))
-    before = state(pipe.model)
+    before = state(pipe._session.model)
     batches = [tokens(8), tokens(3), tokens(6, 7)]
 
     def logits(model, batch):
@@ -326,15 +326,15 @@ def evaluation(team):
         ],
     }
     alone_here = pipe.forward(tokens(8), lambda model, batch: model(batch["x"]), everywhere=False)
-    traced, _ = pipe.trace_evaluation(tokens(8))
+    traced, _ = pipe.trace_step(tokens(8), evaluate=True)
     found["here"] = [alone_here is not None, traced.item() == found["losses"][0]]
-    found["unequal"] = unequal(before, state(pipe.model))
-    pipe.model.blocks.train(team.local == (1,))
+    found["unequal"] = unequal(before, state(pipe._session.model))
+    pipe._session.model.blocks.train(team.local == (1,))
     try:
         pipe.evaluate(tokens(8))
     except panpipe.RequestError as refusal:
         found["refused"] = str(refusal)
-    pipe.model.train()
+    pipe._session.model.train()
     alone.train()
     found["afterwards"] = pair.distance([tokens(8), tokens(3)])
     return found
@@ -347,9 +347,9 @@ def evaluation_of_replicas(team):
     trained = Trained(team, case, 4, 2)
     plain = Trained(team, CASES["tied gpt with dropout"], 4, 2)
     for each in (trained, plain):
-        each.pipe.model.eval()
+        each.pipe._session.model.eval()
         each.alone.eval()
-    before, found = state(trained.pipe.model), {}
+    before, found = state(trained.pipe._session.model), {}
     for key, each, rows in (("loss", trained, [4, 4]), ("other", plain, [3, 4])):
         parts = batches(each.case, team.replicas, rows)
         found[key] = each.pipe.evaluate(parts[team.replica]).item()
@@ -362,7 +362,7 @@ def evaluation_of_replicas(team):
 
     mine = parts[team.replica]
     found["rows"] = torch.equal(plain.pipe.forward(mine, logits), joined_alone(plain.alone, logits, mine, 2))
-    found["unequal"] = unequal(before, state(trained.pipe.model))
+    found["unequal"] = unequal(before, state(trained.pipe._session.model))
     return found
 
 
@@ -378,7 +378,7 @@ def dying(team):
     pipe = build(team, name, torch.float32, 8, None, 4)
 
     def die():
-        if pipe.steps < 2 or next(left, None) is not None:
+        if pipe.metrics.steps < 2 or next(left, None) is not None:
             return
         if starved is not None:
             process = Path(sys.argv[2], f"{starved}.pid").read_text(encoding="utf-8")
@@ -408,7 +408,7 @@ def dying(team):
             for method in methods:
                 setattr(StageRun, method, dying_in(getattr(StageRun, method)))
     for _ in range(1000):
-        evaluating = place == "EVALUATE" and pipe.steps == 2
+        evaluating = place == "EVALUATE" and pipe.metrics.steps == 2
         (pipe.evaluate if evaluating else pipe.step)(CASES[name].batch(8, torch.float32))
 
 
@@ -623,9 +623,8 @@ def whole(team):
         case.model(torch.float32),
         case.step,
         batch[0],
-        **grouped(plan=plan, weights=folder / "saved", seed=0, **{**options, "mesh": mesh}),
+        **grouped(plan=plan, weights=folder / "saved", seed=0, first_step=3, **{**options, "mesh": mesh}),
     )
-    again.steps = 3
     loaded = again.step(batch[replica]).item()
     again.close()
     return {
@@ -735,11 +734,11 @@ def resumed(team):
     if (folder / "a").exists():
         pipe.resume(folder / "a")
     half = [{key: value.chunk(team.replicas)[team.replica] for key, value in batch.items()} for batch in batches]
-    losses = [pipe.step(half[index]).item() for index in range(pipe.steps, stop)]
+    losses = [pipe.step(half[index]).item() for index in range(pipe.metrics.steps, stop)]
     if not (folder / "a").exists():
         pipe.checkpoint(folder / "a")
-    mine = {name: p.tolist() for name, p in pipe.model.named_parameters() if not p.is_meta}
-    return {"losses": losses, "rates": pipe.learning_rates, "parameters": mine, "steps": pipe.steps}
+    mine = {name: p.tolist() for name, p in pipe._session.model.named_parameters() if not p.is_meta}
+    return {"losses": losses, "rates": pipe.metrics.learning_rates, "parameters": mine, "steps": pipe.metrics.steps}
 
 
 @captures((GPT, torch.float64, 8, 4))
@@ -758,17 +757,17 @@ def idle(team):
         losses.append(pipe.step(tokens(8)).item())
     pipe.checkpoint(folder / "a", wait=False)
     later = pipe.step(tokens(8)).item()
-    pipe.wait_for_checkpoint()
+    pipe._session.checkpoints.wait()
     pipe.resume(folder / "a")
     again = pipe.step(tokens(8)).item()
     _, trace = pipe.trace_step(tokens(8))
-    pipe.model.eval()
+    pipe._session.model.eval()
     pipe.evaluate(tokens(8))
     rows = pipe.forward(tokens(8), _logits)
     return {
         "losses": losses, "alone": wanted, "again": [later, again], "rows": rows.shape[0],
         "devices": sorted({event.device for event in trace.events}),
-        "here": sum(not parameter.is_meta for parameter in pipe.model.parameters()),
+        "here": sum(not parameter.is_meta for parameter in pipe._session.model.parameters()),
     }  # fmt: skip
 
 
@@ -786,7 +785,7 @@ def saving(team):
     second = loss()
     pipe.checkpoint(folder / "step-2", wait=False)
     third = loss()
-    pipe.wait_for_checkpoint()
+    pipe._session.checkpoints.wait()
     pipe.resume(folder / "step-1")
     found = {"again": [loss(), loss()] == [second, third], "files": sorted(os.listdir(folder / "step-1"))}
     own = shutil.copytree(folder / "step-1", folder / f"own{rank}")
@@ -803,7 +802,7 @@ def saving(team):
     found["written on rank 0 alone"] = refusal(lambda: pipe.checkpoint(folder / "step-3"))
     pipe.checkpoint(folder / "step-3", wait=False)
     found["later"] = refusal(lambda: [loss() for _ in range(10_000)])
-    found["refused at"] = pipe.steps
+    found["refused at"] = pipe.metrics.steps
     loss()  # raised once
     resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     pipe.checkpoint(folder / "step-3", keep=1)
@@ -853,13 +852,17 @@ def shuffled(team):
     pipe.step(batch)
     pipe.evaluate(batch)
     pipe.forward(batch, _logits)
-    before = [p.detach().clone() for stage in pipe.stage_parameters.values() for p in stage.values()]
+    before = [p.detach().clone() for stage in pipe._session.stage_parameters.values() for p in stage.values()]
 
     def unchanged():
-        now = [p.detach() for stage in pipe.stage_parameters.values() for p in stage.values()]
+        now = [p.detach() for stage in pipe._session.stage_parameters.values() for p in stage.values()]
         return all(map(torch.equal, before, now))
 
-    found = {"step": refusal(lambda: pipe.step(mixed)), "steps": [pipe.steps, pipe.updates], "unchanged": unchanged()}
+    found = {
+        "step": refusal(lambda: pipe.step(mixed)),
+        "steps": [pipe.metrics.steps, pipe.metrics.updates],
+        "unchanged": unchanged(),
+    }
     found["evaluate"] = refusal(lambda: pipe.evaluate(mixed))
     found["forward"] = refusal(lambda: pipe.forward(mixed, _logits))
     found["new shape"] = refusal(lambda: pipe.step({name: leaf[:6] for name, leaf in mixed.items()}))
@@ -878,22 +881,22 @@ def _logits(model, batch):
 def holding(team):
     """What is said of a parameter that the other rank holds; and that shapes, modes and files are as ever."""
     pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
-    averages = [torch.zeros(p.shape, dtype=p.dtype) for p in pipe.model.parameters()]
+    averages = [torch.zeros(p.shape, dtype=p.dtype) for p in pipe._session.model.parameters()]
     pipe.step(tokens(8))
-    elsewhere = {name: p for name, p in pipe.model.named_parameters() if p.is_meta}
+    elsewhere = {name: p for name, p in pipe._session.model.named_parameters() if p.is_meta}
     name = next(iter(elsewhere))
 
     def average():
         with torch.no_grad():
-            for mine, p in zip(averages, pipe.model.parameters(), strict=True):
+            for mine, p in zip(averages, pipe._session.model.parameters(), strict=True):
                 mine.mul_(0.9).add_(p, alpha=0.1)
 
     found = {"average": refusal(average), "name": name}
     pipe.step(tokens(6, 7))
-    pipe.model.eval()
+    pipe._session.model.eval()
     pipe.evaluate(tokens(8))
     pipe.forward(tokens(8), _logits)
-    pipe.model.train()
+    pipe._session.model.train()
     pipe.save(Path(sys.argv[2], "saved"))
     pipe.checkpoint(Path(sys.argv[2], "checkpoint"))
     pipe.resume(Path(sys.argv[2], "checkpoint"))
@@ -905,8 +908,8 @@ def holding(team):
 def averaging(team):
     """An average of the weights on ranks, compared with a loop over what each holds; a checkpoint and an evaluation."""
     pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
-    ema = pipe.ema(0.9)
-    held = {name: p for name, p in pipe.model.named_parameters() if not p.is_meta}
+    ema = panpipe.weights.ema(pipe, 0.9)
+    held = {name: p for name, p in pipe._session.model.named_parameters() if not p.is_meta}
     own = {name: p.detach().clone() for name, p in held.items()}
     for _ in range(3):
         pipe.step(tokens(8), update=False)
@@ -914,18 +917,18 @@ def averaging(team):
         for name, p in held.items():
             own[name].lerp_(p.detach(), 1 - 0.9)
     found = {"equal": all(torch.equal(own[name], ema.tensors[name]) for name in held), "names": sorted(ema.tensors)}
-    pipe.model.eval()
+    pipe._session.model.eval()
     before = pipe.evaluate(tokens(8))
     with ema.applied():
         found["refused"] = refusal(lambda: pipe.step(tokens(8)))
         found["other loss"] = not torch.equal(before, pipe.evaluate(tokens(8)))
     found["same loss"] = torch.equal(before, pipe.evaluate(tokens(8)))
-    pipe.model.train()
+    pipe._session.model.train()
     pipe.checkpoint(Path(sys.argv[2], "with average"))
     pipe.step(tokens(8))
     pipe.resume(Path(sys.argv[2], "with average"))
     found["resumed"] = ema.updates == 3 and all(torch.equal(own[name], ema.tensors[name]) for name in held)
-    noise = pipe.on_parameters(lambda name, p: p.add_(torch.randn_like(p)).sum().item())
+    noise = panpipe.weights.on_parameters(pipe, lambda name, p: p.add_(torch.randn_like(p)).sum().item())
     return {**found, "noise": noise}
 
 
@@ -974,10 +977,10 @@ def values(team):
     pipe.step(tokens(8))
     found = {}
     for rate in (0.25 + 0.125 * team.rank_here, 0.5):
-        for block in pipe.model.blocks:
+        for block in pipe._session.model.blocks:
             block.dropout = rate
         found[f"rate {len(found)}"] = refusal(lambda: pipe.step(tokens(8)))
-    return {**found, "steps": pipe.steps}
+    return {**found, "steps": pipe.metrics.steps}
 
 
 @captures((GPT, torch.float64, 8, 4))
@@ -985,7 +988,7 @@ def apart_in_values(team):
     """Rank 1 alone changes what the step reads."""
     pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
     pipe.step(tokens(8))
-    for block in pipe.model.blocks:
+    for block in pipe._session.model.blocks:
         block.dropout = 0.1 + 0.25 * team.rank_here
     pipe.step(tokens(8))
 
@@ -1053,7 +1056,7 @@ def _bits(team, plan, tier):
     found = []
     for _ in range(2):
         found.append(pipe.step(GPT.batch(12, torch.float32)).item().hex())
-        gradients = [p.grad for p in pipe.model.parameters() if not p.is_meta and p.grad is not None]
+        gradients = [p.grad for p in pipe._session.model.parameters() if not p.is_meta and p.grad is not None]
         found += [crc32(gradient.numpy().tobytes()) for gradient in gradients]
     for each in pipe._trainer.offloads.values():
         each.memory.close()

@@ -4,6 +4,7 @@ import copy
 from typing import Any
 from zlib import crc32
 
+import panpipe
 import pytest
 import torch
 from attrs import evolve
@@ -51,9 +52,9 @@ def plan_of(case: Case, team: Team, dtype: torch.dtype = DTYPE, **options: Any) 
 def replanner_of(pipe: Pipeline, case: Case, dtype: torch.dtype = DTYPE) -> Replanner:
     """What plans again for a pipeline."""
     piece = split_batch(case.batch(8, dtype), 4, dims_once(case, dtype, 8, "cpu"))[0]
-    example = Example(pipe.model, case.step, piece, captured_once(case, dtype, 8, 4))
+    example = Example(pipe._session.model, case.step, piece, captured_once(case, dtype, 8, 4))
     options = PlanningOptions(oracle=longest_path, cut_oracle=longest_path)
-    return Replanner(example, options, ProgramOptions(), Guards(pipe.model, case.step).key)
+    return Replanner(example, options, ProgramOptions(), Guards(pipe._session.model, case.step).key)
 
 
 def replannable(case: Case, team: Team | None = None) -> Pipeline:
@@ -61,14 +62,14 @@ def replannable(case: Case, team: Team | None = None) -> Pipeline:
     team = team or ThreadTeam(2)
     training = Training(clip_norm=0.5, scheduler=lambda made: lr_scheduler.StepLR(made, 2, 0.5))
     pipe = pipeline_on(team, case, 8, 4, torch.optim.AdamW, plan=plan_of(case, team), training=training)
-    pipe.replanner = replanner_of(pipe, case)
+    pipe._session.replanner = replanner_of(pipe, case)
     return pipe
 
 
 def move(pipe: Pipeline, plan: Plan) -> None:
     """Move its stages to those of a plan."""
-    assert pipe.replanner is not None
-    pipe.replanner.move(pipe._trainer, pipe.checkpoints, plan)
+    assert pipe._session.replanner is not None
+    pipe._session.replanner.move(pipe._trainer, pipe._session.checkpoints, plan)
 
 
 def moved_and_not(team: Team, name: str) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def moved_and_not(team: Team, name: str) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for moves in (True, False):
         pipe = replannable(case, team)
-        average, losses = pipe.ema(0.5), []
+        average, losses = panpipe.weights.ema(pipe, 0.5), []
         for change in (None, *CHANGES[name]):
             if moves and change is not None:
                 move(pipe, plan_of(case, team, **change))
@@ -88,11 +89,11 @@ def moved_and_not(team: Team, name: str) -> dict[str, Any]:
         entries |= {f"average {key}": value for key, value in average.tensors.items()}
         found["moved" if moves else "kept"] = {
             "losses": losses,
-            "norm": pipe.grad_norm,
-            "rates": pipe.learning_rates,
-            "counts": [pipe.steps, pipe.updates, average.updates],
+            "norm": pipe.metrics.grad_norm,
+            "rates": pipe.metrics.learning_rates,
+            "counts": [pipe.metrics.steps, pipe.metrics.updates, average.updates],
             "bits": {key: _bits(value) for key, value in entries.items()},
-            "stages": sorted(pipe.stage_parameters),
+            "stages": sorted(pipe._session.stage_parameters),
         }
     return found
 
@@ -115,8 +116,12 @@ def moved_while_sharing(team: Team, case: Case, level: str) -> dict[str, float]:
     kept = AveragedModel(alone, multi_avg_fn=get_ema_multi_avg_fn(0.5))
     plan = shared(plan_of(case, team, F64), level)
     pipe = pipeline_on(team, case, 8, 4, two_groups, dtype=F64, model=model, plan=plan, training=training)
-    pipe.replanner = replanner_of(pipe, case, F64)
-    average, found, references = pipe.ema(0.5), dict[str, float](), dict(pipe.model.named_parameters())
+    pipe._session.replanner = replanner_of(pipe, case, F64)
+    average, found, references = (
+        panpipe.weights.ema(pipe, 0.5),
+        dict[str, float](),
+        dict(pipe._session.model.named_parameters()),
+    )
     kept.update_parameters(alone)
     with pytest.raises((RequestError, KeyError)):  # and nothing has changed
         move(pipe, plan_of(CASES["batchnorm with a skip"], team))
@@ -130,7 +135,7 @@ def moved_while_sharing(team: Team, case: Case, level: str) -> dict[str, float]:
         for rows in ([8] * team.replicas, [8, 2, 1]):
             parts = batches(case, team.replicas, rows)
             loss = pipe.step(parts[team.replica]).item()
-            index = pipe.steps - 1
+            index = pipe.metrics.steps - 1
             wanted = reference_of_replicas(alone, case.step, parts, microbatches=4, seed=SEED, index=index).item()
             torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05)
             stepped.step()
@@ -141,7 +146,7 @@ def moved_while_sharing(team: Team, case: Case, level: str) -> dict[str, float]:
     evaluated = pipe.evaluate(parts[team.replica]).item()
     assert all(evaluated == other for other in team.everywhere(lambda _: evaluated))
     if len(team.local) == team.size:
-        assert all(p is references[name] for name, p in pipe.model.named_parameters())
+        assert all(p is references[name] for name, p in pipe._session.model.named_parameters())
     return found
 
 
@@ -149,8 +154,8 @@ def _furthest(pipe: Pipeline, average: WeightAverage, alone: nn.Module, averaged
     """The largest distance of a parameter here, and of its average, from those of one process."""
     wanted, far = dict(alone.named_parameters()), 0.0
     averages = dict(averaged.named_parameters())
-    with pipe.whole_parameters():
-        for name, parameter in pipe.model.named_parameters():
+    with panpipe.weights.whole_parameters(pipe):
+        for name, parameter in pipe._session.model.named_parameters():
             if not parameter.is_meta:
                 far = max(far, (parameter - wanted[name]).abs().max().item())
                 far = max(far, (average.tensors[name] - averages[name]).abs().max().item())

@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import panpipe
 import torch
 from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.diagnose.reference import reference_of_replicas
@@ -66,13 +67,13 @@ class Trained:
 
     def step_on(self, parts: list[Any]) -> dict[str, float]:
         """One step on a batch for each replica; the largest distances, gradients relative in norm."""
-        index = self.pipe.steps
+        index = self.pipe.metrics.steps
         loss = self.pipe.step(parts[self.team.replica]).item()
         wanted = reference_of_replicas(
             self.alone, self.case.step, parts, microbatches=self.microbatches, seed=SEED, index=index
         ).item()
         found = {"loss": abs(loss - wanted), "gradient": 0.0, "parameter": 0.0, "buffer": 0.0}
-        mine = dict(self.pipe.model.named_parameters())
+        mine = dict(self.pipe._session.model.named_parameters())
         here = {name: p for name, p in self.alone.named_parameters() if not mine[name].is_meta}
         for name, parameter in here.items():
             assert (parameter.grad is not None) == parameter.requires_grad
@@ -86,10 +87,10 @@ class Trained:
             far = (mine[name].grad - parameter.grad).norm() / parameter.grad.norm().clamp_min(1e-12)
             found["gradient"] = max(found["gradient"], far.item())
         self.optimizer.step()
-        with self.pipe.whole_parameters():
+        with panpipe.weights.whole_parameters(self.pipe):
             for name, parameter in here.items():
                 found["parameter"] = max(found["parameter"], (mine[name] - parameter).abs().max().item())
-        buffers = dict(self.pipe.model.named_buffers())
+        buffers = dict(self.pipe._session.model.named_buffers())
         for name, buffer in self.alone.named_buffers():
             if not buffers[name].is_meta:
                 found["buffer"] = max(found["buffer"], (buffers[name] - buffer).abs().max().item())
@@ -98,8 +99,8 @@ class Trained:
     def bits(self) -> dict[str, list[float]]:
         """All parameters and gradients here, to compare replicas bit by bit."""
         found = {}
-        with self.pipe.whole_parameters():
-            for name, parameter in self.pipe.model.named_parameters():
+        with panpipe.weights.whole_parameters(self.pipe):
+            for name, parameter in self.pipe._session.model.named_parameters():
                 if not parameter.is_meta:
                     found[name] = parameter.detach().flatten().tolist()
                     if parameter.grad is not None:

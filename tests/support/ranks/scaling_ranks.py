@@ -4,6 +4,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import panpipe
 import torch
 from panpipe import RequestError
 from panpipe.runtimes.launch.team import Team
@@ -69,15 +70,15 @@ def _trained(
             pipe.step(parts[team.replica], update=index == len(waiting) - 1)
         samples = [float(_weight(case, parts)) for parts in waiting]
         skipped = alone.step(*waiting, weights=samples)
-        found["skipped"].append([pipe.skipped, skipped])
+        found["skipped"].append([pipe.metrics.skipped, skipped])
         found["scale"].append([scaler.get_scale(), alone.scaler.get_scale()])
-        found["norm"].append([pipe.grad_norm, alone.norm])
-        with pipe.whole_parameters():
-            found["distance"].append(_distance(pipe.model, alone.model))
-    with pipe.whole_parameters():
-        bits = {name: p.flatten().tolist() for name, p in parameters(pipe.model).items()}
+        found["norm"].append([pipe.metrics.grad_norm, alone.norm])
+        with panpipe.weights.whole_parameters(pipe):
+            found["distance"].append(_distance(pipe._session.model, alone.model))
+    with panpipe.weights.whole_parameters(pipe):
+        bits = {name: p.flatten().tolist() for name, p in parameters(pipe._session.model).items()}
     dtypes = sorted({str(t.dtype) for pair in pipe._trainer.prepared.shapes.latest.layout.values() for t in pair})
-    return {**found, "updates": pipe.updates, "bits": bits, "dtypes": dtypes}
+    return {**found, "updates": pipe.metrics.updates, "bits": bits, "dtypes": dtypes}
 
 
 def _weight(case: Case, parts: list[Any]) -> int:

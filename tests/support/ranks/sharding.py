@@ -7,6 +7,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import panpipe
 import torch
 from attrs import evolve
 from panpipe.core.plan.sharding import LEVELS
@@ -87,7 +88,7 @@ def of_unfrozen_parameters(team: Team, levels: Sequence[str]) -> dict[str, float
         trained, rows = Trained(team, FROZEN, 4, 2, stray=True, shard=level), [4] * team.replicas
         far = [max(trained.step(rows).values())]
         for names in (["2.weight"], ["0.bias", "3.bias"]):
-            for model in (trained.pipe.model, trained.alone):
+            for model in (trained.pipe._session.model, trained.alone):
                 for name in names:
                     model.get_parameter(name).requires_grad_(True)
             if len(names) > 1:
@@ -96,7 +97,7 @@ def of_unfrozen_parameters(team: Team, levels: Sequence[str]) -> dict[str, float
         state = copy.deepcopy(trained.pipe.state_dict())
         trained.step(rows)
         trained.pipe.load_state_dict(state)
-        far.append(abs(trained.pipe.steps - 5))
+        far.append(abs(trained.pipe.metrics.steps - 5))
         found[level] = max(far)
     return found
 
@@ -107,8 +108,8 @@ def evaluations_by_stages(team: Team) -> dict[str, Any]:
     plan_options = PLANS["zb-v"]
     pipe = pipeline_on(team, case, 8, 4, OPTIMIZER, dtype=F64, plan_options=plan_options, shard="parameters")
     alone = case.model(F64).eval()
-    average, found = pipe.ema(1.0), dict[str, float]()
-    pipe.model.eval()
+    average, found = panpipe.weights.ema(pipe, 1.0), dict[str, float]()
+    pipe._session.model.eval()
 
     def far(what: str, rows: list[int]) -> None:
         parts = batches(case, team.replicas, rows)
@@ -119,13 +120,13 @@ def evaluations_by_stages(team: Team) -> dict[str, Any]:
 
     far("whole batches", [8] * team.replicas)
     far("fewer microbatches of one replica", [8, 2, 1])
-    with pipe.whole_parameters():
+    with panpipe.weights.whole_parameters(pipe):
         far("whole parameters", [8] * team.replicas)
     part = batches(case, team.replicas, [8] * team.replicas)[team.replica]
-    _, trace = pipe.trace_evaluation(part)
-    pipe.model.train()
+    _, trace = pipe.trace_step(part, evaluate=True)
+    pipe._session.model.train()
     pipe.step(part)
-    pipe.model.eval()
+    pipe._session.model.eval()
     with average.applied():  # that of the beginning
         far("an average", [8] * team.replicas)
     kinds = ("UNSHARD", "RESHARD")
@@ -171,8 +172,8 @@ def every_optimizer(team: Team, shard: str) -> dict[str, float]:
             for key, parameter in alone.named_parameters():
                 parameter.grad = both[key]
             norm = torch.nn.utils.clip_grad_norm_(alone.parameters(), 0.05).item()
-            assert pipe.grad_norm is not None
-            far = max(far, abs(pipe.grad_norm - norm) / norm)
+            assert pipe.metrics.grad_norm is not None
+            far = max(far, abs(pipe.metrics.grad_norm - norm) / norm)
             stepped.step()
         found[name] = max(far, _distance(pipe, alone))
     return found
@@ -185,7 +186,7 @@ def resumed(team: Team, folder: Path, every: bool = False) -> dict[str, Any]:
 
     def new(shard: str) -> Pipeline:
         pipe = pipeline_on(team, case, 4, 2, two_groups, dtype=F64, training=Training(scheduler=warm_up), shard=shard)
-        pipe.ema(0.9)
+        panpipe.weights.ema(pipe, 0.9)
         return pipe
 
     def run(pipe: Pipeline, steps: int = 2) -> Pipeline:
@@ -202,19 +203,19 @@ def resumed(team: Team, folder: Path, every: bool = False) -> dict[str, Any]:
     wanted, far = pipes["none"], dict[str, float]()
     for shard in LEVELS[1:]:
         far[f"state of {shard}"] = _state_distance(states["none"], states[shard])
-        far[f"trained with {shard}"] = _distance(pipes[shard], wanted.model)
+        far[f"trained with {shard}"] = _distance(pipes[shard], wanted._session.model)
     for source, target in product(LEVELS, LEVELS) if every else zip(LEVELS, reversed(LEVELS), strict=True):
         pipe = new(target)
         pipe.resume(folder / source)
         run(pipe, 1)
-        far[f"{source} to {target}"] = _distance(pipe, wanted.model)
+        far[f"{source} to {target}"] = _distance(pipe, wanted._session.model)
         far[f"{source} to {target}, average"] = _average_distance(pipe, wanted)
     for shard in LEVELS[1:]:
         twin = new(shard)
         twin.load_state_dict(states[shard])
-        far[f"in memory with {shard}"] = _distance(run(twin, 1), wanted.model)
+        far[f"in memory with {shard}"] = _distance(run(twin, 1), wanted._session.model)
     loss = [pipe.evaluate(parts[team.replica]).item() for pipe in pipes.values()]
-    largest = max(p.nbytes for own in wanted.stage_parameters.values() for p in own.values())
+    largest = max(p.nbytes for own in wanted._session.stage_parameters.values() for p in own.values())
     return {"held": held, "largest": largest, "far": far, "evaluated": max(loss) - min(loss)}
 
 
@@ -223,7 +224,7 @@ def _held_bytes(pipe: Pipeline) -> list[int]:
     states = [state for optimizer in pipe.optimizers.values() for state in optimizer.state.values()]
     tensors = [value for state in states for value in state.values() if value.ndim]
     with torch._C.DisableTorchFunctionSubclass():  # those that replicas share refuse uses between steps
-        own = [p.untyped_storage().nbytes() for held in pipe.stage_parameters.values() for p in held.values()]
+        own = [p.untyped_storage().nbytes() for held in pipe._session.stage_parameters.values() for p in held.values()]
     shared = [state.shared for state in pipe._trainer.stages.states.values()]
     own += [bucket.values.nbytes for each in shared if each is not None for bucket in each.buckets]
     gradients = [buffer for state in pipe._trainer.stages.states.values() for buffer in state.gradient_buffers]
@@ -247,8 +248,8 @@ def _state_distance(first: dict[str, Any], second: dict[str, Any]) -> float:
 def _distance(pipe: Pipeline, alone: torch.nn.Module) -> float:
     """The largest distance of a parameter here from that of a model, or of another pipeline's model."""
     wanted = dict(alone.named_parameters())
-    with pipe.whole_parameters():
-        here = {name: p for name, p in pipe.model.named_parameters() if not p.is_meta}
+    with panpipe.weights.whole_parameters(pipe):
+        here = {name: p for name, p in pipe._session.model.named_parameters() if not p.is_meta}
         return max((p - wanted[name]).abs().max().item() for name, p in here.items())
 
 
@@ -275,7 +276,7 @@ def cleared(team: Team, shard: str) -> dict[str, str]:
     case, found = CASES[NAME], {}
     pipe = pipeline_on(team, case, 4, 2, OPTIMIZER, dtype=F64, shard=shard)
     part = batches(case, team.replicas, [4] * team.replicas)[team.replica]
-    own = [p for parameters in pipe.stage_parameters.values() for p in parameters.values()]
+    own = [p for parameters in pipe._session.stage_parameters.values() for p in parameters.values()]
 
     def slices() -> list[torch.nn.Parameter]:
         groups = [group for optimizer in pipe.optimizers.values() for group in optimizer.param_groups]
@@ -286,7 +287,7 @@ def cleared(team: Team, shard: str) -> dict[str, str]:
 
     uses = {
         "zero_grad": lambda: [optimizer.zero_grad() for optimizer in pipe.optimizers.values()],
-        "to zero": lambda: pipe.model.zero_grad(set_to_none=False),
+        "to zero": lambda: pipe._session.model.zero_grad(set_to_none=False),
         "slices' norm": lambda: torch.nn.utils.get_total_norm([p.grad for p in slices() if p.grad is not None]),
         "nothing": lambda: None,
     }

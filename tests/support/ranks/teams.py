@@ -18,6 +18,7 @@ from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.programs.compiled import compile_stages
 from panpipe.runtimes.programs.options import ProgramOptions
+from panpipe.runtimes.session import Session
 from panpipe.runtimes.training.initial_weights import compare_initial_weights
 from panpipe.runtimes.weights import weights_from
 from torch import nn
@@ -84,9 +85,9 @@ def pipeline_on(
     example = Example(model, case.step, piece, operators)
     if options.get("compiler") is None and "known" not in options:
         options["known"] = programs_of(case, dtype, rows, microbatches, device)
-    pipe = Pipeline(example, plan, team, training, ProgramOptions(**options), clock, offload, monitors)
+    pipe = Pipeline(Session(example, plan, team, training, ProgramOptions(**options), clock, offload, monitors))
     source = weights_from(None, model, seed)
-    pipe.load(source, compare_initial_weights(team, model, source))
+    pipe._session.load(source, compare_initial_weights(team, model, source))
     return pipe
 
 

@@ -174,7 +174,7 @@ def whole(value):
 
 
 def held_here(pipe):
-    return {name: p for name, p in pipe.model.named_parameters() if not p.is_meta}
+    return {name: p for name, p in pipe._session.model.named_parameters() if not p.is_meta}
 
 
 def sgd(parameters):
@@ -196,7 +196,7 @@ def trained(made, optimizer=sgd, steps=3, clip_norm=None, **options):
         expected = reference_step(alone, step, batch(number), microbatches=MICROBATCHES, index=number).item()
         if clip_norm is not None:
             norm = nn.utils.clip_grad_norm_(alone.parameters(), clip_norm).item()
-            found["norm"] = max(found["norm"], abs(pipe.grad_norm - norm))
+            found["norm"] = max(found["norm"], abs(pipe.metrics.grad_norm - norm))
         own.step()
         found["loss"] = max(found["loss"], abs(loss - expected))
         wanted = dict(alone.named_parameters())
@@ -205,8 +205,8 @@ def trained(made, optimizer=sgd, steps=3, clip_norm=None, **options):
             found["gradient"] = max(found["gradient"], far.item())
             far = (whole(parameter.detach()) - wanted[name]).abs().max()
             found["parameter"] = max(found["parameter"], far.item())
-    found["here"], found["all"] = sorted(held_here(pipe)), [name for name, _ in pipe.model.named_parameters()]
-    found["stages"] = sorted(pipe.stage_parameters)
+    found["here"], found["all"] = sorted(held_here(pipe)), [name for name, _ in pipe._session.model.named_parameters()]
+    found["stages"] = sorted(pipe._session.stage_parameters)
     found["offloaded"] = pipe.plan.offloaded_bytes
     pipe.close()
     return found
@@ -260,7 +260,9 @@ def used():
         found["rows"] = (pipe.forward(given(5), rows) - rows(alone, given(5))).abs().max().item()
     found["batch"] = refused(lambda: pipe.step(given(6 + dist.get_rank() % 2)))
     found["unchanged"] = far(0.0)
-    found["function"] = refused(lambda: pipe.ema(function=lambda average, parameter, updates: parameter))
+    found["function"] = refused(
+        lambda: panpipe.weights.ema(pipe, function=lambda average, parameter, updates: parameter)
+    )
     pipe.close()
     layouts = {"ups.*": ColwiseParallel(), "downs.*": RowwiseParallel()}
     for name, options in (
@@ -300,7 +302,7 @@ def unsteppable(**options):
     finite = pipe.step(points()).isfinite().item()
     wanted = dict(alone.named_parameters())
     equal = all(torch.equal(whole(p.detach()), wanted[name]) for name, p in held_here(pipe).items())
-    skipped = pipe.skipped
+    skipped = pipe.metrics.skipped
     pipe.close()
     return [finite, skipped, equal]
 
@@ -336,7 +338,7 @@ def guarded():
             elif number != 1:
                 nn.utils.clip_grad_norm_(alone.parameters(), 0.1)
                 own.step()
-            one["skipped"].append(pipe.skipped)
+            one["skipped"].append(pipe.metrics.skipped)
             wanted = dict(alone.named_parameters())
             for key, parameter in held_here(pipe).items():
                 one["far"] = max(one["far"], (whole(parameter.detach()) - wanted[key]).abs().max().item())
@@ -376,7 +378,7 @@ def saved():
         return panpipe.pipeline(model, function, given(), optimizer=adamw, plan=plan, batch_dims=0)
 
     pipe = built(model)
-    ema, averages = pipe.ema(0.5), {name: p.detach().clone() for name, p in alone.named_parameters()}
+    ema, averages = panpipe.weights.ema(pipe, 0.5), {name: p.detach().clone() for name, p in alone.named_parameters()}
     found["mesh"] = [pipe.plan.mesh.pipeline, pipe.plan.mesh.data, pipe.plan.mesh.tensor, pipe.plan.mesh.devices]
     own = adamw(list(alone.named_parameters()))
     for number in range(2):
@@ -397,7 +399,7 @@ def saved():
     pipe.checkpoint(folder / "now")
     pipe.checkpoint(folder / "later", wait=False)
     pipe.save(folder / "weights")
-    pipe.wait_for_checkpoint()
+    pipe._session.checkpoints.wait()
     after = [pipe.step(given(number)).item() for number in (2, 3)]
     pipe.close()
 
@@ -418,18 +420,18 @@ def saved():
     found["names"] = sorted(weights) == sorted(wanted)
     for name in ("now", "later"):
         pipe = built(perceptron()[1])
-        pipe.ema(0.5)
+        panpipe.weights.ema(pipe, 0.5)
         pipe.resume(folder / name)
-        found[name] = pipe.steps == 2 and [pipe.step(given(number)).item() for number in (2, 3)] == after
+        found[name] = pipe.metrics.steps == 2 and [pipe.step(given(number)).item() for number in (2, 3)] == after
         pipe.close()
     for name in ("state", "dcp"):
         pipe = built(perceptron()[1])
-        again = pipe.ema(0.5)
+        again = panpipe.weights.ema(pipe, 0.5)
         if name == "state":
             pipe.load_state_dict(held)
         else:
             dcp.load({"pipe": pipe}, checkpoint_id=folder / "dcp")
-        found[name] = pipe.steps == 2 and again.updates == 2
+        found[name] = pipe.metrics.steps == 2 and again.metrics.updates == 2
         found[name] &= [pipe.step(given(number)).item() for number in (2, 3)] == after
         pipe.close()
     dist.barrier()
@@ -539,7 +541,7 @@ def with_replicas(mesh, shared=False):
         norm = nn.utils.clip_grad_norm_(alone.parameters(), 0.1).item()
         own.step()
         wanted = dict(alone.named_parameters())
-        far = max(far, abs(loss - expected), abs(pipe.grad_norm - norm))
+        far = max(far, abs(loss - expected), abs(pipe.metrics.grad_norm - norm))
         for name, parameter in held_here(pipe).items():
             if not shared:  # gradients are in parts
                 far = max(far, (whole(parameter.grad) - wanted[name].grad).abs().max().item())
@@ -547,7 +549,7 @@ def with_replicas(mesh, shared=False):
     found = {"far": far, "mesh": [pipe.plan.mesh.pipeline, pipe.plan.mesh.data, pipe.plan.mesh.tensor]}
     states = [state for optimizer in pipe.optimizers.values() for state in optimizer.state.values()]
     found["elements"] = sum(state["exp_avg"].numel() for state in states)
-    found["held"] = sum(p.numel() for held in pipe.stage_parameters.values() for p in held.values())
+    found["held"] = sum(p.numel() for held in pipe._session.stage_parameters.values() for p in held.values())
     if shared:
         moments = pipe.state_dict()["optimizer"]
         for name, parameter in alone.named_parameters():

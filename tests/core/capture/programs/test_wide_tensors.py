@@ -64,7 +64,9 @@ def test_gradients_have_the_bits_of_saved_tensors(options, monkeypatch):
         case = case_of(language_model, autocast_loss, batch_of)
         pipe, _ = pipeline_of(case, 6, 3, optimizer=SGD, plan_options=options)
         pipe.step(batch_on(case, 6, torch.float32, "cpu"))
-        return gradients(pipe.model), sum(programs.memory.saved for programs in pipe.programs.values())
+        return gradients(pipe._session.model), sum(
+            programs.memory.saved for programs in pipe._session.programs.values()
+        )
 
     again, saved = trained()
     save_wide(monkeypatch)

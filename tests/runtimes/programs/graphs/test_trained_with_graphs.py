@@ -29,8 +29,8 @@ def batches(case, count=3, rows=8):
 
 def tensors_of(pipe):
     """Copies of all that a step changes."""
-    found = [*pipe.model.parameters(), *pipe.model.buffers()]
-    found += [parameter.grad for parameter in pipe.model.parameters() if parameter.grad is not None]
+    found = [*pipe._session.model.parameters(), *pipe._session.model.buffers()]
+    found += [parameter.grad for parameter in pipe._session.model.parameters() if parameter.grad is not None]
     for optimizer in pipe.optimizers.values():
         found += [value for state in optimizer.state.values() for value in state.values() if torch.is_tensor(value)]
     return [tensor.detach().clone() for tensor in found]
@@ -103,9 +103,9 @@ def test_gradients_are_left_to_the_caller_without_an_optimizer(monkeypatch):
         found = []
         for batch in batches(CASES[GPT]):
             found.append(pipe.step(batch).clone())
-            found += [parameter.grad.clone() for parameter in pipe.model.parameters()]
+            found += [parameter.grad.clone() for parameter in pipe._session.model.parameters()]
             with torch.no_grad():
-                for parameter in pipe.model.parameters():
+                for parameter in pipe._session.model.parameters():
                     parameter.sub_(0.1 * parameter.grad)
                     parameter.grad = None
         return found
@@ -156,7 +156,7 @@ def test_parameters_whose_memory_moved_are_captured_again(monkeypatch):
     def train(pipe):
         one, two, three = batches(CASES[GPT])
         found = [pipe.step(one).clone()]
-        for parameter in pipe.model.parameters():
+        for parameter in pipe._session.model.parameters():
             parameter.data = parameter.data * 0.5
         return [*found, pipe.step(two).clone(), pipe.step(three).clone()]
 
@@ -260,7 +260,7 @@ def test_memory_of_the_graphs_is_near_what_a_step_allocates(plan, monkeypatch):
 
 def test_frozen_and_trained_parameters_between_steps(monkeypatch):
     def train(pipe):
-        weight = pipe.model.blocks[0].up.weight
+        weight = pipe._session.model.blocks[0].up.weight
         found = []
         for batch, trained in zip(batches(CASES[GPT], 4), (True, False, True, True), strict=True):
             weight.requires_grad_(trained)

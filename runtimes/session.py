@@ -1,0 +1,245 @@
+"""What a `Pipeline` consists of: the trainer, checkpoints, and the plans that may follow the present one."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..core.analytic.model import tensor_reductions
+from ..core.capture.programs.stage_programs import StagePrograms
+from ..core.costs.reductions import TensorReductions
+from ..core.errors import RequestError
+from ..core.plan.plan import Plan
+from ..core.search import Oracle
+from ..core.wording import first_of
+from .batch.example import Example
+from .checkpoint.checkpoints import Checkpoints
+from .engine.clocked import Clock
+from .engine.step_data import StepOptions
+from .launch.team import Team
+from .lazy_value import LazyValue
+from .metrics import Metrics
+from .monitor.monitors import Monitor
+from .offload.tier import OffloadTier
+from .optimizer.given import GivenOptimizer
+from .optimizer.training import Training
+from .planning.contest import Contest, arrangement
+from .planning.contest_run import ContestRun
+from .programs.options import ProgramOptions
+from .replan.replanner import AutomaticReplanning, Replanner
+from .training.averages import AverageFunction, Visit, WeightAverage, visit_parameters
+from .training.initial_weights import InitialWeights
+from .training.trainer import Trainer
+from .weights import Weights
+
+
+class Session:
+    """Training by a plan, and moves to other plans.
+
+    Args:
+        example: the user's model and step, captured for the largest microbatch; the microbatch is not kept.
+        plan: a valid plan, with SYNC if ``training`` needs all stages at once.
+        team: the devices.
+        training: optimizer, clipping, scaling and seed.
+        programs: how stage programs are derived.
+        clock: runs simulated devices; None for real ones.
+        offload: where saved tensors go that leave their device; None for the host's memory.
+        monitors: functions that are called with the numbers of each step.
+
+    Attributes:
+        model: the user's module.
+        trainer: trains and evaluates.
+        checkpoints: writes and reads the state of training.
+        replanner: plans again; None if that is not possible.
+    """
+
+    def __init__(
+        self,
+        example: Example,
+        plan: Plan,
+        team: Team,
+        training: Training | None = None,
+        programs: ProgramOptions | None = None,
+        clock: Clock | None = None,
+        offload: OffloadTier | None = None,
+        monitors: Sequence[Monitor] = (),
+    ) -> None:
+        training = training or Training()
+        self.model = example.model if team.tensor is None else team.tensor.model
+        self._operators = example.operators
+        self.trainer = trainer = Trainer(
+            example, plan, team, training, programs or ProgramOptions(), clock, offload, monitors
+        )
+        self.checkpoints = Checkpoints(trainer.stages, trainer.state, trainer.averages, training.scaler, team)
+        self.replanner: Replanner | None = None
+        self._automatic: AutomaticReplanning | None = None
+        self._contest: ContestRun | None = None
+        if team.first:
+            self._warn_of_unused(set(example.operators.graph.parameters))
+
+    def _warn_of_unused(self, read: set[str]) -> None:
+        unused = [n for n, p in self.model.named_parameters() if n not in read and p.requires_grad]
+        if unused:
+            warnings.warn(
+                f"{first_of(unused, 3)}: the loss does not depend on it; it keeps no gradient until a step uses it, "
+                "as in eager",
+                stacklevel=4,
+            )
+
+    @property
+    def metrics(self) -> Metrics:
+        """The numbers of the last step."""
+        self._follow_optimizer()
+        state, rates = self.trainer.state, LazyValue(self.trainer.learning_rates)
+        return Metrics(state.metrics, state.steps, state.updates, state.skipped, state.norm, rates)
+
+    @property
+    def plan(self) -> Plan:
+        """The plan that runs, with its prediction."""
+        tensor, plan = self.trainer.team.tensor, self.trainer.plan
+        return plan if tensor is None else tensor.shown(plan, self._reductions)
+
+    @cached_property
+    def _reductions(self) -> dict[str, TensorReductions | None]:
+        return tensor_reductions(self._operators)
+
+    @property
+    def programs(self) -> dict[int, StagePrograms]:
+        """Programs of the stages in this process, for the last shape of microbatch."""
+        return self.trainer.prepared.shapes.latest.programs
+
+    @property
+    def stage_parameters(self) -> dict[int, dict[str, nn.Parameter]]:
+        """Parameters of the stages in this process, by stage and qualified name."""
+        return {index: state.parameters for index, state in self.trainer.stages.states.items()}
+
+    def load(self, weights: Weights, initial: InitialWeights | None = None) -> None:
+        """Load the values of this process's stages, and free the parameters that other processes hold.
+
+        Those become meta tensors in the user's model. A parameter that no stage reads stays on the first device.
+
+        Args:
+            weights: the source of values for tensors on meta; a checkpoint has values for all tensors.
+            initial: how the models of the ranks differ; None if they do not.
+        """
+        self.trainer.stages.load(weights, initial)
+        if isinstance(given := self.trainer.training.optimizer, GivenOptimizer):
+            given.follow_model()
+
+    def train(self, batch: Any, options: StepOptions) -> Tensor:
+        """Train on one batch, by the plan whose turn it is; see `Pipeline.step`."""
+        self.prepare()
+        if self._contest is not None and not self._contest.contest.done:
+            return self._contest.train(batch, options)
+        if self._automatic is not None:
+            return self._automatic.train(batch, options)
+        return self.trainer.train(batch, options)[0]
+
+    def prepare(self) -> None:
+        """Before a step: raise the failure of a checkpoint that was written in the background; follow the optimizer."""
+        if not self.trainer.closed:
+            with self.trainer.team.inside(f"step {self.trainer.state.steps + 1}"):
+                self.checkpoints.refuse_failed()
+        self._follow_optimizer()
+
+    def _follow_optimizer(self) -> None:
+        """Use the options that the user's schedulers wrote into an optimizer over the model."""
+        given = self.trainer.training.optimizer
+        if isinstance(given, GivenOptimizer):
+            given.copy_options(s.optimizer for s in self.trainer.stages.states.values() if s.optimizer is not None)
+
+    def refuse_tensor_ranks(self, method: str) -> None:
+        """Refuse a method that does not support models with DTensor parameters."""
+        tensor = self.trainer.team.tensor
+        if tensor is not None:
+            tensor.refuse(f"{method} of a pipeline")
+
+    def replan(self) -> bool:
+        """Plan again for the present speeds of the devices; see `Pipeline.replan`."""
+        return self._checked_replanner().replan(self.trainer, self.checkpoints)
+
+    def _checked_replanner(self) -> Replanner:
+        self.refuse_tensor_ranks("replan")
+        self.trainer.refuse_closed()
+        self.trainer.averages.refuse_applied("plan again")
+        self.trainer.stages.refuse_whole("plan again")
+        self.trainer.checks.check_last()
+        if self.replanner is None:
+            raise RequestError("this pipeline cannot be planned again: build it with panpipe.pipeline on real devices")
+        return self.replanner
+
+    @property
+    def contest(self) -> Contest | None:
+        """The plans that the first steps compare; None if none are compared."""
+        return None if self._contest is None else self._contest.contest
+
+    def begin_contest(
+        self,
+        contest: Contest,
+        oracle: Oracle,
+        keep: Callable[[Plan], None],
+        fitted: Callable[[Plan], Plan | None] | None = None,
+        rivals: Callable[[Plan], Sequence[Plan]] | None = None,
+    ) -> None:
+        """Train by the candidates of a contest in turns; see `ContestRun`."""
+
+        def kept(plan: Plan) -> None:
+            if self.replanner is not None:
+                self.replanner.forget_programs()
+            keep(plan)
+
+        self._contest = ContestRun(self.trainer, contest, self._move, oracle, kept, fitted, rivals)
+
+    def _move(self, plan: Plan) -> bool:
+        """Move stages to where a plan has them; returns False on all ranks if a rank cannot."""
+        trainer, planner = self.trainer, self.replanner
+        refusal = RequestError("") if planner is None else planner.refusal(trainer)
+        if any(trainer.team.exchange().gather(refusal is not None)) or planner is None:
+            return False
+        with trainer.team.inside("a move of stages"):
+            trainer.checks.check_last()
+            trainer.stages.ensure_equal_values()
+            others = [] if self.contest is None else [each.plan for each in self.contest.candidates]
+            same = [other for other in others if arrangement(other) == arrangement(plan)]
+            planner.move(trainer, self.checkpoints, plan, same)
+        return True
+
+    def replan_automatically(self) -> None:
+        """Find another plan whenever steps are slower for a while, and compare it with the present one."""
+
+        def replan() -> bool:
+            planner = self._checked_replanner()
+            contest = planner.contest(self.trainer)
+            if contest is not None:
+                self.begin_contest(contest, planner.options.oracle, lambda won: None)
+            return contest is not None
+
+        self._automatic = AutomaticReplanning(self.trainer, replan)
+
+    def ema(self, decay: float, buffers: bool, function: AverageFunction | None) -> WeightAverage:
+        """Keep an average of the weights; see `panpipe.weights.ema`."""
+        if function is not None:
+            self.refuse_tensor_ranks("ema(function=)")
+        self.trainer.refuse_closed()
+        self.trainer.stages.ensure_values()
+        return self.trainer.averages.add(decay, buffers, function)
+
+    def on_parameters(self, function: Visit) -> dict[str, Any]:
+        """Call a function with every parameter of this process; see `panpipe.weights.on_parameters`."""
+        self.refuse_tensor_ranks("on_parameters")
+        trainer = self.trainer
+        trainer.refuse_closed()
+        trainer.stages.ensure_values()
+        trainer.state.visits += 1
+        key = trainer.state.seed, trainer.state.steps, trainer.state.visits
+        with trainer.stages.whole_parameters():
+            return visit_parameters(self.model, trainer.stages.states, function, key)
+
+    def whole_parameters(self) -> AbstractContextManager[None]:
+        """A context in which parameters are whole; see `panpipe.weights.whole_parameters`."""
+        self.trainer.refuse_closed()
+        self.trainer.stages.ensure_values()
+        return self.trainer.stages.whole_parameters()
