@@ -27,7 +27,7 @@ def test_public_names_can_be_imported(name):
 def test_the_package_has_few_names_and_says_where_earlier_ones_are():
     assert len(panpipe.__all__) <= 25
     with pytest.raises(AttributeError, match=r"panpipe\.score is panpipe\.schedules\.score now"):
-        _ = panpipe.schedules.score
+        _ = getattr(panpipe, "score")  # noqa: B009
 
 
 def test_an_unknown_name_lists_the_known():

@@ -85,14 +85,17 @@ def test_folders_import_each_other_in_no_circle():
 
 
 def test_a_step_passes_the_files_that_the_documentation_lists():
-    """Each file is linked to an earlier one by an import: kinds of instructions register themselves."""
+    """Each file is linked to an earlier one by an import, or by the table in which kinds of instructions register."""
+    table = Path("runtimes/engine/instructions/instructions.py")
     text = (ROOT / "docs" / "how-it-works.md").read_text(encoding="utf-8")
     section = text.split("## A step, file by file")[1].split("\n## ")[0]
     files = [Path(name) for name in re.findall(r"^\d+\. `(.*?)`", section, re.MULTILINE)]
     assert 2 <= len(files) <= 12
     for number, file in enumerate(files[1:], 1):
         earlier = files[:number]
-        assert any(file in imports(one) for one in earlier) or set(imports(file)) & set(earlier), file
+        registered = table in imports(file) and any(table in imports(one) for one in earlier)
+        linked = any(file in imports(one) for one in earlier) or set(imports(file)) & set(earlier)
+        assert linked or registered, file
 
 
 def test_no_folder_has_more_source_files_than_one_can_read():
