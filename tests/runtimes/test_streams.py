@@ -160,7 +160,7 @@ def test_host_issues_a_step_without_waiting_for_the_step_before(case, monkeypatc
             found.append(pipe.step(batch))
             assert recorded.host_waits == ["issued", "download", "__bool__"]
         recorded.host_waits.clear()
-        metrics = pipe.metrics
+        metrics = dict(pipe.metrics)
         assert recorded.host_waits[:1] == (["download"] if metrics else [])
         assert [loss.item() for loss in found] == [loss.item() for loss, _ in wanted]
         assert recorded.host_waits[-3:] == ["item"] * 3

@@ -224,7 +224,7 @@ def test_scaler_is_resumed_and_skipped_updates_do_not_step_the_scheduler(tmp_pat
     first.checkpoint(tmp_path / "a")
     second = pipe(init_scale=4.0)
     second.resume(tmp_path / "a")
-    assert second.scaler.get_scale() == first.scaler.get_scale() > 4
+    assert second._session.trainer.training.scaler.get_scale() == first._session.trainer.training.scaler.get_scale() > 4
     assert (second.metrics.steps, second.metrics.updates) == (first.metrics.steps, 1)
     with refusal("no state of a scaler, and the pipeline has one"):
         second.load_state_dict(pipe_of(CONV, scheduler=warm_up).state_dict())

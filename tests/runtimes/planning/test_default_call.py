@@ -165,10 +165,10 @@ def test_parameter_that_is_written_otherwise_is_refused_with_its_replacement():
 
     with pytest.raises(panpipe.RequestError, match="writes parameter 'logit_scale' in place") as refused:
         pipeline(model, decayed, batch)
-    replacement = re.search(r"pipe\.on_parameters\(.*? else None\)", str(refused.value)).group()
+    replacement = re.search(r"panpipe\.weights\.on_parameters\(pipe, .*? else None\)", str(refused.value)).group()
     pipe = pipeline(model, lambda model, batch: -model(batch).mean(), batch)
     pipe.step(batch)
-    eval(replacement, {"pipe": pipe})
+    eval(replacement, {"pipe": pipe, "panpipe": panpipe})
     loss = -alone(batch).mean()
     loss.backward()
     torch.testing.assert_close(model.logit_scale, 0.9 * (alone.logit_scale - 1e-3 * alone.logit_scale.grad))

@@ -151,7 +151,7 @@ def test_inductor_trains_like_stages_without_compilation():
     (pipe, batch), (alone, _) = pipeline(copy.deepcopy(model), compile="inductor"), pipeline(model)
     for _ in range(3):
         assert abs(pipe.step(batch).item() - alone.step(batch).item()) < 1e-9
-    for one, other in zip(pipe._session.model.parameters(), alone.model.parameters(), strict=True):
+    for one, other in zip(pipe._session.model.parameters(), alone._session.model.parameters(), strict=True):
         assert (one - other).abs().max() < 1e-9
         assert (one.grad - other.grad).norm() < 1e-9 * max(1.0, other.grad.norm())
 
@@ -209,7 +209,7 @@ def test_a_function_that_adds_nothing_to_the_gradients_is_not_used():
     alone, _ = pipeline()
     pipe.step(batch)
     alone.step(batch)
-    for one, other in zip(pipe._session.model.parameters(), alone.model.parameters(), strict=True):
+    for one, other in zip(pipe._session.model.parameters(), alone._session.model.parameters(), strict=True):
         assert (one - other).abs().max() < 1e-12
 
 
@@ -220,7 +220,7 @@ def test_gradients_of_compiled_sections_are_added_up_where_the_optimizer_reads_t
     for update in (False, True, True):
         for one in (pipe, alone):
             one.step(batch, update=update)
-    for one, other in zip(pipe._session.model.parameters(), alone.model.parameters(), strict=True):
+    for one, other in zip(pipe._session.model.parameters(), alone._session.model.parameters(), strict=True):
         assert (one - other).abs().max() < 1e-12
 
 

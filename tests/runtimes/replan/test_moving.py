@@ -42,7 +42,7 @@ def test_checkpoint_after_a_move_resumes_under_the_first_plan(tmp_path):
     again = replannable(GPT)
     again.resume(tmp_path / "1")
     assert torch.equal(pipe.step(batch()), again.step(batch()))
-    assert unequal(parameters(pipe._session.model), parameters(again.model)) == []
+    assert unequal(parameters(pipe._session.model), parameters(again._session.model)) == []
 
 
 def test_plan_that_cannot_run_changes_nothing():
@@ -53,7 +53,7 @@ def test_plan_that_cannot_run_changes_nothing():
     with pytest.raises((panpipe.RequestError, KeyError)):
         move(pipe, wrong)
     assert torch.equal(pipe.step(batch()), plain.step(batch()))
-    assert unequal(parameters(pipe._session.model), parameters(plain.model)) == []
+    assert unequal(parameters(pipe._session.model), parameters(plain._session.model)) == []
 
 
 def refusal(pipe):

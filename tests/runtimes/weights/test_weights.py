@@ -111,8 +111,10 @@ def test_initial_values_do_not_depend_on_the_plan(name):
         found.append(values(pipe._session.model))
     for other in found[1:]:
         assert_equal(other, found[0])
-    assert_equal(values(pipeline(empty(name), name, seed=7).model), found[0])
-    assert not torch.equal(next(pipeline(empty(name), name, seed=8).model.parameters()), next(iter(found[0].values())))
+    assert_equal(values(pipeline(empty(name), name, seed=7)._session.model), found[0])
+    assert not torch.equal(
+        next(pipeline(empty(name), name, seed=8)._session.model.parameters()), next(iter(found[0].values()))
+    )
 
 
 def test_a_process_draws_the_same_numbers_for_the_part_of_a_module_that_it_holds():
@@ -135,7 +137,7 @@ def test_user_function_initialises():
         for parameter in module.parameters(recurse=False):
             nn.init.normal_(parameter, std=0.5)
 
-    found = [values(pipeline(empty(), devices=devices, weights=init).model) for devices in (2, 3)]
+    found = [values(pipeline(empty(), devices=devices, weights=init)._session.model) for devices in (2, 3)]
     assert_equal(found[0], found[1])
     assert found[0]["blocks.0.up.weight"].std() == pytest.approx(0.5, rel=0.1)
 
@@ -145,7 +147,10 @@ def test_init_function_may_replace_tensors():
         module.to_empty(device="cpu", recurse=False)
         module.reset_parameters()
 
-    assert_equal(values(pipeline(empty(CONV), CONV, weights=init).model), values(pipeline(empty(CONV), CONV).model))
+    assert_equal(
+        values(pipeline(empty(CONV), CONV, weights=init)._session.model),
+        values(pipeline(empty(CONV), CONV)._session.model),
+    )
 
 
 def test_attention_and_recurrence_initialise_as_their_constructors_do():
@@ -167,13 +172,13 @@ def test_buffers_on_meta_are_initialised_and_those_with_values_are_kept():
     case = CASES[CONV]
     with torch.device("meta"):
         everything = case.model(F32)
-    found = values(pipeline(everything, CONV).model)
+    found = values(pipeline(everything, CONV)._session.model)
     assert torch.equal(found["norms.0.running_var"], torch.ones(4))
     assert found["norms.2.num_batches_tracked"] == 0
     model = empty(CONV)
     model.norms[0].running_mean.fill_(0.25)
     assert_equal(
-        {"mean": values(pipeline(model, CONV).model)["norms.0.running_mean"]}, {"mean": torch.full((4,), 0.25)}
+        {"mean": values(pipeline(model, CONV)._session.model)["norms.0.running_mean"]}, {"mean": torch.full((4,), 0.25)}
     )
 
 
@@ -273,7 +278,7 @@ def test_saved_weights_are_read_under_another_plan(name, tmp_path):
     pipe.save(tmp_path / "a" / "b")
     wanted = values(pipe._session.model)
     for path in (tmp_path / "a" / "b", tmp_path / "a" / "b" / "model.safetensors.index.json"):
-        assert_equal(values(pipeline(empty(name), name, devices=3, weights=path).model), wanted)
+        assert_equal(values(pipeline(empty(name), name, devices=3, weights=path)._session.model), wanted)
     file = tmp_path / "a" / "b" / "model-00001-of-00001.safetensors"
     assert_equal(load_file(file), wanted)  # a tied weight once
     assert {p.name for p in file.parent.iterdir()} == {file.name, "model.safetensors.index.json"}
@@ -286,7 +291,7 @@ def test_safetensors_checkpoint_with_other_names_of_tied_weights_and_other_dtype
     model = CASES[GPT].model(F32)
     state = {n: t.to(torch.bfloat16).contiguous() for n, t in model.state_dict().items() if n != "embedding.weight"}
     save_file(state, tmp_path / "model.safetensors")
-    found = values(pipeline(empty(), weights=tmp_path).model)
+    found = values(pipeline(empty(), weights=tmp_path)._session.model)
     assert_equal(found, {n: t.to(torch.bfloat16).to(F32) for n, t in values(model).items()})
 
 
