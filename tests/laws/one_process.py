@@ -66,6 +66,14 @@ _CHECKPOINTS: dict[str, dict[str, Any]] = {}
 """State by folder."""
 
 
+class OneMetrics(dict[str, float]):
+    """What ``pipe.metrics`` is, without a pipeline."""
+
+    steps = 0
+    grad_norm: float | None = None
+    learning_rates: list[float] = []  # noqa: RUF012
+
+
 class OneProcess:
     """What ``panpipe.pipeline`` returns, without a pipeline.
 
@@ -84,11 +92,10 @@ class OneProcess:
         update, run = update or panpipe.Update(), run or panpipe.Run()
         scheduler = update.scheduler
         self.model, self._step, self._microbatches, self._seed = model, step, microbatches, run.seed
-        self._clip_norm, self._dims, self._keyed, self.steps = update.clip_norm, batch_dims, keyed, 0
+        self._clip_norm, self._dims, self._keyed = update.clip_norm, batch_dims, keyed
         self._optimizer = optimizer(list(model.named_parameters())) if optimizer else None
         self._scheduler = scheduler(self._optimizer) if scheduler else None
-        self.metrics: dict[str, float] = {}
-        self.grad_norm: float | None = None
+        self.metrics = OneMetrics()
         self._kept_weight, self._averages = 0.0, list[Average]()
 
     @property
@@ -96,32 +103,35 @@ class OneProcess:
         return {0: self._optimizer}
 
     @property
-    def learning_rates(self) -> list[float]:
-        return [group["lr"] for group in self._optimizer.param_groups]
+    def _session(self) -> "OneProcess":
+        """For the functions of ``panpipe.weights``."""
+        return self
 
     def step(self, batch: Any, *, update: bool = True) -> Tensor:
         kept = {p: p.grad for p in self.model.parameters() if p.grad is not None and self._kept_weight}
         if self._keyed:
             loss = panpipe.reference_step(
-                self.model, self._step, batch, microbatches=self._microbatches, seed=self._seed, index=self.steps,
+                self.model, self._step, batch, microbatches=self._microbatches, seed=self._seed, index=self.metrics.steps,
                 batch_dims=self._dims or "auto",
             )  # fmt: skip
             total = float(len(tensors_in(batch)[0]))
         else:
             self.model.zero_grad()
             loss, total = self._run(batch, self._step, backward=True)
-        self.steps += 1
+        self.metrics.steps += 1
         self._add(kept, total)
         if not update:
             self._kept_weight += total
             return loss
         self._kept_weight = 0.0
         if self._clip_norm is not None:
-            self.grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm).item()
+            self.metrics.grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), self._clip_norm).item()
         if self._optimizer:
             self._optimizer.step()
         if self._scheduler:
             self._scheduler.step()
+        if self._optimizer:
+            self.metrics.learning_rates = [group["lr"] for group in self._optimizer.param_groups]
         for average in self._averages:
             average.update()
         return loss
@@ -149,7 +159,10 @@ class OneProcess:
             for parameter in self.model.parameters():
                 if parameter.grad is not None:
                     parameter.grad /= total
-        self.metrics = {name: sum(w * m[name] for w, m in zip(weights, metrics, strict=True)) / total for name in more}
+        self.metrics.clear()
+        self.metrics.update(
+            {name: sum(w * m[name] for w, m in zip(weights, metrics, strict=True)) / total for name in more}
+        )
         return sum(loss * w for loss, w in zip(losses, weights, strict=True)) / total, total
 
     def _cut(self, batch: Any) -> list[Any]:
@@ -181,19 +194,19 @@ class OneProcess:
         with torch.no_grad():
             return {name: function(name, parameter) for name, parameter in self.model.named_parameters()}
 
-    def ema(self, decay: float = 0.999) -> "Average":
+    def ema(self, decay: float, *_: object) -> "Average":
         self._averages.append(Average(self.model, decay))
         return self._averages[-1]
 
     def state_dict(self) -> dict[str, Any]:
         held = self._optimizer.state_dict() if self._optimizer else {}
-        return copy.deepcopy({"model": self.model.state_dict(), "optimizer": held, "steps": self.steps})
+        return copy.deepcopy({"model": self.model.state_dict(), "optimizer": held, "steps": self.metrics.steps})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         if self._optimizer:
             self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
-        self.steps = state["steps"]
+        self.metrics.steps = state["steps"]
 
     def checkpoint(self, folder: str | Path, **options: object) -> None:
         _CHECKPOINTS[str(folder)] = self.state_dict()  # no files: each rank runs this, and removes them

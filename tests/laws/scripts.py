@@ -100,19 +100,20 @@ class Recorded:
 
     Args:
         pipe: a pipeline, or what is like one.
+        model: the user's.
         step: the user's.
         example: the batch with which the step was captured.
         results: where to write.
     """
 
-    def __init__(self, pipe: Any, step: Any, example: Any, results: Results) -> None:
-        self._pipe, self._step, self._results = pipe, step, results
+    def __init__(self, pipe: Any, model: nn.Module, step: Any, example: Any, results: Results) -> None:
+        self._pipe, self._model, self._step, self._results = pipe, model, step, results
         self._known: set[Any] = {self._kind("step", example)}
 
     def _kind(self, call: str, batch: Any) -> Any:
         """What may be captured once: smaller last microbatches come with the size of a batch, and plans of a contest
         with their stages."""
-        modes = tuple(module.training for module in self._pipe._session.model.modules())
+        modes = tuple(module.training for module in self._model.modules())
         stages = getattr(getattr(self._pipe, "plan", None), "stages", None)
         return call, tuple(tensor.shape for tensor in tensors_in(batch)), call == "step" or modes, stages
 
@@ -189,8 +190,8 @@ def run(script: Script, make: Callable[..., Any], **options: Any) -> Results:
 
     def pipeline(model: nn.Module, step: Any, example_batch: Any, **given: Any) -> Recorded:
         pipe = make(model, step, example_batch, **{"run": panpipe.Run(progress=False), **given, **options})
-        made.append((pipe, given.get("optimizer")))
-        return Recorded(pipe, step, example_batch, results)
+        made.append((pipe, model, given.get("optimizer")))
+        return Recorded(pipe, model, step, example_batch, results)
 
     module = types.ModuleType(f"ordinary_{script.name}")
     module.__file__ = str(script.file)
@@ -210,10 +211,10 @@ def run(script: Script, make: Callable[..., Any], **options: Any) -> Results:
             warnings.simplefilter("always")
             for offset, text in ((0, script.before), (script.line - 1, script.source)):
                 exec(compile("\n" * offset + text, module.__file__, "exec"), module.__dict__)
-        for pipe, optimizer in made:
-            results.tensors.update(_tensors(pipe._session.model, gradients=optimizer is None))
+        for _, model, optimizer in made:
+            results.tensors.update(_tensors(model, gradients=optimizer is None))
     finally:
-        for pipe, _ in made:
+        for pipe, *_ in made:
             pipe.close()
         panpipe.pipeline = public
         torch.set_default_dtype(before)

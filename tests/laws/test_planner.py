@@ -120,13 +120,13 @@ def test_searched_schedules_are_no_slower_than_named_ones_within_the_limit(devic
     limit = memory * chunks
     cost = panpipe.StageCosts(1, 1.3, 0.8, saved_bytes=1)
     problem = panpipe.ScheduleProblem(devices, microbatches, chunks, (cost,) * (devices * chunks), hop, limit)
-    families = [family for family in panpipe.families().values() if not family.offloads]
+    families = [family for family in panpipe.schedules.families().values() if not family.offloads]
     found = panpipe.find_schedule([problem], families, evaluations=300)
     assert max(found.result.peak_memory) <= limit * (1 + 1e-9)
     for family in families:
         for parameters in family.candidates(problem) if family.supports(problem) else ():
             try:
-                named = panpipe.score(problem, family.build(problem, **parameters)).result
+                named = panpipe.schedules.score(problem, family.build(problem, **parameters)).result
             except panpipe.PanpipeError:
                 continue
             if max(named.peak_memory) <= limit:

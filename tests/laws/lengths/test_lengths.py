@@ -65,8 +65,8 @@ def check_equal_to_own_captures(case: Case, captures: list[int], **options) -> N
         fresh = own_capture(case, size, pipe.plan)
         fresh.load_state_dict(state)
         assert torch.equal(fresh.step(case.batch(size)), loss), size
-        others = dict(fresh._session.model.named_parameters())
-        for name, parameter in pipe._session.model.named_parameters():
+        mine, others = (panpipe.weights.on_parameters(each, lambda name, p: p.clone()) for each in (pipe, fresh))
+        for name, parameter in mine.items():
             assert torch.equal(parameter, others[name]), (size, name)
     assert counts == [1, *(0 for _ in case.sizes[2:])]
 
@@ -133,7 +133,7 @@ def check_equal_to_one_process(shapes: list[tuple[int, int]], **options) -> None
         sum(losses).backward()
         optimizer.step()
         assert abs(pipe.step(batch) - sum(losses)) < 1e-10, (rows, length)
-    for (name, mine), other in zip(pipe._session.model.named_parameters(), alone.parameters(), strict=True):
+    for (name, mine), other in zip(model.named_parameters(), alone.parameters(), strict=True):
         assert torch.allclose(mine, other, rtol=0, atol=1e-10), name
     pipe.close()
 
