@@ -75,10 +75,10 @@ _HOME = {
 """The public face: each name and the module that defines it. Names are loaded on first use, so that commands which do
 not need torch start without it, and so that pytest may import this file under another name."""
 
-_PARTS = ("monitors", "schedules", "traces", "weights")
+PARTS = ("monitors", "schedules", "traces", "weights")
 """Modules with further names, each for one purpose."""
 
-__all__ = list(_HOME) + list(_PARTS)
+__all__ = list(_HOME) + list(PARTS)
 
 _MOVED = {
     name: part
@@ -101,7 +101,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'panpipe' has no attribute '{name}'; it has {', '.join(__all__)}")
     state = random.getstate()  # some of the packages that are imported draw random numbers
     try:
-        if name in _PARTS:
+        if name in PARTS:
             return import_module(f".{name}", __name__)
         return getattr(import_module(f".{_HOME[name]}", __name__), name)
     finally:

@@ -147,7 +147,8 @@ def strangers_to_users(file: Path) -> Iterator[str]:
                     yield from strangers_to_users(other)
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "panpipe":
             names = {alias.name for alias in node.names}
-            yield from ({node.module} if "." in node.module else names - set(panpipe.__all__))
+            parts = {f"panpipe.{part}" for part in panpipe.PARTS}
+            yield from ({node.module} - parts if "." in node.module else names - set(panpipe.__all__))
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "panpipe":
             yield from {node.attr} - {*panpipe.__all__, "__version__"}
 

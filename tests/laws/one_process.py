@@ -111,8 +111,8 @@ class OneProcess:
         kept = {p: p.grad for p in self.model.parameters() if p.grad is not None and self._kept_weight}
         if self._keyed:
             loss = panpipe.reference_step(
-                self.model, self._step, batch, microbatches=self._microbatches, seed=self._seed, index=self.metrics.steps,
-                batch_dims=self._dims or "auto",
+                self.model, self._step, batch, microbatches=self._microbatches, seed=self._seed,
+                index=self.metrics.steps, batch_dims=self._dims or "auto",
             )  # fmt: skip
             total = float(len(tensors_in(batch)[0]))
         else:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from panpipe import RequestError, ScheduleProblem, StageCosts, families, find_family, score
+from panpipe import RequestError
+from panpipe.schedules import ScheduleProblem, StageCosts, families, find_family, score
 
 NAMED = json.loads((Path(__file__).parents[1] / "data" / "named_schedules.json").read_text(encoding="utf-8"))["named"]
 
