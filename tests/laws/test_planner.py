@@ -118,10 +118,10 @@ def test_smallest_graphs_are_planned_as_fast_as_any_order(planned, seed, limit):
 @given(st.integers(1, 4), st.integers(1, 6), st.integers(1, 2), st.floats(1, 4), st.floats(0, 2))
 def test_searched_schedules_are_no_slower_than_named_ones_within_the_limit(devices, microbatches, chunks, memory, hop):
     limit = memory * chunks
-    cost = panpipe.StageCosts(1, 1.3, 0.8, saved_bytes=1)
-    problem = panpipe.ScheduleProblem(devices, microbatches, chunks, (cost,) * (devices * chunks), hop, limit)
+    cost = panpipe.schedules.StageCosts(1, 1.3, 0.8, saved_bytes=1)
+    problem = panpipe.schedules.ScheduleProblem(devices, microbatches, chunks, (cost,) * (devices * chunks), hop, limit)
     families = [family for family in panpipe.schedules.families().values() if not family.offloads]
-    found = panpipe.find_schedule([problem], families, evaluations=300)
+    found = panpipe.schedules.find_schedule([problem], families, evaluations=300)
     assert max(found.result.peak_memory) <= limit * (1 + 1e-9)
     for family in families:
         for parameters in family.candidates(problem) if family.supports(problem) else ():
