@@ -16,7 +16,7 @@ from .core.cluster.mesh import Mesh
 from .core.errors import RequestError
 from .core.plan.plan import Plan
 from .core.search import longest_path
-from .runtimes.build import build_pipeline, unwrapped
+from .runtimes.build import build_pipeline, refuse_arguments, unwrapped
 from .runtimes.devices.devices import Names
 from .runtimes.launch.launch import rank_of_job
 from .runtimes.launch.progress import show_progress
@@ -125,9 +125,10 @@ def pipeline(
     if moved:
         _refuse_moved(moved)
     run, memory = run or Run(), memory or Memory()
+    own = None
     if isinstance(optimizer, Optimizer):
-        optimizer = GivenOptimizer(optimizer, unwrapped(model))
-        optimizer.check()
+        refuse_arguments(model, step)
+        own = optimizer = GivenOptimizer(optimizer, unwrapped(model))
     given, auto = given_plan(plan)
     machine = devices if isinstance(devices, str | Path | Cluster) and backend == SIMULATOR else None
     if machine is not None:
@@ -151,7 +152,10 @@ def pipeline(
     )
     virtual = SimulatedDevices(options) if options.simulated else None
     with show_progress(run.progress, (rank_of_job() or (0, 1))[0] == 0) as report:
-        return build_pipeline(model, step, example_batch, options, virtual, report)
+        pipe = build_pipeline(model, step, example_batch, options, virtual, report)
+    if own is not None:
+        own.refuse_other_use()
+    return pipe
 
 
 _MOVED = {

@@ -70,18 +70,15 @@ class AcceleratedPipeline:
     Args:
         accelerator: decides which batches update.
         pipe: the pipeline.
-        model_optimizer: the optimizer whose learning rates the stages' optimizers use.
         rows: divides batches over replicas.
 
     Attributes:
         pipe: the pipeline.
     """
 
-    def __init__(
-        self, accelerator: Accelerator, pipe: Pipeline, model_optimizer: ModelOptimizer, rows: ReplicaRows
-    ) -> None:
+    def __init__(self, accelerator: Accelerator, pipe: Pipeline, rows: ReplicaRows) -> None:
         self.pipe = pipe
-        self._accelerator, self._model_optimizer, self._rows = accelerator, model_optimizer, rows
+        self._accelerator, self._rows = accelerator, rows
         self._rows_of_update: int | None = None
 
     def step(self, batch: Any) -> Tensor:
@@ -156,7 +153,7 @@ def prepare(
     model_optimizer = ModelOptimizer(optimizer, model)
     rows = ReplicaRows(model, step, example_batch, options)
     pipe = pipeline(model, step, rows.trained(example_batch), optimizer=model_optimizer.stages, **options)
-    prepared = AcceleratedPipeline(accelerator, pipe, model_optimizer, rows)
+    prepared = AcceleratedPipeline(accelerator, pipe, rows)
     accelerator.register_save_state_pre_hook(prepared.save_state)
     accelerator.register_load_state_pre_hook(prepared.load_state)
     accelerated = accelerator.prepare(model_optimizer)

@@ -78,11 +78,12 @@ def build_pipeline(
         InfeasibleError: no plan fits in memory.
     """
     with HERE.inside("pipeline()"), random_states_kept(), rare_collections():
-        _refuse_arguments(model, step)
+        refuse_arguments(model, step)
         return _check_and_build(unwrapped(model), step, batch, options, virtual, report)
 
 
-def _refuse_arguments(model: Any, step: Any) -> None:
+def refuse_arguments(model: Any, step: Any) -> None:
+    """Refuse a model that is no module, and a step that cannot be called with it."""
     if not isinstance(model, nn.Module):
         what = f"the class {model.__name__}" if isinstance(model, type) else f"a {type(model).__name__}"
         raise RequestError(f"model is {what}: give an instance of a torch.nn.Module")
@@ -241,6 +242,7 @@ class _Builder:
         given = {
             "microbatches": options.microbatches,
             **options.training.settings,
+            "first_step": options.run.first_step,
             "devices": named,
             "share_devices": share,
             "compile": compiling and compiling.name,

@@ -12,7 +12,8 @@ from .lazy_value import LazyValue
 class Metrics(Mapping[str, float]):
     """The other parts of the last step's result, by name, and how far training is.
 
-    It is of the moment at which ``pipe.metrics`` was read: later steps do not change it. On a GPU reading one of its
+    It is of the moment at which ``pipe.metrics`` was read: later steps do not change it, once ``learning_rates`` was
+    read. On a GPU reading one of its
     parts, or ``grad_norm``, waits for the step; counting does not. ``dict(pipe.metrics)`` has the parts alone.
 
     Args:

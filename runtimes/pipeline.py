@@ -210,6 +210,7 @@ class Pipeline:
         """The optimizers of this process, by stage; stages without one are omitted.
 
         For schedulers that ``scheduler=`` does not support: create one for each optimizer, and step them on every rank.
+        If an optimizer over the model was given, its options are copied to them before each step.
         """
         self._trainer.optimizers_lent = True
         return self._trainer.optimizers
@@ -244,6 +245,7 @@ class Pipeline:
             RequestError: it is of another model or optimizer, or is incomplete; nothing is changed then.
         """
         self._session.checkpoints.load_whole(state_dict)
+        self._session.lead_optimizer()
         self._trainer.checks.drop_last()
 
     def checkpoint(self, folder: str | Path, *, wait: bool = True, keep: int | None = None) -> Saving:
@@ -288,6 +290,7 @@ class Pipeline:
         self._trainer.refuse_closed()
         with self._trainer.team.inside("resume"):
             self._session.checkpoints.read(folder)
+            self._session.lead_optimizer()
             self._trainer.checks.drop_last()
 
     def close(self) -> None:

@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ..core.analytic.model import tensor_reductions
 from ..core.capture.programs.stage_programs import StagePrograms
@@ -92,8 +93,9 @@ class Session:
     @property
     def metrics(self) -> Metrics:
         """The numbers of the last step."""
-        self._follow_optimizer()
-        state, rates = self.trainer.state, LazyValue(self.trainer.learning_rates)
+        given, state = self.trainer.training.optimizer, self.trainer.state
+        known = given.learning_rates if isinstance(given, GivenOptimizer) else None
+        rates = LazyValue(self.trainer.learning_rates if known is None else lambda: known)
         return Metrics(state.metrics, state.steps, state.updates, state.skipped, state.norm, rates)
 
     @property
@@ -126,7 +128,12 @@ class Session:
             initial: how the models of the ranks differ; None if they do not.
         """
         self.trainer.stages.load(weights, initial)
-        if isinstance(given := self.trainer.training.optimizer, GivenOptimizer):
+        self._refer_to_parameters()
+
+    def _refer_to_parameters(self) -> None:
+        """Let an optimizer over the model refer to the parameters that it has after a move of stages."""
+        given = self.trainer.training.optimizer
+        if isinstance(given, GivenOptimizer):
             given.follow_model()
 
     def train(self, batch: Any, options: StepOptions) -> Tensor:
@@ -149,7 +156,16 @@ class Session:
         """Use the options that the user's schedulers wrote into an optimizer over the model."""
         given = self.trainer.training.optimizer
         if isinstance(given, GivenOptimizer):
-            given.copy_options(s.optimizer for s in self.trainer.stages.states.values() if s.optimizer is not None)
+            given.copy_options(self._stage_optimizers())
+
+    def lead_optimizer(self) -> None:
+        """Write the options of a checkpoint, which the stages have, into an optimizer over the model."""
+        given = self.trainer.training.optimizer
+        if isinstance(given, GivenOptimizer):
+            given.take_options(self._stage_optimizers())
+
+    def _stage_optimizers(self) -> list[Optimizer]:
+        return [each.optimizer for each in self.trainer.stages.states.values() if each.optimizer is not None]
 
     def refuse_tensor_ranks(self, method: str) -> None:
         """Refuse a method that does not support models with DTensor parameters."""
@@ -159,7 +175,9 @@ class Session:
 
     def replan(self) -> bool:
         """Plan again for the present speeds of the devices; see `Pipeline.replan`."""
-        return self._checked_replanner().replan(self.trainer, self.checkpoints)
+        moved = self._checked_replanner().replan(self.trainer, self.checkpoints)
+        self._refer_to_parameters()
+        return moved
 
     def _checked_replanner(self) -> Replanner:
         self.refuse_tensor_ranks("replan")
@@ -205,6 +223,7 @@ class Session:
             others = [] if self.contest is None else [each.plan for each in self.contest.candidates]
             same = [other for other in others if arrangement(other) == arrangement(plan)]
             planner.move(trainer, self.checkpoints, plan, same)
+        self._refer_to_parameters()
         return True
 
     def replan_automatically(self) -> None:

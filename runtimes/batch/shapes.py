@@ -35,7 +35,7 @@ Capture = Callable[[Any, Shape, Dims | None], CapturedStep]
 
 _KEPT = 8
 """Number of captured shapes whose programs are kept; more if a single step has more. If programs are compiled, those of
-further sizes are not, as ``torch.compile`` does after so many recompilations."""
+further sizes are not, as ``torch.compile`` does after this many recompilations."""
 _SIZED = 64
 """Number of shapes whose programs are kept, of those that programs with symbolic sizes give within milliseconds."""
 _MOST_FAILURES = 2

@@ -7,6 +7,7 @@ from torch import nn
 
 from ...core.errors import RequestError
 from ..settings import RAISE, SKIP, Update, one_line, seed_of, values_of
+from .given import GivenOptimizer
 from .optimizers import OptimizerFactory
 from .scaling import LossScale, check_scaled
 
@@ -28,6 +29,11 @@ class Training(Update):
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
+        if isinstance(self.optimizer, GivenOptimizer) and self.scheduler is not None:
+            raise RequestError(
+                "Update(scheduler=) is given with an optimizer over the model: create the scheduler over that "
+                "optimizer and step it after pipe.step(batch), or give a function as optimizer="
+            )
         if self.optimizer is not None and not callable(self.optimizer):
             raise RequestError(
                 f"optimizer is {one_line(self.optimizer)}: give a class such as torch.optim.AdamW, or a function"

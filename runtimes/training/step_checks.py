@@ -74,7 +74,7 @@ class LossCheck:
     """Checks the loss and the global norm of each step. They are equal on all ranks, which therefore do the same.
 
     Args:
-        mode: one of ``optimizer/training.ON_NONFINITE``; None checks nothing.
+        mode: one of ``settings.ON_NONFINITE``; None checks nothing.
         stages: of this process.
 
     Attributes:

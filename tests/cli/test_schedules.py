@@ -102,7 +102,6 @@ def test_schedules_prints_all_schedules_with_a_star_for_the_best(capsys, monkeyp
         ((*SMALL, "--seed", "1"), 2, "--seed is for the search: also give --auto"),
         ((*SMALL, "--auto", "--evaluations", "0"), 2, "--evaluations is 0"),
         ((*SMALL, "--auto", "--seconds", "0"), 2, "--seconds is 0"),
-        ((*SMALL, "--auto", "--seconds", "1", "--evaluations", "9"), 2, "--evaluations is 9 and --seconds 1"),
         ((*SMALL, "--memory-limit", "0.5"), 3, "the memory limit is 0.5"),
         ((*SMALL, "--chunks", "0"), 2, "--chunks is 0"),
         ((*SMALL, "--stage-scale", "1,2,3"), 2, "--stage-scale has 3 factors"),

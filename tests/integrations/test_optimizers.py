@@ -71,7 +71,7 @@ def test_options_lead_those_of_the_stages(model, given):
     found = ModelOptimizer(given, model)
     stages = {i: found.stages(named(model, i)) for i in range(2)}
     given.param_groups[1]["lr"] = 0.9
-    found.stages.copy_options(stages.values())
+    found.stages.copy_options(list(stages.values()))
     assert [[g["lr"] for g in stage.param_groups] for stage in stages.values()] == [[0.1, 0.9]] * 2
     assert [len(g["params"]) for g in stages[0].param_groups] == [2, 0]
 

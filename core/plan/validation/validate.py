@@ -1,8 +1,8 @@
 """Validation, before anything runs: a plan that validates is consistent, does not deadlock, and fits its devices.
 
 State, saved tensors and the workspace of the running action must fit: the peak that plans predict. A device that
-exceeds its limit only with communication buffers gets a warning. An error says what does not fit. If a search finds no
-plan that fits, its error is in `core/search/suggestions/infeasible`, and the changes that help in `changes` next to
+exceeds its limit only with communication buffers gets a warning. An error reports what does not fit. If a search finds
+no plan that fits, its error is in `core/search/suggestions/infeasible`, and the changes that help in `changes` next to
 it.
 """
 

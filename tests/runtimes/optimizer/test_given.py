@@ -51,6 +51,19 @@ def test_groups_options_and_schedulers_are_those_of_one_process():
         torch.testing.assert_close(mine, theirs)
 
 
+def test_options_of_a_checkpoint_are_those_of_the_optimizer():
+    model = made()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pipeline_with(model, optimizer) as pipe:
+        optimizer.param_groups[0]["lr"] = 0.025
+        pipe.step(BATCH)
+        state = copy.deepcopy(pipe.state_dict())
+        optimizer.param_groups[0]["lr"] = 0.1
+        pipe.load_state_dict(state)
+        assert optimizer.param_groups[0]["lr"] == 0.025
+        assert pipe.metrics.learning_rates == [0.025]
+
+
 def test_its_own_step_is_refused():
     model = made()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

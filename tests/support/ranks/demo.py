@@ -56,7 +56,7 @@ def faulty(fault: str):
 
     def step(self, batch):
         loss = right(self, batch)
-        gradient = next(p.grad for p in reversed(list(self.model.parameters())) if p.grad is not None)
+        gradient = next(p.grad for p in reversed(list(self._session.model.parameters())) if p.grad is not None)
         if fault == "loss":
             return loss * 1.001
         gradient.mul_(1.001 if fault == "gradient" else float("nan"))

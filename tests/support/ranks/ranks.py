@@ -299,7 +299,7 @@ def python(team):
         warnings.simplefilter("ignore")
         found = [pair.distance([PYTHON.batch(rows, torch.float64)]) for rows in (6, 5, 2, 6)]
     regions = pair.pipe._trainer.prepared.shapes.latest.operators.step.regions
-    return {"distance": found, "regions": sorted(regions), "metrics": pair.pipe.metrics}
+    return {"distance": found, "regions": sorted(regions), "metrics": dict(pair.pipe.metrics)}
 
 
 @captures((GPT, torch.float64, 8, 4))
@@ -496,7 +496,7 @@ def replicas(team):
         found[name] = {
             "distances": [trained.step(each) for each in rows],
             "bits": trained.bits(),
-            "metrics": trained.pipe.metrics,
+            "metrics": dict(trained.pipe.metrics),
         }
     return {"place": [team.replica, *team.local], "cases": found}
 
@@ -507,7 +507,7 @@ def lengths(team):
     trained = Trained(team, GPT, 4, 2)
     steps = [(12, 12), (9, 9), (7, 15), (12, 8), (16, 5)]
     distances = [trained.step_on([tokens(4, length) for length in each]) for each in steps]
-    case = {"distances": distances, "bits": trained.bits(), "metrics": trained.pipe.metrics}
+    case = {"distances": distances, "bits": trained.bits(), "metrics": dict(trained.pipe.metrics)}
     return {"place": [team.replica, *team.local], "cases": {"lengths": case}}
 
 

@@ -143,7 +143,7 @@ def every_case(team: Team, shard: str, cases: Mapping[str, Case] = CASES) -> dic
         found[name] = {
             "distances": [trained.step(each) for each in rows],
             "bits": trained.bits(),
-            "metrics": trained.pipe.metrics,
+            "metrics": dict(trained.pipe.metrics),
         }
     return found
 
