@@ -45,7 +45,8 @@ class Script:
         tags: name → value. ``fast``: the fast suite trains it by the default call; ``ranks``: on two ranks. ``keyed``:
             it draws random numbers. ``warns=words``: a warning with these words is expected; ``may_warn=words``: it is
             allowed. ``refused=words``: the error that is expected. ``changes=n``: how many steps or evaluations change
-            what the step reads, so that it is captured again. ``float32``: it has no form in float64. ``near=x``: the
+            what the step reads, so that it is captured again, or end in Python, for which the main thread of a rank
+            enters the step. ``float32``: it has no form in float64. ``near=x``: the
             largest difference, where float32 is a part of it. ``threads``: it uses parameters of all stages between
             steps, which ranks refuse. ``few``: it has too few operators for two stages a device.
     """
