@@ -59,13 +59,22 @@ def batches(replica: int, count: int):
         yield {"tokens": tokens[:, :-1], "labels": labels}
 
 
+def replica_of(rank: int, mesh: str) -> int:
+    """The replica of a rank: ranks that differ only in the last dimension of a mesh are neighbours."""
+    sizes = {name: int(size) for name, _, size in (part.partition("=") for part in mesh.split(","))}
+    names = list(sizes)
+    return (
+        rank // math.prod(sizes[name] for name in names[names.index("dp") + 1 :]) % sizes["dp"] if "dp" in sizes else 0
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mesh", default="pp=2", help="devices along the pipeline, and replicas")
     parser.add_argument("--steps", type=int, default=20, help="training steps")
     arguments = parser.parse_args()
-    rank, pipeline_ranks = int(os.environ.get("RANK", "0")), int(arguments.mesh.split(",")[0].removeprefix("pp="))
-    data = list(batches(rank // pipeline_ranks, arguments.steps))
+    rank = int(os.environ.get("RANK", "0"))
+    data = list(batches(replica_of(rank, arguments.mesh), arguments.steps))
     rate = lambda update: min(1.0, (update + 1) / 5) * 0.5 * (1 + math.cos(math.pi * update / arguments.steps))  # noqa: E731
     update = panpipe.Update(clip_norm=1.0, scheduler=lambda made: torch.optim.lr_scheduler.LambdaLR(made, rate))
     with panpipe.pipeline(
