@@ -3,29 +3,22 @@
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Timer
+from contextlib import AbstractContextManager, contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ..core.search.problem.meter import Progress as SearchProgress
+from ..core.slow_work import called_if_slow
 from .output import note, seconds_text
 
 AFTER_S, EVERY_S = 4.0, 15.0
 """Seconds until the first line, and between lines."""
 
 
-@contextmanager
-def note_if_slow(text: str) -> Iterator[None]:
+def note_if_slow(text: str) -> AbstractContextManager[None]:
     """Print a line if what follows takes longer than ``AFTER_S``."""
-    timer = Timer(AFTER_S, note, (text,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return called_if_slow(AFTER_S, note, text)
 
 
 @contextmanager

@@ -1,10 +1,9 @@
 """Progress of planning: a progress bar on a terminal, one line for each phase elsewhere."""
 
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Protocol
 
 from rich.console import Console
@@ -13,6 +12,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from ...core.errors import RequestError
+from ...core.slow_work import called_if_slow
 from ..watch.activity import HERE
 
 Progress = Callable[[str, int, int], None]
@@ -61,16 +61,9 @@ NOTICED_S = 2.0
 """Seconds of a capture after planning from which on it is reported."""
 
 
-@contextmanager
-def reported_if_slow(report: Report, phase: str) -> Iterator[None]:
+def reported_if_slow(report: Report, phase: str) -> AbstractContextManager[None]:
     """Report a phase while it runs, from another thread, if it takes longer than `NOTICED_S`."""
-    timer = threading.Timer(NOTICED_S, report, (phase,))
-    timer.daemon = True
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
+    return called_if_slow(NOTICED_S, report, phase)
 
 
 def _noted(report: Report) -> Report:
