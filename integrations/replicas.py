@@ -18,8 +18,8 @@ from ..core.capture.regions.breaks import StepFunction
 from ..core.capture.values.containers import flatten_batch
 from ..core.errors import RequestError
 from ..runtimes.batch.fingerprint import fingerprint
-from ..runtimes.batch.microbatches import BatchCutter, split_batch
 from ..runtimes.launch.launch import replica_here
+from ..runtimes.microbatches import BatchCutter, split_batch
 from ..runtimes.options import given_mesh, given_plan
 
 

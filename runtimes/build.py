@@ -52,6 +52,7 @@ from .replan.replanner import Replanner
 from .session import Session
 from .tensor_parallel.options import check_tensor_options, with_replicas
 from .tensor_parallel.tensor_ranks import TensorRanks
+from .trainer import Trainer
 from .training.initial_weights import InitialWeights, compare_initial_weights
 from .watch.activity import HERE
 from .weights import Weights, weights_from
@@ -279,10 +280,11 @@ class _Builder:
         first, *others = [self.ready(plan) for plan in plans]
         clock = None if self._virtual is None else self._virtual.clock(first, self.example.operators)
         self.programs = evolve(self.programs, plans=tuple(o for o in others if arrangement(o) == arrangement(first)))
-        return Session(
+        trainer = Trainer(
             self.example, first, self.team, options.training, self.programs, clock, options.planning.tier,
             options.run.monitors,
         )  # fmt: skip
+        return Session(trainer)
 
     def replanner(self) -> Replanner:
         """What plans again for a pipeline of the captured step."""

@@ -16,24 +16,17 @@ from ..core.errors import RequestError
 from ..core.plan.plan import Plan
 from ..core.search import Oracle
 from ..core.wording import first_of
-from .batch.example import Example
 from .checkpoint.checkpoints import Checkpoints
-from .engine.clocked import Clock
 from .engine.step_data import StepOptions
-from .launch.team import Team
 from .lazy_value import LazyValue
 from .metrics import Metrics
-from .monitor.monitors import Monitor
-from .offload.tier import OffloadTier
 from .optimizer.given import GivenOptimizer
-from .optimizer.training import Training
 from .planning.contest import Contest, arrangement
 from .planning.contest_run import ContestRun
-from .programs.options import ProgramOptions
 from .replan.replanner import AutomaticReplanning, Replanner
+from .trainer import Trainer
 from .training.averages import AverageFunction, Visit, WeightAverage, visit_parameters
 from .training.initial_weights import InitialWeights
-from .training.trainer import Trainer
 from .weights import Weights
 
 
@@ -41,45 +34,25 @@ class Session:
     """Training by a plan, and moves to other plans.
 
     Args:
-        example: the user's model and step, captured for the largest microbatch; the microbatch is not kept.
-        plan: a valid plan, with SYNC if ``training`` needs all stages at once.
-        team: the devices.
-        training: optimizer, clipping, scaling and seed.
-        programs: how stage programs are derived.
-        clock: runs simulated devices; None for real ones.
-        offload: where saved tensors go that leave their device; None for the host's memory.
-        monitors: functions that are called with the numbers of each step.
+        trainer: trains and evaluates.
 
     Attributes:
+        trainer: as given.
         model: the user's module.
-        trainer: trains and evaluates.
         checkpoints: writes and reads the state of training.
         replanner: plans again; None if that is not possible.
     """
 
-    def __init__(
-        self,
-        example: Example,
-        plan: Plan,
-        team: Team,
-        training: Training | None = None,
-        programs: ProgramOptions | None = None,
-        clock: Clock | None = None,
-        offload: OffloadTier | None = None,
-        monitors: Sequence[Monitor] = (),
-    ) -> None:
-        training = training or Training()
-        self.model = example.model if team.tensor is None else team.tensor.model
-        self._operators = example.operators
-        self.trainer = trainer = Trainer(
-            example, plan, team, training, programs or ProgramOptions(), clock, offload, monitors
+    def __init__(self, trainer: Trainer) -> None:
+        self.trainer, self.model = trainer, trainer.whole_model
+        self.checkpoints = Checkpoints(
+            trainer.stages, trainer.state, trainer.averages, trainer.training.scaler, trainer.team
         )
-        self.checkpoints = Checkpoints(trainer.stages, trainer.state, trainer.averages, training.scaler, team)
         self.replanner: Replanner | None = None
         self._automatic: AutomaticReplanning | None = None
         self._contest: ContestRun | None = None
-        if team.first:
-            self._warn_of_unused(set(example.operators.graph.parameters))
+        if trainer.team.first:
+            self._warn_of_unused(set(trainer.operators.graph.parameters))
 
     def _warn_of_unused(self, read: set[str]) -> None:
         unused = [n for n, p in self.model.named_parameters() if n not in read and p.requires_grad]
@@ -106,7 +79,7 @@ class Session:
 
     @cached_property
     def _reductions(self) -> dict[str, TensorReductions | None]:
-        return tensor_reductions(self._operators)
+        return tensor_reductions(self.trainer.operators)
 
     @property
     def programs(self) -> dict[int, StagePrograms]:

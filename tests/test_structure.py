@@ -91,6 +91,7 @@ def test_a_step_passes_the_files_that_the_documentation_lists():
     section = text.split("## A step, file by file")[1].split("\n## ")[0]
     files = [Path(name) for name in re.findall(r"^\d+\. `(.*?)`", section, re.MULTILINE)]
     assert 2 <= len(files) <= 12
+    assert len({file.parent for file in files}) <= 5
     for number, file in enumerate(files[1:], 1):
         earlier = files[:number]
         registered = table in imports(file) and any(table in imports(one) for one in earlier)

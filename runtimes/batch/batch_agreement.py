@@ -24,8 +24,8 @@ from ...backends.contract import Handle
 from ...core.errors import RequestError
 from ..devices.compute import ComputeQueue
 from ..launch.team import Team
+from ..microbatches import Microbatch
 from .fingerprint import MASK, fingerprint
-from .microbatches import Microbatch
 
 _LEAVES = 16
 """Leaves with separate columns in a row; further leaves share these columns."""

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from ...core.errors import PanpipeError, WorkerError
-from .microbatches import Microbatch, Shape
+from ..microbatches import Microbatch, Shape
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from ...core.capture.graph.sizes import NotSymbolic
 from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.user_lines import reason_of
 from ...core.logs import LOGGER
-from .microbatches import Microbatch, Shape, split_batch
+from ..microbatches import Microbatch, Shape, split_batch
 from .varying_sizes import VaryingSizes, sizes_of
 
 

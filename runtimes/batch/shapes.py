@@ -25,9 +25,9 @@ from ...core.errors import RequestError, in_a_line
 from ...core.garbage import rare_collections
 from ..launch.progress import NOTICED_S, Report, reported_if_slow, silent
 from ..launch.team import Team
+from ..microbatches import Microbatch, Shape
 from ..programs.compiled import Compiled, ProgramCompiler, compile_possibly_empty
 from .lru_cache import LruCache
-from .microbatches import Microbatch, Shape
 from .varying_sizes import Dims, VaryingSizes, sizes_of
 
 Capture = Callable[[Any, Shape, Dims | None], CapturedStep]

@@ -12,7 +12,7 @@ from attrs import define, field, frozen
 
 from ...core.capture.export.operators import Operators
 from ...core.errors import RequestError
-from .microbatches import Shape
+from ..microbatches import Shape
 
 Dims = Mapping[int, Sequence[int]]
 """Position of a tensor among the batch's leaves → some of its dimensions."""

@@ -21,8 +21,8 @@ from ...core.capture.python.changes import Changes, isolated
 from ...core.capture.python.guards import Guards
 from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.containers import flatten_batch
+from ..microbatches import split_batch
 from .losses import loss_and_weight, mean_loss
-from .microbatches import split_batch
 
 _OTHER_IN_TRAINING = (nn.modules.batchnorm._BatchNorm, nn.RNNBase, nn.MultiheadAttention)
 """Modules that compute by the batch, or drop out, in training alone."""

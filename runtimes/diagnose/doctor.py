@@ -26,13 +26,14 @@ from ...core.schedules.problem import ScheduleProblem
 from ...core.schedules.registry import find_family
 from ...core.search import even_plan
 from ..batch.example import Example
-from ..batch.microbatches import Microbatch, split_batch
 from ..batch.whole_loss import whole_and_mean
 from ..launch.team import Team
+from ..microbatches import Microbatch, split_batch
 from ..optimizer.training import Training
 from ..pipeline import Pipeline
 from ..programs.options import ProgramOptions
 from ..session import Session
+from ..trainer import Trainer
 from .parity import Distance, distance_to_one_process
 
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
@@ -192,7 +193,7 @@ class CheckedModel:
         plan = change(even_plan(operators.graph, find_family(schedule).build(problem), sizes))
         mine, alone = copy.deepcopy(self.model), copy.deepcopy(self.model)
         example = Example(mine, self.step, self.piece, operators)
-        pipe = Pipeline(Session(example, plan, team, Training(optimizer=OPTIMIZER, seed=SEED), self.programs))
+        pipe = Pipeline(Session(Trainer(example, plan, team, Training(optimizer=OPTIMIZER, seed=SEED), self.programs)))
         return distance_to_one_process(
             pipe, team, alone, self.step, self.batch, OPTIMIZER, microbatches=self.microbatches, seed=SEED, steps=steps,
             batch_dims=self.batch_dims,

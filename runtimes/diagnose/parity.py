@@ -13,8 +13,8 @@ from ...core.capture.batch.batch_dims import AUTO, place_samples
 from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.containers import flatten_batch
 from ...core.plain_data import exchanged
-from ..batch.microbatches import split_batch
 from ..launch.team import Team
+from ..microbatches import split_batch
 from ..optimizer.optimizers import OptimizerFactory
 from ..pipeline import Pipeline
 from .reference import reference_step

@@ -13,7 +13,7 @@ from ...core.capture.graph.randomness import KeyedRandom, random_key
 from ...core.capture.regions.breaks import StepFunction
 from ...core.errors import RequestError
 from ..batch.losses import loss_and_weight, mean_loss
-from ..batch.microbatches import split_batch
+from ..microbatches import split_batch
 
 
 def reference_step(

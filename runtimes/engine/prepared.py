@@ -26,8 +26,8 @@ from ...core.logs import LOGGER
 from ...core.plan.plan import Plan
 from ..batch.batch_agreement import BatchAgreement, ChangedValues
 from ..batch.lru_cache import LruCache
-from ..batch.microbatches import Microbatch, Shape
 from ..batch.shapes import Shapes
+from ..microbatches import Microbatch, Shape
 from ..offload.offloadable import offloaded_storages
 from ..optimizer.stage_state import StageState
 from ..programs.compiled import Compiled

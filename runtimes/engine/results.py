@@ -43,10 +43,10 @@ from ...core.plan.plan import Plan
 from ...core.trace.trace import Trace
 from ..batch.batch_agreement import BatchAgreement
 from ..batch.losses import mean_loss
-from ..batch.microbatches import Microbatch
 from ..devices.compute import ComputeQueue
 from ..launch.team import Team
 from ..lazy_value import LazyValue
+from ..microbatches import Microbatch
 from ..optimizer.replica_values import Rows, gathered, sum_rows
 from ..programs.compiled import Compiled
 from .prepared import LOSS, WEIGHT, Computed, Part, Prepared, PreparedSteps

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ...core.actions import SEND_KINDS, WORK_KINDS, Kind
 from ...core.trace.trace import Trace
-from ..batch.microbatches import Microbatch
 from ..devices.compute import ComputeQueue
 from ..engine.step_data import StepRecord
 from ..launch.team import Team
+from ..microbatches import Microbatch
 from ..optimizer.stage_state import StageState
 
 

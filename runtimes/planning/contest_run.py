@@ -29,7 +29,7 @@ from ...core.trace.trace import Trace
 from ..devices.compute import finished_s
 from ..engine.step_data import StepOptions
 from ..optimizer.update import Ending
-from ..training.trainer import Trainer
+from ..trainer import Trainer
 from .contest import Candidate, Contest, Turn, arrangement
 
 TRACED = 3

@@ -43,8 +43,8 @@ from ..planning.measurements import Measurements
 from ..planning.options import PlanningOptions
 from ..profile.measured_cluster import measured_cluster
 from ..programs.options import ProgramOptions
+from ..trainer import Trainer
 from ..training.plan_setup import PlanSetup
-from ..training.trainer import Trainer
 from ..weights.remote_tensors import as_meta_tensors
 from .moving import AVERAGE, OPTIMIZER, STEPPED, TENSOR, MovableState, MovedWeights
 

@@ -11,7 +11,7 @@ from torch import Tensor, fx, nn
 
 from ...core.errors import RequestError
 from ..batch.lru_cache import LruCache
-from ..batch.microbatches import microbatch_sizes
+from ..microbatches import microbatch_sizes
 from .cut_graph import CutGraph
 from .cutting import Stage, cut
 from .graph_run import DevicePool, Pass

@@ -32,7 +32,6 @@ from ...core.plan.derive import forward_only
 from ...core.plan.plan import Plan
 from ...core.wording import module_text
 from ..batch.lru_cache import LruCache
-from ..batch.microbatches import Microbatch, Shape
 from ..batch.modes import ModuleModes
 from ..batch.shapes import Shapes
 from ..batch.varying_sizes import Dims, VaryingSizes
@@ -40,6 +39,7 @@ from ..engine.prepared import PreparedSteps
 from ..engine.results import Batch, BatchResult
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.workers import Workers
+from ..microbatches import Microbatch, Shape
 from ..optimizer.update import Ending
 from ..programs.options import ProgramOptions
 from ..programs.planned_compiler import PlannedCompiler

@@ -8,10 +8,10 @@ from attrs import evolve
 from torch import Tensor
 
 from ...core.trace.throughput import StepTotals, throughput
-from ..batch.microbatches import Microbatch
 from ..devices.compute import ComputeQueue
 from ..engine.results import BatchResult
 from ..engine.step_data import StepOptions
+from ..microbatches import Microbatch
 from ..monitor.measure import MemoryPeak, Numbers, gather_numbers, numbers_of
 from ..monitor.monitors import Monitor, Monitors
 from ..monitor.records import DeviceReport, StepReport

@@ -35,12 +35,12 @@ from torch import Tensor
 from ...core.errors import NonFiniteError
 from ...core.logs import LOGGER
 from ...core.wording import counted
-from ..batch.microbatches import Microbatch
 from ..devices.compute import ComputeQueue
 from ..engine.prepared import WEIGHT
 from ..engine.results import Batch, BatchResult
 from ..engine.step_data import Peaks, StepOptions, peaks_of
 from ..lazy_value import LazyValue
+from ..microbatches import Microbatch
 from ..monitor.monitors import Monitor
 from ..optimizer.training import Training
 from ..optimizer.update import Ending, NonFiniteNorm, Update

@@ -10,8 +10,8 @@ from panpipe.core.capture.graph.randomness import random_key
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import stage_graph
 from panpipe.runtimes.batch.losses import mean_loss
-from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.programs.stage_run import StageRun
 from torch import nn

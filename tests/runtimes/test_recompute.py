@@ -9,8 +9,8 @@ from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.plan.derive import recomputed_stages
 from panpipe.core.plan.plan import MemoryPolicy
-from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.microbatches import split_batch
 from torch import nn
 from torch.nn import functional as F
 

@@ -17,7 +17,7 @@ from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.profile.measured_cluster import measured_cluster
 from panpipe.runtimes.programs.graphs import graph_pool
-from panpipe.runtimes.training.trainer import Trainer
+from panpipe.runtimes.trainer import Trainer
 
 from ..support.backends.fake_graphs import FakeGraphPool
 from ..support.backends.recorded_streams import RecordedStreams

@@ -9,13 +9,14 @@ from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.batch.example import Example
-from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.diagnose.parity import distance_to_one_process
 from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.session import Session
+from panpipe.runtimes.trainer import Trainer
 from panpipe.runtimes.weights import weights_from
 from torch import nn
 from torch.nn import functional as F
@@ -183,7 +184,7 @@ def test_step_with_branches_on_values_equals_eager(make):
     operators = operators_of(capture_step(model, step, pieces[0].batch))
     team, plan = ThreadTeam(2), even_plan(operators, 2, MICROBATCHES)
     example = Example(model, step, pieces[0], operators)
-    with Pipeline(Session(example, plan, team, Training(optimizer=OPTIMIZER))) as pipe:
+    with Pipeline(Session(Trainer(example, plan, team, Training(optimizer=OPTIMIZER)))) as pipe:
         pipe._session.load(weights_from(None, model, 0))
         found = distance_to_one_process(
             pipe, team, alone, step, batch, OPTIMIZER, microbatches=MICROBATCHES, steps=3, batch_dims=0

@@ -15,7 +15,7 @@ from panpipe.core.plan.plan import MemoryPolicy, Plan
 from panpipe.core.schedules.problem import Schedule, ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import even_plan as even
-from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.programs.compiled import Programs
 from torch.utils import _pytree as pytree
 

@@ -15,6 +15,7 @@ from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.session import Session
+from panpipe.runtimes.trainer import Trainer
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import default_collate
@@ -142,7 +143,7 @@ DIMS: dict[str, Any] = {
 
 def made(model: nn.Module, step: Any, batch: Any, batch_dims: Any = "auto") -> Pipeline:
     example = Example.capture(model, step, batch, MICROBATCHES, batch_dims, "cpu")
-    return Pipeline(Session(example, even_plan(example.operators, 2, MICROBATCHES), ThreadTeam(2)))
+    return Pipeline(Session(Trainer(example, even_plan(example.operators, 2, MICROBATCHES), ThreadTeam(2))))
 
 
 def check_equal(pipe: Pipeline, model: nn.Module, step: Any, batch: Any) -> None:

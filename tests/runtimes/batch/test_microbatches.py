@@ -3,7 +3,7 @@
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.batch.microbatches import BatchCutter, split_batch
+from panpipe.runtimes.microbatches import BatchCutter, split_batch
 
 
 def rows(count):

@@ -6,7 +6,7 @@ import torch
 from attrs import evolve
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.batch.example import Example
-from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.replan import replanner as module
 from panpipe.runtimes.replan.replanner import LEAST_GAIN, ReplanResult, describe_result, kept_example
 

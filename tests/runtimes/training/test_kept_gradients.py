@@ -6,7 +6,7 @@ import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.microbatches import split_batch
 from torch import nn
 from torch.nn import functional as F
 

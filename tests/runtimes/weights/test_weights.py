@@ -11,13 +11,14 @@ import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.runtimes.batch.example import Example
-from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.optimizer.optimizers import state_share
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.profile import measured_cluster, operator_profile
 from panpipe.runtimes.session import Session
+from panpipe.runtimes.trainer import Trainer
 from panpipe.runtimes.weights import places, weights_from
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -210,7 +211,7 @@ def test_pipeline_has_no_memory_for_parameters_until_values_are_loaded():
     operators = captured_once(case, F32, 8, 4)
     plan = even_plan(operators, 2, 4)
     example = Example(empty(), case.step, split_batch(case.batch(8, F32), 4)[0], operators)
-    pipe = Pipeline(Session(example, plan, ThreadTeam(2), Training(optimizer=torch.optim.AdamW, seed=7)))
+    pipe = Pipeline(Session(Trainer(example, plan, ThreadTeam(2), Training(optimizer=torch.optim.AdamW, seed=7))))
     assert sum(storages(pipe)) == 0
     assert not any("optimizer" in vars(state) for state in pipe._trainer.stages.states.values())
     pipe._session.load(weights_from(None, pipe._session.model, 7))

@@ -11,12 +11,13 @@ from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.batch.example import Example
-from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.session import Session
+from panpipe.runtimes.trainer import Trainer
 from panpipe.runtimes.weights import weights_from
 from torch import Tensor, nn
 
@@ -101,7 +102,7 @@ def pipelined(make: Callable[[], Program], devices: int = 2) -> tuple[list[float
     operators = operators_of(capture_step(model, program.step, pieces[0].batch))
     plan = even_plan(operators, devices, MICROBATCHES)
     example = Example(model, program.step, pieces[0], operators)
-    pipe = Pipeline(Session(example, plan, ThreadTeam(devices), Training(optimizer=program.optimizer, seed=1)))
+    pipe = Pipeline(Session(Trainer(example, plan, ThreadTeam(devices), Training(optimizer=program.optimizer, seed=1))))
     pipe._session.load(weights_from(None, model, 1))
     for number, batch in enumerate(given):
         program.between(number)

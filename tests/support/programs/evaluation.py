@@ -6,7 +6,7 @@ import torch
 from panpipe.core.capture.batch.find_batch_dims import find_batch_dims
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
 from panpipe.runtimes.batch.losses import loss_and_weight, mean_loss
-from panpipe.runtimes.batch.microbatches import split_batch
+from panpipe.runtimes.microbatches import split_batch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 

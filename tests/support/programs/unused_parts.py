@@ -11,6 +11,7 @@ from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.session import Session
+from panpipe.runtimes.trainer import Trainer
 from panpipe.runtimes.training.initial_weights import compare_initial_weights
 from panpipe.runtimes.weights import weights_from
 from torch import nn
@@ -80,7 +81,7 @@ def distances(team, make, optimizer, updates=None, shard="none", placement=None,
     even = evolve(even, mesh=team.mesh)
     even = even if shard == "none" else with_level(even, shard)
     source = weights_from(None, model, 0)
-    pipe = Pipeline(Session(example, even, team, Training(optimizer=optimizer)))  # the caller closes its team
+    pipe = Pipeline(Session(Trainer(example, even, team, Training(optimizer=optimizer))))  # the caller closes its team
     pipe._session.load(source, compare_initial_weights(team, model, source))
     if hasattr(model, "asks"):
         model.asks = team.replica == 0

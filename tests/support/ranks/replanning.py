@@ -15,9 +15,9 @@ from panpipe.core.plan.plan import Plan
 from panpipe.core.plan.sharding import LEVELS
 from panpipe.core.search import longest_path
 from panpipe.runtimes.batch.example import Example
-from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.diagnose.reference import reference_of_replicas
 from panpipe.runtimes.launch.team import Team, ThreadTeam
+from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.planning.options import PlanningOptions

@@ -8,9 +8,9 @@ from attrs import evolve
 from panpipe.core.plan.derive import synchronised
 from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.batch.example import Example
-from panpipe.runtimes.batch.microbatches import split_batch
 from panpipe.runtimes.engine.clocked import Clock
 from panpipe.runtimes.launch.team import Team
+from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.monitor.monitors import Monitor
 from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
@@ -19,6 +19,7 @@ from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.programs.compiled import compile_stages
 from panpipe.runtimes.programs.options import ProgramOptions
 from panpipe.runtimes.session import Session
+from panpipe.runtimes.trainer import Trainer
 from panpipe.runtimes.training.initial_weights import compare_initial_weights
 from panpipe.runtimes.weights import weights_from
 from torch import nn
@@ -85,7 +86,9 @@ def pipeline_on(
     example = Example(model, case.step, piece, operators)
     if options.get("compiler") is None and "known" not in options:
         options["known"] = programs_of(case, dtype, rows, microbatches, device)
-    pipe = Pipeline(Session(example, plan, team, training, ProgramOptions(**options), clock, offload, monitors))
+    pipe = Pipeline(
+        Session(Trainer(example, plan, team, training, ProgramOptions(**options), clock, offload, monitors))
+    )
     source = weights_from(None, model, seed)
     pipe._session.load(source, compare_initial_weights(team, model, source))
     return pipe

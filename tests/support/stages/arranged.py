@@ -8,9 +8,9 @@ from attrs import define, evolve, field
 from panpipe.core.plan.derive import synchronised
 from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.batch.example import Example
-from panpipe.runtimes.batch.microbatches import Microbatch, split_batch
 from panpipe.runtimes.engine.workers import Workers
 from panpipe.runtimes.launch.team import ThreadTeam
+from panpipe.runtimes.microbatches import Microbatch, split_batch
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.programs.compiled import Programs
 from panpipe.runtimes.programs.options import ProgramOptions

@@ -11,11 +11,11 @@ from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.graph.randomness import random_key
 from panpipe.core.plan.plan import Plan
-from panpipe.runtimes.batch.microbatches import Microbatch, split_batch
 from panpipe.runtimes.devices.compute import ComputeQueue, HostQueue
 from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.engine.step_data import StepInputs
 from panpipe.runtimes.engine.tied import TiedReduction
+from panpipe.runtimes.microbatches import Microbatch, split_batch
 from panpipe.runtimes.optimizer.clipping import NormParameters
 from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.optimizer.update import Update

@@ -21,39 +21,39 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from ...core.capture.python.refusals import refuse_training_here
-from ...core.costs.message_overhead import MessageTimes
-from ...core.errors import RequestError
-from ...core.logs import set_process
-from ...core.plan.plan import Plan
-from ...core.trace.trace import Trace
-from ..batch.batch_agreement import NOT_UPDATED
-from ..batch.difference import naming_difference
-from ..batch.example import Example
-from ..batch.microbatches import BatchCutter, WrittenBatches
-from ..batch.modes import ModuleModes
-from ..devices.compute import ComputeQueue
-from ..engine.clocked import Clock
-from ..engine.prepared import WEIGHT, Prepared
-from ..engine.results import Batch, BatchResult, weight_of
-from ..engine.step_data import StepInputs, StepOptions, StepRecord
-from ..engine.tracing import measured_trace, message_times
-from ..launch.team import Team
-from ..monitor.monitors import Monitor
-from ..offload.tier import OffloadTier
-from ..optimizer.optimizers import stage_optimizer, stage_scheduler
-from ..optimizer.replica_values import broadcast_from_first, sum_over_replicas
-from ..optimizer.training import Training
-from ..optimizer.update import Ending, Update
-from ..programs.options import ProgramOptions
-from ..weights.saving import save_checkpoint
-from .averages import Averages, visit_parameters
-from .evaluation import ForwardFunction
-from .kept_gradients import KeptGradients
-from .monitoring import UpdateNumbers
-from .plan_setup import PlanSetup, set_up_plan
-from .state import Accumulated, PipelineState
-from .step_checks import StepChecks
+from ..core.capture.python.refusals import refuse_training_here
+from ..core.costs.message_overhead import MessageTimes
+from ..core.errors import RequestError
+from ..core.logs import set_process
+from ..core.plan.plan import Plan
+from ..core.trace.trace import Trace
+from .batch.batch_agreement import NOT_UPDATED
+from .batch.difference import naming_difference
+from .batch.example import Example
+from .batch.modes import ModuleModes
+from .devices.compute import ComputeQueue
+from .engine.clocked import Clock
+from .engine.prepared import WEIGHT, Prepared
+from .engine.results import Batch, BatchResult, weight_of
+from .engine.step_data import StepInputs, StepOptions, StepRecord
+from .engine.tracing import measured_trace, message_times
+from .launch.team import Team
+from .microbatches import BatchCutter, WrittenBatches
+from .monitor.monitors import Monitor
+from .offload.tier import OffloadTier
+from .optimizer.optimizers import stage_optimizer, stage_scheduler
+from .optimizer.replica_values import broadcast_from_first, sum_over_replicas
+from .optimizer.training import Training
+from .optimizer.update import Ending, Update
+from .programs.options import ProgramOptions
+from .training.averages import Averages, visit_parameters
+from .training.evaluation import ForwardFunction
+from .training.kept_gradients import KeptGradients
+from .training.monitoring import UpdateNumbers
+from .training.plan_setup import PlanSetup, set_up_plan
+from .training.state import Accumulated, PipelineState
+from .training.step_checks import StepChecks
+from .weights.saving import save_checkpoint
 
 
 class Trainer:
@@ -71,6 +71,8 @@ class Trainer:
 
     Attributes:
         model, step, plan, team, training: as given.
+        operators: of the captured step.
+        whole_model: the user's module; ``model`` has this rank's parts of it if there are tensor ranks.
         optimizers_lent: whether the caller may hold the optimizers of stages.
         stages: parameters, buffers and optimizers of the stages in this process.
         prepared: the prepared steps.
@@ -87,13 +89,14 @@ class Trainer:
         example: Example,
         plan: Plan,
         team: Team,
-        training: Training,
-        programs: ProgramOptions,
+        training: Training | None = None,
+        programs: ProgramOptions | None = None,
         clock: Clock | None = None,
         offload: OffloadTier | None = None,
         monitors: Sequence[Monitor] = (),
     ) -> None:
-        model = example.model
+        model, training = example.model, training or Training()
+        self.operators, self.whole_model = example.operators, model if team.tensor is None else team.tensor.model
         self.model, self.step, self.team, self.training = model, example.step, team, training
         self._rates: tuple[int, Optimizer | None, LRScheduler | None] | None = None
         self.optimizers_lent = False
@@ -106,11 +109,11 @@ class Trainer:
             set_up_plan, team=team, training=training, state=self.state, follow_model=self._follow_model, clock=clock,
             offload=offload,
         )  # fmt: skip
-        self.adopt(self._on_devices(example, plan, programs=programs))
+        self.adopt(self._on_devices(example, plan, programs=programs or ProgramOptions()))
         self._scaler = training.scaler if training.scaler is not None and training.scaler.is_enabled() else None
         self._loss_scale = training.loss_scale()
         self.checks = StepChecks(training, monitors, self.stages, self.queues, self._scaler is not None, self.state)
-        self._modes = ModuleModes(model if team.tensor is None else team.tensor.model)
+        self._modes = ModuleModes(self.whole_model)
         whole = lambda: self.stages.whole_parameters()  # noqa: E731,PLW0108 - another plan has other stages
         self.averages = Averages(model, self.stages.states, self.save, self.refuse_closed, whole)
 

@@ -9,12 +9,12 @@ from attrs import frozen
 from torch import Tensor
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ...core.capture.batch.batch_dims import BatchDims, place_samples, read_batch_dims, with_lists
-from ...core.capture.regions.breaks import StepFunction
-from ...core.capture.values.containers import BatchNesting, flatten_batch
-from ...core.capture.values.sparse_tensors import refuse_if_not_strided
-from ...core.errors import RequestError
-from ...core.wording import first_of, shape_text
+from ..core.capture.batch.batch_dims import BatchDims, place_samples, read_batch_dims, with_lists
+from ..core.capture.regions.breaks import StepFunction
+from ..core.capture.values.containers import BatchNesting, flatten_batch
+from ..core.capture.values.sparse_tensors import refuse_if_not_strided
+from ..core.errors import RequestError
+from ..core.wording import first_of, shape_text
 
 
 @frozen(slots=False, cache_hash=True)
