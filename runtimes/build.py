@@ -177,7 +177,7 @@ def _build_checked(
         if not _compare(builder, session, found, time.perf_counter() - start) and session.replanner is not None:
             session.replanner.forget_programs()
         if options.run.replan is not None:
-            session.replan_automatically()
+            session.replan_automatically(found.fastest)
         return Pipeline(session)
     except BaseException as failure:
         _end(team, failure)
@@ -356,14 +356,19 @@ def _compare(builder: _Builder, session: Session, found: CachedPlans, move_s: fl
         return False
     order = preference([family.name for family in options.planning.families])
     plans = [session.trainer.plan, *map(builder.ready, found.plans[1:])]
-    longest_s = max(builder.team.exchange().gather(move_s))
+    longest_s = max(builder.team.exchange().gather(move_s)) if options.planning.contest is True else None
     contest = Contest(plans, order, longest_s, options.planning.rounds)
+
+    def rivals(leader: Plan) -> list[Plan]:
+        found = planned.rivals(leader, [each.plan for each in contest.candidates])
+        return [builder.ready(plan) for plan in found]
+
     session.begin_contest(
         contest,
         options.planning.oracle,
-        lambda won: earlier.keep(CachedPlans([won], contest.fastest_s)),
+        lambda won: earlier.keep(CachedPlans([won.plan], won.fastest)),
         planned.fitted,
-        None if options.run.compiler is not None else lambda won: [builder.ready(plan) for plan in planned.rivals(won)],
+        None if options.run.compiler is not None else rivals,
     )
     return True
 

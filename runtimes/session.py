@@ -21,8 +21,8 @@ from .engine.step_data import StepOptions
 from .lazy_value import LazyValue
 from .metrics import Metrics
 from .optimizer.given import GivenOptimizer
-from .planning.contest import Contest, arrangement
-from .planning.contest_run import ContestRun
+from .planning.contest import Candidate, Contest, Turn, arrangement
+from .planning.contest_run import ContestRun, Keep
 from .replan.replanner import AutomaticReplanning, Replanner
 from .trainer import Trainer
 from .training.averages import AverageFunction, Visit, WeightAverage, visit_parameters
@@ -171,16 +171,18 @@ class Session:
         self,
         contest: Contest,
         oracle: Oracle,
-        keep: Callable[[Plan], None],
+        keep: Keep,
         fitted: Callable[[Plan], Plan | None] | None = None,
         rivals: Callable[[Plan], Sequence[Plan]] | None = None,
     ) -> None:
         """Train by the candidates of a contest in turns; see `ContestRun`."""
 
-        def kept(plan: Plan) -> None:
+        def kept(winner: Candidate) -> None:
             if self.replanner is not None:
                 self.replanner.forget_programs()
-            keep(plan)
+            if self._automatic is not None:
+                self._automatic.record(winner.fastest)
+            keep(winner)
 
         self._contest = ContestRun(self.trainer, contest, self._move, oracle, kept, fitted, rivals)
 
@@ -199,8 +201,12 @@ class Session:
         self._refer_to_parameters()
         return True
 
-    def replan_automatically(self) -> None:
-        """Find another plan whenever steps are slower for a while, and compare it with the present one."""
+    def replan_automatically(self, recorded: Sequence[Turn]) -> None:
+        """Find another plan whenever steps are slower for a while, and compare it with the present one.
+
+        Args:
+            recorded: the fastest steps of the plan in an earlier run.
+        """
 
         def replan() -> bool:
             planner = self._checked_replanner()
@@ -209,7 +215,7 @@ class Session:
                 self.begin_contest(contest, planner.options.oracle, lambda won: None)
             return contest is not None
 
-        self._automatic = AutomaticReplanning(self.trainer, replan)
+        self._automatic = AutomaticReplanning(self.trainer, replan, recorded)
 
     def ema(self, decay: float, buffers: bool, function: AverageFunction | None) -> WeightAverage:
         """Keep an average of the weights; see `panpipe.weights.ema`."""

@@ -71,8 +71,9 @@ class Auto:
         cluster: the machine, as a Cluster, a file, or a name such as ``8xA100-40GB``; None measures the one at hand.
         contest: whether the first steps of training compare up to four plans: they run them in turns, about eight steps
             of each, and the plan with the fastest step wins. Results do not depend on it. With ranks, parameters move
-            between them meanwhile: see the page Planning of the docs. A number is the least number of steps of each
-            plan. False trains by the plan that is predicted to be the best. ``contest`` of the pipeline has the steps
+            between them meanwhile, at most a tenth of the time: see the page Planning of the docs. A number is the
+            least number of steps of each plan, whatever moves take. False trains by the plan that is predicted to be
+            the best. ``contest`` of the pipeline has the steps
             so far.
         cache: whether the plan is cached on disk (in ``$PANPIPE_CACHE``, by default ``~/.cache/panpipe``) and reused
             for the same model, shapes, arguments, machine and versions. False plans again and caches nothing.
@@ -286,10 +287,11 @@ class Run:
             ranks end with a line that names who waits for whom in which action, and what the late rank did last. An
             action, such as one forward of a stage, is progress when it ends; a pause of all ranks between steps does
             not count as waiting. None is the environment variable ``PANPIPE_TIMEOUT_S``, or 300.
-        replan: ``"auto"`` compares the times of steps: when the fastest of twelve is 10 % slower than before, the
-            pipeline looks for another plan between two steps, on all ranks at the same step, and the next steps
-            compare it with the present one, as a contest does. If no other plan gains, it waits longer before it tries
-            again. None: only ``pipe.replan()`` does.
+        replan: ``"auto"`` compares the times of steps with those of nearly the same size of batch: when the fastest of
+            twelve is 10 % slower than before, or than recorded with a plan from the cache, the pipeline looks for
+            another plan between two steps, on all ranks at the same step, and the next steps compare it with the
+            present one, as a contest does. If there is none, it waits longer before it tries again. None: only
+            ``pipe.replan()`` does.
         share_devices: whether several devices of the pipeline may share one torch device, for tests of GPU code on one
             GPU.
 

@@ -164,11 +164,9 @@ class Planning:
         order = preference([family.name for family in self.options.families])
         if not self.options.contest:
             return candidates(plans, order, self.regular)[:1]
-        # The more stages, the more orders there are, and the less their predictions differ.
-        counts = sorted({len(plan.stages) for plan in plans}, reverse=True)
-        leaders = [min((plan for plan in plans if len(plan.stages) == count), key=step_s) for count in counts]
-        rivals = [rival for leader in leaders for rival in self.rivals(leader, 1)]
-        return candidates(plans, order, self.regular, plain=self._plain(plans), rivals=rivals)
+        leaders = {len(plan.stages): plan for plan in sorted(plans, key=step_s, reverse=True)}.values()
+        others = [other for leader in leaders for other in self._placed_otherwise(leader)]
+        return candidates([*plans, *others], order, self.regular, plain=self._plain(plans))
 
     def _plain(self, plans: Sequence[Plan]) -> list[Plan]:
         """1F1B for the most regular cut with the fewest stages; empty if it is not an option or does not fit."""
@@ -177,19 +175,31 @@ class Planning:
             families, min(plans, key=lambda p: (len(p.stages), _cut(p) not in self.regular, step_s(p)))
         )
 
-    def rivals(self, leader: Plan, most: int = RIVALS) -> list[Plan]:
+    def _placed_otherwise(self, leader: Plan) -> list[Plan]:
+        """The fastest plan for the same stages on other devices: how much messages cost, predictions know least."""
+        devices, chunks = self.team.size, len(leader.stages) // self.team.size
+        placed = [family for family in self.options.families if family.placement(devices, chunks) != leader.placement]
+        return self._fastest(placed, leader)
+
+    def rivals(self, leader: Plan, compared: Sequence[Plan]) -> list[Plan]:
         """The fastest plans of other families with other orders, for the same stages, if about as fast is predicted.
 
         Which of two schedules is faster if their predictions hardly differ, only steps show. Empty if the stages were
         not measured, such as those of a cached plan. All ranks call this together.
+
+        Args:
+            leader: the fastest plan so far.
+            compared: those that it was compared with.
         """
-        families, found = [family for family in self.options.families if family.name != family_of(leader)], list[Plan]()
-        while families and len(found) < most and _cut(leader) in self.measured.costs:
+        known = [plan for plan in (leader, *compared) if _cut(plan) == _cut(leader)]
+        names, found = {family_of(plan) for plan in known}, list[Plan]()
+        families = [family for family in self.options.families if family.name not in names]
+        while families and len(found) < RIVALS and _cut(leader) in self.measured.costs:
             fastest = self._fastest(families, leader)
             if not fastest or step_s(fastest[0]) > (1 + ALIKE) * step_s(leader):
                 break
             same = fastest[0].shard == leader.shard  # others round sums differently
-            if same and all(fastest[0].device_actions != each.device_actions for each in (leader, *found)):
+            if same and all(fastest[0].device_actions != each.device_actions for each in (*known, *found)):
                 found += fastest
             families = [family for family in families if family.name != family_of(fastest[0])]
         return found

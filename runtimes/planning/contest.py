@@ -6,7 +6,8 @@ means do not.
 
 1. Candidates with the same stages on the same devices form a group. They share programs, parameters and optimizers, and
    take turns step by step, in another order each time because batches may come in a rhythm. Between groups stages move,
-   so a group stays for a block of turns, long enough that moves take at most ``MOVES`` of the time.
+   so a group stays for a block of turns, long enough that moves take at most ``MOVES`` of the time, unless a number of
+   turns is given.
 2. A round has ``TURNS`` turns of each candidate. After a round a candidate leaves if its fastest step is slower than
    the fastest of all by more than ``SLOWER``, after the first round by more than ``MUCH_SLOWER``.
 3. The contest ends with one candidate left, after ``ROUNDS`` rounds if the fastest is ahead by more than ``AHEAD``, and
@@ -33,6 +34,7 @@ from typing import Any
 from attrs import define, field, frozen
 
 from ...core.errors import RequestError
+from ...core.plain_data import exchanged
 from ...core.plan.plan import Plan
 
 TURNS, ROUNDS = 4, 2
@@ -47,6 +49,7 @@ MOVES = 0.1
 """Largest share of the time of a contest in which stages move."""
 
 
+@exchanged
 @frozen
 class Turn:
     """One turn of a candidate, on one rank or on all.
@@ -63,6 +66,11 @@ class Turn:
     def of_class(self) -> int:
         """Number of the class of its size."""
         return round(math.log(self.size, NEARLY))
+
+    @property
+    def each_s(self) -> float:
+        """Seconds of an element."""
+        return self.seconds / self.size
 
 
 @define(eq=False)
@@ -81,12 +89,16 @@ class Candidate:
 
     @property
     def classes(self) -> dict[int, list[Turn]]:
-        """Its comparable turns by class of size."""
+        """Its comparable turns by class of size, the fastest first."""
         found: dict[int, list[Turn]] = {}
-        for turn in self.turns:
-            if turn.size:
-                found.setdefault(turn.of_class, []).append(turn)
+        for turn in sorted((turn for turn in self.turns if turn.size), key=lambda turn: turn.each_s):
+            found.setdefault(turn.of_class, []).append(turn)
         return found
+
+    @property
+    def fastest(self) -> tuple[Turn, ...]:
+        """Its fastest turn of each class."""
+        return tuple(turns[0] for turns in self.classes.values())
 
     @property
     def unevenness(self) -> int:
@@ -107,7 +119,7 @@ class Contest:
     Args:
         plans: the candidates; the first one runs first.
         order: the sorting key of plans, preferred ones first (`core/search/suggestions/preference`).
-        move_s: seconds that a move of stages takes, as far as it is known.
+        move_s: seconds that a move of stages takes, as far as it is known; None if moves may take any time.
         rounds: rounds after which the contest may end.
 
     Attributes:
@@ -117,7 +129,7 @@ class Contest:
     """
 
     def __init__(
-        self, plans: Sequence[Plan], order: Callable[[Plan], Any], move_s: float = 0.0, rounds: int = ROUNDS
+        self, plans: Sequence[Plan], order: Callable[[Plan], Any], move_s: float | None = 0.0, rounds: int = ROUNDS
     ) -> None:
         self.candidates = [Candidate(plan) for plan in plans]
         self.move_s, self._order, self._rounds = move_s, order, rounds
@@ -146,7 +158,7 @@ class Contest:
                     for candidate, turn in zip((each for each in block if not each.left), took, strict=True):
                         candidate.turns.append(turn)
                     spent_s += sum(turn.seconds for turn in took)
-                    missing_s = self.move_s * (1 / MOVES - 1) - spent_s if len(groups) > 1 else 0.0
+                    missing_s = (self.move_s or 0.0) * (1 / MOVES - 1) - spent_s if len(groups) > 1 else 0.0
                     turns = math.ceil(missing_s / max(spent_s, 1e-9) * turns) if missing_s > 0 else 0
                 else:
                     self._present = block[-1]
@@ -227,12 +239,6 @@ class Contest:
             f"{len(best.plan.stages)} stages ({counts})"
         )
 
-    @property
-    def fastest_s(self) -> float | None:
-        """Seconds of the winner's fastest step, whatever its size; None without one."""
-        turns = [] if self.winner is None else self.winner.turns
-        return min((turn.seconds for turn in turns if turn.size), default=None)
-
     def __repr__(self) -> str:
         return "\n".join([str(self), *(f"  {candidate}" for candidate in self.candidates)])
 
@@ -250,9 +256,7 @@ def fastest_steps(candidates: Sequence[Candidate]) -> dict[Candidate, float]:
     shared = shared_classes(candidates)
     least = {key: min(turn.size for each in candidates for turn in each.classes[key]) for key in shared}
     return {
-        candidate: statistics.fmean(
-            min(turn.seconds * least[key] / turn.size for turn in candidate.classes[key]) for key in shared
-        )
+        candidate: statistics.fmean(candidate.classes[key][0].each_s * least[key] for key in shared)
         for candidate in (candidates if shared else ())
     }
 

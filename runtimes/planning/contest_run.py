@@ -39,6 +39,53 @@ MeasuredStep = tuple[Trace, MessageTimes]
 """A step of all devices, and the times that its messages took the devices at their ends."""
 Move = Callable[[Plan], bool]
 """Moves stages to where a plan has them, on all ranks together; returns False on all of them if stages must stay."""
+Keep = Callable[[Candidate], None]
+"""Is called with the winner on every rank, whose plan then has a prediction from its measured actions."""
+
+
+class TimedSteps:
+    """Trains on batches, and times the steps; a step has several batches if gradients wait for an update.
+
+    Args:
+        trainer: of the pipeline.
+
+    Attributes:
+        turns: the steps of this process since the last call of `agreed`.
+    """
+
+    def __init__(self, trainer: Trainer) -> None:
+        self._trainer, self.turns = trainer, list[Turn]()
+        self._seconds, self._size, self._captures = 0.0, 0, 0
+
+    def begins(self) -> bool:
+        """Whether the next batch begins a step. A step that failed counts as one whose time says nothing."""
+        if self._trainer.state.accumulated is not None:
+            return False
+        if self._seconds:
+            self.turns.append(Turn(self._seconds, 0))
+        self._seconds, self._size, self._captures = 0.0, 0, 0
+        return True
+
+    def train(self, batch: Any, options: StepOptions) -> Tensor:
+        """Train on a batch; the loss, as of ``Trainer.train``."""
+        trainer = self._trainer
+        start, captures = time.perf_counter(), trainer.prepared.shapes.captures
+        loss, done = trainer.train(batch, options)
+        ended = max(finished_s(queue.device) for queue in trainer.queues.values())
+        self._seconds, self._size = self._seconds + ended - start, self._size + done.elements
+        self._captures += trainer.prepared.shapes.captures - captures
+        if options.ending is Ending.STEP:
+            self.turns.append(Turn(self._seconds, 0 if self._captures else self._size))
+            self._seconds = 0.0
+        return loss
+
+    def agreed(self) -> list[Turn]:
+        """The steps since the last call; the longest time of all ranks counts. All ranks call this together."""
+        mine, self.turns = self.turns, []
+        return [
+            Turn(max(turn.seconds for turn in same), max(turn.size for turn in same) * all(turn.size for turn in same))
+            for same in zip(*self._trainer.team.exchange().gather(mine), strict=True)
+        ]
 
 
 class ContestRun:
@@ -49,7 +96,7 @@ class ContestRun:
         contest: the contest.
         move: moves stages between candidates.
         oracle: predicts a step.
-        keep: called with the winner's plan, with a prediction from its measured actions, on every rank.
+        keep: keeps the winner.
         fitted: called with a plan before its first turn; returns it with the memory of its programs, or None if it does
             not fit. All ranks call it together.
         rivals: called with the winner of the first plans; returns those that it is compared with next. All ranks call
@@ -62,7 +109,7 @@ class ContestRun:
         contest: Contest,
         move: Move,
         oracle: Oracle,
-        keep: Callable[[Plan], None],
+        keep: Keep,
         fitted: Callable[[Plan], Plan | None] | None = None,
         rivals: Callable[[Plan], Sequence[Plan]] | None = None,
     ) -> None:
@@ -70,9 +117,8 @@ class ContestRun:
         self._trainer, self._move, self._oracle, self._keep = trainer, move, oracle, keep
         self._fitted, self._rivals, self._known = fitted, rivals, {contest.candidates[0]}
         self._blocks = contest.blocks()
-        self._block, self._turns = self._fitting(next(self._blocks)), list[Turn]()
-        self._moved_s, self._seconds, self._size = 0.0, 0.0, 0
-        self._captures = 0
+        self._block, self._timed = self._fitting(next(self._blocks)), TimedSteps(trainer)
+        self._moved_s = 0.0
         self._steps = list[MeasuredStep]()
 
     def train(self, batch: Any, options: StepOptions) -> Tensor:
@@ -81,51 +127,22 @@ class ContestRun:
         Returns:
             The loss, as ``Trainer.train``.
         """
-        trainer = self._trainer
-        trainer.refuse_closed()
-        if trainer.state.accumulated is None:
-            self._begin_turn()
-        measures = self.contest.winner is not None and options.ending is Ending.STEP
-        start, captures = time.perf_counter(), trainer.prepared.shapes.captures
-        loss, done = trainer.train(batch, evolve(options, trace=options.trace or measures))
-        ended = max(finished_s(queue.device) for queue in trainer.queues.values())
-        self._seconds, self._size = self._seconds + ended - start, self._size + done.elements
-        self._captures += trainer.prepared.shapes.captures - captures
-        if options.ending is not Ending.STEP:
-            return loss
-        if measures:
-            self._steps.append(trainer.measured_step(done))
-            if len(self._steps) == TRACED:
-                self._measured(self._steps)
-        else:
-            self._turns.append(Turn(self._seconds, 0 if self._captures else self._size))
-        self._seconds = -1.0
-        return loss
-
-    def _begin_turn(self) -> None:
-        """Train the next step by the candidate whose turn it is."""
-        if self.contest.winner is not None:
-            return
-        if self._seconds > 0:  # the step before failed
-            self._turns.append(Turn(self._seconds, 0))
-        self._seconds, self._size, self._captures = 0.0, 0, 0
-        if len(self._turns) == len(self._block):
-            self._exchange()
-        if self.contest.winner is None:
-            self._run(self._block[len(self._turns)].plan)
+        self._trainer.refuse_closed()
+        if self.contest.winner is None and self._timed.begins():
+            if len(self._timed.turns) == len(self._block):
+                self._exchange()
+            if self.contest.winner is None:
+                self._run(self._block[len(self._timed.turns)].plan)
+        return self._timed.train(batch, options) if self.contest.winner is None else self._measure(batch, options)
 
     def _exchange(self) -> None:
         """End a block: all ranks learn the times of all, and begin the next block, or end the contest."""
-        mine = self._moved_s, [(turn.seconds, turn.size) for turn in self._turns]
-        found = self._trainer.team.exchange().gather(mine)
-        self.contest.move_s = max(moved for moved, _ in found) or self.contest.move_s
-        took: Sequence[Turn] | None = [
-            Turn(max(seconds for seconds, _ in same), max(size for _, size in same) * all(size for _, size in same))
-            for same in zip(*(turns for _, turns in found), strict=True)
-        ]
+        took: Sequence[Turn] | None = self._timed.agreed()
+        if self.contest.move_s is not None:
+            self.contest.move_s = max(self._trainer.team.exchange().gather(self._moved_s)) or self.contest.move_s
         while True:
             try:
-                self._block, self._turns = self._fitting(self._blocks.send(took)), []
+                self._block = self._fitting(self._blocks.send(took))
             except StopIteration:
                 assert self.contest.winner is not None
                 plans = [] if self._rivals is None else self._rivals(self.contest.winner.plan)
@@ -168,15 +185,20 @@ class ContestRun:
         trainer.follow(plan)
         return True
 
-    def _measured(self, steps: Sequence[MeasuredStep]) -> None:
-        """Correct the winner's costs by its traced steps, and keep it."""
-        winner, trainer = self.contest.winner, self._trainer
+    def _measure(self, batch: Any, options: StepOptions) -> Tensor:
+        """Train by the winner, and trace the step; after some steps correct the winner's costs, and keep it."""
+        winner, trainer, updates = self.contest.winner, self._trainer, options.ending is Ending.STEP
         assert winner is not None
-        costs = measured_costs(winner.plan, winner.plan.predicted.costs, steps)
-        winner.plan = with_costs(winner.plan, costs, self._oracle)
-        trainer.follow(winner.plan)
-        self.contest.done, self._fitted = True, None
-        self._keep(winner.plan)
+        loss, done = trainer.train(batch, evolve(options, trace=options.trace or updates))
+        if updates:
+            self._steps.append(trainer.measured_step(done))
+        if len(self._steps) == TRACED:
+            costs = measured_costs(winner.plan, winner.plan.predicted.costs, self._steps)
+            winner.plan = with_costs(winner.plan, costs, self._oracle)
+            trainer.follow(winner.plan)
+            self.contest.done, self._fitted = True, None
+            self._keep(winner)
+        return loss
 
 
 def measured_costs(plan: Plan, costs: Sequence[StageCosts], steps: Sequence[MeasuredStep]) -> tuple[StageCosts, ...]:

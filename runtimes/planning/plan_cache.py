@@ -33,8 +33,9 @@ from ..devices.machine import measured_properties
 from ..launch.progress import Report
 from ..optimizer.optimizers import OptimizerFactory, state_share
 from .automatic import Planning
+from .contest import Turn
 
-FORMAT = "panpipe.cached-plan/2"
+FORMAT = "panpipe.cached-plan/3"
 VARIABLE = "PANPIPE_CACHE"
 """The environment variable with the folder; if it is empty, nothing is cached."""
 MOST_FILES, MOST_BYTES = 256, 256 << 20
@@ -54,12 +55,12 @@ class CachedPlans:
 
     Args:
         plans: the winner of the contest alone, or its candidates if it did not end.
-        fastest_s: seconds of the winner's fastest step; None without a contest that ended.
+        fastest: the winner's fastest step of each size; empty without a contest that ended.
         key: of the request, in a file.
     """
 
     plans: tuple[Plan, ...] = field(converter=_tuple)
-    fastest_s: float | None = None
+    fastest: tuple[Turn, ...] = ()
     key: dict[str, str] = field(factory=dict, eq=False)
 
     def check(self, key: Mapping[str, str], path: Path) -> None:
@@ -68,8 +69,9 @@ class CachedPlans:
             raise RequestError("it is for another request")
         if not 1 <= len(self.plans) <= MOST:
             raise RequestError(f"it has {len(self.plans)} plans, and not 1 to {MOST}")
-        if self.fastest_s is not None and self.fastest_s <= 0:
-            raise RequestError(f"its fastest_s is {self.fastest_s}, and no number of seconds")
+        for turn in self.fastest:
+            if turn.seconds <= 0 or turn.size < 1:
+                raise RequestError(f"it has a step of {turn.seconds} s and {turn.size} elements: both are above 0")
         for plan in self.plans:
             check_possible_times(plan, str(path))
             if plan.prediction is None:

@@ -3,13 +3,12 @@
     profiled operators ──▶ slowness of each device ──▶ search ──▶ gain? ──▶ state moves between ranks
 
 The results of training do not depend on the plan, so they have the same bits as without. The new plan is not cached: it
-is for devices as they are at this moment. With ``replan="auto"``, when steps become slower for a while, another plan
-is found and compared with the present one:
+is for devices as they are at this moment. With ``replan="auto"``, when steps are slower for a while than in the contest
+that chose the plan, in this run or an earlier one, another plan is found and compared with the present one:
 
-    fastest of the last 12 steps ──▶ 10 % slower than before? ──▶ a plan for the present speeds ──▶ contest with it
+    fastest of the last 12 steps ──▶ 10 % slower than recorded? ──▶ a plan for the present speeds ──▶ contest with it
 """
 
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -35,10 +34,9 @@ from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import preference
 from ..batch.example import Example
 from ..checkpoint.checkpoints import Checkpoints
-from ..devices.compute import finished_s
 from ..engine.step_data import StepOptions
-from ..optimizer.update import Ending
-from ..planning.contest import Contest
+from ..planning.contest import Candidate, Contest, Turn
+from ..planning.contest_run import TimedSteps
 from ..planning.measurements import Measurements
 from ..planning.options import PlanningOptions
 from ..profile.measured_cluster import measured_cluster
@@ -73,9 +71,9 @@ class ReplanResult:
         """The present step ÷ the new one, less 1."""
         return self.present_s / self.plan.predicted.step_s - 1
 
-    def worth_moving(self, present: Plan) -> bool:
+    def worth_moving(self, present: Plan, least_gain: float = LEAST_GAIN) -> bool:
         """Whether the plan gains enough over the present one."""
-        return self.gain > LEAST_GAIN and self.plan.hash != present.hash
+        return self.gain > least_gain and self.plan.hash != present.hash
 
 
 def kept_example(example: Example) -> Example:
@@ -141,26 +139,27 @@ class Replanner:
         return plan is not None
 
     def contest(self, trainer: Trainer) -> Contest | None:
-        """A contest of the present plan and one that is better at the present speeds; None if there is none such.
+        """A contest of the present plan and one that is predicted to be faster at the present speeds; None if there is
+        none such.
 
         Arguments and errors as of `replan`.
         """
         with trainer.team.inside("replan"):
-            plan, present = self.better(trainer), trainer.plan
+            plan, present = self.better(trainer, 0.0), trainer.plan
         if plan is None:
             return None
         if present.prediction is None:
             present = evolve(present, prediction=plan.prediction)
         return Contest([present, plan], preference([family.name for family in self.options.families]))
 
-    def better(self, trainer: Trainer) -> Plan | None:
+    def better(self, trainer: Trainer, least_gain: float = LEAST_GAIN) -> Plan | None:
         """A plan that gains enough at the present speeds; None if there is none. The result is logged."""
         trainer.stages.ensure_equal_values()
         trainer.team.agree(self.refusal(trainer))
         found = self.find(trainer)
-        moves = found is not None and found.worth_moving(trainer.plan)
+        moves = found is not None and found.worth_moving(trainer.plan, least_gain)
         if trainer.team.first:
-            LOGGER.warning("%s", describe_result(found, moves))
+            LOGGER.warning("%s", describe_result(found, moves, least_gain))
         return found.plan if found is not None and moves else None
 
     def find(self, trainer: Trainer) -> ReplanResult | None:
@@ -262,7 +261,7 @@ class Replanner:
         return AUTO if self.options.shard == AUTO else max(plan.shard, key=LEVELS.index)
 
 
-def describe_result(found: ReplanResult | None, replaced: bool) -> str:
+def describe_result(found: ReplanResult | None, replaced: bool, least_gain: float = LEAST_GAIN) -> str:
     """The result of planning again, in one line."""
     if found is None:
         return "no plan fits the devices at their present speeds: the present one stays"
@@ -270,7 +269,8 @@ def describe_result(found: ReplanResult | None, replaced: bool) -> str:
     slow = [f"device {d} takes {f:.2f} times as long as the fastest" for d, f in enumerate(found.slowness) if f > 1]
     why = ", ".join(slow) or "all devices are equally fast"
     if not replaced:
-        return f"{why}; no plan is predicted to gain {LEAST_GAIN:.0%} over the present one: it stays"
+        gain = f"to gain {least_gain:.0%} over the present one" if least_gain else "to be faster than the present one"
+        return f"{why}; no plan is predicted {gain}: it stays"
     return (
         f"{why}; a faster plan is {found.plan.schedule}, {plan_size(found.plan)}: predicted step "
         f"{step_s * 1e3:.4g} ms, {found.gain:+.0%} against {present_s * 1e3:.4g} ms of the plan before"
@@ -330,27 +330,29 @@ def slowed(graph: OpGraph, factor: float) -> OpGraph:
 
 WINDOW = 12
 """Steps whose fastest one counts: a short disturbance does not slow all of them."""
-SLOWER = 0.1
-"""Share by which it must be slower than before."""
+SLOWER, FEWEST = 0.1, 6
+"""Share by which it must be slower than before, and the fewest of these steps that have a size of before."""
 LONGEST = 64
 """Largest number of windows between two attempts that found nothing better."""
 
 
 class AutomaticReplanning:
-    """Plans a pipeline again when its steps become slower.
-
-    The rank of the first device decides by its clock, and broadcasts it at the same step.
+    """Plans a pipeline again when its steps become slower; a step is compared with the fastest of nearly the same size.
 
     Args:
         trainer: of the pipeline.
         replan: finds a plan for the present speeds and begins a contest with it; returns whether there is one. Raises a
             RequestError if it cannot.
+        recorded: the fastest steps of the plan in an earlier run.
     """
 
-    def __init__(self, trainer: Trainer, replan: Callable[[], bool]) -> None:
-        self._trainer, self._replan = trainer, replan
-        self._before_s: float | None = None
-        self._times, self._steps, self._pause = list[float](), 0, 1
+    def __init__(self, trainer: Trainer, replan: Callable[[], bool], recorded: Sequence[Turn] = ()) -> None:
+        self._trainer, self._replan, self._timed, self._pause = trainer, replan, TimedSteps(trainer), 1
+        self.record(recorded)
+
+    def record(self, turns: Sequence[Turn]) -> None:
+        """Compare later steps with these alone."""
+        self._fastest = Candidate(self._trainer.plan, list(turns)).fastest
 
     def train(self, batch: Any, options: StepOptions) -> Tensor:
         """Train on a batch, and plan again before it if steps are slower. All ranks call this together.
@@ -358,31 +360,33 @@ class AutomaticReplanning:
         Returns:
             The loss, as ``Trainer.train``.
         """
-        if self._steps >= WINDOW * self._pause and self._trainer.state.accumulated is None:
-            self._before_step()
-        start = time.perf_counter()
-        loss, _ = self._trainer.train(batch, options)
-        ended = max(finished_s(queue.device) for queue in self._trainer.queues.values())
-        if options.ending is Ending.STEP:
-            self._times, self._steps = [*self._times, ended - start][-WINDOW:], self._steps + 1
-        return loss
+        if self._timed.begins() and len(self._timed.turns) >= WINDOW * self._pause:
+            self._compare(self._timed.agreed()[-WINDOW:])
+        return self._timed.train(batch, options)
 
-    def _before_step(self) -> None:
-        trainer, now_s = self._trainer, min(self._times)
-        self._steps = 0
-        if not trainer.team.decide(lambda: self._before_s is not None and now_s > (1 + SLOWER) * self._before_s):
-            self._before_s, self._pause = min(now_s, self._before_s or now_s), 1
+    def _compare(self, turns: Sequence[Turn]) -> None:
+        """Compare some steps with those before them, and plan again if all of them are slower."""
+        known = {turn.of_class: turn for turn in self._fastest}
+        pairs = [(turn, known[turn.of_class]) for turn in turns if turn.size and turn.of_class in known]
+        slower, now, before = min(
+            ((now.each_s / before.each_s, now.seconds, before.each_s * now.size) for now, before in pairs),
+            default=(0.0, 0.0, 0.0),
+        )
+        if len(pairs) < FEWEST or slower <= 1 + SLOWER:
+            self._pause = 1
+            self.record([*self._fastest, *turns])
             return
-        if trainer.team.first:
+        team = self._trainer.team
+        if team.first:
             LOGGER.warning(
-                "the fastest of the last %d steps took %.4g ms, and %.4g ms before", WINDOW, now_s * 1e3,
-                1e3 * (self._before_s or now_s),
-            )  # fmt: skip
+                "the fastest of the last %d steps took %.4g ms, and %.4g ms before", WINDOW, now * 1e3, before * 1e3
+            )
+        begins = False
         try:
             begins = self._replan()
         except RequestError as error:
-            begins = False
-            if trainer.team.first:
+            if team.first:
                 LOGGER.warning("%s", error)
         # The present times are those of the plan now; after attempts without a better plan it waits longer.
-        self._before_s, self._pause = None if begins else now_s, 1 if begins else min(2 * self._pause, LONGEST)
+        self.record([] if begins else turns)
+        self._pause = 1 if begins else min(2 * self._pause, LONGEST)

@@ -50,29 +50,27 @@ def candidates(
     regular: Container[Stages],
     *,
     plain: Sequence[Plan] = (),
-    rivals: Sequence[Plan] = (),
     most: int = MOST,
 ) -> list[Plan]:
     """The plans that the first steps of training compare; the one that runs first comes first.
 
-    These are, in this order and without those that run the same actions: the plain plan, the fastest for each number of
-    stages, the rivals, the fastest for each other cut, and the one that needs the least memory. Those predicted to be
-    more than ``HOPELESS`` slower than the fastest are left out; the plain plan is always one.
+    These are, in this order and without those that run the same actions: the plain plan, the fastest for each placement
+    of stages, the fastest for each other cut, and the one that needs the least memory. Those predicted to be more than
+    ``HOPELESS`` slower than the fastest are left out; the plain plan is always one.
 
     Args:
         plans: with predictions; at least one.
         order: the sorting key (see :func:`preference`).
         regular: cuts that hardly depend on the measured times, from which the first plan is taken.
         plain: a plan that is always compared, such as 1F1B; none or one.
-        rivals: other schedules that are predicted about as fast, the most promising first.
         most: largest number of plans.
     """
     by_time = sorted(plans, key=lambda plan: (_step_s(plan), order(plan)))
-    by_count = list({len(plan.stages): plan for plan in reversed(by_time)}.values())[::-1]
+    by_place = list({plan.placement: plan for plan in reversed(by_time)}.values())[::-1]
     by_cut = list({_cut(plan): plan for plan in reversed(by_time)}.values())[::-1]
     least = min(plans, key=lambda plan: (max(plan.predicted.peak_memory_bytes), order(plan)))
     enough, found = (1 + HOPELESS) * _step_s(by_time[0]), dict[Any, Plan]()
-    for plan in (*plain, *sorted(by_count, key=_step_s), *rivals, *sorted(by_cut, key=_step_s), least):
+    for plan in (*plain, *sorted(by_place, key=_step_s), *sorted(by_cut, key=_step_s), least):
         if _step_s(plan) <= enough or plan in plain:
             found.setdefault((plan.stages, plan.device_actions, plan.memory), plan)
     compared = list(found.values())[:most]
