@@ -10,12 +10,13 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.planning import plan_cache as module
+from panpipe.runtimes.planning.contest import Turn
 from panpipe.runtimes.planning.plan_cache import CachedPlans, EarlierPlans
 
 from ...support.plans import options_of, orders, plan_of
 
 PLAN = evolve(plan_of(orders("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"), (0, 1)), graph_hash="abc")
-FOUND = CachedPlans([PLAN], 0.5)
+FOUND = CachedPlans([PLAN], (Turn(0.5, 64),))
 CPU = torch.device("cpu")
 
 

@@ -102,7 +102,7 @@ def test_another_request_does_not_use_the_cached_plan(planned, monkeypatch, othe
         '{"format": "panpipe.cached-plan/1"}',
         "null",
         "\x00\xff",
-        '{"format": "panpipe.cached-plan/2", "plans": []}',
+        '{"format": "panpipe.cached-plan/3", "plans": []}',
     ],
 )
 def test_broken_cached_plan_is_reported_and_planned_again(planned, monkeypatch, tmp_path, content):
