@@ -82,8 +82,7 @@ bench: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/runtime/schedule_memory.py
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --nproc-per-node 2 benchmarks/prediction/prediction.py
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/published/papers.py
-	$(BIN)/python benchmarks/core/bench_simulator.py
-	$(BIN)/python benchmarks/core/bench_core.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q benchmarks/micro.py
 	$(BIN)/python benchmarks/planning/bench_search.py
 
 clean:

@@ -4,18 +4,16 @@
 
 ``--tree OTHER`` compares another commit than the tree that is here, such as the end of a change of many commits.
 
-The commit is checked out as a worktree of git in a temporary folder. Each tree runs its own benchmark scripts, and the
-command line for plans and schedules, with this Python: only the folder that is imported as ``panpipe`` differs. The
-first run of a search is not counted, because it compiles. A figure's ratio is that of the two runs of a round, this
-tree over the commit, as a time: below 1 this tree is faster. Printed are the medians over rounds, and the smallest and
-largest ratio. Command lines are measured in seconds of a core, so that a search that evaluates more counts as slower:
-the step that it found is printed, too. Three rounds are to take less than ten minutes on a machine that nothing else
-uses.
+The commit is checked out as a worktree of git in a temporary folder. Each tree runs its own benchmark scripts (of the
+simulator those of this tree), and the command line for plans and schedules, with this Python: only the folder that is
+imported as ``panpipe`` differs. The first run of a search is not counted, because it compiles. A figure's ratio is that
+of the two runs of a round, this tree over the commit, as a time: below 1 this tree is faster. Printed are the medians
+over rounds, and the smallest and largest ratio. Command lines are measured in seconds of a core, so that a search that
+evaluates more counts as slower: the step that it found is printed, too. Three rounds are to take less than ten minutes
+on a machine that nothing else uses.
 """
 
-import argparse
 import json
-import re
 import statistics
 import sys
 import tempfile
@@ -24,8 +22,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.core.fixed_plans import graph
-from benchmarks.recording import machine, record
-from benchmarks.trees import Tree, trees
+from benchmarks.driver import argument_parser, report
+from benchmarks.trees import ROOT, Tree, trees
 
 Figures = dict[str, float]
 """Name of a figure → its value; the less, the better."""
@@ -47,10 +45,12 @@ def action_overhead(tree: Tree, small: bool) -> Figures:
 
 def simulator(tree: Tree, small: bool) -> Figures:
     """Time of a simulated compute action, for each cluster of the benchmark."""
+    options = ["-k", "simulate", "--benchmark-min-rounds", "2" if small else "8", "--benchmark-max-time", "0.1"]
     with tempfile.NamedTemporaryFile() as file:
-        text = tree.script("bench_simulator", "--repeats", "2" if small else "8", "--record", file.name)
-    rates = re.findall(r"^(.+): .* on the core ([\d,]+)\)", text, re.MULTILINE)
-    return {f"simulated action, {name}, µs": 1e6 / float(rate.replace(",", "")) for name, rate in rates}
+        tree.run("-m", "pytest", str(ROOT / "benchmarks" / "micro.py"), *options, f"--benchmark-json={file.name}")
+        found = json.loads(Path(file.name).read_text(encoding="utf-8"))["benchmarks"]
+    per_action = {each["params"]["cluster"]: each["stats"]["min"] / each["extra_info"]["actions"] for each in found}
+    return {f"simulated action, {name}, µs": 1e6 * seconds for name, seconds in per_action.items()}
 
 
 def planner(tree: Tree, small: bool) -> Figures:
@@ -87,13 +87,12 @@ COMPILED = ("planner", "search")
 
 def main() -> None:
     """Run, print and record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("commit", help="any name that git knows")
     parser.add_argument("--tree", metavar="OTHER", help="the commit to compare, in place of this tree")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default=",".join(BENCHMARKS), help="some benchmarks, separated by commas")
     parser.add_argument("--small", action="store_true", help="toy sizes, to try whether everything runs")
-    parser.add_argument("--record", help="append the result to this Markdown file")
     given = parser.parse_args()
     unknown = set(given.only.split(",")) - set(BENCHMARKS)
     if unknown:
@@ -116,9 +115,7 @@ def main() -> None:
                 medians = [f"{statistics.median(one):.4g}" for one in (before, after, ratios)]
                 rows.append((figure, *medians, f"{ratios[0]:.3f} to {ratios[-1]:.3f}"))
                 print(" | ".join(rows[-1]), flush=True)
-    if given.record:
-        title = f"{given.tree or 'This tree'} against {given.commit}, {given.rounds} rounds"
-        record(given.record, title, machine(), header, rows)
+    report(given.record, f"{given.tree or 'This tree'} against {given.commit}, {given.rounds} rounds", header, rows)
 
 
 if __name__ == "__main__":

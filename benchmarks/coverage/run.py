@@ -44,7 +44,7 @@ from panpipe.runtimes.diagnose.parity import Distance, with_gradients
 
 from benchmarks.coverage.case import Case, Suite
 from benchmarks.coverage.torchbench import NOT_TRAINED, PFEIFE
-from benchmarks.recording import machine
+from benchmarks.driver import argument_parser, commit, machine
 
 TITLES = {
     "torchbench": "TorchBench", "timm_models": "timm", "torchvision_models": "torchvision",
@@ -179,12 +179,6 @@ def in_process(arguments: argparse.Namespace, name: str) -> Result:
     return {"suite": arguments.suite, "model": name, **result, "seconds": round(time.monotonic() - start, 1)}
 
 
-def commit() -> str:
-    """The commit that is checked out."""
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
-
-
 def text_of(results: list[Result]) -> str:
     """How many had which outcome."""
     counts = Counter(result["outcome"] for result in results)
@@ -240,12 +234,11 @@ def _cell(text: str) -> str:
 
 def main() -> None:
     """Train the models of a suite, one process after another."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("suite", choices=SUITES)
     parser.add_argument("models", nargs="*", help="all of the suite by default")
     parser.add_argument("--sources", required=True, help="folder of the checkouts")
     parser.add_argument("--results", required=True, help="file to append results to, one JSON object a line")
-    parser.add_argument("--record", help="Markdown file to write, with the last result of each model in that file")
     parser.add_argument("--here", action="store_true", help="train one model in this process and print JSON")
     arguments = parser.parse_args()
     models = suite(arguments.suite, Path(arguments.sources).resolve())

@@ -13,7 +13,6 @@ undisturbed jobs.
 Ranks are forks of a process that has imported everything, and have no torchrun agent: rank 0 hosts the job's store.
 """
 
-import argparse
 import atexit
 import importlib
 import json
@@ -21,25 +20,27 @@ import os
 import random
 import shutil
 import signal
-import socket
 import statistics
 import sys
 import tempfile
 import threading
 import time
+from argparse import Namespace
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import torch
 from attrs import Factory, asdict, define, frozen
 from torch import nn
 
-IMPORTED = ("torch._dynamo", "torch.export", "torch.distributed.device_mesh", "panpipe.api", "numba")
+from benchmarks.driver import IMPORTED, argument_parser, fork_ranks, run
+
 MESHES = {"pp=2": 2, "pp=3": 3, "pp=4": 4, "dp=2,pp=2": 4}
 """Each mesh, with its number of ranks; with replicas, two ranks next to each other are one of them."""
 PHASES = ("build", "resume", "step", "between", "evaluate", "checkpoint", "background", "close")
@@ -49,11 +50,9 @@ HANGS_S = 900.0
 """Seconds after which a job that has not ended hangs: on a busy machine a job takes minutes."""
 
 
-class Step:
+def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The training step."""
-
-    def __call__(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return nn.functional.mse_loss(model(batch["x"]), batch["y"])
+    return nn.functional.mse_loss(model(batch["x"]), batch["y"])
 
 
 def model() -> nn.Module:
@@ -82,12 +81,11 @@ class Phases:
 
     Args:
         folder: of the job.
-        rank: this rank.
         moment: None for a rank that lives.
     """
 
-    def __init__(self, folder: Path, rank: int, moment: Moment | None) -> None:
-        self._folder, self._rank, self._moment = folder, rank, moment
+    def __init__(self, folder: Path, moment: Moment | None) -> None:
+        self._folder, self._moment = folder, moment
         self._entries = Counter[str]()
         self._now = ""
         self.seconds: dict[str, list[float]] = {phase: [] for phase in PHASES}
@@ -111,15 +109,18 @@ class Phases:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(mesh: str, folder: Path, moment: Moment | None) -> None:
+def train(mesh: str, folder: Path, rank: int, moment: Moment | None) -> None:
     """What a rank does: it continues from the last checkpoint, and records its losses and last parameters."""
-    rank = int(os.environ["RANK"])
     replica = rank // 2 if mesh.startswith("dp") else 0
-    phases, log = Phases(folder, rank, moment), (folder / f"{rank}.log").open("a", buffering=1)
+    phases, log = Phases(folder, moment), (folder / f"{rank}.log").open("a", buffering=1)
+
+    def write(name: str, value: Any) -> None:
+        print(json.dumps([name, value]), file=log)
+
     plan: Any = folder.parent / f"{mesh}.json"
     with phases.inside("build"):
         pipe = panpipe.pipeline(
-            model(), Step(), batch_of(0, replica), optimizer=torch.optim.Adam, microbatches=2, mesh=mesh,
+            model(), step, batch_of(0, replica), optimizer=torch.optim.Adam, microbatches=2, mesh=mesh,
             plan=plan if plan.exists() else panpipe.Auto(schedule="1f1b", max_chunks=1),
             run=panpipe.Run(progress=False),
         )  # fmt: skip
@@ -127,11 +128,11 @@ def train(mesh: str, folder: Path, moment: Moment | None) -> None:
     if last is not None:
         with phases.inside("resume"):
             pipe.resume(last)
-    print("begins", pipe.metrics.steps, file=log)
+    write("begins", pipe.metrics.steps)
     while pipe.metrics.steps < STEPS:
         with phases.inside("step"):
             loss = pipe.step(batch_of(pipe.metrics.steps, replica))
-        print("loss", pipe.metrics.steps, loss.item().hex(), file=log)
+        write("loss", (pipe.metrics.steps, loss.item().hex()))
         with phases.inside("between"):
             time.sleep(0.01)
         if pipe.metrics.steps % EVERY == 0:
@@ -139,7 +140,7 @@ def train(mesh: str, folder: Path, moment: Moment | None) -> None:
             with phases.inside("checkpoint" if waits else "background"):
                 pipe.checkpoint(folder / f"step-{pipe.metrics.steps}", wait=waits)
             if waits:
-                print("saved", pipe.metrics.steps, file=log)
+                write("saved", pipe.metrics.steps)
         if pipe.metrics.steps == STEPS // 2 + 1:
             with phases.inside("evaluate"):
                 pipe.evaluate(batch_of(99, replica))
@@ -148,15 +149,17 @@ def train(mesh: str, folder: Path, moment: Moment | None) -> None:
         for parameters in pipe._session.stage_parameters.values()
         for name, parameter in parameters.items()
     }
-    print("end", json.dumps(bits), file=log)
+    write("end", bits)
     if rank == 0 and not plan.exists():
         plan.write_text(panpipe.plan_json(pipe.plan), encoding="utf-8")
     with phases.inside("close"):
         pipe.close()
-    print("seconds", json.dumps(phases.seconds), file=log)
+    write("seconds", phases.seconds)
 
 
-class Job:
+def run_job(
+    mesh: str, folder: Path, victim: int | None = None, moment: Moment | None = None
+) -> tuple[dict[int, int], dict[int, float]]:
     """One start of all ranks, each a fork of this process.
 
     Args:
@@ -164,46 +167,31 @@ class Job:
         folder: of the job: checkpoints, logs.
         victim: the rank that is killed; None for no rank.
         moment: when.
+
+    Returns:
+        For each rank its exit status and the time of its end; ranks that hang are killed and have no entry.
     """
 
-    def __init__(self, mesh: str, folder: Path, victim: int | None = None, moment: Moment | None = None) -> None:
-        self._mesh, self._folder, self._victim, self._moment = mesh, folder, victim, moment
-        self._ranks = MESHES[mesh]
-        self._children: dict[int, int] = {}
+    def work(rank: int) -> None:
+        train(mesh, folder, rank, moment if rank == victim else None)
+        # The interpreter would take seconds more, on a busy machine 20, to free what the parent has imported.
+        atexit._run_exitfuncs()
+        os._exit(0)
 
-    def start(self) -> Callable[[], None] | None:
-        """In a child the function to run; None in this process, when all are started."""
-        with socket.create_server(("127.0.0.1", 0)) as taken:
-            port = taken.getsockname()[1]
-        for rank in range(self._ranks):
-            child = os.fork()
-            if child == 0:
-                os.environ.update(
-                    MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(self._ranks), RANK=str(rank),
-                    LOCAL_RANK=str(rank),
-                )  # fmt: skip
-                error = os.open(self._folder / f"{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-                os.dup2(error, 2)
-                moment = self._moment if rank == self._victim else None
-                return lambda: train(self._mesh, self._folder, moment)
-            self._children[child] = rank
-        return None
-
-    def ended(self) -> tuple[dict[int, int], dict[int, float]]:
-        """For each rank its exit status and the time of its end; ranks that hang are killed and have no entry."""
-        statuses, times, deadline = dict[int, int](), dict[int, float](), time.monotonic() + HANGS_S
-        while len(statuses) < self._ranks and time.monotonic() < deadline:
-            for child, rank in self._children.items():
-                if rank not in statuses:
-                    pid, status = os.waitpid(child, os.WNOHANG)
-                    if pid:
-                        statuses[rank], times[rank] = os.waitstatus_to_exitcode(status), time.time()
-            time.sleep(0.005)
-        for child, rank in self._children.items():
+    children = fork_ranks(MESHES[mesh], work, folder)
+    statuses, times, deadline = dict[int, int](), dict[int, float](), time.monotonic() + HANGS_S
+    while len(statuses) < len(children) and time.monotonic() < deadline:
+        for rank, child in enumerate(children):
             if rank not in statuses:
-                os.kill(child, signal.SIGKILL)
-                os.waitpid(child, 0)
-        return statuses, times
+                pid, status = os.waitpid(child, os.WNOHANG)
+                if pid:
+                    statuses[rank], times[rank] = os.waitstatus_to_exitcode(status), time.time()
+        time.sleep(0.005)
+    for rank, child in enumerate(children):
+        if rank not in statuses:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+    return statuses, times
 
 
 @define
@@ -226,24 +214,17 @@ class Log:
 
     @classmethod
     def of(cls, path: Path) -> "Log":
-        """Read a log; the last line of a killed rank may be incomplete."""
+        """Read a log of JSON lines; the last line of a killed rank may be incomplete."""
         found = cls()
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
-            word, _, rest = line.partition(" ")
-            if not line.endswith("\n"):
-                continue
-            match word:
-                case "begins":
-                    found.begins = int(rest)
-                case "loss":
-                    step, loss = rest.split()
-                    found.losses[int(step)] = loss
-                case "saved":
-                    found.saved.append(int(rest))
-                case "end":
-                    found.end = json.loads(rest)
-                case "seconds":
-                    found.seconds = json.loads(rest)
+            if line.endswith("\n"):
+                name, value = json.loads(line)
+                if name == "loss":
+                    found.losses[value[0]] = value[1]
+                elif name == "saved":
+                    found.saved.append(value)
+                else:
+                    setattr(found, name, value)
         return found
 
 
@@ -315,7 +296,7 @@ def run_trial(trial: Trial, folder: Path, undisturbed: list[Log]) -> Found:
     found = Found()
     if trial.resumed:
         copy_checkpoint(trial.mesh, folder)
-    statuses, times = run(Job(trial.mesh, folder, trial.victim, trial.moment))
+    statuses, times = run_job(trial.mesh, folder, trial.victim, trial.moment)
     killed = folder / "killed"
     if not killed.exists():
         if list(statuses.values()) != [0] * MESHES[trial.mesh]:
@@ -331,7 +312,7 @@ def run_trial(trial: Trial, folder: Path, undisturbed: list[Log]) -> Found:
     if times.keys() == statuses.keys() and trial.victim in times:
         found.named_s = max(times.values()) - times[trial.victim]
     remove_logs(folder)
-    statuses, _ = run(Job(trial.mesh, folder))
+    statuses, _ = run_job(trial.mesh, folder)
     if any(statuses.get(rank) != 0 for rank in range(MESHES[trial.mesh])):
         found.faults.append(f"the restart ended with {statuses}: {errors(folder)}")
         return found
@@ -384,26 +365,6 @@ def errors(folder: Path) -> dict[str, str]:
     return {path.stem: path.read_text(encoding="utf-8")[-500:] for path in sorted(folder.glob("*.err"))}
 
 
-class RankWork(BaseException):
-    """Raised in a fork, to leave the functions of its parent.
-
-    Attributes:
-        work: what it does as a rank.
-    """
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__()
-        self.work = work
-
-
-def run(job: Job) -> tuple[dict[int, int], dict[int, float]]:
-    """Start a job and wait for its end; see `Job.ended`."""
-    work = job.start()
-    if work is not None:
-        raise RankWork(work)
-    return job.ended()
-
-
 def copy_checkpoint(mesh: str, folder: Path) -> None:
     """Copy a checkpoint of the undisturbed job."""
     name = f"step-{STEPS // 2}"
@@ -427,7 +388,7 @@ def run_undisturbed(parent: Path, meshes: Sequence[str]) -> dict[tuple[str, bool
                 for path in folder.glob("step-*") if again else ():
                     shutil.rmtree(path)
                 remove_logs(folder)
-                statuses, _ = run(Job(mesh, folder))
+                statuses, _ = run_job(mesh, folder)
                 if list(statuses.values()) != [0] * ranks:
                     raise SystemExit(f"{mesh} does not run: {statuses}, {errors(folder)}")
             found[mesh, resumed] = logs(mesh, folder)
@@ -464,7 +425,7 @@ def record_of(trial: Trial, found: Found) -> dict[str, Any]:
     }
 
 
-def kill_often(given: argparse.Namespace) -> bool:
+def kill_often(given: Namespace) -> bool:
     """Run the trials, and print them; whether none had a fault."""
     parent, draw, begun = given.folder or Path(tempfile.mkdtemp()), random.Random(given.seed), time.monotonic()
     parent.mkdir(exist_ok=True)
@@ -505,7 +466,7 @@ def kill_often(given: argparse.Namespace) -> bool:
 
 def main() -> None:
     """Kill ranks, and print the results."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("kills", type=int, nargs="?", default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further trial after this time")
@@ -518,17 +479,8 @@ def main() -> None:
     os.environ.setdefault("PANPIPE_TIMEOUT_S", "30")
     for name in IMPORTED:
         importlib.import_module(name)
-    try:
-        right = kill_often(given)
-    except RankWork as rank:
-        work = rank.work
-    else:
-        sys.exit(not right)
-    work()
-    # The interpreter would take seconds more, on a busy machine 20, to free what the parent has imported.
-    atexit._run_exitfuncs()
-    os._exit(0)
+    sys.exit(not kill_often(given))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

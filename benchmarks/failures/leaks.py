@@ -7,34 +7,35 @@ its own numbers. Every hundredth step is followed by an evaluation and a checkpo
 the process holds after a garbage collection, without pages that it shares with files.
 """
 
-import argparse
 import gc
 import os
 import shutil
-import socket
 import sys
 import tempfile
 import threading
 import time
+from argparse import Namespace
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import torch
 from attrs import frozen
 from panpipe.runtimes.devices.heap import give_back_freed_memory
 from torch import nn
 
+from benchmarks.driver import argument_parser, fork_ranks, run, statuses
+
 PARTS = 10
 """Numbers are printed this many times, after equal parts of the work."""
 
 
-class Step:
+def step(model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
     """The training step."""
-
-    def __call__(self, model: nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:
-        return nn.functional.mse_loss(model(batch["x"]), batch["y"])
+    return nn.functional.mse_loss(model(batch["x"]), batch["y"])
 
 
 BATCH = {"x": torch.ones(8, 16), "y": torch.zeros(8, 16)}
@@ -69,7 +70,7 @@ def built(folder: Path) -> Any:
     model = nn.Sequential(*(nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)))
     plan = folder / "plan.json"
     pipe = panpipe.pipeline(
-        model, Step(), BATCH, optimizer=torch.optim.Adam, microbatches=2, mesh="pp=2",
+        model, step, BATCH, optimizer=torch.optim.Adam, microbatches=2, mesh="pp=2",
         plan=plan if plan.exists() else panpipe.Auto(schedule="1f1b", max_chunks=1),
         run=panpipe.Run(progress=False),
     )  # fmt: skip
@@ -79,11 +80,11 @@ def built(folder: Path) -> Any:
 def steps(folder: Path, count: int) -> Iterator[None]:
     """Train with one pipeline."""
     with built(folder) as pipe:
-        for step in range(1, count + 1):
+        for number in range(1, count + 1):
             pipe.step(BATCH)
-            if step % 100 == 0:
+            if number % 100 == 0:
                 pipe.evaluate(BATCH)
-                pipe.checkpoint(folder / f"step-{step}", wait=False, keep=1)
+                pipe.checkpoint(folder / f"step-{number}", wait=False, keep=1)
             yield
 
 
@@ -95,11 +96,10 @@ def pipelines(folder: Path, count: int) -> Iterator[None]:
         yield
 
 
-def measure(folder: Path, given: argparse.Namespace) -> None:
+def measure(folder: Path, given: Namespace, rank: int | None = None) -> None:
     """Run both, and print what this process holds."""
-    rank = os.environ.get("RANK")
     with built(folder) as first:
-        if rank in (None, "0"):
+        if not rank:
             (folder / "plan.json").write_text(panpipe.plan_json(first.plan), encoding="utf-8")
         first.step(BATCH)
     for name, work, count in (("steps", steps, given.steps), ("pipelines", pipelines, given.pipelines)):
@@ -110,12 +110,12 @@ def measure(folder: Path, given: argparse.Namespace) -> None:
             if done % max(1, count // PARTS) == 0:
                 held, took_s = Held.now(), time.monotonic() - begun
                 numbers = f"{done} | {held.kib / 1024:.1f} | {held.threads} | {held.files} | {took_s:.0f}"
-                print(f"| {rank or 'threads'} | {name} | {numbers} |", flush=True)
+                print(f"| {'threads' if rank is None else rank} | {name} | {numbers} |", flush=True)
 
 
 def main() -> None:
     """Measure, in this process or in its forks."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--steps", type=int, default=5000)
     parser.add_argument("--pipelines", type=int, default=200)
     parser.add_argument("--ranks", type=int, choices=(0, 2), default=0)
@@ -127,22 +127,11 @@ def main() -> None:
         measure(folder, given)
         shutil.rmtree(folder)
         return
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
     assert threading.active_count() == 1
-    children = []
-    for rank in range(given.ranks):
-        child = os.fork()
-        if child == 0:
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE="2", RANK=str(rank))
-            os.environ["LOCAL_RANK"] = str(rank)
-            measure(folder, given)
-            return
-        children.append(child)
-    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    found = statuses(fork_ranks(given.ranks, partial(measure, folder, given)))
     shutil.rmtree(folder)
-    sys.exit(max(map(abs, statuses)))
+    sys.exit(max(map(abs, found)))
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -1,259 +1,124 @@
-"""Offload in plans, against bounds of PipeOffload and of panpipe. Steps and peaks are simulated; no device is used.
+"""The picture of docs/offload.md: saved tensors of a device under 1F1B and with offload, as the model grows.
 
-    python benchmarks/offload/offload.py PART [--record FILE] [--svg FILE]
+    python benchmarks/offload/offload.py [--svg docs/offload_scaling.svg] [--record FILE]
 
-==========  ========================================================================================================
-free        PO-F and PO-H on links with k from 0.2 to 2: the step with copies against the same orders without
-depth       PO-F and PO-H from 4 to 64 devices: passes that are held, against the papers' table
-scaling     a model that grows with the devices: saved tensors of a device under 1F1B and with offload (``--svg``)
-neighbours  two devices on one PCIe switch: copies planned in turns, and by each device on its own
-catalogue   ``free`` on clusters of the catalogue, with and without NVLink, over PCIe and over NVLink-C2C
-==========  ========================================================================================================
-
-k is the round trip of saved tensors to the host ÷ the forward and backward that they are saved for. The graphs have
-equal layers of four operators. Every device has an NVLink port and a link to its host, alone or with a neighbour;
-``catalogue`` takes clusters of the catalogue, whose k is for the rates while all devices copy.
+Two layers of four operators for each device, and twice as many microbatches as devices. The round trip of a layer's
+saved tensors to the host takes 0.8 of the forward and backward that they are saved for; each device has its own link to
+its host. Steps and peaks are simulated. The saved tensors of a device are a share of those of the model for one
+microbatch. Status 1 unless that share falls to less than a quarter with PO-F, and does not with 1F1B.
 """
 
-import argparse
-import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from math import log2
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import attrs
-from offload_plot import weak_scaling_svg
-from panpipe.core.cluster.catalog.find import find_cluster
-from panpipe.core.cluster.cluster import Cluster
-from panpipe.core.costs.costs import StageCosts, stage_costs, stage_edges
-from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.offload.choice import Picks, everything, of_stages
-from panpipe.core.offload.host_links import HostLink, host_links
+from panpipe.core.costs.costs import stage_costs, stage_edges
+from panpipe.core.offload.choice import of_stages
 from panpipe.core.offload.plan_offload import offloadable, with_offload
 from panpipe.core.offload.storages import graph_storages
-from panpipe.core.plan.plan import Plan
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
-from panpipe.core.schedules.scored import score
 from panpipe.core.search.problem.assemble import assemble
 from panpipe.simulators.oracle import simulated
-from panpipe.simulators.result import SimulationResult
 
-from benchmarks.recording import machine, record
-from tests.support.offload_clusters import RATE, SAVED, cluster_with_hosts
+from benchmarks.driver import argument_parser, report
+from tests.support.offload_clusters import SAVED, cluster_with_hosts, uniform_graph
 
-PARTS = 4
-"""Operators of a layer."""
-STATE = 4 << 20
-"""Bytes of parameters, gradients and optimizer state of a layer."""
-WORKSPACE = 1 << 20
-LONGER = 0.02
-"""By how much copies may lengthen a step where the link carries them."""
-
-Row = list[str]
-Part = tuple[str, tuple[str, ...], list[Row], bool]
-"""Title, header, rows, and whether the bounds are kept."""
+TITLES = {"1f1b": "1F1B", "gis-h": "GIS-H", "po-h": "PO-H", "po-f": "PO-F"}
+WIDTH, HEIGHT, LEFT, TOP, RIGHT, BOTTOM = 640, 360, 64, 56, 110, 48
+COLOURS = ("#2a6fb0", "#b8432f", "#b07d2a", "#3c8a5a", "#7a5aa8")
+STYLE = (
+    'text{font:12px ui-sans-serif,system-ui,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:#1c2127}'
+    ".t{font-size:16px;font-weight:650}.s{fill:#5d6670}.e{text-anchor:end}.m{text-anchor:middle}.grid{stroke:#e5e2db}"
+    "polyline{fill:none;stroke-width:2}"
+)
 
 
-def graph_of(layers: int, k: float, round_trip_s: float = 2 * SAVED / RATE) -> OpGraph:
-    """Equal layers whose saved tensors take k times as long to the host and back as their forward and backward."""
-    each = round_trip_s / k / 3 / PARTS
-    nodes = tuple(
-        OpNode(
-            f"layer.{i // PARTS}.{i % PARTS}", each, each, each, parameter_bytes=STATE // PARTS // 4,
-            state_bytes=STATE // PARTS, saved_bytes=SAVED // PARTS, workspace_bytes=WORKSPACE,
-        )
-        for i in range(PARTS * layers)
-    )  # fmt: skip
-    edges = tuple(OpEdge(a.name, b.name, 1 << 20) for a, b in itertools.pairwise(nodes))
-    return OpGraph(nodes, edges, name=f"{layers} layers, k = {k:g}")
+def weak_scaling_svg(series: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """An SVG of lines, one for each schedule.
 
-
-CATALOGUE = ("8xA100-40GB", "8xA100-PCIe-40GB", "8xH100", "8xL40S", "4xGH200", "4xGB200")
-
-
-def round_trip_s(name: str) -> float:
-    """Time of a layer's saved tensors to the host and back while all devices of a cluster of the catalogue copy."""
-    cluster = find_cluster(name)
-    links = contended_links(cluster)
-    return max(link.out_s(SAVED) + link.back_s(SAVED) for link in links)
-
-
-def contended_links(cluster: Cluster) -> list[HostLink]:
-    """The ways of all devices to their hosts while all of them copy."""
-    plan = Case("po-f", len(cluster.devices), 2, len(cluster.devices), 1.0).plan()[0]
-    found = [link for link in host_links(plan, cluster).contended().links if link is not None]
-    assert len(found) == len(cluster.devices)
-    return found
-
-
-@attrs.frozen
-class Case:
-    """A named schedule of equal layers on even cuts."""
-
-    name: str
-    devices: int
-    chunks: int
-    microbatches: int
-    k: float
-    per_switch: int = 1
-    named: str = ""
-
-    @property
-    def cluster(self) -> Cluster:
-        return find_cluster(self.named) if self.named else cluster_with_hosts(self.devices, per_switch=self.per_switch)
-
-    @property
-    def graph(self) -> OpGraph:
-        """Two layers for each device where a device has at most two stages; otherwise one for each stage."""
-        layers = self.devices * max(self.chunks, 2)
-        return graph_of(layers, self.k, round_trip_s(self.named)) if self.named else graph_of(layers, self.k)
-
-    @property
-    def offload(self) -> dict[int, float]:
-        """The stages that the schedule offloads."""
-        schedule = find_family(self.name).build(ScheduleProblem(self.devices, self.microbatches, self.chunks))
-        return dict(schedule.offload)
-
-    def plan(self) -> tuple[Plan, tuple[StageCosts, ...]]:
-        """The plan without offload, and its stages' costs."""
-        graph, stages = self.graph, self.devices * self.chunks
-        size = len(graph.nodes) // stages
-        names = [[node.name for node in graph.nodes[s * size : (s + 1) * size]] for s in range(stages)]
-        costs = stage_costs(graph, names)
-        problem = ScheduleProblem(self.devices, self.microbatches, self.chunks, costs)
-        schedule = find_family(self.name).build(problem)
-        return assemble(graph, names, schedule, edges=stage_edges(graph, names)), costs
-
-    def offloaded(self, pick: Picks, *, slowed: bool = False) -> Plan:
-        """The plan with copies; ``slowed``: planned for links that all devices use at once."""
-        plan, costs = self.plan()
-        storages = graph_storages(self.graph, [stage.nodes for stage in plan.stages], costs)
-        task = offloadable(plan, costs, self.cluster, storages)
-        return with_offload(plan, task.slowed if slowed else task, pick)
-
-
-def passes(peaks: Sequence[float], case: Case) -> float:
-    """A peak of saved tensors, in those of one stage for one microbatch."""
-    layers = len(case.graph.nodes) // PARTS
-    return max(peaks) / (SAVED * layers / (case.devices * case.chunks))
-
-
-def free(shapes: Sequence[tuple[int, int, str]] = ((4, 2, ""), (8, 2, ""), (8, 4, ""))) -> Part:
-    """PO-F and PO-H: devices, stages on each, and a cluster of the catalogue."""
-    rows, kept = [], True
-    for devices, chunks, named in shapes:
-        for name, ks in (("po-f", (0.2, 0.5, 0.8, 1.0)), ("po-h", (0.5, 1.0, 1.5, 2.0))):
-            for k in ks:
-                case = Case(name, devices, chunks, 4 * devices, k, named=named)
-                resident, costs = case.plan()
-                pick = everything if name == "po-f" else of_stages(case.offload)
-                before = simulated(resident, costs, case.cluster)
-                tried: list[tuple[float, Plan, SimulationResult]] = []
-                for slowed in (False, True) if named else (False,):  # the search tries both
-                    moving = case.offloaded(pick, slowed=slowed)
-                    after = simulated(moving, costs, case.cluster)
-                    tried.append((after.step_s, moving, after))
-                    if after.step_s <= (1 + LONGER) * before.step_s:
-                        break
-                _, moving, after = min(tried, key=lambda each: each[0])
-                longer = after.step_s / before.step_s - 1
-                copied = sum(len(each.copies) for each in moving.memory.offload)
-                kept &= longer <= LONGER
-                held = (f"{passes(each.peak_saved_bytes, case):.1f}" for each in (before, after))
-                share = copied / (len(case.offload) * case.microbatches)
-                what = f"{name}, {named or devices} × {chunks}, {case.microbatches} microbatches"
-                rows.append([what, f"{k:g}", f"{longer:+.2%}", f"{share:.0%}", *held])
-    header = ("schedule, devices × stages", "k", "step", "of the microbatches copied", "passes without", "with")
-    where = ", on clusters of the catalogue" if shapes[0][2] else ""
-    return f"Copies that cost nothing (a step may be 2 % longer){where}", header, rows, kept
-
-
-def depth() -> Part:
-    """PO-F and PO-H from 4 to 64 devices, with two stages on each."""
-    rows, kept = [], True
-    for devices in (4, 8, 16, 32, 64):
-        cells = [str(devices)]
-        for name, k in (("po-f", 0.5), ("po-f", 1.0), ("po-h", 1.0), ("po-h", 2.0)):
-            costs = (StageCosts(1, 1, 1, saved_bytes=1),) * (2 * devices)
-            problem = ScheduleProblem(devices, 2 * devices, 2, costs, copy_s_per_byte=1.5 * k)
-            schedule = find_family(name).build(problem)
-            found, resident = score(problem, schedule), score(problem, attrs.evolve(schedule, offload=()))
-            peak, table = max(found.result.peak_memory), 4 if name == "po-f" else (2 + 2) / 8 * devices
-            slower = found.result.makespan / resident.result.makespan - 1
-            kept &= slower <= LONGER and (name == "po-h" or peak <= table)
-            cells.append(f"{peak:g} (table {table:g}), {slower:+.1%}")
-        rows.append(cells)
-    header = ("devices", "PO-F, k 0.5", "PO-F, k 1", "PO-H, k 1", "PO-H, k 2")
-    return "Passes held with two stages on each device, and the step", header, rows, kept
-
-
-def scaling(svg: Path | None) -> Part:
-    """Two layers for each device, twice as many microbatches as devices.
-
-    The model grows with the devices, so the picture shows the saved tensors of a device as a share of those of the
-    whole model for one microbatch.
+    Args:
+        series: per schedule (devices, saved tensors of a device as a share of the model's).
     """
-    titles = {"1f1b": "1F1B", "gis-h": "GIS-H", "po-h": "PO-H", "po-f": "PO-F"}
-    rows: list[Row] = []
-    series: dict[str, list[tuple[int, float]]] = {title: [] for title in titles.values()}
-    for devices in (4, 8, 16, 32):
-        cells = [str(devices)]
-        for name, title in titles.items():
-            case = Case(name, devices, 1 if name == "1f1b" else 2, 2 * devices, 0.8)
-            resident, costs = case.plan()
-            plan = case.offloaded(of_stages(case.offload)) if case.offload else resident
-            result = simulated(plan, costs, case.cluster)
-            held = max(result.peak_saved_bytes)
-            share = held / (SAVED * len(case.graph.nodes) / PARTS)
-            series[title].append((devices, share))
-            cells.append(f"{held / 1e9:.2f} GB ({share:.1%}), {result.step_s:.3g} s")
-        rows.append(cells)
-    if svg is not None:
-        svg.write_text(weak_scaling_svg(series), encoding="utf-8")
-    first, last = ({title: points[at][1] for title, points in series.items()} for at in (0, -1))
-    kept = last["PO-F"] < first["PO-F"] / 4 and last["1F1B"] > 0.99 * first["1F1B"]
-    header = ("devices", *(f"{title}: saved tensors of a device (of the model), step" for title in titles.values()))
-    return "Weak scaling: two layers for each device, k 0.8", header, rows, kept
+    points = [point for line in series.values() for point in line]
+    counts = sorted({devices for devices, _ in points})
+    low, high = (round_power(edge(value for _, value in points), up) for edge, up in ((min, False), (max, True)))
+
+    def x(devices: int) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * log2(devices / counts[0]) / log2(counts[-1] / counts[0])
+
+    def y(size: float) -> float:
+        return HEIGHT - BOTTOM - (HEIGHT - TOP - BOTTOM) * log2(size / low) / log2(high / low)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" width="{WIDTH}" height="{HEIGHT}" '
+        f'role="img"><title>Weak scaling: saved tensors of a device</title><style>{STYLE}</style>',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#fff"/>',
+        f'<text class="t" x="{LEFT}" y="22">Saved tensors of a device ÷ those of the model</text>',
+        f'<text class="s" x="{LEFT}" y="40">the model: for one microbatch, two layers for each device; '
+        "both axes in powers of two</text>",
+    ]
+    size = low
+    while size <= high:
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(size):.1f}" y2="{y(size):.1f}"/>')
+        parts.append(f'<text class="s e" x="{LEFT - 8}" y="{y(size) + 4:.1f}">{size:.3g}</text>')
+        size *= 2
+    parts += [f'<text class="s m" x="{x(n):.1f}" y="{HEIGHT - BOTTOM + 20}">{n}</text>' for n in counts]
+    parts.append(f'<text class="s m" x="{(LEFT + WIDTH - RIGHT) / 2}" y="{HEIGHT - 8}">devices</text>')
+    for (name, line), colour in zip(series.items(), COLOURS, strict=False):
+        path = " ".join(f"{x(n):.1f},{y(value):.1f}" for n, value in line)
+        parts.append(f'<polyline points="{path}" stroke="{colour}"/>')
+        parts += [f'<circle cx="{x(n):.1f}" cy="{y(value):.1f}" r="3" fill="{colour}"/>' for n, value in line]
+        last = line[-1]
+        parts.append(f'<text x="{x(last[0]) + 10:.1f}" y="{y(last[1]) + 4:.1f}" fill="{colour}">{name}</text>')
+    return "\n".join([*parts, "</svg>"]) + "\n"
 
 
-def neighbours() -> Part:
-    """PO-F on pairs of devices that share the link to their host."""
-    rows, kept = [], True
-    for devices, k in ((4, 0.3), (4, 0.5), (8, 0.3), (8, 0.5), (8, 0.8)):
-        case = Case("po-f", devices, 2, 4 * devices, k, per_switch=2)
-        resident, costs = case.plan()
-        cells = [str(devices), f"{k:g}", f"{simulated(resident, costs, case.cluster).step_s:.4g} s"]
-        plans = [case.offloaded(everything, slowed=slowed) for slowed in (False, True)]
-        results = [simulated(plan, costs, case.cluster) for plan in plans]
-        cells += [f"{each.step_s:.4g} s, {passes(each.peak_saved_bytes, case):.1f} passes" for each in results]
-        kept &= min(each.step_s for each in results) <= (1 + LONGER) * simulated(resident, costs, case.cluster).step_s
-        rows.append(cells)
-    header = ("devices", "k alone", "without copies", "each as if alone", "each at half the rate")
-    return "Pairs of devices on one PCIe switch with one link to the host", header, rows, kept
+def round_power(value: float, up: bool) -> float:
+    """The next power of two, above or below."""
+    power = log2(value)
+    return float(2.0 ** (int(power // 1) + (1 if up and power % 1 else 0)))
+
+
+def held(name: str, devices: int) -> tuple[int, float, float]:
+    """Bytes of saved tensors of the fullest device, their share of the model's, and the step of a schedule."""
+    chunks, microbatches, cluster = 1 if name == "1f1b" else 2, 2 * devices, cluster_with_hosts(devices)
+    graph, stages = uniform_graph(2 * devices, 0.8, parts=4), devices * chunks
+    size = len(graph.nodes) // stages
+    names = [[node.name for node in graph.nodes[s * size : (s + 1) * size]] for s in range(stages)]
+    costs = stage_costs(graph, names)
+    schedule = find_family(name).build(ScheduleProblem(devices, microbatches, chunks, costs))
+    plan = assemble(graph, names, schedule, edges=stage_edges(graph, names))
+    offload = dict(find_family(name).build(ScheduleProblem(devices, microbatches, chunks)).offload)
+    if offload:
+        storages = graph_storages(graph, [stage.nodes for stage in plan.stages], costs)
+        plan = with_offload(plan, offloadable(plan, costs, cluster, storages), of_stages(offload))
+    result = simulated(plan, costs, cluster)
+    most = max(result.peak_saved_bytes)
+    return most, most / (SAVED * 2 * devices), result.step_s
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("part", choices=("free", "depth", "scaling", "neighbours", "catalogue"))
-    parser.add_argument("--clusters", default=",".join(CATALOGUE), help="catalogue: names, with commas between")
-    parser.add_argument("--svg", type=Path, help="scaling: write the plot here")
-    parser.add_argument("--record", help="append the result to this Markdown file")
-    arguments = parser.parse_args()
-    parts: dict[str, Callable[[], Part]] = {
-        "free": free, "depth": depth, "neighbours": neighbours, "scaling": lambda: scaling(arguments.svg),
-        "catalogue": lambda: free([(len(find_cluster(n).devices), 2, n) for n in arguments.clusters.split(",")]),
-    }  # fmt: skip
-    title, header, rows, kept = parts[arguments.part]()
-    print(" | ".join(header))
-    for row in rows:
-        print(" | ".join(row))
-    print("all bounds kept" if kept else "NOT all bounds kept")
-    if arguments.record:
-        record(arguments.record, title, machine(), header, rows)
-    sys.exit(0 if kept else 1)
+    parser = argument_parser(__doc__)
+    parser.add_argument("--svg", type=Path, help="write the picture here")
+    given = parser.parse_args()
+    series: dict[str, list[tuple[int, float]]] = {title: [] for title in TITLES.values()}
+    rows = []
+    for devices in (4, 8, 16, 32):
+        rows.append([str(devices)])
+        for name, title in TITLES.items():
+            most, share, step_s = held(name, devices)
+            series[title].append((devices, share))
+            rows[-1].append(f"{most / 1e9:.2f} GB ({share:.1%}), {step_s:.3g} s")
+    if given.svg is not None:
+        given.svg.write_text(weak_scaling_svg(series), encoding="utf-8")
+    header = ("devices", *(f"{title}: saved tensors of a device (of the model), step" for title in TITLES.values()))
+    report(given.record, "Weak scaling: two layers for each device, k 0.8", header, rows)
+    first, last = ({title: points[at][1] for title, points in series.items()} for at in (0, -1))
+    sys.exit(not (last["PO-F"] < first["PO-F"] / 4 and last["1F1B"] > 0.99 * first["1F1B"]))
 
 
 if __name__ == "__main__":

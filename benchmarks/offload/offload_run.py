@@ -13,7 +13,6 @@ Resident memory is the operating system's peak of each rank (``VmHWM``) over the
 the first of them.
 """
 
-import argparse
 import gc
 import json
 import os
@@ -23,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import SUPPRESS
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,6 @@ import panpipe
 import torch
 import torch.distributed as dist
 from attrs import evolve
-from panpipe.answers.output import print_table
 from panpipe.core.actions import Action, Kind
 from panpipe.core.capture.export.operators import Operators, operators_of, tensor_bytes
 from panpipe.core.capture.export.step import capture_step
@@ -51,8 +50,7 @@ from panpipe.runtimes.offload.offloadable import offloadable_storages
 from panpipe.runtimes.programs.compiled import Compiled, compile_stages
 from torch import Tensor, nn
 
-from benchmarks.recording import machine, record
-from benchmarks.worker_process import reset_resident_peak, resident_bytes
+from benchmarks.driver import argument_parser, report, reset_resident_peak, resident_bytes
 
 LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 6, 256, 4, 512, 256
 ROWS, MICROBATCHES, RANKS = 32, 8, 2
@@ -172,13 +170,12 @@ def run(steps: int, disk: str, *, offload: bool, limit: int | None = None, fits:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--folder", default="disk", help="folder of the file; by default that for temporary files")
-    parser.add_argument("--record", help="append the result to this Markdown file")
-    parser.add_argument("--rank-of", type=Path, help=argparse.SUPPRESS)
-    parser.add_argument("--offload", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--limit", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rank-of", type=Path, help=SUPPRESS)
+    parser.add_argument("--offload", action="store_true", help=SUPPRESS)
+    parser.add_argument("--limit", type=int, help=SUPPRESS)
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.rank_of is not None:
@@ -213,9 +210,7 @@ def main() -> None:
         "rank", "resident MiB without", "with", "fell by", "planned", "of it", "arena", "arena of the plan",
         "step s without", "with",
     )  # fmt: skip
-    print_table(title, header, rows)
-    if options.record:
-        record(options.record, title, machine(), header, rows)
+    report(options.record, title, header, rows)
 
 
 if __name__ == "__main__":

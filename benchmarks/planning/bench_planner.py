@@ -8,7 +8,6 @@ rows: a U-net with long skips, and the first plan after an installation, while n
     taskset -c 0 python benchmarks/planning/bench_planner.py --graph gpt2_large.opgraph.json [--record FILE] [--large]
 """
 
-import argparse
 import json
 import os
 import resource
@@ -20,11 +19,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from panpipe.answers.output import print_table
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json
 
+from benchmarks.driver import argument_parser, report
 from benchmarks.plan_command import on_devices, plan_command
-from benchmarks.recording import machine, record
 
 ROWS = {
     "4 × 8, 68 GB": (4, 8, 80e9, 0.901),
@@ -101,9 +99,8 @@ def large(folder: Path) -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--graph", type=Path, required=True, help="operator-graph file of GPT-2 large")
-    parser.add_argument("--record", help="append the results to this Markdown file")
     parser.add_argument("--large", action="store_true", help="plan Llama 70B for 64 devices, too")
     arguments = parser.parse_args()
     header = ("devices × microbatches, memory", "s", "core s", "schedule", "evaluations", "efficiency", "Pfeife",
@@ -124,9 +121,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as cache:
             cells = row(folder, graph, 8, 8, 24e9, cache=cache)
         rows.append(["8 × 8, 20.4 GB, nothing compiled yet", *cells, "", ""])
-    print_table("panpipe plan", header, rows)
-    if arguments.record:
-        record(arguments.record, "panpipe plan from the command line, on one core", machine(), header, rows)
+    report(arguments.record, "panpipe plan from the command line, on one core", header, rows)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ schedule is then the fastest of panpipe's named schedules, without its search, a
         [--generated 12 [--draw 1] [--share 0.5]]
 """
 
-import argparse
 import json
 import random
 import statistics
@@ -30,7 +29,7 @@ from panpipe.core.schedules.scored import Scored, exceeds
 from panpipe.core.schedules.tradeoff import fastest, named_schedules
 from panpipe.core.search.orders.auto import EVALUATIONS, find_schedule
 
-from benchmarks.recording import machine, record
+from benchmarks.driver import argument_parser, report
 
 CASES = Path(__file__).resolve().parents[2] / "tests" / "data" / "frontiers.json"
 CHUNKS = (1, 2, 3, 4)
@@ -84,14 +83,13 @@ def search(case: dict[str, Any], memory: float, evaluations: int, seed: int) -> 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--evaluations", type=int, default=EVALUATIONS)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--devices", type=int, help="only the cases with this number of devices")
     parser.add_argument("--generated", type=int, help="draw this number of cases at random")
     parser.add_argument("--draw", type=int, default=1, help="seed of the cases drawn at random")
     parser.add_argument("--share", type=float, default=0.5, help="memory of drawn cases as a share of 1F1B's")
-    parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
     rows, worst, saved = [], 0.0, []
     if arguments.generated is None:
@@ -118,11 +116,9 @@ def main() -> None:
                          f"{found.problem.chunks}", f"{seconds:.1f}"))  # fmt: skip
             print(" | ".join(rows[-1]), flush=True)
     summary = f"worst ratio of makespans {worst:.4f}; idle time cut by {statistics.median(saved):.1%} in the median"
-    print(summary)
-    if arguments.record:
-        title = f"Search with {arguments.evaluations} evaluations, seed {arguments.seed}: {summary}"
-        header = ("case", "memory", "public best", "found", "idle time cut", "bound", "chunks", "s")
-        record(arguments.record, title, machine(), header, rows)
+    title = f"Search with {arguments.evaluations} evaluations, seed {arguments.seed}: {summary}"
+    header = ("case", "memory", "public best", "found", "idle time cut", "bound", "chunks", "s")
+    report(arguments.record, title, header, rows)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ A row has the contention-free prediction of the chosen plan, its simulated step,
 simulated step, and the ratio of the two. The exit status is 1 if a ratio is above the bound.
 """
 
-import argparse
 import random
 import statistics
 import sys
@@ -20,7 +19,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from attrs import frozen
-from panpipe.answers.output import print_table
 from panpipe.core.cluster.cluster import Cluster, Device, Hub
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
@@ -32,7 +30,7 @@ from panpipe.core.search.search_options import SearchOptions
 from panpipe.simulators.oracle import simulated
 from panpipe.simulators.run import simulate
 
-from benchmarks.recording import machine, record
+from benchmarks.driver import argument_parser, report
 
 CASES = 30
 BOUND = 1.02
@@ -134,9 +132,8 @@ def compared(case: Case) -> tuple[list[str], float]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--cases", help="first and one past the last, such as 0,5")
-    parser.add_argument("--record", help="file to which the table is appended")
     given = parser.parse_args()
     first, last = map(int, given.cases.split(",")) if given.cases else (0, CASES)
     rows, ratios = [], []
@@ -146,9 +143,7 @@ def main() -> int:
         ratios.append(ratio)
         print(" | ".join(row), flush=True)
     summary = f"worst ratio {max(ratios):.4f}, median {statistics.median(ratios):.4f}, of {len(ratios)} clusters"
-    print_table(summary, HEADER, rows)
-    if given.record:
-        record(given.record, summary, machine(), HEADER, rows)
+    report(given.record, summary, HEADER, rows)
     return int(max(ratios) > BOUND)
 
 

@@ -7,23 +7,21 @@ the search finds nothing that fits, for any plan. A graph without an answer with
     python benchmarks/planning/exhaustive.py [--cases 0,50] [--seed 0] [--most 400000] [--record FILE]
 """
 
-import argparse
 import sys
 import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from panpipe.answers.output import print_table
 from panpipe.core.errors import InfeasibleError
 from panpipe.core.plan.plan import Plan
 from panpipe.core.schedules.registry import resident_families
 from panpipe.core.search.choose import plan
 from panpipe.core.search.search_options import SearchOptions
 
+from benchmarks.driver import argument_parser, report
 from benchmarks.planning.exact import fastest_within
 from benchmarks.planning.small_cases import CASES, Case, case_of
-from benchmarks.recording import machine, record
 
 NEAR = 0.005
 HEADER = ("case", "search", "schedule", "faster by", "answer", "search s", "exact s")
@@ -57,11 +55,10 @@ def compared(case: Case, seed: int, most: int) -> tuple[list[str], str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--cases", help="first and one past the last, such as 0,50")
     parser.add_argument("--seed", type=int, default=0, help="of the search")
     parser.add_argument("--most", type=int, default=400_000, help="partial orders of a placement with as many actions")
-    parser.add_argument("--record", help="file to which the table is appended")
     given = parser.parse_args()
     first, last = map(int, given.cases.split(",")) if given.cases else (0, CASES)
     rows, answers = [], []
@@ -72,9 +69,7 @@ def main() -> int:
         print(" | ".join(row), flush=True)
     kinds = ("near", "slower", "missed", "open")
     summary = f"{len(answers)} graphs: " + ", ".join(f"{answers.count(kind)} {kind}" for kind in kinds)
-    print_table(summary, HEADER, rows)
-    if given.record:
-        record(given.record, summary, machine(), HEADER, rows)
+    report(given.record, summary, HEADER, rows)
     return int(answers.count("near") + answers.count("open") < 0.95 * len(answers) or "missed" in answers)
 
 

@@ -15,7 +15,6 @@ process: on a machine with other work they say more than seconds of the clock.
     python benchmarks/planning/planning_time.py [--only demo] [--runs 3] [--record FILE]
 """
 
-import argparse
 import functools
 import os
 import resource
@@ -34,12 +33,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
 import torch
 import torch.multiprocessing as mp
 from attrs import field, frozen
-from panpipe.answers.output import print_table
 from torch import nn
 
+from benchmarks.driver import argument_parser, rank_environment, report
 from benchmarks.plan_command import plan_command
-from benchmarks.recording import machine, record
-from benchmarks.worker_process import rank_environment
 
 PORT = 29760
 LLAMA = ("--cluster", "8xA100-40GB", "--microbatches", "32")
@@ -181,10 +178,9 @@ HEADER = ("planned", "phase", "seconds", "of the processor", "runs")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--only", choices=("demo", "mlp", "llama-7b"), help="one of them")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
     if arguments.runs < 1:
         parser.error(f"{arguments.runs} runs: give at least 1")
@@ -194,9 +190,7 @@ def main() -> None:
             for what, phases in run(name).items():
                 found.setdefault(what, []).append(phases)
     table = [row for name, runs in found.items() for row in rows(name, runs)]
-    print_table("Where the time of planning goes", HEADER, table)
-    if arguments.record:
-        record(arguments.record, "Where the time of planning goes", machine(), HEADER, table)
+    report(arguments.record, "Where the time of planning goes", HEADER, table)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@
 Requirements: 256 × 1,024 is simulated in 15 s and 1 GB, and 1,000 operators on 256 devices are planned in 60 s.
 """
 
-import argparse
 import json
 import os
 import random
@@ -23,7 +22,6 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from attrs import frozen
-from panpipe.answers.output import print_table
 from panpipe.core.cluster.cluster import Cluster, Device, cluster_json, fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link
@@ -33,8 +31,8 @@ from panpipe.core.plan.plan import Plan, Prediction, Stage
 from panpipe.core.schedules.one_f_one_b import one_f_one_b
 from panpipe.core.schedules.problem import ScheduleProblem
 
+from benchmarks.driver import argument_parser, report
 from benchmarks.plan_command import plan_command
-from benchmarks.recording import machine, record
 
 OPERATORS, DEVICES, MICROBATCHES = 1000, 256, 512
 SKIPS = 0.1
@@ -122,10 +120,9 @@ def run(command: list[str]) -> Run:
 
 def main() -> None:
     """Run every case several times, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--only", default="", help="cases whose name contains this")
-    parser.add_argument("--record", metavar="FILE", help="append the table to this Markdown file")
     arguments = parser.parse_args()
     rows = []
     with tempfile.TemporaryDirectory() as name:
@@ -139,10 +136,7 @@ def main() -> None:
                 ])  # fmt: skip
                 print(rows[-1], flush=True)
     header = ("command", "runs", "processor s, median", "from – to", "most memory, GB")
-    print_table("Large plans", header, rows)
-    if arguments.record:
-        where = f"{machine()}, load {os.getloadavg()[0]:.1f}"
-        record(arguments.record, "Large plans, each command in a process of its own", where, header, rows)
+    report(arguments.record, "Large plans, each command in a process of its own", header, rows)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ Requests run ``--jobs`` at a time, by default as many as there are processors. A
 of the change: some fifty seconds for a request and its four changes. The exit status is 1 if a change does not fit.
 """
 
-import argparse
 import json
 import os
 import subprocess
@@ -26,13 +25,12 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from attrs import frozen
-from panpipe.answers.output import print_table
 from panpipe.core.costs.graph import graph_json, read_graph
 from panpipe.core.search.suggestions.changes import MORE_DEVICES, MORE_MEMORY, OFFLOAD, RECOMPUTE, SMALLER_MICROBATCHES
 from panpipe.core.search.suggestions.relaxations import with_smaller_microbatches
 
+from benchmarks.driver import argument_parser, report
 from benchmarks.plan_command import on_devices, plan_command
-from benchmarks.recording import machine, record
 
 REQUESTS = (
     (2, 16, 10e9), (8, 8, 3e9), (3, 8, 6.8e9), (4, 8, 6.8e9), (2, 4, 12e9), (8, 16, 3.2e9),
@@ -117,13 +115,12 @@ def rows_of(request: Request, wanted: tuple[str, ...]) -> Iterator[tuple[list[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--graph", type=Path, required=True, help="operator-graph file of GPT-2 large")
     every = ",".join(str(number) for number in range(1, len(REQUESTS) + 1))
     parser.add_argument("--cases", default=every, help=f"numbers of requests, with commas between; by default {every}")
     parser.add_argument("--change", action="append", choices=CHANGES, help="ask for this alone; may be given again")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="requests at a time")
-    parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
     if not set(arguments.cases.split(",")) <= set(every.split(",")):
         parser.error(f"--cases is {arguments.cases}: give some of {every}")
@@ -141,9 +138,7 @@ def main() -> None:
                 kept &= right
     header = ("devices × microbatches", "core s", "asked for instead", "core s", "answer")
     title = f"Suggestions: {time.perf_counter() - start:.0f} s, {arguments.jobs} at a time"
-    print_table(title, header, rows)
-    if arguments.record:
-        record(arguments.record, title, machine(), header, rows)
+    report(arguments.record, title, header, rows)
     sys.exit(0 if kept else 1)
 
 

@@ -6,7 +6,6 @@ run. Errors are of the fitted line of each pair, and of the cluster file that th
     python benchmarks/prediction/links.py [--ranks 2] [--repeats 40] [--record FILE]
 """
 
-import argparse
 import os
 import statistics
 import subprocess
@@ -22,7 +21,7 @@ from panpipe.core.cluster.links.lines import fit_line
 from panpipe.core.cluster.links.shared import groups_to_measure, shared_links
 from panpipe.runtimes.launch.launch import make_team
 
-from benchmarks.recording import machine, record
+from benchmarks.driver import argument_parser, report
 
 HELD_OUT = (1 << 10, 1 << 14, 1 << 17, 3 << 18, 1 << 21, 3 << 20)
 """Bytes between those that the fit sees."""
@@ -51,17 +50,13 @@ def measure(repeats: int, path: str | None) -> None:
         rows.append((f"{size:,}", f"{took * 1e6:.0f}", *(f"{statistics.median(e):.0%}" for e in (of_line, of_file))))
         rows[-1] += (f"{max(of_line):.0%}", f"{max(of_file):.0%}")
     header = ("bytes, held out", "µs", "line, median", "file, median", "line, worst", "file, worst")
-    for row in (header, *rows):
-        print("".join(cell.rjust(17) for cell in row))
-    if path is not None:
-        record(path, f"Links between {team.size} gloo ranks", machine(), header, rows)
+    report(path, f"Links between {team.size} gloo ranks", header, rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argument_parser(__doc__)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--repeats", type=int, default=40)
-    parser.add_argument("--record")
     given = parser.parse_args()
     if "RANK" in os.environ:
         measure(given.repeats, given.record)

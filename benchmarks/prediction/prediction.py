@@ -9,7 +9,6 @@ median of the measured steps and for the fastest.
         [--models GPT-2,BERT] [--schedules gpipe] [--loads 0,4] [--steps 6] [--record FILE]
 """
 
-import argparse
 import contextlib
 import statistics
 import sys
@@ -22,8 +21,7 @@ import torch
 import torch.distributed as dist
 from prediction_models import MICROBATCHES, MODELS
 
-from benchmarks.recording import machine, record
-from benchmarks.worker_process import busy
+from benchmarks.driver import argument_parser, busy, report
 
 SCHEDULES = ("1f1b", "zb-v")
 WARM_UP = 2
@@ -55,12 +53,11 @@ def case(model_name: str, schedule: str, load: int, steps: int) -> tuple[list[st
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--schedules", default=",".join(SCHEDULES))
     parser.add_argument("--loads", default="0,4", help="numbers of other processes that compute")
     parser.add_argument("--steps", type=int, default=6, help="timed steps of each case")
-    parser.add_argument("--record", help="append the table to this Markdown file")
     options = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
@@ -78,12 +75,9 @@ def main() -> None:
             f"{load} other processes: {statistics.median(errors):.1%} in the median, {max(errors):.1%} at most"
         )
     if dist.get_rank() == 0:
-        title = f"error with {'; with '.join(titles)}"
-        print(title)
-        if options.record:
-            header = ("model", "schedule", "other processes", "predicted ms", "median ms", "fastest", "slowest",
-                      "error", "error of the fastest")  # fmt: skip
-            record(options.record, title, machine(), header, rows)
+        header = ("model", "schedule", "other processes", "predicted ms", "median ms", "fastest", "slowest", "error",
+                  "error of the fastest")  # fmt: skip
+        report(options.record, f"error with {'; with '.join(titles)}", header, rows)
     dist.destroy_process_group()
 
 

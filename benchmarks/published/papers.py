@@ -15,7 +15,6 @@ them are met within that rounding.
     python benchmarks/published/papers.py [--record FILE]
 """
 
-import argparse
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
@@ -38,7 +37,7 @@ from panpipe.core.search.problem.assemble import assemble
 from panpipe.simulators.result import SimulationResult
 from panpipe.simulators.run import simulate
 
-from benchmarks.recording import machine, record
+from benchmarks.driver import argument_parser, report
 
 DEVICE = "A100-80GB"
 
@@ -199,9 +198,7 @@ def offload() -> list[list[str]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", help="append the tables to this Markdown file")
-    arguments = parser.parse_args()
+    arguments = argument_parser(__doc__).parse_args()
     tables = (
         ("Controllable Memory, Figure 7: 9.6B on 16 A100-80GB",
          ("schedule", "family", "paper MFU %", "here MFU %", "paper GB", "here GB", "step s"), controllable_memory()),
@@ -209,11 +206,7 @@ def main() -> None:
          ("sequence", "schedule", "paper", "here", "here GB"), offload()),
     )  # fmt: skip
     for title, header, lines in tables:
-        print(f"\n{title}\n" + "  ".join(f"{name:>14}" for name in header))
-        for line in lines:
-            print("  ".join(f"{text:>14}" for text in line))
-        if arguments.record:
-            record(arguments.record, title, machine(), header, lines)
+        report(arguments.record, title, header, lines)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ reported apart.
     python benchmarks/published/published_runs.py [NAME…] [--record FILE]
 """
 
-import argparse
 import json
 import math
 import statistics
@@ -26,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from attrs import field, frozen
 from panpipe.cli import main as panpipe
 
-from benchmarks.recording import machine, record
+from benchmarks.driver import argument_parser, report
 
 
 @frozen(kw_only=True)
@@ -291,7 +290,7 @@ def summary(errors: Iterable[float]) -> str:
     return f"median {statistics.median(sizes):.1%}, worst {sizes[-1]:.1%}" if sizes else "–"
 
 
-def report(outcomes: Sequence[Outcome]) -> tuple[list[list[str]], list[list[str]]]:
+def tables(outcomes: Sequence[Outcome]) -> tuple[list[list[str]], list[list[str]]]:
     """The rows of all runs, and the lines of the summary."""
     rows = [
         [o.run.name, o.run.source, o.run.assumed or "–", "yes" if o.run.fitted else "no", f"{o.run.step_s:.3g}",
@@ -312,9 +311,8 @@ def report(outcomes: Sequence[Outcome]) -> tuple[list[list[str]], list[list[str]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("names", nargs="*", help="parts of the names of the runs to plan; all if none is given")
-    parser.add_argument("--record", help="append the tables to this Markdown file")
     arguments = parser.parse_args()
     outcomes = []
     for run in RUNS:
@@ -323,15 +321,11 @@ def main() -> None:
             one = outcomes[-1]
             what = one.said or f"{one.answer['predicted_step_s']:.3g} s, {one.error:+.1%}"  # type: ignore[index]
             print(f"{run.name}: {run.step_s:.3g} s, predicted {what} ({one.processor_s:.0f} s)", flush=True)
-    rows, lines = report(outcomes)
+    rows, lines = tables(outcomes)
     header = ("run", "source", "assumed", "fitted", "published s", "predicted s", "error", "memory", "processor s")
     for title, names, table in (("Errors of predicted steps", ("runs", "number", "error"), lines),
                                 ("Published training runs", header, rows)):  # fmt: skip
-        print(f"\n{title}\n{' | '.join(names)}")
-        for row in table:
-            print(" | ".join(row))
-        if arguments.record:
-            record(arguments.record, title, machine(), names, table)
+        report(arguments.record, title, names, table)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ compute actions; what is reported is the median over turns, and the median over 
     python benchmarks/runtime/action_overhead.py [--steps 25] [--rounds 15] [--record FILE]
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -24,8 +23,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import nn
 
-from benchmarks.recording import machine, record
-from benchmarks.worker_process import rank_environment
+from benchmarks.driver import argument_parser, free_port, rank_environment, report
 
 MICROBATCHES = 64
 ACTIONS = 2 * MICROBATCHES
@@ -180,23 +178,21 @@ def worker(rank: int, steps: int, rounds: int, port: int, out: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--port", type=int, default=29655)
-    parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
     context = mp.get_context("spawn")
     queue = context.Queue()
-    processes = mp.spawn(worker, (arguments.steps, arguments.rounds, arguments.port, queue), nprocs=2, join=False)
+    processes = mp.spawn(worker, (arguments.steps, arguments.rounds, free_port(), queue), nprocs=2, join=False)
     while not processes.join(timeout=1):
         pass
     result = queue.get()
     print(json.dumps({name: round(value, 1) for name, value in result.items()}))
     if arguments.record:
         rows = [(name, f"{value:.1f}") for name, value in result.items()]
-        record(arguments.record, "Overhead per compute action, µs (Linear 8×8 stages, 64 microbatches, two gloo ranks)",
-               machine(), ("runner", "µs per compute action"), rows)  # fmt: skip
+        title = "Overhead per compute action, µs (Linear 8×8 stages, 64 microbatches, two gloo ranks)"
+        report(arguments.record, title, ("runner", "µs per compute action"), rows)
 
 
 if __name__ == "__main__":

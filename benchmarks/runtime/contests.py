@@ -10,7 +10,6 @@ steps of their own. *Slower by* is the fastest step of the automatic plan ÷ tha
     python benchmarks/runtime/contests.py --cuts 14    # the cuts of 14 plannings of two equal blocks, instead
 """
 
-import argparse
 import itertools
 import os
 import statistics
@@ -30,8 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from benchmarks import gpt
-from benchmarks.recording import machine, record
-from benchmarks.worker_process import busy, rank_environment
+from benchmarks.driver import argument_parser, busy, rank_environment, report
 
 PORT, MICROBATCHES, LONGEST = 29720, 8, 250
 """Steps in which a contest ends, at most."""
@@ -211,12 +209,11 @@ def worker(rank: int, name: str, turns: int, port: int, wire: Any) -> None:
 
 def main() -> None:
     """Run, print and record."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--loads", default="0,2,4", help="numbers of other processes that compute")
     parser.add_argument("--turns", type=int, default=16, help="timed steps of each of the best plans")
     parser.add_argument("--cuts", type=int, help="print the cuts of this many plannings of two equal layers instead")
-    parser.add_argument("--record", help="append the table to this Markdown file")
     arguments = parser.parse_args()
     if arguments.cuts:
         return cuts(arguments.cuts)
@@ -248,13 +245,11 @@ def main() -> None:
         f"contests: {statistics.median(slower):+.1%} against the best schedule in the median, "
         f"{max(slower):+.1%} at most"
     )
-    print(title)
-    if arguments.record:
-        header = (
-            "model", "other processes", "chosen", "fastest, median ms, spread", "best schedule",
-            "fastest, median ms, spread", "slower", "plans", "steps of the contest",
-        )  # fmt: skip
-        record(arguments.record, title, machine(), header, rows)
+    header = (
+        "model", "other processes", "chosen", "fastest, median ms, spread", "best schedule",
+        "fastest, median ms, spread", "slower", "plans", "steps of the contest",
+    )  # fmt: skip
+    report(arguments.record, title, header, rows)
 
 
 def answers(wires: list[Any], ranks: list[Any]) -> list[Any]:

@@ -5,13 +5,10 @@ where one changed, and one step of eager PyTorch on 4 rows of 32 tokens. The fas
 ever makes them slower, and medians with the quartiles.
 """
 
-import argparse
 import functools
 import os
 import statistics
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +16,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 import transformers
-from panpipe.answers.output import print_table
 from panpipe.core.capture.python.guards import Guards
 
-from benchmarks.recording import machine, record
+from benchmarks.driver import argument_parser, report, seconds
 
 LAYERS, ROWS, LENGTH, VOCABULARY = 32, 4, 32, 64
 HEADER = ("what", "fastest", "median", "quartiles")
@@ -33,22 +29,10 @@ def step(model: Any, batch: Any) -> Any:
     return model(**batch).loss
 
 
-def seconds(rounds: int, calls: int, run: Callable[[], object]) -> list[float]:
-    """Seconds of one call, for each round."""
-    found = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        for _ in range(calls):
-            run()
-        found.append((time.perf_counter() - start) / calls)
-    return found
-
-
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--record", metavar="FILE")
     arguments = parser.parse_args()
     config = transformers.LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=16, intermediate_size=32, num_hidden_layers=LAYERS, num_attention_heads=2
@@ -57,18 +41,16 @@ def main() -> None:
     batch = {"input_ids": tokens, "labels": tokens}
     guards = Guards(model, step)
     found = {
-        "comparison": seconds(10 * arguments.rounds, 50, guards.unchanged),
-        "finding the values": seconds(arguments.rounds, 1, functools.partial(Guards, model, step)),
-        "step": seconds(arguments.rounds, 1, lambda: step(model, batch).backward()),
+        "comparison": seconds(guards.unchanged, 10 * arguments.rounds, 50),
+        "finding the values": seconds(functools.partial(Guards, model, step), arguments.rounds),
+        "step": seconds(lambda: step(model, batch).backward(), arguments.rounds),
     }
     rows = []
     for what, times in found.items():
         low, median, high = statistics.quantiles(times, n=4)
         spread = f"{low * 1e3:.3f} to {high * 1e3:.3f} ms"
         rows.append((what, f"{min(times) * 1e3:.3f} ms", f"{median * 1e3:.3f} ms", spread))
-    print_table("", HEADER, rows)
-    if arguments.record:
-        record(arguments.record, "What the guards of a step cost", machine(), HEADER, rows)
+    report(arguments.record, "What the guards of a step cost", HEADER, rows)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ divided by the number of operators that the stage's programs run for a microbatc
 What is reported is the median over rounds, and the median over rounds of the ratio to eager PyTorch.
 """
 
-import argparse
 import os
 import statistics
 import sys
@@ -21,7 +20,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import torch
-from panpipe.answers.output import print_table
 from panpipe.core.capture.export.operators import operators_of, tensor_bytes
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.programs.joint_graph import trace_joint
@@ -31,7 +29,7 @@ from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import even_plan
 
 from benchmarks import gpt
-from benchmarks.recording import machine, record
+from benchmarks.driver import argument_parser, median_and_spread, report, seconds
 
 WIDTH, LAYERS, VOCABULARY, LENGTH = 16, 4, 32, 4
 
@@ -68,21 +66,10 @@ def eager(batch: tuple[torch.Tensor, torch.Tensor], microbatches: int) -> Callab
     return run
 
 
-def seconds(run: Callable[[], object], repeats: int = 3) -> float:
-    """The median of some runs."""
-    found = []
-    for _ in range(repeats):
-        start = time.process_time()
-        run()
-        found.append(time.process_time() - start)
-    return statistics.median(found)
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--microbatches", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     batch = gpt.data(arguments.microbatches, LENGTH, VOCABULARY)
@@ -94,21 +81,18 @@ def main() -> None:
         "eager PyTorch": eager(batch, arguments.microbatches),
     }  # fmt: skip
     for run in runs.values():
-        seconds(run)
+        run()
     times = {name: [] for name in runs}
     for _ in range(arguments.rounds):
         for name, run in runs.items():
-            times[name].append(1e6 * seconds(run) / arguments.microbatches / count)
-    rows = [(name, f"{statistics.median(found):.2f}", f"{min(found):.2f} … {max(found):.2f}")
-            for name, found in times.items()]  # fmt: skip
+            median_s = statistics.median(seconds(run, 3, clock=time.process_time))
+            times[name].append(1e6 * median_s / arguments.microbatches / count)
+    rows = [(name, *median_and_spread(found)) for name, found in times.items()]
     for name in list(times)[:-1]:
         ratios = [ours / theirs for ours, theirs in zip(times[name], times["eager PyTorch"], strict=True)]
-        shown = f"{min(ratios):.2f} … {max(ratios):.2f}"
-        rows.append((f"{name} ÷ eager PyTorch", f"{statistics.median(ratios):.2f}", shown))
+        rows.append((f"{name} ÷ eager PyTorch", *median_and_spread(ratios)))
     columns = ("runner", f"CPU µs per operator, of {count} for a microbatch", "range")
-    print_table("Host time per operator, very small tensors", columns, rows)
-    if arguments.record:
-        record(arguments.record, "Host time per operator, very small tensors", machine(), columns, rows)
+    report(arguments.record, "Host time per operator, very small tensors", columns, rows)
 
 
 if __name__ == "__main__":

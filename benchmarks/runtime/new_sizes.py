@@ -8,7 +8,6 @@ loads torch. An evaluation is captured without gradients. `new size` is what a f
 the symbols of all stage programs.
 """
 
-import argparse
 import os
 import sys
 import time
@@ -17,7 +16,6 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
-from panpipe.answers.output import print_table
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step, quiet_symbols
 from panpipe.core.capture.programs.programs import stage_programs
@@ -35,7 +33,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from benchmarks.recording import machine, record
+from benchmarks.driver import argument_parser, report
 
 SIZE = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
 MODELS = {
@@ -94,9 +92,7 @@ def phases(model: nn.Module, symbolic: bool, gradients: bool = True) -> dict[str
 @rare_collections()  # as panpipe.pipeline
 @quiet_symbols()
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--record", help="append the result to this Markdown file")
-    arguments = parser.parse_args()
+    arguments = argument_parser(__doc__).parse_args()
     phases(MODELS["Llama"](), symbolic=False)
     rows = [
         (name, f"{'training' if training else 'evaluation'}, {'any' if any_length else 'one'} length",
@@ -108,9 +104,7 @@ def main() -> None:
     columns = ("export", "operators", "programs", "all", "new size")
     cells = [[name, kind, *(found.get(c, "") for c in columns)] for name, kind, found in rows]
     title, header = "Processor seconds of set-up", ["model", "captured for", *columns]
-    print_table(title, header, cells)
-    if arguments.record:
-        record(arguments.record, title, machine(), header, cells)
+    report(arguments.record, title, header, cells)
 
 
 if __name__ == "__main__":

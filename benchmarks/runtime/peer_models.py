@@ -17,7 +17,6 @@ tolerances. Its random numbers are not those of one process, so dropout is off f
     python benchmarks/runtime/peer_models.py [MODEL ...] [--record FILE]
 """
 
-import argparse
 import copy
 import json
 import logging
@@ -42,7 +41,7 @@ from torch.distributed.pipelining import Pipe, ScheduleGPipe, SplitPoint, pipeli
 from torch.nn import functional
 from torch.utils import _pytree as pytree
 
-from benchmarks.recording import machine, record
+from benchmarks.driver import argument_parser, report
 from tests.laws.zoo.entry import Entry
 from tests.laws.zoo.models import ZOO
 
@@ -277,10 +276,9 @@ def _in_own_group(name: str, file: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argument_parser(__doc__)
     parser.add_argument("names", nargs="*", metavar="MODEL", help="models; all that panpipe trains by default")
     parser.add_argument("--workers", type=int, default=2, help="how many at the same time")
-    parser.add_argument("--record", help="append the table to this file")
     arguments = parser.parse_args()
     names = arguments.names or [name for name, entry in ZOO.items() if not entry.refusal]
     rows = []
@@ -290,9 +288,8 @@ def main() -> None:
     count = Counter(outcome for _, _, outcome, _ in rows)
     summary = ", ".join(f"{count[kind]} {kind}" for kind in ("right", "wrong", "not captured", "not run"))
     print(f"{len(rows)} models: {summary}")
-    if arguments.record:
-        title = f"torch.distributed.pipelining on {len(rows)} models of the zoo: {summary}"
-        record(arguments.record, title, machine(), ("model", "from", "outcome", "cause"), sorted(rows))
+    title = f"torch.distributed.pipelining on {len(rows)} models of the zoo: {summary}"
+    report(arguments.record, title, ("model", "from", "outcome", "cause"), sorted(rows))
 
 
 if __name__ == "__main__":

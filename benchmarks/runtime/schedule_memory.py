@@ -46,7 +46,7 @@ from panpipe.runtimes.programs.compiled import compile_stages
 from panpipe.simulators.oracle import simulated
 
 from benchmarks import gpt
-from benchmarks.recording import machine, record
+from benchmarks.driver import argument_parser, report
 
 DEVICES = 4
 PUBLISHED = {"1f1b": 4, "zb-v": 4, "v-half": (DEVICES + 2) // 2, "v-min": (DEVICES + 4) // 3}
@@ -138,9 +138,8 @@ def separately(*arguments: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--steps", type=int, default=5)
-    parser.add_argument("--record", help="append the result to this Markdown file")
     parser.add_argument("--write", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--one", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -173,12 +172,11 @@ def main() -> None:
                     f"{found['step_s']:.2f}",
                 )
             )
-    if arguments.record:
-        header = (
-            "schedule", "predicted peak MB, devices 0–3", "measured", "worst difference", "peak over 1F1B's",
-            "published, here", "published, uniform", "step s",
-        )  # fmt: skip
-        record(arguments.record, "Saved tensors by schedule, benchmark GPT, four threads", machine(), header, rows)
+    header = (
+        "schedule", "predicted peak MB, devices 0–3", "measured", "worst difference", "peak over 1F1B's",
+        "published, here", "published, uniform", "step s",
+    )  # fmt: skip
+    report(arguments.record, "Saved tensors by schedule, benchmark GPT, four threads", header, rows)
 
 
 if __name__ == "__main__":

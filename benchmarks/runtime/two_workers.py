@@ -9,7 +9,6 @@ peak while training above the level right before the first step (the kernel's hi
     python benchmarks/runtime/two_workers.py [--rounds 15] [--steps 2] [--peers 1F1B,ZBVZeroBubble] [--record FILE]
 """
 
-import argparse
 import json
 import os
 import statistics
@@ -27,8 +26,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from benchmarks import gpt
-from benchmarks.recording import machine, record
-from benchmarks.worker_process import rank_environment, reset_resident_peak, resident_bytes
+from benchmarks.driver import argument_parser, rank_environment, report, reset_resident_peak, resident_bytes
 
 PORT = 29670
 MIB = 1 << 20
@@ -194,12 +192,11 @@ class Contender:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--steps", type=int, default=2, help="of each contender in a round")
     parser.add_argument("--schedules", default="1f1b,auto", help="panpipe's")
     parser.add_argument("--peers", default="1F1B,ZBVZeroBubble", help="torch.distributed.pipelining's")
-    parser.add_argument("--record", help="append the result to this Markdown file")
     arguments = parser.parse_args()
     jobs = [("one process", "eager")]
     jobs += [("panpipe", name) for name in arguments.schedules.split(",") if name]
@@ -238,7 +235,7 @@ def main() -> None:
             "runner", "step s", "speed-up over one process", f"over {reference.job} {reference.name}",
             "peak resident MB above the start, rank 0/1",
         )  # fmt: skip
-        record(arguments.record, "Two gloo workers, benchmark GPT", machine(), header, rows)
+        report(arguments.record, "Two gloo workers, benchmark GPT", header, rows)
 
 
 if __name__ == "__main__":

@@ -39,7 +39,7 @@ def test_report_has_a_row_for_each_run_and_the_summary_of_each_group(runs):
         runs.RUNS[0], {"predicted_step_s": 1.1 * runs.RUNS[0].step_s, "peak_memory_bytes": [1]}, "", 1.0
     )
     refused = runs.Outcome(runs.RUNS[1], None, "nothing fits", 2.0)
-    rows, lines = runs.report([good, refused])
+    rows, lines = runs.tables([good, refused])
     assert [row[6] for row in rows] == ["+10.0%", "+inf%"]
     assert rows[1][5] == "nothing fits"
     assert lines[0] == ["all", "2", "median inf%, worst inf%"]

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-from benchmarks.recording import machine
+from benchmarks.driver import machine
 from tests.laws.zoo.measured import HERE, Measured, Result
 from tests.laws.zoo.models import ZOO
 from tests.laws.zoo.run import run_zoo

@@ -1,0 +1,191 @@
+"""What benchmarks share: their command line, times, tables and records, forked ranks, resident memory, other load."""
+
+import argparse
+import datetime
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+
+from panpipe.answers.output import print_table
+from panpipe.runtimes.devices.machine import machine
+
+__all__ = [
+    "IMPORTED", "RankWork", "argument_parser", "busy", "commit", "fork_ranks", "free_port", "machine",
+    "median_and_spread", "rank_environment", "report", "reset_resident_peak", "resident_bytes", "run", "seconds",
+    "statuses",
+]  # fmt: skip
+
+
+IMPORTED = ("torch._dynamo", "torch.export", "torch.distributed.device_mesh", "panpipe.api", "numba")
+"""Modules that a process imports before it forks ranks, so that each of them starts at once."""
+
+
+def argument_parser(doc: str | None) -> argparse.ArgumentParser:
+    """A parser of a script's arguments whose help is the script's docstring; it has ``--record FILE``."""
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--record", metavar="FILE", help="append the tables to this Markdown file")
+    return parser
+
+
+def commit() -> str:
+    """The commit that is checked out."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def report(path: str | None, title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table, and append it to a file of results with date, machine, load and commit.
+
+    Args:
+        path: of the Markdown file, of ``--record``; None to print alone. A new file begins with the title as the
+            sentence that says what it shows.
+        title: above the table.
+        header: names of its columns.
+        rows: its cells.
+    """
+    print_table(title, header, rows)
+    if path is None:
+        return
+    target = Path(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    now = f"{datetime.date.today().isoformat()} · {machine()}, load {os.getloadavg()[0]:.1f} · {commit()}"
+    lines = [] if target.exists() else [f"{title}. Recorded with {commit()}.", ""]
+    lines += [f"## {title}", "", now, "", f"| {' | '.join(header)} |", f"|{'---|' * len(header)}"]
+    with target.open("a", encoding="utf-8") as file:
+        file.write("\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows), "", ""]))
+
+
+def seconds(
+    work: Callable[[], object], rounds: int, calls: int = 1, clock: Callable[[], float] = time.perf_counter
+) -> list[float]:
+    """Seconds of one call, for each round of some calls.
+
+    Args:
+        work: what is timed.
+        rounds, calls: how many.
+        clock: such as ``time.process_time``, which is independent of other processes.
+    """
+    found = []
+    for _ in range(rounds):
+        start = clock()
+        for _ in range(calls):
+            work()
+        found.append((clock() - start) / calls)
+    return found
+
+
+def median_and_spread(values: Sequence[float], digits: int = 2) -> tuple[str, str]:
+    """The median, and the smallest and largest value."""
+    return f"{statistics.median(values):.{digits}f}", f"{min(values):.{digits}f} … {max(values):.{digits}f}"
+
+
+def free_port() -> int:
+    """A port of this host that nothing listens to."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+def rank_environment(rank: int, port: int, size: int = 2) -> dict[str, str]:
+    """The variables that torchrun sets for a rank of one host.
+
+    Args:
+        rank: number of the process.
+        port: of the rendezvous.
+        size: number of ranks.
+    """
+    return {
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(size), "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+    }  # fmt: skip
+
+
+class RankWork(BaseException):
+    """Raised in a fork, to leave the functions of its parent.
+
+    Args:
+        work: what the fork does as a rank.
+    """
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__()
+        self.work = work
+
+
+def fork_ranks(size: int, work: Callable[[int], None], errors: Path | None = None) -> list[int]:
+    """Ranks, each a fork of this process, which has imported everything; `run` must call what calls this.
+
+    Args:
+        size: number of ranks; one alone is no rank, and has no variables of torchrun.
+        work: what each does, from its number.
+        errors: folder for what rank N writes to standard error, as ``N.err``.
+
+    Returns:
+        Their process numbers.
+    """
+    port, children = free_port(), []
+    for rank in range(size):
+        child = os.fork()
+        if child == 0:
+            if size > 1:
+                os.environ.update(rank_environment(rank, port, size))
+            if errors is not None:
+                os.dup2(os.open(errors / f"{rank}.err", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), 2)
+            raise RankWork(partial(work, rank))
+        children.append(child)
+    return children
+
+
+def statuses(children: Sequence[int]) -> list[int]:
+    """The exit statuses of child processes, when all have ended."""
+    return [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+
+
+def run(main: Callable[[], None]) -> bool:
+    """Call a script's main function, or in a rank that it forked the rank's work; whether this is a rank."""
+    try:
+        main()
+    except RankWork as rank:
+        work = rank.work
+    else:
+        return False
+    work()
+    return True
+
+
+def resident_bytes(field: str) -> int:
+    """``VmRSS``, or ``VmHWM`` for its peak, of this process in bytes."""
+    lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(f"{field}:"))
+
+
+def reset_resident_peak() -> None:
+    """Make ``VmHWM`` count from now on."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
+
+
+_COMPUTE = """
+import torch
+torch.set_num_threads(1)
+matrix = torch.randn(256, 256)
+while True:
+    torch.mm(matrix, matrix)
+"""
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """A context in which this many other processes compute all the time."""
+    parent, others = os.getpid(), [subprocess.Popen([sys.executable, "-c", _COMPUTE]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for each in others if os.getpid() == parent else ():  # a forked rank leaves the context, too
+            each.kill()
+            each.wait()
