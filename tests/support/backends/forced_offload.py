@@ -17,9 +17,9 @@ from panpipe.core.cluster.routing import Link
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import Plan, Prediction
 from panpipe.core.plan.validation.validate import validate
+from panpipe.runtimes import trainer
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.offload.arena import MemoryArena
-from panpipe.runtimes.training import trainer
 from panpipe.runtimes.training.plan_setup import PlanSetup
 
 from ..offloading import all_away
