@@ -161,7 +161,9 @@ def shared_sizes(name: str) -> dict[str, int]:
     return {"attention heads": heads, "groups of keys and values": groups, "features inside the MLP": inner}
 
 
-def make(name: str, batch: int, sequence: int | None = None, tensor: int = 1, *, by_tokens: bool = False) -> "Made":
+def make(
+    name: str, batch: int, sequence: int | None = None, tensor: int = 1, *, by_tokens: bool = False, experts: int = 1
+) -> "Made":
     """Model on meta, step and example batch.
 
     Args:
@@ -170,6 +172,7 @@ def make(name: str, batch: int, sequence: int | None = None, tensor: int = 1, *,
         sequence: tokens of a sample; as published if None.
         tensor: number of tensor ranks that share the model; above 1 the result is the part of one (`tensor_ranks`).
         by_tokens: whether tensor ranks also share the tokens between their layers (sequence parallelism).
+        experts: number of expert ranks of a mixture model, each with ``batch`` samples.
 
     Raises:
         RequestError: transformers is missing, the model takes no such sequence, or the ranks cannot share it.
@@ -188,9 +191,10 @@ def make(name: str, batch: int, sequence: int | None = None, tensor: int = 1, *,
     length = sequence or bundled.sequence or 0
     model = _constructed(name, bundled, length, transformers)
     step, example = _images(batch) if bundled.sequence is None else _tokens(batch, length)
-    if tensor > 1:
-        from .tensor_ranks import check_tensor_ranks, model_of_rank
+    from .tensor_ranks import check_tensor_ranks, model_of_rank, share_experts
 
+    share_experts(name, model, experts)
+    if tensor > 1:
         check_tensor_ranks(name, model, shared_sizes(name), tensor)
         model, step = model_of_rank(model, tensor, tokens=length if by_tokens else None)
     return model, step, example

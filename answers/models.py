@@ -44,7 +44,8 @@ Step = Callable[[nn.Module, Any], Any]
 OPTIONS = ("batch_dims",)
 """The options that a factory may return; as the arguments of ``panpipe.pipeline``."""
 
-DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+DTYPES = {"fp32": torch.float32, "tf32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16,
+          "fp8": torch.bfloat16}  # fmt: skip
 """The dtype of a model's parameters and batch, by ``--dtype``."""
 
 
@@ -180,6 +181,7 @@ def planned_model(
     tensor: int = 1,
     by_tokens: bool = False,
     repeat: bool = False,
+    experts: int = 1,
 ) -> PlannedModel:
     """Construct and capture a model.
 
@@ -194,6 +196,7 @@ def planned_model(
         tensor: number of tensor ranks that share the model; the result is the part of one rank. A factory's model is
             split by its own ``parallelize_module``.
         by_tokens: whether they share the tokens between layers, too (sequence parallelism); for bundled models.
+        experts: number of expert ranks of a bundled mixture model, each with ``batch`` samples.
         repeat: whether a bundled model is captured with few of its layers if these are equal (`PlannedModel.repeated`).
 
     Raises:
@@ -202,7 +205,7 @@ def planned_model(
     bundled = is_bundled(name)
     if bundled:
         given = microbatches if batch is None else batch
-        made: Made = (*make(name, given, sequence, tensor, by_tokens=by_tokens), {"batch_dims": 0})
+        made: Made = (*make(name, given, sequence, tensor, by_tokens=by_tokens, experts=experts), {"batch_dims": 0})
     elif batch is not None or sequence is not None:
         raise RequestError(
             f"--batch and --sequence are for bundled models, and '{name}' returns its own example batch: leave them out"

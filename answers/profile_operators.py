@@ -52,7 +52,7 @@ def fit_device(
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = dtype == "tf32"
     note(f"measuring on {machine(where)}")
     samples = _samples(model, where, dtype, repeats)
-    found = calibrate(samples, base, tf32=dtype == "tf32")
+    found = calibrate(samples, base, dtype)
     link = _link(where)
     host = f"{machine(where)}, {dtype}{f', {threads} threads' if where.type == 'cpu' else ''}"
     if out is not None:

@@ -14,8 +14,10 @@ head and loss          1/t of the vocabulary                   of a number per t
 
 Layer norms, biases after an all-reduce and position embeddings are whole on each rank, and so are their saved tensors.
 With *sequence parallelism* (arXiv 2205.05198, section 4.2.2) each rank has 1/t of the tokens there: a reduce-scatter
-takes the place of each all-reduce, and an all-gather follows each norm. The model is on the meta device, for planning;
-it does not train.
+takes the place of each all-reduce, and an all-gather follows each norm.
+
+Expert ranks of a mixture model have equally many of its experts each, and equally many tokens are sent to each expert:
+two all-to-alls in F, and two in B. The model is on the meta device, for planning; it does not train.
 """
 
 from collections.abc import Callable
@@ -28,7 +30,7 @@ from attrs import frozen
 from torch import Tensor, nn
 
 from ..core.errors import RequestError
-from ..core.tensor_collectives import ALL_GATHER, ALL_REDUCE, MAX, REDUCE_SCATTER, SUM
+from ..core.tensor_collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, MAX, REDUCE_SCATTER, SUM
 
 VOCABULARY_MULTIPLE = 128
 """Megatron-LM pads the vocabulary to a multiple of this × tensor ranks (``--make-vocab-size-divisible-by``)."""
@@ -154,6 +156,54 @@ def _gathered(norm: Callable[[Tensor], Tensor], tensor: int, x: Tensor) -> Tenso
     samples, own, width = x.shape
     whole: Tensor = ALL_GATHER(norm(x).flatten(0, 1), tensor)
     return whole.view(samples, own * tensor, width)
+
+
+def share_experts(name: str, model: nn.Module, ranks: int) -> None:
+    """Keep a rank's experts of each mixture layer, as batched products over equally many tokens each.
+
+    Args:
+        name: of the model, for errors.
+        model: of transformers, on meta; changed in place. Its experts are parameters of all of them, as of version 5.
+        ranks: number of ranks.
+
+    Raises:
+        RequestError: there are none, or the ranks cannot share them equally.
+    """
+    mixtures = [m for m in model.modules() if getattr(getattr(m, "gate_up_proj", None), "ndim", 0) == 3]
+    if ranks > 1 and not mixtures:
+        raise RequestError(f"--ep {ranks} is for mixture models, and '{name}' has no experts: leave it out")
+    for module in mixtures:
+        up, down = module.gate_up_proj, module.down_proj
+        assert isinstance(up, Tensor)
+        assert isinstance(down, Tensor)
+        count, wide, width = up.shape
+        if tuple(down.shape) != (count, width, wide // 2) or not hasattr(module, "act_fn"):
+            raise RequestError(f"the experts of '{name}' are no gated MLPs as those of Mixtral: they cannot be planned")
+        if count % ranks:
+            raise RequestError(
+                f"'{name}' has {count} experts in a layer, which {ranks} ranks cannot share equally: give --ep a "
+                f"divisor of {count}"
+            )
+        module.gate_up_proj, module.down_proj = (
+            nn.Parameter(torch.empty(count // ranks, *each.shape[1:], dtype=each.dtype, device="meta"))
+            for each in (up, down)
+        )
+        module.forward = partial(_mixed, module, ranks)
+
+
+def _mixed(module: Any, ranks: int, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """The weighted sum of the experts' results for each token; arguments as of the experts of transformers."""
+    rows, times, own = hidden.shape[0], chosen.shape[-1], module.gate_up_proj.shape[0]
+    sent = hidden.unsqueeze(1).expand(rows, times, -1).reshape(rows * times, -1)
+    if ranks > 1:
+        sent = ALL_TO_ALL(sent, ranks)
+    sent = nn.functional.pad(sent, (0, 0, 0, -rows * times % own)).view(own, -1, hidden.shape[-1])
+    gate, up = torch.bmm(sent, module.gate_up_proj.transpose(1, 2)).chunk(2, -1)
+    found = torch.bmm(module.act_fn(gate) * up, module.down_proj.transpose(1, 2))
+    found = found.flatten(0, 1)[: rows * times]
+    if ranks > 1:
+        found = ALL_TO_ALL(found.contiguous(), ranks)
+    return (found.view(rows, times, -1) * weights.unsqueeze(-1).to(found.dtype)).sum(1)
 
 
 def _meta(rows: int, columns: int, like: Tensor | nn.Module) -> nn.Parameter:

@@ -49,7 +49,8 @@ def plan(
     dtype: Annotated[
         str | None,
         typer.Option(
-            help="Data type of training: fp32, tf32, bf16 or fp16; the model's own if not given.",
+            help="Data type of training: fp32, tf32, bf16, fp16, or fp8 for products of layers in 16 bit; the "
+            "model's own if not given.",
             show_default=False,
         ),
     ] = None,
@@ -96,6 +97,31 @@ def plan(
             "in Megatron-LM, or all, in parts, as with Transformer Engine's user buffers.",
         ),
     ] = "none",
+    cp: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Context ranks that share the tokens of each sample, with ring attention: keys and values are passed "
+            "on while scores are computed. They sum gradients at the end. --mesh then counts groups of devices.",
+        ),
+    ] = 1,
+    cp_order: Annotated[
+        str,
+        typer.Option(
+            metavar="zigzag|contiguous",
+            help="Tokens of a context rank: two parts of the sample, so that causal attention takes all ranks equally "
+            "long, or one.",
+        ),
+    ] = "zigzag",
+    ep: Annotated[
+        int,
+        typer.Option(
+            metavar="N",
+            help="Expert ranks of a mixture model such as Mixtral: each has 1/N of the experts and of a microbatch's "
+            "samples, and tokens are exchanged by all-to-all, equally many for each expert. --mesh then counts groups "
+            "of devices.",
+        ),
+    ] = 1,
     kernels: Annotated[
         str,
         typer.Option(
@@ -116,10 +142,11 @@ def plan(
     shard: Annotated[
         str,
         typer.Option(
-            metavar="none|optimizer|gradients|parameters|auto",
+            metavar="none|optimizer|gradients|parameters|auto[:N]",
             help="What replicas share, so that each holds a part: with optimizer the state of the optimizer (ZeRO-1); "
             "with gradients these, too (ZeRO-2), summed for each microbatch; with parameters all three (ZeRO-3), "
-            "gathered for runs of a stage's microbatches; auto shards the stages that do not fit otherwise, as little "
+            "gathered for runs of a stage's microbatches; with :N groups of N replicas share, as parameters:8 (hybrid "
+            "sharding, HSDP); auto shards the stages that do not fit otherwise, as little "
             "as fits.",
         ),
     ] = "none",
@@ -127,10 +154,10 @@ def plan(
         str | None,
         typer.Option(
             metavar="none|all|auto|every:N|attention",
-            help="Stages that run their forward again before their backward; every:N: each N-th stage; attention: no "
-            "stage, but the backward computes scores and probabilities of attention again that is written out, as "
-            "Megatron-LM's selective recomputation. If not given: auto (used if memory is short) for a model on a "
-            "described cluster, otherwise none.",
+            help="Stages that run their forward again before their backward. every:N: no stage, but the backward of "
+            "each N-th layer computes it again from its inputs. attention: it computes scores and probabilities of "
+            "attention again that is written out, as Megatron-LM's selective recomputation. If not given: auto (if "
+            "memory is short) for a model on a described cluster, otherwise none.",
             show_default=False,
         ),
     ] = None,
@@ -235,7 +262,8 @@ def plan(
         cluster=cluster, microbatches=microbatches, graph=graph, model=model, batch=batch, sequence=sequence,
         dtype=dtype, optimizer=optimizer, memory_limit=limit, mesh=mesh, recompute=recompute, offload=offload,
         host_memory=byte_size("--host-memory", host_memory), shard=shard, schedule=schedule,
-        chunks=chunks, sequence_parallel=sequence_parallel, kernels=kernels, tp_overlap=tp_overlap, budget=budget,
+        chunks=chunks, sequence_parallel=sequence_parallel, kernels=kernels, tp_overlap=tp_overlap, cp=cp,
+        cp_order=cp_order, ep=ep, budget=budget,
         seed=seed, layers=layers, samples=samples, tokens=tokens,
     )  # fmt: skip
     run(options, tp=tp, seconds=seconds, top=top, out=out, json=json)

@@ -76,8 +76,9 @@ def profile(
     if ranks is not None or backend is not None:
         option = "--ranks" if ranks is not None else "--backend"
         raise RequestError(f"{option} is for links: write panpipe profile links {option} …")
-    if dtype not in NUMBER_TYPES:
-        raise RequestError(f"there is no number type '{dtype}': use one of {', '.join(NUMBER_TYPES)}")
+    measured = [name for name in NUMBER_TYPES if name != "fp8"]
+    if dtype not in measured:
+        raise RequestError(f"operators are not measured in '{dtype}': use one of {', '.join(measured)}")
     if model is not None:
         check_model_name(model)
     from ..answers.profile_operators import chosen_device, described_device, fit_device

@@ -5,7 +5,7 @@ keys are strings is a JSON object. Every other value is a list that starts with 
 
     (1, inf)                   ["tuple", 1, ["float", "inf"]]
     {0: b"a"}                  ["dict", [0, ["bytes", "YQ=="]]]
-    Mesh(2)                    ["object", "core.cluster.mesh:Mesh", [2, 1, null, 1]]
+    Mesh(2)                    ["object", "core.cluster.mesh:Mesh", [2, 1, null, 1, null, 1, 1]]
 
 Objects are instances of attrs classes and of enumerations: those of ``core``, and those that `exchanged` marks. They
 are built by their constructors, with their validators. The items of a checkpoint have none: see ``objects``.

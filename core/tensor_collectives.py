@@ -12,6 +12,9 @@ of theirs::
     part of a parameter     gradient = own result ÷ ranks
     whole parameter         gradient = sum of all ranks' results ÷ ranks
 
+`ALL_TO_ALL` sends each expert rank the tokens of its experts, an equal part of the first dimension. It is for plans of
+mixture models alone, whose ranks do not train.
+
 `OWN_PART` takes a rank's part of a tensor that all ranks have, such as the random numbers of one process.
 """
 
@@ -83,10 +86,12 @@ _library = torch.library.Library("panpipe_tensor", "DEF")
 _library.define("all_reduce(Tensor part, str operation) -> Tensor")
 _library.define("all_gather(Tensor part, int ranks) -> Tensor")
 _library.define("reduce_scatter(Tensor whole, int ranks) -> Tensor")
+_library.define("all_to_all(Tensor part, int ranks) -> Tensor")
 _library.define("own_part(Tensor whole, int dim, int outer, int ranks) -> Tensor")
 ALL_REDUCE = torch.ops.panpipe_tensor.all_reduce.default
 ALL_GATHER = torch.ops.panpipe_tensor.all_gather.default
 REDUCE_SCATTER = torch.ops.panpipe_tensor.reduce_scatter.default
+ALL_TO_ALL = torch.ops.panpipe_tensor.all_to_all.default
 OWN_PART = torch.ops.panpipe_tensor.own_part.default
 """This rank's part along a dimension of ``outer`` blocks, of each of which the ranks have equal parts."""
 
@@ -121,6 +126,10 @@ def _reduce_scatter(whole: Tensor, ranks: int) -> Tensor:
     return part
 
 
+def _all_to_all(part: Tensor, ranks: int) -> Tensor:
+    raise RuntimeError("expert ranks are planned and simulated; they do not train")
+
+
 def _empty_own_part(whole: Tensor, dim: int, outer: int, ranks: int) -> Tensor:
     return whole.new_empty((*whole.shape[:dim], whole.shape[dim] // ranks, *whole.shape[dim + 1 :]))
 
@@ -143,6 +152,12 @@ def _of_sum(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, None]:
 for _name, _real, _fake, _differentiate in (
     ("all_reduce", _all_reduce, _empty_sum, _of_sum),
     ("all_gather", _all_gather, _empty_whole, lambda ctx, gradient: (REDUCE_SCATTER(gradient, ctx.given), None)),
+    (
+        "all_to_all",
+        _all_to_all,
+        lambda part, ranks: torch.empty_like(part),
+        lambda ctx, gradient: (ALL_TO_ALL(gradient.contiguous(), ctx.given), None),
+    ),
     ("reduce_scatter", _reduce_scatter, _empty_part, lambda ctx, gradient: (ALL_GATHER(gradient, ctx.given), None)),
 ):
     _library.impl(_name, _real, "CompositeExplicitAutograd")

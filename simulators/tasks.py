@@ -107,7 +107,7 @@ def _gradients(
 ) -> tuple[Sequence[Sequence[Phase]], float, float]:
     """REDUCE_GRAD: the all-reduce or reduce-scatter that is fastest without contention, in one bucket."""
     stage = task.items[0].action.stage
-    return _over_replicas(task, cluster, *reduced(plan, costs, stage), measured(plan, costs, stage).reduce_s)
+    return _over_replicas(task, plan, cluster, *reduced(plan, costs, stage), measured(plan, costs, stage).reduce_s)
 
 
 def _scattered(
@@ -116,7 +116,7 @@ def _scattered(
     """SCATTER_GRAD: the reduce-scatter of the gradients of a microbatch, in one bucket."""
     stage = task.items[0].action.stage
     known = measured(plan, costs, stage).scatter_s
-    return _over_replicas(task, cluster, costs[stage].gradient_bytes, Operation.REDUCE_SCATTER, known)
+    return _over_replicas(task, plan, cluster, costs[stage].gradient_bytes, Operation.REDUCE_SCATTER, known)
 
 
 def _unshard(
@@ -125,7 +125,7 @@ def _unshard(
     """UNSHARD: the all-gather of the parameters, of which each replica has a part."""
     stage = task.items[0].action.stage
     known = measured(plan, costs, stage).gather_s
-    return _over_replicas(task, cluster, unsharded_bytes(plan, costs, stage), Operation.ALL_GATHER, known)
+    return _over_replicas(task, plan, cluster, unsharded_bytes(plan, costs, stage), Operation.ALL_GATHER, known)
 
 
 def _reshard(
@@ -136,12 +136,13 @@ def _reshard(
 
 
 def _over_replicas(
-    task: Task, cluster: Cluster, size: float, operation: Operation, known_s: float | None
+    task: Task, plan: Plan, cluster: Cluster, size: float, operation: Operation, known_s: float | None
 ) -> tuple[Sequence[Sequence[Phase]], float, float]:
     """A collective over replicas: its phases, or its measured time, which includes its waits for shared links."""
     if known_s is not None:
         return [], size, known_s
-    phases = collective_phases(cluster, [item.device for item in task.items], size, operation)
+    members = [item.device for item in task.items]
+    phases = collective_phases(cluster, members, size, operation, sharers=plan.mesh.sharing)
     return [[phase] for phase in phases], size, 0.0
 
 

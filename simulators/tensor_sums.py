@@ -1,7 +1,8 @@
-"""The all-reduces of a stage over its tensor ranks, as part of its actions.
+"""The exchanges of a stage's tensor, context and expert ranks, as part of its actions.
 
 An action computes, and its all-reduces follow as one flow of all their bytes over the ring of the group, where other
-traffic may share the links. In a run they alternate with the layers; a rank waits for each, so the sum is the same::
+traffic may share the links; then a flow for each other kind of ranks. In a run they alternate with the layers; a rank
+waits for each, so the sum is the same::
 
     compute queue   │ F: layers and latencies of the all-reduces ──│── bytes over the ring ──│ F of the next …
 """
@@ -19,33 +20,34 @@ from .device import DeviceQueue
 from .network.flows import Flow, Shipment
 from .network.network import Network
 
-_PARTS: Mapping[Kind, Callable[[TensorReductions], tuple[int, int, float]]] = {
+_Part = tuple[int, int, float]
+_PARTS: Mapping[Kind, Callable[[TensorReductions], _Part]] = {
     Kind.F: lambda found: (found.forward, found.forward_bytes, found.forward_s),
     Kind.RECOMPUTE: lambda found: (found.forward, found.forward_bytes, found.forward_s),
     Kind.B: lambda found: (found.backward, found.backward_bytes, found.backward_s),
     Kind.I: lambda found: (found.backward, found.backward_bytes, found.backward_s),
 }
-"""The kinds that have all-reduces: their number, bytes, and seconds in the stage's costs. W has none."""
+"""The kinds that have exchanges: their number, bytes, and seconds in the stage's costs. W has none."""
 
 
 @frozen
 class TensorSum:
-    """The all-reduces of one action.
+    """The exchanges of one action.
 
     Args:
-        bytes: over each edge of the ring.
+        parts: kinds of ranks, and the bytes over each of their paths.
         extra_s: to add to the action's time from the stage's costs: the latencies on this cluster, without the time
-            of the all-reduces that the costs contain.
+            of the exchanges that the costs contain.
     """
 
-    bytes: float
+    parts: tuple[tuple[str, float], ...]
     extra_s: float
 
 
 def tensor_sums(
     cluster: Cluster, compute: Sequence[Sequence[Action]], costs: Sequence[StageCosts]
 ) -> list[dict[int, TensorSum]]:
-    """Per device its actions' all-reduces, by position in the compute queue; empty without tensor ranks.
+    """Per device its actions' exchanges, by position in the compute queue; empty without tensor ranks.
 
     Args:
         cluster: its devices in the order of ranks.
@@ -56,7 +58,6 @@ def tensor_sums(
         return []
     result = []
     for device, actions in enumerate(compute):
-        ring = cluster.ring(device)
         known: dict[tuple[int, Kind], TensorSum] = {}
         own: dict[int, TensorSum] = {}
         for position, action in enumerate(actions):
@@ -65,11 +66,23 @@ def tensor_sums(
                 continue
             key = action.stage, action.kind
             if key not in known:
-                count, size, seconds = _PARTS[action.kind](found)
-                known[key] = TensorSum(size * ring.bytes, count * ring.latency_s - seconds)
+                known[key] = _sum_of(cluster, device, found, _PARTS[action.kind])
             own[position] = known[key]
         result.append(own)
     return result
+
+
+def _sum_of(
+    cluster: GroupedCluster, device: int, found: TensorReductions, part: Callable[[TensorReductions], _Part]
+) -> TensorSum:
+    parts, extra_s = [], 0.0
+    for each in found.each:
+        ring = cluster.ring(device, each.over)
+        count, size, seconds = part(each)
+        extra_s += count * ring.latency_s - seconds
+        if size:
+            parts.append((each.over, size * ring.bytes))
+    return TensorSum(tuple(parts), extra_s)
 
 
 def connect_sums(
@@ -86,14 +99,19 @@ def connect_sums(
     flows: list[Flow] = []
     for number, own in enumerate(sums):
         assert isinstance(cluster, GroupedCluster)
-        ring, queue = cluster.ring(number), devices[number]
-        route = network.route(ring.crossings, 0.0, ring.bytes_per_s)
+        queue, routes = devices[number], {}
         queue.flows = [None] * len(queue.seconds)
         for position, found in own.items():
-            if found.bytes:
-                flow = Shipment(route, found.bytes, queue.finish)
+            then: Callable[[], None] = queue.finish
+            for over, size in reversed(found.parts):
+                if over not in routes:
+                    ring = cluster.ring(number, over)
+                    routes[over] = network.route(ring.crossings, 0.0, ring.bytes_per_s)
+                flow = Shipment(routes[over], size, then)
                 flows.append(flow)
-                queue.flows[position] = _start_of(network, flow)
+                then = _start_of(network, flow)
+            if found.parts:
+                queue.flows[position] = then
     return flows
 
 

@@ -118,9 +118,10 @@ class PlanAnswer:
             print(_offload_text(plan))
         if plan.shard:
             print(_shard_text(plan))
-        if plan.mesh.tensor > 1:
-            share = reduction_share(plan)
-            print(f"All-reduces over {plan.mesh.tensor} tensor ranks: {share:.1%} of the time of F, B, I and W")
+        if plan.mesh.width > 1:
+            kinds = (plan.mesh.tensor, "tensor"), (plan.mesh.context, "context"), (plan.mesh.experts, "expert")
+            ranks = " × ".join(f"{count} {kind}" for count, kind in kinds if count > 1)
+            print(f"Exchanges of {ranks} ranks: {reduction_share(plan):.1%} of the time of F, B, I and W")
         self._show_stages()
         self._show_devices()
         print_memory(self.run, self.limits)
@@ -219,7 +220,8 @@ def _shard_text(plan: Plan) -> str:
             parts.append(f"{what} of stage{'s' * (len(stages) > 1)} {' '.join(stages)}")
     runs = sum(len(each.runs) for each in plan.memory.unshard)
     gathers = f"; parameters are gathered {counted(runs, 'time')} a step" if runs else ""
-    return f"{plan.mesh.data} replicas share {', '.join(parts)}{gathers}"
+    groups = f"groups of {plan.mesh.sharing} of {plan.mesh.data}" if plan.mesh.sharing else str(plan.mesh.data)
+    return f"{groups} replicas share {', '.join(parts)}{gathers}"
 
 
 def plain_plan(plan: Plan) -> dict[str, Any]:
@@ -235,12 +237,13 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
         "recompute": list(plan.memory.recompute),
         **({"offload": _plain_offload(plan)} if plan.memory.offload else {}),
         **({"shard": list(plan.shard)} if plan.shard else {}),
+        **({"sharing": plan.mesh.sharing} if plan.mesh.sharing else {}),
         **({"unshard": as_plain(plan.memory.unshard)} if plan.memory.unshard else {}),
         "predicted_step_s": prediction.step_s,
         "predicted_interval_s": prediction.interval_s,
         "peak_memory_bytes": list(prediction.peak_memory_bytes),
         "schedule": plan.schedule,
-        **(_plain_tensor(plan) if plan.mesh.tensor > 1 else {}),
+        **(_plain_ranks(plan) if plan.mesh.width > 1 else {}),
         "evaluations": prediction.evaluations,
         "efficiency": efficiency(plan),
     }
@@ -253,14 +256,19 @@ def _plain_offload(plan: Plan) -> list[dict[str, Any]]:
     ]
 
 
-def _plain_tensor(plan: Plan) -> dict[str, Any]:
-    return {"tensor": plan.mesh.tensor, "data": plan.mesh.data, "tensor_reduction_share": reduction_share(plan)}
+def _plain_ranks(plan: Plan) -> dict[str, Any]:
+    mesh = plan.mesh
+    return {
+        "tensor": mesh.tensor, "data": mesh.data, "tensor_reduction_share": reduction_share(plan),
+        **({"context": mesh.context} if mesh.context > 1 else {}),
+        **({"experts": mesh.experts} if mesh.experts > 1 else {}),
+    }  # fmt: skip
 
 
 def reduction_share(plan: Plan) -> float:
-    """Time of the all-reduces over tensor ranks ÷ time of F and B, over all stages, without contention."""
+    """Time of the exchanges of a stage's ranks ÷ time of F and B, over all stages, without contention."""
     costs = _prediction(plan).costs
-    reduced_s = sum(cost.reductions.forward_s + cost.reductions.backward_s for cost in costs if cost.reductions)
+    reduced_s = sum(sum(cost.reductions.seconds) for cost in costs if cost.reductions)
     return reduced_s / max(sum(map(compute_s, costs)), 1e-300)
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 ATTENTION = "attention"
 """Recomputation of the core of attention."""
+EVERY = "every"
+"""Recomputation of each n-th layer, written ``every:N``."""
 SIZES = (1, 2, 4, 8)
 """Samples of a microbatch to try if ``--microbatches`` is not given."""
 
@@ -97,39 +99,35 @@ def wanted_chunks(chunks: int | None, wanted: Sequence[ScheduleFamily]) -> tuple
     return chunks, chunks
 
 
-def wanted_recompute(
-    recompute: str | None, *, analytic_costs: bool, devices: int | None, chunks: int | None
-) -> Recompute | None:
+def wanted_recompute(recompute: str | None, *, analytic_costs: bool) -> Recompute | None:
     """``none``, ``all``, the stages that recompute, or None to let the search choose.
 
+    No stage recomputes with ``attention`` or ``every:N``, whose costs have it in the backward.
+
     Args:
-        recompute: the option; ``every:N`` is each N-th stage. No stage recomputes with ``attention``, whose costs have
-            the core of attention in the backward.
+        recompute: the option.
         analytic_costs: see `replicas_allowed`.
-        devices: along the pipeline, if one mesh is given.
-        chunks: stages of each of them, if given.
 
     Raises:
         RequestError: it is none of these.
     """
-    if recompute == ATTENTION:
+    if recompute == ATTENTION or recomputed_layers(recompute) is not None:
         if not analytic_costs:
-            raise RequestError("--recompute attention is for a model on a described cluster: give none, all or auto")
+            raise RequestError(f"--recompute {recompute} is for a model on a described cluster: give none, all or auto")
         return "none"
     if recompute == "auto" or (recompute is None and analytic_costs):
         return None
-    every, colon, count = (recompute or "").partition(":")
-    if every == "every" and colon and count.isdecimal() and int(count) > 1:
-        if devices is None or chunks is None:
-            raise RequestError(
-                f"--recompute {recompute} counts stages: give their number with --mesh, such as pp=8,dp=1, and --chunks"
-            )
-        return tuple(range(0, devices * chunks, int(count)))
     if recompute not in (None, "none", "all"):
         raise RequestError(
-            f"--recompute is '{recompute}': give none, all, auto, attention, or every:N with N of at least 2"
+            f"--recompute is '{recompute}': give none, all, auto, attention, or every:N with N of at least 1"
         )
     return recompute or "none"
+
+
+def recomputed_layers(recompute: str | None) -> int | None:
+    """The N of ``every:N``; None for another request."""
+    every, colon, count = (recompute or "").partition(":")
+    return int(count) if every == EVERY and colon and count.isdecimal() and int(count) > 0 else None
 
 
 def replicas_allowed(graph_given: bool, cluster: str) -> bool:

@@ -1,19 +1,24 @@
 """The inputs of planning: operators with costs on each type of device, and the size of a step's batch."""
 
 from collections.abc import Mapping, Sequence
+from math import ceil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
+from ...core.analytic.kinds import ZIGZAG
 from ...core.analytic.optimizers import DEFAULT, find_optimizer
 from ...core.cluster.catalog.find import CPU, required_type
 from ...core.cluster.cluster import Cluster
 from ...core.cluster.device_type import NUMBER_TYPES, DeviceType
-from ...core.cluster.tensor_groups import GroupedCluster
-from ...core.costs.graph import OpGraph, Overlap, read_graph, with_reduction_times
+from ...core.cluster.tensor_groups import CONTEXT_RANKS, EXPERT_RANKS, TENSOR_RANKS, GroupedCluster
+from ...core.costs.graph import OpGraph, OpNode, read_graph, with_reduction_times
+from ...core.costs.layers import recomputing_layers
+from ...core.costs.reductions import Overlap, Ring
 from ...core.errors import RequestError
 from ...core.trace.throughput import StepTotals
+from ..bundled_models import bundled_model, is_bundled
 from ..output import note
 
 if TYPE_CHECKING:
@@ -34,6 +39,10 @@ class ModelRequest:
         kernels: how kernels are written, see ``core/analytic/fusion``.
         tp_overlap: which collectives of tensor ranks overlap computation: none, backward or all.
         attends_again: whether the backward computes the core of attention again.
+        every: each layer after as many recomputes; None for none.
+        context, experts: numbers of context ranks and of expert ranks that share each stage.
+        order: which tokens a context rank has, see ``core/analytic/context``.
+        shares: whether ranks with the same parameters share the optimizer's state.
     """
 
     name: str
@@ -46,6 +55,11 @@ class ModelRequest:
     kernels: str = "eager"
     tp_overlap: str = "none"
     attends_again: bool = False
+    every: int | None = None
+    context: int = 1
+    experts: int = 1
+    order: str = ZIGZAG
+    shares: bool = False
 
 
 @frozen
@@ -107,12 +121,45 @@ def model_costs(
         return _measured(request, microbatches, work)
     types = [required_type(cluster, i) for i in range(len(cluster.devices))]
     found = _analytic(request, types, microbatches, work)
-    if not isinstance(cluster, GroupedCluster):
-        return found
-    ring = cluster.tensor, *cluster.slowest_ring
-    overlap = _overlap(request, types[0])
-    by_type = {name: with_reduction_times(graph, *ring, overlap) for name, graph in found.by_type.items()}
-    return evolve(found, graph=with_reduction_times(found.graph, *ring, overlap), by_type=by_type)
+
+    def of_group(graph: OpGraph) -> OpGraph:
+        if isinstance(cluster, GroupedCluster):
+            counts = {TENSOR_RANKS: cluster.tensor, CONTEXT_RANKS: cluster.context, EXPERT_RANKS: cluster.experts}
+            rings = {kind: Ring(count, *cluster.slowest(kind)) for kind, count in counts.items() if count > 1}
+            graph = with_reduction_times(graph, rings, _overlap(request, types[0]))
+            graph = _with_common_parameters(graph, cluster, shares=request.shares)
+        return graph if request.every is None else recomputing_layers(graph, request.every)
+
+    return evolve(
+        found, graph=of_group(found.graph), by_type={name: of_group(graph) for name, graph in found.by_type.items()}
+    )
+
+
+def _with_common_parameters(graph: OpGraph, cluster: GroupedCluster, *, shares: bool) -> OpGraph:
+    """The graph with the sums of gradients over the context and expert ranks that have the same parameters.
+
+    They follow the sums over replicas, and are exposed. Experts are on one of the expert ranks.
+
+    Args:
+        graph: of one rank.
+        cluster: of the groups.
+        shares: whether these ranks share the optimizer's state.
+    """
+    kinds = [kind for kind, count in ((CONTEXT_RANKS, cluster.context), (EXPERT_RANKS, cluster.experts)) if count > 1]
+    whole = {False: tuple(kinds), True: tuple(kind for kind in kinds if kind != EXPERT_RANKS)}
+    rates = {own: cluster.slowest_sum(over)[1] if over else 0.0 for own, over in whole.items()}
+    ranks = {False: cluster.context * cluster.experts, True: cluster.context}
+
+    def changed(node: OpNode) -> OpNode:
+        own = any(".experts." in name for name in node.parameters)
+        parts = ranks[own] if shares else 1
+        return evolve(
+            node,
+            optimizer_s=node.optimizer_s / parts + node.gradient_bytes * rates[own],
+            state_bytes=node.state_bytes - node.optimizer_bytes + ceil(node.optimizer_bytes / parts),
+        )
+
+    return evolve(graph, nodes=tuple(map(changed, graph.nodes))) if kinds else graph
 
 
 def _overlap(request: ModelRequest, device: DeviceType) -> Overlap:
@@ -146,35 +193,74 @@ def _measured(request: ModelRequest, microbatches: int, work: StepTotals) -> Pla
 def _analytic(
     request: ModelRequest, devices: Sequence[DeviceType], microbatches: int, work: StepTotals
 ) -> PlanningCosts:
-    from ...core.analytic.model import costs_by_type, model_work
+    from ...core.analytic.context import over_context
+    from ...core.analytic.model import ModelWork, costs_by_type, model_work
     from ...core.analytic.roofline import rate_of
     from ..models import PlannedModel, planned_model
 
-    def planned_with(repeat: bool) -> PlannedModel:
-        return planned_model(
-            request.name, microbatches, batch=request.batch, sequence=request.sequence, dtype=request.dtype,
-            empty=True, tensor=request.tensor, by_tokens=request.by_tokens, repeat=repeat,
-        )  # fmt: skip
+    context, experts = request.context, request.experts
+    batch, sequence = request.batch, request.sequence
+    if context > 1 or experts > 1:
+        batch, sequence = _of_rank(request, microbatches)
 
-    planned = planned_with(repeat=True)
-    options = {"gathers_again": request.by_tokens, "attends_again": request.attends_again}
-    found = model_work(planned.operators, request.kernels, **options)
-    if planned.repeated is not None:
-        whole = planned.repeated.expanded(found)
-        if whole is None:  # the layers are equal, and what they do is not
-            planned = planned_with(repeat=False)
-            whole = model_work(planned.operators, request.kernels, **options)
-        found = whole
-    tf32, optimizer = request.dtype == "tf32", find_optimizer(request.optimizer or DEFAULT)
-    graphs = costs_by_type(found, dict.fromkeys(devices), optimizer=optimizer, tf32=tf32)
-    peaks = [rate_of(device, found.number_type, tf32) for device in devices]
+    def work_with(repeat: bool) -> tuple[PlannedModel, ModelWork | None]:
+        planned = planned_model(
+            request.name, microbatches, batch=batch, sequence=sequence, dtype=request.dtype, empty=True,
+            tensor=request.tensor, by_tokens=request.by_tokens, experts=experts, repeat=repeat,
+        )  # fmt: skip
+        own = model_work(
+            planned.operators, request.kernels, gathers_again=request.by_tokens, attends_again=request.attends_again
+        )
+        if context > 1:
+            own = over_context(own, context, request.order)
+        return planned, own if planned.repeated is None else planned.repeated.expanded(own)
+
+    planned, found = work_with(repeat=True)
+    if found is None:  # the layers are equal, and what they do is not
+        planned, found = work_with(repeat=False)
+    assert found is not None
+    products, optimizer = request.dtype or "", find_optimizer(request.optimizer or DEFAULT)
+    graphs = costs_by_type(found, dict.fromkeys(devices), optimizer=optimizer, products=products)
+    peaks = [rate_of(device, found.number_type, products) for device in devices]
     slowest = max(graphs, key=lambda name: sum(node.forward_s for node in graphs[name].nodes))
     if len(graphs) > 1:
         note(f"each stage has the costs of its own device's type: {', '.join(graphs)}")
     return PlanningCosts(
         graphs[slowest], graphs if len(graphs) > 1 else {}, planned.sizes,
-        _known(work, planned.work(found.flops)), peaks, _step_error(devices),
+        _known(work, _of_all_ranks(planned.work(found.flops), context, experts)), peaks, _step_error(devices),
     )  # fmt: skip
+
+
+def _of_rank(request: ModelRequest, microbatches: int) -> tuple[int | None, int]:
+    """Samples of a step, and tokens of each, that one of the context and expert ranks has of a bundled model."""
+    context, experts, batch = request.context, request.experts, request.batch
+    if not is_bundled(request.name):
+        raise RequestError(
+            f"--cp and --ep are for bundled models and files of a config.json, and '{request.name}' is a function: "
+            "leave them out"
+        )
+    sequence = request.sequence or bundled_model(request.name).sequence
+    parts = 2 * context if request.order == ZIGZAG and context > 1 else context
+    if sequence is None or sequence % parts:
+        raise RequestError(
+            f"{context} context ranks cannot share {sequence} tokens of a sample: give --sequence a multiple of {parts}"
+        )
+    if batch is not None and batch % (microbatches * experts):
+        raise RequestError(
+            f"{experts} expert ranks cannot share {batch} samples in {microbatches} microbatches: give --batch a "
+            f"multiple of {microbatches * experts}"
+        )
+    return None if batch is None else batch // experts, sequence // context
+
+
+def _of_all_ranks(work: StepTotals, context: int, experts: int) -> StepTotals:
+    """Samples and tokens of all context and expert ranks; FLOPs are those of one rank, as are the devices' rates."""
+    samples, tokens = work.samples, work.tokens
+    return evolve(
+        work,
+        samples=None if samples is None else samples * experts,
+        tokens=None if tokens is None else tokens * experts * context,
+    )
 
 
 def _step_error(devices: Sequence[DeviceType]) -> float | None:

@@ -33,6 +33,9 @@ class PlanOptions:
     sequence_parallel: bool = False
     kernels: str = "eager"
     tp_overlap: str = "none"
+    cp: int = 1
+    cp_order: str = "zigzag"
+    ep: int = 1
     budget: int | None = None
     seed: int = 0
     layers: bool | None = None

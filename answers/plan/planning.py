@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
 
-from ...core.analytic.kinds import KERNELS
+from ...core.analytic.kinds import KERNELS, ORDERS
 from ...core.byte_sizes import byte_size
-from ...core.cluster.catalog.find import find_cluster
+from ...core.cluster.catalog.find import CPU, find_cluster
 from ...core.cluster.cluster import Cluster
 from ...core.cluster.mesh import least_by_position
 from ...core.cluster.tensor_groups import consecutive_groups
@@ -22,7 +22,7 @@ from ...core.errors import RequestError, naming
 from ...core.files.write import write_text
 from ...core.offload.request import parse_offload
 from ...core.plan.plan import Plan, plan_json
-from ...core.plan.sharding import AUTO, check_level
+from ...core.plan.sharding import AUTO, NONE, level_and_sharers
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families, find_family, resident_families
 from ...core.search.suggestions.fewer_devices import faster_alone
@@ -38,6 +38,7 @@ from .choices import (
     judge_of,
     of_one_replica,
     oracle_of,
+    recomputed_layers,
     replicas_allowed,
     wanted_chunks,
     wanted_meshes,
@@ -118,7 +119,8 @@ def _search(
     named = (options.graph, options.cluster)
     files = [file for file in named if file is not None and os.path.isfile(str(file).partition("#")[0])]
     found, failed = [], []
-    wanted = wanted_tensor(tp, find_cluster(options.cluster), options.cluster, options.model)
+    others = _ranks(options)
+    wanted = wanted_tensor(tp, find_cluster(options.cluster), options.cluster, options.model, others)
     for searches, tensor in zip(range(len(wanted), 0, -1), wanted, strict=True):
         share = allowance.share(searches, reserve=try_fewer)
         request, families = plan_request(evolve(options, budget=share), tensor)
@@ -149,7 +151,7 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
         RequestError: an option is wrong.
     """
     _check_counts(microbatches=options.microbatches, budget=options.budget)
-    check_level(options.shard, AUTO)
+    level_and_sharers(options.shard, AUTO)
     if options.kernels not in KERNELS:
         raise RequestError(f"--kernels is '{options.kernels}': give one of {', '.join(KERNELS)}")
     if options.tp_overlap not in ("none", "backward", "all"):
@@ -163,15 +165,16 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
     of_graph = options.graph is not None
     machine, analytic_costs = find_cluster(options.cluster), replicas_allowed(of_graph, options.cluster)
     machine = _with_host_memory(machine, options.host_memory)
-    if tensor > 1:
+    if tensor * _ranks(options) > 1:
         if offload != "none":
             raise RequestError(
-                "--offload is given with --tp: copies of tensor ranks to their hosts cannot be planned; leave one out"
+                "--offload is given with --tp, --cp or --ep: copies of several ranks of a stage to hosts cannot be "
+                "planned; leave one out"
             )
-        machine = consecutive_groups(machine, tensor)
+        machine = consecutive_groups(machine, tensor, options.cp, options.ep)
     device_limits(machine, options.memory_limit)
     with naming(options.cluster):
-        meshes = wanted_meshes(options.mesh, machine, analytic_costs=analytic_costs)
+        wanted_meshes(options.mesh, machine, analytic_costs=analytic_costs)
     if options.microbatches is None and (options.model is None or options.batch is None):
         raise RequestError(
             "--microbatches is missing: give the number of microbatches of a step, or a bundled model's --batch"
@@ -191,12 +194,7 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
         oracle=oracle_of(of_graph),
         mesh=options.mesh,
         analytic_costs=analytic_costs,
-        recompute=wanted_recompute(
-            options.recompute,
-            analytic_costs=analytic_costs,
-            devices=meshes[0][0] if len(meshes) == 1 else None,
-            chunks=options.chunks,
-        ),
+        recompute=wanted_recompute(options.recompute, analytic_costs=analytic_costs),
         memory_limit=options.memory_limit,
         budget=options.budget,
         seed=options.seed,
@@ -207,6 +205,26 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
         chunks=wanted_chunks(options.chunks, wanted),
     )
     return request, usable
+
+
+def _ranks(options: PlanOptions) -> int:
+    """Number of context and expert ranks for each tensor rank.
+
+    Raises:
+        RequestError: an option is wrong.
+    """
+    _check_counts(cp=options.cp, ep=options.ep)
+    if options.cp_order not in ORDERS:
+        raise RequestError(f"--cp-order is '{options.cp_order}': give one of {', '.join(ORDERS)}")
+    if options.cp * options.ep == 1:
+        return 1
+    if options.model is None or CPU.fullmatch(options.cluster):
+        raise RequestError(
+            "--cp and --ep plan a model on a described cluster: give --model and name one, or leave them out"
+        )
+    if options.microbatches is None:
+        raise RequestError("--cp and --ep share microbatches of a known size: give --microbatches")
+    return options.cp * options.ep
 
 
 def _boundaries(options: PlanOptions, usual: bool) -> str:
@@ -274,5 +292,7 @@ def _costs(options: PlanOptions, machine: Cluster, microbatches: int, tensor: in
         model, options.batch, options.sequence, options.dtype, options.optimizer, tensor,
         by_tokens=options.sequence_parallel and tensor > 1, kernels=options.kernels,
         tp_overlap=options.tp_overlap, attends_again=options.recompute == ATTENTION,
+        every=recomputed_layers(options.recompute), context=options.cp, experts=options.ep, order=options.cp_order,
+        shares=options.shard != NONE,
     )  # fmt: skip
     return model_costs(request, machine, options.cluster, microbatches, work)

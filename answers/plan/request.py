@@ -13,7 +13,7 @@ from ...core.offload.request import OffloadRequest
 from ...core.plan.derive import Recompute
 from ...core.plan.interval import with_step_error
 from ...core.plan.plan import Plan
-from ...core.plan.sharding import AUTO, LEVELS, NONE
+from ...core.plan.sharding import AUTO, LEVELS, NONE, level_and_sharers
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families
 from ...core.search import Oracle
@@ -96,7 +96,8 @@ class PlanRequest:
         rows = self.costs.work.samples
         recompute_excluded, grouped = self.recompute == "none", isinstance(self.machine, GroupedCluster)
         offload_excluded = self.offload == "none" and not grouped and self.boundaries != "layers"
-        shard = LEVELS[-1] if self.shard == AUTO else self.shard
+        level, _ = level_and_sharers(self.shard, AUTO)
+        shard = LEVELS[-1] if level == AUTO else level
         replicas = max(data for _, data in self._meshes) if shard != LEVELS[-1] else 1
         return InfeasibleRequest(
             self.costs.graph,
@@ -225,8 +226,8 @@ class PlanRequest:
 def _with_more_devices(machine: Cluster, devices: int) -> Cluster:
     if not isinstance(machine, GroupedCluster):
         return with_more_devices(machine, devices)
-    tensor = machine.tensor
-    return consecutive_groups(with_more_devices(machine.single, devices * tensor), tensor)
+    single = with_more_devices(machine.single, devices * machine.width)
+    return consecutive_groups(single, machine.tensor, machine.context, machine.experts)
 
 
 def _in_parts(costs: PlanningCosts, parts: int) -> PlanningCosts:

@@ -6,7 +6,7 @@ from attrs import evolve
 
 from ...core.cluster.catalog.find import CPU
 from ...core.cluster.cluster import Cluster
-from ...core.cluster.mesh import Mesh, plain
+from ...core.cluster.mesh import plain
 from ...core.cluster.tensor_groups import GroupedCluster, consecutive_groups
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
@@ -15,7 +15,7 @@ from ..bundled_models import is_bundled, shared_sizes
 AUTO = "auto"
 
 
-def wanted_tensor(tp: str | None, machine: Cluster, cluster: str, model: str | None) -> Sequence[int]:
+def wanted_tensor(tp: str | None, machine: Cluster, cluster: str, model: str | None, others: int = 1) -> Sequence[int]:
     """The numbers of tensor ranks to choose among.
 
     Args:
@@ -23,6 +23,7 @@ def wanted_tensor(tp: str | None, machine: Cluster, cluster: str, model: str | N
         machine: the devices.
         cluster: the cluster's name on the command line.
         model: ``module:factory`` or a bundled model's name; None for an operator-graph file.
+        others: number of context and expert ranks for each tensor rank.
 
     Raises:
         RequestError: the option is none of these, the model or the cluster cannot be split, or the number of devices is
@@ -41,12 +42,13 @@ def wanted_tensor(tp: str | None, machine: Cluster, cluster: str, model: str | N
     if CPU.fullmatch(cluster):
         raise RequestError(f"--tp plans for described devices, and '{cluster}' is this host: name a cluster")
     if tp != AUTO:
-        consecutive_groups(machine, int(tp))
+        consecutive_groups(machine, int(tp) * others)
         return [int(tp)]
     sizes = shared_sizes(model).values()
     return [
         count for count in (1, 2, 4, 8, 16)
-        if len(machine.devices) % count == 0 and all(size % count == 0 for size in sizes) and _near(machine, count)
+        if len(machine.devices) % (count * others) == 0 and all(size % count == 0 for size in sizes)
+        and _near(machine, count)
     ]  # fmt: skip
 
 
@@ -65,5 +67,7 @@ def with_tensor_ranks(plan: Plan, machine: Cluster) -> Plan:
         return plan
     groups = [[machine.groups[device] for device in replica] for replica in plan.mesh.replicas]
     devices = tuple(tuple(device for group in replica for device in group) for replica in groups)
-    mesh = plain(Mesh(plan.mesh.pipeline, plan.mesh.data, devices, machine.tensor))
+    mesh = plain(
+        evolve(plan.mesh, devices=devices, tensor=machine.tensor, context=machine.context, experts=machine.experts)
+    )
     return evolve(plan, mesh=mesh, prediction=evolve(plan.predicted, cluster=machine.single))

@@ -98,13 +98,13 @@ class Calibration:
         return statistics.median(residual.error for residual in self.residuals)
 
 
-def calibrate(samples: Sequence[Sample], base: DeviceType, *, tf32: bool = False) -> Calibration:
+def calibrate(samples: Sequence[Sample], base: DeviceType, products: str = "") -> Calibration:
     """Fit a device type to samples.
 
     Args:
         samples: measured operators; the efficiency of a kind without samples is unchanged.
         base: its peak rates are unchanged; its efficiencies are the starting point of the search.
-        tf32: whether products of float32 ran as TF32.
+        products: the number type in which products ran, see `rate_of`.
 
     Operators are measured in isolation: the share that training sustains of their rates is the base's, and not fitted.
 
@@ -121,19 +121,19 @@ def calibrate(samples: Sequence[Sample], base: DeviceType, *, tf32: bool = False
     if len(cases) < 3:
         raise RequestError(f"{len(cases)} cases were measured: a fit, and one without each of them, needs at least 3")
     isolated = evolve(base, sustained=None)
-    device, determined = _Fit(samples, isolated, tf32).device()
+    device, determined = _Fit(samples, isolated, products).device()
     held_out: dict[str, float] = {}
     for case in cases:
-        rest, _ = _Fit([sample for sample in samples if sample.case != case], isolated, tf32).device(device)
-        held_out |= {s.name: kernels_s(s.kernels, rest, tf32=tf32) for s in samples if s.case == case}
-    residuals = tuple(Residual(s, kernels_s(s.kernels, device, tf32=tf32), held_out[s.name]) for s in samples)
+        rest, _ = _Fit([sample for sample in samples if sample.case != case], isolated, products).device(device)
+        held_out |= {s.name: kernels_s(s.kernels, rest, products) for s in samples if s.case == case}
+    residuals = tuple(Residual(s, kernels_s(s.kernels, device, products), held_out[s.name]) for s in samples)
     return Calibration(evolve(device, sustained=base.sustained), residuals, determined)
 
 
 class _Fit:
     """One fit: the samples' kernels as arrays, and the numbers to fit."""
 
-    def __init__(self, samples: Sequence[Sample], base: DeviceType, tf32: bool) -> None:
+    def __init__(self, samples: Sequence[Sample], base: DeviceType, products: str) -> None:
         self._base = base
         pairs = [(i, kernel) for i, sample in enumerate(samples) for kernel in sample.kernels]
         present = {kernel.kind for _, kernel in pairs}
@@ -141,7 +141,7 @@ class _Fit:
         self._sample = np.array([i for i, _ in pairs])
         self._kind = np.array([self._kinds.index(kernel.kind) for _, kernel in pairs])
         self._limited = np.array([kernel.kind in COMPUTE_KINDS for _, kernel in pairs])
-        self._arithmetic_s = np.array([peak_s(kernel, base, tf32=tf32) for _, kernel in pairs])
+        self._arithmetic_s = np.array([peak_s(kernel, base, products) for _, kernel in pairs])
         self._memory_s = np.array([kernel.bytes / base.peak_memory_bytes_per_s for _, kernel in pairs])
         self._measured = np.log([sample.seconds for sample in samples])
 

@@ -123,10 +123,11 @@ _LOOKUPS = {"embedding", "index", "index_select", "gather", "take", "_unsafe_ind
 def _shape(target: Any, name: str, args: Sequence[Any]) -> Shape | None:
     """The shape of a product of two matrices, of a batch of them, or of attention."""
     if target in (FORWARD, BACKWARD):
-        query, key = args[0:2] if target is FORWARD else args[1:3]
+        query, key, value = args[0:3] if target is FORWARD else args[1:4]
         batch, heads, rows, _ = query.shape
         causal = bool(args[4] if target is FORWARD else args[7])
-        return Scores(batch * heads, rows, key.shape[-2], causal, target is BACKWARD)
+        keys = touched_bytes(key) + touched_bytes(value)
+        return Scores(batch * heads, rows, key.shape[-2], causal, target is BACKWARD, keys)
     factors = [t for t in args[_FIRST_FACTOR.get(name, len(args)) :][:2] if isinstance(t, Tensor)]
     if len(factors) != 2 or not all(t.ndim in (2, 3) for t in factors):
         return None

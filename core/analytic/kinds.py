@@ -8,6 +8,9 @@ NORMALISATION, ELEMENTWISE, GATHER = "normalisation", "elementwise", "gather"
 EAGER, COMPILED, FUSED = "eager", "compiled", "fused"
 KERNELS = (EAGER, COMPILED, FUSED)
 """How the kernels of a step are written, see ``fusion``."""
+ZIGZAG, CONTIGUOUS = "zigzag", "contiguous"
+ORDERS = (ZIGZAG, CONTIGUOUS)
+"""Which tokens of a sample a context rank has, see ``context``."""
 
 _MATMULS = {"mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "mv", "addmv", "dot", "vdot", "addbmm"}
 _RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")

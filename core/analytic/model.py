@@ -13,7 +13,8 @@ from ..capture.export.operators import Operators, tensor_bytes
 from ..capture.graph.nodes import root_of
 from ..cluster.device_type import DeviceType
 from ..costs.graph import OpGraph, OpNode
-from ..costs.reductions import TensorReductions
+from ..costs.layers import is_in_layer
+from ..costs.reductions import TensorReductions, sum_of
 from ..errors import RequestError
 from ..tensor_collectives import ALL_GATHER
 from .attention import written_out_cores
@@ -21,7 +22,7 @@ from .fusion import Sections
 from .kernels import Kernel
 from .kinds import ATTENTION, EAGER, FUSED
 from .optimizers import DEFAULT, Optimizer, find_optimizer
-from .roofline import kernels_s
+from .roofline import FP8, kernels_s
 from .saved_storages import Storage, saved_storages
 from .single_operator import LoneOperator
 from .work import TracedOperator, work_of
@@ -80,13 +81,14 @@ class ModelWork:
                 counts[kernel.dtype] += kernel.counted_flops
         return max(counts, key=lambda name: counts[name], default="fp32")
 
-    def on(self, device: DeviceType, *, optimizer: Optimizer | None = None, tf32: bool = False) -> OpGraph:
+    def on(self, device: DeviceType, *, optimizer: Optimizer | None = None, products: str = "") -> OpGraph:
         """The operator graph with times on a type of device, and the memory that each operator needs.
 
         Args:
             device: the type of device.
             optimizer: it determines the state's size; Adam in float32 if None.
-            tf32: whether products of float32 run as TF32.
+            products: number type in which products run, see `roofline`; FP8 is for the parameters of layers, not for
+                attention, embeddings and the head, as in Transformer Engine.
 
         Raises:
             RequestError: the device states no rate for a number type of the model.
@@ -94,20 +96,21 @@ class ModelWork:
         if self.kernels == FUSED and device.fused_attention_efficiency is not None:
             rates = {**device.efficiency, ATTENTION: device.fused_attention_efficiency}
             device = evolve(device, efficiency=rates)
-        found: dict[int, tuple[float, float, float]] = {}
+        found: dict[tuple[int, str], tuple[float, ...]] = {}
 
-        def times(work: TracedOperator) -> tuple[float, float, float]:
-            if id(work) not in found:
+        def times(node: OpNode, work: TracedOperator) -> tuple[float, ...]:
+            """Seconds of F, I and W; equal operators are timed once."""
+            own = products if products != FP8 or (node.parameters and is_in_layer(node.name)) else ""
+            if (id(work), own) not in found:
                 parts = (work.forward, work.backward_input, work.backward_weight)
-                forward, inputs, weights = (kernels_s(part, device, tf32=tf32) for part in parts)
-                found[id(work)] = forward, inputs, weights
-            return found[id(work)]
+                found[id(work), own] = tuple(kernels_s(part, device, own) for part in parts)
+            return found[id(work), own]
 
         chosen = optimizer or find_optimizer(DEFAULT)
         bandwidth = device.peak_memory_bytes_per_s * device.efficiency["elementwise"]
         nodes = []
         for node, operator in zip(self.graph.nodes, self.operators, strict=True):
-            forward, inputs, weights = times(operator.work)
+            forward, inputs, weights = times(node, operator.work)
             nodes.append(
                 evolve(
                     node,
@@ -128,16 +131,15 @@ class ModelWork:
 
 def _reductions(work: TracedOperator) -> TensorReductions | None:
     forward, backward = work.forward_reduced, work.backward_reduced
-    if not forward and not backward:
-        return None
-    return TensorReductions(len(forward), len(backward), sum(forward), sum(backward))
+    own = [TensorReductions(len(forward), len(backward), sum(forward), sum(backward))] if forward or backward else []
+    return sum_of([*own, *work.exchanges])
 
 
 def costs_by_type(
-    work: ModelWork, devices: Iterable[DeviceType], *, optimizer: Optimizer | None = None, tf32: bool = False
+    work: ModelWork, devices: Iterable[DeviceType], *, optimizer: Optimizer | None = None, products: str = ""
 ) -> dict[str, OpGraph]:
     """Graphs with times, by the name of each type of device, for a cluster of several types."""
-    return {device.name: work.on(device, optimizer=optimizer, tf32=tf32) for device in devices}
+    return {device.name: work.on(device, optimizer=optimizer, products=products) for device in devices}
 
 
 def model_work(

@@ -58,6 +58,7 @@ class Scores:
         rows, columns: queries and keys of each.
         causal: whether half of them are masked.
         backward: whether thread blocks are over keys instead of queries.
+        key_bytes: size of keys and values.
     """
 
     batch: int
@@ -65,6 +66,7 @@ class Scores:
     columns: int
     causal: bool
     backward: bool
+    key_bytes: int = 0
 
     def share(self, multiprocessors: int) -> float:
         """The share of the rate for long sequences, at most 1: blocks on the diagonal are computed whole."""

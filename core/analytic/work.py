@@ -21,7 +21,9 @@ from ..capture.programs.joint_graph import (
 from ..capture.programs.overwriting import may_overwrite
 from ..capture.programs.recomputed import fusible, is_row_wise, narrows, shown_by, widens
 from ..capture.values.nesting import tensors_of
-from ..tensor_collectives import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER
+from ..cluster.tensor_groups import EXPERT_RANKS
+from ..costs.reductions import TensorReductions
+from ..tensor_collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from .kernels import Kernel, kernel_of
 from .region_work import REGION_OPERATORS, RegionWork, region_work
 from .single_operator import LoneOperator, is_copy
@@ -73,6 +75,7 @@ class TracedOperator:
         forward_bytes, backward_bytes: the peak memory of F and of the backward, without their inputs and the kept
             storages.
         forward_reduced, backward_reduced: bytes of each all-reduce over tensor ranks in F, and in the backward.
+        exchanges: over ranks of other kinds than tensor ranks.
         row_wise: whether F works element by element or along rows, so that it takes one pass over memory.
         origin: what its results are computed from; None if it is not row-wise.
     """
@@ -85,6 +88,7 @@ class TracedOperator:
     backward_bytes: int = 0
     forward_reduced: tuple[int, ...] = ()
     backward_reduced: tuple[int, ...] = ()
+    exchanges: tuple[TensorReductions, ...] = ()
     row_wise: bool = True
     origin: Origin | None = None
 
@@ -123,7 +127,8 @@ def work_of(operator: LoneOperator) -> TracedOperator:
         _peak(
             joint, backward, kept.storages | kept.given, _without_memory(joint, backward, len(operator.activations))
         ),
-        _reduced(joint, nodes.forward), _reduced(joint, backward), all(map(is_row_wise, nodes.forward)),
+        _reduced(joint, nodes.forward), _reduced(joint, backward), _exchanged(joint, nodes.forward, backward),
+        all(map(is_row_wise, nodes.forward)),
         _origin(joint, list(joint.outputs)),
     )  # fmt: skip
 
@@ -142,6 +147,17 @@ def _reduced(joint: JointGraph, chosen: set[fx.Node]) -> tuple[int, ...]:
         elif node.target is REDUCE_SCATTER:
             found.append(tensor_bytes(node.all_input_nodes[0].meta["val"]) // 2)
     return tuple(found)
+
+
+def _exchanged(joint: JointGraph, forward: set[fx.Node], backward: set[fx.Node]) -> tuple[TensorReductions, ...]:
+    """The all-to-alls of an operator over expert ranks, if it has any."""
+    sizes = [
+        [tensor_bytes(node.meta["val"]) for node in ordered(joint.graph, nodes) if node.target is ALL_TO_ALL]
+        for nodes in (forward, backward)
+    ]
+    if not any(sizes):
+        return ()
+    return (TensorReductions(*map(len, sizes), *map(sum, sizes), over=EXPERT_RANKS),)
 
 
 def _is_view(operator: LoneOperator) -> bool:
@@ -194,7 +210,7 @@ def _kernels(node: fx.Node, regions: dict[int, RegionWork]) -> Sequence[Kernel]:
         return regions[_number(node, 1)].forward
     if node.target is REGION_OPERATORS[1]:
         return regions[_number(node, 2)].backward
-    if node.target in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER):  # its time is that of the links
+    if node.target in (ALL_REDUCE, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL):  # its time is that of the links
         return ()
     args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta.get("val"))
     found = kernel_of(node.target, args, kwargs, node.meta.get("val"))

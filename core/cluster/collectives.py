@@ -20,6 +20,10 @@ optimal all-reduce algorithms for clusters of workstations", JPDC 2009). Double 
 Doubling for the two others: Bruck et al., "Efficient algorithms for all-to-all communications", IEEE TPDS 1997, as in
 NCCL's PAT.
 
+Where only ``sharers`` consecutive members share a tensor, and each such group has a copy of it (hybrid sharding,
+HSDP), an all-gather is one in each group, and a reduce-scatter one in each group and then an all-reduce of the parts
+over the members with the same index in all groups.
+
 A ring sends its messages in pieces, so all n edges are busy all the time. It is therefore one phase that crosses the
 paths of all its edges at one rate. A link that k edges cross is crossed k times.
 """
@@ -82,9 +86,10 @@ def collective_s(
     size_bytes: float,
     operation: Operation = Operation.ALL_REDUCE,
     algorithm: Algorithm | None = None,
+    sharers: int | None = None,
 ) -> float:
     """Seconds of a collective while nothing else uses its links. Arguments as in ``collective_phases``."""
-    return _alone_s(collective_phases(cluster, devices, size_bytes, operation, algorithm))
+    return _alone_s(collective_phases(cluster, devices, size_bytes, operation, algorithm, sharers))
 
 
 def collective_phases(
@@ -93,20 +98,29 @@ def collective_phases(
     size_bytes: float,
     operation: Operation = Operation.ALL_REDUCE,
     algorithm: Algorithm | None = None,
+    sharers: int | None = None,
 ) -> tuple[Phase, ...]:
     """The phases of a collective, in order; empty for one device or no bytes.
 
     Args:
         cluster: the cluster with the links.
-        devices: the members' numbers in the cluster, in any order.
+        devices: the members' numbers in the cluster; in the order of replicas if some of them share.
         size_bytes: S.
         operation: the collective.
         algorithm: None takes the one that is fastest on idle links, as NCCL's tuning does. Hierarchical becomes the
             ring if no distance divides the members into equal groups.
+        sharers: number of consecutive members that share the tensor; None for all.
 
     Raises:
         RequestError: nothing connects two members.
     """
+    if sharers is not None and sharers < len(devices) and operation is not Operation.ALL_REDUCE and size_bytes:
+        groups = tuple(tuple(devices[first : first + sharers]) for first in range(0, len(devices), sharers))
+        inside = _at_once(cluster, groups, size_bytes, operation)
+        if operation is Operation.ALL_GATHER:
+            return inside
+        copies = tuple(zip(*groups, strict=True))
+        return (*inside, *_at_once(cluster, copies, size_bytes / sharers, Operation.ALL_REDUCE))
     return _of_members(cluster, tuple(sorted(set(devices))), size_bytes, operation, algorithm)
 
 
@@ -126,6 +140,26 @@ def _of_members(
     return min(choices, key=_alone_s)
 
 
+@lru_cache(maxsize=4096)
+def _at_once(
+    cluster: Cluster, groups: tuple[tuple[int, ...], ...], size: float, operation: Operation
+) -> tuple[Phase, ...]:
+    """The phases of one collective in each of some groups of equal size, at the same time; as rings or as trees."""
+    orders = [ring_order(cluster, tuple(sorted(group))) for group in groups]
+    found = []
+    for algorithm in (Algorithm.RING, Algorithm.TREE):
+        each = [_phases(cluster, order, size, operation, algorithm) or () for order in orders]
+        found.append(
+            tuple(
+                Phase(
+                    same[0].bytes, max(phase.latency_s for phase in same), sum((phase.crossings for phase in same), ())
+                )
+                for same in zip(*each, strict=True)
+            )
+        )
+    return min(found, key=_alone_s)
+
+
 def _phases(
     cluster: Cluster, order: tuple[int, ...], size: float, operation: Operation, algorithm: Algorithm
 ) -> tuple[Phase, ...] | None:
@@ -141,10 +175,10 @@ def _phases(
 
 def _ring(cluster: Cluster, order: tuple[int, ...], size: float, rounds: int) -> Phase:
     """One ring; ``rounds`` × (n−1) steps. In each of them every member sends a piece of S/n to the next."""
-    return _rings(cluster, (order,), size, rounds)
+    return rings(cluster, (order,), size, rounds)
 
 
-def _rings(cluster: Cluster, orders: Sequence[tuple[int, ...]], size: float, rounds: int) -> Phase:
+def rings(cluster: Cluster, orders: Sequence[tuple[int, ...]], size: float, rounds: int) -> Phase:
     """Rings of equal length at the same time. In every round a piece passes all edges but one."""
     count = len(orders[0])
     pairs = [(order[i], order[(i + 1) % count]) for order in orders for i in range(count)]
@@ -222,9 +256,9 @@ def _in_groups(
     inner = [ring_order(cluster, group) for group in groups]
     across = [ring_order(cluster, tuple(group[i] for group in groups)) for i in range(near)]
     if operation is Operation.ALL_REDUCE:
-        within = _rings(cluster, inner, size, 1)
-        return within, _rings(cluster, across, size / near, 2), within
-    phases = _rings(cluster, inner, size, 1), _rings(cluster, across, size / near, 1)
+        within = rings(cluster, inner, size, 1)
+        return within, rings(cluster, across, size / near, 2), within
+    phases = rings(cluster, inner, size, 1), rings(cluster, across, size / near, 1)
     return phases if operation is Operation.REDUCE_SCATTER else phases[::-1]
 
 

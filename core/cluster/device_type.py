@@ -14,7 +14,7 @@ COMPUTE_KINDS = ("matmul", "attention", "convolution")
 """Kinds of operators that are compute-bound: their efficiency is a fraction of the peak FLOP/s."""
 MEMORY_KINDS = ("normalisation", "elementwise", "gather")
 """Kinds of operators that are memory-bound: their efficiency is a fraction of the peak memory bandwidth."""
-NUMBER_TYPES = ("fp32", "tf32", "fp16", "bf16")
+NUMBER_TYPES = ("fp32", "tf32", "fp16", "bf16", "fp8")
 """Number types of matrix products that a device may state a rate for."""
 
 _OPTIONAL = (

@@ -43,43 +43,59 @@ class Mesh:
         devices: per replica the cluster's devices, position by position with the tensor ranks of a position next to
             each other; None takes them in the cluster's order, so that rank r has device r without tensor ranks.
         tensor: number of tensor ranks at each position.
+        context, experts: numbers of context ranks and of expert ranks at each position (``tensor_groups.py``).
+        sharing: number of consecutive replicas that share a stage's state, each such group with a copy (hybrid
+            sharding); None if all of them share it.
     """
 
     pipeline: int
     data: int = 1
     devices: tuple[tuple[int, ...], ...] | None = None
     tensor: int = 1
+    sharing: int | None = None
+    context: int = 1
+    experts: int = 1
+
+    @property
+    def width(self) -> int:
+        """Number of ranks at each position: tensor × context × experts."""
+        return self.tensor * self.context * self.experts
+
+    @property
+    def sharers(self) -> int:
+        """Number of replicas among which the state of a sharded stage is divided."""
+        return self.sharing or self.data
 
     @property
     def ranks(self) -> int:
-        """Number of positions of all replicas together; each has ``tensor`` devices."""
+        """Number of positions of all replicas together; each has ``width`` devices."""
         return self.pipeline * self.data
 
     @property
     def size(self) -> int:
         """Number of devices."""
-        return self.ranks * self.tensor
+        return self.ranks * self.width
 
     @property
     def groups(self) -> tuple[tuple[int, ...], ...]:
         """Per rank the cluster's devices of its tensor ranks."""
         if self.devices is None:
-            return tuple(tuple(range(first, first + self.tensor)) for first in range(0, self.size, self.tensor))
+            return tuple(tuple(range(first, first + self.width)) for first in range(0, self.size, self.width))
         return tuple(
-            replica[first : first + self.tensor]
+            replica[first : first + self.width]
             for replica in self.devices
-            for first in range(0, len(replica), self.tensor)
+            for first in range(0, len(replica), self.width)
         )
 
     @property
     def in_order(self) -> "Mesh":
         """The same mesh over a cluster that is arranged already (``arrange``)."""
-        return evolve(self, devices=None, tensor=1)
+        return evolve(self, devices=None, tensor=1, context=1, experts=1)
 
     @property
     def cluster_devices(self) -> tuple[int, ...]:
         """The cluster's device of every rank; the first one of its tensor ranks."""
-        if self.tensor > 1:
+        if self.width > 1:
             return tuple(group[0] for group in self.groups)
         if self.devices is None:
             return tuple(range(self.ranks))
@@ -88,7 +104,7 @@ class Mesh:
     @property
     def replicas(self) -> tuple[tuple[int, ...], ...]:
         """Per replica the cluster's device at every position; the first one of its tensor ranks."""
-        if self.tensor > 1:
+        if self.width > 1:
             found = self.cluster_devices
             return tuple(found[first : first + self.pipeline] for first in range(0, self.ranks, self.pipeline))
         if self.devices is not None:
@@ -103,14 +119,19 @@ class Mesh:
                 listed twice, the cluster does not have it, or the tensor ranks of a position have unequal devices.
         """
         shape = f"{self.pipeline} × {self.data}{f' × {self.tensor} tensor ranks' if self.tensor != 1 else ''}"
-        if self.pipeline < 1 or self.data < 1 or self.tensor < 1:
+        if min(self.pipeline, self.data, self.tensor, self.context, self.experts) < 1:
             which = "both" if self.tensor == 1 else "all"
             raise RequestError(f"the mesh is {shape}: {which} must be at least 1; plan again")
+        if self.sharing is not None and (self.sharing < 2 or self.data % self.sharing):
+            raise RequestError(
+                f"the mesh has {self.data} replicas, of which {self.sharing} share: give a divisor of {self.data} "
+                "above 1"
+            )
         if self.size > MOST_DEVICES:
             raise RequestError(f"the mesh is {shape}: it has at most {MOST_DEVICES} devices; plan again")
         if self.devices is not None:
             counts = [len(replica) for replica in self.devices]
-            each = self.pipeline * self.tensor
+            each = self.pipeline * self.width
             if counts != [each] * self.data:
                 raise RequestError(
                     f"mesh.devices has replicas of {counts} devices: give {self.data} replicas of {each} each"
@@ -140,8 +161,8 @@ class Mesh:
             RequestError: as in ``check``.
         """
         self.check(cluster)
-        if self.tensor > 1:
-            return grouped(cluster, self.groups)
+        if self.width > 1:
+            return grouped(cluster, self.groups, self.context, self.experts)
         return cluster if self.devices is None else _arranged(self, cluster)
 
     def place(self, device: int) -> tuple[int, int]:
@@ -151,8 +172,8 @@ class Mesh:
     def memory_bytes(self, cluster: Cluster) -> tuple[int, ...]:
         """Per position along the pipeline, the least memory of any replica's device. Errors as in ``check``."""
         self.check(cluster)
-        if self.tensor > 1:
-            grouped(cluster, self.groups)  # checks that the devices of a group are equal
+        if self.width > 1:
+            grouped(cluster, self.groups, self.context, self.experts)  # checks that the devices of a group are equal
         return least_by_position([device.memory_bytes for device in cluster.devices], self.replicas)
 
 

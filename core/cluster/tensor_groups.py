@@ -1,14 +1,16 @@
-"""Groups of tensor ranks as the devices of a cluster: what the search, the simulator and the memory model plan with.
+"""Groups of ranks as the devices of a cluster: what the search, the simulator and the memory model plan with.
 
-The tensor ranks of a stage run the same actions at the same time: each of their all-reduces is a barrier. So a group is
-one device with the memory of one rank. A message between two groups is one message a rank, each over the path of its
-own two devices; a reduction over replicas is one reduction a rank::
+The tensor ranks of a stage run the same actions at the same time: each of their all-reduces is a barrier. Context ranks
+and expert ranks do, too (see ``core/costs/reductions``). So a group is one device with the memory of one rank. A
+message between two groups is one message a rank, each over the path of its own two devices; a reduction over replicas
+is one reduction a rank::
 
     group 0   gpu0  gpu1  gpu2  gpu3          ring of the group's all-reduces: gpu0 → gpu1 → gpu2 → gpu3 → gpu0
                 │     │     │     │           a message: four paths at the same time, each with the whole bytes
     group 1   gpu4  gpu5  gpu6  gpu7
 
-All of them cross the links of the cluster, where they contend.
+All of them cross the links of the cluster, where they contend. In a group tensor ranks are next to each other, then
+context ranks, then expert ranks: rank (e × context + c) × tensor + t.
 """
 
 from collections.abc import Sequence
@@ -18,8 +20,11 @@ from attrs import evolve, frozen
 
 from ..errors import RequestError
 from .cluster import Cluster, Hub
-from .collectives import Algorithm, Operation, Phase, collective_phases
-from .routing import Hop, ParallelPath, Router
+from .collectives import Phase, ring_order, rings
+from .routing import Hop, ParallelPath, Router, path_latency_s
+
+TENSOR_RANKS, CONTEXT_RANKS, EXPERT_RANKS = "tensor", "context", "experts"
+"""The kinds of ranks."""
 
 
 class GroupRouter(Router):
@@ -51,10 +56,13 @@ class GroupedCluster(Cluster):
     Args:
         whole: the cluster of the single devices.
         groups: per device of this cluster the numbers of its ranks' devices in ``whole``.
+        context, experts: numbers of context ranks and of expert ranks in a group.
     """
 
     whole: Cluster | None = None
     groups: tuple[tuple[int, ...], ...] = ()
+    context: int = 1
+    experts: int = 1
 
     @cached_property
     def _router(self) -> Router:
@@ -67,27 +75,50 @@ class GroupedCluster(Cluster):
         return self.whole
 
     @property
+    def width(self) -> int:
+        """Number of ranks of each group."""
+        return len(self.groups[0])
+
+    @property
     def tensor(self) -> int:
         """Number of tensor ranks of each group."""
-        return len(self.groups[0])
+        return self.width // (self.context * self.experts)
 
     def arranged(self, order: Sequence[int]) -> "GroupedCluster":
         """The same groups in another order."""
         devices = tuple(self.devices[number] for number in order)
         return evolve(self, devices=devices, groups=tuple(self.groups[number] for number in order))
 
-    def ring(self, device: int) -> Phase:
-        """The ring of a group's all-reduce of one byte: bytes over each edge, latency, and the links crossed.
+    def ring(self, device: int, over: str = TENSOR_RANKS) -> Phase:
+        """The exchange of one byte over a group's ranks of one kind: bytes over each path, latency, links crossed.
 
-        Bytes and links are those of ``collectives.py``, which has the source.
+        All ranks of the group take part. Bytes and links of all-reduces are those of ``collectives.py``, which has the
+        source. Context ranks pass the byte on in a ring, and expert ranks send each other equal parts of it.
         """
-        return group_ring(self.single, self.groups[device])
+        return group_exchange(self.single, self._divided(device, over), over)
 
-    @cached_property
-    def slowest_ring(self) -> tuple[float, float]:
-        """Latency, and seconds per byte, of an all-reduce of any group without contention: the worst of all groups."""
-        rings = [self.ring(device) for device in range(len(self.devices))]
-        return max(ring.latency_s for ring in rings), max(ring.bytes / ring.bytes_per_s for ring in rings)
+    def _divided(self, device: int, *over: str) -> tuple[tuple[int, ...], ...]:
+        """A group's ranks, divided into those that differ in these kinds alone."""
+        found: dict[tuple[int, ...], list[int]] = {}
+        for place, rank in enumerate(self.groups[device]):
+            rest, t = divmod(place, self.tensor)
+            e, c = divmod(rest, self.context)
+            at = {TENSOR_RANKS: t, CONTEXT_RANKS: c, EXPERT_RANKS: e}
+            found.setdefault(tuple(n for kind, n in at.items() if kind not in over), []).append(rank)
+        return tuple(map(tuple, found.values()))
+
+    def slowest(self, over: str = TENSOR_RANKS) -> tuple[float, float]:
+        """Latency, and seconds per byte, of `ring` without contention: the worst of all groups."""
+        return _worst([self.ring(device, over) for device in range(len(self.devices))])
+
+    def slowest_sum(self, over: tuple[str, ...]) -> tuple[float, float]:
+        """The same of the all-reduce of a gradient over the ranks of these kinds."""
+        groups = [self._divided(device, *over) for device in range(len(self.devices))]
+        return _worst([group_exchange(self.single, divided) for divided in groups])
+
+
+def _worst(rings: Sequence[Phase]) -> tuple[float, float]:
+    return max(ring.latency_s for ring in rings), max(ring.bytes / ring.bytes_per_s for ring in rings)
 
 
 RING_START_S = 8.4e-6
@@ -98,18 +129,28 @@ two kernels, which a ring inside one kernel does not pay at each hop."""
 
 
 @lru_cache(maxsize=4096)
-def group_ring(cluster: Cluster, group: tuple[int, ...]) -> Phase:
-    """The ring of the all-reduce of one byte over these devices."""
-    (ring,) = collective_phases(cluster, group, 1.0, Operation.ALL_REDUCE, Algorithm.RING)
+def group_exchange(cluster: Cluster, groups: tuple[tuple[int, ...], ...], over: str = TENSOR_RANKS) -> Phase:
+    """The exchange of one byte in each of some groups at the same time, see `GroupedCluster.ring`."""
+    count = len(groups[0])
+    if over != TENSOR_RANKS:
+        steps = (1,) if over == CONTEXT_RANKS else range(1, count)
+        pairs = [(group[i], group[(i + step) % count]) for group in groups for i in range(count) for step in steps]
+        paths = [cluster.path(*pair) for pair in pairs]
+        latency_s = max(map(path_latency_s, paths))
+        return Phase(
+            1.0 if over == CONTEXT_RANKS else 1 / count, latency_s, tuple(hop for path in paths for hop in path)
+        )
+    ring = rings(cluster, [ring_order(cluster, tuple(sorted(group))) for group in groups], 1.0, 2)
     switches = {hub.name for hub in cluster.hubs if hub.kind == "switch"} | {each.name for each in cluster.devices}
     if all(end in switches for link, _ in ring.crossings for end in (link.a, link.b)):
-        hops = 2 * (len(group) - 1)
-        return evolve(ring, latency_s=min(ring.latency_s, RING_START_S + hops * NVLINK_HOP_S))
+        return evolve(ring, latency_s=min(ring.latency_s, RING_START_S + 2 * (count - 1) * NVLINK_HOP_S))
     return ring
 
 
 @lru_cache(maxsize=64)
-def grouped(cluster: Cluster, groups: tuple[tuple[int, ...], ...]) -> GroupedCluster:
+def grouped(
+    cluster: Cluster, groups: tuple[tuple[int, ...], ...], context: int = 1, experts: int = 1
+) -> GroupedCluster:
     """The cluster of these groups; devices in none of the groups become hubs, which paths may cross.
 
     Raises:
@@ -120,7 +161,7 @@ def grouped(cluster: Cluster, groups: tuple[tuple[int, ...], ...]) -> GroupedClu
         for other in (cluster.devices[number] for number in group[1:]):
             if (other.type, other.memory_bytes) != (first.type, first.memory_bytes):
                 raise RequestError(
-                    f"devices '{first.name}' and '{other.name}' are tensor ranks of one stage and differ in type or "
+                    f"devices '{first.name}' and '{other.name}' are ranks of one stage and differ in type or "
                     "memory: give groups of equal devices"
                 )
     heads = {group[0] for group in groups}
@@ -132,18 +173,21 @@ def grouped(cluster: Cluster, groups: tuple[tuple[int, ...], ...]) -> GroupedClu
         cluster.types,
         cluster,
         groups,
+        context,
+        experts,
     )
 
 
-def consecutive_groups(cluster: Cluster, tensor: int) -> GroupedCluster:
-    """The cluster with every ``tensor`` consecutive devices as a group.
+def consecutive_groups(cluster: Cluster, tensor: int, context: int = 1, experts: int = 1) -> GroupedCluster:
+    """The cluster with every tensor × context × experts consecutive devices as a group.
 
     Raises:
-        RequestError: ``tensor`` does not divide the number of devices, or the devices of a group differ.
+        RequestError: these do not divide the number of devices, or the devices of a group differ.
     """
-    count = len(cluster.devices)
-    if tensor < 1 or count % tensor:
-        raise RequestError(
-            f"{tensor} tensor ranks do not divide the {count} devices of the cluster: give a divisor of {count}"
-        )
-    return grouped(cluster, tuple(tuple(range(first, first + tensor)) for first in range(0, count, tensor)))
+    count, width = len(cluster.devices), tensor * context * experts
+    if min(tensor, context, experts) < 1 or count % width:
+        kinds = ((tensor, "tensor"), (context, "context"), (experts, "expert"))
+        what = " × ".join(f"{number} {kind}" for number, kind in kinds if number != 1) or f"{tensor} tensor"
+        raise RequestError(f"{what} ranks do not divide the {count} devices of the cluster: give a divisor of {count}")
+    groups = tuple(tuple(range(first, first + width)) for first in range(0, count, width))
+    return grouped(cluster, groups, context, experts)

@@ -15,10 +15,11 @@ from pathlib import Path
 from attrs import evolve, field, frozen
 from cattrs.gen import make_dict_unstructure_fn, override
 
+from ..cluster.tensor_groups import CONTEXT_RANKS, TENSOR_RANKS
 from ..documents import converter, read_document, to_json
 from ..errors import RequestError
 from ..files.limits import check_seconds
-from .reductions import TensorReductions
+from .reductions import Overlap, Rings, TensorReductions, sum_of
 
 FORMAT = "panpipe.opgraph/1"
 
@@ -89,6 +90,9 @@ class OpNode:
 
 # Fields added later are omitted at their default, so that older files keep their bytes.
 _later = override(omit_if_default=True)
+converter.register_unstructure_hook(
+    TensorReductions, make_dict_unstructure_fn(TensorReductions, converter, over=_later, more=_later)
+)
 converter.register_unstructure_hook(
     OpNode,
     make_dict_unstructure_fn(
@@ -233,46 +237,43 @@ def _check_states(path: str | Path, graph: OpGraph) -> None:
         seen.update(node.parameters)
 
 
-@frozen
-class Overlap:
-    """How much of the all-reduces over tensor ranks a rank waits for; the rest runs while it computes.
+def with_reduction_times(graph: OpGraph, rings: Rings, overlap: Overlap | None = None) -> OpGraph:
+    """A graph of one rank with the time of its exchanges with others, which are part of F and I.
 
-    Args:
-        forward, backward: shares of F's and of the backward's that are exposed.
-        slowed: share of its multiprocessors that a device lacks while the others run.
-    """
-
-    forward: float = 1.0
-    backward: float = 1.0
-    slowed: float = 0.0
-
-
-def with_reduction_times(
-    graph: OpGraph, ranks: int, latency_s: float, s_per_byte: float, overlap: Overlap | None = None
-) -> OpGraph:
-    """A graph of one tensor rank with the time of its all-reduces, which are part of F and I.
+    Messages of context ranks overlap the computation of the node that has them, but for its first block.
 
     Args:
         graph: the graph with times of computation only.
-        ranks: number of tensor ranks.
-        latency_s, s_per_byte: latency of one all-reduce over them, and its time for each byte.
-        overlap: what of it is exposed; None for all.
+        rings: times of exchanges.
+        overlap: what of all-reduces over tensor ranks is exposed; None for all.
     """
     shares = overlap or Overlap()
+
+    def share(node: OpNode, whole: TensorReductions) -> tuple[float, float]:
+        if whole.over == TENSOR_RANKS:
+            return shares.forward, shares.backward
+        if whole.over != CONTEXT_RANKS:
+            return 1.0, 1.0
+        rest = 1 - 1 / whole.ranks
+        computed = node.forward_s * rest, (node.backward_input_s + node.backward_weight_s) * rest
+        forward, backward = (
+            max(0.0, 1 - own / max(seconds, 1e-30))
+            for own, seconds in zip(computed, (whole.forward_s, whole.backward_s), strict=True)
+        )
+        return forward, backward
 
     def timed(node: OpNode) -> OpNode:
         if node.reductions is None:
             return node
-        whole = node.reductions.timed(ranks, latency_s, s_per_byte)
-        own = node.reductions.exposed(shares.forward, shares.backward).timed(ranks, latency_s, s_per_byte)
-        slowed = [shares.slowed * (a - b) for a, b in ((whole.forward_s, own.forward_s),
-                                                       (whole.backward_s, own.backward_s))]  # fmt: skip
-        return evolve(
-            node,
-            forward_s=node.forward_s + own.forward_s + slowed[0],
-            backward_input_s=node.backward_input_s + own.backward_s + slowed[1],
-            reductions=own,
-        )
+        owns, forward_s, backward_s = [], node.forward_s, node.backward_input_s
+        for each in node.reductions.each:
+            ring = rings[each.over]
+            whole = each.timed(ring.ranks, ring.latency_s, ring.s_per_byte)
+            own = each.exposed(*share(node, whole)).timed(ring.ranks, ring.latency_s, ring.s_per_byte)
+            owns.append(own)
+            forward_s += own.forward_s + shares.slowed * (whole.forward_s - own.forward_s)
+            backward_s += own.backward_s + shares.slowed * (whole.backward_s - own.backward_s)
+        return evolve(node, forward_s=forward_s, backward_input_s=backward_s, reductions=sum_of(owns))
 
     return evolve(graph, nodes=tuple(map(timed, graph.nodes)))
 

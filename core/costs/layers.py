@@ -9,7 +9,10 @@ import re
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from attrs import evolve
+
 from ..errors import RequestError
+from .graph import OpGraph, OpNode
 
 ALIKE = 0.5
 """Smallest share of operators that two children of a list have in common if they are like each other."""
@@ -19,6 +22,46 @@ _BARE = ("layer", "block", "l", "h")
 
 Layer = tuple[str, ...]
 """The list's path, and the number of the layer in it."""
+
+
+def is_in_layer(name: str) -> bool:
+    """Whether an operator is in a child of a list of modules."""
+    return bool(_numbered(name))
+
+
+def recomputing_layers(graph: OpGraph, every: int) -> OpGraph:
+    """The graph in which each ``every``-th layer keeps its inputs alone, and computes the rest again in its backward.
+
+    Args:
+        graph: with costs.
+        every: the first layer, and each one after as many.
+
+    Raises:
+        RequestError: as of `layer_blocks`.
+    """
+    names = [node.name for node in graph.nodes]
+    layers = [block for block in layer_blocks(names) if any(_numbered(name) for name in block)]
+    again = {name: number for number, block in enumerate(layers[::every]) for name in block}
+    inputs: list[dict[tuple[str, int], int]] = [{} for _ in layers[::every]]
+    for edge in graph.edges:
+        reader = again.get(edge.dst)
+        if reader is not None and again.get(edge.src) != reader and edge.gradient:
+            inputs[reader][edge.src, edge.tensor] = edge.bytes
+    saved = [sum(graph.nodes[graph.index[name]].saved_bytes for name in block) for block in layers[::every]]
+
+    def changed(node: OpNode) -> OpNode:
+        if node.name not in again:
+            return node
+        layer = again[node.name]
+        return evolve(
+            node,
+            backward_input_s=node.backward_input_s + node.forward_s,
+            saved_bytes=sum(inputs[layer].values()) if node.name == layers[::every][layer][0] else 0,
+            workspace_bytes=node.workspace_bytes + saved[layer],
+            reductions=None if node.reductions is None else node.reductions.recomputed(),
+        )
+
+    return evolve(graph, nodes=tuple(map(changed, graph.nodes)))
 
 
 def layer_blocks(names: Sequence[str]) -> tuple[tuple[str, ...], ...]:

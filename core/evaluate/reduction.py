@@ -77,7 +77,7 @@ def unshard_time(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> R
 def _over_replicas_s(plan: Plan, cluster: Cluster, stage: int, size_bytes: float, operation: Operation) -> float:
     """Seconds of a collective over the replicas of a stage."""
     ranks = range(plan.placement[stage], plan.mesh.ranks, plan.devices)
-    return collective_s(cluster, ranks, size_bytes, operation)
+    return collective_s(cluster, ranks, size_bytes, operation, sharers=plan.mesh.sharing)
 
 
 def collective_seconds(

@@ -227,7 +227,9 @@ def _prediction(data: Any, kind: type[Prediction]) -> Prediction:
 
 
 converter.register_structure_hook(Prediction, _prediction)
-converter.register_unstructure_hook(Mesh, make_dict_unstructure_fn(Mesh, converter, tensor=_later))
+converter.register_unstructure_hook(
+    Mesh, make_dict_unstructure_fn(Mesh, converter, tensor=_later, sharing=_later, context=_later, experts=_later)
+)
 converter.register_unstructure_hook(
     Plan, make_dict_unstructure_fn(Plan, converter, sync=_later, forward_only=_later, shard=_later)
 )

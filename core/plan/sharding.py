@@ -15,8 +15,9 @@ level           what happens in a step                                       wha
                                                                              for gradients as above
 ==============  ===========================================================  ====================================
 
-A plan has a level for each of its stages. Costs are those of a whole stage, everywhere; `replica_costs` is what one
-replica holds and computes.
+With ``Mesh.sharing`` only groups of this many consecutive replicas share, and sums go over all groups (HSDP): n is the
+size of a group. A plan has a level for each of its stages. Costs are those of a whole stage, everywhere;
+`replica_costs` is what one replica holds and computes.
 
 With ``gradients`` a backward writes its gradients to *buckets*, each in a *slot* of memory. A complete bucket is summed
 over the replicas while the backward continues, and then its slot is free again::
@@ -94,10 +95,32 @@ def unsharded_bytes(plan: Plan, costs: Sequence[StageCosts], stage: int) -> int:
     return costs[stage].parameter_bytes if shards_parameters(plan, stage) else costs[stage].gradient_bytes
 
 
-def with_level(plan: Plan, level: str) -> Plan:
-    """The plan with one level for all stages; unchanged if it has one replica."""
-    none = level == NONE or plan.mesh.data == 1
-    return evolve(plan, shard=() if none else (level,) * len(plan.stages))
+def with_level(plan: Plan, level: str, sharing: int | None = None) -> Plan:
+    """The plan with one level for all stages, among groups of ``sharing`` replicas; unchanged if it has one replica."""
+    if level == NONE or plan.mesh.data == 1:
+        return evolve(plan, shard=())
+    return evolve(plan, shard=(level,) * len(plan.stages), mesh=evolve(plan.mesh, sharing=sharing))
+
+
+def level_and_sharers(shard: str, *more: str) -> tuple[str, int | None]:
+    """The level of a request such as ``parameters:8``, and the number of replicas that share; None for all.
+
+    Args:
+        shard: the request.
+        more: other values than levels that are accepted.
+
+    Raises:
+        RequestError: the level is unknown, or the number is none of at least 2.
+    """
+    level, colon, count = shard.partition(":")
+    check_level(level, *(() if colon else more))
+    if not colon:
+        return level, None
+    if level == NONE or not count.isdecimal() or int(count) < 2:
+        raise RequestError(
+            f"shard is '{shard}': after the colon write how many replicas share, at least 2, as in {PARAMETERS}:8"
+        )
+    return level, int(count)
 
 
 def replica_costs(plan: Plan, costs: Sequence[StageCosts]) -> Sequence[StageCosts]:
@@ -116,7 +139,7 @@ def replica_costs(plan: Plan, costs: Sequence[StageCosts]) -> Sequence[StageCost
     for stage, device in enumerate(plan.placement):
         if slots[stage] > slots[most.setdefault(device, stage)]:
             most[device] = stage
-    data = plan.mesh.data
+    data = plan.mesh.sharers
     return tuple(
         part_of(cost, data, level_of(plan, stage), slots=most[plan.placement[stage]] == stage)
         if shards(plan, stage)

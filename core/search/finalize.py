@@ -81,7 +81,7 @@ def draft(walk: Walk) -> tuple[Plan, tuple[StageCosts, ...]]:
     if data == 1 or mesh.cluster_devices == tuple(range(mesh.ranks)):
         mesh = Mesh(setting.devices, data)
     memory = MemoryPolicy(recompute=tuple(np.flatnonzero(walk.best.recompute).tolist()))
-    plan = with_level(evolve(plan, mesh=mesh, memory=memory), setting.shard)
+    plan = with_level(evolve(plan, mesh=mesh, memory=memory), setting.shard, setting.sharing)
     return plan, costs if setting.fixed else with_replicas(whole.graph, costs, plan.tied)
 
 

@@ -9,7 +9,7 @@ from ..errors import RequestError
 from ..offload.request import OffloadRequest, check_offload_request
 from ..plan.derive import Recompute
 from ..plan.offload import Storage
-from ..plan.sharding import AUTO, NONE, check_level
+from ..plan.sharding import AUTO, NONE, level_and_sharers
 from ..schedules.problem import ScheduleFamily, resident
 from .problem.meter import Meter, Progress
 from .problem.options import MAX_CHUNKS, SearchSpace
@@ -79,7 +79,7 @@ class SearchOptions:
         refuse_none(1 if self.budget is None else self.budget, "evaluations: a search")
         refuse_none(self.min_chunks, "chunks: a device")
         check_offload_request(self.offload)
-        check_level(self.shard, AUTO)
+        level_and_sharers(self.shard, AUTO)
 
     @property
     def offloads(self) -> bool:

@@ -12,7 +12,7 @@ from attrs import evolve
 from ..cluster.mesh import least_by_position
 from ..errors import RequestError
 from ..plan.plan import Plan
-from ..plan.sharding import AUTO, LEVELS, NONE, part_of
+from ..plan.sharding import AUTO, LEVELS, NONE, level_and_sharers, part_of
 from .confirm import SearchResult
 from .problem.meter import Meter
 from .problem.oracle import Oracle, with_costs
@@ -32,7 +32,7 @@ def sharded_search(
     Args:
         settings: with the costs of whole stages.
         meter: of the search.
-        shard: a level for all stages, or ``auto``.
+        shard: a level for all stages, as `level_and_sharers` reads it, or ``auto``.
         oracle: predicts plans of which only some stages are sharded.
         search: searches.
 
@@ -40,16 +40,22 @@ def sharded_search(
         RequestError: a level is asked for, and all meshes have one replica.
         NothingFits: no plan found fits in memory.
     """
-    if shard == NONE:
+    level, sharing = level_and_sharers(shard, AUTO)
+    if level == NONE:
         return search(settings, meter)
     replicated = [setting for setting in settings if len(setting.replicas) > 1]
-    if shard != AUTO:
+    if level != AUTO:
+        of_groups = [setting for setting in replicated if len(setting.replicas) % (sharing or 1) == 0]
+        if replicated and not of_groups:
+            raise RequestError(
+                f"shard is '{shard}' and no mesh has a multiple of {sharing} replicas: give one, or another number"
+            )
         if not replicated:
             raise RequestError(
                 f"shard is '{shard}' and the mesh has one replica: replicas share; give a mesh with dp above 1, or "
                 "leave shard out"
             )
-        return search([setting.sharded(shard) for setting in replicated], meter)
+        return search([setting.sharded(level, sharing) for setting in of_groups], meter)
     try:
         return search(settings, meter)
     except NothingFits:

@@ -125,7 +125,18 @@ def _of_one_replica(mesh: MeshRequest, no_ranks: str, several: Callable[[Mesh], 
 
 
 def mesh_for(plan: Plan | None, mesh: MeshRequest) -> MeshRequest:
-    """The plan's mesh, which must equal the given one; without a plan, the given one."""
+    """The plan's mesh, which must equal the given one; without a plan, the given one.
+
+    Raises:
+        RequestError: they differ, or the plan's has what is planned and simulated alone.
+    """
+    planned = plan.mesh if plan is not None else None
+    if planned is not None and (planned.sharing or planned.context > 1 or planned.experts > 1):
+        raise RequestError(
+            f"the plan has {planned.context} context ranks, {planned.experts} expert ranks and groups of "
+            f"{planned.sharers} replicas that share: these are planned and simulated, and do not train; plan without "
+            "--cp, --ep and a number in --shard"
+        )
     if plan is None or mesh is None:
         return mesh if plan is None else plan.mesh
     if isinstance(mesh, MeshShape):

@@ -217,7 +217,7 @@ class TensorRanks:
             return shown
         assert isinstance(cluster, GroupedCluster)
         costs = tuple(
-            _with_reductions(cost, sum_of(reductions[node] for node in stage.nodes), self.size, cluster.slowest_ring)
+            _with_reductions(cost, sum_of(reductions[node] for node in stage.nodes), self.size, cluster.slowest())
             for stage, cost in zip(plan.stages, prediction.costs, strict=True)
         )
         known = any(cost.reductions is not None for cost in costs)

@@ -35,7 +35,9 @@ def measured(monkeypatch):
     """A profile without measurements."""
     given = []
     monkeypatch.setattr(module, "_samples", lambda *what: given.append(what) or ["sample"])
-    monkeypatch.setattr(module, "calibrate", lambda samples, base, tf32: given.append((samples, base, tf32)) or FOUND)
+    monkeypatch.setattr(
+        module, "calibrate", lambda samples, base, products: given.append((samples, base, products)) or FOUND
+    )
     monkeypatch.setattr(module, "_link", lambda where: (2e9, 3e-6))
     monkeypatch.setattr(torch, "set_num_threads", given.append)
     return given
@@ -83,7 +85,7 @@ def test_name_of_a_gpu_finds_the_longest_name_in_the_catalogue(monkeypatch):
 def test_data_has_the_fitted_numbers_and_the_errors_of_each_kind(measured, capsys):
     profiled(dtype="tf32")
     found = json.loads(capsys.readouterr().out)
-    assert measured == [3, (None, CPU, "tf32", 5), (["sample"], BASE, True)]
+    assert measured == [3, (None, CPU, "tf32", 5), (["sample"], BASE, "tf32")]
     assert found["like"] == "cpu-core"
     assert set(found["fitted"]) == {"efficiency.matmul", "launch_overhead_s"}
     matmul = found["kinds"]["matmul"]

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from attrs import asdict
 
 from ...actions import BACKWARD_KINDS, COMPUTE_KINDS, Action, Kind
-from ...cluster.tensor_groups import GroupedCluster
+from ...cluster.tensor_groups import CONTEXT_RANKS, EXPERT_RANKS, TENSOR_RANKS, GroupedCluster
 from ...costs.costs import StageCosts
 from ...errors import RequestError
 from ...wording import first_of
@@ -80,10 +80,10 @@ def _check_shape(plan: Plan) -> None:
 
 
 def _check_memory_policy(plan: Plan) -> None:
-    if plan.memory.offload and plan.mesh.tensor > 1:
+    if plan.memory.offload and plan.mesh.width > 1:
         raise RequestError(
-            f"memory.offload is not empty and the mesh has {plan.mesh.tensor} tensor ranks, whose copies to hosts are "
-            "not supported; remove it, or set mesh.tensor to 1 and plan again"
+            f"memory.offload is not empty and the mesh has {plan.mesh.width} ranks a position, whose copies to hosts "
+            "are not supported; remove it, or plan again without them"
         )
     offload = tuple(each.stage for each in plan.memory.offload)
     unshard = tuple(each.stage for each in plan.memory.unshard)
@@ -160,15 +160,17 @@ def _check_prediction(plan: Plan) -> None:
         peaks = getattr(plan.prediction, name)
         if len(peaks) not in (0, plan.devices):
             raise RequestError(f"{name} of the prediction is of {len(peaks)} devices of {plan.devices}: plan again")
-    if plan.mesh.tensor > 1 and all(cost.reductions is None for cost in costs):
+    if plan.mesh.width > plan.mesh.context and all(cost.reductions is None for cost in costs):
         raise RequestError(
-            f"mesh.tensor is {plan.mesh.tensor} and the costs are of stages without tensor ranks: set it to 1, or plan "
-            "again"
+            f"the mesh has {plan.mesh.width} ranks at a position and the costs are of stages without: plan again"
         )
     for stage, cost in enumerate(costs):
         found = asdict(cost)
-        for part in ("reductions", "collectives"):
-            found |= {f"{part}.{name}": value for name, value in (found.pop(part) or {}).items()}
+        found |= {f"collectives.{name}": value for name, value in (found.pop("collectives") or {}).items()}
+        del found["reductions"]
+        for each in cost.reductions.each if cost.reductions is not None else ():
+            own = {name: value for name, value in asdict(each).items() if name not in ("over", "more")}
+            found |= {f"reductions.{name}": value for name, value in own.items()}
         level = found.pop("collectives.shard", NONE)
         check_level(level)
         for name, value in found.items():
@@ -183,15 +185,20 @@ def _check_reductions(plan: Plan, stage: int, cost: StageCosts) -> None:
     if found is None:
         return
     cluster = plan.predicted.cluster
-    ranks = cluster.tensor if isinstance(cluster, GroupedCluster) else plan.mesh.tensor
-    if found.ranks != ranks:
-        raise RequestError(
-            f"the costs of stage {stage} are of {found.ranks} tensor ranks and mesh.tensor is {ranks}: plan again"
-        )
+    kinds = {TENSOR_RANKS: plan.mesh.tensor, CONTEXT_RANKS: plan.mesh.context, EXPERT_RANKS: plan.mesh.experts}
+    if isinstance(cluster, GroupedCluster):
+        kinds = {TENSOR_RANKS: cluster.tensor, CONTEXT_RANKS: cluster.context, EXPERT_RANKS: cluster.experts}
+    for each in found.each:
+        if each.ranks != kinds.get(each.over):
+            raise RequestError(
+                f"the costs of stage {stage} are of {each.ranks} {each.over} ranks and the mesh has "
+                f"{kinds.get(each.over)}: plan again"
+            )
     least = min(cost.backward_input_s, cost.full_backward_s)
     again = cost.second_forward_s
+    forward_s, backward_s = found.seconds
     for name, seconds, limit in (
-        ("forward", found.forward_s, min(cost.forward_s, again)), ("backward", found.backward_s, least),
+        ("forward", forward_s, min(cost.forward_s, again)), ("backward", backward_s, least),
     ):  # fmt: skip
         if seconds > limit * (1 + 1e-9):
             raise RequestError(

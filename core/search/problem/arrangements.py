@@ -89,13 +89,20 @@ def _improved(distances: Floats, order: tuple[int, ...]) -> tuple[int, ...]:
     return order
 
 
-def reduction_rates(cluster: Cluster, replicas: Replicas, operation: Operation = Operation.ALL_REDUCE) -> Floats:
+def reduction_rates(
+    cluster: Cluster,
+    replicas: Replicas,
+    operation: Operation = Operation.ALL_REDUCE,
+    sharing: int | None = None,
+) -> Floats:
     """Fixed seconds and seconds per byte of a collective over the replicas at each position, (2, positions)."""
     result = np.zeros((2, len(replicas[0])))
     if len(replicas) > 1:
         for position in range(len(replicas[0])):
             members = [replica[position] for replica in replicas]
-            least, large = (collective_s(cluster, members, size, operation) for size in (1.0, GRADIENT_BYTES))
+            least, large = (
+                collective_s(cluster, members, size, operation, None, sharing) for size in (1.0, GRADIENT_BYTES)
+            )
             each = max(large - least, 0.0) / (GRADIENT_BYTES - 1)
             result[:, position] = least - each, each
     return result

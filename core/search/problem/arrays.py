@@ -161,10 +161,11 @@ def machine_arrays(
     message: MessageLine = FREE,
     contended: bool = False,
     shard: str = NONE,
+    sharing: int | None = None,
 ) -> MachineArrays:
     """The arrays of pipelines on some of a cluster's devices; ``limits`` and ``kinds`` by position.
 
-    Replicas share what ``shard`` says (see ``plan/sharding``).
+    Replicas share what ``shard`` says (see ``plan/sharding``), in groups of ``sharing``.
 
     The latency and rate between two positions are the worst over the replicas.
     """
@@ -175,7 +176,7 @@ def machine_arrays(
             path = cluster.path(replica[a], replica[b])
             latency[a, b] = max(latency[a, b], path_latency_s(path))
             rate[a, b] = min(rate[a, b], path_rate(path))
-    reduce, scatter, gather = _over_replicas(cluster, replicas, shard if len(replicas) > 1 else NONE)
+    reduce, scatter, gather = _over_replicas(cluster, replicas, shard if len(replicas) > 1 else NONE, sharing)
     return MachineArrays(
         np.array(kinds, dtype=np.int64), np.array(limits, dtype=float), latency, rate, reduce, scatter, gather,
         np.array([message.least_s, message.s_per_byte]),
@@ -183,14 +184,16 @@ def machine_arrays(
     )  # fmt: skip
 
 
-def _over_replicas(cluster: Cluster, replicas: Replicas, shard: str) -> tuple[Floats, Floats, Floats]:
+def _over_replicas(
+    cluster: Cluster, replicas: Replicas, shard: str, sharing: int | None
+) -> tuple[Floats, Floats, Floats]:
     """``reduce``, ``scatter`` and ``gather`` of the machine; of gradients that microbatches sum nothing is left, and
     shared parameters are not gathered after the optimizer."""
     none = np.zeros((2, 0))
     if shard == NONE:
         return reduction_rates(cluster, replicas), none, none
-    summed = reduction_rates(cluster, replicas, Operation.REDUCE_SCATTER)
-    gather = reduction_rates(cluster, replicas, Operation.ALL_GATHER)
+    summed = reduction_rates(cluster, replicas, Operation.REDUCE_SCATTER, sharing)
+    gather = reduction_rates(cluster, replicas, Operation.ALL_GATHER, sharing)
     if shard in (GRADIENTS, PARAMETERS):
         return np.zeros_like(summed), summed, gather if shard == GRADIENTS else none
     return summed, none, gather

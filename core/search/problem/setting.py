@@ -79,6 +79,7 @@ class Setting:
             fixed ones too, exclude it.
         contended: whether the search times messages that share links, which takes some fifty times as long.
         shard: what the replicas of every stage share (see ``plan/sharding``).
+        sharing: number of consecutive replicas that share it; None for all.
         whole: if they share anything, the setting with the costs of whole stages; this one has those of one replica.
     """
 
@@ -95,11 +96,12 @@ class Setting:
     message: MessageLine = FREE
     contended: bool = False
     shard: str = NONE
+    sharing: int | None = None
     whole: "Setting | None" = None
 
-    def sharded(self, level: str) -> "Setting":
+    def sharded(self, level: str, sharing: int | None = None) -> "Setting":
         """The setting in which the replicas of every stage share this; itself if there is one replica."""
-        replicas = len(self.replicas)
+        replicas = sharing or len(self.replicas)
         if level == NONE or replicas == 1:
             return self
         fixed, reserved = self.fixed, self.reserved
@@ -112,7 +114,7 @@ class Setting:
             reserved = tuple(size + slots for size in reserved or (0.0,) * len(self.memory))
         if fixed is not None:
             fixed = evolve(fixed, costs=tuple(part_of(cost, replicas, level, slots=False) for cost in fixed.costs))
-        return evolve(self, graphs=graphs, fixed=fixed, shard=level, whole=self, reserved=reserved)
+        return evolve(self, graphs=graphs, fixed=fixed, shard=level, sharing=sharing, whole=self, reserved=reserved)
 
     @property
     def devices(self) -> int:
@@ -148,13 +150,20 @@ class Setting:
         found = graph_arrays(self.graphs, self.parameter_sizes)
         if self.whole is None:
             return found
-        return of_one_replica(found, self.whole.arrays, len(self.replicas), self.shard)
+        return of_one_replica(found, self.whole.arrays, self.sharing or len(self.replicas), self.shard)
 
     @cached_property
     def machine(self) -> MachineArrays:
         """The devices for the compiled search."""
         return machine_arrays(
-            self.cluster, self.replicas, self.limits, self.slowest, self.message, self.contended, self.shard
+            self.cluster,
+            self.replicas,
+            self.limits,
+            self.slowest,
+            self.message,
+            self.contended,
+            self.shard,
+            self.sharing,
         )
 
     @cached_property

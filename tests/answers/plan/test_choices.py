@@ -43,25 +43,19 @@ def test_mesh_of_another_number_of_devices_is_refused(mesh):
     [(None, False, "none"), (None, True, None), ("auto", False, None), ("all", True, "all"), ("none", True, "none")],
 )
 def test_recomputation_is_searched_with_analytic_costs(given, analytic_costs, wanted):
-    assert wanted_recompute(given, analytic_costs=analytic_costs, devices=2, chunks=3) == wanted
+    assert wanted_recompute(given, analytic_costs=analytic_costs) == wanted
 
 
-def test_each_nth_stage_recomputes():
-    given = {"analytic_costs": True, "devices": 2, "chunks": 3}
-    assert wanted_recompute("every:2", **given) == (0, 2, 4)
-    with pytest.raises(RequestError, match="counts stages: give their number with --mesh"):
-        wanted_recompute("every:2", **{**given, "chunks": None})
-
-
-def test_recomputed_attention_is_no_stage_that_recomputes():
-    assert wanted_recompute("attention", analytic_costs=True, devices=2, chunks=3) == "none"
+@pytest.mark.parametrize("given", ["attention", "every:2"])
+def test_recomputed_attention_or_layer_is_no_stage_that_recomputes(given):
+    assert wanted_recompute(given, analytic_costs=True) == "none"
     with pytest.raises(RequestError, match="is for a model on a described cluster"):
-        wanted_recompute("attention", analytic_costs=False, devices=2, chunks=3)
+        wanted_recompute(given, analytic_costs=False)
 
 
 def test_other_recomputation_is_refused():
     with pytest.raises(RequestError, match="--recompute is 'some': give none, all, auto, attention, or every:N"):
-        wanted_recompute("some", analytic_costs=True, devices=None, chunks=None)
+        wanted_recompute("some", analytic_costs=True)
 
 
 @pytest.mark.parametrize(

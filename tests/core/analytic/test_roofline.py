@@ -32,10 +32,10 @@ def test_thin_product_is_limited_by_memory():
 def test_tf32_is_used_only_for_float32_products_on_devices_that_support_it():
     single, half = product(4096, 4096, 4096, "fp32", 4), product(4096, 4096, 4096, "bf16", 2)
     work = kernel_s(single, A100) - 5e-6
-    assert kernel_s(single, A100, tf32=True) == pytest.approx(5e-6 + work / 8)
-    assert kernel_s(half, A100, tf32=True) == kernel_s(half, A100)
+    assert kernel_s(single, A100, "tf32") == pytest.approx(5e-6 + work / 8)
+    assert kernel_s(half, A100, "tf32") == kernel_s(half, A100)
     without = evolve(A100, peak_flops_per_s={"fp32": 19.5e12})
-    assert kernel_s(single, without, tf32=True) == kernel_s(single, A100)
+    assert kernel_s(single, without, "tf32") == kernel_s(single, A100)
 
 
 def test_elementwise_operator_is_limited_by_memory_with_its_own_efficiency():
