@@ -72,7 +72,8 @@ class PlanningCosts:
         parameter_sizes: bytes of every parameter; None if the graph does not have them.
         work: samples, tokens and FLOPs of a step.
         peak_flops_per_s: of every device for the number type of most of the model's FLOPs; None if unknown.
-        step_error: relative error of the step that 9 of 10 predictions from these costs stay below; None if unknown.
+        step_error: relative error of the step that 9 of 10 predictions from these costs stay below, see
+            ``core/plan/interval``; None if unknown.
     """
 
     graph: OpGraph
@@ -264,10 +265,10 @@ def _of_all_ranks(work: StepTotals, context: int, experts: int) -> StepTotals:
 
 
 def _step_error(devices: Sequence[DeviceType]) -> float | None:
-    """The largest error of the devices; None if that of one is unknown."""
-    errors = [device.step_error for device in devices]
-    known = [error for error in errors if error is not None]
-    return max(known) if len(known) == len(errors) else None
+    """The largest error of the devices of which no run was compared, else 0; None if that of one is unknown."""
+    if any(device.step_error is None for device in devices):
+        return None
+    return max((device.step_error or 0.0 for device in devices if device.sources["step_error"].assumed), default=0.0)
 
 
 def _known(given: StepTotals, found: StepTotals) -> StepTotals:

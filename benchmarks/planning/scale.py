@@ -2,12 +2,13 @@
 
     python benchmarks/planning/scale.py [--runs N] [--only NAME] [--record FILE]
 
-- *simulate*: equal stages in 1F1B, on a switch with a port for each device: 64 devices with 512 microbatches, 256 with
-  1,024, and 16 devices × 8 replicas, whose gradients are summed on links of their own.
-- *plan*: 1,000 operators in a chain, equal ones and random ones with skip edges, on 256 devices on a switch, with 512
-  microbatches and the default budget.
+- *simulate*: equal stages in 1F1B, on a switch with a port each: 64 devices with 4,096 microbatches, 256 with 1,024,
+  and 16 devices × 8 replicas, whose gradients are summed on links of their own.
+- *plan*: 1,000 operators in a chain, equal ones and random ones with skip edges, on 512 devices on a switch, with 1,024
+  microbatches and the default budget; and bundled models, with the default budget.
 
-Requirements: 256 × 1,024 is simulated in 15 s and 1 GB, and 1,000 operators on 256 devices are planned in 60 s.
+Requirements, in processor seconds: 30 for 64 × 4,096, 15 (and 1 GB) for 256 × 1,024; 60 for a graph on 512 devices, 10
+for llama-7b, 20 for llama-70b and gpt3-175b, 15 for the answer that nothing fits.
 """
 
 import json
@@ -34,7 +35,14 @@ from panpipe.core.schedules.problem import ScheduleProblem
 from benchmarks.driver import argument_parser, report
 from benchmarks.plan_command import plan_command
 
-OPERATORS, DEVICES, MICROBATCHES = 1000, 256, 512
+OPERATORS, DEVICES, MICROBATCHES = 1000, 512, 1024
+MODELS = {
+    "plan llama-7b, 8 A100-40GB": ("llama-7b", "8xA100-40GB", "32"),
+    "plan llama-70b, 64 H100": ("llama-70b", "8x8xH100", "256"),
+    "plan gpt3-175b, TP 8, 64 A100": ("gpt3-175b", "8x8xA100-80GB", "128", "--tp", "8"),
+    "plan llama-70b, 8 A100-40GB, nothing fits": ("llama-70b", "8xA100-40GB", "64"),
+}
+"""Model, cluster, microbatches and further options."""
 SKIPS = 0.1
 """Share of the random operators that read an earlier one, too."""
 
@@ -87,7 +95,7 @@ def cases(folder: Path) -> dict[str, list[str]]:
     simulate = [str(Path(sys.executable).with_name("panpipe")), "simulate", "--json"]
     found = {}
     for name, plan in (
-        ("simulate 64 × 512", uniform_plan(64, 512)),
+        ("simulate 64 × 4,096", uniform_plan(64, 4096)),
         ("simulate 256 × 1,024", uniform_plan(256, 1024)),
         ("simulate 16 × 64, 8 replicas", uniform_plan(16, 64, data=8)),
     ):
@@ -98,16 +106,18 @@ def cases(folder: Path) -> dict[str, list[str]]:
     for uneven in (False, True):
         path = folder / f"{len(found)}.json"
         path.write_text(graph_json(graph(uneven)), encoding="utf-8")
-        found[f"plan 1,000 {'random' if uneven else 'equal'} operators, 256 devices"] = plan_command(
+        found[f"plan 1,000 {'random' if uneven else 'equal'} operators, {DEVICES} devices"] = plan_command(
             "--graph", str(path), "--cluster", str(folder / "cluster.json"), "--microbatches", str(MICROBATCHES)
         )
+    for name, (model, cluster, microbatches, *options) in MODELS.items():
+        found[name] = plan_command("--model", model, "--cluster", cluster, "--microbatches", microbatches, *options)
     return found
 
 
 def run(command: list[str]) -> Run:
     """Run a command in a process of its own, which also measures it."""
     code = (
-        "import json, resource, subprocess, sys; subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL); "
+        "import json, resource, subprocess, sys; subprocess.run(sys.argv[1:], stdout=subprocess.DEVNULL); "
         "used = resource.getrusage(resource.RUSAGE_CHILDREN); "
         "print(json.dumps([used.ru_utime + used.ru_stime, 1024 * used.ru_maxrss]))"
     )

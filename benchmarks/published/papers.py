@@ -1,8 +1,8 @@
 """Published figures against the simulator, from the catalogue alone: nothing is fitted to any row.
 
-The papers' models are captured on meta in bfloat16, with attention written out for the first and as a flash kernel for
-the second. Every operator has its cost on the catalogue's A100. Stages are cut as in the papers: embedding, layers and
-head count as one each, and each stage has equally many of them. The simulator runs every schedule on the cluster.
+The papers' models are GPT-2 of transformers in bfloat16, with attention written out for the first and as a flash kernel
+for the second; costs are those that ``panpipe plan`` has for them. Stages are cut as in the papers: embedding, layers
+and head count as one each, and each stage has equally many of them. The simulator runs every schedule on the cluster.
 
 Pipeline Parallelism with Controllable Memory (arXiv 2405.15362, Figure 7): 30 layers on 16 GPUs in two nodes.
 Throughput is by stage span, the time from one step to the next: its code steps optimizers without a barrier and
@@ -15,31 +15,30 @@ them are met within that rounding.
     python benchmarks/published/papers.py [--record FILE]
 """
 
+import json
 import sys
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import megatron
 from attrs import field, frozen
-from panpipe.core.analytic.model import ModelWork, model_work
-from panpipe.core.capture.export.operators import operators_of
-from panpipe.core.capture.export.step import capture_step
-from panpipe.core.cluster.catalog import find_cluster, find_device
+from panpipe.answers.plan.costs import ModelRequest, model_costs
+from panpipe.core.cluster.catalog import find_cluster
 from panpipe.core.costs.costs import stage_costs, stage_edges
 from panpipe.core.costs.graph import OpGraph
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.problem.assemble import assemble
+from panpipe.core.search.problem.blocks import Blocks
+from panpipe.core.trace.throughput import StepTotals
 from panpipe.simulators.result import SimulationResult
 from panpipe.simulators.run import simulate
 
 from benchmarks.driver import argument_parser, report
-
-DEVICE = "A100-80GB"
 
 
 @frozen
@@ -59,10 +58,27 @@ class Case:
     parameters: Mapping[str, Any] = field(factory=dict, hash=False)
 
 
+@frozen
+class Shape:
+    """Sizes of a GPT and of its microbatches; ``flash``: whether attention is one kernel."""
+
+    layers: int
+    sequence: int
+    samples: int
+    flash: bool = False
+
+    @property
+    def config(self) -> dict[str, Any]:
+        """As in a config.json."""
+        written_out = {} if self.flash else {"attn_implementation": "eager"}
+        return {"model_type": "gpt2", "n_layer": self.layers, "n_embd": 5120, "n_head": 40, "vocab_size": 50304,
+                "n_positions": self.sequence, "tie_word_embeddings": False, **written_out}  # fmt: skip
+
+
 MEGATRON = {"rounds": 4}
 """Megatron's interleaving, which both papers ran: rounds of as many microbatches as devices, 64 ÷ 16 and 32 ÷ 8."""
 
-CONTROLLABLE = megatron.Shape(layers=30, hidden=5120, heads=40, sequence=1024, samples=2)
+CONTROLLABLE = Shape(layers=30, sequence=1024, samples=2)
 CONTROLLABLE_CLUSTER, CONTROLLABLE_MICROBATCHES = "2x8xA100-80GB", 64
 FIGURE_7 = {
     Case("ZB-2P", "zb-2p"): (52.5, 48),
@@ -95,38 +111,15 @@ class Row:
     saved_bytes: float
 
 
-def work_of(shape: megatron.Shape) -> ModelWork:
-    """The model, captured from one microbatch."""
-    model, batch = megatron.make(shape)
-    return model_work(operators_of(capture_step(model, megatron.step, batch)))
-
-
-def units(graph: OpGraph) -> list[list[str]]:
-    """The operators of the embedding, of each layer, and of the head with the loss."""
-    found: list[list[str]] = [[]]
-    layer = -1
-    for node in graph.nodes:
-        parts = node.name.split(".")
-        if parts[0] != "layers":
-            if layer >= 0 and node.parameters:  # operators without parameters stay in their stage
-                layer = -1
-                found.append([])
-        elif (number := int(parts[1].partition("/")[0])) != layer:
-            layer = number
-            found.append([])
-        found[-1].append(node.name)
-    return found
-
-
 def simulated(graph: OpGraph, case: Case, cluster_name: str, microbatches: int) -> SimulationResult:
     """One step of a schedule over stages of as many units each."""
     cluster = find_cluster(cluster_name)
     devices = len(cluster.devices)
-    parts = units(graph)
+    parts = [node.name for node in graph.nodes]
     count = devices * case.chunks
     each, rest = divmod(len(parts), count)
     assert not rest, f"{len(parts)} units in {count} stages"
-    stages = [list(chain.from_iterable(parts[i : i + each])) for i in range(0, len(parts), each)]
+    stages = [parts[i : i + each] for i in range(0, len(parts), each)]
     costs, edges = stage_costs(graph, stages), stage_edges(graph, stages)
     hop_s = cluster.transfer_s(0, 1, max(edge.bytes for edge in edges))
     problem = ScheduleProblem(devices, microbatches, case.chunks, costs, hop_s)
@@ -134,15 +127,20 @@ def simulated(graph: OpGraph, case: Case, cluster_name: str, microbatches: int) 
     return simulate(assemble(graph, stages, schedule), costs, cluster)
 
 
-def rows(shape: megatron.Shape, cases: Iterable[Case], cluster: str, microbatches: int) -> dict[str, Row]:
+def rows(shape: Shape, cases: Iterable[Case], cluster: str, microbatches: int) -> dict[str, Row]:
     """Every case on its cluster, by the paper's name."""
-    work, device = work_of(shape), find_device(DEVICE)
-    graph = work.on(device)
-    peak = device.peak_flops_per_s["bf16"]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.json"
+        file.write_text(json.dumps(shape.config), encoding="utf-8")
+        request = ModelRequest(str(file), shape.samples * microbatches, shape.sequence, "bf16")
+        costs = model_costs(request, find_cluster(cluster), cluster, microbatches, StepTotals())
+    graph = Blocks.of(costs.graph, "layers").joined(costs.graph)
+    assert costs.work.flops is not None
+    assert costs.peak_flops_per_s is not None
     found = {}
     for case in cases:
         result = simulated(graph, case, cluster, microbatches)
-        total = microbatches * work.flops / (len(result.busy_s) * peak)
+        total = costs.work.flops / sum(costs.peak_flops_per_s)
         found[case.title] = Row(total / result.stage_span_s, result.stage_span_s, max(result.peak_saved_bytes))
     return found
 
@@ -183,7 +181,7 @@ def offload() -> list[list[str]]:
     """Table 2: the rows, and what they assert."""
     table = []
     for column, length in enumerate(OFFLOAD_LENGTHS):
-        shape = megatron.Shape(layers=38, hidden=5120, heads=40, sequence=length, samples=1, flash=True)
+        shape = Shape(layers=38, sequence=length, samples=1, flash=True)
         found = rows(shape, TABLE_2, OFFLOAD_CLUSTER, OFFLOAD_MICROBATCHES)
         base = found["1F1B"].saved_bytes
         printed_base = TABLE_2[next(iter(TABLE_2))][column]

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from attrs import field, frozen
 from panpipe.cli import main as panpipe
+from panpipe.core.plan.interval import OTHER, SHARDED, TENSOR
 
 from benchmarks.driver import argument_parser, report
 
@@ -62,8 +63,9 @@ class Run:
 
     @property
     def kind(self) -> str:
-        """What limits the accuracy of its prediction."""
-        return "tensor ranks" if "--tp" in self.options else "sharded parameters"
+        """What limits the accuracy of its prediction, as ``published_kind``."""
+        context = "--cp" in self.options and self.options[self.options.index("--cp") + 1] != "1"
+        return OTHER if context else TENSOR if "--tp" in self.options else SHARDED
 
     def arguments(self, folder: Path) -> list[str]:
         """The arguments of ``panpipe plan``; writes the model's configuration."""
@@ -167,16 +169,27 @@ def _fsdp() -> list[Run]:
                 samples=gpus * samples, sequence=4096, microbatches=gpus, options=sharded(gpus, layers, recompute),
                 step_s=samples * 4096 / rate, fitted=fitted)
         )  # fmt: skip
-    for gpus, kernels, rate, gibibytes, fitted in (
-        (8, "eager", 5762, 82.4, True), (8, "compiled", 6667, 77.0, False), (128, "eager", 5605, 67.0, False),
-        (128, "compiled", 6514, 62.0, True),
+    for gpus, kernels, dtype, rate, gibibytes, fitted in (
+        (8, "eager", "bf16", 5762, 82.4, True), (8, "compiled", "bf16", 6667, 77.0, False),
+        (8, "compiled", "fp8", 8532, 76.8, False), (128, "eager", "bf16", 5605, 67.0, False),
+        (128, "compiled", "bf16", 6514, 62.0, True), (128, "compiled", "fp8", 8380, 61.8, False),
     ):  # fmt: skip
         cluster = f"{gpus // 8}x8xH100-HBM2e" if gpus > 8 else "8xH100-HBM2e"
+        name = kernels if dtype == "bf16" else f"{kernels} in {dtype}"
         found.append(
-            Run(name=f"Llama-3 8B, {kernels}, on {gpus} H100-HBM2e", source=TITAN, config=LLAMA_3_8B, cluster=cluster,
+            Run(name=f"Llama-3 8B, {name}, on {gpus} H100-HBM2e", source=TITAN, config=LLAMA_3_8B, cluster=cluster,
                 samples=2 * gpus, sequence=8192, microbatches=gpus, step_s=2 * 8192 / rate, fitted=fitted,
                 memory_bytes=gibibytes * 2**30, assumed="every second layer recomputed",
-                options=(*sharded(gpus, 32, "every:2"), "--kernels", kernels))
+                options=(*sharded(gpus, 32, "every:2"), "--kernels", kernels, "--dtype", dtype))
+        )  # fmt: skip
+    for context, rate in ((1, 3890), (2, 2540), (4, 1071)):
+        found.append(
+            Run(name=f"Llama-3 8B, {context * 32768} tokens, {context} context ranks, on 8 H100-HBM2e", source=TITAN,
+                config={**LLAMA_3_8B, "max_position_embeddings": 131072}, cluster="8xH100-HBM2e", samples=8 // context,
+                sequence=context * 32768, microbatches=8 // context, step_s=32768 / rate,
+                options=(*sharded(8 // context, 32, "all"), "--kernels", "compiled", "--dtype", "fp8", "--cp",
+                         str(context)),
+                assumed="context ranks hold copies of what replicas share")
         )  # fmt: skip
     return found
 

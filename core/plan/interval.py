@@ -1,12 +1,29 @@
 """The interval of a predicted step, from the errors of earlier predictions compared with published runs.
 
-A catalogue device has such an error (``DeviceType.step_error``). For a prediction from measured costs, the interval
-follows from the noise of the measurements instead.
+It depends on what a plan's devices exchange (`PUBLISHED_ERRORS`); devices of the catalogue of which no run was compared
+have an error of their own (``DeviceType.step_error``). For a prediction from measured costs, the interval follows from
+the noise of the measurements instead.
 """
 
 from attrs import evolve
 
+from ..cluster.tensor_groups import GroupedCluster
 from .plan import Plan, Prediction
+from .sharding import PARAMETERS
+
+TENSOR, SHARDED, OTHER = "tensor ranks", "sharded parameters", "neither"
+PUBLISHED_ERRORS = {TENSOR: 0.08, SHARDED: 0.21, OTHER: 0.21}
+"""The worst error of the published runs of each kind (``benchmarks/results/published_runs.md``), rounded up; of plans
+with neither, or with context or expert ranks, no run was compared: they have the worst of all."""
+
+
+def published_kind(plan: Plan) -> str:
+    """The kind of published runs that a plan is like."""
+    cluster = plan.predicted.cluster
+    ranks = cluster if isinstance(cluster, GroupedCluster) else plan.mesh
+    if ranks.context > 1 or ranks.experts > 1:
+        return OTHER
+    return SHARDED if PARAMETERS in plan.shard else TENSOR if ranks.width > 1 else OTHER
 
 
 def with_step_error(plan: Plan, error: float | None) -> Plan:
@@ -14,11 +31,12 @@ def with_step_error(plan: Plan, error: float | None) -> Plan:
 
     Args:
         plan: with its prediction.
-        error: bound of \\|predicted ÷ measured − 1\\|; None if it is not known; then the plan is returned
-            unchanged.
+        error: bound of \\|predicted ÷ measured − 1\\| for its devices; at least that of its kind of runs is taken. None
+            if it is not known; then the plan is returned unchanged.
     """
     if error is None or plan.prediction is None:
         return plan
+    error = max(error, PUBLISHED_ERRORS[published_kind(plan)])
     step_s = plan.prediction.step_s
     interval = step_s / (1 + error), step_s / (1 - error)
     return evolve(plan, prediction=evolve(plan.prediction, interval_s=interval))

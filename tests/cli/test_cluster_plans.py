@@ -8,8 +8,8 @@ from panpipe.cli import main
 from panpipe.core.plan.plan import read_plan
 from panpipe.core.plan.validation.validate import validate
 
-LLAMA = {"model_type": "llama", "num_hidden_layers": 6, "hidden_size": 1024, "num_attention_heads": 8,
-         "num_key_value_heads": 8, "intermediate_size": 4096, "vocab_size": 1024,
+LLAMA = {"model_type": "llama", "num_hidden_layers": 6, "hidden_size": 2048, "num_attention_heads": 16,
+         "num_key_value_heads": 8, "intermediate_size": 5504, "vocab_size": 8192,
          "max_position_embeddings": 32768}  # fmt: skip
 MIXTRAL = {**LLAMA, "model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
 COMMON = ("--batch", "16", "--microbatches", "8", "--schedule", "1f1b", "--recompute", "none", "--budget", "20")
@@ -81,9 +81,9 @@ def test_expert_ranks_share_the_experts(tmp_path, capsys):
 
 
 def test_products_of_layers_are_faster_in_fp8(tmp_path, capsys):
-    mesh = ("--mesh", "pp=1,dp=8", "--dtype")
+    mesh = ("--mesh", "pp=1,dp=8", "--kernels", "fused", "--dtype")
     half, eighth = (planned(capsys, tmp_path, *mesh, dtype, cluster="8xH100") for dtype in ("bf16", "fp8"))
-    assert 0.5 < eighth["predicted_step_s"] / half["predicted_step_s"] < 0.95
+    assert 0.5 < eighth["predicted_step_s"] / half["predicted_step_s"] < 0.97
     assert "states no rate for matrix products in fp8" in planned(capsys, tmp_path, *mesh, "fp8", cluster="8xA100-80GB")
 
 

@@ -92,11 +92,11 @@ def with_costs(cost, mesh=PLAN.mesh):
 @pytest.mark.parametrize(
     ("plan", "said"),
     [
-        (with_costs(COST, Mesh(2)), "are of 2 tensor ranks and mesh.tensor is 1: plan again"),
-        (with_costs(COST, Mesh(2, tensor=4)), "are of 2 tensor ranks and mesh.tensor is 4: plan again"),
+        (with_costs(COST, Mesh(2)), "are of 2 tensor ranks and the mesh has 1: plan again"),
+        (with_costs(COST, Mesh(2, tensor=4)), "are of 2 tensor ranks and the mesh has 4: plan again"),
         (
             with_costs(evolve(COST, reductions=None)),
-            "mesh.tensor is 2 and the costs are of stages without",
+            "the mesh has 2 ranks at a position and the costs are of stages without",
         ),
         (
             with_costs(evolve(COST, reductions=evolve(SUMS, forward_s=3.5))),
@@ -108,7 +108,7 @@ def with_costs(cost, mesh=PLAN.mesh):
         ),
         (
             evolve(PLAN, memory=MemoryPolicy(offload=(StageOffload(0, (Storage("a", 1),), ()),))),
-            "memory.offload is not empty and the mesh has 2 tensor ranks",
+            "memory.offload is not empty and the mesh has 2 ranks a position",
         ),
     ],
 )

@@ -119,7 +119,7 @@ def test_attention_has_the_shape_of_its_scores(causal):
     query, key = torch.ones(2, 3, 8, 4), torch.ones(2, 3, 8, 4)
     result = torch.empty_like(query), torch.empty(2, 3, 8)
     found = kernel_of(FORWARD, (query, key, key, None, causal), {}, result)
-    assert found.shape == Scores(6, 8, 8, causal, False)
+    assert found.shape == Scores(6, 8, 8, causal, False, 2 * 4 * 2 * 3 * 8 * 4)
     assert found.flops > 0
 
 

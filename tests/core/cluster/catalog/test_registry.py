@@ -38,6 +38,10 @@ DEVICES = {
 }
 """Dense peaks as their vendors print them."""
 
+FP8 = {"H100": 1978.9, "H200": 1979, "B200": 4500, "GH200": 1978.9, "GB200": 5000, "GB300": 5000, "L40S": 733,
+       "L4": 242.5, "RTX4090": 330.3, "RTX5090": 419, "H100-PCIe": 1513, "H20": 296, "MI300X": 2614.9}  # fmt: skip
+"""TFLOP/s of dense products in FP8; the others have none."""
+
 LINKS = {
     # name: peak and effective GB/s in each direction
     "nvlink3-port": (300, 240),
@@ -71,6 +75,7 @@ def test_devices_have_the_vendors_peaks(name):
     rates = device.peak_flops_per_s
     fp32, tf32, fp16, memory, rate, link = DEVICES[name]
     wanted = {"fp32": fp32, "fp16": fp16, **({} if tf32 is None else {"tf32": tf32, "bf16": fp16})}
+    wanted |= {"fp8": FP8[name]} if name in FP8 else {}
     assert {kind: value / 1e12 for kind, value in rates.items()} == pytest.approx(wanted)
     found = device.memory_bytes / 1e9, device.peak_memory_bytes_per_s / 1e9
     assert (*found, device.host_link) == (memory, rate, link)
