@@ -132,7 +132,7 @@ def captured_step(
     shapes = {position: tuple(value.shape) for position, value in given.items() if isinstance(value, Tensor)}
     if any(map(has_symbols, shapes.values())):
         fake_mode.shape_env.frozen = False  # what is derived from the graph adds guards
-        step.sizes = SizeSymbols(fake_mode.shape_env, shapes)
+        step.sizes = SizeSymbols(fake_mode.shape_env, shapes, breaks.known.reads)
     _take_clamps(step)
     _refuse_written_parameters(step)
     refuse_written_constants(step.graph, step.constants)

@@ -6,7 +6,7 @@ them. What torch or this package decided by comparing sizes is a guard of the gr
 `SizeSymbols.values` checks the guards for the sizes of a batch, and `Sizes.of` replaces expressions by numbers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import sympy  # type: ignore[import-untyped]
@@ -143,10 +143,12 @@ class SizeSymbols:
     Args:
         env: the graph's shape environment.
         shapes: position of each tensor among the batch's leaves → its shape, partly symbolic.
+        reads: for each value that the step's Python read: whether other sizes give the same, see `KnownValues`.
     """
 
     env: ShapeEnv
     shapes: Mapping[int, Sequence[Any]]
+    reads: Sequence[Callable[[Callable[[Any], Any]], bool]] = ()
     _known_guards: dict[int, list[Any]] = field(factory=dict, eq=False)
 
     @property
@@ -174,6 +176,7 @@ class SizeSymbols:
             all(allowed[symbol].lower <= own <= allowed[symbol].upper for symbol, own in sizes.symbols.items())
             and all(sizes.value(expression) == own for expression, own in symbolic)
             and all(map(sizes.value, self._guards))
+            and all(same(sizes.of) for same in self.reads)
         )
         return sizes if valid else None
 

@@ -27,6 +27,7 @@ from ..python.torch_settings import Autocasts
 from ..values.capture_errors import LateSize, NeedsAutograd, NeedsValue, depends_on_value, error_of_type
 from ..values.containers import plain_result
 from ..values.fake_tensors import stand_in_for
+from ..values.known_values import KnownValues
 from ..values.late_numbers import LateNumber, with_late_numbers_as_tensors
 from ..values.printed import Held, output_held
 from ..values.user_lines import first_line, reason_of
@@ -60,6 +61,7 @@ class Breaks:
         as_eager: whether ``torch.compiler.is_exporting`` is false for the step's Python.
         drawn: given to `ValueWatch`.
         kept: fake modes of earlier runs → the name of a value that they kept; see `ValueWatch`.
+        known: the values of the last run that follow from numbers and sizes.
     """
 
     model: nn.Module
@@ -73,6 +75,7 @@ class Breaks:
     autocasts: Autocasts = field(factory=Autocasts.now)
     drawn: int | None = None
     kept: dict[Any, str] = field(factory=dict)
+    known: KnownValues = field(factory=KnownValues)
     guards: Guards = field(init=False)
     changes: Changes = field(init=False)
     trained: dict[str, bool] = field(factory=dict)
@@ -112,7 +115,8 @@ class Breaks:
         """
         tail, regions = self._tail, list(self._modules.lines)
         self.close()
-        watch = self._watch = ValueWatch(self.sizes, self._constants, self.kept, self.drawn)
+        self.known = KnownValues()
+        watch = self._watch = ValueWatch(self.sizes, self._constants, self.known, self.kept, self.drawn)
         self._constants.update({memory_of(buffer): buffer for buffer in model.buffers()})
         recorder = Recorder()
         result = None

@@ -9,6 +9,7 @@ import math
 import random
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -22,6 +23,7 @@ from torch.utils import _pytree as pytree
 from ...tensor_metadata import METADATA_READS, memory_of
 from .capture_errors import NeedsAutograd, NeedsValue, Refused
 from .code_origin import is_own, is_users_own
+from .known_values import KnownValues
 from .late_numbers import LateNumber, kept_text
 from .nesting import tensors_of
 from .raising_branches import value_without_error
@@ -51,6 +53,7 @@ class ValueWatch(TorchFunctionMode):
     Args:
         sizes: whether sizes that depend on values stop capture, too; capture supports some of them.
         constants: gets the constants: identity of a memory → a tensor with it, which keeps it alive.
+        known: gets the calls that compute them.
         kept: fake modes of earlier runs of the step → the name of a value that they kept in Python. To compute with
             such a value is refused.
         drawn: `drawn_outside_of_torch` before the run, to find the line that changes it; None otherwise.
@@ -62,10 +65,15 @@ class ValueWatch(TorchFunctionMode):
     """
 
     def __init__(
-        self, sizes: bool, constants: dict[int, Tensor], kept: Mapping[Any, str], drawn: int | None = None
+        self,
+        sizes: bool,
+        constants: dict[int, Tensor],
+        known: KnownValues,
+        kept: Mapping[Any, str],
+        drawn: int | None = None,
     ) -> None:
         super().__init__()
-        self._sizes, self._constants, self._kept, self._drawn = sizes, constants, kept, drawn
+        self._sizes, self._constants, self._known, self._kept, self._drawn = sizes, constants, known, kept, drawn
         self.over = self.shown = self.started = False
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -121,6 +129,8 @@ class ValueWatch(TorchFunctionMode):
         for tensor in tensors_of(result):
             if constant:
                 self._constants[memory_of(tensor)] = tensor
+        if constant and func not in METADATA_READS:
+            self._known.note(func, args, kwargs, result)
         if not constant:
             written = given[:1] if name == "__setitem__" or name.endswith("_") else []
             for tensor in (*written, *tensors_of(kwargs.get("out"))):
@@ -128,6 +138,9 @@ class ValueWatch(TorchFunctionMode):
 
     def _read(self, func: Any, args: Any) -> Any:
         tensor = args[0]
+        if func not in (Tensor.__repr__, Tensor.__format__) and are_constants(args, self._constants):
+            with suppress(Exception):  # it depends on a buffer, or cannot be computed on the host
+                return self._known.read(func, args)
         if func is Tensor.__bool__ and tensor.numel() == 1 and (found := value_without_error(self.started)) is not None:
             return found
         if func is Tensor.__repr__:

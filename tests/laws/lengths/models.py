@@ -139,12 +139,33 @@ class Recurrent(nn.Module):
         return self.head(self.recurrent(self.embed(x))[0])
 
 
+class Encoder(nn.Module):
+    """An encoder of torch that reads whether the mask that the forward makes is a causal one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(64, 16), nn.Linear(16, 64)
+        self.encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.encoder(self.embed(x), mask=nn.Transformer.generate_square_subsequent_mask(x.shape[1])))
+
+
+def _encoder() -> nn.Module:
+    torch.manual_seed(0)
+    return Encoder()
+
+
+def _labelled(length: int) -> dict[str, Tensor]:
+    return {"x": _tokens(length), "y": _tokens(length, seed=100)}
+
+
 def _recurrent(kind: type[nn.RNNBase]) -> Case:
     def model() -> nn.Module:
         torch.manual_seed(0)
         return Recurrent(kind)
 
-    return Case(model, _classified, lambda length: {"x": _tokens(length), "y": _tokens(length, seed=100)})
+    return Case(model, _classified, _labelled)
 
 
 CASES = {
@@ -152,6 +173,7 @@ CASES = {
     "bert with dropout": Case(_bert, _loss, _padded),
     "gpt with dropout": Case(_gpt, _loss, _padded),
     "t5": Case(_t5, _loss, _translation),
+    "encoder with a mask": Case(_encoder, _classified, _labelled),
     **{kind.__name__.lower(): _recurrent(kind) for kind in (nn.LSTM, nn.GRU, nn.RNN)},
     "unet": Case(_unet, _classified, _images, (8, 12, 32)),
 }
