@@ -128,9 +128,9 @@ def _check_and_build(
         return _build_checked(model, step, batch, options, virtual, report, device_type, meeting, tensor)
     except BaseException as failure:
         if meeting is not None:
-            if not isinstance(failure, PanpipeError):
-                meeting.fail(failure)
-            meeting.leave(failure)
+            if not isinstance(failure, PanpipeError) and not meeting.watch.reported:
+                meeting.watch.report(failure)
+            meeting.watch.stop(failure)
         raise
 
 

@@ -1,118 +1,97 @@
-"""Connects a rank to the job's store and watches it as early as possible, before all ranks have arrived.
+"""The rendezvous of all ranks at the start of ``panpipe.pipeline``; ranks that do not arrive in time are named.
 
-A rank may die while it captures, long before it waits for others. So that the others notice, it connects as soon as
-``panpipe.pipeline`` is called, and then continues with its work::
+    connected to the job's store ──▶ all have arrived, or the missing ones are named ──▶ watched ──▶ capture
 
-    pipeline() ──▶ connected to rank 0, watched ──▶ capture ──▶ waits for all (`arrival`)
-
-The death of a rank that was never connected is torchrun's to report; without it, the others wait for the limit.
+The death of a rank before that is torchrun's to report; without it, the others wait for the limit.
 """
 
 import os
-import threading
+import time
 from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
-from ...core.errors import PanpipeError, RequestError, WorkerError
-from ..watch.address import listen_for_store
-from ..watch.lost_ranks import store_ended, uses_agent_store
+from ...backends.gloo import ENDLESS
+from ...core.errors import RequestError, WorkerError
+from ..watch.activity import HERE
+from ..watch.job_store import TORCH_LOG
+from ..watch.lost_ranks import FAILURE_KEY, hosts_store, not_arrived, position_key, store_ended, uses_agent_store
+from ..watch.positions import Position
 from ..watch.signals import WHERE
-from ..watch.torch_log import TORCH_LOG
 from ..watch.uncaught import print_uncaught_in_a_line
-from ..watch.watch import FailureWatch
+from ..watch.watch import FailureWatch, process_here
 
-_SOON_S = 5.0
-"""Most seconds that a rank waits for rank 0 before it goes on with its own work, and connects in a thread."""
-_FOUNDED = list[tuple[Any, Any]]()
-"""The default process group's store and the job's store that it was made from, if a meeting made the group."""
+_POLL_S = 0.1
+_LINGER_S = 1.0
 
 
 class Meeting:
-    """A rendezvous of all ranks.
+    """A rendezvous of all ranks; all create it together.
 
     Args:
         timeout_s: the limit on waiting.
 
     Attributes:
         rank, size: of the job.
-        watch: of this rank; None until it is connected.
+        store: the job's, with the keys of this meeting.
+        watch: of this rank.
+
+    Raises:
+        WorkerError: a rank did not arrive; the message names it.
     """
 
     def __init__(self, timeout_s: float) -> None:
-        self._own_store = not dist.is_initialized()
-        if self._own_store:
-            self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-            self._address = store_address(self.rank, self.size)
-        else:
+        if dist.is_initialized():
             self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._timeout_s = timeout_s
-        self._store: Any = None
-        self._job: Any = None
-        self._failure: Exception | None = None
-        self._closed = False
-        self._connected = threading.Event()
-        self.watch: FailureWatch | None = None
+        else:
+            self.rank, self.size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            address = store_address(self.rank, self.size)
+        others = tuple(other for other in range(self.size) if other != self.rank)
         WHERE.install()
         print_uncaught_in_a_line(self.rank)
-        self._thread = threading.Thread(target=self._connect, name="panpipe meeting", daemon=True)
-        self._thread.start()
-        self._connected.wait(_SOON_S)
+        with HERE.waiting(others, "the arrival of all ranks"), TORCH_LOG.without_warnings():
+            try:
+                if dist.is_initialized():
+                    store = dist.distributed_c10d._get_default_store()
+                else:
+                    store = _job_store(*address, self.rank, self.size, timeout_s)
+                # A process may build several pipelines. Their keys are apart, and the counter is the same on all ranks.
+                number = store.add(f"panpipe/meetings/{self.rank}", 1)
+                self.store: Any = dist.distributed_c10d.PrefixStore(f"panpipe/meeting/{number}", store)
+                meet(self.store, self.rank, self.size, timeout_s)
+            except RuntimeError as error:
+                raise WorkerError(f"{store_ended()}, before all of the {self.size} ranks had arrived") from error
+        self.watch = FailureWatch(self.store, self.rank, self.size, timeout_s)
 
-    def _connect(self) -> None:
-        try:
-            with TORCH_LOG.without_warnings():
-                self._meet()
-        except PanpipeError as failure:
-            self._failure = failure
-        except RuntimeError:  # the store ended since this rank connected to it
-            self._failure = WorkerError(store_ended())
-        finally:
-            self._connected.set()
-
-    def _meet(self) -> None:
-        """Connect to the job's store, and begin to watch it."""
-        if self._own_store:
-            store = _job_store(*self._address, self.rank, self.size, self._timeout_s)
-        else:
-            # Not in the group's own part, which the meeting that made the group removes when it ends.
-            default = dist.distributed_c10d._get_default_store()
-            store = next((job for group, job in _FOUNDED if group is default), default)
-        self._job = store
-        # A process may build several pipelines. Their keys are apart, and the counter is the same on all ranks.
-        number = store.add(f"panpipe/meetings/{self.rank}", 1)
-        self._store = dist.distributed_c10d.PrefixStore(f"panpipe/meeting/{number}", store)
-        self.watch = FailureWatch(self.rank, self.size, self._timeout_s, store=self._store, owns_keys=True)
-        if self._closed:
-            self.watch.stop()
-
-    def founded(self) -> None:
-        """Note that the default process group has been made from this meeting's store."""
-        _FOUNDED[:] = [(dist.distributed_c10d._get_default_store(), self._job)]
-
-    def fail(self, failure: BaseException) -> None:
-        """Report to all other ranks that this one stops, and why."""
-        if self.watch is not None and not self.watch.reported:
-            self.watch.report(failure)
-
-    def store(self) -> Any:
-        """The job's store, with the keys of this meeting; waits until this rank is connected.
+    def create_group(self) -> None:
+        """Create the default process group if there is none; all ranks call this together.
 
         Raises:
-            WorkerError: there is no store.
+            RuntimeError: a rank ended meanwhile; torch does not report which.
         """
-        self._connected.wait()
-        if self._failure is not None:
-            raise self._failure
-        return self._store
+        if not dist.is_initialized():
+            # Without a prefix, a later group in the same store would read an earlier one's addresses.
+            own = dist.distributed_c10d.PrefixStore("group", self.store)
+            dist.init_process_group("gloo", store=own, rank=self.rank, world_size=self.size, timeout=ENDLESS)
 
-    def leave(self, failure: BaseException | None = None) -> None:
-        """Announce that this rank leaves, and why; further calls have no effect."""
-        self._closed = True
-        self._connected.wait(_SOON_S)
-        if self.watch is not None:
-            self.watch.stop(failure)
+
+def meet(store: Any, rank: int, size: int, timeout_s: float) -> None:
+    """Wait until all ranks are here; the missing ones are reported to all after the limit."""
+    deadline = time.monotonic() + timeout_s
+    keys = {other: position_key(other) for other in range(size)}
+    store.set(keys[rank], Position(HERE.text(), process=process_here()).document(0))
+    while not store.check(list(keys.values())):
+        late = time.monotonic() > deadline
+        if late:
+            missing = [other for other, key in keys.items() if not store.check([key])]
+            store.compare_set(FAILURE_KEY, "", not_arrived(missing, size, timeout_s))
+        if late or store.check([FAILURE_KEY]):
+            reason = store.get(FAILURE_KEY).decode()
+            if hosts_store(rank):
+                time.sleep(_LINGER_S)  # the others read the reason
+            raise WorkerError(reason)
+        time.sleep(_POLL_S)
 
 
 def store_address(rank: int, size: int) -> tuple[str, int]:
@@ -135,14 +114,11 @@ def _job_store(address: str, port: int, rank: int, size: int, timeout_s: float) 
     # Builds of PyTorch without torch.distributed have none.
     from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-    hosting = rank == 0 and not uses_agent_store()
-    listening = listen_for_store(address, port) if hosting else None
-    given: dict[str, Any] = {} if listening is None else {"master_listen_fd": listening.detach()}
     try:
         # Several tenants: the user's own process group may use this store, too.
         store = TCPStore(
-            address, port, size, hosting, timedelta(seconds=timeout_s), wait_for_workers=False, multi_tenant=True,
-            **given,
+            address, port, size, hosts_store(rank), timedelta(seconds=timeout_s), wait_for_workers=False,
+            multi_tenant=True,
         )  # fmt: skip
     except RuntimeError as error:
         who = "the process that started the job" if uses_agent_store() else "rank 0"

@@ -19,14 +19,12 @@ from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, message_of
 from ..watch.activity import HERE
 from ..watch.failure import decoded, encoded, shortened, stopped
+from ..watch.job_store import TORCH_LOG
 from ..watch.timeout import timeout_of
-from ..watch.torch_log import TORCH_LOG
 from ..watch.uncaught import failure_at_exit
 from ..watch.watched_backend import WatchedBackend, watched
-from .arrival import create_group, join
 from .clock_offset import clock_offset_ns
 from .exchange import Exchange
-from .forks import keep_in_forks
 from .groups import device_mesh
 from .meeting import Meeting
 from .team import Team
@@ -71,18 +69,15 @@ class RankTeam(Team):
         limit = timeout_of(timeout_s)
         with HERE.inside("the start of the pipeline"):
             meeting = meeting or Meeting(limit)
-            join(meeting, limit)
             self.kind, self.tensor = kind, tensor
             self._rank = meeting.rank
             self._others = tuple(other for other in range(meeting.size) if other != self._rank)
-            assert meeting.watch is not None
             self._watch = meeting.watch
             waiting = HERE.waiting(self._others, "the connection of the ranks")
             with self._watched(), waiting, TORCH_LOG.without_warnings():
-                create_group(meeting)
+                meeting.create_group()
                 self._connect(kind, mesh)
         self._closed, self._pid = False, os.getpid()
-        keep_in_forks(self)
         _open.append(self)
         atexit.register(self._close_at_exit)  # runs before the threads' functions: the last one registered runs first
 

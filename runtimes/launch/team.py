@@ -26,7 +26,7 @@ from ...backends.streams import InheritedStreams
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, described
 from ..watch.activity import Activity
-from ..watch.signals import WHERE, Describer
+from ..watch.signals import WHERE
 from ..watch.thread_hangs import ThreadHangs
 from ..watch.timeout import timeout_of
 from ..watch.watched_backend import WatchedBackend
@@ -241,8 +241,7 @@ class ThreadTeam(Team):
         self.local = tuple(range(size))
         self.activities = {device: Activity() for device in self.local}
         self._hangs = ThreadHangs(self.activities, timeout_of(timeout_s))
-        self._describer = Describer(self._hangs.where)
-        WHERE.add(self._describer)
+        WHERE.add(self._hangs)
         WHERE.install()
         self._ends: Sequence[Backend] = ()
         self._threads: Sequence[DeviceThread] = ()
@@ -306,7 +305,7 @@ class ThreadTeam(Team):
         return None
 
     def close(self, failure: BaseException | None = None) -> None:
-        WHERE.remove(self._describer)
+        WHERE.remove(self._hangs)
         for thread in self._threads:
             thread.shutdown()
         self._threads = ()

@@ -1,65 +1,89 @@
-"""A thread's connection to the job's store: torch logs no warnings, and nothing is called after its host has died."""
+"""A connection to the job's store without torch's warnings.
 
+A call of a store whose host has ended raises a ``RuntimeError``, which panpipe turns into a line. torch also logs each
+such call as a warning with a C++ backtrace, on standard error. So warnings are off during calls of the store; errors
+are still logged. torch reads its log level at each message, and has no function to set it: it is a variable of its
+library ``c10``.
+"""
+
+import ctypes
+import os
+import sys
 import threading
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
 
-from .torch_log import TORCH_LOG
+import torch
 
-T = TypeVar("T")
+_USERS_OWN = "TORCH_CPP_LOG_LEVEL"
+"""A user who sets this variable gets the level that it names, including warnings."""
+_ERROR = 2
+"""torch's number of the level: INFO 0, WARNING 1, ERROR 2, FATAL 3."""
+_ANSWER = timedelta(seconds=5)
+"""Most time that a call waits for a key."""
+
+
+class TorchLog:
+    """The log level of this process. Without access to it, nothing changes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = 0
+
+    @contextmanager
+    def without_warnings(self) -> Iterator[None]:
+        """A context in which torch logs no warning; contexts of several threads may overlap."""
+        level = _level()
+        with self._lock:
+            self._users += 1
+            if self._users == 1 and level is not None:
+                self._before, level.value = level.value, max(level.value, _ERROR)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0 and level is not None:
+                    level.value = self._before
+
+
+def _level() -> ctypes.c_int | None:
+    """The level's variable; None if the user has set the level, or if this build of torch has no such variable."""
+    if _USERS_OWN in os.environ:
+        return None
+    name = {"linux": "libc10.so", "darwin": "libc10.dylib", "win32": "c10.dll"}.get(sys.platform, "")
+    with suppress(OSError, ValueError):
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+        return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    return None
+
+
+TORCH_LOG = TorchLog()
+"""The one of this process."""
 
 
 class JobStore:
-    """One connection to the job's store.
-
-    All methods raise a ``RuntimeError`` if the store has ended.
+    """A thread's own connection to the job's store, with the methods of torch's; all raise ``RuntimeError`` once the
+    store has ended.
 
     Args:
         store: torch's.
-        host_ended: set when the process that hosts the store is known to have died; no call then reaches torch.
     """
 
-    def __init__(self, store: Any, host_ended: threading.Event) -> None:
-        self._store, self._host_ended = store, host_ended
-
-    def set(self, key: str, value: str) -> None:
-        """Set the value of a key."""
-        self._call(lambda: self._store.set(key, value))
-
-    def get(self, key: str) -> bytes:
-        """The value of a key; waits for it."""
-        return bytes(self._call(lambda: self._store.get(key)))
-
-    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values of several keys; waits for them."""
-        found: list[bytes] = self._call(lambda: self._store.multi_get(keys))
-        return found
-
-    def check(self, keys: Sequence[str]) -> bool:
-        """Whether all of these keys have values."""
-        return bool(self._call(lambda: self._store.check(keys)))
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to the number of a key; returns the sum."""
-        return int(self._call(lambda: self._store.add(key, amount)))
-
-    def compare_set(self, key: str, expected: str, desired: str) -> bytes:
-        """Set a value if the key has the expected one, or if both are absent; returns the value that it then has."""
-        return bytes(self._call(lambda: self._store.compare_set(key, expected, desired)))
-
-    def append(self, key: str, value: str) -> None:
-        """Append to the value of a key; a key without a value gets this one."""
-        self._call(lambda: self._store.append(key, value))
-
-    def remove_all(self) -> None:
-        """Remove all keys with the prefix of this connection; where torch cannot list them, they remain."""
-        listed = getattr(self._store, "list_keys", None)
-        for key in self._call(listed) if listed is not None else ():
-            self._call(partial(self._store.delete_key, key))
-
-    def _call(self, function: Callable[[], T]) -> T:
-        if self._host_ended.is_set():
-            raise RuntimeError("the process that hosts the job's store has ended")
+    def __init__(self, store: Any) -> None:
         with TORCH_LOG.without_warnings():
-            return function()
+            self._store = store.clone() if hasattr(store, "clone") else store
+            self._store.set_timeout(_ANSWER)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
+
+        def call(*given: Any) -> Any:
+            with TORCH_LOG.without_warnings():
+                return method(*given)
+
+        return call

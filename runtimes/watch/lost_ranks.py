@@ -1,11 +1,12 @@
-"""Decides which ranks are lost, and writes the error's text. No other module decides it: `watch` collects and reports.
+"""What the ranks publish in the job's store, which of them are lost, and the texts of the reasons.
+
+Every rank writes its position twice a second, so a document that stays the same is that of a silent rank::
 
     what is seen                                        what it shows
     a failure that a rank raised itself                 it stops, for this reason
-    the end of a process of this host (`processes`)     that rank's process ended
+    the end of a process of this host                   that rank's process ended
     a transport's failure                               a rank stopped answering; of a sum, one of several ranks did
-    heartbeats in the job's store, twice a second       which of several is silent
-    who arrived                                         a rank is absent; it may be alive
+    documents that change                               which of several is silent
     positions (`positions`)                             a rank makes no progress, or has left
     the end of the store                                its host stopped, unless it left before
 
@@ -14,18 +15,22 @@ A rank is named as lost if it is known to be. Where a transport suspects several
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...backends.gloo import lost
 from ...core.errors import WorkerError, message_of
 from .failure import shortened, stopped
+from .positions import Position
 
-LINGER_S = 5.0
-"""Most seconds that a failed rank that hosts the store waits, so that the others can read the reason."""
+FAILURE_KEY = "failure"
+"""The key of the reason for which all ranks stop."""
+_LINGER_S = 5.0
+"""Most seconds that a failed rank that hosts the store waits, so that the others can read the reason. A fixed wait of
+one second is not enough: a rank that got no processor time in it found no store, and reported its host as dead."""
 _POLL_S = 0.1
 _SILENCE_S = 3.0
-"""Seconds without a heartbeat after which a rank counts as dead, once another rank has failed."""
+"""Seconds without a new document after which a rank counts as dead, once another rank has failed."""
 
 
 def uses_agent_store() -> bool:
@@ -36,6 +41,56 @@ def uses_agent_store() -> bool:
 def hosts_store(rank: int) -> bool:
     """Whether the job's store ends with this rank."""
     return rank == 0 and not uses_agent_store()
+
+
+def position_key(rank: int) -> str:
+    """The key of a rank's position; it is there as soon as the rank has arrived."""
+    return f"position/{rank}"
+
+
+def documents(store: Any, ranks: Sequence[int]) -> dict[int, bytes]:
+    """The positions that ranks have published last; all must have arrived."""
+    found = store.multi_get([position_key(rank) for rank in ranks]) if ranks else []
+    return dict(zip(ranks, found, strict=True))
+
+
+def _waited_for(store: Any, ranks: Sequence[int], seconds: float, done: Callable[[bytes, bool], bool]) -> list[int]:
+    """Wait until something holds for every rank.
+
+    Args:
+        store: the job's.
+        ranks: the ranks.
+        seconds: most to wait.
+        done: called with a rank's document, and with whether it has changed meanwhile.
+
+    Returns:
+        Those for which it does not hold.
+    """
+    first, deadline = documents(store, ranks), time.monotonic() + seconds
+    missing = list(ranks)
+    while True:
+        now = documents(store, missing)
+        missing = [rank for rank in missing if not done(now[rank], now[rank] != first[rank])]
+        if not missing or time.monotonic() > deadline:
+            return missing
+        time.sleep(_POLL_S)
+
+
+def silent(store: Any, ranks: Sequence[int]) -> list[int]:
+    """The ranks that publish nothing for `_SILENCE_S`; returns at once when all have published."""
+    return _waited_for(store, ranks, _SILENCE_S, lambda document, changed: changed)
+
+
+def linger(store: Any, ranks: Sequence[int]) -> None:
+    """Wait until these ranks know the reason, have left or are silent, at most `_LINGER_S`."""
+    begun = time.monotonic()
+
+    def done(document: bytes, changed: bool) -> bool:
+        position = Position.of_document(document)
+        dead = not changed and time.monotonic() - begun > _SILENCE_S
+        return dead or position.stops or position.left is not None
+
+    _waited_for(store, ranks, _LINGER_S, done)
 
 
 def numbered(ranks: Sequence[int]) -> str:
@@ -50,17 +105,17 @@ def reason_of(failure: BaseException, rank: int, others: Sequence[int], store: A
         failure: what this rank raised.
         rank: this rank.
         others: all others.
-        store: the job's, with the heartbeats.
+        store: the job's.
     """
     if isinstance(failure, WorkerError):
         suspects: Sequence[int] = failure.suspects
     else:
         # A collective fails if another rank died, without that rank's number.
         suspects = others if isinstance(failure, RuntimeError) else ()
-    silent = Heartbeats(store, suspects).silent() if suspects else []
+    dead = silent(store, suspects)
     cause = failure.__cause__ if isinstance(failure, WorkerError) and failure.__cause__ is not None else failure
-    if silent:
-        return shortened(f"{numbered(silent)} stopped answering: {lost(cause)}")
+    if dead:
+        return shortened(f"{numbered(dead)} stopped answering: {lost(cause)}")
     if isinstance(failure, WorkerError):
         return shortened(message_of(failure))
     if isinstance(failure, RuntimeError) and lost(failure) != " ".join(message_of(failure).split()):
@@ -101,73 +156,3 @@ def store_ended() -> str:
     if uses_agent_store():
         return "the process that started the job stopped: its store is gone"
     return "rank 0 stopped: the job's store, which it hosts, is gone"
-
-
-def beat(store: Any, rank: int) -> int:
-    """Send a heartbeat of a rank; returns the number of heartbeats that it has sent."""
-    return int(store.add(_beat_key(rank), 1))
-
-
-def _beat_key(rank: int) -> str:
-    return f"panpipe/beat/{rank}"
-
-
-class Heartbeats:
-    """The heartbeats of some ranks from now on.
-
-    Args:
-        store: the job's.
-        ranks: the ranks that are observed.
-    """
-
-    def __init__(self, store: Any, ranks: Iterable[int]) -> None:
-        self._store = store
-        now = time.monotonic()
-        self._last = {rank: (self._count(rank), now) for rank in ranks}
-        self._first = dict(self._last)
-
-    def _count(self, rank: int) -> int:
-        return int(self._store.add(_beat_key(rank), 0))
-
-    def _look(self) -> None:
-        now = time.monotonic()
-        for rank, (count, _) in self._last.items():
-            found = self._count(rank)
-            if found != count:
-                self._last[rank] = found, now
-
-    def not_silent(self) -> list[int]:
-        """Ranks with a heartbeat within the last `_SILENCE_S`; in the first `_SILENCE_S`, all."""
-        self._look()
-        now = time.monotonic()
-        return [rank for rank, (_, heard) in self._last.items() if now - heard < _SILENCE_S]
-
-    def silent(self) -> list[int]:
-        """Ranks without a heartbeat for `_SILENCE_S`; returns at once when all have sent one."""
-        deadline = time.monotonic() + _SILENCE_S
-        while True:
-            self._look()
-            missing = [rank for rank, heard in self._last.items() if heard == self._first[rank]]
-            if not missing or time.monotonic() > deadline:
-                return missing
-            time.sleep(_POLL_S)
-
-
-def acknowledge(store: Any, rank: int) -> None:
-    """Record that this rank has read the reason."""
-    store.set(_read_key(rank), "")
-
-
-def linger(store: Any, ranks: Iterable[int]) -> None:
-    """Wait until these ranks have read the reason or are silent, at most `LINGER_S`.
-
-    A fixed wait of one second is not enough: a rank that got no CPU time in it found no store, and reported its host as
-    dead.
-    """
-    beats, deadline = Heartbeats(store, ranks), time.monotonic() + LINGER_S
-    while time.monotonic() < deadline and any(not store.check([_read_key(rank)]) for rank in beats.not_silent()):
-        time.sleep(_POLL_S)
-
-
-def _read_key(rank: int) -> str:
-    return f"panpipe/read/{rank}"

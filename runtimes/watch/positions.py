@@ -35,6 +35,8 @@ class Position:
         quiet_s: seconds since its last progress, by its own clock.
         line: the user's line that it executes; empty if unknown.
         left: why it closed its pipeline; None while it is open.
+        stops: whether it knows the reason for which all ranks stop.
+        process: its host, and the number of its process there.
         silent_s: seconds since its last sign of life, by the reader's clock.
     """
 
@@ -44,6 +46,8 @@ class Position:
     quiet_s: float = 0.0
     line: str = ""
     left: str | None = None
+    stops: bool = False
+    process: tuple[str, int] = ("", 0)
     silent_s: float = 0.0
 
     @property
@@ -54,17 +58,18 @@ class Position:
     @property
     def seems_stopped(self) -> bool:
         """Whether it gives no sign of life: its process is stopped or lost, or holds the interpreter's lock."""
-        return self.silent_s >= _ALIVE_S and self.silent_s >= self.quiet_s
+        return self.left is None and self.silent_s >= _ALIVE_S and self.silent_s >= self.quiet_s
 
-    def document(self, beat: int) -> str:
+    def document(self, number: int) -> str:
         """As JSON, with a number that is different in each document of a rank."""
-        return json.dumps({**asdict(self), "beat": beat})
+        return json.dumps({**asdict(self), "number": number})
 
     @classmethod
     def of_document(cls, document: bytes) -> "Position":
         """A position from JSON; one without content if it cannot be read."""
         try:
             given = json.loads(document)
+            host, process = given["process"]
             return cls(
                 text=str(given["text"]),
                 stages=_numbers(given["stages"]),
@@ -72,13 +77,14 @@ class Position:
                 quiet_s=float(given["quiet_s"]),
                 line=str(given["line"]),
                 left=None if given["left"] is None else str(given["left"]),
+                stops=bool(given["stops"]),
+                process=(str(host), int(process)),
             )
         except (ValueError, TypeError, KeyError, RecursionError):
-            return cls("at an unknown place")
+            return UNKNOWN
 
 
-UNKNOWN = Position("not arrived yet")
-"""The position of a rank that has published none."""
+UNKNOWN = Position("at an unknown place")
 
 
 def _numbers(given: Sequence[Any]) -> tuple[int, ...]:
@@ -129,39 +135,30 @@ def reason_of_hang(rank: int, positions: Mapping[int, Position], timeout_s: floa
         unit: what has the numbers: ranks, or devices of one process.
     """
     own, chain = positions[rank], awaited(rank, positions)
-    late = [other for other in chain if not positions.get(other, UNKNOWN).on or _silent(positions, other)]
+    found = {other: positions.get(other, UNKNOWN) for other in chain}
+    late = [other for other, position in found.items() if not position.on or position.seems_stopped]
     late = late or [other for other in chain if _left(positions, other)] or chain
-    described = [_state(other, positions.get(other, UNKNOWN), unit) for other in late[:_LISTED]]
+    described = [f"{unit} {other} {_state(found[other], unit)}" for other in late[:_LISTED]]
     if len(late) > _LISTED:
         described.append(f"{len(late) - _LISTED} more {unit}s made no progress")
     through = "" if set(own.on) & set(late) else f", which waits for {_named(late, unit)}"
     waits = f"{unit} {rank} waited {own.quiet_s:.3g} s for {_named(own.on, unit)} {own.text}{through}"
-    return f"{waits}; {'; '.join(described)}: {_fix(late, positions, timeout_s, unit)}"
+    fix = f"see what it does there, or raise timeout_s, which is {timeout_s:g} s"
+    if any(found[other].left is not None or (found[other].on and not found[other].seems_stopped) for other in late):
+        fix = f"every {unit} of a pipeline must take the same batches and call the same methods in the same order"
+    return f"{waits}; {'; '.join(described)}: {fix}"
 
 
-def _silent(positions: Mapping[int, Position], rank: int) -> bool:
-    return positions.get(rank, UNKNOWN).seems_stopped
-
-
-def _fix(late: Sequence[int], positions: Mapping[int, Position], timeout_s: float, unit: str) -> str:
-    found = [positions.get(rank, UNKNOWN) for rank in late]
-    if any(position.left is not None or (position.on and not position.seems_stopped) for position in found):
-        return f"every {unit} of a pipeline must take the same batches and call the same methods in the same order"
-    return f"see what it does there, or raise timeout_s, which is {timeout_s:g} s"
-
-
-def _state(rank: int, position: Position, unit: str) -> str:
-    who = f"{unit} {rank}"
-    if position.text == UNKNOWN.text:
-        return f"{who} did not arrive"
-    if position.left is not None:
-        return f"{who} has closed its pipeline{position.left}"
+def _state(position: Position, unit: str) -> str:
+    """What a rank does, after its name."""
     line = f", line {position.line}" if position.line else ""
+    if position.left is not None:
+        return f"has closed its pipeline{position.left}"
     if position.seems_stopped:
-        return f"{who} gave no sign of life for {position.silent_s:.3g} s and was last seen {position.text}{line}"
+        return f"gave no sign of life for {position.silent_s:.3g} s and was last seen {position.text}{line}"
     if position.on:
-        return f"{who} has waited {position.quiet_s:.3g} s for {_named(position.on, unit)} {position.text}"
-    return f"{who} has been {position.text} for {position.quiet_s:.3g} s{line}"
+        return f"has waited {position.quiet_s:.3g} s for {_named(position.on, unit)} {position.text}"
+    return f"has been {position.text} for {position.quiet_s:.3g} s{line}"
 
 
 def _named(ranks: Sequence[int], unit: str) -> str:
@@ -170,15 +167,10 @@ def _named(ranks: Sequence[int], unit: str) -> str:
 
 def table(positions: Mapping[int, Position], ranks: Iterable[int], unit: str = "rank") -> str:
     """Where every rank is, a line for each."""
-    return "\n".join(f"  {unit} {rank}{_condition(positions.get(rank, UNKNOWN), unit)}" for rank in ranks)
+    found = {rank: positions.get(rank, UNKNOWN) for rank in ranks}
+    return "\n".join(f"  {unit} {rank}{_stages(each)} {_state(each, unit)}" for rank, each in found.items())
 
 
-def _condition(position: Position, unit: str) -> str:
-    stages = f" (stage{'s' if len(position.stages) > 1 else ''} {', '.join(map(str, position.stages))})"
-    who = f"{stages if position.stages else ''}: "
-    if position.left is not None:
-        return f"{who}closed its pipeline{position.left}"
-    waits = f", waits for {_named(position.on, unit)}" if position.on else ""
-    line = f", line {position.line}" if position.line else ""
-    silent = f", no sign of life for {position.silent_s:.1f} s" if position.seems_stopped else ""
-    return f"{who}{position.text} for {position.quiet_s:.1f} s{waits}{line}{silent}"
+def _stages(position: Position) -> str:
+    stages = position.stages
+    return f" (stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))})" if stages else ""

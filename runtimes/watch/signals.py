@@ -1,7 +1,7 @@
 """``kill -USR1`` of a rank prints where every rank is, also while its main thread waits inside a call of C++.
 
 Python runs a handler in the main thread, between two of its instructions: too late for a rank that waits. But the
-interpreter writes the signal's number to the wakeup file descriptor at once; a thread reads it, and prints.
+interpreter writes the signal's number to the wakeup file descriptor at once; the watch's thread reads it, and prints.
 
 A handler of the user's own, such as one that writes a checkpoint before a job ends, is left as it is.
 """
@@ -11,83 +11,69 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
-from types import FrameType
+from typing import Protocol
 from weakref import WeakSet
 
 SIGNAL = signal.SIGUSR1
-_AGAIN_S = 0.2
-"""Seconds in which a second signal prints nothing."""
+_AGAIN_S = 1.0
+"""Seconds in which a second signal prints nothing: the handler and the watch's thread see the same one."""
+
+
+class Located(Protocol):
+    """The devices of a pipeline."""
+
+    def where(self) -> str:
+        """Where they are, a line for each; called in any thread."""
 
 
 class WhereOnSignal:
-    """Prints, on ``SIGUSR1``, what every registered describer returns. There is one in a process."""
+    """Prints, on ``SIGUSR1``, where the devices of every pipeline are. There is one in a process."""
 
     def __init__(self) -> None:
-        self._describers: WeakSet[Describer] = WeakSet()
-        self._sockets: tuple[socket.socket, socket.socket] | None = None
+        self._pipelines = WeakSet[Located]()
+        self._received: socket.socket | None = None
+        self._written: socket.socket | None = None
+        self._printed = 0.0
 
-    def add(self, describer: "Describer") -> None:
-        """Print this describer's text, too, as long as it is alive."""
-        self._describers.add(describer)
+    def add(self, pipeline: Located) -> None:
+        """Print this pipeline's text, too, as long as it is alive."""
+        self._pipelines.add(pipeline)
 
-    def remove(self, describer: "Describer") -> None:
+    def remove(self, pipeline: Located) -> None:
         """Stop printing its text."""
-        self._describers.discard(describer)
+        self._pipelines.discard(pipeline)
 
     def install(self) -> None:
         """Install the handler, if this is the main thread, and no other handler is there."""
         main = threading.current_thread() is threading.main_thread()
-        if self._sockets is not None or not main or signal.getsignal(SIGNAL) is not signal.SIG_DFL:
+        if self._received is not None or not main or signal.getsignal(SIGNAL) is not signal.SIG_DFL:
             return
-        here, there = self._sockets = socket.socketpair()
-        for end in (here, there):
+        self._received, self._written = socket.socketpair()
+        for end in (self._received, self._written):
             end.setblocking(False)
-        before = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
+        before = signal.set_wakeup_fd(self._written.fileno(), warn_on_full_buffer=False)
         if before != -1:  # an event loop's
             signal.set_wakeup_fd(before)
-        signal.signal(SIGNAL, self._handle)
-        threading.Thread(target=self._run, args=(here,), name="panpipe signals", daemon=True).start()
+        signal.signal(SIGNAL, lambda number, frame: self.print())
 
-    def _handle(self, number: int, frame: FrameType | None) -> None:
-        """Wake the thread if the interpreter did not, because something else has the wakeup file descriptor."""
-        assert self._sockets is not None
-        _, there = self._sockets
-        now = signal.set_wakeup_fd(there.fileno(), warn_on_full_buffer=False)
-        if now != there.fileno():
-            signal.set_wakeup_fd(now)
-            with suppress(OSError):
-                there.send(bytes([number]))
-
-    def _run(self, here: socket.socket) -> None:
-        here.setblocking(True)
-        printed = 0.0
-        while received := here.recv(64):
-            if SIGNAL in received and time.monotonic() - printed > _AGAIN_S:
+    def poll(self) -> None:
+        """Print if the signal has arrived; called again and again by a thread that never waits for other ranks."""
+        try:
+            if self._received is not None and SIGNAL in self._received.recv(64):
                 self.print()
-                printed = time.monotonic()
+        except BlockingIOError:
+            return
 
     def print(self) -> None:
-        """Print every describer's text on standard error."""
-        texts = [describer() for describer in list(self._describers)] or ["no pipeline is open here"]
+        """Print every text on standard error."""
+        now = time.monotonic()
+        if now - self._printed < _AGAIN_S:
+            return
+        self._printed = now
+        texts = [pipeline.where() for pipeline in list(self._pipelines)] or ["no pipeline is open here"]
         clock = time.strftime("%Y-%m-%d %H:%M:%S")
         sys.stderr.write("".join(f"panpipe: {clock} {text}\n" for text in texts))
         sys.stderr.flush()
-
-
-class Describer:
-    """Describes where the devices of a pipeline are.
-
-    Args:
-        text: returns the text; called in a thread.
-    """
-
-    def __init__(self, text: Callable[[], str]) -> None:
-        self._text = text
-
-    def __call__(self) -> str:
-        return self._text()
 
 
 WHERE = WhereOnSignal()

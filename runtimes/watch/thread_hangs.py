@@ -1,9 +1,6 @@
 """Hangs between devices that are threads of one process: found by the thread that waits for them, and raised there."""
 
 import atexit
-import logging
-import os
-import sys
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from typing import Any
@@ -11,6 +8,7 @@ from typing import Any
 from ...core.errors import WorkerError
 from .activity import Activity, QuietTime
 from .positions import Position, hangs, reason_of_hang, table
+from .uncaught import end_process
 
 _POLL_S = 0.5
 
@@ -56,7 +54,7 @@ class ThreadHangs:
             late = next((device for device in found if hangs(device, found, self._timeout_s)), None)
             if undone and late is not None:
                 self._hang = WorkerError(reason_of_hang(late, found, self._timeout_s, "device"))
-                atexit.register(_end)
+                atexit.register(end_process)
                 return self._hang
         return None
 
@@ -67,11 +65,3 @@ class ThreadHangs:
         quiet_s = quiet.update((activity.count, activity.on))
         line = activity.line() if quiet_s >= 1 and not activity.on else ""
         return Position(activity.text(), activity.stages, activity.on, quiet_s, line)
-
-
-def _end() -> None:
-    """End this process at its exit: the interpreter would abort where the thread that hangs is inside C++."""
-    logging.shutdown()
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(1)

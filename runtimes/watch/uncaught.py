@@ -1,19 +1,50 @@
-"""Finds the exception that ends this process, and prints it in one line."""
+"""Finds the exception that ends this process, prints why it ends in one line, and ends it."""
 
+import io
+import logging
 import os
 import sys
-from collections.abc import Callable
+import threading
 from types import TracebackType
-from typing import Any
 
 from ...core.capture.values.code_origin import is_user_code
 from ...core.errors import PanpipeError, WorkerError
-from .watchdog import REASON
+
+_lock = threading.Lock()
+_printed = list[str]()
 
 
 def failure_at_exit() -> BaseException | None:
     """The exception that ends this process; the interpreter records it before it runs exit functions."""
     return getattr(sys, "last_value", None)
+
+
+def print_once(line: str) -> None:
+    """Print why this process ends; its main thread and the watch's may do so at the same time, and the first one does.
+
+    torch's hook for uncaught exceptions collects what is printed in a buffer, which is lost if another thread ends the
+    process meanwhile; so this writes to the stream before it.
+    """
+    with _lock:
+        if not _printed:
+            stream = sys.__stderr__ if isinstance(sys.stderr, io.StringIO) and sys.__stderr__ else sys.stderr
+            stream.write(line + "\n")
+            stream.flush()
+        _printed.append(line)
+
+
+def stops_too(reason: str, rank: int) -> str:
+    """The line of a rank that ends because of another one."""
+    return f"panpipe: {reason}; rank {rank} stops too"
+
+
+def end_process() -> None:
+    """End this process at once, with status 1: its main thread may wait where nothing can interrupt it, and the
+    interpreter aborts at its end where another thread is inside C++."""
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def print_uncaught_in_a_line(rank: int) -> None:
@@ -28,9 +59,9 @@ def print_uncaught_in_a_line(rank: int) -> None:
 
     def hook(kind: type[BaseException], failure: BaseException, trace: TracebackType | None) -> None:
         if isinstance(failure, WorkerError):
-            REASON.print(str(failure), rank)
+            print_once(stops_too(str(failure), rank))
         elif isinstance(failure, PanpipeError) and not os.environ.get("PANPIPE_TRACEBACK"):
-            REASON.write(f"panpipe: rank {rank}: {users_call(trace)}{failure}")
+            print_once(f"panpipe: rank {rank}: {users_call(trace)}{failure}")
         else:
             before(kind, failure, trace)
 
@@ -45,20 +76,3 @@ def users_call(trace: TracebackType | None) -> str:
         found = f"{file}:{trace.tb_lineno}: "
         trace = trace.tb_next
     return found
-
-
-def keep_one_prefix(before: Callable[..., object]) -> None:
-    """Remove the hook that torch adds with every process group, except the first one of this process.
-
-    It puts the rank before each line; of several hooks each one would, and each keeps those before it.
-
-    Args:
-        before: ``sys.excepthook`` before the group was created.
-    """
-    added: Any = sys.excepthook
-    if added is before:
-        return
-    if getattr(before, "prefixes", False):
-        sys.excepthook = before
-    else:
-        added.panpipe = added.prefixes = True

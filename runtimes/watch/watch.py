@@ -1,117 +1,115 @@
-"""Detects the failure or death of any rank, and stops all ranks within seconds, with its number and the reason.
+"""Detects the failure, death or hang of any rank, and stops all ranks, with its number and the reason.
 
 1. A rank that fails writes its reason to the job's store before it exits, also for an error in the user's code. The
    first reason is kept.
-2. The death of a killed rank is detected by ranks that communicate with it or are on its host (`processes`), and they
-   write the reason. `lost_ranks` decides which rank is lost and what is written.
-3. A rank that waits reads the positions that every rank publishes. If it hangs by the rule in `positions`, it writes
-   the reason.
-4. A thread of every rank does this and checks for a reason twice a second: its main thread may wait in a transfer that
-   cannot be interrupted. A rank that has read the reason records that, and the rank that hosts the store waits until
-   all have. Another thread, the `watchdog`, ends the rank if the store gives no answer.
+2. The death of a killed rank is detected by ranks that communicate with it or are on its host, and they write the
+   reason. `lost_ranks` decides which rank is lost and what is written.
+3. Every rank publishes its position, and reads the others'. If it hangs by the rule in `positions`, it writes the
+   reason.
+4. A rank that has read the reason says so in its position, and the rank that hosts the store waits until all have.
+
+Two threads of every rank do this, because its main thread may wait in a transfer that cannot be interrupted, and a call
+of the store does not return while the host of the store is stopped::
+
+    exchange    publishes and reads positions and the reason, twice a second
+    clock       measures the time without progress, and the time without an answer of the store; prints on a signal
 """
 
 import atexit
-import logging
+import itertools
 import os
-import sys
+import select
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
-from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
-import torch.distributed as dist
+from attrs import evolve
 
 from ...core.errors import WorkerError, message_of
-from .activity import HERE, Activity
+from .activity import HERE, Activity, QuietTime
 from .job_store import JobStore
 from .lost_ranks import (
-    acknowledge,
-    beat,
+    FAILURE_KEY,
+    documents,
     hosts_store,
     left_early,
     linger,
+    position_key,
     process_ended,
     reason_of,
     store_ended,
+    uses_agent_store,
 )
-from .positions import Position, hangs, reason_of_hang, table
-from .processes import Processes
-from .published_positions import PublishedPositions
-from .signals import WHERE, Describer
-from .timeout import TIMEOUT_S
-from .torch_log import TORCH_LOG
-from .uncaught import failure_at_exit
-from .watchdog import Watchdog, end_process
+from .positions import LEFT_S, UNKNOWN, Position, hangs, reason_of_hang, table
+from .signals import WHERE
+from .uncaught import end_process, failure_at_exit, print_once, stops_too
 
-FAILURE_KEY = "panpipe/failure"
-"""The key of the reason in the job's store."""
 _POLL_S = 0.5
-_ANSWER_S = 3.0
-"""Most seconds that the store has to answer where the ranks are."""
+_TICK_S = 0.25
+_PART = 0.05
+"""The processor time that counts as progress of a computation, as a part of the limit; panpipe's threads use less."""
+_REPORT_S = 10.0
+"""Most seconds that a rank tries to report its failure."""
 _LEAVES_S = 6.0
 """Most seconds that a rank that leaves waits for its thread: a call of the store ends within 5 s."""
 _GRACE_S = 3.0
 """Most seconds for a rank that detected a peer's failure to raise it from its main thread."""
-_RECENT_S = 2.0
-"""A rank with an answer of the store within these seconds knows whether its host left: that waits for such ranks."""
+_READERS = 100
+"""Ranks that read all positions in a second."""
+
+
+def process_here() -> tuple[str, int]:
+    """This host's boot with the namespace in which process numbers count, and the number of this process."""
+    host = ""
+    with suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip()
+        host = f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+    return host, os.getpid()
 
 
 class FailureWatch:
     """Watches the job's store for failures, and the other ranks for progress, from threads.
 
     Args:
+        store: the job's, with keys of this pipeline alone; all ranks have arrived there.
         rank: this rank.
         size: how many there are.
         timeout_s: the limit on waiting without progress.
         activity: of this process.
-        store: the job's; None for that of the default process group.
-        owns_keys: whether all keys with the store's prefix are of this pipeline: they are removed when all ranks have
-            left.
 
     Attributes:
         reported: whether this rank has reported that it stops.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        size: int,
-        timeout_s: float = TIMEOUT_S,
-        activity: Activity = HERE,
-        store: Any = None,
-        owns_keys: bool = False,
-    ) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout_s: float, activity: Activity = HERE) -> None:
         self._pid = os.getpid()
         self._rank, self._timeout_s, self._activity = rank, timeout_s, activity
         self._others = [other for other in range(size) if other != rank]
-        default = self._default = dist.distributed_c10d._get_default_store() if store is None else store
-        self._host_ended = threading.Event()
-        # Separate connections: the main thread may wait in the default one, reports use the second, `where` the third.
-        self._store, self._reports, self._asked = (self._connection(default) for _ in range(3))
-        self._owns_keys, self._stopped = owns_keys, threading.Event()
-        self.reported = False
+        # Separate connections: the main thread may wait in the default one, and reports use the second.
+        self._store, self._reports = JobStore(store), JobStore(store)
+        self._every_s = max(min(_POLL_S, timeout_s / 8), size / _READERS)
+        self._tick_s = min(_TICK_S, timeout_s / 8)
+        self._process = process_here()
+        self._numbers = itertools.count(1)
+        self._silent = {other: QuietTime(4 * self._every_s) for other in self._others}
+        self._found: Mapping[int, Position] = {}
+        self._processes = _Processes()
+        self.reported, self._reporting, self._store_ended = False, False, False
         self._first: str | None = None
-        self._processes: Processes | None = None
-        self._poll_s = min(_POLL_S, timeout_s / 8)
-        self._watchdog = Watchdog(rank, activity, timeout_s, self._end)
-        self._published = PublishedPositions(rank, size, timeout_s)
-        with suppress(RuntimeError):  # the thread sees that the store has ended
-            self._published.write(self._store, self._watchdog.position(), 0)  # a rank that is connected has a position
-            self._watchdog.host = self._published.host(self._store)
-            self._processes = Processes(self._store, rank)  # last: not every store can append
-        self._thread = threading.Thread(target=self._look, name="panpipe failure watch", daemon=True)
-        self._thread.start()
-        self._describer = Describer(self.where)
-        WHERE.add(self._describer)
+        self._answers = 0
+        self._quiet_s = self._unanswered_s = 0.0
+        self._stopped = threading.Event()
+        self._clock, self._exchange = (
+            threading.Thread(target=run, name=f"panpipe failure watch, {name}", daemon=True)
+            for name, run in (("clock", self._measure), ("exchange", self._look))
+        )
+        self._clock.start()
+        self._exchange.start()
+        WHERE.add(self)
         atexit.register(self._leave)
-
-    def _connection(self, default: Any) -> JobStore:
-        with TORCH_LOG.without_warnings():
-            store = default.clone() if hasattr(default, "clone") else default
-        store.set_timeout(timedelta(seconds=5))
-        return JobStore(store, self._host_ended)
 
     def report(self, failure: BaseException) -> str:
         """Report why this rank stops, and return the first reason, for which all stop.
@@ -121,49 +119,62 @@ class FailureWatch:
         """
         if self._first is not None:
             return self._first
-        store, self._watchdog.reporting = self._reports, True
+        self._reporting = True
         try:
-            reason = self._left_early(failure) or reason_of(failure, self._rank, self._others, store)
+            reason = self._left_early(failure) or reason_of(failure, self._rank, self._others, self._reports)
             self.reported = True
-            first: str = store.compare_set(FAILURE_KEY, "", reason).decode()
-            self._first = first
-            acknowledge(store, self._rank)
+            self._first = self._reports.compare_set(FAILURE_KEY, "", reason).decode()
+            self._publish(self._reports)
             if hosts_store(self._rank):
-                linger(store, self._others)
+                linger(self._reports, self._others)
         except RuntimeError:
             self.reported = True
-            return self._watchdog.left_by_rank_0() if self._ended_in_order() else store_ended()
+            return self._first or self._reason_without_store()
         finally:
-            self._watchdog.reporting = False
-        return first
+            self._reporting = False
+        return self._first
 
     def _left_early(self, failure: BaseException) -> str | None:
         """The reason if a rank that a transport lost had closed its pipeline before; else None."""
         lost = failure.lost if isinstance(failure, WorkerError) else ()
-        left = self._published.left(self._reports, lost)
+        left = self._left(documents(self._reports, [rank for rank in lost if rank in self._others]))
         return left_early(left, self._rank, self._activity.text()) if left else None
 
+    @staticmethod
+    def _left(found: Mapping[int, bytes]) -> dict[int, str]:
+        why = {rank: Position.of_document(document).left for rank, document in found.items()}
+        return {rank: left for rank, left in why.items() if left is not None}
+
     def where(self) -> str:
-        """Where every rank is now, a line for each; where the store gives no answer, this rank's line alone."""
-        own, ranks = self._watchdog.position(), sorted([self._rank, *self._others])
-        found: dict[int, Position] = {}
+        """Where every rank is now, a line for each, as the last exchange found."""
+        ranks = sorted([self._rank, *self._others])
+        silent_s = self._unanswered_s if self._unanswered_s > 2 * self._every_s else 0
+        note = f", and the job's store gives no answer for {silent_s:.1f} s" if silent_s else ""
+        return (
+            f"as rank {self._rank} knows, of others {self._every_s:g} s ago or less{note}\n"
+            f"{table(self._positions(), ranks)}"
+        )
 
-        def read() -> None:
-            with suppress(RuntimeError):
-                found.update(self._published.read(self._asked, own))
+    def _own(self) -> Position:
+        activity, quiet_s = self._activity, self._quiet_s
+        line = activity.line() if quiet_s >= 1 and not activity.on else ""
+        host_left = hosts_store(0) and self._found.get(0, UNKNOWN).left is not None
+        return Position(
+            activity.text(), activity.stages, activity.on, quiet_s, line,
+            stops=self._first is not None or host_left, process=self._process,
+        )  # fmt: skip
 
-        thread = threading.Thread(target=read, name="panpipe positions", daemon=True)
-        thread.start()
-        thread.join(_ANSWER_S)
-        if not found:
-            return f"the job's store gives no answer; here\n{table({self._rank: own}, [self._rank])}"
-        return f"as rank {self._rank} knows, of others {self._poll_s:g} s ago or less\n{table(found, ranks)}"
+    def _positions(self) -> dict[int, Position]:
+        return {**self._found, self._rank: self._own()}
+
+    def _publish(self, store: Any, left: str | None = None) -> None:
+        store.set(position_key(self._rank), evolve(self._own(), left=left).document(next(self._numbers)))
 
     def _leave(self) -> None:
         """At exit after a failure: report it, and end the process at once. The interpreter would take seconds to free
         captured graphs, on a busy machine more than the other ranks wait.
 
-        Without a failure this ends the thread. The interpreter ends daemon threads by unwinding their stacks, and if
+        Without a failure this ends the threads. The interpreter ends daemon threads by unwinding their stacks, and if
         one is inside a call of the store, C++ aborts: ``terminate called without an active exception``.
         """
         if os.getpid() != self._pid:  # a fork has the connections of its parent
@@ -171,14 +182,10 @@ class FailureWatch:
         failure = failure_at_exit()
         if failure is None:
             self.stop()
-            self._thread.join()  # its calls of the store are limited in time
             return
         if not self.reported:
             self.report(failure)
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
+        end_process()
 
     def stop(self, failure: BaseException | None = None) -> None:
         """Announce that this rank leaves, and stop watching; further calls have no effect.
@@ -189,85 +196,142 @@ class FailureWatch:
         if self._stopped.is_set() or os.getpid() != self._pid:
             return
         self._stopped.set()
-        WHERE.remove(self._describer)
-        self._watchdog.stop()
-        self._thread.join(_LEAVES_S)
-        answers = not self._thread.is_alive()
-        if answers:
-            self._publish_end(failure)
-        if answers and self._processes is not None:
-            self._processes.close()
-        if answers and self._owns_keys:
-            self._forget()
-        if answers:
-            atexit.unregister(self._leave)
-        else:
-            self._host_ended.set()  # the thread makes no further call; at exit it is waited for
-
-    def _publish_end(self, failure: BaseException | None) -> None:
-        """Publish that this rank has left; the host of the store waits until the others know that, or have left."""
+        WHERE.remove(self)
+        atexit.unregister(self._leave)
+        self._clock.join()
+        self._exchange.join(_LEAVES_S)
+        if self._exchange.is_alive():
+            return  # the store does not answer
         last = f" after {self._activity.last}" if self._activity.last else " before it was built"
         why = last if failure is None else f"{last}, because of {type(failure).__name__}: {message_of(failure)}"
         with suppress(RuntimeError):  # the store's host may have ended
-            acknowledge(self._reports, self._rank)
-            self._published.end(self._reports, why)
+            self._publish(self._reports, why)
             if hosts_store(self._rank):
-                linger(self._reports, set(self._others).difference(self._published.absent(self._reports, self._others)))
-
-    def _forget(self) -> None:
-        """Remove the keys of this pipeline if all ranks have left it: a job may build many pipelines."""
-        with suppress(RuntimeError):
-            if self._reports.add("panpipe/left", 1) == 1 + len(self._others):
-                self._reports.remove_all()
-
-    def _ended_in_order(self) -> bool:
-        """Whether the store ended after its host had left."""
-        return self._stopped.is_set() or (hosts_store(0) and self._watchdog.host.left is not None)
+                linger(self._reports, self._others)
+        self._processes.close()
 
     def _look(self) -> None:
-        """Publish this rank's position and look for a reason to stop, again and again; the function of the thread."""
-        store, watchdog, answered = self._store, self._watchdog, time.monotonic()
-        while not self._stopped.wait(self._poll_s):
+        """Publish this rank's position, and look for a reason to stop, again and again; a thread's function."""
+        store = self._store
+        while not self._stopped.wait(self._every_s):
             try:
-                found = beat(store, self._rank)
-                hang = self._hang(found)
-                if hang is not None:
-                    store.compare_set(FAILURE_KEY, "", hang)
-                self._note_ends()
+                self._publish(store)
+                self._read(store)
+                own = self._positions()
+                hung = hangs(self._rank, own, self._timeout_s)
+                if hung:
+                    store.compare_set(FAILURE_KEY, "", reason_of_hang(self._rank, own, self._timeout_s))
+                ended = documents(store, self._processes.ended(self._found, self._process))
+                for rank in ended.keys() - self._left(ended).keys():
+                    store.compare_set(FAILURE_KEY, "", process_ended(rank))
+                self._answers += 1
                 if not store.check([FAILURE_KEY]):
-                    watchdog.answered()
-                    answered = time.monotonic()
                     continue
                 self._first = reason = store.get(FAILURE_KEY).decode()
-                acknowledge(store, self._rank)  # from now on the host may end
+                self._publish(store)  # from now on the host may end
                 if hosts_store(self._rank):
                     linger(store, self._others)
             except RuntimeError:
-                if self._ended_in_order() or (self._first is None and time.monotonic() - answered > _RECENT_S):
-                    watchdog.store_has_ended = True
+                if self._first is None:
+                    self._store_ended = True
                     return
-                hang, reason = None, self._first or store_ended()
-            if self._stopped.wait(_GRACE_S if self.reported and hang is None else 0):
-                return
-            self._end(reason)
+                hung, reason = False, self._first
+            if not self._stopped.wait(_GRACE_S if self.reported and not hung else 0):
+                self._end(reason)
+            return
 
-    def _note_ends(self) -> None:
-        """Write the reason if the process of a rank has ended that had not left; note if the store's host has left."""
-        for rank in self._processes.ended() if self._processes is not None else ():
-            if not self._published.left(self._store, [rank]):
-                self._store.compare_set(FAILURE_KEY, "", process_ended(rank))
-        if hosts_store(0) and self._watchdog.host.left is not None:
-            acknowledge(self._store, self._rank)
+    def _read(self, store: Any) -> None:
+        """Read the positions of the others. How long one was silent is measured between calls."""
+        found = {}
+        for rank, document in documents(store, self._others).items():
+            found[rank] = evolve(Position.of_document(document), silent_s=self._silent[rank].update(document))
+        self._found = found
 
-    def _hang(self, beat_now: int) -> str | None:
-        """Publish where this rank is, and read where the others are; the reason if this rank hangs."""
-        own, published = self._watchdog.position(), self._published
-        published.write(self._store, own, beat_now)
-        self._watchdog.host = published.host(self._store)
-        if not published.reads(own):
+    def _measure(self) -> None:
+        """Measure the times, and end this rank if the store is silent or has ended; a thread's function."""
+        quiet, silent, reporting = (QuietTime(4 * self._tick_s) for _ in range(3))
+        while not self._stopped.wait(self._tick_s):
+            WHERE.poll()
+            self._quiet_s = quiet.update((self._activity.count, self._activity.on, self._computed()))
+            self._unanswered_s = silent.update(self._answers)
+            reason = self._without_answer(reporting.update(self._reporting))
+            if reason is not None and not self._stopped.is_set():
+                self._end(reason)
+
+    def _computed(self) -> int:
+        """How much processor time this process has taken, coarsely, if that is progress; otherwise 0."""
+        return int(time.process_time() / (_PART * self._timeout_s)) if self._activity.computing else 0
+
+    def _without_answer(self, reporting_s: float) -> str | None:
+        """Why this rank cannot go on without the store; None if it can, or if the exchange decides."""
+        on, quiet_s, unanswered_s, limit = self._activity.on, self._quiet_s, self._unanswered_s, self._timeout_s
+        if self._store_ended:
+            # Other ranks may have work to do after the host of the store has left.
+            waits_s = min(limit, LEFT_S) if 0 in on or self._found.get(0, UNKNOWN).left is None else limit
+            return self._reason_without_store() if on and quiet_s >= waits_s else None
+        if hosts_store(self._rank):
             return None
-        found = published.read(self._store, own)
-        return reason_of_hang(self._rank, found, self._timeout_s) if hangs(self._rank, found, self._timeout_s) else None
+        unreported = self._reporting and min(reporting_s, 2 * unanswered_s) >= min(limit, _REPORT_S)
+        return self._silent_store() if unreported or (on and min(quiet_s, unanswered_s) >= limit) else None
+
+    def _reason_without_store(self) -> str:
+        """The reason of a rank that cannot go on after the store has ended."""
+        why = self._found.get(0, UNKNOWN).left
+        return store_ended() if why is None else left_early({0: why}, self._rank, self._activity.text())
+
+    def _silent_store(self) -> str:
+        """The reason if the process that hosts the store gives no answer: it is stopped, or its host is."""
+        own, unanswered_s = self._own(), self._unanswered_s
+        if uses_agent_store():
+            return (
+                f"the process that started the job, with its store, gave no answer for {unanswered_s:.3g} s, and rank "
+                f"{self._rank} is {own.text}: see what it does, or raise timeout_s, which is {self._timeout_s:g} s"
+            )
+        host = evolve(self._found.get(0, UNKNOWN), quiet_s=0.0, silent_s=unanswered_s, on=())
+        waits = evolve(own, on=(0,), quiet_s=max(own.quiet_s, unanswered_s))
+        return reason_of_hang(self._rank, {self._rank: waits, 0: host}, self._timeout_s)
 
     def _end(self, reason: str) -> None:
-        end_process(reason, self._rank)
+        print_once(stops_too(reason, self._rank))
+        os._exit(1)  # without what may wait for the main thread
+
+
+class _Processes:
+    """The processes of the other ranks of this host: the kernel reports the end of one at once.
+
+    A transport detects a killed rank at most when another rank communicates with it, and not every transport does:
+    NCCL's kernels wait on the GPU for a counterpart that never comes. A slow or stopped process has not ended. The
+    ranks of other hosts are ended by ``torchrun``'s agents, or named after the limit.
+    """
+
+    def __init__(self) -> None:
+        self._open: dict[int, int] = {}
+        self._poll = select.poll()
+
+    def ended(self, found: Mapping[int, Position], own: tuple[str, int]) -> list[int]:
+        """The ranks whose processes have ended, in order or not.
+
+        Args:
+            found: the positions of the other ranks.
+            own: host and number of this process.
+        """
+        ended = []
+        for rank, position in found.items():
+            host, number = position.process
+            if host != own[0] or not host or rank in self._open:
+                continue
+            try:
+                descriptor = self._open[rank] = os.pidfd_open(number)
+            except ProcessLookupError:
+                ended.append(rank)
+            except (OSError, AttributeError):  # a system without it
+                continue
+            else:
+                self._poll.register(descriptor, select.POLLIN)
+        known = {descriptor for descriptor, _ in self._poll.poll(0)}
+        return ended + [rank for rank, descriptor in self._open.items() if descriptor in known]
+
+    def close(self) -> None:
+        """Close the descriptors."""
+        while self._open:
+            os.close(self._open.popitem()[1])

@@ -3,11 +3,15 @@
 import os
 import subprocess
 import sys
+import threading
+from types import SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from panpipe.backends import gloo
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes.launch.meeting import Meeting, store_address
+from panpipe.runtimes.launch.meeting import Meeting, meet, store_address
+from panpipe.runtimes.launch.rank_team import RankTeam
 
 
 @pytest.fixture
@@ -38,26 +42,13 @@ def test_address_is_that_of_the_environment(monkeypatch):
 def test_meetings_of_a_process_have_keys_of_their_own(alone):
     first, second = Meeting(5.0), Meeting(5.0)
     try:
-        first.store().set("key", "first")
-        second.store().set("key", "second")
-        assert first.store().get("key") == b"first"
+        first.store.set("key", "first")
+        second.store.set("key", "second")
+        assert first.store.get("key") == b"first"
         assert alone.get("panpipe/meeting/2/key") == b"second"
     finally:
-        first.leave()
-        second.leave()
-
-
-def test_failure_is_reported_once(alone):
-    here = Meeting(5.0)
-    try:
-        here.store()
-        assert not here.watch.reported
-        here.fail(ValueError("no such file"))
-        assert here.watch.reported
-        here.fail(ValueError("another"))
-        assert here.watch.report(ValueError("third")) == "rank 0 stopped: ValueError: no such file"
-    finally:
-        here.leave()
+        first.watch.stop()
+        second.watch.stop()
 
 
 def test_rank_that_has_lost_its_store_raises_the_reason(alone, monkeypatch):
@@ -65,10 +56,44 @@ def test_rank_that_has_lost_its_store_raises_the_reason(alone, monkeypatch):
         raise RuntimeError("Connection reset by peer")
 
     monkeypatch.setattr(dist.distributed_c10d, "_get_default_store", ended)
-    lost = Meeting(5.0)
-    with pytest.raises(WorkerError):
-        lost.store()
-    lost.leave()
+    with pytest.raises(WorkerError, match=r"which it hosts, is gone"):
+        Meeting(5.0)
+
+
+def test_missing_ranks_are_named_on_all_ranks_that_arrived():
+    store, named = dist.HashStore(), {}
+
+    def come(rank):
+        try:
+            meet(store, rank, 4, 0.3)
+        except WorkerError as error:
+            named[rank] = str(error)
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in (1, 3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert named[1] == named[3]
+    assert named[1].startswith("ranks 0, 2 of 4 did not arrive within 0.3 s: ")
+
+
+def test_ranks_continue_when_all_have_arrived():
+    store = dist.HashStore()
+    late = threading.Timer(0.2, meet, (store, 0, 2, 5))
+    late.start()
+    meet(store, 1, 2, 5)
+    late.join()
+
+
+def test_rank_that_ends_while_the_group_is_created_is_named():
+    def lose():
+        raise RuntimeError("Connection reset by peer")
+
+    watch = SimpleNamespace(report=lambda failure: "rank 0 stopped answering: its process ended")
+    meeting = SimpleNamespace(rank=1, size=2, watch=watch, create_group=lose)
+    with pytest.raises(WorkerError, match=r"\Arank 0 stopped answering: its process ended\Z"):
+        RankTeam(gloo.KIND, 5, meeting=meeting)
 
 
 def test_import_in_a_rank_starts_nothing():

@@ -145,7 +145,7 @@ def test_job_goes_on_while_strangers_connect_to_all_its_ports(tmp_path):
 def test_sigusr1_prints_where_every_rank_is(tmp_path):
     """Of a rank whose main thread waits inside a call of C++."""
     done = alone("hanging", tmp_path, 2, PANPIPE_TIMEOUT_S="20", HANG="signals", VICTIM="1")
-    assert re.search(r"rank 0 \(stage 0\): in step 3 at 0B0 for [\d.]+ s, waits for rank 1", done[0].stderr)
-    assert re.search(r"rank 1 \(stage 1\): outside of panpipe after step 2 for [\d.]+ s", done[0].stderr)
+    assert re.search(r"rank 0 \(stage 0\) has waited [\d.]+ s for rank 1 in step 3 at 0B0", done[0].stderr)
+    assert re.search(r"rank 1 \(stage 1\) has been outside of panpipe after step 2 for [\d.]+ s", done[0].stderr)
     assert signal.SIGUSR1.name not in done[0].stderr
     assert done[0].returncode == 0

@@ -95,10 +95,10 @@ def test_table_has_a_line_for_each_rank():
         {0: waits(1), 1: works(2.0, silent=8.0), 2: evolve(works(), left=" after step 3")}, range(4)
     ).splitlines()
     assert lines == [
-        "  rank 0 (stage 1): in step 4 at 1F0 for 20.0 s, waits for rank 1",
-        "  rank 1 (stage 0): in step 3 at 0B1 for 2.0 s, line train.py:7 in load, no sign of life for 8.0 s",
-        "  rank 2 (stage 0): closed its pipeline after step 3",
-        "  rank 3: not arrived yet for 0.0 s",
+        "  rank 0 (stage 1) has waited 20 s for rank 1 in step 4 at 1F0",
+        "  rank 1 (stage 0) gave no sign of life for 8 s and was last seen in step 3 at 0B1, line train.py:7 in load",
+        "  rank 2 (stage 0) has closed its pipeline after step 3",
+        "  rank 3 has been at an unknown place for 0 s",
     ]
 
 

@@ -37,12 +37,12 @@ def test_device_that_waits_for_one_that_is_done_is_a_hang(registered):
     assert "for device 1 in step 4 at 0B3; device 1 has been done with step 4" in str(found)
     with pytest.raises(WorkerError, match="device 0 waited"):
         hangs.refuse_after_hang()
-    assert registered == [thread_hangs._end]
+    assert registered == [thread_hangs.end_process]
 
 
 def test_where_has_a_line_for_each_device():
     activities = {0: Activity(what="0F1", method="step 4", stages=(0,)), 1: Activity(on=(0,), method="step 4")}
     lines = ThreadHangs(activities, 60.0).where().splitlines()
     assert lines[0] == "devices of this process"
-    assert lines[1].startswith("  device 0 (stage 0): in step 4 at 0F1 for ")
-    assert lines[2].endswith(", waits for device 0")
+    assert lines[1].startswith("  device 0 (stage 0) has been in step 4 at 0F1 for ")
+    assert "for device 0 in step 4" in lines[2]

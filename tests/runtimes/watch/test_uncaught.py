@@ -4,8 +4,7 @@ import sys
 
 from panpipe.core.errors import RequestError, WorkerError
 from panpipe.runtimes.watch import uncaught
-from panpipe.runtimes.watch.uncaught import failure_at_exit, keep_one_prefix, print_uncaught_in_a_line
-from panpipe.runtimes.watch.watchdog import ReasonPrinter
+from panpipe.runtimes.watch.uncaught import failure_at_exit, print_uncaught_in_a_line
 
 
 def test_failure_at_exit_is_the_one_that_the_interpreter_recorded(monkeypatch):
@@ -17,6 +16,7 @@ def test_failure_at_exit_is_the_one_that_the_interpreter_recorded(monkeypatch):
 
 
 def test_uncaught_worker_error_is_printed_in_one_line_and_others_as_before(capsys, monkeypatch):
+    monkeypatch.setattr(uncaught, "_printed", [])
     seen = []
     monkeypatch.setattr(sys, "excepthook", lambda *failure: seen.append(failure[1]))
     print_uncaught_in_a_line(3)
@@ -40,7 +40,7 @@ def failure_in_a_user_file(tmp_path):
 
 
 def test_request_error_is_one_line_with_the_line_that_called_panpipe(capsys, monkeypatch, tmp_path):
-    monkeypatch.setattr(uncaught, "REASON", ReasonPrinter())
+    monkeypatch.setattr(uncaught, "_printed", [])
     seen = []
     monkeypatch.setattr(sys, "excepthook", lambda *failure: seen.append(failure[1]))
     print_uncaught_in_a_line(1)
@@ -51,20 +51,3 @@ def test_request_error_is_one_line_with_the_line_that_called_panpipe(capsys, mon
     monkeypatch.setenv("PANPIPE_TRACEBACK", "1")
     sys.excepthook(type(error), error, trace)
     assert seen == [error]
-
-
-def test_only_the_first_process_group_adds_a_hook(monkeypatch):
-    """As torch does, each group wraps the hook of before."""
-    lines = []
-    monkeypatch.setattr(sys, "excepthook", lambda *failure: lines.append("own"))
-
-    def create_group():
-        before = sys.excepthook
-        sys.excepthook = lambda *failure: (lines.append("[rank0]: "), before(*failure))
-        keep_one_prefix(before)
-
-    for _ in range(3):
-        print_uncaught_in_a_line(0)
-        create_group()
-    sys.excepthook(ValueError, ValueError("own"), None)
-    assert lines == ["[rank0]: ", "own"]

@@ -1,4 +1,4 @@
-"""A rank that ends before the ranks have met, started by hand: ``early_death.py HOW VICTIM FOLDER``.
+"""A rank that ends while the pipeline is built, started by hand: ``early_death.py HOW VICTIM FOLDER``.
 
 All ranks import first, which takes long on a busy machine, and wait for each other in FOLDER: they call
 ``panpipe.pipeline`` at the same time, or one after the end of the other.
@@ -41,8 +41,12 @@ if victim and how.startswith("group"):
     torch.distributed.init_process_group = lambda *_, **__: end()
 
 
+if victim and how.startswith("alone"):
+    end()
+
+
 def step(model, batch):
-    if victim and how.startswith(("capture", "alone")):
+    if victim and how.startswith("capture"):
         time.sleep(1)
         end()
     return nn.functional.mse_loss(model(batch["x"]), batch["y"])
