@@ -1,4 +1,4 @@
-"""``panpipe checkpoint``: check a checkpoint, and convert ones of ``torch.distributed.checkpoint``."""
+"""``panpipe checkpoint``: check a checkpoint, or convert it to one of ``torch.distributed.checkpoint``."""
 
 from enum import StrEnum
 from pathlib import Path
@@ -9,7 +9,7 @@ import typer
 from ..answers.output import note, print_json
 from ..core.errors import RequestError
 from ..core.wording import counted
-from ..runtimes.checkpoint.dcp_files import export_checkpoint, import_checkpoint
+from ..runtimes.checkpoint.dcp_files import export_checkpoint
 from ..runtimes.checkpoint.reading import CheckpointReader
 
 
@@ -17,20 +17,18 @@ class CheckpointAction(StrEnum):
     """What ``panpipe checkpoint`` does with a checkpoint."""
 
     CHECK = "check"
-    IMPORT = "import"
     EXPORT = "export"
 
 
 def checkpoint(
-    action: Annotated[CheckpointAction, typer.Argument(help="check, import or export.")],
+    action: Annotated[CheckpointAction, typer.Argument(help="check or export.")],
     folder: Annotated[Path, typer.Argument(help="The folder of the checkpoint.")],
-    target: Annotated[Path | None, typer.Argument(help="With import and export: the new folder.")] = None,
+    target: Annotated[Path | None, typer.Argument(help="With export: the new folder.")] = None,
     json: Annotated[bool, typer.Option("--json", help="Print only JSON.")] = False,
 ) -> None:
     """Check all files of a checkpoint, or convert it.
 
-    check compares every file with its hash. import converts a checkpoint of torch.distributed.checkpoint (DCP), and
-    export writes one. Import reads only tensors and plain data, and runs no code of the checkpoint.
+    check compares every file with its hash. export writes a checkpoint of torch.distributed.checkpoint (DCP).
     """
     if (target is None) != (action is CheckpointAction.CHECK):
         taken = "FOLDER alone" if action is CheckpointAction.CHECK else "FOLDER and TARGET, a new folder"
@@ -41,7 +39,7 @@ def checkpoint(
         _print(reader, json)
         return
     assert target is not None
-    (import_checkpoint if action is CheckpointAction.IMPORT else export_checkpoint)(folder, target)
+    export_checkpoint(folder, target)
     note(f"wrote {target}")
 
 

@@ -95,7 +95,8 @@ def none_there(folder: Path) -> str:
     if (folder / DCP_METADATA).is_file():
         return (
             f"'{folder}' is a checkpoint of torch.distributed.checkpoint, whose metadata is a pickle, and reading a "
-            f"pickle can run code: convert it with `panpipe checkpoint import '{folder}' NEW_FOLDER`"
+            "pickle can run code: if you trust it, read it with torch.distributed.checkpoint.load({'pipe': pipe}, "
+            "checkpoint_id=folder), and write it with pipe.checkpoint(new_folder)"
         )
     return (
         f"there is no whole checkpoint in '{folder}': its file {MANIFEST_NAME}, which is written last, is missing; "

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import xxhash
 from panpipe.cli import main
-from panpipe.runtimes.checkpoint.dcp_files import export_checkpoint
 from panpipe.runtimes.checkpoint.durable_files import FileRecord
 from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, manifest_bytes
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
@@ -38,16 +37,6 @@ def valid_files() -> Mapping[str, bytes]:
         folder = Path(parent) / "step-1"
         Save(folder, begin_save(folder), PARTS, 1, None, 1).run(ONE_PROCESS)
         return {path.name: path.read_bytes() for path in folder.iterdir()}
-
-
-@cache
-def valid_dcp_files() -> Mapping[str, bytes]:
-    """The files of the same checkpoint of ``torch.distributed.checkpoint``."""
-    with tempfile.TemporaryDirectory() as parent:
-        folder, target = Path(parent) / "step-1", Path(parent) / "dcp"
-        Save(folder, begin_save(folder), PARTS, 1, None, 1).run(ONE_PROCESS)
-        export_checkpoint(folder, target)
-        return {path.name: path.read_bytes() for path in target.iterdir()}
 
 
 def signed(tree: Any) -> bytes:
@@ -84,19 +73,6 @@ def checked(file: Path, folder: Path) -> int:
     checkpoint = _folder_of(file)
     _write(checkpoint, {**valid_files(), MANIFEST_NAME: file.read_bytes()})
     return main(["checkpoint", "check", str(checkpoint), "--json"])
-
-
-def imported(name: str) -> Callable[[Path, Path], int]:
-    """The use of a file as the one with this name of DCP's checkpoint: ``panpipe checkpoint import``."""
-
-    def use(file: Path, folder: Path) -> int:
-        source = _folder_of(file)
-        _write(source, {**valid_dcp_files(), name: file.read_bytes()})
-        target = source.with_name("imported")
-        shutil.rmtree(target, ignore_errors=True)
-        return main(["checkpoint", "import", str(source), str(target)])
-
-    return use
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:

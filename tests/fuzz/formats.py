@@ -30,7 +30,7 @@ from panpipe.runtimes.weights.checkpoint import Checkpoint
 from panpipe.simulators.run import simulate
 
 from ..support.plans import hosted, leaves, orders, plan_of
-from .checkpoints import ITEMS, TENSORS, checked, imported, resumed, signed, valid_dcp_files, valid_files
+from .checkpoints import ITEMS, TENSORS, checked, resumed, signed, valid_files
 from .mutations import dumped, mutated_bytes, mutated_tree
 
 Use = Callable[[Path, Path], int]
@@ -324,8 +324,6 @@ def formats() -> dict[str, Format]:
         Format("items.json", valid_files()[ITEMS], (resumed(ITEMS),)),
         Format("tensors.safetensors", valid_files()[TENSORS], (resumed(TENSORS),), _safetensors_tree,
                lambda tree: _safetensors_bytes(tree, len(valid_files()[TENSORS]))),
-        Format("dcp-metadata", valid_dcp_files()[".metadata"], (imported(".metadata"),), None),
-        Format("dcp-values", valid_dcp_files()["__0_0.distcp"], (imported("__0_0.distcp"),), None),
     )  # fmt: skip
     return {each.name: each for each in found}
 

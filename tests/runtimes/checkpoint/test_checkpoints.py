@@ -9,7 +9,7 @@ import panpipe
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from panpipe.runtimes.checkpoint.dcp_files import export_checkpoint, import_checkpoint
+from panpipe.runtimes.checkpoint.dcp_files import export_checkpoint
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -132,8 +132,11 @@ def test_checkpoint_is_exchanged_with_plain_torch_in_both_directions(tmp_path):
     kept = {n: optimizer.state[p]["exp_avg_sq"] for n, p in model.named_parameters()}
     wanted = {n: everything(pipe)[f"state.{n}.exp_avg_sq"] for n in kept}
     assert unequal(kept, wanted) == []
-    import_checkpoint(tmp_path / "dcp", tmp_path / "back")
+    with pytest.raises(panpipe.RequestError, match=r"a checkpoint of torch\.distributed\.checkpoint, whose metadata"):
+        pipe.resume(tmp_path / "dcp")
     same = pipe_of(CONV, seed=8)
+    dcp.load({"pipe": same}, checkpoint_id=tmp_path / "dcp")
+    same.checkpoint(tmp_path / "back")
     same.resume(tmp_path / "back")
     assert unequal(everything(same), everything(pipe)) == []
     assert train(same, CONV, 1) == train(pipe, CONV, 1)
