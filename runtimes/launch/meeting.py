@@ -60,9 +60,9 @@ class Meeting:
                 number = store.add(f"panpipe/meetings/{self.rank}", 1)
                 self.store: Any = dist.distributed_c10d.PrefixStore(f"panpipe/meeting/{number}", store)
                 meet(self.store, self.rank, self.size, timeout_s)
+                self.watch = FailureWatch(self.store, self.rank, self.size, timeout_s)
             except RuntimeError as error:
                 raise WorkerError(f"{store_ended()}, before all of the {self.size} ranks had arrived") from error
-        self.watch = FailureWatch(self.store, self.rank, self.size, timeout_s)
 
     def create_group(self) -> None:
         """Create the default process group if there is none; all ranks call this together.

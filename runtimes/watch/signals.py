@@ -6,8 +6,8 @@ interpreter writes the signal's number to the wakeup file descriptor at once; th
 A handler of the user's own, such as one that writes a checkpoint before a job ends, is left as it is.
 """
 
+import os
 import signal
-import socket
 import sys
 import threading
 import time
@@ -31,8 +31,7 @@ class WhereOnSignal:
 
     def __init__(self) -> None:
         self._pipelines = WeakSet[Located]()
-        self._received: socket.socket | None = None
-        self._written: socket.socket | None = None
+        self._received: int | None = None
         self._printed = 0.0
 
     def add(self, pipeline: Located) -> None:
@@ -48,10 +47,10 @@ class WhereOnSignal:
         main = threading.current_thread() is threading.main_thread()
         if self._received is not None or not main or signal.getsignal(SIGNAL) is not signal.SIG_DFL:
             return
-        self._received, self._written = socket.socketpair()
-        for end in (self._received, self._written):
-            end.setblocking(False)
-        before = signal.set_wakeup_fd(self._written.fileno(), warn_on_full_buffer=False)
+        self._received, written = os.pipe()
+        for end in (self._received, written):
+            os.set_blocking(end, False)
+        before = signal.set_wakeup_fd(written, warn_on_full_buffer=False)
         if before != -1:  # an event loop's
             signal.set_wakeup_fd(before)
         signal.signal(SIGNAL, lambda number, frame: self.print())
@@ -59,7 +58,7 @@ class WhereOnSignal:
     def poll(self) -> None:
         """Print if the signal has arrived; called again and again by a thread that never waits for other ranks."""
         try:
-            if self._received is not None and SIGNAL in self._received.recv(64):
+            if self._received is not None and SIGNAL in os.read(self._received, 64):
                 self.print()
         except BlockingIOError:
             return

@@ -11,12 +11,13 @@ pytestmark = pytest.mark.skipif(_level() is None, reason="TORCH_CPP_LOG_LEVEL is
 
 @pytest.fixture
 def ended_store():
-    """A connection to a TCPStore that has ended."""
+    """Connections to a TCPStore that has ended: torch's, and panpipe's."""
     host = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=5))
     client = dist.TCPStore("127.0.0.1", host.port, wait_for_workers=False, timeout=timedelta(seconds=5))
     client.set("key", "value")
+    mine = JobStore(client)
     del host
-    return client
+    return client, mine
 
 
 def call_in_vain(store):
@@ -25,12 +26,12 @@ def call_in_vain(store):
 
 
 def test_torch_itself_logs_calls_of_a_store_that_has_ended(ended_store, capfd):
-    call_in_vain(ended_store)
+    call_in_vain(ended_store[0])
     assert "frame #0" in capfd.readouterr().err
 
 
 def test_job_store_logs_nothing_when_the_store_has_ended(ended_store, capfd):
-    call_in_vain(JobStore(ended_store))
+    call_in_vain(ended_store[1])
     assert capfd.readouterr().err == ""
 
 

@@ -26,11 +26,11 @@ def where(monkeypatch):
     signal.signal(SIGNAL, signal.SIG_DFL)
     found = WhereOnSignal()
     yield found
-    signal.set_wakeup_fd(descriptor)
+    mine = signal.set_wakeup_fd(descriptor)
     signal.signal(SIGNAL, handler)
     if found._received is not None:
-        found._received.close()
-        found._written.close()
+        os.close(found._received)
+        os.close(mine)
 
 
 def test_every_live_pipeline_is_printed(where, capfd):
