@@ -27,7 +27,7 @@ from ..python.torch_settings import Autocasts
 from ..values.capture_errors import LateSize, NeedsAutograd, NeedsValue, depends_on_value, error_of_type
 from ..values.containers import plain_result
 from ..values.fake_tensors import stand_in_for
-from ..values.known_values import KnownValues
+from ..values.known_values import KnownValues, unknown_masks_taken
 from ..values.late_numbers import LateNumber, with_late_numbers_as_tensors
 from ..values.printed import Held, output_held
 from ..values.user_lines import first_line, reason_of
@@ -121,7 +121,7 @@ class Breaks:
         recorder = Recorder()
         result = None
         with (
-            output_held() as printed, late_checks_dropped(),
+            output_held() as printed, late_checks_dropped(), unknown_masks_taken(),
             RequiresGradWrites(model, self.trained) as writes, watch,
             self._modules.called(model, self._meta), numbered(model, regions, recorder),
         ):  # fmt: skip

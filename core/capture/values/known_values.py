@@ -4,14 +4,17 @@ A captured step has no values. But what its Python computes from numbers, such a
 same value in each run with the same sizes: where Python reads it, the calls that made it run again with real tensors.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from attrs import define, field
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.fx.experimental.symbolic_shapes import guarding_hint_or_throw
+from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -87,3 +90,22 @@ def _computed(calls: Sequence[_Call], func: Callable[..., Any], args: Any, numbe
                 )
                 real.update(zip(map(id, tensors_of(result)), tensors_of(made), strict=True))
         return func(*arguments(args))
+
+
+@contextmanager
+def unknown_masks_taken() -> Iterator[None]:
+    """Within this context a transformer of torch takes a mask of unknown values as it is.
+
+    With a causal one eager PyTorch lets the kernel make it, which is a hint for speed alone (``is_causal`` of
+    `torch.nn.TransformerEncoder`).
+    """
+    detect: Callable[..., bool] = transformer._detect_is_causal_mask
+
+    def detected(*args: Any, **options: Any) -> bool:
+        try:
+            return detect(*args, **options)
+        except NeedsValue:
+            return False
+
+    with mock.patch.object(transformer, "_detect_is_causal_mask", detected):
+        yield
