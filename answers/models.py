@@ -27,7 +27,6 @@ from ..core.errors import PanpipeError, RequestError, in_a_line
 from ..core.trace.throughput import StepTotals
 from ..runtimes.devices.empty_weights import empty_weights
 from ..runtimes.microbatches import split_batch
-from ..runtimes.profile.operator_profile import profile_operators
 from .bundled_models import is_bundled, make
 from .output import note
 
@@ -160,6 +159,8 @@ class PlannedModel:
 
     def measured(self, optimizer: Optimizer | None = None) -> OpGraph:
         """The operators with times measured on this host, and with the size of an optimizer's state; Adam's if None."""
+        from ..runtimes.profile.operator_profile import profile_operators  # other models need no runtime
+
         parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
         graph = profile_operators(self.operators, parameters, buffers, self.leaves)
         return graph if optimizer is None else with_state(graph, self.operators, optimizer)

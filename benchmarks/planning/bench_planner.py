@@ -5,7 +5,7 @@ any two devices joined at 100 GB/s and 10 µs, 85 % of the memory usable. Requir
 on one core, with a step at least 3 % shorter than Pfeife's, and 8 % with 8 devices and 8 or 16 microbatches. Further
 rows: a U-net with long skips, and the first plan after an installation, while numba compiles. Run on one core:
 
-    taskset -c 0 python benchmarks/planning/bench_planner.py --graph gpt2_large.opgraph.json [--record FILE] [--large]
+    taskset -c 0 python benchmarks/planning/bench_planner.py --graph gpt2_large.opgraph.json [--record FILE]
 """
 
 import json
@@ -89,19 +89,9 @@ def row(
     ]  # fmt: skip
 
 
-def large(folder: Path) -> list[list[str]]:
-    """Llama 70B on 64 H100, captured and planned, mesh and recomputation chosen."""
-    answer, wall_s, core_s = planned(
-        folder, "--model", "llama-70b", "--cluster", "8x8xH100", "--microbatches", "256", "--batch", "256"
-    )
-    return [["llama-70b, 8x8xH100, 256 samples", f"{wall_s:.1f}", f"{core_s:.1f}", str(answer["schedule"]),
-             str(answer["evaluations"]), f"{float(str(answer['efficiency'])):.3f}", "", ""]]  # fmt: skip
-
-
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--graph", type=Path, required=True, help="operator-graph file of GPT-2 large")
-    parser.add_argument("--large", action="store_true", help="plan Llama 70B for 64 devices, too")
     arguments = parser.parse_args()
     header = ("devices × microbatches, memory", "s", "core s", "schedule", "evaluations", "efficiency", "Pfeife",
               "step shorter by")  # fmt: skip
@@ -116,8 +106,6 @@ def main() -> None:
         net = folder / "unet.json"
         net.write_text(graph_json(unet()), encoding="utf-8")
         rows.append(["u-net, 8 × 16, 20.4 GB", *row(folder, net, 8, 16, 24e9), "", ""])
-        if arguments.large:
-            rows += large(folder)
         with tempfile.TemporaryDirectory() as cache:
             cells = row(folder, graph, 8, 8, 24e9, cache=cache)
         rows.append(["8 × 8, 20.4 GB, nothing compiled yet", *cells, "", ""])

@@ -1,4 +1,4 @@
-"""Where the time of planning goes: for the demo's GPT-2, for a two-layer MLP, and for ``panpipe plan``.
+"""Where the time of planning goes: for the demo's GPT-2, and for a two-layer MLP; ``scale.py`` has ``panpipe plan``.
 
 Each run has separate processes, and plans without the cache:
 
@@ -6,8 +6,6 @@ Each run has separate processes, and plans without the cache:
   capture.
 - ``mlp``: a two-layer MLP over two threads of a process, from the call of ``panpipe.pipeline`` with everything imported
   that a pipeline needs, and then once more with the plan of the first run, which a cache holds.
-- ``llama-7b``: ``panpipe plan --model llama-7b --cluster 8xA100-40GB --microbatches 32``, and the same with a mistyped
-  name: processor seconds of the process.
 
 Printed and recorded are medians over runs, and from which to which they go. Processor seconds are of rank 0, or of the
 process: on a machine with other work they say more than seconds of the clock.
@@ -17,9 +15,7 @@ process: on a machine with other work they say more than seconds of the clock.
 
 import functools
 import os
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -36,12 +32,10 @@ from attrs import field, frozen
 from torch import nn
 
 from benchmarks.driver import argument_parser, rank_environment, report
-from benchmarks.plan_command import plan_command
 
 PORT = 29760
-LLAMA = ("--cluster", "8xA100-40GB", "--microbatches", "32")
 CAPTURE = "capturing the step"
-BOUNDS = {"demo": 4.0, "mlp": 1.5, "mlp, second run": 0.5, "llama-7b": 20.0, "llama-7bb": 0.5}
+BOUNDS = {"demo": 4.0, "mlp": 1.5, "mlp, second run": 0.5}
 """Processor seconds after the capture."""
 
 
@@ -130,26 +124,13 @@ def in_processes(worker: Callable[..., None], count: int, answers: int) -> list[
     return found
 
 
-def command(model: str) -> list[Phase]:
-    """``panpipe plan`` for a model, or for a name that no model has."""
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    done = subprocess.run(plan_command("--model", model, *LLAMA), capture_output=True, check=False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    if done.returncode != (0 if model == "llama-7b" else 2):
-        raise SystemExit(f"panpipe plan --model {model} ended with {done.returncode}")
-    cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return [Phase("whole command", time.perf_counter() - start, cpu_s)]
-
-
 def run(name: str) -> dict[str, list[Phase]]:
     """One run: what was planned → its phases."""
     if name == "demo":
         (phases,) = in_processes(demo_worker, 2, 1)
         return {name: phases}
-    if name == "mlp":
-        first, second = in_processes(mlp_worker, 1, 2)
-        return {name: first, f"{name}, second run": second}
-    return {"llama-7b": command("llama-7b"), "llama-7bb": command("llama-7bb")}
+    first, second = in_processes(mlp_worker, 1, 2)
+    return {name: first, f"{name}, second run": second}
 
 
 def total(name: str, phases: Sequence[Phase]) -> float:
@@ -179,13 +160,13 @@ HEADER = ("planned", "phase", "seconds", "of the processor", "runs")
 
 def main() -> None:
     parser = argument_parser(__doc__)
-    parser.add_argument("--only", choices=("demo", "mlp", "llama-7b"), help="one of them")
+    parser.add_argument("--only", choices=("demo", "mlp"), help="one of them")
     parser.add_argument("--runs", type=int, default=3)
     arguments = parser.parse_args()
     if arguments.runs < 1:
         parser.error(f"{arguments.runs} runs: give at least 1")
     found: dict[str, list[list[Phase]]] = {}
-    for name in [arguments.only] if arguments.only else ["demo", "mlp", "llama-7b"]:
+    for name in [arguments.only] if arguments.only else ["demo", "mlp"]:
         for _ in range(arguments.runs):
             for what, phases in run(name).items():
                 found.setdefault(what, []).append(phases)
