@@ -273,10 +273,17 @@ class _EmbeddingOfRank(nn.Module):
 def _step_of_rank(first: int, positions: int | None, model: nn.Module, batch: Any) -> Tensor:
     """The loss of the next token, from a rank's part of the logits, which begins with token ``first``.
 
-    With sequence parallelism the model is given the ``positions``, which it would take from its hidden states.
+    With sequence parallelism the model is given the ``positions``, which it would take from its hidden states, and, if
+    attention is written out, its causal mask.
     """
     tokens = batch["tokens"]
-    more = {} if positions is None else {"position_ids": torch.arange(positions, device=tokens.device)[None]}
+    more: dict[str, Tensor] = {}
+    if positions is not None:
+        more["position_ids"] = torch.arange(positions, device=tokens.device)[None]
+        if model.config._attn_implementation == "eager":  # type: ignore[union-attr]
+            dtype = next(model.parameters()).dtype
+            ahead = torch.full((positions, positions), torch.finfo(dtype).min, dtype=dtype, device=tokens.device)
+            more["attention_mask"] = ahead.triu(1)[None, None]
     logits = model(input_ids=tokens, **more).logits
     own = logits.shape[-1]
     logits = logits.float().reshape(-1, own)

@@ -160,9 +160,9 @@ def controllable_memory() -> list[list[str]]:
     """Figure 7: the rows, and what they assert."""
     found = rows(CONTROLLABLE, FIGURE_7, CONTROLLABLE_CLUSTER, CONTROLLABLE_MICROBATCHES)
     rate = {name: row.utilisation for name, row in found.items()}
-    # The paper has V-Min below 1F1B. Here they are level: V-Min sends twice as many messages, and the simulator does
-    # not slow the computation that they overlap.
-    descending(rate, ["ZB-2P"], ["V-ZB"], ["1F1B-I", "ZB-1P"], ["V-Half"], ["1F1B", "V-Min"], tied=0.03)
+    # The paper has V-Min 7 % below 1F1B. Here it is 3 % below: V-Min sends twice as many messages, and the simulator
+    # does not slow the computation that they overlap.
+    descending(rate, ["ZB-2P"], ["V-ZB"], ["1F1B-I", "ZB-1P"], ["V-Half"], ["1F1B"], ["V-Min"], tied=0.03)
     held = {name: row.saved_bytes for name, row in found.items()}
     descending(held, ["ZB-2P"], ["1F1B-I"], ["1F1B", "V-ZB"], ["V-Half"], ["V-Min"], tied=0.08)
     return [
