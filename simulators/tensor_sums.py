@@ -17,7 +17,7 @@ from ..core.cluster.tensor_groups import GroupedCluster
 from ..core.costs.costs import StageCosts
 from ..core.costs.reductions import TensorReductions
 from .device import DeviceQueue
-from .network.flows import Flow, Shipment
+from .network.flows import Flow, Route, Shipment
 from .network.network import Network
 
 _Part = tuple[int, int, float]
@@ -99,7 +99,7 @@ def connect_sums(
     flows: list[Flow] = []
     for number, own in enumerate(sums):
         assert isinstance(cluster, GroupedCluster)
-        queue, routes = devices[number], {}
+        queue, routes = devices[number], dict[str, Route]()
         queue.flows = [None] * len(queue.seconds)
         for position, found in own.items():
             then: Callable[[], None] = queue.finish

@@ -146,18 +146,17 @@ def _at_once(
 ) -> tuple[Phase, ...]:
     """The phases of one collective in each of some groups of equal size, at the same time; as rings or as trees."""
     orders = [ring_order(cluster, tuple(sorted(group))) for group in groups]
-    found = []
-    for algorithm in (Algorithm.RING, Algorithm.TREE):
-        each = [_phases(cluster, order, size, operation, algorithm) or () for order in orders]
-        found.append(
-            tuple(
-                Phase(
-                    same[0].bytes, max(phase.latency_s for phase in same), sum((phase.crossings for phase in same), ())
-                )
-                for same in zip(*each, strict=True)
-            )
-        )
-    return min(found, key=_alone_s)
+    each = [
+        [_phases(cluster, order, size, operation, algorithm) or () for order in orders]
+        for algorithm in (Algorithm.RING, Algorithm.TREE)
+    ]
+    return min((tuple(map(_together, zip(*phases, strict=True))) for phases in each), key=_alone_s)
+
+
+def _together(phases: Sequence[Phase]) -> Phase:
+    """Phases of equal size at the same time."""
+    crossings = tuple(crossing for phase in phases for crossing in phase.crossings)
+    return Phase(phases[0].bytes, max(phase.latency_s for phase in phases), crossings)
 
 
 def _phases(

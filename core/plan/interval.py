@@ -12,7 +12,7 @@ from .plan import Plan, Prediction
 from .sharding import PARAMETERS
 
 TENSOR, SHARDED, OTHER = "tensor ranks", "sharded parameters", "neither"
-PUBLISHED_ERRORS = {TENSOR: 0.08, SHARDED: 0.21, OTHER: 0.23}
+PUBLISHED_ERRORS = {TENSOR: 0.09, SHARDED: 0.21, OTHER: 0.23}
 """The worst error of the published runs of each kind (``benchmarks/results/published_runs.md``), rounded up. Of others
 two runs with context ranks were compared: they, expert ranks and plain replicas have the worst error of all."""
 

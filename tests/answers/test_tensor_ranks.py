@@ -113,8 +113,7 @@ def test_scores_that_are_written_out_are_of_all_tokens(monkeypatch):
     gpt = bundled_models._gpt2(LAYERS, 8, HIDDEN, vocab_size=1024, attn_implementation="eager")
     monkeypatch.setitem(bundled_models.BUNDLED, "written out", gpt)
     captured = operators_of(capture_step(*make("written out", 1, TOKENS, 2, by_tokens=True)))
-    assert not captured.regions
-    assert (1, 4, TOKENS, TOKENS) in {tuple(value.shape) for value in captured.values.values()}
+    assert (1, 4, TOKENS, TOKENS) in {tuple(getattr(value, "shape", ())) for value in captured.values.values()}
 
 
 def plan(*options):
