@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .core.plan.plan import Plan as Plan
     from .core.plan.plan import plan_json as plan_json
     from .core.plan.plan import read_plan as read_plan
-    from .core.plan.validation.validate import validate as validate
+    from .core.validation.validate import validate as validate
     from .runtimes.checkpoint.folders import latest_checkpoint as latest_checkpoint
     from .runtimes.devices.empty_weights import empty_weights as empty_weights
     from .runtimes.diagnose.reference import reference_step as reference_step
@@ -70,7 +70,7 @@ _HOME = {
     "read_plan": "core.plan.plan",
     "reference_step": "runtimes.diagnose.reference",
     "simulate": "simulators.run",
-    "validate": "core.plan.validation.validate",
+    "validate": "core.validation.validate",
 }
 """The public face: each name and the module that defines it. Names are loaded on first use, so that commands which do
 not need torch start without it, and so that pytest may import this file under another name."""

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from ..core.evaluate.idle import CAUSES, SHARED_LINKS, IdleTime, idle_time
+from ..core.timing.idle import CAUSES, SHARED_LINKS, IdleTime, idle_time
 from .output import print_table, seconds_text, share_text
 
 if TYPE_CHECKING:

@@ -33,10 +33,8 @@ from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.evaluate.reference import Evaluator
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.lowering import lower
 from panpipe.core.plan.plan import Plan, Stage
-from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.construction.decode import decode
 from panpipe.core.schedules.construction.initial_keys import patterns
 from panpipe.core.schedules.construction.instance import instance
@@ -44,6 +42,8 @@ from panpipe.core.schedules.problem import Schedule, ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.search.annealing.walk import start_walk
 from panpipe.core.search.problem.setting import one_setting
+from panpipe.core.timing.orders import evaluate
+from panpipe.core.validation.validate import validate
 from panpipe.simulators.run import simulate
 
 DEVICES, MICROBATCHES = 16, 64
@@ -86,9 +86,9 @@ def test_large_schedule(benchmark: Benchmark, family: str, work: str) -> None:
 
 def test_reference_evaluation(benchmark: Any) -> None:
     schedule = find_family("1f1b").build(ScheduleProblem(DEVICES, MICROBATCHES))
-    evaluator = Evaluator(schedule.placement, [StageCosts(1.0, 1.0, 1.0)] * DEVICES, hop_s=0.1)
+    costs = [StageCosts(1.0, 1.0, 1.0)] * DEVICES
     benchmark.extra_info["actions"] = ACTIONS
-    benchmark(evaluator.evaluate, schedule.device_actions)
+    benchmark(evaluate, schedule.device_actions, schedule.placement, costs, hop_s=0.1)
 
 
 def test_compiled_evaluation_with_memory(benchmark: Any) -> None:

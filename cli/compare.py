@@ -10,13 +10,13 @@ from ..answers.output import bytes_text, check_writable, note, print_json, print
 from ..core.documents import as_plain
 from ..core.errors import RequestError, naming
 from ..core.files.write import write_text
-from ..core.plan.derive import forward_only
+from ..core.lowering.derive import forward_only
 from ..core.plan.plan import read_plan
-from ..core.plan.validation.structure import check_structure
 from ..core.trace.compare import TOTAL, Comparison, Offset, TransferSummary, worst_actions
 from ..core.trace.compare import compare as compare_traces
 from ..core.trace.durations import KindSummary
 from ..core.trace.perfetto_reader import read_trace
+from ..core.validation.structure import check_structure
 
 SHOWN = 5
 """Most single differences that are printed; ``--json`` has all."""

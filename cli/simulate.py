@@ -18,13 +18,13 @@ from ..core.cluster.cluster import Cluster, fully_connected
 from ..core.costs.costs import StageCosts
 from ..core.documents import as_plain
 from ..core.errors import InfeasibleError, RequestError, naming
-from ..core.evaluate.idle import IdleTime
 from ..core.files.limits import check_seconds
 from ..core.files.write import write_text
-from ..core.plan.derive import forward_only
-from ..core.plan.interval import interval_of, interval_text
+from ..core.lowering.derive import forward_only
 from ..core.plan.plan import Plan
 from ..core.plan.wording import plan_size
+from ..core.timing.idle import IdleTime
+from ..core.validation.interval import interval_of, interval_text
 from ..simulators.optimizer_step import OptimizerStep
 
 if TYPE_CHECKING:
@@ -92,9 +92,9 @@ def simulate(
 
     With --forward-only nothing is saved, reduced or stepped; a stage's F takes the same time as in training.
     """
-    from ..core.plan.validation.host_memory import check_host_memory
-    from ..core.plan.validation.structure import check_structure
-    from ..core.plan.validation.validate import check_actions, check_resources
+    from ..core.validation.host_memory import check_host_memory
+    from ..core.validation.structure import check_structure
+    from ..core.validation.validate import check_actions, check_resources
     from ..simulators.run import simulate as run
 
     check_writable(trace, report)

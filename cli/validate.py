@@ -30,7 +30,7 @@ def validate(
     Exit status 0: it completes and fits. 2: it does not complete; the message has the reason, for a deadlock its cycle.
     3: a device or a host runs out of memory.
     """
-    from ..core.plan.validation.validate import validate as check
+    from ..core.validation.validate import validate as check
 
     file = read_plan_or_schedule(path)
     plan = file.plan

@@ -13,11 +13,11 @@ from ..core.files.json_reader import parse_json
 from ..core.files.limits import TRACE
 from ..core.files.read import read_text
 from ..core.plan.plan import Plan
-from ..core.plan.validation.validate import check_actions
 from ..core.report.data import report_data
 from ..core.report.facts import ReportFacts
 from ..core.trace.perfetto_reader import read_trace
 from ..core.trace.trace import Trace
+from ..core.validation.validate import check_actions
 from ..simulators.run import simulate
 from .exports import File, plan_file
 from .module_search import with_names

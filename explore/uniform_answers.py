@@ -11,8 +11,6 @@ from ..core.cluster.cluster import fully_connected
 from ..core.cluster.mesh import Mesh
 from ..core.costs.costs import StageEdge
 from ..core.errors import InfeasibleError
-from ..core.evaluate.idle import IdleTime, KnownStep, idle_time
-from ..core.evaluate.reference import evaluate
 from ..core.offload.schedule_copies import schedule_offload
 from ..core.plan.plan import MemoryPolicy, Plan, Stage
 from ..core.report.data import idle_data
@@ -20,6 +18,8 @@ from ..core.report.schedule import schedule_data
 from ..core.schedules.registry import families, resident_families
 from ..core.schedules.scored import Scored, costs_of, exceeds
 from ..core.schedules.tradeoff import candidate_schedules, frontier, peak_of, search_limits
+from ..core.timing.idle import IdleTime, KnownStep, idle_time
+from ..core.timing.orders import evaluate
 from .exports import File, schedule_file
 from .job_lines import Report, progress
 from .question import UniformQuestion, key_of, plain_question

@@ -18,14 +18,14 @@ from ..core.capture.regions.breaks import StepFunction
 from ..core.cluster.mesh import Mesh
 from ..core.errors import PanpipeError, RequestError
 from ..core.garbage import rare_collections
-from ..core.plan.derive import synchronised
+from ..core.lowering.derive import synchronised
 from ..core.plan.plan import Plan
-from ..core.plan.validation.validate import validate
 from ..core.plan.wording import plan_size
 from ..core.search.compiling import compile_ahead
 from ..core.search.problem.oracle import predicted_again
 from ..core.search.suggestions.preference import preference
 from ..core.tensor_collectives import OneRank, communicating
+from ..core.validation.validate import validate
 from ..core.wording import counted
 from .batch.example import Example
 from .batch.whole_loss import warn_if_cut_changes_loss

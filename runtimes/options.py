@@ -12,10 +12,10 @@ from ..backends.kind import BackendKind
 from ..core.capture.batch.batch_dims import AUTO as FIND
 from ..core.cluster.mesh import Mesh, parse_mesh
 from ..core.errors import RequestError
+from ..core.lowering.derive import check_agrees
 from ..core.offload.request import check_offload_request
-from ..core.plan.derive import check_agrees
 from ..core.plan.plan import Plan, read_plan
-from ..core.plan.sharding import NONE
+from ..core.policies.sharding import NONE
 from ..core.whole_numbers import whole_number
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices

@@ -12,9 +12,9 @@ from ..core.cluster.catalog import find_cluster
 from ..core.cluster.cluster import Cluster
 from ..core.errors import RequestError
 from ..core.offload.request import OffloadRequest, check_offload_request
-from ..core.plan.derive import Recompute
-from ..core.plan.sharding import AUTO as SHARD_AUTO
-from ..core.plan.sharding import check_level
+from ..core.policies.recompute import Recompute
+from ..core.policies.sharding import AUTO as SHARD_AUTO
+from ..core.policies.sharding import check_level
 from ..core.schedules.registry import find_family
 from ..core.search.problem.blocks import check_boundaries
 from ..core.whole_numbers import whole_number

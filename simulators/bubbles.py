@@ -16,7 +16,7 @@ Of communication, contention is what the message and those before it in its queu
 shared; so it is of a reduction and of a host copy. Contention is given link by link, too.
 
 These are the seconds that each device waited in this run, by cause. They are not what the step would gain without a
-cause: removing a wait may only make the next one longer. ``core/evaluate/idle.py`` computes the gains, by further runs.
+cause: removing a wait may only make the next one longer. ``core/timing/idle.py`` computes the gains, by further runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ from typing import NamedTuple
 from attrs import frozen
 
 from ..core.actions import Action, Kind
-from ..core.plan.queues import Queues
-from ..core.plan.residency import OperationTimes
+from ..core.lowering.queues import Queues
+from ..core.lowering.residency import OperationTimes
 from .delays import Delays, queue_delays, scaled
 from .network.flow_times import Direction
 from .times import QueueTimes, TaskTimes

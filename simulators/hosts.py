@@ -8,10 +8,10 @@ from numpy.typing import NDArray
 
 from ..core.actions import Kind
 from ..core.cluster.cluster import Cluster
-from ..core.plan.host_copies import host_slots
+from ..core.lowering.residency import Timeline
 from ..core.plan.plan import Plan
-from ..core.plan.residency import Timeline
-from ..core.plan.validation.host_memory import ranks_by_host
+from ..core.policies.offload import host_slots
+from ..core.validation.host_memory import ranks_by_host
 from .times import TaskTimes
 
 DIRECTIONS = {Kind.OFFLOAD: "to host", Kind.RELOAD: "from host"}

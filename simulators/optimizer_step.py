@@ -22,10 +22,10 @@ from simpy.events import Timeout
 
 from ..core.actions import Action, Kind
 from ..core.cluster.cluster import Cluster
+from ..core.lowering.queues import Queues
 from ..core.plan.items import Item
 from ..core.plan.plan import Plan
-from ..core.plan.queues import Queues
-from ..core.plan.step_end import sync_task
+from ..core.policies.end_of_step import sync_task
 from ..core.trace.trace import COMPUTE_QUEUE
 from .device import DeviceQueue
 from .tasks import RunningTask

@@ -9,12 +9,12 @@ from ..core.actions import WORK_KINDS, Action, Kind
 from ..core.cluster.cluster import Cluster, Device
 from ..core.cluster.routing import path_latency_s
 from ..core.costs.costs import StageCosts
-from ..core.evaluate.idle import KnownStep
-from ..core.evaluate.not_offloaded import NotOffloaded, tensors_not_offloaded
+from ..core.lowering.queues import Queues
+from ..core.lowering.residency import Timeline, device_timelines
 from ..core.plan.plan import Plan
-from ..core.plan.queues import Queues
-from ..core.plan.residency import Timeline, device_timelines
 from ..core.ratios import bubble_ratio
+from ..core.timing.idle import KnownStep
+from ..core.timing.not_offloaded import NotOffloaded, tensors_not_offloaded
 from ..core.trace.trace import LinkTrack, Trace
 from .bubbles import Bubbles, device_bubbles
 from .hosts import CopyUse, HostUse, copy_uses, host_uses

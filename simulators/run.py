@@ -8,17 +8,16 @@ from simpy import Environment
 
 from ..core.actions import Action, Kind
 from ..core.cluster.cluster import Cluster
-from ..core.costs.costs import StageCosts
+from ..core.costs.costs import StageCosts, compute_times
 from ..core.errors import RequestError
 from ..core.garbage import collector_paused
+from ..core.lowering.lowering import lower
+from ..core.lowering.queues import Queues, queues_of
 from ..core.plan.items import Task
-from ..core.plan.kinds import compute_times
-from ..core.plan.lowering import lower
 from ..core.plan.plan import Plan
-from ..core.plan.queues import Queues, queues_of
-from ..core.plan.sharding import replica_costs
-from ..core.plan.validation.validate import CheckedActions
+from ..core.policies.sharding import replica_costs
 from ..core.trace.callback import ActionCallback
+from ..core.validation.validate import CheckedActions
 from .callback_queue import CallbackQueue, connect_callbacks
 from .channels import connect, queue_times
 from .device import DeviceQueue
@@ -28,7 +27,6 @@ from .result import SimulationResult
 from .symmetry import find_symmetry
 from .tasks import run_tasks, task_flows, task_times
 from .tensor_sums import connect_sums, tensor_sums
-from .uncontended import uncontended
 
 
 def simulate(
@@ -83,12 +81,6 @@ def simulate(
                         callback=None, by_default=by_default, joined=symmetry.joined,
                     )  # fmt: skip
                     return symmetry.of_all(first, queues)
-            known = None if checked is None or eager else checked.times_of(costs, cluster)
-            found = uncontended(plan, queues, costs, cluster, eager=eager, sharing=sharing, known=known)
-            if found is not None:
-                return SimulationResult(
-                    plan, tuple(costs), cluster, queues, *found, has_memory=memory, by_default=by_default
-                )
         return _run(
             plan, costs, cluster, queues, eager=eager, optimizer=optimizer, sharing=sharing, memory=memory,
             callback=None if perform is None else (perform, lowered or ()), by_default=by_default,

@@ -25,12 +25,11 @@ from attrs import evolve, frozen
 from ..core.cluster.cluster import Cluster
 from ..core.cluster.routing import Hop, path_latency_s
 from ..core.costs.costs import StageCosts
+from ..core.lowering.queues import Queues
 from ..core.plan.items import Task
-from ..core.plan.kinds import task_kinds
+from ..core.plan.kinds import movement, task_kinds
 from ..core.plan.plan import Plan
-from ..core.plan.queues import Queues
 from .network.flow_times import Direction, FlowTimes, Piece
-from .tasks import moved_by
 from .times import QueueTimes
 
 if TYPE_CHECKING:
@@ -82,13 +81,13 @@ def find_symmetry(
         one, queues: the queues of one replica, and of all.
     """
     kinds = task_kinds()
-    if any(not kinds[task.kind].joins_replicas or task.kind not in moved_by for task in one.tasks):
+    if any(not kinds[task.kind].joins_replicas for task in one.tasks):
         return None
     if any(cost.reductions is not None for cost in costs):
         return None
     taken: set[Direction] = set()
     for task in queues.tasks:
-        for step in moved_by[task.kind](task, plan, costs, cluster)[0]:
+        for step in movement(task, plan, costs, cluster).steps:
             taken |= {_ends(hop) for phase in step for hop in phase.crossings}
     found: list[Links] = []
     for first in range(0, plan.mesh.data * plan.devices, plan.devices):

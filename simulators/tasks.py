@@ -8,30 +8,27 @@
                                    ▲ joins         ▼
     device 1, compute       ... 1B7 │ 1F8 │ ...... 1STEP
 
-A task runs for its own time, or moves bytes over links that others may be using (``moved_by``).
+A task runs for its own time, or moves bytes over links that others may be using (``TaskKind.moves``): flows over the
+links between its members, one step after another.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from ..core.actions import Kind
+from simpy.events import Timeout
+
 from ..core.cluster.cluster import Cluster
-from ..core.cluster.collectives import Operation, Phase, collective_phases
-from ..core.cluster.routing import Hop, path_latency_s
+from ..core.cluster.collectives import Phase
+from ..core.cluster.routing import Hop
 from ..core.costs.costs import StageCosts
-from ..core.evaluate.reduction import measured, reduced, sync_bytes, sync_time
-from ..core.plan.host_copies import copy_phase
+from ..core.lowering.queues import Queues
 from ..core.plan.items import Task
-from ..core.plan.kinds import task_seconds
+from ..core.plan.kinds import movement
 from ..core.plan.plan import Plan
-from ..core.plan.queues import Queues
-from ..core.plan.sharding import unsharded_bytes
-from .collectives import Collective
 from .delays import Delays, added, lost, scaled
 from .device import DeviceQueue
 from .network.flow_times import FlowTimes
-from .network.flows import Route
+from .network.flows import Route, Shipment
 from .network.network import Network
 from .times import TaskTimes
 
@@ -54,7 +51,7 @@ class RunningTask:
     def __init__(
         self,
         task: Task,
-        collective: Collective,
+        collective: "Collective",
         size: float,
         devices: Sequence[DeviceQueue],
         ahead: "RunningTask | None",
@@ -98,99 +95,6 @@ class RunningTask:
             call()
 
 
-Movement = Callable[[Task, Plan, Sequence[StageCosts], Cluster], tuple[Sequence[Sequence[Phase]], float, float]]
-"""A task's transfers, step by step; the bytes of a member; and its duration in seconds if it has no transfers."""
-
-
-def _gradients(
-    task: Task, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster
-) -> tuple[Sequence[Sequence[Phase]], float, float]:
-    """REDUCE_GRAD: the all-reduce or reduce-scatter that is fastest without contention, in one bucket."""
-    stage = task.items[0].action.stage
-    return _over_replicas(task, plan, cluster, *reduced(plan, costs, stage), measured(plan, costs, stage).reduce_s)
-
-
-def _scattered(
-    task: Task, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster
-) -> tuple[Sequence[Sequence[Phase]], float, float]:
-    """SCATTER_GRAD: the reduce-scatter of the gradients of a microbatch, in one bucket."""
-    stage = task.items[0].action.stage
-    known = measured(plan, costs, stage).scatter_s
-    return _over_replicas(task, plan, cluster, costs[stage].gradient_bytes, Operation.REDUCE_SCATTER, known)
-
-
-def _unshard(
-    task: Task, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster
-) -> tuple[Sequence[Sequence[Phase]], float, float]:
-    """UNSHARD: the all-gather of the parameters, of which each replica has a part."""
-    stage = task.items[0].action.stage
-    known = measured(plan, costs, stage).gather_s
-    return _over_replicas(task, plan, cluster, unsharded_bytes(plan, costs, stage), Operation.ALL_GATHER, known)
-
-
-def _reshard(
-    _: Task, __: Plan, ___: Sequence[StageCosts], ____: Cluster
-) -> tuple[Sequence[Sequence[Phase]], float, float]:
-    """RESHARD frees memory, and moves nothing."""
-    return [], 0.0, 0.0
-
-
-def _over_replicas(
-    task: Task, plan: Plan, cluster: Cluster, size: float, operation: Operation, known_s: float | None
-) -> tuple[Sequence[Sequence[Phase]], float, float]:
-    """A collective over replicas: its phases, or its measured time, which includes its waits for shared links."""
-    if known_s is not None:
-        return [], size, known_s
-    members = [item.device for item in task.items]
-    phases = collective_phases(cluster, members, size, operation, sharers=plan.mesh.sharing)
-    return [[phase] for phase in phases], size, 0.0
-
-
-def _tied(
-    task: Task, _: Plan, __: Sequence[StageCosts], cluster: Cluster
-) -> tuple[Sequence[Sequence[Phase]], float, float]:
-    """REDUCE_TIED: all send to the device of the first stage, which sends the sum back."""
-    assert task.weight is not None
-    first, size = task.items[0].device, task.weight.bytes
-    stages = Counter(item.device for item in task.items if item.device != first)
-
-    def one(src: int, dst: int, count: int) -> Phase:
-        path = cluster.path(src, dst)
-        return Phase(count * size, path_latency_s(path), path)
-
-    gather = [one(device, first, count) for device, count in stages.items()]
-    scatter = [one(first, device, count) for device, count in stages.items()]
-    return [gather, scatter] if stages else [], size, 0.0
-
-
-def _sync(
-    task: Task, plan: Plan, _: Sequence[StageCosts], cluster: Cluster
-) -> tuple[Sequence[Sequence[Phase]], float, float]:
-    """SYNC: to one device and back, each way as long as the slowest transfer between two of them."""
-    return [], sync_bytes(plan), sync_time(plan, cluster, [item.device for item in task.items])
-
-
-def _host_copy(
-    task: Task, plan: Plan, _: Sequence[StageCosts], cluster: Cluster
-) -> tuple[Sequence[Sequence[Phase]], float, float]:
-    """OFFLOAD and RELOAD: over the links between the device and its host."""
-    phase = copy_phase(plan, task, cluster)
-    return [[phase]], phase.bytes, 0.0
-
-
-moved_by: dict[Kind, Movement] = {
-    Kind.SCATTER_GRAD: _scattered,
-    Kind.REDUCE_GRAD: _gradients,
-    Kind.REDUCE_TIED: _tied,
-    Kind.SYNC: _sync,
-    Kind.UNSHARD: _unshard,
-    Kind.RESHARD: _reshard,
-    Kind.OFFLOAD: _host_copy,
-    Kind.RELOAD: _host_copy,
-}
-"""The kinds whose tasks depend on links or members; every other kind has a declared duration."""
-
-
 def run_tasks(
     network: Network,
     plan: Plan,
@@ -214,14 +118,10 @@ def run_tasks(
     latest: dict[tuple[str, int], RunningTask] = {}
     routes: dict[tuple[str, int], dict[tuple[Hop, ...], Route]] = {}  # of tasks of one device, by their order
     for number, task in enumerate(queues.tasks):
-        if task.kind in moved_by:
-            members = task if joined is None else joined[number]
-            phases, size, delay_s = moved_by[task.kind](members, plan, costs, cluster)
-        else:
-            phases, size, delay_s = (), 0.0, task_seconds(task, costs) or 0.0
+        moved = movement(task if joined is None else joined[number], plan, costs, cluster)
         ahead = None if task.order is None else latest.get(task.order)
         known = routes.setdefault(task.order, {}) if task.order is not None and len(task.items) == 1 else None
-        running = RunningTask(task, Collective(network, phases, delay_s, known), size, devices, ahead)
+        running = RunningTask(task, Collective(network, moved.steps, moved.seconds, known), moved.bytes, devices, ahead)
         if task.order is not None:
             latest[task.order] = running
         for member, item in enumerate(task.items):
@@ -270,3 +170,88 @@ def _delays(tasks: Sequence[RunningTask]) -> list[Delays]:
         known[id(running)] = delays, start_alone_s + collective.alone_s
         result.append(delays)
     return result
+
+
+class Collective:
+    """One collective.
+
+    Args:
+        network: the network whose links it crosses.
+        steps: in order; the flows of a step run at the same time.
+        delay_s: its duration if it has no steps.
+        routes: the routes of collectives that never run at the same time as this one, by what they cross; new ones are
+            added.
+
+    Attributes:
+        steps: the flows of each step.
+        alone_s: its duration in seconds without contention.
+        on_end: called when all flows of the last step have arrived.
+        start_s, end_s: its times.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        steps: Sequence[Sequence[Phase]],
+        delay_s: float = 0.0,
+        routes: dict[tuple[Hop, ...], Route] | None = None,
+    ) -> None:
+        self.network = network
+        self._routes = routes
+        self.delay_s = delay_s
+        self.alone_s = sum((max(phase.seconds for phase in step) for step in steps), delay_s if not steps else 0.0)
+        self.steps = [[Shipment(self._route(phase), phase.bytes, self._arrived) for phase in step] for step in steps]
+        self.on_end: list[Callable[[], None]] = []
+        self.begun = 0
+        self.under_way = 0
+        self.start_s = 0.0
+        self.end_s = 0.0
+
+    def _route(self, phase: Phase) -> Route:
+        known = None if self._routes is None else self._routes.get(phase.crossings)
+        if known is not None:
+            return known
+        route = self.network.route(phase.crossings, phase.latency_s, phase.bytes_per_s)
+        if self._routes is not None:
+            self._routes[phase.crossings] = route
+        return route
+
+    @property
+    def slowest(self) -> list[FlowTimes]:
+        """The last flow to arrive in each step."""
+        return [max(step, key=_arrival_s).times for step in self.steps]
+
+    def start(self) -> None:
+        """Start; all members have joined."""
+        self.start_s = self.network.environment.now
+        if self.steps:
+            self._advance()
+        else:  # the end is an event, as every arrival is, even where nothing moves
+            Timeout(self.network.environment, self.delay_s).callbacks.append(lambda _: self._advance())
+
+    def _arrived(self) -> None:
+        self.under_way -= 1
+        if not self.under_way:
+            self._advance()
+
+    def _advance(self) -> None:
+        """Start the next step, or end."""
+        if self.begun < len(self.steps):
+            self.begun += 1
+            step = self.steps[self.begun - 1]
+            self.under_way = len(step)
+            for flow in step:
+                self.network.start(flow)
+            return
+        self.end_s = self.network.environment.now
+        for call in self.on_end:
+            call()
+
+    def close(self) -> None:
+        """Release references, so that everything is freed at once."""
+        self.on_end.clear()
+        self.steps.clear()
+
+
+def _arrival_s(flow: Shipment) -> float:
+    return flow.drained_s + flow.route.latency_s

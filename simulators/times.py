@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from attrs import field, frozen
 
 from ..core.actions import Action
-from ..core.plan.queues import Queues
+from ..core.lowering.queues import Queues
 from .network.flow_times import Direction, FlowTimes
 
 

@@ -6,8 +6,8 @@ import numpy
 from numpy.typing import NDArray
 
 from ..core.actions import Kind
+from ..core.lowering.residency import Timeline
 from ..core.plan.plan import Plan, Prediction
-from ..core.plan.residency import Timeline
 from ..core.trace.trace import (
     COMPUTE_QUEUE,
     HOST_MEMORY,

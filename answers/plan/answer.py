@@ -11,13 +11,13 @@ from ...core import ratios
 from ...core.costs.costs import StageCosts
 from ...core.costs.module_names import module_ranges
 from ...core.documents import as_plain
-from ...core.evaluate.idle import IdleTime
-from ...core.plan.interval import interval_text
 from ...core.plan.plan import Plan, Prediction
-from ...core.plan.sharding import GRADIENTS, OPTIMIZER, PARAMETERS
 from ...core.plan.wording import plan_size
+from ...core.policies.sharding import GRADIENTS, OPTIMIZER, PARAMETERS
 from ...core.schedules.meaning import meaning_of
+from ...core.timing.idle import IdleTime
 from ...core.trace.throughput import StepTotals, Throughput, throughput
+from ...core.validation.interval import interval_text
 from ...core.wording import counted
 from ..idle import idle_answer, idle_of, print_idle
 from ..memory import print_memory

@@ -7,8 +7,8 @@ from ...core.cluster.catalog.find import CPU
 from ...core.cluster.cluster import Cluster
 from ...core.cluster.mesh import parse_mesh
 from ...core.errors import RequestError
-from ...core.plan.derive import Recompute
 from ...core.plan.plan import Plan
+from ...core.policies.recompute import Recompute
 from ...core.schedules.problem import ScheduleFamily
 from ...core.search import Oracle, longest_path
 from ...core.search.problem.options import MAX_CHUNKS

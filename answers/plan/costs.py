@@ -73,7 +73,7 @@ class PlanningCosts:
         work: samples, tokens and FLOPs of a step.
         peak_flops_per_s: of every device for the number type of most of the model's FLOPs; None if unknown.
         step_error: relative error of the step that 9 of 10 predictions from these costs stay below, see
-            ``core/plan/interval``; None if unknown.
+            ``core/validation/interval``; None if unknown.
     """
 
     graph: OpGraph

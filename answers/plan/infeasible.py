@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from ...core.cluster.tensor_groups import GroupedCluster
 from ...core.errors import InfeasibleError
-from ...core.plan.sharding import GRADIENTS, OPTIMIZER, PARAMETERS
+from ...core.policies.sharding import GRADIENTS, OPTIMIZER, PARAMETERS
 from ...core.search.suggestions.changes import (
     MORE_DEVICES,
     MORE_MEMORY,

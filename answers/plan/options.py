@@ -4,7 +4,7 @@ from pathlib import Path
 
 from attrs import frozen
 
-from ...core.plan.sharding import NONE
+from ...core.policies.sharding import NONE
 
 
 @frozen(kw_only=True)

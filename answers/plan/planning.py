@@ -22,7 +22,7 @@ from ...core.errors import RequestError, naming
 from ...core.files.write import write_text
 from ...core.offload.request import parse_offload
 from ...core.plan.plan import Plan, plan_json
-from ...core.plan.sharding import AUTO, NONE, level_and_sharers
+from ...core.policies.sharding import AUTO, NONE, level_and_sharers
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families, find_family, resident_families
 from ...core.search.suggestions.fewer_devices import faster_alone

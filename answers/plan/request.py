@@ -10,15 +10,15 @@ from ...core.cluster.tensor_groups import GroupedCluster, consecutive_groups
 from ...core.costs.partition import device_limits
 from ...core.errors import InfeasibleError, RequestError
 from ...core.offload.request import OffloadRequest
-from ...core.plan.derive import Recompute
-from ...core.plan.interval import with_step_error
 from ...core.plan.plan import Plan
-from ...core.plan.sharding import AUTO, LEVELS, NONE, level_and_sharers
+from ...core.policies.recompute import Recompute
+from ...core.policies.sharding import AUTO, LEVELS, NONE, level_and_sharers
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families
 from ...core.search import Oracle
 from ...core.search.suggestions.changes import InfeasibleRequest, Relaxation
 from ...core.search.suggestions.relaxations import with_more_devices, with_more_memory, with_smaller_microbatches
+from ...core.validation.interval import with_step_error
 from ..output import note
 from .allowance import Allowance
 from .choices import counted_workload, sized_workload, wanted_meshes

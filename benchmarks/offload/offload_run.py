@@ -38,13 +38,13 @@ from panpipe.core.capture.export.step import capture_step
 from panpipe.core.cluster.cluster import Hub, fully_connected
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.plan.host_copies import host_slots
-from panpipe.core.plan.offload import HostCopy, StageOffload
+from panpipe.core.plan.memory_policy import HostCopy, StageOffload
 from panpipe.core.plan.plan import Plan, Prediction
-from panpipe.core.plan.validation.validate import validate
+from panpipe.core.policies.offload import host_slots
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import even_plan
+from panpipe.core.validation.validate import validate
 from panpipe.runtimes.devices.available_memory import data_bytes
 from panpipe.runtimes.offload.offloadable import offloadable_storages
 from panpipe.runtimes.programs.compiled import Compiled, compile_stages

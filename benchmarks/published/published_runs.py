@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from attrs import field, frozen
 from panpipe.cli import main as panpipe
-from panpipe.core.plan.interval import OTHER, SHARDED, TENSOR
+from panpipe.core.validation.interval import OTHER, SHARDED, TENSOR
 
 from benchmarks.driver import argument_parser, report
 

@@ -13,7 +13,7 @@ class CollectiveTimes:
     """The times of a stage's collectives, in seconds each; None for those that were not measured.
 
     Args:
-        shard: what the replicas shared in the steps that were measured (see ``core/plan/sharding``).
+        shard: what the replicas shared in the steps that were measured (see ``core/policies/sharding``).
         replicas: how many there were.
         reduce_s: of REDUCE_GRAD.
         scatter_s: of SCATTER_GRAD: what is left of it after the backward.

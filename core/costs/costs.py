@@ -1,10 +1,11 @@
 """Costs of stages: the one type that profiles, the analytic model, the evaluator and the simulator share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from attrs import frozen
 from cattrs.gen import make_dict_unstructure_fn, override
 
+from ..actions import Action, Kind
 from ..documents import converter
 from .collective_times import CollectiveTimes
 from .graph import OpGraph, stage_of_nodes
@@ -179,3 +180,26 @@ def _input_bytes(graph: OpGraph, stages: Sequence[Sequence[str]]) -> list[int]:
             key = edge.src, edge.tensor
             sizes[reader][key] = max(sizes[reader].get(key, 0), edge.bytes)
     return [sum(tensors.values()) for tensors in sizes]
+
+
+Seconds = Callable[[StageCosts], float]
+"""Duration of an action in seconds, from the costs of its stage."""
+
+COMPUTE_SECONDS: Mapping[Kind, Seconds] = {
+    Kind.F: lambda cost: cost.forward_s,
+    Kind.B: lambda cost: cost.full_backward_s,
+    Kind.I: lambda cost: cost.backward_input_s,
+    Kind.W: lambda cost: cost.backward_weight_s,
+    Kind.RECOMPUTE: lambda cost: cost.second_forward_s,
+    Kind.STEP: lambda cost: cost.optimizer_s,
+}
+"""The kinds of the compute queue."""
+
+Compute = Sequence[Sequence[Action]]
+"""Per device the actions of its compute queue, in order."""
+
+
+def compute_times(compute: Compute, costs: Iterable[StageCosts]) -> list[list[float]]:
+    """Seconds of every item of the compute queues."""
+    by_stage = [{kind: seconds(cost) for kind, seconds in COMPUTE_SECONDS.items()} for cost in costs]
+    return [[by_stage[action.stage][action.kind] for action in actions] for actions in compute]

@@ -22,11 +22,10 @@ from attrs import evolve, frozen
 
 from ..actions import BACKWARD_KINDS, Action, Kind
 from ..costs.costs import StageCosts
-from ..evaluate.coding import INFINITY
-from ..evaluate.host_queue import TimedCopy, bytes_off_device
-from ..evaluate.reference import Times
-from ..plan.memory import held_bytes
-from ..plan.offload import HostCopy, StageOffload, Storage
+from ..plan.memory import bytes_off_device, held_bytes
+from ..plan.memory_policy import HostCopy, StageOffload, Storage, TimedCopy
+from ..timing.coding import INFINITY
+from ..timing.orders import Times
 from .copy_times import Clock, Stay, long_enough, plan_copies, waits_s
 from .host_links import HostLink, HostLinks
 
@@ -263,7 +262,7 @@ class Offloadable:
     """
 
     orders: Sequence[Sequence[Action]]
-    times: Times
+    times: tuple[Times, Times]
     costs: Sequence[StageCosts]
     storages: Sequence[Sequence[Storage]]
     links: HostLinks

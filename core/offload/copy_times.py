@@ -5,7 +5,7 @@
    reload runs early. So the queue never idles while an offload is ready, and reloads are as late as that allows.
 2. Positions: a reload is issued after the last compute action that ends before its copy starts, and never after the F
    of an offload that follows it in the queue.
-3. Fences: the queues run again, as the device runs them, in the order of issue (`evaluate/host_queue`). The device
+3. Fences: the queues run again, as the device runs them, in the order of issue (`HostQueue`). The device
    memory is free from the first compute action on that starts after the end of the copy out.
 
 A microbatch whose tensors would then be on the host for no time is not copied.
@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from attrs import define, frozen
 
-from ..evaluate.coding import INFINITY
-from ..evaluate.host_queue import HostQueue, TimedCopy
+from ..plan.memory_policy import TimedCopy
+from ..timing.coding import INFINITY
 
 ROUNDING = 1e-9
 """Share of the order's time below which two times are equal."""
@@ -198,3 +198,44 @@ def waits_s(clock: Clock, copies: Sequence[TimedCopy], queues: int = 1) -> float
         now = max(start, now, host.ready_s(position)) + end - start
         host.issue(position, now)
     return now - clock.ends[-1] if clock.ends else 0.0
+
+
+class HostQueue:
+    """Runs the copies of a device concurrently with its compute order.
+
+    Args:
+        copies: in any order.
+        queues: 1 for both directions, or 2, one for each.
+    """
+
+    def __init__(self, copies: Sequence[TimedCopy], queues: int = 1) -> None:
+        self._copies = copies
+        self._free = [0.0] * queues
+        self._ends = [[0.0, 0.0] for _ in copies]  # of the copy out and of the copy back
+        self._awaited: dict[int, list[tuple[int, int]]] = {}
+        issued: dict[int, list[tuple[bool, int, int]]] = {}
+        for number, copy in enumerate(copies):
+            self._awaited.setdefault(copy.freed_at, []).append((number, 0))
+            self._awaited.setdefault(copy.reader, []).append((number, 1))
+            issued.setdefault(copy.forward, []).append((True, copy.freed_at, number))
+            issued.setdefault(copy.reload_after, []).append((False, copy.reader, number))
+        self._issued = {position: sorted(found) for position, found in issued.items()}
+
+    @property
+    def ends(self) -> Sequence[Sequence[float]]:
+        """Per copy when it ends on the host, and when it ends back on the device."""
+        return self._ends
+
+    def ready_s(self, position: int) -> float:
+        """When all copies have ended that the action at a position waits for."""
+        return max((self._ends[number][way] for number, way in self._awaited.get(position, ())), default=0.0)
+
+    def issue(self, position: int, end_s: float) -> None:
+        """Run the copies that the end of the action at a position issues."""
+        for out, _, number in self._issued.get(position, ()):
+            copy, ends = self._copies[number], self._ends[number]
+            queue = 0 if out else -1
+            if out:
+                ends[0] = self._free[queue] = max(self._free[queue], end_s) + copy.out_s
+            else:
+                ends[1] = self._free[queue] = max(self._free[queue], end_s, ends[0]) + copy.back_s

@@ -8,8 +8,7 @@ from ..actions import Action, Kind
 from ..cluster.cluster import Cluster
 from ..cluster.routing import Hop, path_latency_s, path_rate, reverse
 from ..errors import RequestError
-from ..evaluate.host_queue import TimedCopy
-from ..plan.offload import StageOffload, backward_of
+from ..plan.memory_policy import StageOffload, TimedCopy, backward_of
 from ..plan.plan import Plan
 
 

@@ -8,10 +8,10 @@ from ..cluster.catalog.find import device_type
 from ..cluster.cluster import Cluster
 from ..costs.costs import StageCosts
 from ..errors import RequestError
-from ..evaluate.coding import INFINITY
-from ..evaluate.reference import evaluate, latest_times
-from ..plan.offload import Storage
+from ..plan.memory_policy import Storage
 from ..plan.plan import Plan
+from ..timing.coding import INFINITY
+from ..timing.orders import evaluate, latest_times
 from .choice import Offloadable, Picks, choose_offload, everything, of_stages
 from .host_links import HostLinks, host_links
 from .request import OffloadRequest, check_offload_request

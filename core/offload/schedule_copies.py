@@ -4,9 +4,8 @@ from collections.abc import Sequence
 
 from ..actions import Action
 from ..costs.costs import StageCosts, StageEdge
-from ..evaluate.host_queue import TimedCopy
-from ..evaluate.reference import evaluate, latest_times
-from ..plan.offload import StageOffload, Storage
+from ..plan.memory_policy import StageOffload, Storage, TimedCopy
+from ..timing.orders import evaluate, latest_times
 from .choice import Offloadable, choose_offload, of_stages
 from .host_links import HostLink, HostLinks, same_links, timed_copies
 

@@ -5,7 +5,7 @@ from math import floor
 
 from ..costs.costs import StageCosts
 from ..costs.graph import OpGraph
-from ..plan.offload import Storage
+from ..plan.memory_policy import Storage
 
 SMALLEST_BYTES = 1_000_000
 """Smaller storages stay on the device: a copy of its own costs more than they free."""

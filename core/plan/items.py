@@ -12,10 +12,14 @@ starts when each of its items is issued, the tasks that the items wait for have 
 order has ended. It ends for all its items at the same time.
 """
 
-from typing import NamedTuple
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..actions import Action, Kind
-from .plan import TiedWeight
+
+if TYPE_CHECKING:
+    from .plan import TiedWeight
 
 
 class Item(NamedTuple):

@@ -2,10 +2,9 @@
 
 A kind of the compute queue has a time (``COMPUTE_SECONDS``). Every other kind, except sends and receives, is declared
 in a ``TaskKind``: where lowering inserts its actions, and which tasks they form. No other code names it: validation,
-memory, the simulator, traces and the executor read queues, items and tasks. Copies to the host are in
-``host_copies.py``, the kinds at the end of a step in ``step_end.py``. ``own_queue`` declares a kind that runs once per
-stage and microbatch on a queue of its own. The executor's function for a kind is registered in
-``runtimes/engine/instructions/instructions.py``.
+memory, the simulator, traces and the executor read queues, items and tasks. The declarations are in ``core/policies``.
+``own_queue`` declares a kind that runs once per stage and microbatch on a queue of its own. The executor's function for
+a kind is registered in ``runtimes/engine/instructions/instructions.py``.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,37 +14,38 @@ from attrs import field, frozen
 
 from ..actions import Action, Kind
 from ..cluster.cluster import Cluster
-from ..costs.costs import StageCosts
+from ..cluster.collectives import Phase
+from ..costs.costs import Compute, Seconds, StageCosts
 from ..errors import RequestError
 from .items import Item, Task
 from .memory import Change
 from .plan import Plan
 
-Seconds = Callable[[StageCosts], float]
-"""Duration of an action in seconds, from the costs of its stage."""
-
-COMPUTE_SECONDS: Mapping[Kind, Seconds] = {
-    Kind.F: lambda cost: cost.forward_s,
-    Kind.B: lambda cost: cost.full_backward_s,
-    Kind.I: lambda cost: cost.backward_input_s,
-    Kind.W: lambda cost: cost.backward_weight_s,
-    Kind.RECOMPUTE: lambda cost: cost.second_forward_s,
-    Kind.STEP: lambda cost: cost.optimizer_s,
-}
-"""The kinds of the compute queue."""
-
-Compute = Sequence[Sequence[Action]]
-"""Per device the actions of its compute queue, in order."""
-
-
-def compute_times(compute: Compute, costs: Iterable[StageCosts]) -> list[list[float]]:
-    """Seconds of every item of the compute queues."""
-    by_stage = [{kind: seconds(cost) for kind, seconds in COMPUTE_SECONDS.items()} for cost in costs]
-    return [[by_stage[action.stage][action.kind] for action in actions] for actions in compute]
-
-
 AFTER_STEP = -2
 """The position of an action that follows the STEP of its stage."""
+
+
+@frozen
+class Movement:
+    """What a task moves, and how long it takes.
+
+    Args:
+        steps: its transfers: those of a step run at the same time, and the steps one after another.
+        bytes: of the part of one member.
+        seconds: its duration if it has no transfers.
+    """
+
+    steps: Sequence[Sequence[Phase]] = ()
+    bytes: float = 0.0
+    seconds: float = 0.0
+
+    @property
+    def alone_s(self) -> float:
+        """Its duration on links that nothing else uses."""
+        return sum(max(phase.seconds for phase in step) for step in self.steps) if self.steps else self.seconds
+
+
+Moves = Callable[[Task, Plan, Sequence[StageCosts], Cluster], Movement]
 
 
 @frozen(eq=False)
@@ -60,9 +60,8 @@ class TaskKind:
             STEP of its stage.
         tasks: (plan, compute, items device by device in the order issued, tasks declared before) → their tasks. Raises
             RequestError where an item is missing or misplaced.
-        seconds: duration of a task; None where it depends on links and members.
-        seconds_alone: (plan, task, cluster) → duration on links that nothing else uses, for validation; None where
-            validation counts no time.
+        moves: (task, plan, costs of whole stages, cluster with its devices in the order of ranks) → what a task moves;
+            None if it moves nothing and takes no time.
         changes: memory changes by kind, at fixed positions of the compute order, so that the memory of an order does
             not depend on the duration of tasks: the start is when an action is issued, the end is when its reader on
             the same device starts.
@@ -73,8 +72,7 @@ class TaskKind:
     queue: str
     insert: Callable[[Plan, int], Iterable[tuple[int | None, Action]]]
     tasks: Callable[[Plan, Compute, Sequence[Item], Sequence[Task]], Iterable[Task]]
-    seconds: Seconds | None = None
-    seconds_alone: Callable[[Plan, Task, Cluster], float] | None = None
+    moves: Moves | None = None
     changes: Mapping[Kind, Sequence[Change]] = field(factory=dict)
     joins_replicas: bool = False
 
@@ -92,16 +90,22 @@ def declarations() -> Iterable[TaskKind]:
     return dict.fromkeys(_DECLARED.values())
 
 
-def task_seconds(task: Task, costs: Sequence[StageCosts]) -> float | None:
-    """Duration of a task in seconds; None where it depends on links and members."""
-    seconds = _DECLARED[task.kind].seconds
-    return None if seconds is None else seconds(costs[task.items[0].action.stage])
+def movement(task: Task, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> Movement:
+    """What a task moves; arguments as of ``TaskKind.moves``."""
+    moves = _DECLARED[task.kind].moves
+    return Movement() if moves is None else moves(task, plan, costs, cluster)
 
 
-def task_seconds_alone(task: Task, plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> float:
-    """Duration of a task in seconds on links that nothing else uses; 0 for kinds that validation does not time."""
-    alone = _DECLARED[task.kind].seconds_alone
-    return alone(plan, task, cluster) if alone is not None else task_seconds(task, costs) or 0.0
+def seconds_alone(tasks: Iterable[Task], plan: Plan, costs: Sequence[StageCosts], cluster: Cluster) -> list[float]:
+    """Duration of every task on links that nothing else uses; further arguments as of ``TaskKind.moves``."""
+    known: dict[tuple[object, ...], float] = {}  # those of other microbatches take as long
+    found = []
+    for task in tasks:
+        key = task.kind, task.items[0].action.stage, task.items[0].device, task.weight
+        if key not in known:
+            known[key] = movement(task, plan, costs, cluster).alone_s
+        found.append(known[key])
+    return found
 
 
 def declare(declaration: TaskKind) -> TaskKind:
@@ -169,7 +173,10 @@ def own_queue(
             device, action = min(wanted, key=lambda missing: (missing[0], str(missing[1])))
             raise RequestError(f"device {device} issues no {action}, which the plan needs: add it")
 
-    return TaskKind((kind,), queue, insert, tasks, seconds, changes={kind: changes})
+    def moves(task: Task, _: Plan, costs: Sequence[StageCosts], __: Cluster) -> Movement:
+        return Movement(seconds=seconds(costs[task.items[0].action.stage]))
+
+    return TaskKind((kind,), queue, insert, tasks, moves, changes={kind: changes})
 
 
 def _check_between(item: Item, compute: Sequence[Action], after: int | None, reader: int | None) -> None:

@@ -15,11 +15,13 @@ F and RECOMPUTE allocate at their start, because they write the tensors while th
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
+from itertools import accumulate, repeat
 
 from attrs import frozen
 
 from ..actions import BACKWARD_KINDS, COMPUTE_KINDS, Action, Kind
 from ..costs.costs import StageCosts
+from .memory_policy import TimedCopy
 
 
 class Moment(StrEnum):
@@ -219,7 +221,10 @@ def _total(changes: tuple[Change, ...], moment: Moment, cost: StageCosts) -> flo
 
 
 def held_bytes(
-    actions: Sequence[Action], costs: Sequence[StageCosts], recompute: Collection[int] = ()
+    actions: Sequence[Action],
+    costs: Sequence[StageCosts],
+    recompute: Collection[int] = (),
+    copies: Sequence[TimedCopy] = (),
 ) -> Iterator[tuple[float, float]]:
     """The saved tensors that a device holds while each of its actions runs, and after it, in bytes.
 
@@ -227,14 +232,32 @@ def held_bytes(
         actions: the device's compute order.
         costs: per stage.
         recompute: the stages that recompute.
+        copies: of the device to the host; what they copy is counted while it is on the device.
     """
     table = {
         stage: saved_bytes(costs[stage], recomputes=stage in recompute)
         for stage in dict.fromkeys(action.stage for action in actions)
     }
+    away = bytes_off_device(copies, len(actions)) if copies else repeat((0.0, 0.0))
     held = 0.0
-    for action in actions:
+    for action, (gone, left) in zip(actions, away, strict=False):
         at_start, at_end = table[action.stage][action.kind]
         running = held + at_start
         held = running + at_end
-        yield running, held
+        yield running - gone, held - left
+
+
+def bytes_off_device(copies: Sequence[TimedCopy], actions: int) -> list[tuple[float, float]]:
+    """Bytes that are not on the device while each action of an order runs, and directly after it.
+
+    Args:
+        copies: of the device.
+        actions: length of its compute order.
+    """
+    running, after = [0.0] * (actions + 1), [0.0] * (actions + 1)
+    for copy in copies:
+        running[copy.freed_at] += copy.bytes
+        running[copy.reload_after + 1] -= copy.bytes
+        after[copy.freed_at] += copy.bytes
+        after[copy.reload_after] -= copy.bytes
+    return list(zip(accumulate(running[:actions]), accumulate(after[:actions]), strict=True))

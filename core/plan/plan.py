@@ -20,8 +20,7 @@ from ..documents import as_plain, converter, from_json, to_json
 from ..files.limits import check_seconds
 from ..files.read import read_text
 from ..files.write import write_text
-from .offload import StageOffload
-from .unshard import StageUnshard
+from .memory_policy import StageOffload, StageUnshard
 
 FORMAT = "panpipe.plan/1"
 
@@ -120,7 +119,7 @@ class Plan:
             overflow check.
         prediction: of this plan; not part of its hash.
         forward_only: whether its orders hold F only: no saved tensors, reductions or optimizer steps.
-        shard: per stage what its replicas share (see ``sharding.py``); empty if they share nothing.
+        shard: per stage what its replicas share (see ``policies/sharding.py``); empty if they share nothing.
     """
 
     model: str

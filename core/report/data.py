@@ -15,9 +15,9 @@ from attrs import evolve, frozen
 from ..actions import BACKWARD_KINDS, COMPUTE_KINDS, Kind
 from ..costs.module_names import module_ranges
 from ..documents import as_plain
-from ..evaluate.idle import CAUSES, IdleTime
-from ..plan.host_copies import host_slots
 from ..plan.plan import Plan
+from ..policies.offload import host_slots
+from ..timing.idle import CAUSES, IdleTime
 from ..trace.compare import Comparison, bubble_per_device, compare, memory_kinds, peak_memory
 from ..trace.trace import HOST_MEMORY, LinkTrack, MemorySample, Trace, TraceEvent, queue_order
 from ..wording import counted

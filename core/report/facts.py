@@ -5,8 +5,8 @@ from enum import StrEnum
 
 from attrs import field, frozen
 
-from ..evaluate.idle import IdleTime
-from ..evaluate.not_offloaded import NotOffloaded
+from ..timing.idle import IdleTime
+from ..timing.not_offloaded import NotOffloaded
 
 
 class Checked(StrEnum):

@@ -6,9 +6,8 @@ from operator import attrgetter
 from attrs import evolve
 
 from ..actions import Action, Kind
-from ..evaluate.host_queue import HostQueue
-from ..evaluate.idle import IdleTime
 from ..schedules.scored import Scored
+from ..timing.idle import IdleTime
 from ..trace.trace import (
     COMPUTE_QUEUE,
     HOST_COPY_QUEUE,
@@ -107,11 +106,9 @@ def _messages(scored: Scored) -> Iterator[TraceEvent]:
 
 def _copies(scored: Scored) -> Iterator[TraceEvent]:
     """Copies to the host and back, as the evaluation runs them."""
-    for device, copies in enumerate(scored.copies):
-        actions, queue = scored.schedule.device_actions[device], HostQueue(copies)
-        for position, end in enumerate(scored.result.ends[device]):
-            queue.issue(position, end)
-        for copy, (out_end, back_end) in zip(copies, queue.ends, strict=True):
+    for device, (copies, ends) in enumerate(zip(scored.copies, scored.result.copy_ends, strict=True)):
+        actions = scored.schedule.device_actions[device]
+        for copy, (out_end, back_end) in zip(copies, ends, strict=True):
             action = actions[copy.forward]
             for kind, end, took in ((Kind.OFFLOAD, out_end, copy.out_s), (Kind.RELOAD, back_end, copy.back_s)):
                 moved = Action(action.stage, kind, action.microbatch)

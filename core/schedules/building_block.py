@@ -26,7 +26,7 @@ from .problem import Schedule, ScheduleFamily, ScheduleProblem
 from .scored import ROUNDING, time_of
 
 if TYPE_CHECKING:
-    from ..evaluate.coding import Floats
+    from ..timing.coding import Floats
     from .construction.instance import Instance
 
 FORMAT = "panpipe.block/1"
@@ -217,7 +217,7 @@ def _reordered(problem: ScheduleProblem, name: str, blocks: Sequence[Block], hel
     """The fastest list schedule with slots as priorities."""
     import numpy as np  # here: numpy and compiled code take longer to load than most schedules to build
 
-    from ..evaluate.coding import INFINITY
+    from ..timing.coding import INFINITY
     from .construction.decode import TAIL, Priorities, decode
     from .construction.instance import instance
 

@@ -18,7 +18,7 @@ from typing import Any
 from ..actions import Action, Kind
 from ..costs.costs import StageCosts
 from ..errors import RequestError
-from ..evaluate.reference import evaluate
+from ..timing.orders import evaluate
 from .construction.order import grouped, merge
 from .problem import Schedule, ScheduleFamily, ScheduleProblem, looped_placement
 

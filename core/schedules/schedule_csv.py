@@ -20,8 +20,8 @@ from attrs import frozen
 from ..actions import COMM_KINDS, COMPUTE_KINDS, Action, Kind, parse_action
 from ..costs.costs import StageCosts
 from ..errors import RequestError
-from ..evaluate.reference import Evaluator
 from ..files.limits import SCHEDULE, Limits, short
+from ..timing.orders import evaluate
 
 _GROUP = re.compile(r"\((?P<parts>[^()]*)\)OVERLAP_F_B")
 _SHARDING = re.compile(r"\d+(UNSHARD|RESHARD|REDUCE_GRAD)")
@@ -93,8 +93,7 @@ def schedule_csv(device_actions: Sequence[Sequence[Action]], placement: Sequence
     Raises:
         RequestError: the order deadlocks or is not a compute order.
     """
-    evaluator = Evaluator(placement, [StageCosts(1, 1, 1, backward_s=1)] * len(placement))
-    starts = evaluator.evaluate(device_actions).starts
+    starts = evaluate(device_actions, placement, [StageCosts(1, 1, 1, backward_s=1)] * len(placement)).starts
     out = io.StringIO(newline="")
     writer = csv.writer(out)
     for actions, slots in zip(device_actions, starts, strict=True):

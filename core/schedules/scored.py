@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from attrs import frozen
 
 from ..costs.costs import StageCosts
-from ..evaluate.host_queue import TimedCopy
-from ..evaluate.reference import Evaluation, evaluate
+from ..plan.memory_policy import TimedCopy
+from ..timing.orders import Evaluation, evaluate
 from .problem import Schedule, ScheduleProblem
 
 ROUNDING = 1e-9

@@ -19,7 +19,7 @@ from attrs import evolve, frozen
 
 from ...core import tradeoff
 from ..plan.plan import Plan
-from ..plan.sharding import PARAMETERS
+from ..policies.sharding import PARAMETERS
 from ..tradeoff import EQUAL, by_time
 from .annealing.search import Round, all_rounds, evaluate_all, search
 from .annealing.walk import Walk, best_by_placement, frontier, ranked

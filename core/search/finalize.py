@@ -8,7 +8,7 @@ from attrs import evolve, frozen
 from ..cluster.mesh import Mesh, least_by_position
 from ..costs.costs import StageCosts
 from ..plan.plan import MemoryPolicy, Plan, Prediction
-from ..plan.sharding import replica_costs, with_level
+from ..policies.sharding import replica_costs, with_level
 from ..schedules.problem import Schedule
 from ..tradeoff import by_time
 from .annealing.walk import Walk

@@ -13,16 +13,16 @@ from attrs import evolve, frozen
 from ..cluster.routing import path_rate, reverse
 from ..costs.costs import StageCosts
 from ..errors import InfeasibleError, RequestError
-from ..evaluate.coding import INFINITY
 from ..offload.choice import Offloadable, Picks, of_stages, within
 from ..offload.plan_offload import copy_queues, offloadable, picks_of, with_offload
 from ..offload.request import OffloadRequest
 from ..offload.storages import graph_storages
-from ..plan.offload import Storage
+from ..plan.memory_policy import Storage
 from ..plan.plan import Plan
-from ..plan.sharding import replica_costs
-from ..plan.validation.host_memory import check_host_memory
+from ..policies.sharding import replica_costs
 from ..schedules.problem import resident
+from ..timing.coding import INFINITY
+from ..validation.host_memory import check_host_memory
 from .annealing.initial_walks import InitialWalks
 from .annealing.search import search
 from .annealing.walk import Walk, best_by_placement, frontier

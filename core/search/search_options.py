@@ -7,9 +7,9 @@ from attrs import field, frozen
 from ..costs.message_overhead import FREE, MessageLine
 from ..errors import RequestError
 from ..offload.request import OffloadRequest, check_offload_request
-from ..plan.derive import Recompute
-from ..plan.offload import Storage
-from ..plan.sharding import AUTO, NONE, level_and_sharers
+from ..plan.memory_policy import Storage
+from ..policies.recompute import Recompute
+from ..policies.sharding import AUTO, NONE, level_and_sharers
 from ..schedules.problem import ScheduleFamily, resident
 from .problem.meter import Meter, Progress
 from .problem.options import MAX_CHUNKS, SearchSpace
@@ -47,8 +47,8 @@ class SearchOptions:
         offload: what leaves the devices; with ``"none"`` families that offload are used only if all of them do.
         storages: for stages (the names of their operators) whose programs are known, the storages of each that may
             leave; for others one storage for each operator that saves enough.
-        shard: what replicas share: a level (see ``plan/sharding``) for all stages, or ``auto``, which shards the stages
-            that do not fit otherwise.
+        shard: what replicas share: a level (see ``policies/sharding``) for all stages, or ``auto``, which shards the
+            stages that do not fit otherwise.
         until_fit: end with the first plans that fit in memory: a small part of the whole search, which finds one if
             this does.
 

@@ -1,4 +1,4 @@
-"""Searches in which the replicas of a stage share its optimizer, or its gradients, too (``plan/sharding.py``).
+"""Searches in which the replicas of a stage share its optimizer, or its gradients, too (``policies/sharding.py``).
 
 A sharded setting has the costs of one replica, and the times of what its replicas sum and gather; its plans have levels
 and the costs of whole stages. ``auto`` shares nothing where that fits. Else it takes the faster of the levels, and in
@@ -12,7 +12,7 @@ from attrs import evolve
 from ..cluster.mesh import least_by_position
 from ..errors import RequestError
 from ..plan.plan import Plan
-from ..plan.sharding import AUTO, LEVELS, NONE, level_and_sharers, part_of
+from ..policies.sharding import AUTO, LEVELS, NONE, level_and_sharers, part_of
 from .confirm import SearchResult
 from .problem.meter import Meter
 from .problem.oracle import Oracle, with_costs

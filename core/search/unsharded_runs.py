@@ -15,14 +15,13 @@ from itertools import pairwise
 
 from attrs import define, evolve
 
-from ..actions import Action
+from ..actions import Action, Kind
 from ..cluster.cluster import Cluster
-from ..costs.costs import StageCosts
-from ..evaluate.reduction import unshard_time
-from ..plan.kinds import COMPUTE_SECONDS
+from ..costs.costs import COMPUTE_SECONDS, StageCosts
+from ..plan.memory_policy import StageUnshard, UnshardedRun
 from ..plan.plan import Plan
-from ..plan.sharding import replica_costs, shards_parameters
-from ..plan.unshard import StageUnshard, UnshardedRun
+from ..policies.replicas import over_replicas
+from ..policies.sharding import replica_costs, shards_parameters
 from .problem.oracle import working_bytes
 
 
@@ -38,7 +37,6 @@ def with_runs(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, limits:
     sharing = [stage.index for stage in plan.stages if shards_parameters(plan, stage.index)]
     found: dict[int, StageUnshard] = {}
     cluster = plan.mesh.arrange(cluster)
-    gather_s = unshard_time(plan, costs, cluster)
     held = replica_costs(plan, costs)
     for device, actions in enumerate(plan.device_actions if sharing else ()):
         own = [stage for stage in sharing if plan.placement[stage] == device]
@@ -53,7 +51,7 @@ def with_runs(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, limits:
             room.take(run.first, run.last, run.bytes)
         runs = _joined(runs, room)
         for run in runs:
-            room.start_early(run, gather_s(run.stage))
+            room.start_early(run, over_replicas(Kind.UNSHARD, run.stage, plan, costs, cluster).alone_s)
         found |= {
             stage: StageUnshard(stage, tuple(run.planned(actions) for run in runs if run.stage == stage))
             for stage in own

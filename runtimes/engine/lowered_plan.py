@@ -15,15 +15,15 @@ from attrs import field, frozen
 
 from ...core.actions import COMPUTE_KINDS, WORK_KINDS, Action, Kind
 from ...core.costs.costs import StageEdge
-from ...core.plan.derive import first_microbatches, reordered, with_edges
-from ...core.plan.gradient_reduction import collectives
+from ...core.lowering.derive import first_microbatches, reordered, with_edges
+from ...core.lowering.lowering import Lowered, lower
+from ...core.lowering.queues import queues_of
 from ...core.plan.kinds import task_kinds
-from ...core.plan.lowering import Lowered, lower
 from ...core.plan.plan import Plan
-from ...core.plan.queues import queues_of
-from ...core.plan.validation.backpressure import choose_ahead_limit
-from ...core.plan.validation.uncontended_times import AheadLimit
-from ...core.plan.validation.validate import validate
+from ...core.policies.replicas import collectives
+from ...core.timing.engine import AheadLimit
+from ...core.validation.backpressure import choose_ahead_limit
+from ...core.validation.validate import validate
 from ..programs.linked_stage import Layout
 
 _COLLECTIVES = (Kind.SCATTER_GRAD, Kind.REDUCE_GRAD, Kind.UNSHARD, Kind.RESHARD)

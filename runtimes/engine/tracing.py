@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from ...core.actions import COMM_KINDS, RECV_KINDS, SEND_KINDS, Action
 from ...core.costs.message_overhead import MessageTimes
+from ...core.lowering.lowering import lower
+from ...core.lowering.queues import queues_of
 from ...core.plan.kinds import task_kinds
-from ...core.plan.lowering import lower
 from ...core.plan.memory import Change, Memory, Moment
 from ...core.plan.plan import Plan
-from ...core.plan.queues import queues_of
 from ...core.trace.trace import HOST_MEMORY, MemorySample, Trace, TraceEvent, receive_queue, send_queue
 from .step_data import StepRecord
 

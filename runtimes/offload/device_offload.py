@@ -7,9 +7,9 @@ from typing import Any
 from attrs import define, evolve, field, frozen
 
 from ...core.capture.programs.stage_programs import SavedStorage
-from ...core.plan.host_copies import HostSlots, host_slots
-from ...core.plan.offload import Storage
+from ...core.plan.memory_policy import Storage
 from ...core.plan.plan import Plan
+from ...core.policies.offload import HostSlots, host_slots
 from ..programs.linked_stage import CapturedStage, LinkedStage
 from .copies import Copy, Part
 from .host_memory import HostMemory

@@ -7,7 +7,7 @@ from ...core.capture.graph.nodes import root_of
 from ...core.capture.programs.stage_programs import SavedStorage
 from ...core.errors import RequestError
 from ...core.offload.storages import SMALLEST_BYTES
-from ...core.plan.offload import StageOffload, Storage
+from ...core.plan.memory_policy import StageOffload, Storage
 from ...core.plan.plan import Plan
 from ..programs.compiled import Compiled
 

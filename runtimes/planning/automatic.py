@@ -22,8 +22,8 @@ from ...core.costs.costs import StageCosts
 from ...core.costs.graph import OpGraph
 from ...core.errors import InfeasibleError, PanpipeError, RequestError
 from ...core.offload.request import check_offload_request
-from ...core.plan.derive import recomputed_stages
 from ...core.plan.plan import Plan
+from ...core.policies.recompute import recomputed_stages
 from ...core.schedules.problem import ScheduleFamily
 from ...core.search.choose import choose_schedules
 from ...core.search.choose import plan as search_plan

@@ -22,7 +22,7 @@ from ...core.costs.message_overhead import MessageTimes, typical, with_message_t
 from ...core.errors import RequestError
 from ...core.logs import LOGGER
 from ...core.plan.plan import Plan
-from ...core.plan.sharding import shards
+from ...core.policies.sharding import shards
 from ...core.search import Oracle
 from ...core.search.problem.oracle import with_costs
 from ...core.trace.trace import Trace

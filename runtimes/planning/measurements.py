@@ -13,7 +13,7 @@ from ...core.costs.costs import StageCosts, stage_costs
 from ...core.costs.graph import OpGraph, OpNode
 from ...core.costs.message_overhead import MessageLine
 from ...core.errors import RequestError
-from ...core.plan.offload import Storage
+from ...core.plan.memory_policy import Storage
 from ...core.schedules.problem import folded_placement, looped_placement
 from ...core.search.problem.blocks import Stages
 from ..batch.example import Example

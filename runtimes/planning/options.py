@@ -4,8 +4,8 @@ from attrs import Factory, field, frozen
 
 from ...core.cluster.cluster import Cluster, with_limit
 from ...core.offload.request import OffloadRequest
-from ...core.plan.derive import Recompute
-from ...core.plan.sharding import NONE
+from ...core.policies.recompute import Recompute
+from ...core.policies.sharding import NONE
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families, find_family, resident_families
 from ...core.search import Oracle
@@ -66,7 +66,7 @@ class PlanningOptions(Auto):
 
     @property
     def shard(self) -> str:
-        """What replicas share (see ``core/plan/sharding``): a level, or ``"auto"``."""
+        """What replicas share (see ``core/policies/sharding``): a level, or ``"auto"``."""
         return self.memory.shard or NONE
 
     @property

@@ -25,9 +25,9 @@ from ...core.files.limits import DOCUMENT
 from ...core.files.write import replace_file
 from ...core.plain_data import exchanged
 from ...core.plan.plan import Plan, check_possible_times
-from ...core.plan.validation.validate import validate
 from ...core.plan.wording import plan_size
 from ...core.search.suggestions.preference import MOST
+from ...core.validation.validate import validate
 from ...core.version import version
 from ..devices.machine import measured_properties
 from ..launch.progress import Report

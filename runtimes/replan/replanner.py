@@ -21,17 +21,17 @@ from ...core.costs.graph import OpGraph
 from ...core.costs.message_overhead import MessageLine, with_message_times
 from ...core.errors import InfeasibleError, RequestError
 from ...core.logs import LOGGER
-from ...core.plan.derive import synchronised
+from ...core.lowering.derive import synchronised
 from ...core.plan.plan import Plan
-from ...core.plan.sharding import AUTO, LEVELS, NONE
-from ...core.plan.validation.validate import validate
 from ...core.plan.wording import plan_size
+from ...core.policies.sharding import AUTO, LEVELS, NONE
 from ...core.search import Oracle
 from ...core.search.choose import plan_for_devices
 from ...core.search.problem.blocks import Blocks
 from ...core.search.problem.oracle import predicted_again
 from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import preference
+from ...core.validation.validate import validate
 from ..batch.example import Example
 from ..checkpoint.checkpoints import Checkpoints
 from ..engine.step_data import StepOptions

@@ -5,7 +5,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from ...core.cluster.mesh import DATA, PIPELINE, TENSOR, MeshShape
 from ...core.errors import RequestError
-from ...core.plan.sharding import NONE, OPTIMIZER
+from ...core.policies.sharding import NONE, OPTIMIZER
 from ..options import PipelineOptions
 from .tensor_ranks import TensorRanks
 

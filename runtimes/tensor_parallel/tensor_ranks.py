@@ -31,7 +31,7 @@ from ...core.costs.costs import StageCosts
 from ...core.costs.reductions import TensorReductions, sum_of
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
-from ...core.plan.sharding import NONE
+from ...core.policies.sharding import NONE
 from ...core.tensor_collectives import communicating
 from ...core.wording import module_text
 from ..batch.example import Example

@@ -15,8 +15,8 @@ from torch import fx
 
 from ...core.capture.programs.stage import Boundary
 from ...core.cluster.mesh import Mesh
+from ...core.lowering.derive import forward_only
 from ...core.plan import plan as plans
-from ...core.plan.derive import forward_only
 from ...core.schedules.gpipe import gpipe
 from ...core.schedules.problem import ScheduleProblem
 from ..engine.lowered_plan import LoweredPlan, lowered_plan

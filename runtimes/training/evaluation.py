@@ -4,7 +4,7 @@
       │ captured again, without gradients                          (core/capture/export/step.py)
       ▼ the plan's cut carried over                                (core/capture/export/carry_over.py)
     stages with F only, on the trained parameters
-      │ an order with F only, lowered, validated                   (core/plan/derive.py)
+      │ an order with F only, lowered, validated                   (core/lowering/derive.py)
       ▼
     the same executors as in training
 
@@ -28,7 +28,7 @@ from ...core.capture.export.step import capture_step
 from ...core.capture.graph.outputs import ResultRows
 from ...core.capture.regions.breaks import StepFunction
 from ...core.errors import RequestError
-from ...core.plan.derive import forward_only
+from ...core.lowering.derive import forward_only
 from ...core.plan.plan import Plan
 from ...core.wording import module_text
 from ..batch.lru_cache import LruCache

@@ -14,7 +14,7 @@ from ...backends.contract import Backend
 from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan, Stage
-from ...core.plan.sharding import shards, shards_gradients, shards_parameters
+from ...core.policies.sharding import shards, shards_gradients, shards_parameters
 from ..launch.team import Team
 from ..optimizer.replica_values import broadcast_initial_values
 from ..optimizer.sharing.sharded_buckets import Sharing

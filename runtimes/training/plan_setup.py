@@ -20,7 +20,7 @@ from torch import nn
 from ...core.capture.export.captured_step import CapturedStep
 from ...core.capture.export.carry_over import Cut, cut_of
 from ...core.capture.export.step import capture_step
-from ...core.plan.message_matching import sending_pairs
+from ...core.lowering.message_matching import sending_pairs
 from ...core.plan.plan import Plan
 from ..batch.example import Example
 from ..batch.shapes import Shapes

@@ -11,11 +11,15 @@ Messages and the phases of collectives are flows. What crosses a link in one dir
 fairly, computed again whenever a flow starts or has drained; all starts and drains at one time are computed together,
 so that the order of simultaneous events has no effect. A flow without contention costs one SimPy event: its arrival. A
 staged copy moves in pieces, so it drains through both parts of its route at once.
+
+Rates are found by progressive filling: all rates grow equally until a link is full or a flow reaches its own limit. The
+flows concerned keep their rate, and the others grow further. At the end no flow can gain without a loss of a flow that
+has no more. (Bertsekas and Gallager, "Data Networks", section 6.5.2.)
 """
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from typing import cast
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar, cast
 
 from simpy import Environment, Event
 from simpy.events import Timeout
@@ -23,7 +27,6 @@ from simpy.events import Timeout
 from ...core.cluster.routing import Link
 from .flow_times import Direction
 from .flows import INFINITE, DirectedLink, Flow, Route
-from .sharing import fair_rates
 
 
 class ContendedError(Exception):
@@ -224,3 +227,44 @@ def _connected(seeds: Iterable[Flow], now: float) -> list[Flow]:
                     found[flow] = None
                     frontier.append(flow)
     return list(found)
+
+
+Shared = TypeVar("Shared", bound=Hashable)
+
+
+def fair_rates(
+    routes: Sequence[Sequence[Shared]], limits: Sequence[float], capacity: Mapping[Shared, float]
+) -> tuple[list[float], list[Shared | None]]:
+    """Rate of every flow, in bytes/s, and the full link that holds it there; None where its own limit does.
+
+    Args:
+        routes: per flow the links that it crosses, each in one direction; a link is listed as often as it is crossed.
+        limits: per flow its highest rate without contention.
+        capacity: per link its bandwidth, in bytes/s.
+    """
+    rates = [0.0] * len(routes)
+    held_by: list[Shared | None] = [None] * len(routes)
+    growing = list(range(len(routes)))
+    left = {link: capacity[link] for route in routes for link in route}
+    while growing:
+        crossing: dict[Shared, int] = {}
+        for flow in growing:
+            for link in routes[flow]:
+                crossing[link] = crossing.get(link, 0) + 1
+        shares = {link: left[link] / count for link, count in crossing.items()}
+        level = min([*shares.values(), *(limits[flow] for flow in growing)])
+        grow_on = []
+        for flow in growing:
+            if limits[flow] > level:
+                for link in routes[flow]:
+                    if shares[link] <= level:
+                        held_by[flow] = link
+                        break
+                else:
+                    grow_on.append(flow)
+                    continue
+            rates[flow] = level
+            for link in routes[flow]:
+                left[link] -= level
+        growing = grow_on
+    return rates, held_by

@@ -16,8 +16,8 @@ from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import read_plan
-from panpipe.core.plan.validation.validate import validate
 from panpipe.core.tensor_collectives import communicating
+from panpipe.core.validation.validate import validate
 from panpipe.simulators.run import simulate
 from torch import nn
 

@@ -6,7 +6,7 @@ import json
 import pytest
 from panpipe.cli import main
 from panpipe.core.plan.plan import read_plan
-from panpipe.core.plan.validation.validate import validate
+from panpipe.core.validation.validate import validate
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 6, "hidden_size": 2048, "num_attention_heads": 16,
          "num_key_value_heads": 8, "intermediate_size": 5504, "vocab_size": 8192,

@@ -13,8 +13,8 @@ from panpipe.cli import main
 from panpipe.core.cluster.catalog.find import find_cluster, host_memory_bytes
 from panpipe.core.cluster.cluster import cluster_json, fully_connected
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json
-from panpipe.core.plan.interval import OTHER, PUBLISHED_ERRORS
 from panpipe.core.plan.plan import read_plan
+from panpipe.core.validation.interval import OTHER, PUBLISHED_ERRORS
 
 RATE, LATENCY = 50.0, 0.25
 

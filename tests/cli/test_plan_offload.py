@@ -7,7 +7,7 @@ from panpipe import cli
 from panpipe.core.cluster.cluster import cluster_json
 from panpipe.core.costs.graph import graph_json
 from panpipe.core.plan.plan import read_plan
-from panpipe.core.plan.validation.validate import validate
+from panpipe.core.validation.validate import validate
 
 from ..support.offload_clusters import SAVED, cluster_with_hosts, uniform_graph
 

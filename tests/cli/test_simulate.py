@@ -9,7 +9,7 @@ from panpipe.cli import main
 from panpipe.core.actions import Kind
 from panpipe.core.cluster.catalog import find_cluster
 from panpipe.core.cluster.cluster import cluster_json, fully_connected
-from panpipe.core.plan.derive import forward_only
+from panpipe.core.lowering.derive import forward_only
 from panpipe.core.plan.plan import MemoryPolicy, plan_json
 from panpipe.core.trace.perfetto_reader import read_trace
 from panpipe.simulators.run import simulate

@@ -5,7 +5,7 @@ import json
 import pytest
 from panpipe.cli import main
 from panpipe.core.cluster.cluster import fully_connected
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.lowering import lower
 from panpipe.core.plan.plan import plan_json
 from panpipe.core.schedules.schedule_csv import schedule_csv
 

@@ -3,10 +3,10 @@
 import pytest
 from attrs import evolve
 from panpipe.core.errors import InfeasibleError, RequestError
-from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.report.schedule import schedule_data
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.schedules.scored import costs_of
+from panpipe.core.timing.orders import evaluate
 from panpipe.explore import uniform_answers
 from panpipe.explore.question import UniformQuestion
 from panpipe.explore.uniform_answers import (

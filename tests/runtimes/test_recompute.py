@@ -7,8 +7,8 @@ from attrs import evolve
 from panpipe.core.actions import Kind
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
-from panpipe.core.plan.derive import recomputed_stages
 from panpipe.core.plan.plan import MemoryPolicy
+from panpipe.core.policies.recompute import recomputed_stages
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.microbatches import split_batch
 from torch import nn

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from panpipe.core.plan.sharding import bucket_bytes
+from panpipe.core.policies.sharding import bucket_bytes
 
 from ..support.launch import results, results_of, torchrun, torchrun_on_nodes
 

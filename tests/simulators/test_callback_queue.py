@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.lowering import lower
 from panpipe.core.trace.callback import CallMoment
 from panpipe.simulators.run import simulate
 

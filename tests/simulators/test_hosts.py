@@ -9,11 +9,11 @@ from panpipe.core.cluster.cluster import Cluster, Device, Hub, cluster_json, ful
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.errors import RequestError
-from panpipe.core.evaluate.idle import HOST_COPIES, SHARED_LINKS, idle_time
-from panpipe.core.plan.validation.validate import validate
+from panpipe.core.timing.idle import HOST_COPIES, SHARED_LINKS, idle_time
 from panpipe.core.trace.perfetto import write_trace
 from panpipe.core.trace.perfetto_reader import read_trace
 from panpipe.core.trace.trace import HOST_MEMORY
+from panpipe.core.validation.validate import validate
 from panpipe.simulators.bubbles import COMMUNICATION, CONTENTION, HOST_COPY
 from panpipe.simulators.run import simulate
 

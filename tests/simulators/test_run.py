@@ -12,9 +12,9 @@ from panpipe.core.cluster.cluster import Cluster, Device, fully_connected
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.evaluate.reference import evaluate
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.lowering import lower
 from panpipe.core.plan.plan import TiedWeight
+from panpipe.core.timing.orders import evaluate
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.simulators.run import simulate
 

@@ -5,11 +5,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.errors import InfeasibleError
-from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import BUILT_IN
 from panpipe.core.schedules.scored import Scored, exceeds, score
 from panpipe.core.search.orders.auto import find_schedule
+from panpipe.core.validation.validate import validate
 from panpipe.simulators.run import simulate
 
 from ..support.plans import costs, plan_of

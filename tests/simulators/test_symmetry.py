@@ -9,10 +9,9 @@ from hypothesis import strategies as st
 from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link
-from panpipe.core.costs.costs import StageCosts
-from panpipe.core.plan.kinds import compute_times
-from panpipe.core.plan.lowering import lower
-from panpipe.core.plan.queues import queues_of
+from panpipe.core.costs.costs import StageCosts, compute_times
+from panpipe.core.lowering.lowering import lower
+from panpipe.core.lowering.queues import queues_of
 from panpipe.simulators.run import simulate
 from panpipe.simulators.symmetry import find_symmetry
 

@@ -8,10 +8,10 @@ from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.reductions import TensorReductions
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.offload import StageOffload, Storage
+from panpipe.core.plan.memory_policy import StageOffload, Storage
 from panpipe.core.plan.plan import MemoryPolicy, parse_plan, plan_json
-from panpipe.core.plan.validation.structure import check_structure
 from panpipe.core.search import longest_path
+from panpipe.core.validation.structure import check_structure
 from panpipe.simulators.run import simulate
 
 from ..support.plans import orders, plan_of

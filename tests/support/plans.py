@@ -12,7 +12,7 @@ from panpipe.core.cluster.cluster import Cluster, Hub, fully_connected
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
-from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
+from panpipe.core.plan.memory_policy import HostCopy, StageOffload, Storage
 from panpipe.core.plan.plan import MemoryPolicy, Plan, Prediction, Stage, TiedWeight
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family

@@ -5,7 +5,7 @@ import math
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.plan.plan import Plan
-from panpipe.core.plan.sharding import with_level
+from panpipe.core.policies.sharding import with_level
 from panpipe.core.search.unsharded_runs import with_runs
 
 from .plans import hosted

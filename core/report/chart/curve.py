@@ -6,7 +6,8 @@ from attrs import frozen
 
 from ...actions import Action, Kind
 from ...costs.costs import StageCosts
-from ...evaluate.host_queue import TimedCopy, device_bytes
+from ...plan.memory import held_bytes
+from ...plan.memory_policy import TimedCopy
 from ...schedules.scored import Scored, costs_of
 
 FORWARD, BACKWARD = frozenset({Kind.F}), frozenset({Kind.B, Kind.I, Kind.W})
@@ -28,7 +29,7 @@ def memory_curve(
         copies: of the device to the host.
     """
     curve = [(0.0, 0.0)]
-    held_by_action = device_bytes(actions, costs, copies=copies)
+    held_by_action = held_bytes(actions, costs, copies=copies)
     for start, end, (running, after) in zip(starts, ends, held_by_action, strict=True):
         # A reload allocates before the next action frees offloaded tensors.
         before = curve[-1][1] if copies and curve[-1][0] == start else 0.0

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...evaluate.coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integers
 from ...numba_cache import njit
+from ...timing.coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integers
 
 DECODING = 40
 """Cost of one ``decode``, in evaluations of an order."""
@@ -62,182 +62,10 @@ class Priorities(NamedTuple):
     caps: Integers
 
 
-@njit(inline="always")
-def _may_begin(
-    d: int,
-    place: int,
-    stages_on: Any,
-    begun: Any,
-    ended: Any,
-    turned: Any,
-    need: Any,
-    kept: Any,
-    held: float,
-    limit: float,
-) -> bool:
-    """Whether device ``d``, which holds ``held``, may begin the next forward of its stage at ``place``."""
-    if held + need[stages_on[d, place]] > limit:
-        return False
-    count = stages_on.shape[1]
-    total = 0.0
-    first, last = ended[stages_on[d, 0]], begun[stages_on[d, place]] + 1
-    for c in range(count):
-        stage = stages_on[d, c]
-        total += need[stage]
-        first, last = min(first, ended[stage]), max(last, begun[stage])
-    if held + total <= limit:
-        return True
-    suffix = 0.0
-    for microbatch in range(last - 1, first - 1, -1):
-        missing = 0.0
-        for c in range(count):
-            stage = stages_on[d, c]
-            through = begun[stage] + (1 if c == place else 0)
-            if microbatch >= through:
-                missing += need[stage]
-            elif microbatch >= ended[stage]:
-                suffix += kept[stage] if microbatch < turned[stage] else need[stage]
-        if suffix + missing > limit:
-            return False
-    return True
-
-
-@njit(inline="always")
-def _find_ready(
-    d: int,
-    ready: Any,
-    count: int,
-    stages_on: Any,
-    begun: Any,
-    turned: Any,
-    ended: Any,
-    forward_end: Any,
-    backward_end: Any,
-    hops: Any,
-    need: Any,
-    kept: Any,
-    held: float,
-    limit: float,
-    caps: Any,
-    fused: Any,
-) -> float:
-    """Fill ``ready`` with the earliest start of the next action of each kind and stage of device ``d``.
-
-    Returns:
-        The earliest of all.
-    """
-    last = begun.shape[0] - 1
-    earliest = INFINITY
-    for c in range(stages_on.shape[1]):
-        stage = stages_on[d, c]
-        ready[FORWARD, c] = ready[INPUT, c] = ready[WEIGHT, c] = INFINITY
-        m, turn, end = begun[stage], turned[stage], ended[stage]
-        if m < count and m - end < caps[stage]:
-            at = 0.0 if stage == 0 else forward_end[stage - 1, m] + hops[stage]
-            if at < INFINITY and _may_begin(d, c, stages_on, begun, ended, turned, need, kept, held, limit):
-                ready[FORWARD, c] = at
-                earliest = min(earliest, at)
-        if turn < m:
-            at = forward_end[stage, turn]
-            if stage < last:
-                at = max(at, backward_end[stage + 1, turn] + hops[stage + 1])
-            ready[INPUT, c] = at
-            earliest = min(earliest, at)
-        if end < turn and not fused[stage]:
-            at = backward_end[stage, end]
-            ready[WEIGHT, c] = at
-            earliest = min(earliest, at)
-    return earliest
-
-
-@njit(inline="always")
-def _pick(
-    d: int,
-    ready: Any,
-    now: float,
-    stages_on: Any,
-    begun: Any,
-    turned: Any,
-    ended: Any,
-    times: Any,
-    keys: Any,
-    patience: Any,
-) -> tuple[float, int, int]:
-    """Start, kind and stage of the action that device ``d`` runs at ``now``, or waits for within its patience."""
-    best, kind, place, start = INFINITY, -1, 0, now
-    until = now
-    for late in range(2):
-        if late:
-            until = now + patience[kind] * times[kind, stages_on[d, place]]
-            if until <= now:
-                break
-        for c in range(stages_on.shape[1]):
-            stage = stages_on[d, c]
-            for k in range(3):
-                at = ready[k, c]
-                if (now < at < until) if late else (at <= now):
-                    m = begun[stage] if k == FORWARD else turned[stage] if k == INPUT else ended[stage]
-                    if kind < 0 or keys[k, stage, m] < best:
-                        best, kind, place, start = keys[k, stage, m], k, c, max(now, at)
-    return start, kind, stages_on[d, place]
-
-
-@njit(inline="always")
-def _next_device(
-    stale: Any,
-    start: Any,
-    kind: Any,
-    stage: Any,
-    ready: Any,
-    free: Any,
-    held: Any,
-    limits: Any,
-    count: int,
-    stages_on: Any,
-    begun: Any,
-    turned: Any,
-    ended: Any,
-    forward_end: Any,
-    backward_end: Any,
-    hops: Any,
-    need: Any,
-    kept: Any,
-    caps: Any,
-    fused: Any,
-    times: Any,
-    keys: Any,
-    patience: Any,
-) -> int:
-    """The device that acts next, after an update of those for which something has changed; -1 if none can act."""
-    soonest, chosen = INFINITY, -1
-    for d in range(stages_on.shape[0]):
-        if stale[d]:
-            at = _find_ready(
-                d, ready, count, stages_on, begun, turned, ended, forward_end, backward_end, hops, need, kept, held[d],
-                limits[d], caps, fused,
-            )  # fmt: skip
-            start[d] = INFINITY
-            if at < INFINITY:
-                start[d], kind[d], stage[d] = _pick(
-                    d, ready, max(at, free[d]), stages_on, begun, turned, ended, times, keys, patience
-                )
-            stale[d] = False
-        if start[d] < soonest:
-            soonest, chosen = start[d], d
-    return chosen
-
-
-@njit(inline="always")
-def _work(count: int, placement: Any, times: Any, fused: Any, devices: int) -> Any:
-    """Compute time of each device."""
-    work = np.zeros(devices)
-    for s in range(placement.shape[0]):
-        work[placement[s]] += count * (times[FORWARD, s] + times[INPUT, s] + (0.0 if fused[s] else times[WEIGHT, s]))
-    return work
-
-
 @njit()
-def decode(given: Any, priorities: Any, orders: Any, lengths: Any, stop: float = INFINITY) -> tuple[float, float]:
+def decode(  # noqa: PLR0912, PLR0915 - its parts are inner functions, which share its arrays
+    given: Any, priorities: Any, orders: Any, lengths: Any, stop: float = INFINITY
+) -> tuple[float, float]:
     """The order that priorities define.
 
     Args:
@@ -255,7 +83,7 @@ def decode(given: Any, priorities: Any, orders: Any, lengths: Any, stop: float =
     times, hops, need, kept = given.times, given.hops, given.need, given.kept
     limits, fused = given.limits, given.fused
     keys, patience, caps = priorities.keys, priorities.patience, priorities.caps
-    stages, devices = placement.shape[0], stages_on.shape[0]
+    stages, devices, chunks = placement.shape[0], stages_on.shape[0], stages_on.shape[1]
     # Number of F, of I (or B) and of W (or B) that each stage has run.
     begun = np.zeros(stages, dtype=np.int64)
     turned = np.zeros(stages, dtype=np.int64)
@@ -265,17 +93,97 @@ def decode(given: Any, priorities: Any, orders: Any, lengths: Any, stop: float =
     free, held = np.zeros(devices), np.zeros(devices)
     start, kind, stage = np.zeros(devices), np.zeros(devices, dtype=np.int64), np.zeros(devices, dtype=np.int64)
     stale = np.ones(devices, dtype=np.bool_)
-    ends = _work(count, placement, times, fused, devices)  # of each device, if it did not idle any more
+    ends = np.zeros(devices)  # of each device, if it did not idle any more
+    for s in range(stages):
+        ends[placement[s]] += count * (times[FORWARD, s] + times[INPUT, s] + (0.0 if fused[s] else times[WEIGHT, s]))
     tail = TAIL * ends.mean()
-    ready = np.empty((3, stages_on.shape[1]))
+    ready = np.empty((3, chunks))
     lengths[:] = 0
+
+    def may_begin(d: int, place: int) -> bool:
+        """Whether device ``d`` may begin the next forward of its stage at ``place``."""
+        limit = limits[d]
+        if held[d] + need[stages_on[d, place]] > limit:
+            return False
+        total = 0.0
+        first, last = ended[stages_on[d, 0]], begun[stages_on[d, place]] + 1
+        for c in range(chunks):
+            own = stages_on[d, c]
+            total += need[own]
+            first, last = min(first, ended[own]), max(last, begun[own])
+        if held[d] + total <= limit:
+            return True
+        suffix = 0.0
+        for microbatch in range(last - 1, first - 1, -1):
+            missing = 0.0
+            for c in range(chunks):
+                own = stages_on[d, c]
+                if microbatch >= begun[own] + (1 if c == place else 0):
+                    missing += need[own]
+                elif microbatch >= ended[own]:
+                    suffix += kept[own] if microbatch < turned[own] else need[own]
+            if suffix + missing > limit:
+                return False
+        return True
+
+    def find_ready(d: int) -> float:
+        """Fill ``ready`` with the earliest start of the next action of each kind and stage of device ``d``; the
+        earliest of all."""
+        earliest = INFINITY
+        for c in range(chunks):
+            own = stages_on[d, c]
+            ready[FORWARD, c] = ready[INPUT, c] = ready[WEIGHT, c] = INFINITY
+            m, turn, end = begun[own], turned[own], ended[own]
+            if m < count and m - end < caps[own]:
+                at = 0.0 if own == 0 else forward_end[own - 1, m] + hops[own]
+                if at < INFINITY and may_begin(d, c):
+                    ready[FORWARD, c] = at
+                    earliest = min(earliest, at)
+            if turn < m:
+                at = forward_end[own, turn]
+                if own < stages - 1:
+                    at = max(at, backward_end[own + 1, turn] + hops[own + 1])
+                ready[INPUT, c] = at
+                earliest = min(earliest, at)
+            if end < turn and not fused[own]:
+                at = backward_end[own, end]
+                ready[WEIGHT, c] = at
+                earliest = min(earliest, at)
+        return earliest
+
+    def pick(d: int, now: float) -> tuple[float, int, int]:
+        """Start, kind and stage of the action that device ``d`` runs at ``now``, or waits for within its patience."""
+        best, chosen, place, begins = INFINITY, -1, 0, now
+        until = now
+        for late in range(2):
+            if late:
+                until = now + patience[chosen] * times[chosen, stages_on[d, place]]
+                if until <= now:
+                    break
+            for c in range(chunks):
+                own = stages_on[d, c]
+                for k in range(3):
+                    at = ready[k, c]
+                    if (now < at < until) if late else (at <= now):
+                        m = begun[own] if k == FORWARD else turned[own] if k == INPUT else ended[own]
+                        if chosen < 0 or keys[k, own, m] < best:
+                            best, chosen, place, begins = keys[k, own, m], k, c, max(now, at)
+        return begins, chosen, stages_on[d, place]
+
     while True:
-        d = _next_device(
-            stale, start, kind, stage, ready, free, held, limits, count, stages_on, begun, turned, ended, forward_end,
-            backward_end, hops, need, kept, caps, fused, times, keys, patience,
-        )  # fmt: skip
-        if d < 0:
+        soonest, acting = INFINITY, -1
+        for each in range(devices):  # only those for which something has changed choose again
+            if stale[each]:
+                at = find_ready(each)
+                start[each] = INFINITY
+                if at < INFINITY:
+                    start[each], kind[each], stage[each] = pick(each, max(at, free[each]))
+                stale[each] = False
+            if start[each] < soonest:
+                soonest, acting = start[each], each
+        if acting < 0:
             break
+        d = acting
         k, s = kind[d], stage[d]
         ends[d] += start[d] - free[d]
         if ends[d] + tail > stop:

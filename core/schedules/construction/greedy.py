@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 
 from ...actions import Kind
-from ...evaluate.coding import FORWARD, INFINITY, INPUT, KINDS, WEIGHT, decode_orders
-from ...evaluate.compiled import run
 from ...numba_cache import njit
 from ...plan.memory import reserving_bytes
+from ...timing.coding import FORWARD, INFINITY, INPUT, KINDS, WEIGHT, decode_orders
+from ...timing.compiled import run
 from ..problem import Schedule, ScheduleProblem
 from ..scored import ROUNDING, costs_of
 from .instance import instance

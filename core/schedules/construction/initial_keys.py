@@ -7,7 +7,7 @@ import numpy as np
 from attrs import define
 
 from ...errors import InfeasibleError
-from ...evaluate.coding import FORWARD, INPUT, WEIGHT, Floats, Integers
+from ...timing.coding import FORWARD, INPUT, WEIGHT, Floats, Integers
 from ..problem import ScheduleProblem, folded_placement, hooked_placement, looped_placement
 from .decode import Priorities
 from .instance import Instance, instance

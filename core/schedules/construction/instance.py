@@ -6,9 +6,9 @@ import numpy as np
 from attrs import frozen
 
 from ...actions import Kind
-from ...evaluate.coding import FORWARD, INPUT, WEIGHT, Floats, Integers, decode_orders, encode
-from ...evaluate.compiled import Scratch, StageArrays, fill_saved, make_scratch, make_stage_arrays
 from ...plan.memory import saved_bytes
+from ...timing.coding import FORWARD, INPUT, WEIGHT, Floats, Integers, decode_orders, encode
+from ...timing.compiled import Scratch, StageArrays, fill_saved, make_scratch, make_stage_arrays
 from ..problem import Schedule, ScheduleProblem
 from ..scored import ROUNDING, costs_of
 from .decode import SchedulerInput

@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from ...evaluate.coding import INFINITY
-from ...evaluate.compiled import count_whole, peak, run, work_of
 from ...numba_cache import njit
+from ...timing.coding import INFINITY
+from ...timing.compiled import count_whole, peak, run, work_of
 from .decode import TAIL
 from .shifts import critical, draw_shift, metropolis, shift
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from ...evaluate.coding import BOTH, FORWARD, INPUT, WEIGHT
-from ...evaluate.compiled import UNKNOWN
 from ...numba_cache import njit
+from ...timing.coding import BOTH, FORWARD, INPUT, WEIGHT
+from ...timing.compiled import UNKNOWN
 
 
 @njit()

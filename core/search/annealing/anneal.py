@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from ...evaluate.coding import INFINITY
-from ...evaluate.compiled import count_whole, peak, run, work_of
-from ...evaluate.contended import run_contended
 from ...numba_cache import njit
 from ...schedules.construction.decode import TAIL
 from ...schedules.construction.shifts import critical, metropolis
+from ...timing.coding import INFINITY
+from ...timing.compiled import count_whole, peak, run, work_of
+from ...timing.contended import run_contended
 from ..problem.costing import cost_stages
 from .moves import NOTHING, PLACED, STAGES, make_move, undo_move
 

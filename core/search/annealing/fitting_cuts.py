@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...costs.partition import Cuts
-from ...evaluate.coding import BOTH, FORWARD, INFINITY, WEIGHT, Integers
-from ...evaluate.compiled import MICROBATCHES_HELD, START, saved_change
 from ...numba_cache import njit
+from ...timing.coding import BOTH, FORWARD, INFINITY, WEIGHT, Integers
+from ...timing.compiled import MICROBATCHES_HELD, START, saved_change
 from ..problem.arrays import SAVED, STATE, GraphArrays
 from ..problem.setting import Setting
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from ...evaluate.coding import BOTH, FORWARD, INPUT, KINDS, WEIGHT, Integers, order_arrays
 from ...numba_cache import njit
 from ...schedules.meaning import PACKED
+from ...timing.coding import BOTH, FORWARD, INPUT, KINDS, WEIGHT, Integers, order_arrays
 from ..problem.arrays import SAVED, STATE
 from ..problem.candidate import Candidate
 from ..problem.setting import Setting

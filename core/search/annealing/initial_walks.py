@@ -16,15 +16,15 @@ from attrs import frozen
 
 from ...actions import Action
 from ...costs.partition import Cuts
-from ...evaluate.coding import BOTH, INFINITY, INPUT, WEIGHT, Floats, Integers
-from ...evaluate.compiled import StageArrays, make_stage_arrays
 from ...numba_cache import njit
-from ...plan.derive import Recompute, recomputed_stages
+from ...policies.recompute import Recompute, recomputed_stages
 from ...schedules.construction.decode import DECODING, decode
 from ...schedules.construction.initial_keys import patterns, placements
 from ...schedules.construction.instance import Instance
 from ...schedules.meaning import LISTED
 from ...schedules.problem import Schedule, ScheduleProblem
+from ...timing.coding import BOTH, INFINITY, INPUT, WEIGHT, Floats, Integers
+from ...timing.compiled import StageArrays, make_stage_arrays
 from ..problem.candidate import Candidate
 from ..problem.looped_cuts import looped_cuts, spread
 from ..problem.options import Option, SearchSpace, options, schedule_problem

@@ -4,10 +4,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...evaluate.coding import BOTH, INFINITY, INPUT, WEIGHT
-from ...evaluate.compiled import run
 from ...numba_cache import njit
 from ...schedules.construction.shifts import draw_shift, shift
+from ...timing.coding import BOTH, INFINITY, INPUT, WEIGHT
+from ...timing.compiled import run
 from ..problem.costing import cost_stages
 
 STAGES, NOTHING, PLACED = -1, -2, -3

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 
 from ...errors import RequestError
-from ...evaluate.coding import INFINITY
+from ...timing.coding import INFINITY
 from ..problem.meter import Meter, Stopped
 from ..problem.options import MAX_CHUNKS, SearchSpace
 from ..problem.setting import Setting

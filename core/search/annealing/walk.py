@@ -10,10 +10,10 @@ from attrs import define, evolve, field
 from ...actions import Action
 from ...cluster.mesh import least_by_position
 from ...costs.partition import Cuts
-from ...evaluate.coding import FORWARD, INFINITY, KINDS, decode_orders, encode
-from ...evaluate.compiled import make_scratch, make_stage_arrays
 from ...schedules.construction.shifts import join
 from ...schedules.problem import Schedule
+from ...timing.coding import FORWARD, INFINITY, KINDS, decode_orders, encode
+from ...timing.compiled import make_scratch, make_stage_arrays
 from ..problem.candidate import Buffers, Candidate, make_buffers
 from ..problem.meter import Meter
 from ..problem.setting import Setting

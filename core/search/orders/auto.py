@@ -14,13 +14,13 @@ from ...cluster.cluster import fully_connected
 from ...costs.costs import StageCosts, StageEdge
 from ...costs.graph import OpGraph, OpNode
 from ...errors import RequestError
-from ...evaluate.coding import FORWARD, INFINITY, INPUT, WEIGHT, Floats, Integers
 from ...schedules.construction.decode import decode
 from ...schedules.construction.initial_keys import instances_that_fit, patterns
 from ...schedules.construction.instance import Instance
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem, resident
 from ...schedules.scored import ROUNDING, Scored, costs_of, exceeds, score
 from ...schedules.tradeoff import fastest, named_schedules
+from ...timing.coding import FORWARD, INFINITY, INPUT, WEIGHT, Floats, Integers
 from ..annealing.search import search
 from ..annealing.walk import Walk
 from ..problem.candidate import Candidate

@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 from attrs import define
 
-from ...evaluate.coding import FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integers
-from ...evaluate.compiled import peak, run, work_of
 from ...numba_cache import njit
 from ...schedules.construction.decode import TAIL
 from ...schedules.construction.instance import Instance
 from ...schedules.construction.shifts import critical, metropolis
+from ...timing.coding import FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integers
+from ...timing.compiled import peak, run, work_of
 from ..problem.meter import Meter
 
 GROUPS = (1, 2, 3, 4)

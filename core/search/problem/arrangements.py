@@ -14,7 +14,7 @@ import numpy as np
 from ...cluster.cluster import Cluster
 from ...cluster.collectives import Operation, collective_s
 from ...cluster.tensor_groups import GroupedCluster
-from ...evaluate.coding import Floats
+from ...timing.coding import Floats
 
 MESSAGE_BYTES = 16_000_000
 """Size of the message whose transfer time is the distance: an activation of some thousands of tokens."""

@@ -13,9 +13,9 @@ from ...cluster.routing import path_latency_s, path_rate
 from ...costs.costs import EMPTY_GRADIENT_BYTES
 from ...costs.graph import OpGraph
 from ...costs.message_overhead import FREE, MessageLine
-from ...evaluate.coding import Floats, Integers
-from ...evaluate.contended import LinkArrays, link_arrays, no_links
-from ...plan.sharding import GRADIENTS, NONE, PARAMETERS
+from ...policies.sharding import GRADIENTS, NONE, PARAMETERS
+from ...timing.coding import Floats, Integers
+from ...timing.contended import LinkArrays, link_arrays, no_links
 from .arrangements import Replicas, reduction_rates
 from .assemble import parameter_bytes, replica_share
 
@@ -165,7 +165,7 @@ def machine_arrays(
 ) -> MachineArrays:
     """The arrays of pipelines on some of a cluster's devices; ``limits`` and ``kinds`` by position.
 
-    Replicas share what ``shard`` says (see ``plan/sharding``), in groups of ``sharing``.
+    Replicas share what ``shard`` says (see ``policies/sharding``), in groups of ``sharing``.
 
     The latency and rate between two positions are the worst over the replicas.
     """

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ...evaluate.coding import Floats, Integers
-from ...evaluate.compiled import Scratch, StageArrays
+from ...timing.coding import Floats, Integers
+from ...timing.compiled import Scratch, StageArrays
 
 
 class Candidate(NamedTuple):

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from ...costs.costs import StageCosts, StageEdge
-from ...evaluate.coding import BOTH, FORWARD, INPUT, WEIGHT, Integers
-from ...evaluate.compiled import StageArrays, fill_saved
 from ...numba_cache import njit
+from ...timing.coding import BOTH, FORWARD, INPUT, WEIGHT, Integers
+from ...timing.compiled import StageArrays, fill_saved
 from .arrays import GATHERED, GRADIENT_BYTES, OPTIMIZER, SAVED, STATE, MachineArrays
 
 

@@ -8,7 +8,7 @@ from attrs import frozen
 from ...cluster.cluster import Cluster
 from ...costs.costs import StageCosts, StageEdge
 from ...errors import InfeasibleError, RequestError
-from ...plan.derive import Recompute
+from ...policies.recompute import Recompute
 from ...schedules.problem import Schedule, ScheduleFamily, ScheduleProblem
 
 MAX_CHUNKS = 8

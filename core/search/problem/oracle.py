@@ -6,17 +6,21 @@ from functools import cache
 
 from attrs import evolve, frozen
 
+from ...actions import Kind
 from ...cluster.cluster import Cluster
-from ...costs.costs import StageCosts
-from ...evaluate.host_queue import CollectiveQueue, TimedCopy, device_bytes
-from ...evaluate.reduction import collective_seconds, reduction_time, scatter_time, step_ends, sync_time, unshard_time
-from ...evaluate.reference import Evaluation, evaluate
+from ...costs.costs import StageCosts, compute_times
+from ...lowering.lowering import lower
+from ...lowering.queues import queues_of
+from ...lowering.residency import device_timelines
 from ...offload.host_links import host_links, timed_copies
-from ...plan.gradient_reduction import collectives
+from ...plan.items import Task
+from ...plan.kinds import seconds_alone
+from ...plan.memory import held_bytes
 from ...plan.plan import Plan
-from ...plan.sharding import replica_costs, shards_gradients
-from ...plan.unsharding import gathered_bytes
+from ...policies.sharding import replica_costs
 from ...ratios import bubble_ratio
+from ...timing.engine import Engine, report_deadlock
+from ...timing.orders import busy_s
 
 
 @frozen
@@ -44,68 +48,58 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
 
     A message takes the latencies of its path plus its bytes at the rate of the path's slowest link, and delays only its
     reader. On each device the optimizer runs after the last action, with no barrier; with replicas each stage's
-    optimizer also waits for the reduction of its gradients, which takes the time of its collective alone. Memory is the
-    device's state, its saved tensors, and the workspace of the running stage. Sums of microbatches' gradients are timed
-    as the collective alone, and as if all replicas were equally fast.
+    optimizer also waits for the reduction of its gradients, which takes the time of its collective alone. Sums of tied
+    weights take no time. Memory is the device's state, its saved tensors, the workspace of the running stage, and
+    gathered parameters.
 
     Raises:
         RequestError: the plan's orders deadlock.
     """
     cluster = plan.mesh.arrange(cluster)
-    copies = _copies(plan, cluster)
-    replicas = _replicas(plan, costs, cluster, copies)
-    times = replicas[0]
-    held = [r for r in range(plan.mesh.ranks) if plan.stages_on(r % plan.devices)]
-    sync_s = sync_time(plan, cluster, held) if plan.sync else 0.0
-    ends = step_ends(
-        plan, costs, [replica.ends for replica in replicas], reduction_time(plan, costs, cluster), sync_s,
-        unshard_time(plan, costs, cluster), scatter_time(plan, costs, cluster),
-    )  # fmt: skip
-    held_by_one = replica_costs(plan, costs)
-    peaks = [_peak(plan, costs, held_by_one, device, copies[device]) for device in range(plan.devices)]
-    step_s = max(ends)
-    return Score(step_s, tuple(peaks), times.peak_memory, bubble_ratio(max(times.busy, default=0.0), step_s))
-
-
-def _replicas(
-    plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster, copies: list[list[TimedCopy]]
-) -> list[Evaluation]:
-    """The evaluation of every replica on its devices; replicas with equal message times are evaluated once."""
-    place = plan.placement
-    pairs = [(place[edge.src], place[edge.dst], edge.bytes) for edge in plan.edges]
-    pairs += [(place[edge.dst], place[edge.src], edge.gradient_bytes) for edge in plan.edges]
-    seconds = collective_seconds(
-        cache(reduction_time(plan, costs, cluster)),
-        cache(scatter_time(plan, costs, cluster)),
-        cache(unshard_time(plan, costs, cluster)),
+    one = queues_of(plan, lower(plan)).without(Kind.REDUCE_TIED)
+    firsts = _distinct_replicas(plan, cluster)
+    queues = one.replicated(len(firsts))
+    ranks = [first + device for first in firsts for device in range(plan.devices)]
+    held = replica_costs(plan, costs)
+    seconds = compute_times(queues.compute, held)
+    engine = Engine(queues.compute, seconds, queues.tasks, _task_seconds(plan, costs, cluster, queues.tasks))
+    delay_s = cache(cluster.transfer_s)
+    for (src, dst), messages in queues.messages.items():
+        for message in messages:
+            engine.read(dst, message.reader, src, message.issued, delay_s(ranks[src], ranks[dst], message.bytes))
+    if not engine.run():
+        report_deadlock(plan, one)
+    working = device_timelines(plan, costs, evolve(one, messages={}), engine.operations, {})
+    busy = [busy_s(actions, costs, plan.memory.recompute) for actions in plan.device_actions]
+    return Score(
+        engine.step_s,
+        tuple(float(timeline.working.max()) for timeline in working),
+        tuple(timeline.peak_saved_bytes for timeline in working),
+        bubble_ratio(max(busy, default=0.0), engine.step_s),
     )
-    scatters = any(shards_gradients(plan, stage) for stage in range(len(costs)))
-    found: dict[tuple[float, ...], Evaluation] = {}
-    result = []
+
+
+def _distinct_replicas(plan: Plan, cluster: Cluster) -> list[int]:
+    """The first rank of every replica whose messages take other times than those of the replicas before it."""
+    place = plan.placement
+    pairs = {(place[edge.src], place[edge.dst], edge.bytes) for edge in plan.edges}
+    pairs |= {(place[edge.dst], place[edge.src], edge.gradient_bytes) for edge in plan.edges}
+    found: dict[tuple[float, ...], int] = {}
     for first in range(0, plan.mesh.ranks, plan.devices):
-        hops = {pair: cluster.transfer_s(first + pair[0], first + pair[1], pair[2]) for pair in pairs}
-        key = tuple(hops.values())
-        if key not in found:
-            found[key] = evaluate(
-                plan.device_actions, place, costs, edges=plan.edges, hop_s=lambda *pair, hops=hops: hops[pair],
-                recompute=plan.memory.recompute, copies=copies, host_queues=plan.memory.host_copy_queues,
-                collectives=[
-                    CollectiveQueue(actions, collectives(plan, device), seconds)
-                    for device, actions in enumerate(plan.device_actions)
-                ]
-                if scatters
-                else (),
-            )  # fmt: skip
-        result.append(found[key])
-    return result
+        found.setdefault(tuple(cluster.transfer_s(first + src, first + dst, size) for src, dst, size in pairs), first)
+    return list(found.values())
 
 
-def _copies(plan: Plan, cluster: Cluster) -> list[list[TimedCopy]]:
-    """Per device its copies to the host and back, each at the rate that its path has while all devices copy."""
-    if not plan.memory.offload:
-        return [[] for _ in plan.device_actions]
-    links = host_links(plan, cluster).contended()
-    return timed_copies(plan.device_actions, plan.placement, plan.memory.offload, links)
+def _task_seconds(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, tasks: Sequence[Task]) -> list[float]:
+    """The duration of every task; host copies run at the rate that their paths have while all devices copy."""
+    found = seconds_alone(tasks, plan, costs, cluster)
+    links = host_links(plan, cluster).contended().links if plan.memory.offload else ()
+    for number, task in enumerate(tasks if links else ()):
+        link = links[task.items[0].device % plan.devices] if task.kind in (Kind.OFFLOAD, Kind.RELOAD) else None
+        if link is not None:
+            size = plan.offloaded_bytes[task.items[0].action.stage]
+            found[number] = link.out_s(size) if task.kind is Kind.OFFLOAD else link.back_s(size)
+    return found
 
 
 def working_bytes(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, device: int) -> list[float]:
@@ -117,28 +111,13 @@ def working_bytes(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, dev
         cluster: its devices in the order of ranks.
         device: its number along the pipeline.
     """
-    return _working(plan, costs, replica_costs(plan, costs), device, _copies(plan, cluster)[device])
-
-
-def _working(
-    plan: Plan, costs: Sequence[StageCosts], held_by_one: Sequence[StageCosts], device: int, copies: Sequence[TimedCopy]
-) -> list[float]:
-    """State, saved tensors and the running action's workspace."""
-    actions = plan.device_actions[device]
+    held_by_one, actions, copies = replica_costs(plan, costs), plan.device_actions[device], ()
+    if plan.memory.offload:
+        links = host_links(plan, cluster).contended()
+        copies = timed_copies(plan.device_actions, plan.placement, plan.memory.offload, links)[device]
     state = float(sum(held_by_one[stage.index].state_bytes for stage in plan.stages_on(device)))
-    held = device_bytes(actions, costs, plan.memory.recompute, copies)
+    held = held_bytes(actions, costs, plan.memory.recompute, copies)
     return [state + now + costs[a.stage].workspace_bytes for a, (now, _) in zip(actions, held, strict=True)]
-
-
-def _peak(
-    plan: Plan, costs: Sequence[StageCosts], held_by_one: Sequence[StageCosts], device: int, copies: Sequence[TimedCopy]
-) -> float:
-    """The peak of `_working` and gathered parameters; that of the state on a device without actions."""
-    working = _working(plan, costs, held_by_one, device, copies)
-    if not working:
-        return float(sum(held_by_one[stage.index].state_bytes for stage in plan.stages_on(device)))
-    whole = gathered_bytes(plan, held_by_one, device)
-    return max(now + more for now, more in zip(working, whole, strict=True))
 
 
 def by_position(score: Score, devices: int) -> Score:

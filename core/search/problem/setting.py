@@ -13,8 +13,7 @@ from ...costs.costs import StageCosts, StageEdge, stage_costs, stage_edges
 from ...costs.graph import OpGraph
 from ...costs.message_overhead import FREE, MessageLine, with_message_times
 from ...costs.partition import boundary_bytes, stages_of
-from ...evaluate.compiled import StageArrays
-from ...plan.sharding import (
+from ...policies.sharding import (
     GRADIENTS,
     NONE,
     PARAMETERS,
@@ -23,6 +22,7 @@ from ...plan.sharding import (
     part_of_graph,
     slots_of_stage,
 )
+from ...timing.compiled import StageArrays
 from .arrangements import Replicas
 from .arrays import (
     GRADIENT_BYTES,
@@ -78,7 +78,7 @@ class Setting:
         message: time that a message takes on the devices at both ends, in addition to its transfer; costs of stages,
             fixed ones too, exclude it.
         contended: whether the search times messages that share links, which takes some fifty times as long.
-        shard: what the replicas of every stage share (see ``plan/sharding``).
+        shard: what the replicas of every stage share (see ``policies/sharding``).
         sharing: number of consecutive replicas that share it; None for all.
         whole: if they share anything, the setting with the costs of whole stages; this one has those of one replica.
     """

@@ -12,7 +12,7 @@ from attrs import evolve, frozen
 from ...cluster.mesh import least_by_position
 from ...costs.graph import OpGraph
 from ...plan.plan import Plan
-from ...plan.sharding import LEVELS, NONE, part_of_graph
+from ...policies.sharding import LEVELS, NONE, part_of_graph
 from ..problem.oracle import Oracle, with_costs
 from .infeasible import NothingFits, excess, operator_bytes
 
@@ -63,7 +63,7 @@ class Relaxation:
         extra_bytes: further memory of each device.
         recompute: whether stages may recompute, even if the request excludes it.
         offload: whether saved tensors may leave the devices, even if the request excludes it.
-        shard: what the replicas of a stage share (see ``plan/sharding``); None for what the request has.
+        shard: what the replicas of a stage share (see ``policies/sharding``); None for what the request has.
     """
 
     devices: int | None = None

@@ -12,8 +12,8 @@ from attrs import frozen
 from ...actions import Action
 from ...costs.graph import OpGraph, OpNode
 from ...errors import InfeasibleError
+from ...lowering.residency import Timeline
 from ...plan.plan import Plan, parse_plan, plan_json
-from ...plan.residency import Timeline
 
 
 class NothingFits(InfeasibleError):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Container, Sequence
 from typing import Any
 
 from ...plan.plan import Plan
-from ...plan.sharding import NONE
+from ...policies.sharding import NONE
 from ..problem.blocks import Stages
 
 ALIKE = 0.05

@@ -6,7 +6,7 @@ import numpy as np
 
 from ...costs.graph import OpGraph, OpNode
 from ...plan.plan import Plan
-from ...plan.sharding import replica_costs
+from ...policies.sharding import replica_costs
 from ...schedules.problem import ScheduleFamily
 from ..annealing.initial_walks import InitialWalks
 from ..problem.options import SearchSpace

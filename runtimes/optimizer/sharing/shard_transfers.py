@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ....backends.contract import Backend, Handle
-from ....core.plan.sharding import SLOTS
+from ....core.policies.sharding import SLOTS
 from ..gradient_buckets import fill_with_gradients
 from .sharded_buckets import ShardedBucket
 from .shards import Shards

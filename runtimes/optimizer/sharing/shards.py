@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ....core.plan.sharding import bucket_bytes
+from ....core.policies.sharding import bucket_bytes
 from ..gradient_buckets import BUCKET_BYTES, divided
 from .sharded_buckets import Part, ShardedBucket, Sharing, in_memory_order
 from .shared_parameters import SharedParameters

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ....core.plan.sharding import SLOTS
+from ....core.policies.sharding import SLOTS
 
 
 class Slots:

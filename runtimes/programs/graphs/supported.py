@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from ....core.errors import RequestError
 from ....core.plan.plan import Plan
-from ....core.plan.sharding import GRADIENTS, PARAMETERS
+from ....core.policies.sharding import GRADIENTS, PARAMETERS
 from ..compiled import Compiled
 from .graph_pool import has_graphs
 

@@ -2,12 +2,12 @@
 
 import pytest
 from panpipe.core.costs.costs import StageCosts, StageEdge
-from panpipe.core.evaluate.reference import evaluate, latest_times
 from panpipe.core.offload.choice import Offloadable, choose_offload, everything, of_stages, within
 from panpipe.core.offload.host_links import HostLink, HostLinks, same_links, timed_copies
-from panpipe.core.plan.offload import Storage
+from panpipe.core.plan.memory_policy import Storage
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
+from panpipe.core.timing.orders import evaluate, latest_times
 
 PARTS = tuple(Storage(f"part{number}", 10 - number) for number in range(5))  # 40 bytes
 

@@ -6,7 +6,7 @@ from panpipe.core.costs.costs import StageCosts
 from panpipe.core.offload.choice import INFINITY, STEPS, DeviceChoice
 from panpipe.core.offload.copy_times import Clock
 from panpipe.core.offload.host_links import HostLink
-from panpipe.core.plan.offload import Storage
+from panpipe.core.plan.memory_policy import Storage
 
 ORDER = [parse_action(f"0{kind}{microbatch}") for kind in "FB" for microbatch in range(8)]  # GPipe
 CLOCK = Clock([float(at) for at in range(16)], [at + 1.0 for at in range(16)])

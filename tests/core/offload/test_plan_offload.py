@@ -9,7 +9,7 @@ from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
 from panpipe.core.offload.choice import everything, of_stages
 from panpipe.core.offload.plan_offload import copy_queues, offloadable, picks_of, with_offload
-from panpipe.core.plan.offload import Storage
+from panpipe.core.plan.memory_policy import Storage
 
 from ...support.plans import hosted, orders, plan_of
 

@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 from panpipe.core.actions import Kind
 from panpipe.core.costs.costs import StageEdge
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.derive import first_microbatches, with_edges
-from panpipe.core.plan.validation.validate import validate
+from panpipe.core.lowering.derive import first_microbatches, with_edges
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import BUILT_IN
+from panpipe.core.validation.validate import validate
 
 from ...support.early_gradients import early_gradients
 from ...support.plans import orders, plan_of, plans, scheduled

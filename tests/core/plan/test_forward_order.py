@@ -6,12 +6,12 @@ from panpipe.core.actions import Kind
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageEdge
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.derive import first_microbatches, forward_only, forward_order
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.derive import first_microbatches, forward_only, forward_order
+from panpipe.core.lowering.lowering import lower
 from panpipe.core.plan.plan import TiedWeight, parse_plan, plan_json
-from panpipe.core.plan.validation.backpressure import choose_ahead_limit
-from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.registry import BUILT_IN
+from panpipe.core.validation.backpressure import choose_ahead_limit
+from panpipe.core.validation.validate import validate
 from panpipe.simulators.run import simulate
 
 from ...support.plans import UNIT, orders, scheduled

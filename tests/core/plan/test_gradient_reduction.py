@@ -4,10 +4,10 @@ import pytest
 from attrs import evolve
 from panpipe.core.actions import Kind, parse_action
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.gradient_reduction import collectives
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.lowering import lower
+from panpipe.core.lowering.queues import queues_of
 from panpipe.core.plan.plan import Plan
-from panpipe.core.plan.queues import queues_of
+from panpipe.core.policies.replicas import collectives
 from panpipe.core.trace.trace import COLLECTIVE_QUEUE
 
 from ...support.plans import orders, plan_of

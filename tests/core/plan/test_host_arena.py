@@ -5,9 +5,9 @@ from itertools import combinations
 import pytest
 from attrs import evolve
 from hypothesis import given
-from panpipe.core.plan.host_copies import ALIGNMENT_BYTES, host_slots
-from panpipe.core.plan.offload import Storage
+from panpipe.core.plan.memory_policy import Storage
 from panpipe.core.plan.plan import Plan
+from panpipe.core.policies.offload import ALIGNMENT_BYTES, host_slots
 from panpipe.simulators.run import simulate
 
 from ...support.plans import leaves, offloading_plans, orders, plan_of

@@ -9,12 +9,12 @@ from panpipe.core.actions import Kind
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.derive import first_microbatches, forward_only
-from panpipe.core.plan.host_copies import planned_copies
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.derive import first_microbatches, forward_only
+from panpipe.core.lowering.lowering import lower
+from panpipe.core.lowering.queues import queues_of
 from panpipe.core.plan.plan import parse_plan, plan_json
-from panpipe.core.plan.queues import queues_of
-from panpipe.core.plan.validation.validate import validate
+from panpipe.core.policies.offload import planned_copies
+from panpipe.core.validation.validate import validate
 from panpipe.simulators.run import simulate
 
 from ...support.plans import hosted, leaves, offloading_plans, orders, plan_of

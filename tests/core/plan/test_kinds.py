@@ -3,10 +3,11 @@
 import pytest
 from attrs import evolve
 from panpipe.core.actions import Action, Kind, declare_kind
-from panpipe.core.costs.costs import StageCosts
+from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.costs.costs import StageCosts, compute_times
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.items import Item, Task
-from panpipe.core.plan.kinds import compute_times, declared, own_queue, task_kinds, task_seconds
+from panpipe.core.plan.kinds import declared, movement, own_queue, task_kinds
 
 from ...support.plans import orders, plan_of
 
@@ -61,12 +62,10 @@ def test_own_queue_refuses_an_action_that_is_missing_or_misplaced(items, said):
         tasks(*items)
 
 
-def test_task_seconds_are_those_of_its_kind_and_none_for_a_collective():
+def test_a_task_takes_the_time_of_its_kind():
     cost = StageCosts(1.5, 0.0, 0.0)
     with declared(KIND):
-        assert task_seconds(tasks(item())[0], [cost]) == 3.0
-    reduction = Task(Kind.REDUCE_GRAD, "", "", (Item(0, "", Action(0, Kind.REDUCE_GRAD), 0, 0),), ())
-    assert task_seconds(reduction, [cost]) is None
+        assert movement(tasks(item())[0], PLAN, [cost], fully_connected(1, 1, 1.0, 0.0)).alone_s == 3.0
 
 
 def test_declared_kind_is_known_inside_its_context_alone():

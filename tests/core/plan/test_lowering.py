@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from panpipe.core.actions import COMPUTE_KINDS, RECV_KINDS, SEND_KINDS, Kind
 from panpipe.core.costs.costs import StageEdge
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.lowering import lower
 from panpipe.core.plan.plan import MemoryPolicy, TiedWeight
 
 from ...support.plans import orders, plan_of, plans, scheduled

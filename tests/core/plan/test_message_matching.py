@@ -4,7 +4,7 @@ import pytest
 from attrs import evolve
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.queues import queues_of
+from panpipe.core.lowering.queues import queues_of
 
 from ...support.plans import orders, plan_of
 

@@ -3,9 +3,9 @@
 import pytest
 from attrs import evolve
 from panpipe.core.actions import Kind
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.lowering import lower
+from panpipe.core.lowering.queues import queues_of
 from panpipe.core.plan.plan import TiedWeight
-from panpipe.core.plan.queues import queues_of
 
 from ...support.plans import orders, plan_of
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.lowering import lower
 from panpipe.simulators.run import simulate
 
 from ...support.plans import orders, plan_of, plans

@@ -9,12 +9,11 @@ from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.graph import OpGraph, OpNode
 from panpipe.core.errors import RequestError
-from panpipe.core.evaluate.reduction import step_ends
-from panpipe.core.plan.derive import check_agrees, forward_only
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.derive import check_agrees, forward_only
+from panpipe.core.lowering.lowering import lower
+from panpipe.core.lowering.queues import queues_of
 from panpipe.core.plan.plan import Plan, Prediction, Stage, TiedWeight, parse_plan, plan_json
-from panpipe.core.plan.queues import queues_of
-from panpipe.core.plan.sharding import (
+from panpipe.core.policies.sharding import (
     LEVELS,
     graph_slots_bytes,
     part_of,
@@ -22,8 +21,8 @@ from panpipe.core.plan.sharding import (
     replica_costs,
     slots_bytes,
 )
-from panpipe.core.plan.validation.validate import validate
 from panpipe.core.search.problem.oracle import longest_path
+from panpipe.core.validation.validate import validate
 from panpipe.simulators.run import simulate
 
 COSTS = (
@@ -190,15 +189,6 @@ def test_part_of_a_graph_has_slots_apart() -> None:
     assert held == {"none": [400, 150], "optimizer": [250, 150], "gradients": [175, 113], "parameters": [100, 38]}
     assert graph_slots_bytes(graph, 1) == 150
     assert graph_slots_bytes(graph, 2) == 75  # no more than the gradients
-
-
-def test_device_gathers_its_stages_one_after_another() -> None:
-    plan = evolve(plan_of("optimizer", "optimizer"), mesh=Mesh(1, 2))
-    stages = tuple(evolve(stage, device=0) for stage in plan.stages)
-    plan = evolve(plan, stages=stages, device_actions=(tuple(a for actions in plan.device_actions for a in actions),))
-    ends = [[[float(i) for i in range(1, 9)]]] * 2
-    found = step_ends(plan, COSTS, ends, lambda stage: 0.0, 0.0, lambda stage: 2.0)
-    assert found == [8 + 0.25 + 2.0 + 2.0]
 
 
 def test_gather_is_idle_time_of_reductions() -> None:

@@ -10,10 +10,10 @@ from panpipe.core.actions import Kind
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.lowering import lower
 from panpipe.core.plan.plan import TiedWeight, parse_plan, plan_json
-from panpipe.core.plan.validation.validate import validate
 from panpipe.core.search import longest_path
+from panpipe.core.validation.validate import validate
 from panpipe.simulators.optimizer_step import OptimizerStep
 from panpipe.simulators.run import simulate
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pytest
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.unshard import StageUnshard
-from panpipe.core.plan.validation.validate import validate
+from panpipe.core.plan.memory_policy import StageUnshard
+from panpipe.core.validation.validate import validate
 
 from .test_unsharding import UNSHARD, runs, two_stages
 

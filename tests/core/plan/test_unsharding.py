@@ -11,14 +11,14 @@ from panpipe.core.actions import Kind, parse_action
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.derive import first_microbatches, forward_only, reordered
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.derive import first_microbatches, forward_only, reordered
+from panpipe.core.lowering.lowering import lower
+from panpipe.core.lowering.queues import queues_of
+from panpipe.core.plan.memory_policy import StageUnshard, UnshardedRun
 from panpipe.core.plan.plan import MemoryPolicy, Plan, parse_plan, plan_json
-from panpipe.core.plan.queues import queues_of
-from panpipe.core.plan.unshard import StageUnshard, UnshardedRun
-from panpipe.core.plan.unsharding import gathered_bytes, whole_at_once
-from panpipe.core.plan.validation.validate import validate
+from panpipe.core.policies.replicas import whole_at_once
 from panpipe.core.search.problem.oracle import longest_path
+from panpipe.core.validation.validate import validate
 from panpipe.simulators.run import simulate
 
 from ...support.plans import orders, plan_of, scheduled
@@ -79,7 +79,6 @@ def test_simulator_oracle_and_validation_agree_on_time_and_memory() -> None:
     assert result.step_s == pytest.approx(score.step_s)
     # Of both stages 1/2 of everything, and two slots; at 1F1 the parameters of one, and four saved microbatches.
     held = 2 * (40 + 40 + 80) + 2 * 5
-    assert gathered_bytes(plan, [evolve(COST, gathered_bytes=80)] * 2, 0) == [80, 160, 80, 80, 80, 160, 80, 80]
     assert report.peak_memory_bytes[0] == score.peak_memory_bytes[0] == held + 80 + 400
     assert max(result.timelines[0].working) == held + 80 + 400
     assert result.peak_by_kind[0]["parameters"] == 80 + 160
@@ -117,7 +116,6 @@ def test_forwards_hold_the_parameters_of_one_stage_at_a_time_where_the_plan_neve
     forwards = forward_only(plan)
     validate(forwards)
     assert text(forwards) == "0UNSHARD0 0F0 0F1 0RESHARD0 1UNSHARD0 1F0 1F1 1RESHARD0"
-    assert max(gathered_bytes(forwards, [evolve(COST, gathered_bytes=80)] * 2, 0)) == 80
     assert parse_plan(plan_json(forwards), "the plan") == forwards
     fewer = first_microbatches(forwards, 1)
     assert text(fewer) == "0UNSHARD0 0F0 0RESHARD0 1UNSHARD0 1F0 1RESHARD0"

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.documents import to_json
 from panpipe.core.errors import RequestError
-from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.building_block import FORMAT, Block, building_block, read_block
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.v_shaped import v_half_slots, v_min_slots
+from panpipe.core.timing.orders import evaluate
 
 # F, I and W of two stages on two devices, every three slots: 1F1B with its backward split.
 LINEAR = Block((0, 1), 3, (0, 1), (5, 3), (7, 5))

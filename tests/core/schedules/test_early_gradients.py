@@ -5,9 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from panpipe.core.actions import Kind, parse_action
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
+from panpipe.core.timing.orders import evaluate
 
 from ...support.early_gradients import early_gradients
 

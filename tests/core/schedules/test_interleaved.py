@@ -3,9 +3,9 @@
 import pytest
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
-from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
+from panpipe.core.timing.orders import evaluate
 
 from ...support.plans import table
 

@@ -20,7 +20,7 @@ def test_looped_with_a_given_run_ahead():
 
 
 def test_looped_deadlock_across_devices_is_refused():
-    with pytest.raises(RequestError, match=r"deadlock: 6F2 on device 0 waits for 5F2, .*5B0 on device 5 waits for 6B0"):
+    with pytest.raises(RequestError, match=r"the order deadlocks: 6F2 waits for 5F2 .*5B0 waits for 6B0"):
         table("looped", 6, 12, 2, microbatches_per_loop=1, run_ahead=[20, 2, 2, 2, 2, 2])
 
 
@@ -30,7 +30,7 @@ def test_looped_deadlock_across_devices_is_refused():
         ({"microbatches_per_loop": 0}, "at least 1"),
         ({"run_ahead": [3]}, "one for each of the 2 devices"),
         ({"run_ahead": [3, 0]}, "at least one forward"),
-        ({"run_ahead": [4, 2]}, "run-ahead 4,2 cannot run: deadlock: 3B0 on device 1 waits for 3F0"),
+        ({"run_ahead": [4, 2]}, "run-ahead 4,2 cannot run: the order deadlocks: 3B0 waits for 3F0"),
     ],
 )
 def test_looped_refuses_wrong_parameters(parameters, message):

@@ -11,10 +11,10 @@ from panpipe.core.offload.choice import everything
 from panpipe.core.offload.plan_offload import offloadable, with_offload
 from panpipe.core.offload.storages import graph_storages
 from panpipe.core.plan.plan import plan_json
-from panpipe.core.plan.validation.validate import validate
 from panpipe.core.schedules.registry import find_family, resident_families
 from panpipe.core.search.choose import plan
 from panpipe.core.search.search_options import SearchOptions
+from panpipe.core.validation.validate import validate
 from panpipe.simulators.oracle import simulated
 
 from ...support.offload_clusters import SAVED, cluster_with_hosts, uniform_graph

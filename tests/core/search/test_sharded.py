@@ -10,8 +10,7 @@ from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.sharding import LEVELS, replica_costs
-from panpipe.core.plan.validation.validate import validate
+from panpipe.core.policies.sharding import LEVELS, replica_costs
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.annealing.initial_walks import InitialWalks
 from panpipe.core.search.choose import search_plans
@@ -22,6 +21,7 @@ from panpipe.core.search.problem.setting import FixedStages, one_setting
 from panpipe.core.search.problem.workload import workload_of
 from panpipe.core.search.search_options import SearchOptions
 from panpipe.core.search.suggestions.infeasible import NothingFits
+from panpipe.core.validation.validate import validate
 from panpipe.simulators.run import simulate
 
 GRAPH = OpGraph(

@@ -7,8 +7,8 @@ import torch
 from attrs import evolve
 from panpipe.core.actions import Action, Kind
 from panpipe.core.capture.programs.stage import Boundary
-from panpipe.core.plan.derive import forward_only
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.derive import forward_only
+from panpipe.core.lowering.lowering import lower
 from panpipe.runtimes.engine.lowered_plan import lowered_plan, message_pairs
 
 from ...support.plans import orders, plan_of, scheduled

@@ -11,14 +11,14 @@ import torch
 from panpipe.core.actions import Action, Kind, declare_kind, parse_action
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import RequestError
+from panpipe.core.lowering.lowering import lower
+from panpipe.core.lowering.queues import queues_of
 from panpipe.core.plan.kinds import declared, own_queue
-from panpipe.core.plan.lowering import lower
 from panpipe.core.plan.memory import Change, Memory, Moment, Size, Use
-from panpipe.core.plan.queues import queues_of
-from panpipe.core.plan.validation.validate import validate
 from panpipe.core.trace.compare import compare
 from panpipe.core.trace.perfetto import write_trace
 from panpipe.core.trace.perfetto_reader import read_trace
+from panpipe.core.validation.validate import validate
 from panpipe.runtimes.engine.instructions.instructions import INSTRUCTIONS, Binder, Instruction
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.simulators.run import simulate

@@ -9,7 +9,7 @@ import torch
 from attrs import evolve
 from panpipe.backends.memcpy import connect
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.lowering import lower
 from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.step_data import StepOptions

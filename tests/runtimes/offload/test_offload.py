@@ -10,8 +10,8 @@ import pytest
 import torch
 from attrs import evolve
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.core.plan.host_copies import host_slots
 from panpipe.core.plan.plan import Plan
+from panpipe.core.policies.offload import host_slots
 from panpipe.core.trace.trace import HOST_MEMORY
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.offload import arena, offloads

@@ -8,7 +8,7 @@ from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
 from panpipe.core.offload.storages import SMALLEST_BYTES
-from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
+from panpipe.core.plan.memory_policy import HostCopy, StageOffload, Storage
 from panpipe.runtimes.offload.offloadable import kept_storages, offloadable_storages, offloaded_storages, reason_to_keep
 from panpipe.runtimes.programs.compiled import compile_stages
 from torch import nn

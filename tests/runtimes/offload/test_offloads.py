@@ -7,7 +7,7 @@ import pytest
 import torch
 from attrs import evolve
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.host_copies import host_slots
+from panpipe.core.policies.offload import host_slots
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.offload import offloads as module
 from panpipe.runtimes.offload.offloads import offloads, usable_bytes

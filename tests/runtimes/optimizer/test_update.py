@@ -6,7 +6,7 @@ import pytest
 import torch
 from panpipe.backends.memcpy import MemcpyBackend
 from panpipe.core.actions import COMM_KINDS
-from panpipe.core.evaluate.reduction import sync_bytes
+from panpipe.core.policies.end_of_step import sync_bytes
 from panpipe.runtimes.optimizer.clipping import NormParameters
 from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.optimizer.update import Update

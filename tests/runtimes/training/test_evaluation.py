@@ -13,7 +13,7 @@ from panpipe.core.actions import Kind
 from panpipe.core.capture.graph.storages import StorageMeter
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.core.plan.derive import forward_only
+from panpipe.core.lowering.derive import forward_only
 from panpipe.core.plan.plan import Prediction, plan_json
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.core.trace.perfetto_reader import read_trace

@@ -4,7 +4,7 @@ import pytest
 from panpipe.core.cluster.cluster import Cluster, Device, Hub
 from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts, StageEdge
-from panpipe.core.plan.lowering import lower
+from panpipe.core.lowering.lowering import lower
 from panpipe.simulators.network.flows import Shipment
 from panpipe.simulators.network.network import Network
 from panpipe.simulators.run import simulate

@@ -16,7 +16,7 @@ from panpipe.core.cluster.cluster import Hub
 from panpipe.core.cluster.routing import Link
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import Plan, Prediction
-from panpipe.core.plan.validation.validate import validate
+from panpipe.core.validation.validate import validate
 from panpipe.runtimes import trainer
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.offload.arena import MemoryArena

@@ -1,15 +1,15 @@
-"""The dependency graph of a lowered plan, as the oracle of `uncontended_times`.
+"""The dependency graph of a lowered plan, as the oracle of `engine`.
 
-Nodes are compute items, messages and tasks; each lists what it waits for, by the rules of `uncontended_times`.
+Nodes are compute items, messages and tasks; each lists what it waits for, by the rules of `engine`.
 """
 
 from collections.abc import Mapping
 
 from attrs import field, frozen
 from panpipe.core.actions import Kind
+from panpipe.core.lowering.queues import Queues
 from panpipe.core.plan.plan import Plan
-from panpipe.core.plan.queues import Queues
-from panpipe.core.plan.validation.uncontended_times import AheadLimit
+from panpipe.core.timing.engine import AheadLimit
 
 Node = int
 """Index of a compute item, message or task in `DependencyGraph`."""

@@ -6,7 +6,7 @@ import functools
 import torch
 from attrs import evolve
 from panpipe.core.capture.batch.batch_dims import AUTO
-from panpipe.core.plan.sharding import with_level
+from panpipe.core.policies.sharding import with_level
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline

@@ -26,7 +26,7 @@ import panpipe
 import panpipe.runtimes.batch.shapes
 from panpipe.core.cluster.mesh import parse_mesh
 from panpipe.core.plan.plan import parse_plan, plan_json
-from panpipe.core.plan.sharding import LEVELS
+from panpipe.core.policies.sharding import LEVELS
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.devices.devices import device_of_rank

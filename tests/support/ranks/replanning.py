@@ -10,9 +10,9 @@ import torch
 from attrs import evolve
 from panpipe.core.capture.python.guards import Guards
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.derive import synchronised
+from panpipe.core.lowering.derive import synchronised
 from panpipe.core.plan.plan import Plan
-from panpipe.core.plan.sharding import LEVELS
+from panpipe.core.policies.sharding import LEVELS
 from panpipe.core.search import longest_path
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.diagnose.reference import reference_of_replicas

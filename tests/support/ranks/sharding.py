@@ -10,7 +10,7 @@ from typing import Any
 import panpipe
 import torch
 from attrs import evolve
-from panpipe.core.plan.sharding import LEVELS
+from panpipe.core.policies.sharding import LEVELS
 from panpipe.runtimes.diagnose.reference import reference_of_replicas
 from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.optimizer.training import Training

@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 from attrs import evolve
-from panpipe.core.plan.derive import synchronised
+from panpipe.core.lowering.derive import synchronised
 from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.engine.clocked import Clock

@@ -5,7 +5,7 @@ import functools
 
 import torch
 from attrs import define, evolve, field
-from panpipe.core.plan.derive import synchronised
+from panpipe.core.lowering.derive import synchronised
 from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.engine.workers import Workers

@@ -9,7 +9,7 @@ from panpipe.core.cluster.cluster import Cluster, Device, Hub
 from panpipe.core.cluster.links.shared import groups_to_measure, shared_links
 from panpipe.core.cluster.routing import Link
 from panpipe.core.errors import RequestError
-from panpipe.simulators.network.sharing import fair_rates
+from panpipe.simulators.network.network import fair_rates
 
 
 def rates(cluster, flows):

@@ -14,7 +14,6 @@ from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.costs.message_overhead import FREE, MessageLine, with_message_times
 from panpipe.core.costs.partition import stages_of
 from panpipe.core.errors import RequestError
-from panpipe.core.evaluate.coding import decode_orders, encode
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families
 from panpipe.core.search import longest_path
@@ -22,6 +21,7 @@ from panpipe.core.search.annealing.walk import start_walk
 from panpipe.core.search.finalize import draft
 from panpipe.core.search.problem.assemble import assemble, with_replicas
 from panpipe.core.search.problem.setting import FixedStages, Setting, one_setting
+from panpipe.core.timing.coding import decode_orders, encode
 
 RATE, LATENCY = 4.0, 0.5
 NUMBER = st.integers(0, 9)

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from panpipe.core.actions import Kind
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.errors import InfeasibleError
-from panpipe.core.evaluate.reference import evaluate
 from panpipe.core.schedules.construction.initial_keys import patterns, placements
 from panpipe.core.schedules.construction.instance import instance
 from panpipe.core.schedules.problem import ScheduleProblem, folded_placement
@@ -15,6 +14,7 @@ from panpipe.core.schedules.registry import resident_families
 from panpipe.core.schedules.scored import Scored, exceeds
 from panpipe.core.schedules.tradeoff import named_schedules
 from panpipe.core.search.orders.auto import find_schedule, lower_bound
+from panpipe.core.timing.orders import evaluate
 
 
 def uniform(devices, microbatches, chunks, times=(1, 1, 1), hop=0.0, memory=None):

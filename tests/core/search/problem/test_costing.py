@@ -7,10 +7,10 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts, StageEdge
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
 from panpipe.core.costs.message_overhead import FREE, MessageLine
-from panpipe.core.evaluate.coding import BOTH, FORWARD
-from panpipe.core.evaluate.compiled import START, make_stage_arrays
 from panpipe.core.search.problem.arrays import graph_arrays, machine_arrays
 from panpipe.core.search.problem.costing import cost_stages, fill_fixed
+from panpipe.core.timing.coding import BOTH, FORWARD
+from panpipe.core.timing.compiled import START, make_stage_arrays
 
 NODES = (
     OpNode("a", 1, 2, 3, workspace_bytes=5, saved_bytes=7, parameter_bytes=10, state_bytes=40, optimizer_s=4.0,

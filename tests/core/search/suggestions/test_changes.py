@@ -6,7 +6,7 @@ from panpipe.core.actions import parse_action
 from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
-from panpipe.core.plan.offload import HostCopy, StageOffload, Storage
+from panpipe.core.plan.memory_policy import HostCopy, StageOffload, Storage
 from panpipe.core.plan.plan import MemoryPolicy, Plan
 from panpipe.core.search import longest_path
 from panpipe.core.search.problem.oracle import with_costs

@@ -7,7 +7,7 @@ import torch
 from attrs import evolve
 from panpipe.backends import memcpy
 from panpipe.core.errors import RequestError
-from panpipe.core.plan.offload import StageOffload
+from panpipe.core.plan.memory_policy import StageOffload
 from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.engine.step_graphs import StepGraphs
 from panpipe.runtimes.launch.team import ThreadTeam

@@ -1,0 +1,1 @@
+"""Memory and communication policies: one module each declares its kinds, items, times and memory."""

@@ -1,0 +1,409 @@
+"""Time of coded orders where messages share links: the rules of the simulator for compute and messages, compiled.
+
+Messages from one device to another form an in-order queue. A message starts when it is sent, its receive is posted and
+the previous message has drained; it drains at its max-min fair share of the links that it crosses, and arrives one path
+latency later. Gradient reductions are timed as in `compiled`: without contention.
+
+Of several replicas the first is run; a message crosses the links of all replicas' messages, which run at equal times.
+
+The messages of coded orders are in the order of their sends. A receive is posted as lowering places it: ``PREFETCH``
+compute actions before its reader, and earlier where the order of its queue requires it.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..cluster.cluster import Cluster
+from ..numba_cache import njit
+from .coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integers
+from .compiled import UNKNOWN, end_of_step, sum_gradients
+
+
+class Flows(NamedTuple):
+    """The messages in transit, one of each pair at most; entries are by pair.
+
+    Args:
+        active: pairs with a message in transit, in the first entries.
+        following: the next message to start, or the one in transit.
+        flowing: whether one is in transit.
+        left: bytes left to drain at time ``since``, from which on ``rate`` applies.
+        drained: when it has drained at this rate.
+    """
+
+    active: Integers
+    following: Integers
+    flowing: "np.ndarray"
+    left: Floats
+    rate: Floats
+    since: Floats
+    drained: Floats
+
+
+@njit()
+def _fill_where(orders: Any, lengths: Any, where: Any) -> None:
+    """Fill ``where``; a B also fills its I's entry."""
+    for d in range(orders.shape[0]):
+        for i in range(lengths[d]):
+            code = orders[d, i]
+            where[code] = i
+            if code & 3 == BOTH:
+                where[code - 2] = i
+
+
+@njit()
+def _fair_rates(flows: Any, number: int, links: Any, rate: Any, devices: int, result: Any) -> None:
+    """Fill ``result`` with the max-min fair rates of the active pairs, by progressive filling.
+
+    The simulator computes the same in ``simulators/network``.
+    """
+    growing, share = flows.active[:number].copy(), links.capacity.copy()
+    left, crossing = links.capacity.copy(), np.empty(share.shape[0], dtype=np.int64)
+    while number > 0:
+        crossing[:] = 0
+        level = INFINITY
+        for pair in growing[:number]:
+            level = min(level, rate[pair // devices, pair % devices])
+            for link in links.link[links.first[pair] : links.first[pair + 1]]:
+                crossing[link] += 1
+        for link in range(left.shape[0]):
+            share[link] = left[link] / crossing[link] if crossing[link] > 0 else INFINITY
+            level = min(level, share[link])
+        kept = 0
+        for pair in growing[:number]:
+            full = rate[pair // devices, pair % devices] <= level
+            for link in links.link[links.first[pair] : links.first[pair + 1]]:
+                full = full or share[link] <= level
+            if full:
+                result[pair] = level
+                for link in links.link[links.first[pair] : links.first[pair + 1]]:
+                    left[link] -= level
+            else:
+                growing[kept] = pair
+                kept += 1
+        number = kept
+
+
+@njit()
+def _set_rates(now: float, flows: Any, number: int, links: Any, rate: Any, devices: int, result: Any) -> None:
+    """Give every message in transit its fair rate from now on."""
+    _fair_rates(flows, number, links, rate, devices, result)
+    for pair in flows.active[:number]:
+        if result[pair] != flows.rate[pair]:
+            if now > flows.since[pair]:
+                flows.left[pair] = max(flows.left[pair] - flows.rate[pair] * (now - flows.since[pair]), 0.0)
+            flows.rate[pair], flows.since[pair] = result[pair], now
+            flows.drained[pair] = now + flows.left[pair] / result[pair]
+
+
+@njit()
+def _start_messages(now: float, position: Any, moved: Any, devices: int, messages: Any, flows: Any, number: int) -> int:
+    """Start the messages that are sent and whose receives are posted; the number of messages then in transit."""
+    for pair in range(devices * devices):
+        a, b, m = pair // devices, pair % devices, flows.following[pair]
+        if flows.flowing[pair] or m == messages.begins[pair + 1] or not (moved[a] or moved[b]):
+            continue
+        if messages.issued[m] < position[a] and messages.posted[m] <= position[b]:
+            flows.flowing[pair], flows.active[number] = True, pair
+            flows.left[pair], flows.rate[pair], flows.since[pair] = messages.size[m], 0.0, now
+            number += 1
+    return number
+
+
+@njit()
+def _end_messages(
+    now: float, devices: int, messages: Any, flows: Any, number: int, latency: Any, moved: Any, stale: Any
+) -> int:
+    """End the messages that have drained; the number of messages still in transit."""
+    kept = 0
+    for pair in flows.active[:number]:
+        if flows.drained[pair] > now:
+            flows.active[kept] = pair
+            kept += 1
+            continue
+        m, a, b = flows.following[pair], pair // devices, pair % devices
+        reader, at = messages.reader[m], now + latency[a, b]
+        flows.following[pair] += 1
+        flows.flowing[pair], flows.drained[pair] = False, INFINITY
+        messages.pending[reader] -= 1
+        if at >= messages.arrived[reader]:
+            messages.arrived[reader], messages.why[reader] = at, messages.source[m]
+        moved[a] = stale[b] = True
+    return kept
+
+
+@njit()
+def _local_inputs(
+    d: int, kind: int, place: int, stage: int, count: int, placement: Any, costs: Any, finish: Any
+) -> bool:
+    """Whether the inputs that device ``d`` computes itself are there."""
+    if kind == WEIGHT:
+        return bool(finish[KINDS * place + INPUT] >= 0)
+    if kind == FORWARD:
+        for source in costs.forward_from[costs.forward_first[stage] : costs.forward_first[stage + 1]]:
+            if placement[source] == d and finish[KINDS * (place + (source - stage) * count)] < 0:
+                return False
+        return True
+    for source in costs.back_from[costs.back_first[stage] : costs.back_first[stage + 1]]:
+        if placement[source] == d and finish[KINDS * (place + (source - stage) * count) + INPUT] < 0:
+            return False
+    return bool(finish[KINDS * place] >= 0)
+
+
+@njit()
+def _start_action(d: int, code: int, count: int, placement: Any, costs: Any, messages: Any, scratch: Any) -> float:
+    """The end of an action that device ``d`` starts as soon as it may; infinite while an input is missing."""
+    kind, place = code & 3, code >> 2
+    stage, at, why = scratch.stage_of[place], scratch.free[d], UNKNOWN
+    if not _local_inputs(d, kind, place, stage, count, placement, costs, scratch.finish):
+        return INFINITY
+    if kind != WEIGHT:
+        reader = 2 * place + (0 if kind == FORWARD else 1)
+        if messages.pending[reader] > 0:
+            return INFINITY
+        if kind != FORWARD:
+            at += costs.second_forward[stage]
+        if messages.arrived[reader] > at:
+            at, why = messages.arrived[reader], messages.why[reader]
+    if kind in (WEIGHT, BOTH) and scratch.summed[stage] > at:
+        at, why = scratch.summed[stage], UNKNOWN
+    scratch.cause[code] = why
+    if kind == BOTH:
+        scratch.cause[code - 2] = why
+    return float(at + costs.times[kind, stage])
+
+
+@njit()
+def run_contended(
+    orders: Any,
+    lengths: Any,
+    count: int,
+    placement: Any,
+    costs: Any,
+    latency: Any,
+    rate: Any,
+    links: Any,
+    work: Any,
+    stop: float,
+    scratch: Any,
+) -> float:
+    """The step, with messages that share links; further arguments and result as of ``compiled.run``.
+
+    Args:
+        latency, rate: of the path of every pair of devices, (devices, devices).
+        links: :class:`LinkArrays`.
+    """
+    devices, pairs = orders.shape[0], orders.shape[0] * orders.shape[0]
+    finish, free, position = scratch.finish, scratch.free, scratch.place
+    finish[:], free[:], position[:], scratch.left[:] = -1.0, 0.0, 0, work
+    scratch.summed[:], scratch.queue[:] = 0.0, 0.0
+    _fill_where(orders, lengths, scratch.where)
+    messages = all_messages(orders, lengths, count, placement, costs, scratch)
+    flows = Flows(
+        np.full(pairs, -1, dtype=np.int64), messages.begins[:pairs].copy(), np.zeros(pairs, dtype=np.bool_),
+        np.zeros(pairs), np.zeros(pairs), np.zeros(pairs), np.full(pairs, INFINITY),
+    )  # fmt: skip
+    moved, stale, ending = (
+        np.ones(devices, dtype=np.bool_),
+        np.ones(devices, dtype=np.bool_),
+        np.full(devices, INFINITY),
+    )
+    result, number, todo, now = np.zeros(pairs), 0, lengths.sum(), 0.0
+    changed = False
+    while True:
+        started = _start_messages(now, position, moved, devices, messages, flows, number)
+        if changed or started > number:
+            number = started
+            _set_rates(now, flows, number, links, rate, devices, result)
+        moved[:] = False
+        for d in range(devices):
+            if stale[d] and ending[d] == INFINITY and position[d] < lengths[d]:
+                ending[d] = _start_action(d, orders[d, position[d]], count, placement, costs, messages, scratch)
+            stale[d] = False
+        now = ending.min()
+        for pair in flows.active[:number]:
+            now = min(now, flows.drained[pair])
+        if now == INFINITY:
+            break
+        for d in range(devices):
+            if ending[d] > now:
+                continue
+            code = orders[d, position[d]]
+            kind, stage = code & 3, scratch.stage_of[code >> 2]
+            finish[code] = free[d] = now
+            if kind == BOTH:
+                finish[code - 2] = now
+            sum_gradients(d, kind, stage, now, costs.scatter, scratch.summed, scratch.queue)
+            scratch.left[d] -= costs.times[kind, stage] + (
+                costs.second_forward[stage] if kind in (INPUT, BOTH) else 0.0
+            )
+            ending[d], position[d] = INFINITY, position[d] + 1
+            todo -= 1
+            moved[d] = stale[d] = True
+            if now + scratch.left[d] > stop:
+                return INFINITY
+        left = _end_messages(now, devices, messages, flows, number, latency, moved, stale)
+        changed, number = left < number, left
+    return float(end_of_step(placement, count, costs, scratch)) if todo == 0 else -1.0
+
+
+PREFETCH = 2
+"""The default of ``lower``."""
+
+
+class Messages(NamedTuple):
+    """All messages of a step: those of each pair of devices in the order of their sends.
+
+    Args:
+        begins: offset of each pair's messages in the next five, (devices² + 1); pair a · devices + b.
+        issued: position of the action whose end sends the message.
+        posted: position that the receiver has to reach.
+        source: code of the action that sends it.
+        reader: entry of its reader in the last three: 2 · place, + 1 for a gradient.
+        size: bytes.
+        pending, arrived, why: per reader: messages still missing, the latest arrival, and the source of that one.
+    """
+
+    begins: Integers
+    issued: Integers
+    posted: Integers
+    source: Integers
+    reader: Integers
+    size: Floats
+    pending: Integers
+    arrived: Floats
+    why: Integers
+
+
+@njit()
+def _by_source(first: Any, sources: Any, stages: int) -> tuple[Any, Any, Any]:
+    """The edges by their source: offsets, the reader of each, and its number among the edges by reader."""
+    begins = np.zeros(stages + 1, dtype=np.int64)
+    total = first[stages]
+    for e in range(total):
+        begins[sources[e] + 1] += 1
+    for s in range(stages):
+        begins[s + 1] += begins[s]
+    at = begins.copy()
+    readers, numbers = np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64)
+    for s in range(stages):
+        for e in range(first[s], first[s + 1]):
+            readers[at[sources[e]]], numbers[at[sources[e]]] = s, e
+            at[sources[e]] += 1
+    return begins, readers, numbers
+
+
+@njit()
+def _count_messages(first: Any, sources: Any, placement: Any, count: int, devices: int, sizes: Any) -> None:
+    """Add the messages of some edges to ``sizes``, by pair + 1."""
+    for s in range(placement.shape[0]):
+        for e in range(first[s], first[s + 1]):
+            a, b = placement[sources[e]], placement[s]
+            if a != b:
+                sizes[a * devices + b + 1] += count
+
+
+@njit()
+def _send(m: int, i: int, source: int, reader: int, read_at: int, size: float, messages: Any) -> None:
+    """Fill in message ``m``; its receive is not placed yet."""
+    messages.issued[m], messages.posted[m], messages.source[m] = i, read_at, source
+    messages.reader[m], messages.size[m] = reader, size
+    messages.pending[reader] += 1
+
+
+@njit()
+def all_messages(orders: Any, lengths: Any, count: int, placement: Any, costs: Any, scratch: Any) -> Any:
+    """The messages of coded orders; ``scratch.where`` has the position of every action."""
+    devices, stages, where = orders.shape[0], placement.shape[0], scratch.where
+    begins = np.zeros(devices * devices + 1, dtype=np.int64)
+    _count_messages(costs.forward_first, costs.forward_from, placement, count, devices, begins)
+    _count_messages(costs.back_first, costs.back_from, placement, count, devices, begins)
+    for pair in range(devices * devices):
+        begins[pair + 1] += begins[pair]
+    total, fill, readers = begins[devices * devices], begins.copy(), 2 * stages * count
+    messages = Messages(
+        begins, np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64), np.empty(total, dtype=np.int64),
+        np.empty(total, dtype=np.int64), np.empty(total), np.zeros(readers, dtype=np.int64), np.zeros(readers),
+        np.full(readers, UNKNOWN, dtype=np.int64),
+    )  # fmt: skip
+    to_first, to_reader, to_edge = _by_source(costs.forward_first, costs.forward_from, stages)
+    back_first, back_reader, back_edge = _by_source(costs.back_first, costs.back_from, stages)
+    for d in range(devices):
+        for i in range(lengths[d]):
+            code = orders[d, i]
+            place, stage = code >> 2, scratch.stage_of[code >> 2]
+            if code & 3 == FORWARD:
+                for e in range(to_first[stage], to_first[stage + 1]):
+                    pair, other = d * devices + placement[to_reader[e]], place + (to_reader[e] - stage) * count
+                    if pair != d * devices + d:
+                        _send(fill[pair], i, code, 2 * other, where[KINDS * other], costs.forward_bytes[to_edge[e]],
+                              messages)  # fmt: skip
+                        fill[pair] += 1
+            elif code & 3 != WEIGHT:
+                for e in range(back_first[stage], back_first[stage + 1]):
+                    pair, other = d * devices + placement[back_reader[e]], place + (back_reader[e] - stage) * count
+                    if pair != d * devices + d:
+                        _send(fill[pair], i, KINDS * place + INPUT, 2 * other + 1, where[KINDS * other + INPUT],
+                              costs.back_bytes[back_edge[e]], messages)  # fmt: skip
+                        fill[pair] += 1
+    for pair in range(devices * devices):
+        first_reader = lengths[pair % devices]
+        for m in range(begins[pair + 1] - 1, begins[pair] - 1, -1):
+            first_reader = min(first_reader, messages.posted[m])
+            messages.posted[m] = max(0, first_reader - PREFETCH)
+    return messages
+
+
+class LinkArrays(NamedTuple):
+    """The links that messages cross.
+
+    Args:
+        first: offset of the crossings of each pair of positions in ``link``, (devices² + 1); pair a · devices + b.
+        link: number of each crossed link and direction, as often as it is crossed.
+        capacity: bytes per second of each.
+    """
+
+    first: Integers
+    link: Integers
+    capacity: Floats
+
+
+def link_arrays(cluster: Cluster, replicas: Sequence[Sequence[int]]) -> LinkArrays:
+    """The links of all messages of some replicas; per replica the cluster's device at each position.
+
+    Links that only one pair's messages cross are omitted: the path's rate includes their limit.
+    """
+    devices = len(replicas[0])
+    numbers: dict[tuple[str, str, bool | None], int] = {}
+    capacity: list[float] = []
+    crossed: list[list[int]] = []
+    for a in range(devices):
+        for b in range(devices):
+            own: list[int] = []
+            for replica in replicas if a != b else ():
+                for link, from_a in cluster.path(replica[a], replica[b]):
+                    ways: list[tuple[bool | None, float]] = [(from_a, link.rate(from_a))]
+                    if link.both_bytes_per_s is not None:
+                        ways.append((None, link.both_bytes_per_s))
+                    for way, rate in ways:
+                        key = link.a, link.b, way
+                        if key not in numbers:
+                            numbers[key] = len(capacity)
+                            capacity.append(rate)
+                        own.append(numbers[key])
+            crossed.append(own)
+    pairs = np.zeros(len(capacity), dtype=np.int64)
+    for own in crossed:
+        for number in dict.fromkeys(own):
+            pairs[number] += 1
+    several = np.array([any(own.count(n) > 1 for own in crossed) for n in range(len(capacity))], dtype=np.bool_)
+    kept = [[number for number in own if pairs[number] > 1 or several[number]] for own in crossed]
+    first = np.concatenate([[0], np.cumsum([len(own) for own in kept])]).astype(np.int64)
+    numbers_crossed = np.array([number for own in kept for number in own], dtype=np.int64)
+    return LinkArrays(first, numbers_crossed, np.array(capacity, dtype=float))
+
+
+def no_links(devices: int) -> LinkArrays:
+    """The links of messages that never contend."""
+    return LinkArrays(np.zeros(devices * devices + 1, dtype=np.int64), np.zeros(0, dtype=np.int64), np.zeros(0))

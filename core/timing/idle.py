@@ -1,0 +1,221 @@
+"""Why a step is not faster: the time in which devices do not compute, by cause.
+
+A step without idle time would take the mean load of the devices: Σ (F, I, W) ÷ devices. The rest of the step is the
+mean idle time of a device. Its causes are removed one after another, and the same plan is run again after each. The
+share of a cause is the time by which its removal shortens the step, so the shares sum to the idle time exactly::
+
+    the step as it is
+     │ update          optimizer steps, sums of tied weights and over replicas, and SYNC take no time
+     │ shared links    every two devices get a path of their own, and every device one to its host
+     │ host copies     nothing is offloaded
+     │ messages        messages take no time
+     │ recomputation   nothing is recomputed
+     │ memory limit, fill and drain, steady state: what the order of the schedule leaves
+    the load of the busiest device, a lower bound of the step for every order of these stages
+     │ imbalance
+    the mean load
+
+The idle time that the order leaves is waiting for other stages: before a device's first backward and after its last
+forward it is fill and drain, in between steady state. The part due to the memory limit is known only if a schedule is
+known that is faster on the same stages and does not fit.
+
+These are seconds that the whole step would gain, found by other runs. What each device waited for in one run is another
+question, which ``simulators/bubbles.py`` answers with other causes: a device may wait seconds for a message (cause
+``communication`` there) whose removal would not shorten the step, because the next wait becomes longer.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from attrs import evolve, frozen
+
+from ..actions import COMPUTE_KINDS, Kind
+from ..cluster.cluster import Cluster, Hub
+from ..cluster.routing import Link, path_latency_s, path_rate, reverse
+from ..costs.costs import StageCosts
+from ..plan.plan import Plan
+from .orders import Evaluation, evaluate
+
+FILL_AND_DRAIN = "fill and drain"
+STEADY_STATE = "steady state"
+IMBALANCE = "imbalance"
+MESSAGES = "messages"
+HOST_COPIES = "host copies"
+SHARED_LINKS = "shared links"
+RECOMPUTATION = "recomputation"
+MEMORY = "memory limit"
+UPDATE = "update"
+CAUSES = {
+    FILL_AND_DRAIN: "the pipeline fills and drains",
+    STEADY_STATE: "in the steady state a device waits for another's result",
+    IMBALANCE: "the busiest device's load is above the mean",
+    MESSAGES: "messages take time on links of their own",
+    HOST_COPIES: "saved tensors are copied to the host and back",
+    SHARED_LINKS: "messages, and copies to and from hosts, share links",
+    RECOMPUTATION: "forwards are run again to save memory",
+    MEMORY: "a faster order of the same stages does not fit",
+    UPDATE: "optimizer steps, sums of gradients, gathers of parameters",
+}
+
+StepTime = Callable[[Plan, Sequence[StageCosts], Cluster], float]
+"""Seconds of a step with these costs on this cluster, by the simulator."""
+
+NOISE = 1e-9
+"""Share of a step below which a difference of two steps is rounding."""
+
+
+@frozen
+class IdleTime:
+    """The idle time of one step. Seconds are means over the devices.
+
+    Args:
+        step_s: the step.
+        compute_s: F, I and W of a device.
+        causes: idle seconds by cause, all of ``CAUSES`` in order; they add up to ``step_s − compute_s``.
+        by_link: seconds of ``shared links`` by link, largest first; empty where none is shared.
+    """
+
+    step_s: float
+    compute_s: float
+    causes: dict[str, float]
+    by_link: dict[str, float]
+
+    @property
+    def idle_s(self) -> float:
+        """Idle seconds, mean over the devices."""
+        return self.step_s - self.compute_s
+
+
+@frozen
+class KnownStep:
+    """What an earlier run of the step has shown, so that it need not be run again.
+
+    Args:
+        step_s: the step.
+        without_update_s: the step without optimizer steps, sums of gradients, gathers of parameters and SYNC; None if
+            only another run shows it.
+        contended: whether sharing a link slowed any transfer.
+    """
+
+    step_s: float
+    without_update_s: float | None
+    contended: bool
+
+
+def idle_time(
+    plan: Plan,
+    costs: Sequence[StageCosts],
+    cluster: Cluster,
+    step_time: StepTime,
+    *,
+    unlimited_s: float | None = None,
+    waits: Mapping[str, float] | None = None,
+    known: KnownStep | None = None,
+) -> IdleTime:
+    """The idle time of a plan by cause.
+
+    Args:
+        plan, costs: of the step.
+        cluster: its devices in the order of ranks (``Mesh.arrange``).
+        step_time: runs a step.
+        unlimited_s: the step of the fastest known order of the same stages without memory limits.
+        waits: by link, how much longer transfers took because they shared it, in any unit; divides ``shared links``.
+        known: of a run of the plan by ``step_time``; what it shows is not run again.
+    """
+    run = evolve(plan, mesh=plan.mesh.in_order)
+    left = step_s = known.step_s if known else step_time(run, costs, cluster)
+    causes = dict.fromkeys(CAUSES, 0.0)
+
+    def without(cause: str, shorter_s: float) -> None:
+        nonlocal left
+        if left - shorter_s > NOISE * step_s:
+            causes[cause], left = left - shorter_s, shorter_s
+
+    costs = [evolve(cost, optimizer_s=0.0, gradient_bytes=0) for cost in costs]
+    run = evolve(run, tied=(), sync=False, shard=(), memory=evolve(run.memory, unshard=()))
+    if known is None or known.without_update_s is None:
+        without(UPDATE, step_time(run, costs, cluster))
+    else:
+        without(UPDATE, known.without_update_s)
+    if known is None or known.contended:
+        without(SHARED_LINKS, step_time(run, costs, own_paths(run, cluster)))
+    if run.memory.offload:
+        run = evolve(run, memory=evolve(run.memory, offload=()))
+        without(HOST_COPIES, step_time(run, costs, own_paths(run, cluster)))
+    final = evaluated(run, costs)
+    without(MESSAGES, final.makespan)
+    if run.memory.recompute:
+        run = evolve(run, memory=evolve(run.memory, recompute=()))
+        final = evaluated(run, costs)
+        without(RECOMPUTATION, final.makespan)
+    mean = sum(final.busy) / len(final.busy)
+    causes[IMBALANCE] = min(max(final.busy) - mean, left - mean)
+    waiting = left - mean - causes[IMBALANCE]
+    if unlimited_s is not None:
+        causes[MEMORY] = min(max(step_s - unlimited_s, 0.0), waiting)
+    outside, between = _waiting(run, final)
+    share = (waiting - causes[MEMORY]) / (outside + between) if outside + between else 0.0
+    causes[FILL_AND_DRAIN], causes[STEADY_STATE] = outside * share, between * share
+    return IdleTime(step_s, mean, causes, _divided(causes[SHARED_LINKS], waits or {}))
+
+
+def evaluated(plan: Plan, costs: Sequence[StageCosts]) -> Evaluation:
+    """The evaluation of the plan's orders with messages that take no time."""
+    return evaluate(plan.device_actions, plan.placement, costs, edges=plan.edges, recompute=plan.memory.recompute)
+
+
+def own_paths(plan: Plan, cluster: Cluster) -> Cluster:
+    """A cluster in which no path shares a link.
+
+    Every two devices that communicate, and every device that offloads and its host, have a path of their own, which is
+    as fast as their path in ``cluster`` without contention.
+    """
+    place = plan.placement
+    ends = {tuple(sorted((place[edge.src], place[edge.dst]))) for edge in plan.edges}
+    pairs = [(first + a, first + b) for first in range(0, plan.mesh.ranks, plan.devices) for a, b in sorted(ends)]
+    offloads = {plan.placement[each.stage] for each in plan.memory.offload}
+    hosts = {
+        rank: Hub(f"host of {cluster.devices[rank].name}", "host")
+        for rank in range(plan.mesh.ranks)
+        if rank % plan.devices in offloads
+    }
+    links = [_own_link(cluster, a, b) for a, b in pairs if a != b]
+    links += [_host_link(cluster, rank, host) for rank, host in hosts.items()]
+    return Cluster(cluster.devices, tuple(hosts.values()), tuple(links))
+
+
+def _own_link(cluster: Cluster, a: int, b: int) -> Link:
+    path, back = cluster.path(a, b), path_rate(cluster.path(b, a))
+    names = cluster.devices[a].name, cluster.devices[b].name
+    return Link(*names, path_rate(path), path_latency_s(path), back)
+
+
+def _host_link(cluster: Cluster, rank: int, host: Hub) -> Link:
+    path = cluster.host_path(rank)
+    return Link(cluster.devices[rank].name, host.name, path_rate(path), path_latency_s(path), path_rate(reverse(path)))
+
+
+def _waiting(plan: Plan, run: Evaluation) -> tuple[float, float]:
+    """Idle time over all devices: while the pipeline fills and drains, and in the steady state between."""
+    outside = between = 0.0
+    for actions, starts, ends in zip(plan.device_actions, run.starts, run.ends, strict=True):
+        backwards = [at for at, action in enumerate(actions) if action.kind in COMPUTE_KINDS - {Kind.F}]
+        forwards = [at for at, action in enumerate(actions) if action.kind is Kind.F]
+        first = backwards[0] if backwards else len(actions)
+        last = forwards[-1] if forwards else -1
+        now = 0.0
+        for position, (start, end) in enumerate(zip(starts, ends, strict=True)):
+            if first < position <= last:
+                between += start - now
+            else:
+                outside += start - now
+            now = end
+        outside += run.makespan - now
+    return outside, between
+
+
+def _divided(seconds: float, waits: Mapping[str, float]) -> dict[str, float]:
+    total = sum(waits.values())
+    if not seconds or not total:
+        return {}
+    ranked = sorted(waits.items(), key=lambda item: -item[1])
+    return {link: seconds * wait / total for link, wait in ranked if wait}

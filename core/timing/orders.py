@@ -1,0 +1,316 @@
+"""Time and memory of compute orders without a plan: of schedules, and of searches' results.
+
+An action starts when its device has ended the previous action and all its inputs have arrived; a message is a pure
+delay. F reads the outputs of earlier stages; B and I read the stage's own F and the gradients of later stages; W reads
+its own I. In this model the times follow from the orders alone (`engine`).
+
+A device runs one action at a time, so the peak of its saved tensors also follows from its order alone
+(`memory.held_bytes`).
+
+A stage that recomputes runs its forward again directly before B or I, as soon as the device is free and without waiting
+for the gradient: B or I starts when both are available. Orders hold no RECOMPUTE; it is part of its B or I.
+
+The latest times are the same path read from the end: when every action may start without any device ending later.
+Delaying all actions to these times at once is possible.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+
+from attrs import frozen
+
+from ..actions import BACKWARD_KINDS, COMPUTE_KINDS, Action, Kind
+from ..costs.costs import COMPUTE_SECONDS, Compute, StageCosts, StageEdge, compute_times
+from ..errors import RequestError
+from ..plan.items import Item, Task
+from ..plan.memory import held_bytes
+from ..plan.memory_policy import TimedCopy
+from ..policies.recompute import with_recompute
+from ..ratios import bubble_ratio
+from ..trace.trace import FROM_HOST_QUEUE, HOST_COPY_QUEUE, TO_HOST_QUEUE
+from .engine import Engine, refuse_cycle, refuse_early
+
+HopDelay = float | Callable[[int, int, float], float]
+"""Delay of a message between two devices: one number for all, or a function of sending device, receiving device and
+bytes, such as ``Cluster.transfer_s``. It is not called for two stages on one device: there the delay is 0."""
+
+Times = tuple[tuple[float, ...], ...]
+"""Per device a time of each of its actions."""
+
+
+@frozen
+class Evaluation:
+    """Time and memory of a compute order, in the units of its costs.
+
+    Args:
+        starts, ends: per device, of each of its actions.
+        makespan: end of the last action.
+        stage_span: the largest time over devices from the start of its first to the end of its last action.
+        bubble_ratio: 1 − busiest device's busy time ÷ makespan.
+        stage_span_bubble_ratio: the same over ``stage_span``, as the Zero Bubble paper defines it.
+        busy: per device, the time it computes, recomputing included.
+        peak_memory: per device, the most saved tensors it holds.
+        peak_position: per device, the position in its order of the action that reaches the peak.
+        copy_ends: per device when each of its copies has ended on the host, and back on the device.
+    """
+
+    starts: tuple[tuple[float, ...], ...]
+    ends: tuple[tuple[float, ...], ...]
+    makespan: float
+    stage_span: float
+    bubble_ratio: float
+    stage_span_bubble_ratio: float
+    busy: tuple[float, ...]
+    peak_memory: tuple[float, ...]
+    peak_position: tuple[int, ...]
+    copy_ends: tuple[tuple[tuple[float, float], ...], ...] = ()
+
+
+def evaluate(
+    device_actions: Sequence[Sequence[Action]],
+    placement: Sequence[int],
+    costs: Sequence[StageCosts],
+    *,
+    edges: Sequence[StageEdge] | None = None,
+    hop_s: HopDelay = 0.0,
+    recompute: Iterable[int] = (),
+    copies: Sequence[Sequence[TimedCopy]] = (),
+    host_queues: int = 1,
+) -> Evaluation:
+    """Evaluate compute orders.
+
+    Args:
+        device_actions: per device F, I, W and B in order.
+        placement: device of every stage.
+        costs: per stage.
+        edges: the messages between stages; None for a chain, each stage to the next.
+        hop_s: delay of a message between two devices.
+        recompute: the stages that recompute.
+        copies: per device its copies to the host and back; empty for none, or where stages recompute.
+        host_queues: host-copy queues of each device: 1 for both directions, or 2.
+
+    Raises:
+        RequestError: an action is on another device than its stage, is not a compute action, has an input that no
+            device computes, or the orders deadlock (the message shows the cycle).
+    """
+    if len(placement) != len(costs):
+        raise RequestError(f"{len(placement)} stages are placed and {len(costs)} have costs: give one cost for each")
+    if edges is None:
+        edges = [StageEdge(stage, stage + 1, 1, 1) for stage in range(len(placement) - 1)]
+    again = frozenset(recompute)
+    compute = [with_recompute(actions, again) if again else actions for actions in device_actions]
+    tasks, task_s, numbers = _copy_tasks(device_actions, copies, host_queues)
+    positions = _positions(compute, placement)
+    engine = Engine(compute, compute_times(compute, costs), tasks, task_s)
+    _add_reads(engine, compute, placement, positions, _Sources(placement, edges, hop_s))
+    if not engine.run():
+        refuse_cycle(engine.cycle(), "order")
+    starts, ends = tuple(map(tuple, engine.starts)), tuple(map(tuple, engine.ends))
+    if again:
+        starts, ends = _of_orders(compute, starts), _of_orders(compute, ends)
+    ended = {copy: engine.task_ends[number] or 0.0 for copy, number in numbers.items()}
+    busy = tuple(busy_s(actions, costs, again) for actions in device_actions)
+    peaks = [
+        _peak(held_bytes(actions, costs, again, copies[device] if copies else ()))
+        for device, actions in enumerate(device_actions)
+    ]
+    makespan = max((end[-1] for end in ends if end), default=0.0)
+    stage_span = max((end[-1] - start[0] for start, end in zip(starts, ends, strict=True) if end), default=0.0)
+    busiest = max(busy, default=0.0)
+    return Evaluation(
+        starts=starts,
+        ends=ends,
+        makespan=makespan,
+        stage_span=stage_span,
+        bubble_ratio=bubble_ratio(busiest, makespan),
+        stage_span_bubble_ratio=bubble_ratio(busiest, stage_span),
+        busy=busy,
+        peak_memory=tuple(peak for peak, _ in peaks),
+        peak_position=tuple(position for _, position in peaks),
+        copy_ends=tuple(
+            tuple((ended[device, copy.forward, True], ended[device, copy.forward, False]) for copy in own)
+            for device, own in enumerate(copies)
+        ),
+    )
+
+
+def busy_s(actions: Sequence[Action], costs: Sequence[StageCosts], recompute: Iterable[int] = ()) -> float:
+    """Seconds in which a device computes the actions of its order, recomputing included."""
+    again = frozenset(recompute)
+    return sum(
+        [
+            COMPUTE_SECONDS[action.kind](costs[action.stage])
+            + (costs[action.stage].second_forward_s if action.stage in again and action.kind in BACKWARD_KINDS else 0.0)
+            for action in actions
+        ]
+    )
+
+
+def _of_orders(compute: Compute, times: Times) -> Times:
+    """The times of the actions that compute orders hold."""
+    return tuple(
+        tuple(time for action, time in zip(actions, row, strict=True) if action.kind is not Kind.RECOMPUTE)
+        for actions, row in zip(compute, times, strict=True)
+    )
+
+
+_Rows = list[dict[int | None, int]]
+"""By stage and microbatch a position in the order of the stage's device."""
+
+
+class _Sources:
+    """Per stage the stages whose outputs its F reads, and those whose gradients its B or I reads, with the delays."""
+
+    def __init__(self, placement: Sequence[int], edges: Iterable[StageEdge], hop_s: HopDelay) -> None:
+        self.forward: list[list[tuple[int, float]]] = [[] for _ in placement]
+        self.backward: list[list[tuple[int, float]]] = [[] for _ in placement]
+        for edge in edges:
+            src, dst = placement[edge.src], placement[edge.dst]
+            self.forward[edge.dst].append((edge.src, hop_delay(hop_s, src, dst, edge.bytes)))
+            if edge.gradient_bytes > 0:
+                self.backward[edge.src].append((edge.dst, hop_delay(hop_s, dst, src, edge.gradient_bytes)))
+
+
+def _add_reads(
+    engine: Engine, compute: Compute, placement: Sequence[int], positions: tuple[_Rows, _Rows], sources: _Sources
+) -> None:
+    """Let every action wait for its inputs on other devices; those of its own device are before it."""
+    outputs, gradients = positions
+    for device, actions in enumerate(compute):
+        for position, action in enumerate(actions):
+            kind, stage = action.kind, action.stage
+            if kind is Kind.F:
+                reads = [(outputs[source], source, delay_s) for source, delay_s in sources.forward[stage]]
+            elif kind is Kind.W:
+                reads = [(gradients[stage], stage, 0.0)]
+            else:
+                reads = [(outputs[stage], stage, 0.0)]
+                if kind is not Kind.RECOMPUTE:
+                    reads += [(gradients[source], source, delay_s) for source, delay_s in sources.backward[stage]]
+            for row, source, delay_s in reads:
+                issued, where = row.get(action.microbatch), placement[source]
+                if issued is None:
+                    wanted = Kind.F if row is outputs[source] else Kind.B
+                    raise RequestError(
+                        f"{action} on device {device} reads {Action(source, wanted, action.microbatch)}, which no "
+                        f"device computes: add it to device {where}"
+                    )
+                if where != device:
+                    engine.read(device, position, where, issued, delay_s)
+                elif issued > position:
+                    refuse_early(action, actions[issued], "order")
+
+
+def _positions(compute: Compute, placement: Sequence[int]) -> tuple[_Rows, _Rows]:
+    """Positions of F, and of B or I. Raises RequestError for an action that is not in place."""
+    outputs: _Rows = [{} for _ in placement]
+    gradients: _Rows = [{} for _ in placement]
+    for device, actions in enumerate(compute):
+        for position, action in enumerate(actions):
+            kind, stage = action.kind, action.stage
+            if kind not in COMPUTE_KINDS and kind is not Kind.RECOMPUTE:
+                raise RequestError(f"{action} is in a compute order: it may hold only F, I, W and B; remove it")
+            if not (stage < len(placement) and placement[stage] == device):
+                rule = f"is on device {placement[stage]}" if stage < len(placement) else "does not exist"
+                raise RequestError(f"{action} is in the order of device {device}, and its stage {rule}: move it")
+            if kind is Kind.F:
+                outputs[stage][action.microbatch] = position
+            elif kind in BACKWARD_KINDS:
+                gradients[stage][action.microbatch] = position
+    return outputs, gradients
+
+
+Numbers = dict[tuple[int, int, bool], int]
+"""Device, position of the F, and whether it goes to the host → number of a copy's task."""
+
+
+def _copy_tasks(
+    device_actions: Sequence[Sequence[Action]], copies: Sequence[Sequence[TimedCopy]], host_queues: int
+) -> tuple[list[Task], list[float], Numbers]:
+    """The copies as tasks, in the order in which they are issued (``policies/offload``), with their durations."""
+    tasks: list[Task] = []
+    seconds: list[float] = []
+    numbers: Numbers = {}
+    for device, own in enumerate(copies):
+        issues = [(copy.forward, True, copy.freed_at, copy) for copy in own]
+        issues += [(copy.reload_after, False, copy.reader, copy) for copy in own]
+        for after, out, awaited, copy in sorted(issues, key=lambda issue: issue[:3]):
+            numbers[device, copy.forward, out] = len(tasks)
+            waits = () if out else (numbers[device, copy.forward, True],)
+            action = device_actions[device][copy.forward]
+            moved = Action(action.stage, Kind.OFFLOAD if out else Kind.RELOAD, action.microbatch)
+            queue = HOST_COPY_QUEUE if host_queues == 1 else TO_HOST_QUEUE if out else FROM_HOST_QUEUE
+            item = Item(device, queue, moved, after + 1, 0, waits)
+            tasks.append(Task(moved.kind, str(moved), "is copied", (item,), ((device, awaited),), (queue, device)))
+            seconds.append(copy.out_s if out else copy.back_s)
+    return tasks, seconds, numbers
+
+
+def _peak(held: Iterable[tuple[float, float]]) -> tuple[float, int]:
+    """The most saved tensors that a device holds, and the position of the action that reaches it."""
+    peak, where = 0.0, 0
+    for position, (running, after) in enumerate(held):
+        most = max(running, after)
+        if most > peak:
+            peak, where = most, position
+    return peak, where
+
+
+def hop_delay(hop_s: HopDelay, source: int, target: int, size: float) -> float:
+    """Delay of a message of this many bytes from one device to another; 0 on one device."""
+    if source == target:
+        return 0.0
+    return hop_s(source, target, size) if callable(hop_s) else hop_s
+
+
+_Key = tuple[bool, int, int | None]
+"""(whether it is an F, stage, microbatch) of an F, B or I: what other actions read."""
+
+
+def latest_times(
+    device_actions: Sequence[Sequence[Action]],
+    placement: Sequence[int],
+    costs: Sequence[StageCosts],
+    result: Evaluation,
+    *,
+    edges: Sequence[StageEdge],
+    hop_s: HopDelay = 0.0,
+    recompute: Sequence[int] = (),
+) -> tuple[Times, Times]:
+    """The latest times; arguments as in ``evaluate``, with its result for these orders.
+
+    The start of an action that recomputes first is that of its B or I, as in ``evaluate``.
+    """
+    forward_to: list[list[tuple[int, float]]] = [[] for _ in costs]
+    gradient_to: list[list[tuple[int, float]]] = [[] for _ in costs]
+    for edge in edges:
+        forward_to[edge.src].append((edge.dst, hop_delay(hop_s, placement[edge.src], placement[edge.dst], edge.bytes)))
+        if edge.gradient_bytes > 0:
+            delay = hop_delay(hop_s, placement[edge.dst], placement[edge.src], edge.gradient_bytes)
+            gradient_to[edge.dst].append((edge.src, delay))
+    latest: dict[_Key, float] = {}  # start of F, B and I
+    starts = [list(row) for row in result.starts]
+    ends = [list(row) for row in result.ends]
+    free = [row[-1] if row else 0.0 for row in ends]  # the latest end of the next action, read from the end
+    left = [len(order) for order in device_actions]
+    progressed = True
+    while progressed:
+        progressed = False
+        for device, order in enumerate(device_actions):
+            while left[device]:
+                action = order[left[device] - 1]
+                end = free[device]
+                if action.kind is not Kind.W:
+                    targets = (forward_to if action.kind is Kind.F else gradient_to)[action.stage]
+                    keys = [((action.kind is Kind.F, stage, action.microbatch), delay) for stage, delay in targets]
+                    if any(key not in latest for key, _ in keys):
+                        break
+                    end = min([end, *(latest[key] - delay for key, delay in keys)])
+                left[device] -= 1
+                at, progressed = left[device], True
+                starts[device][at], ends[device][at] = end - (ends[device][at] - starts[device][at]), end
+                free[device] = starts[device][at]
+                if action.kind is not Kind.W:
+                    latest[action.kind is Kind.F, action.stage, action.microbatch] = starts[device][at]
+                if action.stage in recompute and action.kind in BACKWARD_KINDS:
+                    free[device] -= costs[action.stage].second_forward_s
+    return tuple(map(tuple, starts)), tuple(map(tuple, ends))

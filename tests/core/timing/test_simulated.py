@@ -1,0 +1,175 @@
+"""The engine's times are the simulator's, to 1e-9: plain, contended, offloading and sharded plans."""
+
+import random
+
+import pytest
+from attrs import evolve
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from panpipe.core.cluster.cluster import Cluster, Device, Hub, fully_connected
+from panpipe.core.cluster.routing import Link
+from panpipe.core.costs.collective_times import CollectiveTimes
+from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode
+from panpipe.core.policies.sharding import LEVELS
+from panpipe.core.schedules.registry import find_family
+from panpipe.core.search import longest_path
+from panpipe.core.search.annealing.initial_walks import InitialWalks
+from panpipe.core.search.finalize import draft
+from panpipe.core.search.problem.options import SearchSpace
+from panpipe.core.search.problem.setting import one_setting
+from panpipe.core.validation.validate import check_actions
+from panpipe.simulators.run import simulate
+
+from ...support.plans import offloading_plans, plans, scheduled
+from ...support.sharing import runs_of_all
+
+FAMILIES = ("gpipe", "1f1b", "interleaved-1f1b", "zb-h1", "zb-v", "1f1b-v")
+QUICK, SLOW = 15, 150
+"""Plans of each of the four kinds."""
+
+
+def close(found, wanted):
+    assert found == pytest.approx(wanted, rel=1e-9, abs=1e-9)
+
+
+def alone_is_simulated(plan):
+    """Without shared links: all starts, ends and arrivals, as validation has them."""
+    engine, result = check_actions(plan).engine, simulate(plan)
+    for own, other in zip(engine.operations, result.operation_times, strict=True):
+        close(own[0], other[0])
+        close(own[1], other[1])
+    for pair, arrivals in engine.arrivals.items():
+        close(arrivals, result.queue_times[pair].arrivals)
+
+
+def score_is_simulated(plan):
+    """The planner's own score, where messages are pure delays: links of infinite rate, and receives posted at once."""
+    plan = evolve(plan, tied=())  # the score counts no time for sums of tied weights
+    known = plan.predicted
+    score, result = longest_path(plan, known.costs, known.cluster), simulate(plan, eager=True)
+    close(score.step_s, result.step_s)
+    close(score.bubble_ratio, result.bubble_ratio)
+    saved = result.peak_saved_bytes
+    close(score.peak_saved_bytes, [max(saved[d :: plan.devices]) for d in range(plan.devices)])
+
+
+def on_own_links(plan, bytes_per_s, latency_s):
+    """The plan on devices of which every two have a link of their own, and each has a host of its own at 16 bytes/s."""
+    cluster = fully_connected(plan.mesh.ranks, 10**9, bytes_per_s, latency_s)
+    hosts = [Hub(f"host of {device.name}", "host") for device in cluster.devices]
+    links = [Link(device.name, host.name, 16.0, 0.25) for device, host in zip(cluster.devices, hosts, strict=True)]
+    cluster = evolve(cluster, hubs=tuple(hosts), links=(*cluster.links, *links))
+    return evolve(plan, prediction=evolve(plan.prediction, cluster=cluster))
+
+
+@st.composite
+def sharded_plans(draw):
+    """Two or three replicas that share any level; what they sum and gather takes random measured times."""
+    name, data = draw(st.sampled_from(FAMILIES)), draw(st.integers(2, 3))
+    chunks = 1 if name in ("gpipe", "1f1b", "zb-h1") else 2
+    plan = scheduled(name, draw(st.integers(1, 3)), draw(st.integers(1, 5)), chunks, data=data)
+    source = random.Random(draw(st.integers(0, 2**32)))
+    levels = [source.choice(LEVELS) for _ in plan.stages]
+
+    def cost(level):
+        times = (source.random() for _ in range(3))
+        seconds = [source.uniform(0.5, 2.0) for _ in range(4)]
+        return evolve(
+            plan.predicted.costs[0], forward_s=seconds[0], backward_input_s=seconds[1], backward_weight_s=seconds[2],
+            optimizer_s=seconds[3], parameter_bytes=80, gradient_bytes=80, optimizer_bytes=160,
+            collectives=CollectiveTimes(level, data, *times),
+        )  # fmt: skip
+
+    costs = tuple(map(cost, levels))
+    plan = evolve(plan, shard=tuple(levels), sync=source.random() < 0.3)
+    return runs_of_all(evolve(plan, prediction=evolve(plan.prediction, costs=costs)), room=source.random() < 0.5)
+
+
+def one_switch(devices, bytes_per_s, latency_s, both=None):
+    """Devices on one switch, over links that all of a device's messages share."""
+    places = tuple(Device(f"gpu{i}", 10**9) for i in range(devices))
+    links = tuple(Link(place.name, "switch", bytes_per_s, latency_s, both_bytes_per_s=both) for place in places)
+    return Cluster(places, (Hub("switch"),), links)
+
+
+def two_switches(devices, bytes_per_s, between):
+    """Two halves, with one link between their switches."""
+    places = tuple(Device(f"gpu{i}", 10**9) for i in range(devices))
+    hubs = Hub("left"), Hub("right")
+    links = [Link(p.name, hubs[2 * i >= devices].name, bytes_per_s, 0.01 * i) for i, p in enumerate(places)]
+    return Cluster(places, hubs, (*links, Link("left", "right", between, 0.05)))
+
+
+def one_host(devices, bytes_per_s, memory_bytes_per_s):
+    """Devices on one host, through whose memory all messages are staged."""
+    places = tuple(Device(f"gpu{i}", 10**9) for i in range(devices))
+    links = tuple(Link(place.name, "host", bytes_per_s, 0.01) for place in places)
+    return Cluster(places, (Hub("host", "host", None, memory_bytes_per_s),), links)
+
+
+CLUSTERS = (
+    one_switch(4, 10.0, 0.02),
+    one_switch(4, 10.0, 0.0, both=12.0),
+    two_switches(4, 20.0, 8.0),
+    one_host(4, 20.0, 25.0),
+    fully_connected(3, 10**9, 6.0, 0.1),
+)
+
+
+def contended_is_simulated(seed):
+    """A published schedule of a random graph on a cluster whose links are shared, as a search times it."""
+    source = random.Random(seed)
+    nodes = tuple(
+        OpNode(f"n{i}", source.uniform(0.5, 2), source.uniform(0.5, 2), source.uniform(0, 2), 0.1, 0, 8, 4, 0)
+        for i in range(10)
+    )
+    edges = [OpEdge(f"n{i}", f"n{i + 1}", source.randint(0, 20)) for i in range(9)]
+    edges += [OpEdge("n0", "n9", 7), OpEdge("n1", "n8", 5)]
+    cluster = source.choice(CLUSTERS)
+    setting = one_setting(OpGraph(nodes, tuple(edges)), cluster, 5, [1e9] * len(cluster.devices), None)
+    family = find_family(source.choice(FAMILIES))
+    chunks = (1, 2) if family.chunks is None else (family.chunks[0],) * 2
+    walk = source.choice(list(InitialWalks([setting], SearchSpace((family,), chunks=chunks)).published()))
+    walk.evaluate()
+    alone_s = walk.step_s
+    walk.setting = evolve(setting, contended=True)
+    walk.best.recompute[::2] = source.random() < 0.3
+    walk.evaluate()
+    plan, costs = draft(walk)
+    close(walk.step_s, simulate(plan, costs, cluster, memory=False).step_s)
+    return walk.step_s > alone_s * 1.001
+
+
+@settings(max_examples=QUICK, deadline=None)
+@given(plans(), st.sampled_from([0.0, 0.5]))
+def test_times_of_plain_plans_are_the_simulators(plan, latency_s):
+    alone_is_simulated(on_own_links(plan, 8.0, latency_s))
+    score_is_simulated(on_own_links(plan, float("inf"), latency_s))
+
+
+@settings(max_examples=QUICK, deadline=None)
+@given(offloading_plans(), st.sampled_from([0.0, 0.5]))
+def test_times_of_offloading_plans_are_the_simulators(plan, latency_s):
+    alone_is_simulated(on_own_links(plan, 8.0, latency_s))
+    score_is_simulated(on_own_links(plan, float("inf"), latency_s))
+
+
+@settings(max_examples=QUICK, deadline=None)
+@given(sharded_plans(), st.sampled_from([0.0, 0.5]))
+def test_times_of_sharded_plans_are_the_simulators(plan, latency_s):
+    score_is_simulated(on_own_links(plan, float("inf"), latency_s))
+
+
+def test_times_of_contended_plans_are_the_simulators():
+    assert sum(contended_is_simulated(seed) for seed in range(QUICK)) >= 3
+
+
+@pytest.mark.slow
+@settings(max_examples=SLOW, deadline=None)
+@given(plans(), offloading_plans(), sharded_plans(), st.integers(QUICK, 2**32), st.sampled_from([0.0, 0.5]))
+def test_times_of_six_hundred_plans_are_the_simulators(plain, offloading, sharded, seed, latency_s):
+    for plan in (plain, offloading):
+        alone_is_simulated(on_own_links(plan, 8.0, latency_s))
+    for plan in (plain, offloading, sharded):
+        score_is_simulated(on_own_links(plan, float("inf"), latency_s))
+    contended_is_simulated(seed)
