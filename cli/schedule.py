@@ -13,7 +13,6 @@ from ..answers.uniform import UniformStages, numbers, uniform_times
 from ..core.errors import naming
 from ..core.files.write import write_text
 from ..core.ratios import bubble_ratio
-from ..core.report.chart import schedule_svg
 from ..core.schedules.building_block import read_block
 from ..core.schedules.meaning import meaning_of
 from ..core.schedules.schedule_csv import schedule_csv
@@ -110,6 +109,8 @@ def schedule(
     if csv is not None:
         write_text(csv, schedule_csv(scored.schedule.device_actions, scored.schedule.placement))
     if svg is not None:
+        from ..core.report.schedule import schedule_svg  # here: it loads numpy
+
         write_text(svg, schedule_svg(scored))
     if html is not None:
         from ..core.report.schedule import schedule_html  # here: it loads numpy

@@ -4,10 +4,10 @@ from attrs import frozen
 
 from ..core.errors import RequestError
 from ..core.plan.plan import Plan, plan_json
-from ..core.report.chart import comparison_svg, schedule_svg, step_svg
+from ..core.report.chart import comparison_svg, step_svg
 from ..core.report.facts import ReportFacts
 from ..core.report.page import report_html
-from ..core.report.schedule import schedule_html, schedule_trace
+from ..core.report.schedule import schedule_html, schedule_svg, schedule_trace
 from ..core.schedules.schedule_csv import schedule_csv
 from ..core.schedules.scored import Scored
 from ..core.trace.perfetto import trace_json

@@ -18,6 +18,7 @@ from ..trace.trace import (
     send_queue,
 )
 from .chart.curve import curves_of
+from .chart.steps import Plain, steps_svg
 from .data import report_data
 from .facts import ReportFacts
 from .page import page_of
@@ -61,6 +62,18 @@ def schedule_data(scored: Scored, idle: IdleTime | None = None) -> dict[str, obj
     peaks = [peak / problem.chunks for peak in scored.result.peak_memory]
     data["peaks"] = {"kinds": [SAVED], "whole": True, "devices": [peaks]}
     return data
+
+
+def schedule_svg(scored: Scored) -> str:
+    """The picture of a schedule. Times keep its unit; memory is in one device's saved tensors for one microbatch."""
+    result, problem = scored.result, scored.problem
+    limit = None if problem.memory_limit is None else problem.memory_limit / problem.chunks
+    text = (
+        f"{problem.devices} devices · {problem.microbatches} microbatches · makespan {result.makespan:.6g} · bubble "
+        f"{result.bubble_ratio:.1%} · peak {max(result.peak_memory) / problem.chunks:.4g}"
+    )
+    text += "" if limit is None else f" of at most {limit:.4g}"
+    return steps_svg((schedule_trace(scored),), scored.schedule.name, Plain(text, limit))
 
 
 def schedule_trace(scored: Scored) -> Trace:

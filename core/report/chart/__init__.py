@@ -1,6 +1,5 @@
-"""Pictures of schedules and steps: SVGs."""
+"""Pictures of steps and clusters: SVGs."""
 
-from .comparison import comparison_svg, step_svg
-from .drawing import schedule_svg
+from .steps import comparison_svg, step_svg
 
-__all__ = ["comparison_svg", "schedule_svg", "step_svg"]
+__all__ = ["comparison_svg", "step_svg"]

@@ -1,16 +1,12 @@
-"""One device over time: its memory, and the three phases of its step."""
+"""The memory of one device over time."""
 
 from collections.abc import Sequence
 
-from attrs import frozen
-
-from ...actions import Action, Kind
+from ...actions import Action
 from ...costs.costs import StageCosts
 from ...plan.memory import held_bytes
 from ...plan.memory_policy import TimedCopy
 from ...schedules.scored import Scored, costs_of
-
-FORWARD, BACKWARD = frozenset({Kind.F}), frozenset({Kind.B, Kind.I, Kind.W})
 
 
 def memory_curve(
@@ -50,26 +46,3 @@ def curves_of(scored: Scored) -> list[list[tuple[float, float]]]:
         [(time, held / chunks) for time, held in memory_curve(actions, starts, ends, costs, own)]
         for actions, starts, ends, own in rows
     ]
-
-
-@frozen
-class Phases:
-    """The times that divide a device's step into warm-up, steady state and cool-down.
-
-    Args:
-        start, end: start of its first action, end of its last.
-        steady: start of its first backward, where warm-up ends.
-        cooling: end of its last forward, where cool-down starts.
-    """
-
-    start: float
-    steady: float
-    cooling: float
-    end: float
-
-
-def phases(actions: Sequence[Action], starts: Sequence[float], ends: Sequence[float]) -> Phases:
-    """The phases of a device with at least one forward and one backward."""
-    backward = min(start for action, start in zip(actions, starts, strict=True) if action.kind in BACKWARD)
-    forward = max(end for action, end in zip(actions, ends, strict=True) if action.kind in FORWARD)
-    return Phases(starts[0], backward, max(forward, backward), ends[-1])

@@ -13,7 +13,7 @@ from attrs import frozen
 from ...cluster.cluster import Cluster
 from ...cluster.routing import Link
 from ...cluster.topology import NodeView, Topology, topology_of
-from .elements import px
+from .steps import px
 
 STEP, BOX, TALL = 92.0, 74.0, 34.0
 """Pixels: from device to device, width and height of a device."""

@@ -3,7 +3,7 @@
 import pytest
 from panpipe.core.actions import parse_action
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.report.chart.curve import Phases, curves_of, memory_curve, phases
+from panpipe.core.report.chart.curve import curves_of, memory_curve
 from panpipe.core.schedules.problem import Schedule, ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.schedules.scored import score
@@ -28,15 +28,6 @@ def test_curve_has_each_time_once_and_no_change_that_is_none():
     times = [time for time, _ in curve]
     assert times == sorted(set(times))
     assert memory_curve((), [], [], [COST]) == [(0.0, 0.0)]
-
-
-def test_phases_end_warm_up_with_the_first_backward_and_begin_cool_down_with_the_last_forward():
-    actions, starts, ends = row("0F0 0F1 0B0 0F2 0B1 0B2"), [0, 1, 5, 7, 8, 10], [1, 2, 7, 8, 10, 12]
-    assert phases(actions, starts, ends) == Phases(0, 5, 8, 12)
-
-
-def test_phases_without_a_steady_state_have_none():
-    assert phases(row("0F0 0F1 0I0 0I1 0W0 0W1"), [0, 1, 5, 6, 7, 8], [1, 2, 6, 7, 8, 9]) == Phases(0, 5, 5, 9)
 
 
 NAMES = sorted(name for name, family in families().items() if name != "building-block")
@@ -68,19 +59,3 @@ def test_memory_curve_equals_one_computed_by_hand():
     order = tuple(parse_action(text) for text in ("0F0", "0I0", "0F1", "0W0", "0B1"))
     given = score(ScheduleProblem(1, 2, 1, costs), Schedule("by-hand", (0,), 2, (order,)))
     assert curves_of(given) == [[(0.0, 2.0), (2.0, 3.0), (4.0, 2.0), (6.0, 0.0)]]
-
-
-def test_phases_equal_those_computed_by_hand():
-    given = scored("1f1b", devices=2, microbatches=3)
-    moments = [
-        phases(actions, starts, ends)
-        for actions, starts, ends in zip(
-            given.schedule.device_actions, given.result.starts, given.result.ends, strict=True
-        )
-    ]
-    first, last = moments
-    backward = given.schedule.device_actions[0].index(parse_action("0B0"))
-    assert first.steady == given.result.starts[0][backward]
-    assert first.cooling == given.result.ends[0][given.schedule.device_actions[0].index(parse_action("0F2"))]
-    assert (last.start, last.steady) == (6.0, 11.0)
-    assert last.end == given.result.ends[1][-1]

@@ -8,8 +8,7 @@ import pytest
 from attrs import evolve
 from panpipe.core.actions import Kind, parse_action
 from panpipe.core.costs.costs import StageCosts
-from panpipe.core.report.chart import schedule_svg
-from panpipe.core.report.schedule import schedule_html
+from panpipe.core.report.schedule import schedule_html, schedule_svg
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.schedules.scored import score
@@ -38,10 +37,7 @@ def test_every_action_is_drawn_on_its_device_at_its_time(name):
     ):
         for action, start, end in zip(actions, starts, ends, strict=True):
             group = next(groups)
-            title = group.find(f"{SVG}title").text
-            assert title.startswith(f"{action}: ")
-            assert title.endswith(f"{start:.6g} to {end:.6g}")
-            assert group.get("data-m") == str(action.microbatch)
+            assert group.find(f"{SVG}title").text == f"{action}: {start:.5g} to {end:.5g}"
             box = group.find(f"{SVG}rect")
             right = max(right, float(box.get("x")) + float(box.get("width")))
             assert float(box.get("width")) > 0
@@ -50,7 +46,7 @@ def test_every_action_is_drawn_on_its_device_at_its_time(name):
     assert right <= float(frame.get("width"))
 
 
-def test_kinds_and_phases_have_different_colours():
+def test_kinds_have_different_colours():
     picture = schedule_svg(scored())
     classes = Counter(group.get("class").split()[1] for group in drawn(picture))
     assert classes == dict.fromkeys(("f0", "f1", "i0", "i1", "w0", "w1"), 24)
@@ -60,8 +56,6 @@ def test_kinds_and_phases_have_different_colours():
     assert {Kind.F, Kind.I, Kind.W} == {
         parse_action(g.find(f"{SVG}title").text.split(":")[0]).kind for g in drawn(picture)
     }
-    for name in ("warm-up", "steady state", "cool-down"):
-        assert picture.count(f"<title>{name} of device") == 4
 
 
 def test_memory_limit_is_drawn_if_there_is_one():

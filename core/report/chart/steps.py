@@ -1,5 +1,11 @@
-"""A step as an SVG, or a predicted and a measured one: a lane per device and step, and below the saved tensors."""
+"""A step as an SVG, or a predicted and a measured one: a lane per device and step, and below the saved tensors.
 
+The SVG is self-contained, and the same input gives the same bytes. Hovering over an action shows its times. Kinds have
+the hues of Okabe and Ito (`Color Universal Design <https://jfly.uni-koeln.de/color/>`_); a device's later chunks are
+paler.
+"""
+
+import math
 from collections.abc import Iterator, Sequence
 from html import escape
 
@@ -9,8 +15,6 @@ from ...actions import Kind
 from ...ratios import bubble_ratio
 from ...trace.compare import compare
 from ...trace.trace import COMPUTE_QUEUE, Trace, TraceEvent
-from .elements import HUES, NAMES, STYLE, class_name, colours, px, time_axis
-from .layout import CHARACTER, NARROW, Axis
 
 LEFT, RIGHT, TOP, MARGIN = 132.0, 150.0, 104.0, 16.0
 """Pixels around the charts."""
@@ -18,17 +22,76 @@ LANE, BETWEEN_LANES, BETWEEN_DEVICES = 22.0, 2.0, 16.0
 """Pixels: height of a lane, between the two lanes of a device, and between devices."""
 MEMORY, BETWEEN_CHARTS = 44.0, 62.0
 """Pixels: height of a device's memory curve, and between the two charts."""
+NARROW, WIDE = 1080.0, 6000.0
+"""Pixels: the least and the largest width of a chart."""
+LABELLED = 12.0
+"""Width in pixels of a schedule's shortest action, if the chart stays below its largest width."""
+CHARACTER = 6.2
+"""Pixels: width of a digit."""
+
+HUES = {Kind.F: (42, 111, 176), Kind.B: (227, 154, 27), Kind.I: (207, 91, 46), Kind.W: (31, 156, 127)}
+NAMES = {Kind.F: "forward", Kind.B: "backward", Kind.I: "input gradients", Kind.W: "weight gradients"}
+PALEST = 0.62
+"""Share of white in the colour of a device's last chunk."""
 OTHER = "#8a929b"
 """Colour of all other kinds than F, B, I and W: recomputation, reductions, the optimizer step."""
-MEASURED_STYLE = f".other rect{{fill:{OTHER}}}.measured{{fill:none;stroke:#1c2127;stroke-width:1.2}}"
+
+STYLE = f"""
+text{{font:11px ui-sans-serif,system-ui,"Segoe UI",Roboto,"Helvetica Neue",Arial,sans-serif;fill:#1c2127;
+font-variant-numeric:tabular-nums}}
+.t{{font-size:18px;font-weight:650}}.s{{fill:#5d6670}}.e{{text-anchor:end}}.m{{text-anchor:middle;font-size:10px}}
+.lane{{fill:#f3f1ec}}.grid{{stroke:#e5e2db}}.held{{fill:#2a6fb0;fill-opacity:.22;stroke:#2a6fb0;stroke-width:1.2}}
+.limit{{stroke:#b8432f;stroke-dasharray:4 3}}
+.other rect{{fill:{OTHER}}}.measured{{fill:none;stroke:#1c2127;stroke-width:1.2}}
+""".replace("\n", "")
+
+
+@frozen
+class Axis:
+    """Converts times to pixels.
+
+    Args:
+        length: the time that the chart shows.
+        width: width of the chart, in pixels.
+    """
+
+    length: float
+    width: float
+
+    def x(self, time: float) -> float:
+        """Pixels from the chart's left edge to a time."""
+        return self.width * time / self.length if self.length else 0.0
+
+    def lines(self, height: float) -> Iterator[str]:
+        """Grid lines and labels at round times, one in about every 90 pixels, for a chart of this height in pixels."""
+        rough = 90 * self.length / self.width
+        power = 10.0 ** math.floor(math.log10(rough)) if rough > 0 else 0.0
+        step = next((factor * power for factor in (1, 2, 5, 10) if factor * power >= rough), 0.0)
+        for number in range(int(self.length / step * (1 + 1e-9)) + 1 if step else 1):
+            x = px(self.x(step * number))
+            label = f"{step * number:.6g}"
+            yield f'<path class="grid" d="M{x} -4V{px(height)}"/><text class="s m" x="{x}" y="-8">{label}</text>'
+
+
+@frozen
+class Plain:
+    """What the picture of a schedule shows, whose times and sizes are in the units of its costs.
+
+    Args:
+        text: the line below its heading.
+        limit: what a device may hold; None for no limit.
+    """
+
+    text: str
+    limit: float | None = None
 
 
 @frozen
 class Step:
-    """One of the two steps, in the chart's unit of time.
+    """One of the steps, in the chart's unit of time.
 
     Args:
-        name: ``predicted`` or ``measured``.
+        name: ``predicted`` or ``measured``; empty for a schedule.
         trace: the step.
         scale: one second in that unit.
     """
@@ -48,51 +111,85 @@ class Step:
 
 
 def comparison_svg(predicted: Trace, measured: Trace, title: str) -> str:
-    """The picture of a step as it was predicted and as it was measured. The same input gives the same bytes.
+    """The picture of a step as it was predicted and as it was measured.
 
     Args:
         predicted, measured: traces of the same plan.
         title: the heading.
     """
-    return _steps_svg((predicted, measured), title)
+    return steps_svg((predicted, measured), title)
 
 
 def step_svg(predicted: Trace, title: str) -> str:
-    """The picture of a predicted step alone. The same input gives the same bytes."""
-    return _steps_svg((predicted,), title)
+    """The picture of a predicted step alone."""
+    return steps_svg((predicted,), title)
 
 
-def _steps_svg(traces: Sequence[Trace], title: str) -> str:
+def steps_svg(traces: Sequence[Trace], title: str, plain: Plain | None = None) -> str:
+    """The picture of a predicted step, then perhaps the measured one; or of a schedule, if ``plain`` is given."""
     longest = max(trace.step_s for trace in traces)
     unit, scale = ("s", 1.0) if longest >= 1 else ("ms", 1e3)
-    steps = tuple(Step(name, trace, scale) for name, trace in zip(("predicted", "measured"), traces, strict=False))
+    names = ("predicted", "measured")
+    width = NARROW
+    if plain is not None:
+        unit, scale, names = "", 1.0, ("", "")
+        shortest = min(
+            (e.end_s - e.start_s for e in traces[0].events if e.end_s > e.start_s and _drawn(e)), default=0.0
+        )
+        width = min(max(LABELLED * longest / shortest, NARROW), WIDE) if shortest else NARROW
+    steps = tuple(Step(name, trace, scale) for name, trace in zip(names, traces, strict=False))
     devices = max(trace.devices for trace in traces)
-    axis = Axis(longest * scale, NARROW)
+    axis = Axis(longest * scale, width)
     gantt = devices * _height(steps)
     memory_top = TOP + gantt + BETWEEN_CHARTS
     memory = devices * (MEMORY + BETWEEN_DEVICES)
-    width, height = px(LEFT + axis.width + RIGHT), px(memory_top + memory + MARGIN)
+    wide, height = px(LEFT + axis.width + RIGHT), px(memory_top + memory + MARGIN)
     kinds, chunks = _kinds(steps), _chunks(steps, devices)
     drawn = ": filled as predicted, line as measured" if len(steps) > 1 else ""
+    drawn = ", in those of one device for one microbatch" if plain is not None else drawn
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {wide} {height}" width="{wide}" '
         f'height="{height}" role="img">',
-        f"<title>{escape(title)}</title><style>{STYLE}{MEASURED_STYLE}"
-        f"{colours(kinds, 1 + max(chunks.values(), default=0))}</style>",
-        f'<rect width="{width}" height="{height}" fill="#fff"/>',
-        *_head(title, steps, kinds),
+        f"<title>{escape(title)}</title><style>{STYLE}{_colours(kinds, 1 + max(chunks.values(), default=0))}</style>",
+        f'<rect width="{wide}" height="{height}" fill="#fff"/>',
+        *_head(title, _step_text(traces) if plain is None else plain.text, kinds, other=plain is None),
         f'<g transform="translate({px(LEFT)} {px(TOP)})">',
-        *time_axis(axis, gantt),
+        *axis.lines(gantt),
         f'<text class="s e" x="-10" y="-8">{unit}</text>',
         *(line for device in range(devices) for line in _lanes(steps, device, chunks, axis)),
         "</g>",
         f'<g transform="translate({px(LEFT)} {px(memory_top)})">',
         f'<text class="s" y="-24">saved tensors{drawn}</text>',
-        *time_axis(axis, memory),
-        *_memory(steps, devices, axis),
+        *axis.lines(memory),
+        *_memory(steps, devices, axis, plain),
         "</g></svg>",
     ]
     return "\n".join(parts) + "\n"
+
+
+def px(value: float) -> str:
+    """A number of pixels as short text."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def _class_name(kind: Kind, chunk: int) -> str:
+    """The class that ``_colours`` defines for a kind and a chunk."""
+    return f"{kind.value.lower()}{chunk}"
+
+
+def _colours(kinds: Sequence[Kind], chunks: int) -> str:
+    """A style rule for each kind and chunk; labels are white where that is easier to read."""
+    rules = []
+    for kind in kinds:
+        for chunk in range(chunks):
+            white = PALEST * chunk / max(chunks - 1, 1)
+            red, green, blue = (round(part + (255 - part) * white) for part in HUES[kind])
+            name = _class_name(kind, chunk)
+            rules.append(f".{name} rect{{fill:rgb({red},{green},{blue})}}")
+            # Perceived lightness, ITU-R BT.601.
+            if 0.299 * red + 0.587 * green + 0.114 * blue < 140:
+                rules.append(f".{name} text{{fill:#fff}}")
+    return "".join(rules)
 
 
 def _kinds(steps: Sequence[Step]) -> list[Kind]:
@@ -119,13 +216,13 @@ def _height(steps: Sequence[Step]) -> float:
     return len(steps) * (LANE + BETWEEN_LANES) - BETWEEN_LANES + BETWEEN_DEVICES
 
 
-def _head(title: str, steps: Sequence[Step], kinds: Sequence[Kind]) -> Iterator[str]:
-    text = _step_text([step.trace for step in steps])
+def _head(title: str, text: str, kinds: Sequence[Kind], *, other: bool) -> Iterator[str]:
     yield f'<text class="t" x="{px(LEFT)}" y="30">{escape(title)}</text>'
     yield f'<text class="s" x="{px(LEFT)}" y="49">{text}</text>'
     x = LEFT
-    names = [(class_name(kind, 0), f"{kind.value} {NAMES[kind]}") for kind in kinds]
-    for name, label in (*names, ("other", "recomputation, reductions, optimizer step")):
+    names = [(_class_name(kind, 0), f"{kind.value} {NAMES[kind]}") for kind in kinds]
+    names += [("other", "recomputation, reductions, optimizer step")] if other else []
+    for name, label in names:
         yield f'<g class="{name}"><rect x="{px(x)}" y="60" width="11" height="11"/></g>'
         yield f'<text x="{px(x + 16)}" y="70">{label}</text>'
         x += 16 + CHARACTER * len(label) + 16
@@ -166,16 +263,19 @@ def _action(event: TraceEvent, step: Step, chunks: dict[int, int], axis: Axis, y
         if label and width >= CHARACTER * len(label) + 1
         else ""
     )
-    name = class_name(action.kind, chunks[action.stage]) if _drawn(event) else "other"
+    name = _class_name(action.kind, chunks[action.stage]) if _drawn(event) else "other"
+    whose = f", {step.name}" if step.name else ""
     return (
-        f'<g class="{name}"><title>{action}, {step.name}: {start:.5g} to {end:.5g}</title><rect x="{px(left)}" '
+        f'<g class="a {name}"><title>{action}{whose}: {start:.5g} to {end:.5g}</title><rect x="{px(left)}" '
         f'y="{px(y)}" width="{px(width)}" height="{px(LANE)}"/>{written}</g>'
     )
 
 
-def _memory(steps: Sequence[Step], devices: int, axis: Axis) -> Iterator[str]:
+def _memory(steps: Sequence[Step], devices: int, axis: Axis, plain: Plain | None) -> Iterator[str]:
     curves = [[step.saved(device) for step in steps] for device in range(devices)]
-    most = max((held for pair in curves for curve in pair for _, held in curve), default=0.0) or 1.0
+    limit = None if plain is None else plain.limit
+    held_most = max((held for pair in curves for curve in pair for _, held in curve), default=0.0)
+    most = max(held_most, limit or 0.0) or 1.0
     for device, pair in enumerate(curves):
         bottom = device * (MEMORY + BETWEEN_DEVICES) + MEMORY
         yield f'<text x="{px(12 - LEFT)}" y="{px(bottom - MEMORY / 2 + 4)}">device {device}</text>'
@@ -186,9 +286,11 @@ def _memory(steps: Sequence[Step], devices: int, axis: Axis) -> Iterator[str]:
             end = px(axis.x(step.trace.step_s * step.scale))
             close = f"V{px(bottom)}Z" if name == "held" else ""
             yield f'<path class="{name}" d="M0 {px(bottom)}{path}H{end}{close}"/>'
-            peaks.append(f"{max(held for _, held in curve) / 1e6:.1f}")
-        words = ["peak ", "measured "]
+            peak = max(held for _, held in curve)
+            peaks.append(f"{peak:.4g}" if plain is not None else f"{peak / 1e6:.1f} MB")
+        if limit is not None:
+            yield f'<path class="limit" d="M0 {px(bottom - MEMORY * limit / most)}H{px(axis.width)}"/>'
         ends = [",", ""] if len(peaks) > 1 else [""]
-        texts = [f"{word}{peak} MB{end}" for word, peak, end in zip(words, peaks, ends, strict=False)]
+        texts = [f"{word} {peak}{end}" for word, peak, end in zip(("peak", "measured"), peaks, ends, strict=False)]
         for text, y in zip(texts, (-2, 13), strict=False):
             yield f'<text class="s" x="{px(axis.width + 8)}" y="{px(bottom - MEMORY / 2 + y)}">{text}</text>'
