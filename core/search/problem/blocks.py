@@ -94,10 +94,6 @@ class Blocks:
         """Stages of blocks as stages of operators."""
         return tuple(tuple(name for first in names for name in self._by_first[first]) for names in stages)
 
-    def joined_stages(self, stages: Sequence[Sequence[str]]) -> Stages:
-        """Stages of operators, which end where blocks do, as stages of blocks."""
-        return tuple(tuple(name for name in names if name in self._by_first) for names in stages)
-
     def expanded(self, plan: Plan) -> Plan:
         """A plan of blocks as a plan of operators."""
         if self._whole:

@@ -58,11 +58,6 @@ def regular_cut(graph: OpGraph, count: int) -> Stages | None:
     return tuple(tuple(names[a:b]) for a, b in pairwise(bounds))
 
 
-def longest_stage_s(graph: OpGraph, stages: Stages) -> float:
-    """Time of the longest stage for one microbatch, from the times of its operators."""
-    return max(cost.forward_s + cost.full_backward_s for cost in stage_costs(graph, stages))
-
-
 def thin_positions(graph: OpGraph) -> list[int]:
     """Positions that send no more bytes than any other nearby; a position is the number of operators before it."""
     count, sent = len(graph.nodes), (0, *boundary_bytes(graph))
