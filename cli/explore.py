@@ -29,7 +29,12 @@ def explore(
     cluster: Annotated[
         str | None, typer.Option(help="Start with this cluster: a name or a file.", show_default=False)
     ] = None,
-    port: Annotated[int, typer.Option(help="Port of the server; 0 for any free one.", min=0, max=65535)] = 0,
+    port: Annotated[
+        int | None,
+        typer.Option(
+            help="Port of the server, by default 8416; 0 for any free one.", min=0, max=65535, show_default=False
+        ),
+    ] = None,
     browser: Annotated[bool, typer.Option("--browser/--no-browser", help="Open a browser.")] = True,
 ) -> None:
     """Explore schedules, plans and results in a browser, with the same code as the other commands.

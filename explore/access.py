@@ -1,14 +1,17 @@
 """Access to the explorer: only the browser that was opened with the server's address may use it.
 
-The server listens on the loopback interface only. Every request needs the token of its address, which other users of
-the machine do not have, and a Host header that names the loopback interface: a page of another site that resolves to
-127.0.0.1 (DNS rebinding) has its own name there.
+The server listens on the loopback interface only. Every request needs the token of the printed address, which other
+users of the machine do not have. That address leaves it in a cookie, with which the page opens at addresses without
+the token: such a link can be shared, and kept. The page's own requests have it in a header: a page of another site
+could send the cookie, and not the header. A request's Host header has to name the loopback interface: a page of another
+site that resolves to 127.0.0.1 (DNS rebinding) has its own name there.
 """
 
 import secrets
 from collections.abc import Mapping
+from http.cookies import CookieError, SimpleCookie
 
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 HEADER = b"x-panpipe-token"
@@ -30,7 +33,7 @@ class Access:
     """
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
-        self._app, self._token = app, token
+        self._app, self._token, self._cookie = app, token, f"panpipe-{port}"
         self._hosts = {f"{host}:{port}" for host in HOSTS} | ({*HOSTS} if port == 80 else set())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -47,11 +50,27 @@ class Access:
         origin = headers.get(b"origin", b"").decode("latin-1")
         if origin and origin.removeprefix("http://") not in self._hosts:
             return PlainTextResponse("requests from other sites are refused\n", 403)
-        given = headers.get(HEADER, b"").decode("latin-1") or _query_token(scope["query_string"].decode("latin-1"))
-        if not secrets.compare_digest(given.encode(), self._token.encode()):
-            return PlainTextResponse("open the address that panpipe explore printed: it has a token\n", 403)
-        return None
+        if self._is_token(headers.get(HEADER, b"").decode("latin-1")):
+            return None
+        if scope["method"] == "GET" and self._is_token(_query_token(scope["query_string"].decode("latin-1"))):
+            response = RedirectResponse("/", 303)
+            response.set_cookie(self._cookie, self._token, httponly=True, samesite="lax")
+            return response
+        if scope["method"] == "GET" and self._is_token(_cookie(headers.get(b"cookie", b""), self._cookie)):
+            return None
+        return PlainTextResponse("first open the address that panpipe explore printed: it has a token\n", 403)
+
+    def _is_token(self, given: str) -> bool:
+        return secrets.compare_digest(given.encode(), self._token.encode())
 
 
 def _query_token(query: str) -> str:
     return next((part[len("token=") :] for part in query.split("&") if part.startswith("token=")), "")
+
+
+def _cookie(header: bytes, name: str) -> str:
+    try:
+        found = SimpleCookie(header.decode("latin-1")).get(name)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value

@@ -62,8 +62,12 @@ class Explorer:
             token: the token that every request needs.
             port: the server's port, for the Host header.
         """
+
+        async def page(request: Request) -> Response:
+            return HTMLResponse(explorer_html(self._start, self._results, self._factory, token), headers=HEADERS)
+
         routes = [
-            Route("/", self.page),
+            Route("/", page),
             Route("/api/answer", self.answer, methods=["POST"]),
             Route("/api/idle", self.idle, methods=["POST"]),
             Route("/api/points", self.points, methods=["POST"]),
@@ -80,10 +84,6 @@ class Explorer:
         return Starlette(
             routes=routes, middleware=[access], lifespan=lifespan, exception_handlers={PanpipeError: _refused}
         )
-
-    async def page(self, request: Request) -> Response:
-        """The page itself."""
-        return HTMLResponse(explorer_html(self._start, self._results, self._factory), headers=HEADERS)
 
     async def answer(self, request: Request) -> Response:
         """Answer a question, as a stream of JSON lines: progress, and then the answer."""

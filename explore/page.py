@@ -20,17 +20,18 @@ LARGEST = (64, 256)
 """Devices and microbatches at the right ends of their sliders; the fields next to them accept more."""
 
 
-def explorer_html(start: Question, results: Results, factory: str | None) -> str:
+def explorer_html(start: Question, results: Results, factory: str | None, token: str) -> str:
     """The page.
 
     Args:
         start: the question that it opens with.
         results: the files that were opened.
         factory: a model whose code may run.
+        token: that its requests need.
     """
     body = Template(_template("explore.html")).substitute(
         sections=sections(),
-        data=embedded(choices(start, results, factory)),
+        data=embedded({**choices(start, results, factory), "token": token}),
         script="\n".join((drawing_script(), *(_template(name) for name in SCRIPTS))),
     )
     css = style() + _template("explore.css")

@@ -12,21 +12,23 @@ from .access import new_token
 from .app import Explorer
 
 HOST = "127.0.0.1"
+PORT = 8416
+"""The port if none is given and it is free: the same one each time, so that a link opens again after a restart."""
 
 
-def serve(explorer: Explorer, *, port: int, browser: bool) -> None:
+def serve(explorer: Explorer, *, port: int | None, browser: bool) -> None:
     """Serve until interrupted.
 
     Args:
         explorer: the server's state.
-        port: 0 for any free one.
+        port: 0 for any free one; by default ``PORT``, or any free one if it is in use.
         browser: whether a browser is opened.
 
     Raises:
         RequestError: the port is in use.
     """
     token = new_token()
-    with bind(port) as listener:
+    with bind_usual() if port is None else bind(port) as listener:
         number = listener.getsockname()[1]
         address = f"http://{HOST}:{number}/?{urlencode({'token': token})}"
         print(f"panpipe explore: {address}", flush=True)
@@ -39,6 +41,14 @@ def serve(explorer: Explorer, *, port: int, browser: bool) -> None:
             explorer.application(token, number), log_level="warning", access_log=False, timeout_graceful_shutdown=1
         )
         uvicorn.Server(config).run(sockets=[listener])
+
+
+def bind_usual() -> socket.socket:
+    """A socket on ``PORT``, or on any free port."""
+    try:
+        return bind(PORT)
+    except RequestError:
+        return bind(0)
 
 
 def bind(port: int) -> socket.socket:

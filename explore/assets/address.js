@@ -16,14 +16,17 @@ function readAddress() {
 }
 
 let addressTimer = null;
+let addressIsNew = false;  // whether the next address is a new entry of the browser's history
 
-function writeAddress(state) {
+function writeAddress(state, isNew) {
   clearTimeout(addressTimer);
+  addressIsNew ||= isNew;
   addressTimer = setTimeout(() => {
     const parts = new URLSearchParams();
     for (const name of ["a", "b", "base", "span"]) if (state[name]) parts.set(name, JSON.stringify(state[name]));
     if (state.b && state.side === "b") parts.set("side", "b");
     if (state.find) parts.set("find", state.find);
-    history.replaceState(null, "", `${location.pathname}${location.search}#${parts}`);
+    history[addressIsNew ? "pushState" : "replaceState"](null, "", `#${parts}`);
+    addressIsNew = false;
   }, 80);
 }

@@ -1,13 +1,15 @@
 // Questions to the server, which answers in lines of JSON.
 
-const TOKEN = new URLSearchParams(location.search).get("token") || "";
+const CUT_OFF = "its answer was cut off; ask again, or start panpipe explore again";
 
-function ask(path, body, signal) {
-  return fetch(path, { method: "POST", signal, body: JSON.stringify(body),
-    headers: { "Content-Type": "application/json", "X-Panpipe-Token": TOKEN } });
+async function ask(path, body, signal) {
+  const response = await fetch(path, { method: "POST", signal, body: JSON.stringify(body),
+    headers: { "Content-Type": "application/json", "X-Panpipe-Token": CHOICES.token } });
+  if (response.headers.get("Content-Type")?.startsWith("text/plain")) throw new Error(await response.text());
+  return response;
 }
 
-// Calls ``each`` with every line of the answer. Aborting the signal cancels the work.
+// Calls ``each`` with every line of the answer, which ends with a line break. Aborting the signal cancels the work.
 async function askLines(path, body, signal, each) {
   const response = await ask(path, body, signal);
   const reader = response.body.getReader();
@@ -21,7 +23,7 @@ async function askLines(path, body, signal, each) {
     for (const line of lines) if (line) each(JSON.parse(line));
     if (done) break;
   }
-  if (rest) each(JSON.parse(rest));
+  if (rest) throw new Error(CUT_OFF);
 }
 
 async function save(body) {

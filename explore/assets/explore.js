@@ -9,7 +9,8 @@ const allowed = new Set(CHOICES.factory ? [CHOICES.factory] : []); // functions 
 let points = [];
 let pointsOf = null; // the pipeline that they belong to
 let pointsRunning = null;
-let changeTimer = null; // until the form's last change is answered
+const answers = new Map(); // of the last questions, for Back and Forward
+const REMEMBERED = 30;
 
 const current = () => sides[state.side];
 const runsCode = (question) => question.kind === "plan" && (question.model ?? "").includes(":");
@@ -21,39 +22,60 @@ function change(question, moving = false) {
   state[state.side] = question;
   state.base = null;
   if (!moving) showForm(complete(question), change);
-  clearTimeout(changeTimer);
-  if (question.kind === "uniform") run(current(), question);
-  else if (!moving) changeTimer = setTimeout(() => run(current(), question), 250);
-  remember();
+  if (question.kind === "plan" && !answers.has(plainText(complete(question)))) offerSearch(question);
+  else run(current(), question);
+  if (!moving) remember(true);
+}
+
+// What the page cannot ask: a sentence, without the answer to something else next to it.
+function refuse(words, side = current()) {
+  side.stop();
+  side.clear();
+  clearPoints();
+  showProgress(null);
+  showCommand("");
+  showError(words);
+  arrange();
 }
 
 // Ask a question for a side. While a quick one is answered, only the last of the next ones is asked.
 async function run(side, question) {
   side.question = question;
-  if (!mayRun(question)) {
-    offerCode(question);
+  const known = answers.get(plainText(complete(question)));
+  if (known) {
+    side.stop();
+    side.question = question;
+    showError("");
+    received(side, question, { answer: known });
+    askSlowAnswers(side);
     return;
   }
+  if (!mayRun(question)) {
+    offerSearch(question);
+    return;
+  }
+  byName("form").querySelector(".run")?.remove();
   const quick = question.kind === "uniform" && question.schedule !== "auto";
   if (side.running && quick && side.quick) {
     side.again = true;
     return;
   }
   pointsRunning?.abort();
-  if (pointsOf && pointsOf.question.kind !== question.kind) {  // their units differ
-    [points, pointsOf] = [[], null];
-    byName("frontier-hint").textContent = "";
-    drawPoints();
-  }
+  if (pointsOf && pointsOf.question.kind !== question.kind) clearPoints(); // their units differ
   side.running?.abort();
   const running = side.running = new AbortController();
   side.quick = quick;
   side.root.classList.toggle("stale", !quick);
+  let ended = false;
   try {
     showError("");
-    await askLines("api/answer", { question, run_code: question.model }, running.signal, (line) => received(side, question, line));
+    await askLines("api/answer", { question, run_code: question.model }, running.signal, (line) => {
+      ended ||= Boolean(line.answer || line.error);
+      received(side, question, line);
+    });
+    if (!ended) throw new Error(CUT_OFF);
   } catch (error) {
-    if (error.name !== "AbortError") showError(`The server does not answer: ${error.message}`);
+    if (error.name !== "AbortError") refuse(`The server does not answer: ${error.message}`, side);
   }
   if (side.running !== running) return;
   side.running = null;
@@ -91,12 +113,16 @@ function askSlowAnswers(side) {
 function received(side, question, line) {
   if (line.progress) showProgress(line.progress);
   if (line.error) {
+    side.clear();
+    if (side === current()) showCommand("");
     showError(line.error);
-    side.root.classList.remove("stale");
+    arrange();
   }
   if (line.answer) {
     showProgress(null);
     side.shown = question;
+    answers.set(plainText(complete(question)), line.answer);
+    if (answers.size > REMEMBERED) answers.delete(answers.keys().next().value);
     showCount(side.draw(line.answer, state.find));
     if (side === current()) showCommand(line.answer.command);
     if (state.span) [state.span] = [null, view.look(...state.span)];
@@ -106,16 +132,18 @@ function received(side, question, line) {
   if (line.idle) side.report?.showIdle(line.idle);
 }
 
-function offerCode(question) {
-  const button = element("button", { type: "button", class: "run" }, `Run the code of ${question.model}`);
+// A search takes a while, and a function of the user's may do anything: each begins with a click.
+function offerSearch(question) {
+  refuse(mayRun(question) ? "" : `${question.model} is a function on this machine: it is called only if you choose to.`);
+  const words = mayRun(question) ? "Search a plan" : `Run the code of ${question.model}, and search`;
+  const button = element("button", { type: "button", class: "run" }, words);
   button.addEventListener("click", () => {
-    allowed.add(question.model);
-    button.remove();
-    run(current(), question);
+    const asked = state[state.side];
+    allowed.add(asked.model);
+    run(current(), asked);
   });
   byName("form").querySelector(".run")?.remove();
   byName("form").append(button);
-  showError(`${question.model} is a function on this machine: it is called only if you choose to.`);
 }
 
 // ---- the frontier ----
@@ -155,6 +183,13 @@ async function askPoints(question) {
   }
 }
 
+function clearPoints() {
+  pointsRunning?.abort();
+  [points, pointsOf] = [[], null];
+  byName("frontier-hint").textContent = "All schedules are compared once the answer is here.";
+  drawPoints();
+}
+
 function drawPoints() {
   const question = state[state.side];
   const plain = question.kind === "uniform";
@@ -165,8 +200,9 @@ function drawPoints() {
       + (plain ? " Memory is in one device's saved tensors for one microbatch." : "");
   }
   const limit = (state.base ?? question).memory_limit ?? null;
-  drawFrontier(byName("frontier"), points, { units: plain ? { time: PLAIN, memory: PLAIN } : { time: SECONDS, memory: BYTES },
-    limit, chosen: question, choose: choosePoint });
+  const units = plain ? { time: PLAIN, memory: PLAIN, timeIs: ", in the unit of F", memoryIs: ", in microbatches" }
+    : { time: SECONDS, memory: BYTES, timeIs: "", memoryIs: "" };
+  drawFrontier(byName("frontier"), points, { units, chosen: question, choose: choosePoint });
 }
 
 function choosePoint(point) {
@@ -174,7 +210,7 @@ function choosePoint(point) {
   state[state.side] = point.question;
   showForm(complete(point.question), change);
   run(current(), point.question);
-  remember();
+  remember(true);
 }
 
 // ---- the cluster ----
@@ -239,10 +275,24 @@ function activate(name) {
   remember();
 }
 
-function remember() {
+// Write the state into the address: as a new entry of the history, or in place of the present one.
+function remember(isNew = false) {
   drawCluster();
-  writeAddress({ ...state, span: view.from === 0 && view.to === view.full ? null : [view.from, view.to] });
+  writeAddress({ ...state, span: view.from === 0 && view.to === view.full ? null : [view.from, view.to] }, isNew);
 }
+
+window.addEventListener("popstate", async () => {
+  const found = readAddress();
+  Object.assign(state, found, { a: found.a ?? CHOICES.start, side: found.b ? found.side : "a" });
+  for (const side of Object.values(sides)) if (!state[side.name]) [side.stop(), side.clear()];
+  showForm(complete(state[state.side]), change);
+  showError("");
+  drawCluster();
+  for (const side of Object.values(sides)) {
+    if (state[side.name] && !sameQuestion(side.shown, state[side.name])) await run(side, state[side.name]);
+  }
+  arrange();
+});
 
 // Keep this side, and change a copy of it next to it; or go back to one.
 function pin() {
@@ -258,14 +308,15 @@ function pin() {
       sides.a.draw(current().answer, state.find);
       sides.a.shown = current().shown;
     }
-    sides.b.close();
+    sides.b.stop();
+    sides.b.clear();
     state.b = null;
     state.side = "a";
   }
   showForm(complete(state[state.side]), change);
   arrange();
   view.redraw();
-  remember();
+  remember(true);
 }
 
 byName("cancel").addEventListener("click", () => {
@@ -302,7 +353,11 @@ for (const button of document.querySelectorAll("[data-file]")) {
     }
   });
 }
-view.onlook = remember;
+view.onlook = () => remember();
+const narrow = matchMedia("(max-width: 900px)");  // there the answer comes first, and the form opens on a click
+const fold = () => { byName("controls").open = !narrow.matches; };
+narrow.addEventListener("change", fold);
+fold();
 window.addEventListener("resize", drawPoints);
 
 showForm(complete(state[state.side]), change);

@@ -18,7 +18,7 @@ function uniformFields(question) {
     select("chunks", "stages of a device", [["", "usual"], ...[1, 2, 3, 4, 6, 8].map(String)], { number: true }),
     slider("memory_limit", "memory limit", 1, Math.max(2 * question.devices, 4), 0.5,
       { none: "none", most: 4096, about: "in one device's saved tensors for one microbatch" }),
-    slider("forward", "F, a device and microbatch", 0, 4, 0.05, { most: 1000 }),
+    slider("forward", "F, a device and microbatch", 0, 4, 0.05, { most: 1000, about: "all times are in one unit of your choice" }),
     slider("backward_input", "I, input gradients", 0, 4, 0.05, { most: 1000 }),
     slider("backward_weight", "W, weight gradients", 0, 4, 0.05, { most: 1000 }),
     slider("comm", "message between devices", 0, 2, 0.05, { most: 1000 }),
@@ -123,7 +123,10 @@ function sliderNode(field, question, set) {
   });
   range.addEventListener("change", () => set(field.name, number.value === "" ? null : Number(number.value) * scale));
   number.addEventListener("change", () => {
-    if (number.value === "" ? !field.none : !number.checkValidity()) return;
+    if (number.validity.badInput || (number.value === "" ? !field.none : !number.checkValidity())) {
+      refuse(`${field.label} is ${number.value || "no number"}: give a number from ${field.min} to ${field.most ?? field.max}.`);
+      return;
+    }
     const typed = number.value === "" ? null : (whole ? Math.round(Number(number.value)) : Number(number.value)) * scale;
     range.value = typed === null ? top : typed / scale;
     set(field.name, typed);
@@ -146,6 +149,7 @@ function textNode(field, question, set) {
   node.addEventListener("change", () => {
     const typed = node.value.trim();
     if (typed || !field.required) set(field.name, typed || null);
+    else refuse(`${field.label || "model"} is empty: name one.`);
   });
   const list = field.list ? [element("datalist", { id }, ...field.list.map((value) => element("option", { value })))] : [];
   return [nameNode(field.label), node, ...list];

@@ -11,7 +11,7 @@ function bestOf(points) {
 }
 
 // Draws the points in an element.
-//   units: of time and memory; limit: of memory, or null; chosen: the question that is shown; choose: called with a point.
+//   units: of time and memory, and their names; limit: of memory, or null; chosen: the question that is shown; choose: called with a point.
 function drawFrontier(box, points, { units, limit, chosen, choose }) {
   if (points.length === 0) {
     box.replaceChildren();
@@ -30,8 +30,8 @@ function drawFrontier(box, points, { units, limit, chosen, choose }) {
     frame.append(svg("text", { x: PLOT.left - 8, y: y(tick) + 4, "text-anchor": "end" }, time(tick)));
   }
   for (const tick of xTicks) frame.append(svg("text", { x: x(tick), y: PLOT.height - PLOT.bottom + 18, "text-anchor": "middle" }, memory(tick)));
-  frame.append(svg("text", { x: PLOT.width - PLOT.right, y: PLOT.height - 4, "text-anchor": "end" }, "memory of the fullest device →"));
-  frame.append(svg("text", { x: 0, y: PLOT.height - 4 }, "↑ step time"));
+  frame.append(svg("text", { x: PLOT.width - PLOT.right, y: PLOT.height - 4, "text-anchor": "end" }, `memory of the fullest device${units.memoryIs} →`));
+  frame.append(svg("text", { x: 0, y: PLOT.height - 4 }, `↑ step time${units.timeIs}`));
   if (limit !== null) {
     frame.append(svg("line", { x1: x(limit), x2: x(limit), y1: PLOT.top, y2: PLOT.height - PLOT.bottom, class: "limit" }));
   }
@@ -55,7 +55,7 @@ function drawFrontier(box, points, { units, limit, chosen, choose }) {
     node.addEventListener("click", () => choose(point));
     node.addEventListener("keydown", (event) => ["Enter", " "].includes(event.key) && choose(point));
     frame.append(node);
-    if (isChosen(point) || best.includes(point)) nameNear(names, point, at, taken, isChosen(point));
+    nameNear(names, point, at, taken, isChosen(point));
   });
   frame.append(names);
   box.replaceChildren(frame);

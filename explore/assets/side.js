@@ -6,6 +6,7 @@ class Side {
     this.view = view;
     this.question = null;
     this.answer = null;
+    this.shown = null; // the question that it answers
     this.report = null;
     this.running = null; // aborts the question in flight
     this.again = false;
@@ -28,11 +29,18 @@ class Side {
     return this.report.search(find);
   }
 
-  close() {
-    this.running?.abort();
+  // Take the answer away: it is not that of the form any more.
+  clear() {
     this.report?.close();
-    this.report = this.answer = this.question = this.running = null;
+    this.report = this.answer = this.shown = null;
     this.root.replaceChildren();
     this.root.hidden = true;
+  }
+
+  // End the question in flight.
+  stop() {
+    this.running?.abort();
+    this.running = this.question = null;
+    this.again = false;
   }
 }

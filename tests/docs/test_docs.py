@@ -19,6 +19,7 @@ from panpipe.cli import main
 from ..support.launch import torchrun_script
 
 ROOT = Path(__file__).parents[2]
+MEASURED = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PART = re.compile(
     r"<!-- setup\n(?P<setup>.*?)-->"
@@ -159,3 +160,33 @@ def test_messages_of_the_troubleshooting_page_are_messages_of_the_package():
     assert quoted
     for message in quoted:
         assert message in text, f"no message contains: {message}"
+
+
+def figures(text: str) -> list[str]:
+    """The numbers of a text, without marks between thousands; of names such as 1F1B none."""
+    return re.findall(r"(?<![\w.])\d+(?:\.\d+)?(?![\w.])", text.replace(",", ""))
+
+
+def is_in(figure: str, text: str) -> bool:
+    """Whether a text has a number that rounds to this figure."""
+    digits = len(figure.partition(".")[2])
+    return any(f"{float(found):.{digits}f}" == figure for found in figures(text))
+
+
+def test_figures_of_the_page_of_measurements_are_in_the_result_files_that_it_names():
+    rows = [row.split("|")[1:4] for row in MEASURED.splitlines() if ".md` |" in row]
+    assert len(rows) > 8
+    for what, said, files in rows:
+        found = [ROOT / "benchmarks" / "results" / name for name in re.findall(r"`(\w+\.md)`", files)]
+        text = "".join(path.read_text(encoding="utf-8") for path in found)
+        for figure in figures(said):
+            assert is_in(figure, text), f"{figure} of '{what.strip()}' is not in {files}"
+
+
+def test_figures_of_the_readme_are_on_the_page_of_measurements():
+    tables = (
+        (ROOT / "README.md").read_text(encoding="utf-8").partition("## Compared")[2].partition("## Documentation")[0]
+    )
+    for row in re.findall(r"^\| [^|]+\|(.+)\|$", tables, re.MULTILINE):
+        for figure in figures(row):
+            assert is_in(figure, MEASURED), f"{figure} is not in docs/measured.md: {row}"

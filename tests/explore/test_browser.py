@@ -47,6 +47,7 @@ def test_a_point_of_the_frontier_can_be_chosen_and_the_address_has_it(page, addr
     shows(page, "zb-v")
     page.wait_for_url(re.compile("zb-v"))
     again = page.url
+    assert "token" not in again
     page.goto("about:blank")
     page.goto(again)
     shows(page, "zb-v")
@@ -113,17 +114,39 @@ def test_paper_has_charts_drawn_for_its_width(page, address):
 
 
 @in_a_browser
-def test_other_kind_of_question_takes_the_frontier_away_and_saves_what_is_shown(page, address):
+def test_a_model_is_searched_on_a_click_and_takes_the_old_answer_away(page, address):
     page.goto(address)
     shows(page, "^1f1b$")
     page.locator("circle[data-family]").first.wait_for()
-    page.get_by_text("a model", exact=True).click()
-    page.locator("#cancel").click()
-    assert page.locator("circle[data-family]").count() == 0
-    shows(page, "^1f1b$")
     with page.expect_download() as saved:
         page.locator("[data-file=plan]").click()
     assert saved.value.suggested_filename == "schedule.csv"
+    page.get_by_text("a model", exact=True).click()
+    page.get_by_role("button", name="Search a plan").wait_for()
+    assert page.locator("circle[data-family]").count() == 0
+    assert page.locator("h1").count() == 0
+    assert not page.locator("#progress").is_visible()
+    page.go_back()
+    shows(page, "^1f1b$")
+    page.go_forward()
+    page.get_by_role("button", name="Search a plan").wait_for()
+
+
+@in_a_browser
+def test_bad_input_gets_a_sentence_and_no_answer_to_another_question(page, address):
+    page.goto(address)
+    shows(page, "^1f1b$")
+    page.locator("input[name=devices-number]").fill("1000")
+    page.locator("input[name=devices-number]").blur()
+    page.get_by_text("devices is 1000: give a number from 1 to 256.").wait_for()
+    assert page.locator("h1").count() == 0
+    page.locator("input[name=devices-number]").fill("6")
+    page.locator("input[name=devices-number]").blur()
+    page.locator("[data-memory='predicted 5']").wait_for()
+    page.evaluate("() => { window.fetch = async () => new Response('{\"progress\"', { status: 200 }); }")
+    page.locator("select[name=schedule]").select_option("gpipe")
+    page.get_by_text("its answer was cut off").wait_for()
+    assert page.locator("h1").count() == 0
 
 
 @in_a_browser
@@ -131,7 +154,7 @@ def test_every_choice_of_a_form_can_be_taken_back(page, address):
     page.goto(address)
     shows(page, "^1f1b$")
     page.evaluate("() => showForm(complete({ kind: 'plan' }), (question) => { window.asked = question; })")
-    page.locator("aside summary").click()
+    page.locator("#form summary").click()
     for name, default in (("shard", "none"), ("offload", ""), ("recompute", "")):
         page.locator(f"select[name={name}]").select_option("auto")
         assert page.evaluate("() => window.asked")[name] == "auto"
