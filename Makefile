@@ -70,6 +70,7 @@ docs: $(VENV)/ready
 	rm -rf build
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --target build/types .
 	$(BIN)/mkdocs build --strict
+	$(BIN)/python -m panpipe.explore.static build/site/explorer
 
 check: test lint format-check types
 

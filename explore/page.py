@@ -20,7 +20,9 @@ LARGEST = (64, 256)
 """Devices and microbatches at the right ends of their sliders; the fields next to them accept more."""
 
 
-def explorer_html(start: Question, results: Results, factory: str | None, token: str) -> str:
+def explorer_html(
+    start: Question, results: Results, factory: str | None, token: str = "", grid: dict[str, Any] | None = None
+) -> str:
     """The page.
 
     Args:
@@ -28,10 +30,11 @@ def explorer_html(start: Question, results: Results, factory: str | None, token:
         results: the files that were opened.
         factory: a model whose code may run.
         token: that its requests need.
+        grid: schedules and numbers for which a page without a server has files.
     """
     body = Template(_template("explore.html")).substitute(
         sections=sections(),
-        data=embedded({**choices(start, results, factory), "token": token}),
+        data=embedded({**choices(start, results, factory), "token": token, "grid": grid}),
         script="\n".join((drawing_script(), *(_template(name) for name in SCRIPTS))),
     )
     css = style() + _template("explore.css")

@@ -137,17 +137,18 @@ def report_points(question: UniformQuestion, report: Report) -> None:
         named += best
         for scored, parameters in own:
             if any(scored is each for each in best):
-                report(point=_point(question, scored, family.name, parameters))
+                report(point=point_of(question, scored, family.name, parameters))
     limits = search_limits(named, limit)
     for number, memory in enumerate(limits):
         report(**progress(f"auto, at most {memory:.4g}", number, len(limits)))
         asked = evolve(question, schedule="auto", memory_limit=memory, parameters={"evaluations": ORDERS_TO_TRY})
         found, misfit = scored_of(asked)
         if not misfit and all(found.schedule.name != scored.schedule.name for scored in named):
-            report(point=_point(asked, found, "auto", asked.parameters))
+            report(point=point_of(asked, found, "auto", asked.parameters))
 
 
-def _point(question: UniformQuestion, scored: Scored, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def point_of(question: UniformQuestion, scored: Scored, name: str, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """A point of the frontier: a schedule's time and memory, and the question that it answers."""
     plain = {key: list(value) if isinstance(value, tuple) else value for key, value in parameters.items()}
     chunks = question.chunks if name == "auto" else scored.problem.chunks
     return {

@@ -155,8 +155,8 @@ def model_work(
         attends_again: whether the backward computes the core of attention again, see `written_out_cores`.
 
     Raises:
-        RequestError: an operator cannot be differentiated, a region (Python code) does not run on stand-ins, or there
-            is no core to compute again.
+        RequestError: an operator cannot be differentiated, Python code does not run on random inputs, or there is no
+            core to compute again.
     """
     lone, works = _works(operators)
     sections = None if kernels == EAGER else Sections(operators, joined=kernels == FUSED)

@@ -53,14 +53,14 @@ class _Counted(TorchDispatchMode):
 
 
 def region_work(operator: LoneOperator, number: int) -> RegionWork:
-    """Run a region once on stand-ins of the shapes that it reads.
+    """Run a region once on random inputs of the shapes that it reads.
 
     Args:
         operator: the region's operator.
         number: number of the region.
 
     Raises:
-        RequestError: the stand-ins would be too large, or the region does not run on them.
+        RequestError: its inputs would be too large, or it does not run on random ones.
     """
     node = next(node for node in operator.members if region_of(node) is not None and node.args[1] == number)
     region: Region = region_of(node)  # type: ignore[assignment]
@@ -78,8 +78,9 @@ def region_work(operator: LoneOperator, number: int) -> RegionWork:
     except Exception as error:
         first = next(iter(str(error).strip().splitlines()), type(error).__name__)
         raise RequestError(
-            f"{region.line}: '{region.name or 'the step'}' stays Python and does not run on stand-ins ({first[:160]}): "
-            "its costs cannot be derived; measure them with --cluster cpu:N, or take the value out of that line"
+            f"{region.line}: '{region.name or 'the step'}' stays Python and does not run on random inputs "
+            f"({first[:160]}): its costs cannot be derived; measure them with --cluster cpu:N, or take "
+            "the value out of that line"
         ) from error
 
 

@@ -107,7 +107,7 @@ def work_of(operator: LoneOperator) -> TracedOperator:
     """Trace an operator's forward and backward over fake tensors and collect their kernels.
 
     Raises:
-        RequestError: it cannot be differentiated, or it is a region that does not run on stand-ins.
+        RequestError: it cannot be differentiated, or it is a region that does not run on random inputs.
     """
     if _is_view(operator):
         return TracedOperator(origin=Origin(reads=tuple(range(len(operator.given)))))

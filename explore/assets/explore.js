@@ -102,7 +102,7 @@ function askSlowAnswers(side) {
   side.slowTimer = setTimeout(async () => {
     const { question, answer } = side;
     if (side.running || !question) return;
-    if (question.kind === "uniform" && question.schedule !== "auto" && answer) {
+    if (question.kind === "uniform" && question.schedule !== "auto" && answer && !CHOICES.grid) {
       const { idle } = await askOnce("api/idle", { question });
       if (side.answer === answer && idle) side.report.showIdle(idle);
     }
@@ -259,6 +259,7 @@ function arrange() {
   const two = state.b !== null;
   byName("panels").classList.toggle("two", two);
   byName("exports").parentElement.hidden = !current().answer;  // nothing to search, save or compare yet
+  byName("exports").hidden = Boolean(CHOICES.grid);  // a server writes these files
   byName("pin").setAttribute("aria-pressed", String(two));
   byName("pin").textContent = two ? "Show only this one" : "Compare with another";
   for (const side of Object.values(sides)) side.root.classList.toggle("active", side.name === state.side);

@@ -11,6 +11,8 @@ function uniformFields(question) {
   const family = CHOICES.schedules.find((each) => each.name === question.schedule);
   const names = CHOICES.schedules.map((each) => each.name);
   const set = Object.entries(question.parameters ?? {}).map(([name, value]) => `${name} ${value}`).join(", ");
+  if (CHOICES.grid) return ["schedule", "devices", "microbatches"].map((name) => select(name, name,
+    CHOICES.grid[name].map(String), { number: name !== "schedule", about: name === "schedule" ? family.summary : "" }));
   return [
     select("schedule", "schedule", [...names, "auto"], { about: [family ? family.summary : "the fastest one that a search finds", set].filter(Boolean).join("; ") }),
     slider("devices", "devices", 1, CHOICES.largest.devices, 1, { most: CHOICES.most.devices }),
@@ -79,7 +81,7 @@ function showForm(question, changed) {
 const byName = (id) => document.getElementById(id);
 
 function tabs(question, replace) {
-  const kinds = [["uniform", "uniform stages"], ["plan", "a model"], ...(CHOICES.results.length ? [["file", "results"]] : [])];
+  const kinds = [["uniform", "uniform stages"], ...(CHOICES.grid ? [] : [["plan", "a model"]]), ...(CHOICES.results.length ? [["file", "results"]] : [])];
   return element("div", { class: "tabs", role: "group" }, ...kinds.map(([kind, label]) => {
     const button = element("button", { type: "button", "aria-pressed": String(question.kind === kind) }, label);
     button.addEventListener("click", () => question.kind !== kind && replace(kind === "plan" ? NEW_PLAN : DEFAULTS[kind]));

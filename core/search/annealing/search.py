@@ -15,9 +15,10 @@ from collections.abc import Sequence
 from attrs import evolve, frozen
 
 from ...errors import RequestError
+from ...schedules.problem import ScheduleProblem
 from ...timing.coding import INFINITY
 from ..problem.meter import Meter, Stopped
-from ..problem.options import MAX_CHUNKS, SearchSpace
+from ..problem.options import MAX_CHUNKS, SearchSpace, options
 from ..problem.setting import Setting
 from .anneal import EXCESS
 from .free_placement import joined, packed, refined
@@ -121,10 +122,7 @@ def search(
             walks.append(walk)
             meter.spend(0)  # no evaluation, but building it takes time
         if not walks:
-            raise RequestError(
-                f"none of the schedules supports {settings[0].devices} devices and {settings[0].microbatches} "
-                "microbatches: give other families or another number of microbatches"
-            )
+            raise _unsupported(settings[0], space)
         if all(walk.excess > 0 for walk in walks):
             scouted += [walk.copy() for walk in walks]
             scouted += _packed(settings, space)
@@ -146,6 +144,25 @@ def search(
             raise
         return _ended(walks + _fitting(scouted), meter), True
     return _ended(walks, meter), False
+
+
+def _unsupported(setting: Setting, space: SearchSpace) -> RequestError:
+    """Why no family has a schedule: there are too few operators for its stages, or it is not for these numbers."""
+    names = " and ".join(f"'{family.name}'" for family in space.families)
+    devices, operators = setting.devices, len(setting.graph.nodes)
+    for chunks in range(space.chunks[0], MAX_CHUNKS + 1):
+        problem = ScheduleProblem(devices, setting.microbatches, chunks)
+        if chunks * devices > operators and options(space.families, problem):
+            return RequestError(
+                f"{names} needs {chunks} stages on each of {devices} devices, and the model has {operators} operators: "
+                f"a stage needs at least one; name another schedule, such as '1f1b', or use at most "
+                f"{operators // chunks} devices"
+            )
+    stages = " to ".join(map(str, sorted(set(space.chunks))))
+    return RequestError(
+        f"no schedule of {names} for {devices} devices with {stages} stages each and {setting.microbatches} "
+        "microbatches: name another schedule, or other numbers"
+    )
 
 
 def _continued(
