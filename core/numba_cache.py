@@ -2,13 +2,18 @@
 
 numba caches it next to the sources or in the user's cache folder. If neither is writable, as in a container with an
 installation by another user and no home, numba raises an error; such a function is then compiled in each process.
+
+Each function is cached as soon as it is compiled: a process that is ended in between loses only the one it compiled.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 import numba
+import numpy as np
 from numba.core import event
+from numba.core.registry import CPUDispatcher
 
 from .compile_notice import announce
 
@@ -38,16 +43,51 @@ def njit(**options: Any) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
+        compiled: Any
         try:
-            compiled: F = numba.njit(cache=True, **options)(function)
+            compiled = numba.njit(cache=True, **options)(function)
+            _ignore_unreadable_index(compiled)
         except RuntimeError as error:
             if "no locator available" not in str(error):
                 raise
-            return cast(F, numba.njit(**options)(function))
-        _ignore_unreadable_index(compiled)
-        return compiled
+            compiled = numba.njit(**options)(function)
+        if isinstance(compiled, CPUDispatcher):  # not with NUMBA_DISABLE_JIT
+            compiled.__class__ = _Function
+        return cast(F, compiled)
 
     return decorate
+
+
+_interpreting = False
+
+
+class _Function(CPUDispatcher):  # type: ignore[misc]
+    """A function that is compiled when it is called, except within :func:`interpreted`."""
+
+    def __call__(self, *args: Any, **named: Any) -> Any:
+        return self.py_func(*args, **named) if _interpreting else super().__call__(*args, **named)
+
+
+def is_interpreted() -> bool:
+    """Whether :func:`interpreted` is in effect."""
+    return _interpreting
+
+
+@contextmanager
+def interpreted() -> Iterator[None]:
+    """Within this context functions of :func:`njit` run in Python, a hundred times as slowly, with the same results.
+
+    For a few calls, which take less time than compiling. Schedules are not polished, which takes thousands. Functions
+    seed numpy's generator, which is put back.
+    """
+    global _interpreting  # noqa: PLW0603
+    state, before = np.random.get_state(), _interpreting
+    _interpreting = True
+    try:
+        yield
+    finally:
+        _interpreting = before
+        np.random.set_state(state)
 
 
 def _ignore_unreadable_index(function: Callable[..., Any]) -> None:

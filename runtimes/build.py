@@ -21,7 +21,6 @@ from ..core.garbage import rare_collections
 from ..core.lowering.derive import synchronised
 from ..core.plan.plan import Plan
 from ..core.plan.wording import plan_size
-from ..core.search.compiling import compile_ahead
 from ..core.search.problem.oracle import predicted_again
 from ..core.search.suggestions.preference import preference
 from ..core.tensor_collectives import OneRank, communicating
@@ -324,7 +323,6 @@ def _automatic(builder: _Builder) -> CachedPlans:
     found = earlier.find()
     if found is not None:
         return found
-    planning.team.decide(lambda: compile_ahead(planning.report))  # one rank compiles for all
     found = CachedPlans(planning.candidates())
     release_unused(planning.team.where.values())
     earlier.keep(found)

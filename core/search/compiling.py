@@ -1,6 +1,6 @@
 """Compile the search ahead of its first use: half a minute of one core, once after an installation.
 
-Otherwise the first planning compiles it and prints a line about it; that time is not counted.
+Otherwise the first planning that needs it compiles it and prints a line about it; that time is not counted.
 
 numba keeps the result next to the sources, or in ``NUMBA_CACHE_DIR``. Run: ``python -m panpipe.core.search.compiling``.
 """
@@ -28,13 +28,18 @@ def compile_search() -> None:
     search_plans(workload_of(graph, cluster, 4), cluster, SearchOptions(families=resident_families(), budget=80_000))
 
 
+def is_search_compiled() -> bool:
+    """Whether the search is compiled on this machine."""
+    return is_compiled(anneal)
+
+
 def compile_ahead(report: Callable[[str], object]) -> bool:
     """Compile the search unless it is already compiled on this machine; return whether it had to be.
 
     Args:
         report: called with a message before compiling.
     """
-    if is_compiled(anneal):
+    if is_search_compiled():
         return False
     with compile_notice(report):
         compile_search()

@@ -12,6 +12,7 @@
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 from attrs import Factory, evolve, field, frozen
 
@@ -21,12 +22,14 @@ from ...core.cluster.cluster import Cluster
 from ...core.costs.costs import StageCosts
 from ...core.costs.graph import OpGraph
 from ...core.errors import InfeasibleError, PanpipeError, RequestError
+from ...core.numba_cache import interpreted
 from ...core.offload.request import check_offload_request
 from ...core.plan.plan import Plan
 from ...core.policies.recompute import recomputed_stages
 from ...core.schedules.problem import ScheduleFamily
 from ...core.search.choose import choose_schedules
 from ...core.search.choose import plan as search_plan
+from ...core.search.compiling import compile_ahead, is_search_compiled
 from ...core.search.problem.blocks import Blocks, Stages
 from ...core.search.problem.oracle import by_position, with_costs
 from ...core.search.search_options import SearchOptions
@@ -51,6 +54,11 @@ LEAST_EVALUATIONS = 2_000
 """Smallest number of evaluations of a search, for any number of actions."""
 RIVALS = 3
 """Largest number of other orders that the winner of the first candidates is compared with."""
+SHORT_S = 0.1
+"""A step by the measured operators, in seconds, below which the search is not compiled: a thousand such steps would
+have to become a third shorter to pay for it. If it is not compiled on this machine, little is searched, in Python."""
+SHORT_EVALUATIONS = 32
+"""Number of evaluations of such a search."""
 LEAST_GAIN = 0.03
 """Share of a step that a searched cut must be predicted to gain over a regular one: the measured times of operators
 vary by about as much from one run to the next."""
@@ -96,6 +104,7 @@ class Planning:
     )
 
     regular: set[Stages] = field(factory=set, init=False)
+    _in_python: list[bool] = field(factory=list, init=False)
 
     @property
     def operators(self) -> Operators:
@@ -114,6 +123,7 @@ class Planning:
         cluster = self._measured_cluster()
         self.report("measuring operators")
         graph = self.measured.graph()
+        self._in_python[:] = [self.team.decide(lambda: self._prepare_search(graph))]  # one rank compiles for all
         if self.options.offload == "none":  # what may leave a device is known of programs alone
             try:
                 first, *others = self._compared(self.plans(graph, cluster))
@@ -124,6 +134,18 @@ class Planning:
             if fitted is not None:
                 return [fitted, *others]
         return self._compared(self.plans(graph, cluster, derive=True))
+
+    def _prepare_search(self, graph: OpGraph) -> bool:
+        """Compile the search, unless it is compiled already; return whether it is left uncompiled, for short steps."""
+        work_s = sum(node.forward_s + node.backward_input_s + node.backward_weight_s for node in graph.nodes)
+        if work_s * self.microbatches / self.team.size < SHORT_S and not is_search_compiled():
+            return True
+        compile_ahead(self.report)
+        return False
+
+    def _searching(self) -> AbstractContextManager[None]:
+        """A context for searches."""
+        return interpreted() if any(self._in_python) else nullcontext()
 
     def plans(self, graph: OpGraph, cluster: Cluster, *, derive: bool = False) -> list[Plan]:
         """For each cut the fastest plan, and those that need less memory than every faster one.
@@ -237,6 +259,8 @@ class Planning:
         return cluster
 
     def _evaluations(self, actions: int) -> int:
+        if any(self._in_python):
+            return SHORT_EVALUATIONS
         return max(actions // (6 * self.team.size * self.microbatches), LEAST_EVALUATIONS)
 
     @property
@@ -288,7 +312,8 @@ class Planning:
 
         def search() -> list[Stages]:
             replicas = self.measured.replicas
-            found = search_plan(graph, cluster, self.microbatches, wanted, parameter_sizes=sizes, replicas=replicas)
+            with self._searching():
+                found = search_plan(graph, cluster, self.microbatches, wanted, parameter_sizes=sizes, replicas=replicas)
             regular = regular_cut(graph, len(found.stages))
             longer = math.inf if regular is None else self._longer(found, graph, regular)
             if regular is None or longer == math.inf:
@@ -322,7 +347,7 @@ class Planning:
         def search() -> list[Plan]:
             found: list[Plan] = []
             failure: InfeasibleError | None = None
-            for anneal in (False, True) if self.options.anneal else (False,):
+            for anneal in (False, True) if self.options.anneal and not any(self._in_python) else (False,):
                 if found and min(_bubble(plan) for plan in found) <= ALIKE:
                     break
                 try:
@@ -360,9 +385,10 @@ class Planning:
     ) -> Sequence[Plan]:
         """Plans of measured stages, the best one first."""
         sizes, replicas = self.measured.sizes, self.measured.replicas
-        return choose_schedules(
-            graph, stages, costs, cluster, self.microbatches, options, parameter_sizes=sizes, replicas=replicas
-        ).plans
+        with self._searching():
+            return choose_schedules(
+                graph, stages, costs, cluster, self.microbatches, options, parameter_sizes=sizes, replicas=replicas
+            ).plans
 
 
 def step_s(plan: Plan) -> float:

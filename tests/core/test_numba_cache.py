@@ -5,9 +5,10 @@ import subprocess
 import sys
 
 import numba
+import numpy as np
 import pytest
 from panpipe.core.compile_notice import COMPILING
-from panpipe.core.numba_cache import is_compiled, njit
+from panpipe.core.numba_cache import interpreted, is_compiled, njit
 
 
 def refusing(monkeypatch, message):
@@ -99,3 +100,23 @@ def test_notice_is_given_once_and_only_for_functions_of_panpipe(tmp_path):
         for _ in range(2)
     ]  # fmt: skip
     assert found == [["then", COMPILING], ["then"]]
+
+
+def test_interpreted_functions_are_not_compiled_and_keep_the_callers_random_numbers():
+    @njit()
+    def drawn(seed, count):
+        np.random.seed(seed)
+        total = 0.0
+        for _ in range(count):
+            total += np.random.random() + np.random.randint(7)
+        return total
+
+    np.random.seed(3)
+    expected = np.random.random()
+    np.random.seed(3)
+    with interpreted():
+        found = drawn(1, 10)
+    assert np.random.random() == expected
+    assert not drawn.signatures
+    assert drawn(1, 10) == found
+    assert drawn.signatures

@@ -20,7 +20,8 @@ TEMPERATURES = (0.0, 0.0005)
 def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
     """Move single actions where that shortens the makespan; no device holds more than before.
 
-    With stages of equal times and messages without delay the order is returned unchanged.
+    With stages of equal times and messages without delay the order is returned unchanged, and where functions are
+    interpreted.
 
     Args:
         problem: costs and delays.
@@ -33,9 +34,12 @@ def polish(problem: ScheduleProblem, schedule: Schedule) -> Schedule:
         return schedule
     import numpy as np  # here: numpy and compiled code take longer to load than most schedules to build
 
+    from ...numba_cache import is_interpreted
     from .instance import codes_of, instance
     from .local import improve
 
+    if is_interpreted():
+        return schedule
     before = score(problem, schedule).result
     task = evolve(instance(problem, schedule.placement), limits=np.array(before.peak_memory) * (1 + ROUNDING))
     best, least, scratch = schedule, before.makespan, task.scratch()
