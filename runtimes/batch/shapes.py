@@ -74,7 +74,7 @@ class Shapes:
         self._parts: str | None = None
         self._kept: LruCache[Shape, Compiled] = LruCache(_KEPT)
         self._sized: LruCache[Shape, Compiled] = LruCache(_SIZED)
-        self._varying = VaryingSizes() if varying is None else varying
+        self.varying = VaryingSizes() if varying is None else varying
         self._function = function
         self._symbolic: dict[int, Compiled | str] = {}
         self._latest: Compiled | None = None
@@ -92,9 +92,9 @@ class Shapes:
             symbolic: the step captured with symbolic sizes, if it was; its programs are derived.
         """
         self._kept.keep(shape, compiled)
-        self._varying.note(shape)
+        self.varying.note(shape)
         if symbolic is not None:
-            steps = self._varying.captures(self._function, shape).steps
+            steps = self.varying.captures(self._function, shape).steps
             steps += [symbolic] if not steps else []
             if self._compiler is None:
                 self._sized_programs(symbolic, shape)
@@ -126,7 +126,7 @@ class Shapes:
         wanted = {piece.shape: piece for piece in pieces}
         found = {shape: self._kept.use(shape) or self._sized.use(shape) for shape in wanted}
         for shape in wanted:
-            self._varying.note(shape)
+            self.varying.note(shape)
         for shape, piece in wanted.items():
             if found[shape] is None:
                 captures = self.captures
@@ -147,12 +147,12 @@ class Shapes:
         if self._team.tensor is not None or (self._compiler is not None and len(self._kept) < _KEPT):
             return None
         shape = piece.shape
-        known = self._varying.captures(self._function, shape)
+        known = self.varying.captures(self._function, shape)
         for operators in known.steps:
             found = self._sized_programs(operators, shape)
             if self._everywhere(found is not None):
                 return found
-        dims = self._varying.of(shape)
+        dims = self.varying.of(shape)
         if not dims or len(known.failures) == _MOST_FAILURES or len(known.steps) == _MOST_SYMBOLIC:
             return None
         found, reason = None, "the step fixes them, as a loop over a sequence does"
@@ -195,7 +195,8 @@ class Shapes:
         with rare_collections(), reported_if_slow(self._report, f"capturing for microbatches of {shape}"):
             yield
         self.captures += captures
-        self._capture_s += time.perf_counter() - started
+        seconds = time.perf_counter() - started
+        self._capture_s, self.varying.capture_s = self._capture_s + seconds, self.varying.capture_s + seconds
 
     def _compile_new(self, piece: Microbatch) -> Compiled:
         with self._counted(piece.shape):
@@ -266,7 +267,7 @@ class Shapes:
             return f"{kept}{rest}: pad batches to a few lengths"
         if each_s < NOTICED_S:
             return None
-        why = self._varying.captures(self._function, shape).failures
+        why = self.varying.captures(self._function, shape).failures
         again = f"; it is captured again for further sizes, because they cannot be symbols: {why[-1]}" if why else ""
         return f"microbatches of a new shape ({shape}): capturing the step for them took {each_s:.1f} s{again}"
 

@@ -48,9 +48,13 @@ class VaryingSizes:
 
     Args:
         declared: name of a tensor → dimension → its largest size; None for any.
+
+    Attributes:
+        capture_s: seconds of all captures, and of all derivations of programs with symbolic sizes.
     """
 
     declared: Mapping[str, Mapping[int, int | None]] = field(factory=dict)
+    capture_s: float = 0.0
     _first: dict[Hashable, dict[int, tuple[int, ...]]] = field(factory=dict)
     _dims: dict[Hashable, set[tuple[int, int]]] = field(factory=dict)
     _captures: dict[Hashable, Captures] = field(factory=dict)

@@ -6,8 +6,8 @@ means do not.
 
 1. Candidates with the same stages on the same devices form a group. They share programs, parameters and optimizers, and
    take turns step by step, in another order each time because batches may come in a rhythm. Between groups stages move,
-   so a group stays for a block of turns, long enough that moves take at most ``MOVES`` of the time, unless a number of
-   turns is given.
+   so a group stays for a block of turns, long enough that moves, and captures of sizes that are new to a group, take at
+   most ``MOVES`` of the time, unless a number of turns is given.
 2. A round has ``TURNS`` turns of each candidate. After a round a candidate leaves if its fastest step is slower than
    the fastest of all by more than ``SLOWER``, after the first round by more than ``MUCH_SLOWER``.
 3. The contest ends with one candidate left, after ``ROUNDS`` rounds if the fastest is ahead by more than ``AHEAD``, and
@@ -46,7 +46,7 @@ NEARLY, FEWEST, LONGER = 1.1, 2, 3
 """Largest ratio of the sizes of a class, about; fewest steps of each candidate in classes that all have; most rounds,
 as a multiple of those that are wanted, if there are fewer."""
 MOVES = 0.1
-"""Largest share of the time of a contest in which stages move."""
+"""Largest share of the time of a contest in which stages move, and programs are captured or derived."""
 
 
 @exchanged
@@ -57,10 +57,12 @@ class Turn:
     Args:
         seconds: of its step; of its steps if gradients of several batches wait for one update.
         size: number of elements of its batches' tensors; 0 if its time says nothing, such as with a capture.
+        capture_s: seconds of it in which the step was captured or programs were derived.
     """
 
     seconds: float
     size: int = 1
+    capture_s: float = 0.0
 
     @property
     def of_class(self) -> int:
@@ -145,7 +147,7 @@ class Contest:
         for number in range(1, LONGER * (self._rounds + 1)):
             groups = _groups(self._left, self._present)
             for group in groups:
-                spent_s, turns = 0.0, TURNS
+                spent_s, capture_s, turns = 0.0, 0.0, TURNS
                 while turns:
                     here = [candidate for candidate in group if not candidate.left]
                     order = (here[turn % len(here) :] + here[: turn % len(here)] for turn in range(turns))
@@ -157,8 +159,10 @@ class Contest:
                         break
                     for candidate, turn in zip((each for each in block if not each.left), took, strict=True):
                         candidate.turns.append(turn)
-                    spent_s += sum(turn.seconds for turn in took)
-                    missing_s = (self.move_s or 0.0) * (1 / MOVES - 1) - spent_s if len(groups) > 1 else 0.0
+                    spent_s += sum(turn.seconds - turn.capture_s for turn in took)
+                    capture_s = max(capture_s, *(turn.capture_s for turn in took))
+                    lost_s = 0.0 if self.move_s is None or len(groups) == 1 else self.move_s + capture_s
+                    missing_s = lost_s * (1 / MOVES - 1) - spent_s
                     turns = math.ceil(missing_s / max(spent_s, 1e-9) * turns) if missing_s > 0 else 0
                 else:
                     self._present = block[-1]

@@ -55,7 +55,7 @@ class TimedSteps:
 
     def __init__(self, trainer: Trainer) -> None:
         self._trainer, self.turns = trainer, list[Turn]()
-        self._seconds, self._size, self._captures = 0.0, 0, 0
+        self._seconds, self._size, self._capture_s = 0.0, 0, 0.0
 
     def begins(self) -> bool:
         """Whether the next batch begins a step. A step that failed counts as one whose time says nothing."""
@@ -63,19 +63,20 @@ class TimedSteps:
             return False
         if self._seconds:
             self.turns.append(Turn(self._seconds, 0))
-        self._seconds, self._size, self._captures = 0.0, 0, 0
+        self._seconds, self._size, self._capture_s = 0.0, 0, 0.0
         return True
 
     def train(self, batch: Any, options: StepOptions) -> Tensor:
         """Train on a batch; the loss, as of ``Trainer.train``."""
         trainer = self._trainer
-        start, captures = time.perf_counter(), trainer.prepared.shapes.captures
+        varying = trainer.prepared.shapes.varying
+        start, captured_s = time.perf_counter(), varying.capture_s
         loss, done = trainer.train(batch, options)
         ended = max(finished_s(queue.device) for queue in trainer.queues.values())
         self._seconds, self._size = self._seconds + ended - start, self._size + done.elements
-        self._captures += trainer.prepared.shapes.captures - captures
+        self._capture_s += varying.capture_s - captured_s
         if options.ending is Ending.STEP:
-            self.turns.append(Turn(self._seconds, 0 if self._captures else self._size))
+            self.turns.append(Turn(self._seconds, 0 if self._capture_s else self._size, self._capture_s))
             self._seconds = 0.0
         return loss
 
@@ -83,7 +84,11 @@ class TimedSteps:
         """The steps since the last call; the longest time of all ranks counts. All ranks call this together."""
         mine, self.turns = self.turns, []
         return [
-            Turn(max(turn.seconds for turn in same), max(turn.size for turn in same) * all(turn.size for turn in same))
+            Turn(
+                max(turn.seconds for turn in same),
+                max(turn.size for turn in same) * all(turn.size for turn in same),
+                max(turn.capture_s for turn in same),
+            )
             for same in zip(*self._trainer.team.exchange().gather(mine), strict=True)
         ]
 

@@ -173,6 +173,25 @@ def test_uneven_cut_must_gain_three_percent():
         assert contest.winner.plan is wins
 
 
+def test_captures_of_new_sizes_take_a_tenth_of_a_contest_at_most():
+    """Each placement of stages needs programs for new sizes: 5 s here, and a step takes 1 s."""
+    pipe = small(contest=4)
+    plans = [each.plan for each in pipe.contest.candidates]
+    pipe.close()
+    contest, captured, steps = Contest(plans, preference(["1f1b", "zb-h1"])), set(), []
+    blocks = contest.blocks()
+    block = next(blocks)
+    with suppress(StopIteration):
+        while len(captured) < len({each.stages for each in plans}):
+            for each in block:
+                capture_s = 0.0 if each.plan.stages in captured else 5.0
+                captured.add(each.plan.stages)
+                steps.append(Turn(1.0 + capture_s, 0 if capture_s else 1, capture_s))
+            block = blocks.send(steps[-len(block) :])
+    moves = [number for number, turn in enumerate(steps) if turn.capture_s]
+    assert sum(turn.seconds - turn.capture_s for turn in steps[: moves[1]]) >= 45
+
+
 def test_second_run_starts_with_the_winner(tmp_path, monkeypatch):
     monkeypatch.setenv("PANPIPE_CACHE", str(tmp_path))
     first = small(contest=4, cache=True)
