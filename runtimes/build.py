@@ -37,6 +37,7 @@ from .launch.launch import make_team, mesh_for, rank_of_job, virtual_team, world
 from .launch.meeting import Meeting
 from .launch.progress import Report, progress_lines, silent
 from .launch.random_states import random_states_kept
+from .launch.rank_tensors import RankTensors
 from .launch.step_agreement import check_same_step
 from .launch.team import Team
 from .optimizer.described_updates import describe_update
@@ -49,8 +50,7 @@ from .programs.options import ProgramOptions
 from .programs.stage_compiler import StageCompiler
 from .replan.replanner import Replanner
 from .session import Session
-from .tensor_parallel.options import check_tensor_options, with_replicas
-from .tensor_parallel.tensor_ranks import TensorRanks
+from .tensor_parallel.options import tensors_of
 from .trainer import Trainer
 from .training.initial_weights import InitialWeights, compare_initial_weights
 from .watch.activity import HERE
@@ -116,15 +116,12 @@ def _check_and_build(
     virtual: VirtualDevices | None,
     report: Report,
 ) -> Pipeline:
-    tensor = TensorRanks.of(model, step)
-    check_tensor_options(options, tensor)
-    if tensor is not None:
-        tensor = with_replicas(tensor, options)
-        model, step = tensor.parts, tensor.step
+    tensors = tensors_of(model, step, options)
+    model, step = tensors.program(model, step)
     device_type = options.check(model)
     meeting = Meeting(options.run.timeout_s) if (world_size() or 1) > 1 and not options.simulated else None
     try:
-        return _build_checked(model, step, batch, options, virtual, report, device_type, meeting, tensor)
+        return _build_checked(model, step, batch, options, virtual, report, device_type, meeting, tensors)
     except BaseException as failure:
         if meeting is not None:
             if not isinstance(failure, PanpipeError) and not meeting.watch.reported:
@@ -142,12 +139,12 @@ def _build_checked(
     report: Report,
     device_type: str,
     meeting: Meeting | None,
-    tensor: TensorRanks | None,
+    tensors: RankTensors,
 ) -> Pipeline:
     # Whatever can be checked without the step is checked before this: what follows takes time.
     report("capturing the step")
     example = Example.capture(
-        model, step, batch, options.microbatches, options.batch_dims, device_type, tensor is None, options.dynamic
+        model, step, batch, options.microbatches, options.batch_dims, device_type, not tensors.divided, options.dynamic
     )
     if (rank_of_job() or (0, 1))[0] == 0:
         warn_if_cut_changes_loss(model, step, batch, example.shape.dims, options.microbatches, example.trace)
@@ -158,12 +155,11 @@ def _build_checked(
     plan = options.plan
     if plan is None and virtual is not None:
         plan = virtual.planned(example.operators, report)
-    team = _team(options, plan, device_type, compute_device([*model.parameters(), *model.buffers()]), meeting, tensor)
+    team = _team(options, plan, device_type, compute_device([*model.parameters(), *model.buffers()]), meeting, tensors)
     try:
         builder = _Builder(options, example, team, virtual, report)
-        if tensor is not None:
-            tensor.check_mesh(options.mesh, team.mesh)
-            tensor.check([example])
+        tensors.check_mesh(options.mesh, team.mesh)
+        tensors.check([example])
         initial = builder.check_ranks(source)
         with communicating(OneRank()):  # profiles time the operators of one rank; steps communicate with the others
             found = _automatic(builder) if plan is None else CachedPlans([plan])
@@ -171,7 +167,7 @@ def _build_checked(
             session = builder.session(found.plans)
         session.trainer.state.steps = options.run.first_step
         session.load(source, initial)
-        if virtual is None and tensor is None:
+        if virtual is None and not tensors.divided:
             session.replanner = builder.replanner()
         if not _compare(builder, session, found, time.perf_counter() - start) and session.replanner is not None:
             session.replanner.forget_programs()
@@ -189,7 +185,7 @@ def _team(
     device_type: str,
     on: torch.device,
     meeting: Meeting | None,
-    tensor: TensorRanks | None,
+    tensors: RankTensors,
 ) -> Team:
     """The devices, before ranks have compared their arguments.
 
@@ -199,16 +195,16 @@ def _team(
         device_type: of the devices: ``"cpu"`` or ``"cuda"``.
         on: the model's device.
         meeting: of the ranks; None if this process is no rank.
-        tensor: the tensor ranks; None without.
+        tensors: what a rank has of the model's tensors.
     """
-    mesh, devices = None if tensor is not None else mesh_for(plan, options.mesh), options.devices
+    mesh, devices = None if tensors.divided else mesh_for(plan, options.mesh), options.devices
     if mesh is None and devices.named is not None and world_size() is None:
         mesh = Mesh(len(devices.named))
     if device_type == "cuda" and (rank := rank_of_job()) is not None:
         torch.cuda.set_device(device_of_rank(devices.named, *rank) if devices.given else on)
     if options.simulated:
         return virtual_team(mesh)
-    return make_team(mesh, options.backend, device_type, devices.share, options.run.timeout_s, meeting, tensor)
+    return make_team(mesh, options.backend, device_type, devices.share, options.run.timeout_s, meeting, tensors)
 
 
 class _Builder:
@@ -265,9 +261,7 @@ class _Builder:
 
     def ready(self, plan: Plan) -> Plan:
         """A plan as the team's devices run it."""
-        options, tensor = self.options, self.team.tensor
-        if tensor is not None:
-            plan = tensor.planned(plan, self.team.mesh)
+        options, plan = self.options, self.team.tensors.planned(plan, self.team.mesh)
         if options.training.needs_all_stages:
             plan = predicted_again(plan, synchronised(plan), options.planning.oracle)
         _check_plan(plan, self.example.operators, self.team, anywhere=options.simulated)

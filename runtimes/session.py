@@ -74,8 +74,7 @@ class Session:
     @property
     def plan(self) -> Plan:
         """The plan that runs, with its prediction."""
-        tensor, plan = self.trainer.team.tensor, self.trainer.plan
-        return plan if tensor is None else tensor.shown(plan, self._reductions)
+        return self.trainer.team.tensors.shown(self.trainer.plan, lambda: self._reductions)
 
     @cached_property
     def _reductions(self) -> dict[str, TensorReductions | None]:
@@ -140,11 +139,9 @@ class Session:
     def _stage_optimizers(self) -> list[Optimizer]:
         return [each.optimizer for each in self.trainer.stages.states.values() if each.optimizer is not None]
 
-    def refuse_tensor_ranks(self, method: str) -> None:
-        """Refuse a method that does not support models with DTensor parameters."""
-        tensor = self.trainer.team.tensor
-        if tensor is not None:
-            tensor.refuse(f"{method} of a pipeline")
+    def refuse_parts(self, method: str) -> None:
+        """Refuse a method that does not support ranks with parts of tensors."""
+        self.trainer.team.tensors.refuse(f"{method} of a pipeline")
 
     def replan(self) -> bool:
         """Plan again for the present speeds of the devices; see `Pipeline.replan`."""
@@ -153,7 +150,7 @@ class Session:
         return moved
 
     def _checked_replanner(self) -> Replanner:
-        self.refuse_tensor_ranks("replan")
+        self.refuse_parts("replan")
         self.trainer.refuse_closed()
         self.trainer.averages.refuse_applied("plan again")
         self.trainer.stages.refuse_whole("plan again")
@@ -220,14 +217,14 @@ class Session:
     def ema(self, decay: float, buffers: bool, function: AverageFunction | None) -> WeightAverage:
         """Keep an average of the weights; see `panpipe.weights.ema`."""
         if function is not None:
-            self.refuse_tensor_ranks("ema(function=)")
+            self.refuse_parts("ema(function=)")
         self.trainer.refuse_closed()
         self.trainer.stages.ensure_values()
         return self.trainer.averages.add(decay, buffers, function)
 
     def on_parameters(self, function: Visit) -> dict[str, Any]:
         """Call a function with every parameter of this process; see `panpipe.weights.on_parameters`."""
-        self.refuse_tensor_ranks("on_parameters")
+        self.refuse_parts("on_parameters")
         trainer = self.trainer
         trainer.refuse_closed()
         trainer.stages.ensure_values()

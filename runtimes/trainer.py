@@ -72,7 +72,7 @@ class Trainer:
     Attributes:
         model, step, plan, team, training: as given.
         operators: of the captured step.
-        whole_model: the user's module; ``model`` has this rank's parts of it if there are tensor ranks.
+        whole_model: the user's module; ``model`` is what this rank runs of it.
         optimizers_lent: whether the caller may hold the optimizers of stages.
         stages: parameters, buffers and optimizers of the stages in this process.
         prepared: the prepared steps.
@@ -96,7 +96,7 @@ class Trainer:
         monitors: Sequence[Monitor] = (),
     ) -> None:
         model, training = example.model, training or Training()
-        self.operators, self.whole_model = example.operators, model if team.tensor is None else team.tensor.model
+        self.operators, self.whole_model = example.operators, team.tensors.whole_model(model)
         self.model, self.step, self.team, self.training = model, example.step, team, training
         self._rates: tuple[int, Optimizer | None, LRScheduler | None] | None = None
         self.optimizers_lent = False
@@ -165,9 +165,7 @@ class Trainer:
     def _train(self, batch: Any, options: StepOptions) -> tuple[Tensor, BatchResult]:
         start, state = time.perf_counter(), self.state
         self.refuse_closed()
-        tensor = self.team.tensor
-        if tensor is not None:
-            tensor.linked.follow()
+        self.team.tensors.follow()
         set_process(self.team.rank_here, self.stages.states, state.steps + 1)
         self.averages.refuse_applied("train")
         self.stages.refuse_whole("train")
@@ -187,8 +185,7 @@ class Trainer:
         self.checks.check_last()  # of the step before: meanwhile the device has this one to run
         assert done.loss is not None
         self.stages.tied.note()
-        if tensor is not None:
-            tensor.linked.publish_gradients()
+        self.team.tensors.publish_gradients()
         state.steps, state.visits, state.metrics = state.steps + 1, 0, done.metrics
         state.trace = done.trace or state.trace
         updates = options.ending is Ending.STEP
@@ -296,8 +293,7 @@ class Trainer:
     def _inputs(self, batch: Batch, size: float, scale: float | None) -> StepInputs:
         prepared, pieces = batch.prepared, batch.pieces
         first = self.team.batch * self.plan.microbatches
-        if self.team.tensor is not None:
-            self.team.tensor.check(prepared.compiled)
+        self.team.tensors.check(prepared.compiled)
         keys = prepared.keys(self.state.seed, self.state.steps, first)
         weights = [row[WEIGHT] for row in prepared.parts]
         samples = self._samples()
@@ -354,10 +350,8 @@ class Trainer:
     def _evaluate(self, batch: Any, forwards: ForwardFunction, trace: bool) -> BatchResult:
         self.refuse_closed()
         self.checks.check_last()
-        tensor = self.team.tensor
-        if tensor is not None:
-            tensor.linked.follow()
-            forwards = evolve(forwards, function=tensor.step_of(forwards.function))
+        self.team.tensors.follow()
+        forwards = evolve(forwards, function=self.team.tensors.step_of(forwards.function))
         self.stages.ensure_equal_values()
         self.stages.tied.follow()
         ready = self.evaluator.batch(forwards, self._cutter.cut(batch, forwards.function))

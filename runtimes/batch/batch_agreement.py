@@ -113,7 +113,7 @@ class BatchAgreement:
             self._add_values(self._team.in_replica(lambda _: self._values.tolist()))
         failure = self._failure()
         if failure is not None:
-            if self._team.tensor is None and not self._all_wait():
+            if not self._team.tensors.divided and not self._all_wait():
                 self._team.fail(failure)  # ranks that know their shapes run the step, and wait for this one
             raise failure
 

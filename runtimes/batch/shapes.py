@@ -144,7 +144,7 @@ class Shapes:
 
     def _with_sizes(self, piece: Microbatch) -> Compiled | None:
         """Programs from a capture with symbolic sizes, which may be made now; None if there is none, on any rank."""
-        if self._team.tensor is not None or (self._compiler is not None and len(self._kept) < _KEPT):
+        if self._team.tensors.divided or (self._compiler is not None and len(self._kept) < _KEPT):
             return None
         shape = piece.shape
         known = self.varying.captures(self._function, shape)

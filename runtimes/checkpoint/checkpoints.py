@@ -78,8 +78,7 @@ class Checkpoints:
             found = self.whole_state()
             if self._stages.shares_parameters:  # they lose their memory
                 found["model"] = {name: tensor.to("cpu", copy=True) for name, tensor in found["model"].items()}
-        tensor_ranks = self._team.tensor
-        return found if tensor_ranks is None else state_of(gathered(parts_of(found), tensor_ranks))
+        return state_of(gathered(parts_of(found), self._team.tensors)) if self._team.tensors.divided else found
 
     def whole_state(self) -> dict[str, Any]:
         """The state of this process, while the parameters that replicas share are whole; tensors are not copied."""
@@ -95,9 +94,9 @@ class Checkpoints:
 
     def load_whole(self, state_dict: Mapping[str, Any]) -> None:
         """Restore a state with whole tensors; see `Pipeline.load_state_dict`."""
-        if self._team.tensor is not None:
+        if self._team.tensors.divided:
             own = parts_of(self._read()).tensors
-            state_dict = state_of(narrowed(parts_of(state_dict), own, self._team.tensor))
+            state_dict = state_of(narrowed(parts_of(state_dict), own, self._team.tensors))
         self.load_state_dict(state_dict)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -125,9 +124,7 @@ class Checkpoints:
     def _write(self, team: Team, path: Path, wait: bool, keep: int | None) -> None:
         failure, parts = None, Parts()
         try:
-            found = parts_of(self.whole_state())
-            if team.tensor is not None:
-                found = gathered(found, team.tensor)
+            found = gathered(parts_of(self.whole_state()), team.tensors)
             if team.replica == 0:
                 parts = found if wait else self._state_copy.of(found)
         except Exception as error:
@@ -170,8 +167,7 @@ class Checkpoints:
         reader: CheckpointReader | None = None
         own = parts_of(self._read())  # replicas that share an optimizer read it together
         try:
-            tensor = team.tensor
-            reader = CheckpointReader(path) if tensor is None else PartReader(path, own=own.tensors, team=tensor)
+            reader = PartReader(path, own=own.tensors, ranks=team.tensors)
             try:
                 parts = fitted(own, reader, training)
             except PanpipeError as error:  # a changed name of a tensor looks like another model's

@@ -1,9 +1,8 @@
-"""Checkpoints of models with tensor ranks: parts are joined to whole tensors for writing, and cut again for reading.
+"""Checkpoints where ranks share stages: parts are joined to whole tensors for writing, and cut again for reading.
 
     part of each rank ──gather──▶ whole ──▶ files          files ──▶ whole ──narrow──▶ part of this rank
 
-``state_dict`` and ``load_state_dict`` do the same without files. So training can resume over another number of tensor
-ranks, or without any.
+``state_dict`` and ``load_state_dict`` do the same without files. So training can resume over another number of them.
 """
 
 from collections.abc import Mapping
@@ -12,18 +11,18 @@ import torch
 from attrs import define, evolve, field
 from torch import Tensor
 
-from ..launch.tensor_team import Split, TensorTeam
+from ..launch.rank_tensors import RankTensors, Split
 from .reading import CheckpointReader, StoredTensor
 from .state_parts import Parts
 
 
-def split_of(name: str, tensor: Tensor, team: TensorTeam) -> Split | None:
-    """How a tensor of a checkpoint is divided over tensor ranks; None if each has all of it.
+def split_of(name: str, tensor: Tensor, ranks: RankTensors) -> Split | None:
+    """How a tensor of a checkpoint is divided over ranks; None if each has all of it.
 
     Args:
         name: of the tensor in the checkpoint.
         tensor: this rank's.
-        team: the tensor ranks.
+        ranks: what each has of the tensors.
     """
     section, _, rest = name.partition(".")
     names = [rest]
@@ -32,31 +31,31 @@ def split_of(name: str, tensor: Tensor, team: TensorTeam) -> Split | None:
     elif section == "optimizer":
         words = rest.removeprefix("state.").split(".")
         names = [".".join(words[:end]) for end in range(len(words) - 1, 0, -1)]
-    found = (team.split_of(each, tuple(tensor.shape)) for each in names)
+    found = (ranks.split_of(each, tuple(tensor.shape)) for each in names)
     return next((split for split in found if split is not None), None)
 
 
-def gathered(parts: Parts, team: TensorTeam) -> Parts:
-    """The parts with whole tensors. All tensor ranks of a stage call this together."""
+def gathered(parts: Parts, ranks: RankTensors) -> Parts:
+    """The parts with whole tensors. All ranks of a stage call this together."""
     found = dict(parts.tensors)
     for name, tensor in sorted(parts.tensors.items()):
-        split = split_of(name, tensor, team)
+        split = split_of(name, tensor, ranks)
         if split is not None:
-            found[name] = team.gather(tensor, split)
+            found[name] = ranks.gather(tensor, split)
     return Parts(found, parts.items)
 
 
-def narrowed(parts: Parts, own: Mapping[str, Tensor], team: TensorTeam) -> Parts:
+def narrowed(parts: Parts, own: Mapping[str, Tensor], ranks: RankTensors) -> Parts:
     """The parts with this rank's parts of whole tensors; those of other shapes stay, and are refused with these.
 
     Args:
         parts: with whole tensors, and perhaps more than this rank needs.
         own: this rank's tensors, by name.
-        team: the tensor ranks.
+        ranks: what each has of the tensors.
     """
     found = dict(parts.tensors)
     for name, tensor in own.items():
-        split = split_of(name, tensor, team)
+        split = split_of(name, tensor, ranks)
         if split is not None and name in found and split.part_shape(tuple(found[name].shape)) == tuple(tensor.shape):
             found[name] = split.part_of(found[name]).clone()
     return Parts(found, parts.items)
@@ -68,18 +67,18 @@ class PartReader(CheckpointReader):
 
     Args:
         own: this rank's tensors, by name in the checkpoint.
-        team: the tensor ranks.
+        ranks: what each has of the tensors.
     """
 
     own: Mapping[str, Tensor] = field(kw_only=True)
-    team: TensorTeam = field(kw_only=True)
+    ranks: RankTensors = field(kw_only=True)
     _splits: dict[str, Split] = field(factory=dict, init=False)
     _stored: dict[str, StoredTensor] = field(factory=dict, init=False)
 
     def __attrs_post_init__(self) -> None:
         CheckpointReader.__attrs_post_init__(self)
         for name, tensor in self.own.items():
-            split = split_of(name, tensor, self.team)
+            split = split_of(name, tensor, self.ranks)
             part = split.part_shape(self.tensors[name].shape) if split is not None and name in self.tensors else None
             if split is not None and part is not None:  # others keep their shapes, and are refused with them
                 self._splits[name], self._stored[name] = split, self.tensors[name]

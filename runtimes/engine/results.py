@@ -117,7 +117,7 @@ class Batch:
     ) -> None:
         self.pieces, self.forget = pieces, steps.forget
         self.prepared, self.agreement, self.remark = steps.of(pieces, partial(BatchAgreement, team, queues, pieces))
-        if team.tensor is not None:  # collectives of tensors of different shapes would hang
+        if team.tensors.divided:  # collectives of tensors of different shapes would hang
             self.agreement.refuse_before_run()
         prepared = self.prepared
         self._most, self._team, self._queues = microbatches, team, queues
@@ -206,8 +206,7 @@ class Batch:
             of_each = LazyValue(lambda: gathered(read()))
             self._rows = LazyValue(lambda: [row for rows in of_each()[0] for row in rows])
             self.agreement.note_replica(lambda: of_each()[1])
-            if self._team.tensor is not None:
-                self._team.tensor.check_equal(of_each()[0])
+            self._team.tensors.check_equal(lambda: of_each()[0])
 
     def _device_rows(self, device: int) -> Tensor:
         """The numbers of this replica on the device: a row for each microbatch."""

@@ -1,7 +1,7 @@
 """The devices of this process: each has a compute queue and an executor, and together they run a batch."""
 
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 from threading import Barrier
 
 import torch
@@ -140,8 +140,7 @@ class Workers:
             queue.begin(options.trace)
         if self._clock is not None:
             begun, trace = self._compute_under(self._clock, prepared, inputs, options.peaks)
-        tensor = self._team.tensor
-        with nullcontext() if tensor is None else tensor.communicating():
+        with self._team.tensors.communicating():
             records = self._team.run_local(work)
         for queue in self.queues.values():
             queue.end()

@@ -19,8 +19,8 @@ from ...core.plan.plan import Plan
 from .groups import mesh_from_torch
 from .meeting import Meeting
 from .rank_team import RankTeam
+from .rank_tensors import WHOLE, RankTensors
 from .team import Team, ThreadTeam
-from .tensor_team import TensorTeam
 
 MeshRequest = Mesh | MeshShape | DeviceMesh | None
 """The user's mesh, or the dimensions that are known of it before the number of ranks is; None for the default."""
@@ -33,7 +33,7 @@ def make_team(
     share: bool = False,
     timeout_s: float | None = None,
     meeting: Meeting | None = None,
-    tensor: TensorTeam | None = None,
+    tensors: RankTensors = WHOLE,
 ) -> Team:
     """The team for this process: ranks under ``torchrun`` or in a process group, threads otherwise.
 
@@ -45,7 +45,7 @@ def make_team(
         share: whether ranks share GPUs, which nccl does not support.
         timeout_s: seconds without progress that devices wait for each other; None as in `timeout_of`.
         meeting: the rendezvous that this process has begun, if it is a rank; None for a new one.
-        tensor: the tensor ranks, which determine the mesh; None without.
+        tensors: what a rank has of the model's tensors; parts determine the mesh.
 
     Raises:
         RequestError: the backend is unknown or does not fit this launch, or the number of ranks is another one.
@@ -64,7 +64,7 @@ def make_team(
             f"backend '{kind.name}' connects threads of one process and this process is one of {world} ranks: "
             "start the script without torchrun, or use backend='gloo'"
         )
-    return RankTeam(kind, timeout_s, None if tensor is not None else _over_ranks(mesh, world), meeting, tensor)
+    return RankTeam(kind, timeout_s, None if tensors.divided else _over_ranks(mesh, world), meeting, tensors)
 
 
 def _between_ranks(device_type: str, share: bool) -> str:

@@ -27,8 +27,8 @@ from .clock_offset import clock_offset_ns
 from .exchange import Exchange
 from .groups import device_mesh
 from .meeting import Meeting
+from .rank_tensors import WHOLE, RankTensors
 from .team import Team
-from .tensor_team import TensorTeam
 
 T = TypeVar("T")
 
@@ -47,7 +47,7 @@ class RankTeam(Team):
         kind: the transport between them; one that connects ranks.
         timeout_s: seconds without progress that ranks wait for each other; None as in `timeout_of`.
         meeting: the rendezvous that this process has begun; None for a new one.
-        tensor: the tensor ranks; they determine the mesh. None without.
+        tensors: what a rank has of the model's tensors; parts determine the mesh.
         mesh: over all ranks, or a ``DeviceMesh`` of them, whose groups are used; by default one pipeline.
 
     Raises:
@@ -61,7 +61,7 @@ class RankTeam(Team):
         timeout_s: float | None = None,
         mesh: Mesh | DeviceMesh | None = None,
         meeting: Meeting | None = None,
-        tensor: TensorTeam | None = None,
+        tensors: RankTensors = WHOLE,
     ) -> None:
         if kind.ranks is None:
             raise RequestError(f"backend '{kind.name}' connects no ranks: give threads, or another backend")
@@ -69,7 +69,7 @@ class RankTeam(Team):
         limit = timeout_of(timeout_s)
         with HERE.inside("the start of the pipeline"):
             meeting = meeting or Meeting(limit)
-            self.kind, self.tensor = kind, tensor
+            self.kind, self.tensors = kind, tensors
             self._rank = meeting.rank
             self._others = tuple(other for other in range(meeting.size) if other != self._rank)
             self._watch = meeting.watch
@@ -84,9 +84,7 @@ class RankTeam(Team):
     def _connect(self, kind: BackendKind, mesh: Mesh | DeviceMesh | None) -> None:
         """Create the process groups and transports; all ranks call this together."""
         assert kind.ranks is not None
-        if self.tensor is not None:
-            mesh = self.tensor.mesh(all_gather_data(self.tensor.ranks))
-        self.mesh, groups = device_mesh(mesh)
+        self.mesh, groups = device_mesh(self.tensors.mesh(mesh))
         self.replica, position = self.mesh.place(self._rank)
         self.local = (position,)
         self.activities = {position: HERE}
@@ -102,22 +100,22 @@ class RankTeam(Team):
         self._same_parts: Backend | None = None
         self._batch_group: dist.ProcessGroup | None = self._pipeline
         self._batch_peers = self._pipeline_peers
-        if self.tensor is not None:
-            self._connect_batches(kind, self.tensor)
+        if self.tensors.divided:
+            self._connect_batches(kind)
 
-    def _connect_batches(self, kind: BackendKind, tensor: TensorTeam) -> None:
+    def _connect_batches(self, kind: BackendKind) -> None:
         """Connect the ranks that share a batch, and those of several batches that have the same parts."""
         self._batch_group, self._batch_peers = None, self._others
-        if tensor.data == 1:
+        if self.batches == 1:
             return
         replicas = self.mesh.replicas
         batches = [
-            sorted(rank for replica in replicas[first : first + tensor.size] for rank in replica)
-            for first in range(0, len(replicas), tensor.size)
+            sorted(rank for replica in replicas[first : first + self.tensors.size] for rank in replica)
+            for first in range(0, len(replicas), self.tensors.size)
         ]
         equal = [
-            [replica[position] for replica in replicas[part :: tensor.size]]
-            for part in range(tensor.size)
+            [replica[position] for replica in replicas[part :: self.tensors.size]]
+            for part in range(self.tensors.size)
             for position in range(self.size)
         ]
         groups = {tuple(ranks): dist.new_group(ranks, backend="gloo", timeout=gloo.ENDLESS) for ranks in batches}

@@ -32,7 +32,7 @@ from ..watch.timeout import timeout_of
 from ..watch.watched_backend import WatchedBackend
 from .device_thread import DeviceThread
 from .exchange import ONE_PROCESS, Exchange
-from .tensor_team import TensorTeam
+from .rank_tensors import WHOLE, RankTensors
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ class Team(ABC):
         kind: the transport between them.
         local: the devices of this process.
         replica: their replica.
-        tensor: the tensor ranks, each of which has a replica; None without.
+        tensors: what a rank has of the model's tensors; ranks that share stages are replicas of one batch.
         where: device of this process → its torch device; empty until it is known.
         activities: device of this process → what it does.
     """
@@ -54,7 +54,7 @@ class Team(ABC):
     kind: BackendKind
     local: tuple[int, ...]
     replica: int = 0
-    tensor: TensorTeam | None = None
+    tensors: RankTensors = WHOLE
     where: Mapping[int, torch.device] = MappingProxyType({})
     activities: Mapping[int, Activity] = MappingProxyType({})
 
@@ -75,23 +75,23 @@ class Team(ABC):
 
     @property
     def replicas(self) -> int:
-        """Number of pipelines, each with its own microbatches; with tensor ranks, of pipelines with equal ones."""
+        """Number of pipelines, each with its own microbatches; with equal ones where ranks share stages."""
         return self.mesh.data
 
     @property
     def batch(self) -> int:
-        """The number of this process's batch among those of a step: its replica, which tensor ranks share."""
-        return self.replica if self.tensor is None else self.replica // self.tensor.size
+        """The number of this process's batch among those of a step: its replica, unless ranks share stages."""
+        return self.replica // self.tensors.size
 
     @property
     def batches(self) -> int:
         """The number of batches of a step."""
-        return self.replicas if self.tensor is None else self.replicas // self.tensor.size
+        return self.replicas // self.tensors.size
 
     @property
     def batch_devices(self) -> range:
         """The numbers, among all devices, of those that compute parts of this process's batch."""
-        each = self.size if self.tensor is None else self.size * self.tensor.size
+        each = self.size * self.tensors.size
         return range(self.batch * each, (self.batch + 1) * each)
 
     @property

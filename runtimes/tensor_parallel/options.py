@@ -1,13 +1,27 @@
 """Checks that the arguments of ``panpipe.pipeline`` fit a model with or without DTensor parameters."""
 
 from attrs import evolve
+from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ...core.capture.regions.breaks import StepFunction
 from ...core.cluster.mesh import DATA, PIPELINE, TENSOR, MeshShape
 from ...core.errors import RequestError
 from ...core.policies.sharding import NONE, OPTIMIZER
+from ..launch.rank_tensors import WHOLE, RankTensors
 from ..options import PipelineOptions
 from .tensor_ranks import TensorRanks
+
+
+def tensors_of(model: nn.Module, step: StepFunction, options: PipelineOptions) -> RankTensors:
+    """What this rank has of a model's tensors: parts if they are DTensors.
+
+    Raises:
+        RequestError: their layouts are not supported, or an argument does not fit.
+    """
+    found = TensorRanks.of(model, step)
+    check_tensor_options(options, found)
+    return WHOLE if found is None else with_replicas(found, options)
 
 
 def with_replicas(tensor: TensorRanks, options: PipelineOptions) -> TensorRanks:

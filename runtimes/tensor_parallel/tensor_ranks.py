@@ -23,6 +23,7 @@ from attrs import evolve, field, frozen
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from ...backends.data_collectives import all_gather_data
 from ...core.capture.export.operators import Operators
 from ...core.capture.values.sparse_tensors import distributed_tensors
 from ...core.cluster.mesh import PIPELINE, TENSOR, Mesh, MeshShape
@@ -36,7 +37,7 @@ from ...core.tensor_collectives import communicating
 from ...core.wording import module_text
 from ..batch.example import Example
 from ..batch.lru_cache import LruCache
-from ..launch.tensor_team import Split
+from ..launch.rank_tensors import RankTensors, Split
 from ..programs.compiled import Compiled
 from .group_collectives import GroupCollectives
 from .linked_model import LinkedModel
@@ -53,7 +54,7 @@ _KEPT = 4
 
 
 @frozen
-class TensorRanks:
+class TensorRanks(RankTensors):
     """The ranks that share each stage with this one.
 
     Args:
@@ -78,6 +79,7 @@ class TensorRanks:
     group: Any
     data: int = 1
     pipeline_last: bool = True
+    divided = True
     _steps: LruCache[Step, StepOfRank] = field(factory=lambda: LruCache(_KEPT), init=False)
 
     @classmethod
@@ -143,7 +145,27 @@ class TensorRanks:
         """Number of tensor ranks of a stage."""
         return len(self.ranks)
 
-    def mesh(self, groups: Sequence[Sequence[int]]) -> Mesh:
+    def program(self, model: nn.Module, step: Step) -> tuple[nn.Module, Step]:
+        """A plain model of this rank's parts, and the step that computes with it."""
+        return self.parts, self.step
+
+    def whole_model(self, model: nn.Module) -> nn.Module:
+        """The user's model, with DTensors."""
+        return self.model
+
+    def follow(self) -> None:
+        self.linked.follow()
+
+    def publish_gradients(self) -> None:
+        self.linked.publish_gradients()
+
+    def release(self) -> None:
+        self.linked.release()
+
+    def mesh(self, asked: Any) -> Mesh:
+        return self.mesh_of(all_gather_data(self.ranks))
+
+    def mesh_of(self, groups: Sequence[Sequence[int]]) -> Mesh:
         """The mesh of all ranks, with a replica for each tensor rank of a stage.
 
         Args:
@@ -194,12 +216,12 @@ class TensorRanks:
             )
         return evolve(plan, mesh=mesh, prediction=None)
 
-    def shown(self, plan: Plan, reductions: Reductions) -> Plan:
+    def shown(self, plan: Plan, reductions: Callable[[], Reductions]) -> Plan:
         """The plan of the ranks of the job as one with tensor ranks, as ``panpipe plan --tp`` writes it.
 
         Args:
             plan: with a replica for each tensor rank.
-            reductions: by operator its all-reduces over tensor ranks.
+            reductions: returns by operator its all-reduces over tensor ranks.
         """
         replicas = plan.mesh.devices
         assert replicas is not None
@@ -216,8 +238,9 @@ class TensorRanks:
         except RequestError:  # ranks of one stage have unequal memory: a prediction is for equal ones
             return shown
         assert isinstance(cluster, GroupedCluster)
+        of_node = reductions()
         costs = tuple(
-            _with_reductions(cost, sum_of(reductions[node] for node in stage.nodes), self.size, cluster.slowest())
+            _with_reductions(cost, sum_of(of_node[node] for node in stage.nodes), self.size, cluster.slowest())
             for stage, cost in zip(plan.stages, prediction.costs, strict=True)
         )
         known = any(cost.reductions is not None for cost in costs)
@@ -261,18 +284,19 @@ class TensorRanks:
         for operators in {id(each.operators): each.operators for each in compiled}.values():
             _refuse_written_buffers(operators)
 
-    def check_equal(self, replicas: Sequence[Sequence[Sequence[float]]]) -> None:
+    def check_equal(self, replicas: Callable[[], Sequence[Sequence[Sequence[float]]]]) -> None:
         """Refuse results that differ between tensor ranks.
 
         Args:
-            replicas: for each rank of each batch the loss, weight and metrics of each microbatch.
+            replicas: returns for each rank of each batch the loss, weight and metrics of each microbatch.
 
         Raises:
             RequestError: they differ by more than rounding.
         """
-        for number, rows in enumerate(replicas):
+        found = replicas()
+        for number, rows in enumerate(found):
             part = number % self.size
-            for microbatch, (row, first) in enumerate(zip(rows, replicas[number - part], strict=True)):
+            for microbatch, (row, first) in enumerate(zip(rows, found[number - part], strict=True)):
                 for place, (value, wanted) in enumerate(zip(row, first, strict=True)):
                     near = math.isclose(value, wanted, rel_tol=_NEAR, abs_tol=_NEAR)
                     if not near and not (math.isnan(value) and math.isnan(wanted)):

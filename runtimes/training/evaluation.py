@@ -95,8 +95,7 @@ class Evaluator:
         self._states, self._where = stages.states, stages.where
         self._compiler, self._report = programs.compiler, programs.report  # `known` is for the example only
         self._state = state
-        tensor = stages.team.tensor
-        self._modes = ModuleModes(stages.model if tensor is None else tensor.model)
+        self._modes = ModuleModes(stages.team.tensors.whole_model(stages.model))
         self._kept: LruCache[Any, PreparedSteps] = LruCache(KEPT)
 
     @cached_property
@@ -204,8 +203,7 @@ class Evaluator:
 
     def _inputs(self, batch: Batch) -> StepInputs:
         # Steps count up from 0, evaluations down from -1, so that they never draw the same random numbers.
-        if self._team.tensor is not None:
-            self._team.tensor.check(batch.prepared.compiled)
+        self._team.tensors.check(batch.prepared.compiled)
         first, index, pieces = self._team.batch * self._plan.microbatches, -1 - self._state.evaluations, batch.pieces
         joined = batch.joined
         return StepInputs(

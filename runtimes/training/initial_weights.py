@@ -80,8 +80,8 @@ class InitialWeights:
 def compare_initial_weights(team: Team, model: nn.Module, weights: Weights) -> InitialWeights:
     """Compare the values of the ranks' models. All processes call this together.
 
-    The ranks of the first replica are compared: other replicas copy their values. All tensor ranks are compared, in
-    parts of parameters with those of the same parts.
+    The ranks of the first replica are compared: other replicas copy their values. Ranks that share stages are
+    all compared, in parts of parameters with those of the same parts.
 
     Args:
         team: the devices.
@@ -96,10 +96,9 @@ def compare_initial_weights(team: Team, model: nn.Module, weights: Weights) -> I
         if not weights.overwrites(name):
             tensor = tensor_at(place)
             mine[name] = None if tensor.is_meta else int(fingerprint([tensor]))
-    split = frozenset[str]() if team.tensor is None else team.tensor.split
-    compared = team.size if team.tensor is None else team.mesh.ranks
+    split, parts_of_each = team.tensors.split, team.tensors.size
+    compared = team.mesh.ranks if team.tensors.divided else team.size
     whole, parts = {n: v for n, v in mine.items() if n not in split}, {n: v for n, v in mine.items() if n in split}
-    parts_of_each = 1 if team.tensor is None else team.tensor.size
     # By number of a device: the first device with the same parts.
     first_alike = [number // team.size % parts_of_each * team.size for number in range(compared)]
     digest = " ".join(sha256(repr(each).encode()).hexdigest() for each in (whole, parts))

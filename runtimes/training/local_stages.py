@@ -79,7 +79,7 @@ class LocalStages:
                 where[i],
                 training.scheduler,
                 self._sharing(i, programs),
-                frozenset() if team.tensor is None else team.tensor.split,
+                team.tensors.split,
                 team.same_parts_of(self.plan.placement[i]),
             )
             for i, programs in compiled.programs.items()
@@ -97,9 +97,9 @@ class LocalStages:
             order = [programs.inputs.parameters[place - first] for place in programs.backward.computed]
         gradients, parameters = shards_gradients(self.plan, stage), shards_parameters(self.plan, stage)
         replicas = partial(_replicas, team, device)
-        if team.tensor is not None:
+        if team.tensors.divided:
             same = partial(_same_parts, team, device)
-            return Sharing(same, team.batch, team.batches, tied, order=tuple(order), split=team.tensor.split)
+            return Sharing(same, team.batch, team.batches, tied, order=tuple(order), split=team.tensors.split)
         slots = self._slots.setdefault(device, Slots())
         return Sharing(replicas, team.replica, team.replicas, tied, gradients, parameters, tuple(order), slots)
 
@@ -124,7 +124,7 @@ class LocalStages:
         install(self.model, self._own.unallocated)
         self.copy_buffers()
         copy_tied_weights(self.plan, self._own.parameters, self.team)
-        if self.team.tensor is None:  # tensor ranks have compared theirs
+        if not self.team.tensors.divided:  # those ranks have compared theirs
             broadcast_initial_values(self.team, {device: self._tensors_on(device) for device in self.team.local})
         self._loaded = True
         self._make_optimizers()
@@ -137,8 +137,7 @@ class LocalStages:
         self._known, self.tied = KnownTensors(self.model), TiedCopies(whole)
         for shared in self._shared.values():
             shared.keep_parts()
-        if self.team.tensor is not None:
-            self.team.tensor.linked.release()
+        self.team.tensors.release()
 
     @property
     def _shared(self) -> dict[int, SharedParameters]:

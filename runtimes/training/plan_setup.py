@@ -178,7 +178,7 @@ def set_up_plan(
         warn_of_ungraphed(first)
     kind = next(iter(where.values())).type
     cut = cut_of(first.operators, first.stages)
-    unused = stages_of_unused(model, first.operators.step, cut) if team.tensor is None else {}
+    unused = stages_of_unused(model, first.operators.step, cut) if not team.tensors.divided else {}
     cut = cut.with_unused(unused, [name for name, _ in model.named_buffers()])
     stages = LocalStages(model, plan, team, first, on, training, unused)
 

@@ -30,10 +30,9 @@ def save_checkpoint(folder: Path, model: nn.Module, team: Team, frozen: bool = T
         RequestError: something cannot be written; on every rank.
     """
     here = {name: tensor for name, tensor in savable(model).items() if frozen or tensor.requires_grad}
-    if team.tensor is not None:
-        splits = {name: team.tensor.split_of(name, tuple(tensor.shape)) for name, tensor in sorted(here.items())}
-        whole = {name: team.tensor.gather(here[name], split) for name, split in splits.items() if split is not None}
-        here = {name: whole.get(name, tensor) for name, tensor in here.items()}
+    splits = {name: team.tensors.split_of(name, tuple(tensor.shape)) for name, tensor in sorted(here.items())}
+    whole = {name: team.tensors.gather(here[name], split) for name, split in splits.items() if split is not None}
+    here = {name: whole.get(name, tensor) for name, tensor in here.items()}
     process = team.replica * team.size + team.local[0]
     names_by_process = team.everywhere(lambda _: (process, list(here)))
     claims = dict(names_by_process[: team.size])

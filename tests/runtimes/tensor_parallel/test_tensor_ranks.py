@@ -10,7 +10,7 @@ from panpipe.core.cluster.cluster import fully_connected
 from panpipe.core.cluster.mesh import Mesh, MeshShape
 from panpipe.core.costs.reductions import TensorReductions
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.launch.tensor_team import Split
+from panpipe.runtimes.launch.rank_tensors import Split
 from panpipe.runtimes.tensor_parallel.tensor_ranks import TensorRanks
 from torch import nn
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -33,26 +33,26 @@ def groups(*rows):
 
 
 def test_each_tensor_rank_of_a_stage_has_a_replica_in_the_mesh():
-    assert ranks().mesh(groups((0, 1), (2, 3))) == Mesh(2, 2, ((0, 2), (1, 3)))
-    assert ranks().mesh(groups((0, 2), (1, 3))) == Mesh(2, 2, ((0, 1), (2, 3)))
+    assert ranks().mesh_of(groups((0, 1), (2, 3))) == Mesh(2, 2, ((0, 2), (1, 3)))
+    assert ranks().mesh_of(groups((0, 2), (1, 3))) == Mesh(2, 2, ((0, 1), (2, 3)))
 
 
 def test_batches_are_the_first_or_the_last_dimension():
     found = groups((0, 1), (2, 3), (4, 5), (6, 7))
-    assert ranks(2).mesh(found) == Mesh(2, 4, ((0, 2), (1, 3), (4, 6), (5, 7)))
-    assert ranks(2, pipeline_last=False).mesh(found) == Mesh(2, 4, ((0, 4), (1, 5), (2, 6), (3, 7)))
+    assert ranks(2).mesh_of(found) == Mesh(2, 4, ((0, 2), (1, 3), (4, 6), (5, 7)))
+    assert ranks(2, pipeline_last=False).mesh_of(found) == Mesh(2, 4, ((0, 4), (1, 5), (2, 6), (3, 7)))
 
 
 @pytest.mark.parametrize("rows", [[(0, 1), (2,)], [(0, 1), (1, 2)]])
 def test_groups_that_are_no_mesh_are_refused(rows):
     given = groups(*rows) if len({r for row in rows for r in row}) == sum(map(len, rows)) else [rows[0], *rows]
     with pytest.raises(RequestError, match=r"the models' tensor ranks are .*each rank of the job must be in one group"):
-        ranks().mesh(given)
+        ranks().mesh_of(given)
 
 
 def test_number_of_replicas_that_does_not_divide_the_groups_is_refused():
     with pytest.raises(RequestError, match=r"mesh has 2 replicas \(dp\) and the job has 3 groups of 2 tensor ranks"):
-        ranks(2).mesh(groups((0, 1), (2, 3), (4, 5)))
+        ranks(2).mesh_of(groups((0, 1), (2, 3), (4, 5)))
 
 
 MESH = Mesh(2, 2, ((0, 2), (1, 3)))
@@ -63,7 +63,7 @@ def test_plan_with_tensor_ranks_becomes_that_of_the_ranks_and_is_shown_as_before
     found = ranks().planned(plan, MESH)
     assert (found.mesh, found.prediction) == (MESH, None)
     assert ranks().planned(found, MESH) == found
-    shown = ranks().shown(found, {})
+    shown = ranks().shown(found, dict)
     assert shown.mesh == Mesh(2, 1, ((0, 1, 2, 3),), 2)
 
 
@@ -78,9 +78,9 @@ def test_shown_prediction_has_the_all_reduces_within_the_measured_times():
     plan = evolve(plan, prediction=evolve(plan.prediction, cluster=cluster))
     names = [stage.nodes for stage in plan.stages]
     reductions = {node: None for nodes in names for node in nodes}
-    assert ranks().shown(plan, reductions).prediction is None
+    assert ranks().shown(plan, lambda: reductions).prediction is None
     reductions[names[0][0]] = TensorReductions(1, 1, forward_bytes=10**5, backward_bytes=10**9)
-    first, second = ranks().shown(plan, reductions).prediction.costs
+    first, second = ranks().shown(plan, lambda: reductions).prediction.costs
     assert second.reductions is None
     assert 0 < first.reductions.forward_s < plan.predicted.costs[0].forward_s
     assert first.reductions.backward_s == plan.predicted.costs[0].backward_input_s  # it cannot take longer
@@ -120,12 +120,12 @@ def test_results_that_differ_between_tensor_ranks_of_one_batch_are_refused(place
     other = [*ROW]
     other[place] = value
     with pytest.raises(RequestError, match=said):
-        ranks(2).check_equal([[ROW, ROW], [ROW, ROW], [ROW, ROW], [ROW, other]])
+        ranks(2).check_equal(lambda: [[ROW, ROW], [ROW, ROW], [ROW, ROW], [ROW, other]])
 
 
 def test_rounding_and_other_batches_may_differ():
     nan = [float("nan"), 2.0, 3.0]
-    ranks(2).check_equal([[ROW], [[1.0 + 1e-5, 2.0, 3.0]], [nan], [nan]])
+    ranks(2).check_equal(lambda: [[ROW], [[1.0 + 1e-5, 2.0, 3.0]], [nan], [nan]])
 
 
 def test_functions_are_recorded_once():
