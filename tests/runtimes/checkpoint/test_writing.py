@@ -2,14 +2,13 @@
 
 import threading
 
-import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, read_manifest
+from panpipe.runtimes.checkpoint.manifest import read_manifest
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save
-from panpipe.runtimes.launch.exchange import ONE_PROCESS, Exchange
+from panpipe.runtimes.launch.exchange import Exchange
 
 
 class Threads:
@@ -100,42 +99,6 @@ def test_files_that_are_not_in_one_folder_are_noticed(tmp_path):
     assert first == second
     assert "it is not one folder on all ranks" in first
     assert not path.exists()
-
-
-@pytest.mark.parametrize("keep", [1, 2])
-def test_older_checkpoints_are_removed(tmp_path, keep):
-    for number in (1, 2, 3):
-        path = tmp_path / f"step-{number}"
-        Save(path, begin_save(path), parts(a=1.0), number, keep, 1).run(ONE_PROCESS)
-    assert sorted(p.name for p in tmp_path.iterdir()) == [f"step-{n}" for n in (1, 2, 3)][-keep:]
-
-
-def with_manifest(path):
-    path.mkdir()
-    (path / MANIFEST_NAME).write_bytes(b"{}")
-
-
-def with_files(path):
-    path.mkdir()
-    (path / "notes").write_bytes(b"")
-
-
-def a_file(path):
-    path.write_bytes(b"")
-
-
-@pytest.mark.parametrize(
-    ("make", "said"),
-    [
-        (with_manifest, "holds a checkpoint: a job that dies while it is overwritten would leave none"),
-        (with_files, "has other files: a checkpoint has a folder of its own"),
-        (a_file, "is a file: a checkpoint is a folder"),
-    ],
-)
-def test_folder_that_is_in_use_is_refused(tmp_path, make, said):
-    make(tmp_path / "step-1")
-    with pytest.raises(RequestError, match=said):
-        begin_save(tmp_path / "step-1")
 
 
 def test_empty_folder_and_missing_parents_are_accepted(tmp_path):
