@@ -90,7 +90,7 @@ def test_device_that_hangs_is_named_and_its_team_refuses_further_work(monkeypatc
     with team.inside("step 1"), pytest.raises(WorkerError, match=said):
         team.run_local(work)
     over.set()
-    assert at_exit == [thread_hangs._end]  # the interpreter would wait for the thread, or abort
+    assert at_exit == [thread_hangs.end_process]  # the interpreter would wait for the thread, or abort
     with pytest.raises(WorkerError, match=said):
         team.run_local(lambda device: device)
 
