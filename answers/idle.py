@@ -19,8 +19,7 @@ def idle_of(result: "SimulationResult", unlimited_s: float | None = None) -> Idl
     return idle_time(
         result.plan,
         result.costs,
-        result.cluster,
-        lambda plan, costs, cluster: simulate(plan, costs, cluster, memory=False).step_s,
+        lambda plan, costs, sharing: simulate(plan, costs, result.cluster, sharing=sharing, memory=False).step_s,
         unlimited_s=unlimited_s,
         waits=_waits(result),
         known=result.known_step,

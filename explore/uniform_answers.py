@@ -7,7 +7,6 @@ from attrs import evolve
 
 from ..answers.schedule import build_schedule
 from ..answers.uniform import CHUNKS_TO_TRY, UniformStages, uniform_times
-from ..core.cluster.cluster import fully_connected
 from ..core.cluster.mesh import Mesh
 from ..core.costs.costs import StageEdge
 from ..core.errors import InfeasibleError
@@ -103,7 +102,7 @@ def idle_of(scored: Scored) -> IdleTime:
         )  # fmt: skip
         plan = evolve(plan, memory=MemoryPolicy(offload=offload))
 
-    def step_time(plan: Plan, costs: Any, cluster: Any) -> float:
+    def step_time(plan: Plan, costs: Any, _: bool) -> float:
         copies = scored.copies if plan.memory.offload else ()
         hop_s = problem.hop_s
         return evaluate(
@@ -112,8 +111,7 @@ def idle_of(scored: Scored) -> IdleTime:
 
     step_s = scored.result.makespan
     known = KnownStep(step_s, without_update_s=step_s, contended=False)
-    cluster = fully_connected(problem.devices, 1, float("inf"), problem.hop_s)
-    return idle_time(plan, costs, cluster, step_time, known=known)
+    return idle_time(plan, costs, step_time, known=known)
 
 
 def report_points(question: UniformQuestion, report: Report) -> None:

@@ -7,7 +7,6 @@ from attrs import frozen
 
 from ..core.actions import WORK_KINDS, Action, Kind
 from ..core.cluster.cluster import Cluster, Device
-from ..core.cluster.routing import path_latency_s
 from ..core.costs.costs import StageCosts
 from ..core.lowering.queues import Queues
 from ..core.lowering.residency import Timeline, device_timelines
@@ -133,12 +132,8 @@ class SimulationResult:
 
     @property
     def _contended(self) -> bool:
-        """Whether a transfer was slower than on a path of its own, as fast in both directions as from the lower
-        device to the higher."""
-        if any(piece.held_by is not None for flow in self.flows for piece in flow.pieces or ()):
-            return True
-        paths = {(src, dst): path_latency_s(self.cluster.path(src, dst)) for src, dst in self.queue_times}
-        return any(paths.get((dst, src), latency_s) != latency_s for (src, dst), latency_s in paths.items())
+        """Whether a transfer was slower than on a path of its own."""
+        return any(piece.held_by is not None for flow in self.flows for piece in flow.pieces or ())
 
     @cached_property
     def timelines(self) -> tuple[Timeline, ...]:

@@ -6,7 +6,7 @@ share of a cause is the time by which its removal shortens the step, so the shar
 
     the step as it is
      │ update          optimizer steps, sums of tied weights and over replicas, and SYNC take no time
-     │ shared links    every two devices get a path of their own, and every device one to its host
+     │ shared links    every transfer has the full bandwidth of its path
      │ host copies     nothing is offloaded
      │ messages        messages take no time
      │ recomputation   nothing is recomputed
@@ -29,8 +29,6 @@ from collections.abc import Callable, Mapping, Sequence
 from attrs import evolve, frozen
 
 from ..actions import COMPUTE_KINDS, Kind
-from ..cluster.cluster import Cluster, Hub
-from ..cluster.routing import Link, path_latency_s, path_rate, reverse
 from ..costs.costs import StageCosts
 from ..plan.plan import Plan
 from .orders import Evaluation, evaluate
@@ -56,8 +54,8 @@ CAUSES = {
     UPDATE: "optimizer steps, sums of gradients, gathers of parameters",
 }
 
-StepTime = Callable[[Plan, Sequence[StageCosts], Cluster], float]
-"""Seconds of a step with these costs on this cluster, by the simulator."""
+StepTime = Callable[[Plan, Sequence[StageCosts], bool], float]
+"""Seconds of a step with these costs, where transfers share links or not, by the simulator."""
 
 NOISE = 1e-9
 """Share of a step below which a difference of two steps is rounding."""
@@ -104,7 +102,6 @@ class KnownStep:
 def idle_time(
     plan: Plan,
     costs: Sequence[StageCosts],
-    cluster: Cluster,
     step_time: StepTime,
     *,
     unlimited_s: float | None = None,
@@ -115,14 +112,13 @@ def idle_time(
 
     Args:
         plan, costs: of the step.
-        cluster: its devices in the order of ranks (``Mesh.arrange``).
-        step_time: runs a step.
+        step_time: runs a step on the plan's devices, in the order of ranks (``Mesh.arrange``).
         unlimited_s: the step of the fastest known order of the same stages without memory limits.
         waits: by link, how much longer transfers took because they shared it, in any unit; divides ``shared links``.
         known: of a run of the plan by ``step_time``; what it shows is not run again.
     """
     run = evolve(plan, mesh=plan.mesh.in_order)
-    left = step_s = known.step_s if known else step_time(run, costs, cluster)
+    left = step_s = known.step_s if known else step_time(run, costs, True)
     causes = dict.fromkeys(CAUSES, 0.0)
 
     def without(cause: str, shorter_s: float) -> None:
@@ -133,14 +129,14 @@ def idle_time(
     costs = [evolve(cost, optimizer_s=0.0, gradient_bytes=0) for cost in costs]
     run = evolve(run, tied=(), sync=False, shard=(), memory=evolve(run.memory, unshard=()))
     if known is None or known.without_update_s is None:
-        without(UPDATE, step_time(run, costs, cluster))
+        without(UPDATE, step_time(run, costs, True))
     else:
         without(UPDATE, known.without_update_s)
     if known is None or known.contended:
-        without(SHARED_LINKS, step_time(run, costs, own_paths(run, cluster)))
+        without(SHARED_LINKS, step_time(run, costs, False))
     if run.memory.offload:
         run = evolve(run, memory=evolve(run.memory, offload=()))
-        without(HOST_COPIES, step_time(run, costs, own_paths(run, cluster)))
+        without(HOST_COPIES, step_time(run, costs, False))
     final = evaluated(run, costs)
     without(MESSAGES, final.makespan)
     if run.memory.recompute:
@@ -161,37 +157,6 @@ def idle_time(
 def evaluated(plan: Plan, costs: Sequence[StageCosts]) -> Evaluation:
     """The evaluation of the plan's orders with messages that take no time."""
     return evaluate(plan.device_actions, plan.placement, costs, edges=plan.edges, recompute=plan.memory.recompute)
-
-
-def own_paths(plan: Plan, cluster: Cluster) -> Cluster:
-    """A cluster in which no path shares a link.
-
-    Every two devices that communicate, and every device that offloads and its host, have a path of their own, which is
-    as fast as their path in ``cluster`` without contention.
-    """
-    place = plan.placement
-    ends = {tuple(sorted((place[edge.src], place[edge.dst]))) for edge in plan.edges}
-    pairs = [(first + a, first + b) for first in range(0, plan.mesh.ranks, plan.devices) for a, b in sorted(ends)]
-    offloads = {plan.placement[each.stage] for each in plan.memory.offload}
-    hosts = {
-        rank: Hub(f"host of {cluster.devices[rank].name}", "host")
-        for rank in range(plan.mesh.ranks)
-        if rank % plan.devices in offloads
-    }
-    links = [_own_link(cluster, a, b) for a, b in pairs if a != b]
-    links += [_host_link(cluster, rank, host) for rank, host in hosts.items()]
-    return Cluster(cluster.devices, tuple(hosts.values()), tuple(links))
-
-
-def _own_link(cluster: Cluster, a: int, b: int) -> Link:
-    path, back = cluster.path(a, b), path_rate(cluster.path(b, a))
-    names = cluster.devices[a].name, cluster.devices[b].name
-    return Link(*names, path_rate(path), path_latency_s(path), back)
-
-
-def _host_link(cluster: Cluster, rank: int, host: Hub) -> Link:
-    path = cluster.host_path(rank)
-    return Link(cluster.devices[rank].name, host.name, path_rate(path), path_latency_s(path), path_rate(reverse(path)))
 
 
 def _waiting(plan: Plan, run: Evaluation) -> tuple[float, float]:

@@ -184,10 +184,12 @@ def test_trace_has_the_copies_and_the_host_memory(tmp_path):
 
 def test_why_not_faster_names_host_copies_and_the_links_they_share():
     def causes(plan):
-        found = idle_time(
-            plan, plan.prediction.costs, plan.prediction.cluster,
-            lambda plan, costs, cluster: simulate(plan, costs, cluster, memory=False).step_s,
-        )  # fmt: skip
+        known = plan.prediction
+
+        def step_time(run, costs, sharing):
+            return simulate(run, costs, known.cluster, sharing=sharing, memory=False).step_s
+
+        found = idle_time(plan, known.costs, step_time)
         return {cause: seconds for cause, seconds in found.causes.items() if seconds}
 
     assert causes(one_device(100.0)) == {HOST_COPIES: 6.0}

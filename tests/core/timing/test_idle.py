@@ -26,12 +26,13 @@ from ...support.plans import orders, plan_of, plans, scheduled
 from ...support.sharing import COST, shared
 
 
-def step_time(plan, costs, cluster):
-    return simulate(plan, costs, cluster, memory=False).step_s
-
-
 def explained(plan, **options):
-    return idle_time(plan, plan.prediction.costs, plan.prediction.cluster, step_time, **options)
+    cluster = plan.mesh.arrange(plan.prediction.cluster)
+
+    def step_time(run, costs, sharing):
+        return simulate(run, costs, cluster, sharing=sharing, memory=False).step_s
+
+    return idle_time(plan, plan.prediction.costs, step_time, **options)
 
 
 def causes(plan, **options):
