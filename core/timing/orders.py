@@ -99,9 +99,9 @@ def evaluate(
     again = frozenset(recompute)
     compute = [with_recompute(actions, again) if again else actions for actions in device_actions]
     tasks, task_s, numbers = _copy_tasks(device_actions, copies, host_queues)
-    positions = _positions(compute, placement)
+    positions = positions_of(compute, placement)
     engine = Engine(compute, compute_times(compute, costs), tasks, task_s)
-    _add_reads(engine, compute, placement, positions, _Sources(placement, edges, hop_s))
+    read_inputs(engine, compute, placement, positions, edges, hop_s)
     if not engine.run():
         refuse_cycle(engine.cycle(), "order")
     starts, ends = tuple(map(tuple, engine.starts)), tuple(map(tuple, engine.ends))
@@ -153,57 +153,14 @@ def _of_orders(compute: Compute, times: Times) -> Times:
     )
 
 
-_Rows = list[dict[int | None, int]]
-"""By stage and microbatch a position in the order of the stage's device."""
+Positions = tuple[list[dict[int | None, int]], list[dict[int | None, int]]]
+"""By stage and microbatch the position of F, and of B or I, in the order of the stage's device."""
 
 
-class _Sources:
-    """Per stage the stages whose outputs its F reads, and those whose gradients its B or I reads, with the delays."""
-
-    def __init__(self, placement: Sequence[int], edges: Iterable[StageEdge], hop_s: HopDelay) -> None:
-        self.forward: list[list[tuple[int, float]]] = [[] for _ in placement]
-        self.backward: list[list[tuple[int, float]]] = [[] for _ in placement]
-        for edge in edges:
-            src, dst = placement[edge.src], placement[edge.dst]
-            self.forward[edge.dst].append((edge.src, hop_delay(hop_s, src, dst, edge.bytes)))
-            if edge.gradient_bytes > 0:
-                self.backward[edge.src].append((edge.dst, hop_delay(hop_s, dst, src, edge.gradient_bytes)))
-
-
-def _add_reads(
-    engine: Engine, compute: Compute, placement: Sequence[int], positions: tuple[_Rows, _Rows], sources: _Sources
-) -> None:
-    """Let every action wait for its inputs on other devices; those of its own device are before it."""
-    outputs, gradients = positions
-    for device, actions in enumerate(compute):
-        for position, action in enumerate(actions):
-            kind, stage = action.kind, action.stage
-            if kind is Kind.F:
-                reads = [(outputs[source], source, delay_s) for source, delay_s in sources.forward[stage]]
-            elif kind is Kind.W:
-                reads = [(gradients[stage], stage, 0.0)]
-            else:
-                reads = [(outputs[stage], stage, 0.0)]
-                if kind is not Kind.RECOMPUTE:
-                    reads += [(gradients[source], source, delay_s) for source, delay_s in sources.backward[stage]]
-            for row, source, delay_s in reads:
-                issued, where = row.get(action.microbatch), placement[source]
-                if issued is None:
-                    wanted = Kind.F if row is outputs[source] else Kind.B
-                    raise RequestError(
-                        f"{action} on device {device} reads {Action(source, wanted, action.microbatch)}, which no "
-                        f"device computes: add it to device {where}"
-                    )
-                if where != device:
-                    engine.read(device, position, where, issued, delay_s)
-                elif issued > position:
-                    refuse_early(action, actions[issued], "order")
-
-
-def _positions(compute: Compute, placement: Sequence[int]) -> tuple[_Rows, _Rows]:
-    """Positions of F, and of B or I. Raises RequestError for an action that is not in place."""
-    outputs: _Rows = [{} for _ in placement]
-    gradients: _Rows = [{} for _ in placement]
+def positions_of(compute: Compute, placement: Sequence[int]) -> Positions:
+    """The positions of F, and of B or I. Raises RequestError for an action that is not in place."""
+    outputs: list[dict[int | None, int]] = [{} for _ in placement]
+    gradients: list[dict[int | None, int]] = [{} for _ in placement]
     for device, actions in enumerate(compute):
         for position, action in enumerate(actions):
             kind, stage = action.kind, action.stage
@@ -217,6 +174,62 @@ def _positions(compute: Compute, placement: Sequence[int]) -> tuple[_Rows, _Rows
             elif kind in BACKWARD_KINDS:
                 gradients[stage][action.microbatch] = position
     return outputs, gradients
+
+
+def read_inputs(
+    engine: Engine,
+    compute: Compute,
+    placement: Sequence[int],
+    positions: Positions,
+    edges: Iterable[StageEdge],
+    hop_s: HopDelay,
+    first: int = 0,
+) -> None:
+    """Let every action wait for its inputs on other devices, as pure delays; those of its own device are before it.
+
+    Args:
+        engine: whose items wait.
+        compute: per device F, B, I, W and RECOMPUTE.
+        placement: device of every stage.
+        positions: of these actions.
+        edges: the messages between stages.
+        hop_s: delay of a message between two devices.
+        first: the engine's number of the first of these devices.
+
+    Raises:
+        RequestError: no device computes an input, or a later action of the same device does.
+    """
+    forward: list[list[tuple[int, float]]] = [[] for _ in placement]
+    backward: list[list[tuple[int, float]]] = [[] for _ in placement]
+    for edge in edges:
+        src, dst = placement[edge.src], placement[edge.dst]
+        forward[edge.dst].append((edge.src, hop_delay(hop_s, src, dst, edge.bytes)))
+        if edge.gradient_bytes > 0:
+            backward[edge.src].append((edge.dst, hop_delay(hop_s, dst, src, edge.gradient_bytes)))
+    outputs, gradients = positions
+    for device, actions in enumerate(compute):
+        for position, action in enumerate(actions):
+            kind, stage = action.kind, action.stage
+            if kind is Kind.F:
+                reads = [(outputs[source], source, delay_s) for source, delay_s in forward[stage]]
+            elif kind is Kind.W:
+                reads = [(gradients[stage], stage, 0.0)]
+            else:
+                reads = [(outputs[stage], stage, 0.0)]
+                if kind is not Kind.RECOMPUTE:
+                    reads += [(gradients[source], source, delay_s) for source, delay_s in backward[stage]]
+            for row, source, delay_s in reads:
+                issued, where = row.get(action.microbatch), placement[source]
+                if issued is None:
+                    wanted = Kind.F if row is outputs[source] else Kind.B
+                    raise RequestError(
+                        f"{action} on device {device} reads {Action(source, wanted, action.microbatch)}, which no "
+                        f"device computes: add it to device {where}"
+                    )
+                if where != device:
+                    engine.read(first + device, position, first + where, issued, delay_s)
+                elif issued > position:
+                    refuse_early(action, actions[issued], "order")
 
 
 Numbers = dict[tuple[int, int, bool], int]

@@ -2,7 +2,6 @@
 and memory without communication buffers."""
 
 from collections.abc import Callable, Sequence
-from functools import cache
 
 from attrs import evolve, frozen
 
@@ -19,8 +18,8 @@ from ...plan.memory import held_bytes
 from ...plan.plan import Plan
 from ...policies.sharding import replica_costs
 from ...ratios import bubble_ratio
-from ...timing.engine import Engine, report_deadlock
-from ...timing.orders import busy_s
+from ...timing.engine import Engine, refuse_cycle
+from ...timing.orders import busy_s, positions_of, read_inputs
 
 
 @frozen
@@ -56,20 +55,24 @@ def longest_path(plan: Plan, costs: tuple[StageCosts, ...], cluster: Cluster) ->
         RequestError: the plan's orders deadlock.
     """
     cluster = plan.mesh.arrange(cluster)
-    one = queues_of(plan, lower(plan)).without(Kind.REDUCE_TIED)
+    bare = evolve(plan, edges=())  # messages are pure delays: they need no sends and receives
+    one = queues_of(bare, lower(bare)).without(Kind.REDUCE_TIED)
     firsts = _distinct_replicas(plan, cluster)
     queues = one.replicated(len(firsts))
-    ranks = [first + device for first in firsts for device in range(plan.devices)]
     held = replica_costs(plan, costs)
     seconds = compute_times(queues.compute, held)
     engine = Engine(queues.compute, seconds, queues.tasks, _task_seconds(plan, costs, cluster, queues.tasks))
-    delay_s = cache(cluster.transfer_s)
-    for (src, dst), messages in queues.messages.items():
-        for message in messages:
-            engine.read(dst, message.reader, src, message.issued, delay_s(ranks[src], ranks[dst], message.bytes))
+    rows = [[action for action in actions if action.kind is not Kind.STEP] for actions in one.compute]
+    positions = positions_of(rows, plan.placement)
+    for number, first in enumerate(firsts):
+
+        def hop_s(src: int, dst: int, size: float, first: int = first) -> float:
+            return cluster.transfer_s(first + src, first + dst, size)
+
+        read_inputs(engine, rows, plan.placement, positions, plan.edges, hop_s, number * plan.devices)
     if not engine.run():
-        report_deadlock(plan, one)
-    working = device_timelines(plan, costs, evolve(one, messages={}), engine.operations, {})
+        refuse_cycle(engine.cycle())
+    working = device_timelines(plan, costs, one, engine.operations, {})
     busy = [busy_s(actions, costs, plan.memory.recompute) for actions in plan.device_actions]
     return Score(
         engine.step_s,
