@@ -41,6 +41,8 @@ EXPLAINED = {
     "schedule-zb-2p": "780ded8: of equal times the schedule with less memory comes first",
     "schedule-auto-3": "a1688b9: a higher lower bound, so the gap is smaller; the orders are the same",
     "file-auto-*": "5921e2c: operators placed freely; 19322bb, c91e8f6: less memory for the same step, in the budget",
+    "memory-1f1b-offload-all": "e469d029: a reload counts before the next action frees what left",
+    "memory-po-f-offload-none": "e469d029: the same",
     "gpt2-*": "8c6da9b: rates of products and attention by shape, as sustained in training, so that stages cost more",
 }
 """Pattern of plans' names → the commits that changed them since c2e81bd, and how."""

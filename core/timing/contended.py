@@ -21,26 +21,6 @@ from .coding import BOTH, FORWARD, INFINITY, INPUT, KINDS, WEIGHT, Floats, Integ
 from .compiled import UNKNOWN, end_of_step, sum_gradients
 
 
-class Flows(NamedTuple):
-    """The messages in transit, one of each pair at most; entries are by pair.
-
-    Args:
-        active: pairs with a message in transit, in the first entries.
-        following: the next message to start, or the one in transit.
-        flowing: whether one is in transit.
-        left: bytes left to drain at time ``since``, from which on ``rate`` applies.
-        drained: when it has drained at this rate.
-    """
-
-    active: Integers
-    following: Integers
-    flowing: "np.ndarray"
-    left: Floats
-    rate: Floats
-    since: Floats
-    drained: Floats
-
-
 @njit()
 def _fill_where(orders: Any, lengths: Any, where: Any) -> None:
     """Fill ``where``; a B also fills its I's entry."""
@@ -50,87 +30,6 @@ def _fill_where(orders: Any, lengths: Any, where: Any) -> None:
             where[code] = i
             if code & 3 == BOTH:
                 where[code - 2] = i
-
-
-@njit()
-def _fair_rates(flows: Any, number: int, links: Any, rate: Any, devices: int, result: Any) -> None:
-    """Fill ``result`` with the max-min fair rates of the active pairs, by progressive filling.
-
-    The simulator computes the same in ``simulators/network``.
-    """
-    growing, share = flows.active[:number].copy(), links.capacity.copy()
-    left, crossing = links.capacity.copy(), np.empty(share.shape[0], dtype=np.int64)
-    while number > 0:
-        crossing[:] = 0
-        level = INFINITY
-        for pair in growing[:number]:
-            level = min(level, rate[pair // devices, pair % devices])
-            for link in links.link[links.first[pair] : links.first[pair + 1]]:
-                crossing[link] += 1
-        for link in range(left.shape[0]):
-            share[link] = left[link] / crossing[link] if crossing[link] > 0 else INFINITY
-            level = min(level, share[link])
-        kept = 0
-        for pair in growing[:number]:
-            full = rate[pair // devices, pair % devices] <= level
-            for link in links.link[links.first[pair] : links.first[pair + 1]]:
-                full = full or share[link] <= level
-            if full:
-                result[pair] = level
-                for link in links.link[links.first[pair] : links.first[pair + 1]]:
-                    left[link] -= level
-            else:
-                growing[kept] = pair
-                kept += 1
-        number = kept
-
-
-@njit()
-def _set_rates(now: float, flows: Any, number: int, links: Any, rate: Any, devices: int, result: Any) -> None:
-    """Give every message in transit its fair rate from now on."""
-    _fair_rates(flows, number, links, rate, devices, result)
-    for pair in flows.active[:number]:
-        if result[pair] != flows.rate[pair]:
-            if now > flows.since[pair]:
-                flows.left[pair] = max(flows.left[pair] - flows.rate[pair] * (now - flows.since[pair]), 0.0)
-            flows.rate[pair], flows.since[pair] = result[pair], now
-            flows.drained[pair] = now + flows.left[pair] / result[pair]
-
-
-@njit()
-def _start_messages(now: float, position: Any, moved: Any, devices: int, messages: Any, flows: Any, number: int) -> int:
-    """Start the messages that are sent and whose receives are posted; the number of messages then in transit."""
-    for pair in range(devices * devices):
-        a, b, m = pair // devices, pair % devices, flows.following[pair]
-        if flows.flowing[pair] or m == messages.begins[pair + 1] or not (moved[a] or moved[b]):
-            continue
-        if messages.issued[m] < position[a] and messages.posted[m] <= position[b]:
-            flows.flowing[pair], flows.active[number] = True, pair
-            flows.left[pair], flows.rate[pair], flows.since[pair] = messages.size[m], 0.0, now
-            number += 1
-    return number
-
-
-@njit()
-def _end_messages(
-    now: float, devices: int, messages: Any, flows: Any, number: int, latency: Any, moved: Any, stale: Any
-) -> int:
-    """End the messages that have drained; the number of messages still in transit."""
-    kept = 0
-    for pair in flows.active[:number]:
-        if flows.drained[pair] > now:
-            flows.active[kept] = pair
-            kept += 1
-            continue
-        m, a, b = flows.following[pair], pair // devices, pair % devices
-        reader, at = messages.reader[m], now + latency[a, b]
-        flows.following[pair] += 1
-        flows.flowing[pair], flows.drained[pair] = False, INFINITY
-        messages.pending[reader] -= 1
-        if at >= messages.arrived[reader]:
-            messages.arrived[reader], messages.why[reader] = at, messages.source[m]
-        moved[a] = stale[b] = True
-    return kept
 
 
 @njit()
@@ -152,30 +51,7 @@ def _local_inputs(
 
 
 @njit()
-def _start_action(d: int, code: int, count: int, placement: Any, costs: Any, messages: Any, scratch: Any) -> float:
-    """The end of an action that device ``d`` starts as soon as it may; infinite while an input is missing."""
-    kind, place = code & 3, code >> 2
-    stage, at, why = scratch.stage_of[place], scratch.free[d], UNKNOWN
-    if not _local_inputs(d, kind, place, stage, count, placement, costs, scratch.finish):
-        return INFINITY
-    if kind != WEIGHT:
-        reader = 2 * place + (0 if kind == FORWARD else 1)
-        if messages.pending[reader] > 0:
-            return INFINITY
-        if kind != FORWARD:
-            at += costs.second_forward[stage]
-        if messages.arrived[reader] > at:
-            at, why = messages.arrived[reader], messages.why[reader]
-    if kind in (WEIGHT, BOTH) and scratch.summed[stage] > at:
-        at, why = scratch.summed[stage], UNKNOWN
-    scratch.cause[code] = why
-    if kind == BOTH:
-        scratch.cause[code - 2] = why
-    return float(at + costs.times[kind, stage])
-
-
-@njit()
-def run_contended(
+def run_contended(  # noqa: PLR0915 - its parts are inner functions, which share its arrays
     orders: Any,
     lengths: Any,
     count: int,
@@ -195,56 +71,150 @@ def run_contended(
         links: :class:`LinkArrays`.
     """
     devices, pairs = orders.shape[0], orders.shape[0] * orders.shape[0]
-    finish, free, position = scratch.finish, scratch.free, scratch.place
-    finish[:], free[:], position[:], scratch.left[:] = -1.0, 0.0, 0, work
-    scratch.summed[:], scratch.queue[:] = 0.0, 0.0
+    finish, free, position, left_s = scratch.finish, scratch.free, scratch.place, scratch.left
+    summed, queue, stage_of, cause = scratch.summed, scratch.queue, scratch.stage_of, scratch.cause
+    finish[:], free[:], position[:], left_s[:] = -1.0, 0.0, 0, work
+    summed[:], queue[:] = 0.0, 0.0
     _fill_where(orders, lengths, scratch.where)
     messages = all_messages(orders, lengths, count, placement, costs, scratch)
-    flows = Flows(
-        np.full(pairs, -1, dtype=np.int64), messages.begins[:pairs].copy(), np.zeros(pairs, dtype=np.bool_),
-        np.zeros(pairs), np.zeros(pairs), np.zeros(pairs), np.full(pairs, INFINITY),
-    )  # fmt: skip
-    moved, stale, ending = (
-        np.ones(devices, dtype=np.bool_),
-        np.ones(devices, dtype=np.bool_),
-        np.full(devices, INFINITY),
-    )
-    result, number, todo, now = np.zeros(pairs), 0, lengths.sum(), 0.0
-    changed = False
+    begins, issued, posted, sizes = messages.begins, messages.issued, messages.posted, messages.size
+    sources, readers = messages.source, messages.reader
+    pending, arrived, whys = messages.pending, messages.arrived, messages.why
+    first_link, link_of, capacity = links.first, links.link, links.capacity
+    times, second_forward, scatter = costs.times, costs.second_forward, costs.scatter
+    # The messages in transit, one of each pair at most: their pairs are the first entries of `active`, and the other
+    # arrays are by pair: the next message to start, or the one in transit; whether one is in transit; its bytes left at
+    # time `since`, from which on `flow_rate` applies; and when it has drained at this rate.
+    active, following = np.full(pairs, -1, dtype=np.int64), begins[:pairs].copy()
+    flowing, left = np.zeros(pairs, dtype=np.bool_), np.zeros(pairs)
+    flow_rate, since, drained = np.zeros(pairs), np.zeros(pairs), np.full(pairs, INFINITY)
+    fair, growing = np.zeros(pairs), np.empty(pairs, dtype=np.int64)
+    share, spare, crossing = capacity.copy(), capacity.copy(), np.zeros(capacity.shape[0], dtype=np.int64)
+    moved, stale = np.ones(devices, dtype=np.bool_), np.ones(devices, dtype=np.bool_)
+    ending = np.full(devices, INFINITY)
+
+    def fill_fair_rates(number: int) -> None:
+        """Fill ``fair`` with the max-min fair rates of the active pairs, by progressive filling, as in
+        ``simulators/network``."""
+        growing[:number], spare[:] = active[:number], capacity
+        while number > 0:
+            crossing[:] = 0
+            level = INFINITY
+            for pair in growing[:number]:
+                level = min(level, rate[pair // devices, pair % devices])
+                for link in link_of[first_link[pair] : first_link[pair + 1]]:
+                    crossing[link] += 1
+            for link in range(spare.shape[0]):
+                share[link] = spare[link] / crossing[link] if crossing[link] > 0 else INFINITY
+                level = min(level, share[link])
+            kept = 0
+            for pair in growing[:number]:
+                full = rate[pair // devices, pair % devices] <= level
+                for link in link_of[first_link[pair] : first_link[pair + 1]]:
+                    full = full or share[link] <= level
+                if full:
+                    fair[pair] = level
+                    for link in link_of[first_link[pair] : first_link[pair + 1]]:
+                        spare[link] -= level
+                else:
+                    growing[kept] = pair
+                    kept += 1
+            number = kept
+
+    def set_rates(now: float, number: int) -> None:
+        """Give every message in transit its fair rate from now on."""
+        fill_fair_rates(number)
+        for pair in active[:number]:
+            if fair[pair] != flow_rate[pair]:
+                if now > since[pair]:
+                    left[pair] = max(left[pair] - flow_rate[pair] * (now - since[pair]), 0.0)
+                flow_rate[pair], since[pair] = fair[pair], now
+                drained[pair] = now + left[pair] / fair[pair]
+
+    def start_messages(now: float, number: int) -> int:
+        """Start the messages that are sent and whose receives are posted; the number of messages then in transit."""
+        for pair in range(pairs):
+            a, b, m = pair // devices, pair % devices, following[pair]
+            if flowing[pair] or m == begins[pair + 1] or not (moved[a] or moved[b]):
+                continue
+            if issued[m] < position[a] and posted[m] <= position[b]:
+                flowing[pair], active[number] = True, pair
+                left[pair], flow_rate[pair], since[pair] = sizes[m], 0.0, now
+                number += 1
+        return number
+
+    def end_messages(now: float, number: int) -> int:
+        """End the messages that have drained; the number of messages still in transit."""
+        kept = 0
+        for pair in active[:number]:
+            if drained[pair] > now:
+                active[kept] = pair
+                kept += 1
+                continue
+            m, a, b = following[pair], pair // devices, pair % devices
+            reader, at = readers[m], now + latency[a, b]
+            following[pair] += 1
+            flowing[pair], drained[pair] = False, INFINITY
+            pending[reader] -= 1
+            if at >= arrived[reader]:
+                arrived[reader], whys[reader] = at, sources[m]
+            moved[a] = stale[b] = True
+        return kept
+
+    def started(d: int, code: int) -> float:
+        """The end of an action that device ``d`` starts as soon as it may; infinite while an input is missing."""
+        kind, place = code & 3, code >> 2
+        stage, at, why = stage_of[place], free[d], UNKNOWN
+        if not _local_inputs(d, kind, place, stage, count, placement, costs, finish):
+            return INFINITY
+        if kind != WEIGHT:
+            reader = 2 * place + (0 if kind == FORWARD else 1)
+            if pending[reader] > 0:
+                return INFINITY
+            if kind != FORWARD:
+                at += second_forward[stage]
+            if arrived[reader] > at:
+                at, why = arrived[reader], whys[reader]
+        if kind in (WEIGHT, BOTH) and summed[stage] > at:
+            at, why = summed[stage], UNKNOWN
+        cause[code] = why
+        if kind == BOTH:
+            cause[code - 2] = why
+        return at + times[kind, stage]
+
+    number, todo, now, changed = 0, lengths.sum(), 0.0, False
     while True:
-        started = _start_messages(now, position, moved, devices, messages, flows, number)
-        if changed or started > number:
-            number = started
-            _set_rates(now, flows, number, links, rate, devices, result)
+        more = start_messages(now, number)
+        if changed or more > number:
+            number = more
+            set_rates(now, number)
         moved[:] = False
         for d in range(devices):
             if stale[d] and ending[d] == INFINITY and position[d] < lengths[d]:
-                ending[d] = _start_action(d, orders[d, position[d]], count, placement, costs, messages, scratch)
+                ending[d] = started(d, orders[d, position[d]])
             stale[d] = False
         now = ending.min()
-        for pair in flows.active[:number]:
-            now = min(now, flows.drained[pair])
+        for pair in active[:number]:
+            now = min(now, drained[pair])
         if now == INFINITY:
             break
         for d in range(devices):
             if ending[d] > now:
                 continue
             code = orders[d, position[d]]
-            kind, stage = code & 3, scratch.stage_of[code >> 2]
+            kind, stage = code & 3, stage_of[code >> 2]
             finish[code] = free[d] = now
             if kind == BOTH:
                 finish[code - 2] = now
-            sum_gradients(d, kind, stage, now, costs.scatter, scratch.summed, scratch.queue)
-            scratch.left[d] -= costs.times[kind, stage] + (
-                costs.second_forward[stage] if kind in (INPUT, BOTH) else 0.0
-            )
+            sum_gradients(d, kind, stage, now, scatter, summed, queue)
+            left_s[d] -= times[kind, stage] + (second_forward[stage] if kind in (INPUT, BOTH) else 0.0)
             ending[d], position[d] = INFINITY, position[d] + 1
             todo -= 1
             moved[d] = stale[d] = True
-            if now + scratch.left[d] > stop:
+            if now + left_s[d] > stop:
                 return INFINITY
-        left = _end_messages(now, devices, messages, flows, number, latency, moved, stale)
-        changed, number = left < number, left
+        still = end_messages(now, number)
+        changed, number = still < number, still
     return float(end_of_step(placement, count, costs, scratch)) if todo == 0 else -1.0
 
 

@@ -247,7 +247,8 @@ class Engine:
         if len(queue.arrivals) < count:
             sent, issued = self.ends[queue.src], queue.messages[count - 1].issued
             if len(sent) <= issued:
-                return self._wait(device, queue.src, issued + 1, READS)
+                self._wait(device, queue.src, issued + 1, READS)
+                return None
             queue.advance(count, sent, self.ends[device])
         return queue.arrivals[count - 1]
 
@@ -255,9 +256,11 @@ class Engine:
         """When a message of a device has arrived, before which it may not run further ahead; None if it waits."""
         message = queue.messages[count - 1]
         if len(self.ends[device]) <= message.issued:
-            return self._wait(device, device, message.issued + 1, _AHEAD)
+            self._wait(device, device, message.issued + 1, _AHEAD)
+            return None
         if len(self.ends[queue.dst]) < message.posted:
-            return self._wait(device, queue.dst, message.posted, _AHEAD)
+            self._wait(device, queue.dst, message.posted, _AHEAD)
+            return None
         queue.advance(count, self.ends[device], self.ends[queue.dst])
         return queue.arrivals[count - 1]
 
@@ -265,7 +268,8 @@ class Engine:
         """When a task has ended that a device waits for; None if the device waits for what it waits for."""
         missing = self._missing(number)
         if missing is not None:
-            return self._wait(device, *missing, self._tasks[number].reason)
+            self._wait(device, *missing, self._tasks[number].reason)
+            return None
         return self.task_ends[number] or 0.0
 
     def _wait(self, device: int, other: int, count: int, why: str) -> None:

@@ -49,8 +49,12 @@ def score_is_simulated(plan):
     score, result = longest_path(plan, known.costs, known.cluster), simulate(plan, eager=True)
     close(score.step_s, result.step_s)
     close(score.bubble_ratio, result.bubble_ratio)
-    saved = result.peak_saved_bytes
-    close(score.peak_saved_bytes, [max(saved[d :: plan.devices]) for d in range(plan.devices)])
+    close(score.peak_saved_bytes, _of_positions(plan, result.peak_saved_bytes))
+    close(score.peak_memory_bytes, _of_positions(plan, [float(each.working.max()) for each in result.timelines]))
+
+
+def _of_positions(plan, peaks):
+    return [max(peaks[device :: plan.devices]) for device in range(plan.devices)]
 
 
 def on_own_links(plan, bytes_per_s, latency_s):
