@@ -12,7 +12,8 @@ from ...core.analytic.optimizers import DEFAULT, find_optimizer
 from ...core.cluster.catalog.find import CPU, required_type
 from ...core.cluster.cluster import Cluster
 from ...core.cluster.device_type import NUMBER_TYPES, DeviceType
-from ...core.cluster.tensor_groups import CONTEXT_RANKS, EXPERT_RANKS, TENSOR_RANKS, GroupedCluster
+from ...core.cluster.rank_kinds import CONTEXT_RANKS, EXPERT_RANKS, TENSOR_RANKS
+from ...core.cluster.tensor_groups import GroupedCluster
 from ...core.costs.graph import OpGraph, OpNode, read_graph, with_reduction_times
 from ...core.costs.layers import recomputing_layers
 from ...core.costs.reductions import Overlap, Ring

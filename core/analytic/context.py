@@ -12,7 +12,7 @@ The costs are those of the slowest rank.
 
 from attrs import evolve
 
-from ..cluster.tensor_groups import CONTEXT_RANKS
+from ..cluster.rank_kinds import CONTEXT_RANKS
 from ..costs.reductions import TensorReductions
 from ..errors import RequestError
 from .kernels import Kernel

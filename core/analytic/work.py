@@ -21,7 +21,7 @@ from ..capture.programs.joint_graph import (
 from ..capture.programs.overwriting import may_overwrite
 from ..capture.programs.recomputed import fusible, is_row_wise, narrows, shown_by, widens
 from ..capture.values.nesting import tensors_of
-from ..cluster.tensor_groups import EXPERT_RANKS
+from ..cluster.rank_kinds import EXPERT_RANKS
 from ..costs.reductions import TensorReductions
 from ..tensor_collectives import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER
 from .kernels import Kernel, kernel_of

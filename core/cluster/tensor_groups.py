@@ -21,10 +21,8 @@ from attrs import evolve, frozen
 from ..errors import RequestError
 from .cluster import Cluster, Hub
 from .collectives import Phase, ring_order, rings
+from .rank_kinds import CONTEXT_RANKS, EXPERT_RANKS, TENSOR_RANKS
 from .routing import Hop, ParallelPath, Router, path_latency_s
-
-TENSOR_RANKS, CONTEXT_RANKS, EXPERT_RANKS = "tensor", "context", "experts"
-"""The kinds of ranks."""
 
 
 class GroupRouter(Router):

@@ -15,7 +15,7 @@ from pathlib import Path
 from attrs import evolve, field, frozen
 from cattrs.gen import make_dict_unstructure_fn, override
 
-from ..cluster.tensor_groups import CONTEXT_RANKS, TENSOR_RANKS
+from ..cluster.rank_kinds import CONTEXT_RANKS, TENSOR_RANKS
 from ..documents import converter, read_document, to_json
 from ..errors import RequestError
 from ..files.limits import check_seconds

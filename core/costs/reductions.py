@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 
 from attrs import evolve, frozen
 
-from ..cluster.tensor_groups import TENSOR_RANKS
+from ..cluster.rank_kinds import TENSOR_RANKS
 
 
 @frozen

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from attrs import asdict
 
 from ..actions import BACKWARD_KINDS, COMPUTE_KINDS, Action, Kind
-from ..cluster.tensor_groups import CONTEXT_RANKS, EXPERT_RANKS, TENSOR_RANKS, GroupedCluster
+from ..cluster.rank_kinds import CONTEXT_RANKS, EXPERT_RANKS, TENSOR_RANKS
+from ..cluster.tensor_groups import GroupedCluster
 from ..costs.costs import StageCosts
 from ..errors import RequestError
 from ..plan.memory_policy import HostCopy, StageOffload, StageUnshard, backward_of
