@@ -18,7 +18,7 @@ from panpipe.core.trace.perfetto_reader import read_trace
 from panpipe.core.validation.validate import validate
 from panpipe.simulators.run import simulate
 
-from ...support.eight_bits import KIND, PACK, QUEUE, SECONDS, packed
+from ...support.programs.eight_bits import KIND, PACK, QUEUE, SECONDS, packed
 
 NODES = tuple(OpNode(f"n{i}", 1.0, 1.0, 1.0, saved_bytes=10, workspace_bytes=3) for i in range(4))
 GRAPH = OpGraph(NODES, tuple(OpEdge(a.name, b.name, 40) for a, b in pairwise(NODES)))
