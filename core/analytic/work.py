@@ -151,13 +151,13 @@ def _reduced(joint: JointGraph, chosen: set[fx.Node]) -> tuple[int, ...]:
 
 def _exchanged(joint: JointGraph, forward: set[fx.Node], backward: set[fx.Node]) -> tuple[TensorReductions, ...]:
     """The all-to-alls of an operator over expert ranks, if it has any."""
-    sizes = [
+    out, back = (
         [tensor_bytes(node.meta["val"]) for node in ordered(joint.graph, nodes) if node.target is ALL_TO_ALL]
         for nodes in (forward, backward)
-    ]
-    if not any(sizes):
+    )
+    if not out and not back:
         return ()
-    return (TensorReductions(*map(len, sizes), *map(sum, sizes), over=EXPERT_RANKS),)
+    return (TensorReductions(len(out), len(back), sum(out), sum(back), over=EXPERT_RANKS),)
 
 
 def _is_view(operator: LoneOperator) -> bool:
