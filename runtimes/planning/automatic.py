@@ -3,14 +3,13 @@
 1. Every device times the operators, all at once; the shortest time counts. The time that a message takes of the devices
    at its ends is measured while they compute.
 2. For each number of stages per device, a regular cut (`suggestions/regular_cuts`) is taken, which is the same in the
-   next run, and the cut that a search with these times finds, if it is predicted to be faster.
+   next run, and the cut that a search with these times finds, if it loads the busiest device less.
 3. Schedules are chosen for each cut. The memory of a stage is the sum of what its operators save.
 4. The first plan's stages are compiled, and its memory is that of their programs. If it does not fit, all cuts are
    compiled, and schedules are chosen again.
 5. The first steps of training compare the candidates (`contest`), whose stages are compiled when their turn comes.
 """
 
-import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
@@ -31,10 +30,10 @@ from ...core.search.choose import choose_schedules
 from ...core.search.choose import plan as search_plan
 from ...core.search.compiling import compile_ahead, is_search_compiled
 from ...core.search.problem.blocks import Blocks, Stages
-from ...core.search.problem.oracle import by_position, with_costs
+from ...core.search.problem.oracle import with_costs
 from ...core.search.search_options import SearchOptions
 from ...core.search.suggestions.preference import ALIKE, candidates, family_of, preference
-from ...core.search.suggestions.regular_cuts import regular_cut, score_of_cut
+from ...core.search.suggestions.regular_cuts import busiest_device_s, regular_cut
 from ..batch.example import Example
 from ..launch.progress import Report, silent
 from ..launch.team import Team
@@ -60,7 +59,7 @@ have to become a third shorter to pay for it. If it is not compiled on this mach
 SHORT_EVALUATIONS = 32
 """Number of evaluations of such a search."""
 LEAST_GAIN = 0.03
-"""Share of a step that a searched cut must be predicted to gain over a regular one: the measured times of operators
+"""Share of the busiest device's time that a searched cut must gain over a regular one: the measured times of operators
 vary by about as much from one run to the next."""
 
 
@@ -179,7 +178,9 @@ class Planning:
         """
         costs = self.measured.derived_costs(plan.predicted.costs, [s.nodes for s in plan.stages], plan.placement)
         plan = with_costs(plan, costs, self.options.oracle)
-        return plan if _fits(plan.predicted.peak_memory_bytes, plan, plan.predicted.cluster) else None
+        limits = plan.mesh.memory_bytes(plan.predicted.cluster)
+        fits = all(peak <= limit for peak, limit in zip(plan.predicted.peak_memory_bytes, limits, strict=True))
+        return plan if fits else None
 
     def _compared(self, plans: Sequence[Plan]) -> list[Plan]:
         """The candidates among some plans, and others with their cuts."""
@@ -273,22 +274,29 @@ class Planning:
         return Blocks.of(graph, self.options.boundaries, self.measured.sizes)
 
     def _plans_of(self, chunks: int, graph: OpGraph, cluster: Cluster, derive: bool) -> list[Plan]:
-        """Plans with this many stages per device."""
+        """Plans with this many stages per device. Raises an InfeasibleError if none fits."""
         count = chunks * self.team.size
         done, total = 3 * (chunks - 1), 3 * self._max_chunks
         self.report(f"cutting into {count} stages", done, total)
-        found: list[Plan] = []
-        searched = self.cuts(graph, chunks, cluster)
-        self.regular.add(searched[0])
-        for stages in searched:
-            if derive:
-                self.report(f"deriving {count} stages", done + 1, total)
-            costs = self.measured.costs_of(stages, derive=derive)
-            self.report(f"choosing a schedule of {count} stages", done + 2, total)
-            found += self._choose(graph, cluster, stages, costs)
+        found, failure = list[Plan](), None
+        regular, searched, gains = self.cuts(graph, chunks, cluster)
+        self.regular.add(regular)
+        for stages in dict.fromkeys((regular, searched)):
+            if found and not gains:
+                break
+            try:
+                if derive:
+                    self.report(f"deriving {count} stages", done + 1, total)
+                costs = self.measured.costs_of(stages, derive=derive)
+                self.report(f"choosing a schedule of {count} stages", done + 2, total)
+                found += self._choose(graph, cluster, stages, costs)
+            except InfeasibleError as error:
+                failure = error
+        if failure is not None and not found:
+            raise failure
         return found
 
-    def cuts(self, graph: OpGraph, chunks: int, cluster: Cluster) -> list[Stages]:
+    def cuts(self, graph: OpGraph, chunks: int, cluster: Cluster) -> tuple[Stages, Stages, bool]:
         """The cuts that are worth comparing, each as the operators of its stages.
 
         Args:
@@ -297,8 +305,7 @@ class Planning:
             cluster: the machine.
 
         Returns:
-            A regular cut, if it fits in memory; and the searched one, if it is predicted to gain more than
-            ``LEAST_GAIN`` over that.
+            A regular cut; the searched one; and whether that gains more than ``LEAST_GAIN`` on the busiest device.
 
         Raises:
             RequestError: no schedule exists for this number of stages, or for these options.
@@ -310,31 +317,16 @@ class Planning:
             max_chunks=chunks, budget=self._evaluations(CUT_ACTIONS), storages={},
         )  # fmt: skip
 
-        def search() -> list[Stages]:
+        def search() -> tuple[Stages, Stages, bool]:
             replicas = self.measured.replicas
             with self._searching():
                 found = search_plan(graph, cluster, self.microbatches, wanted, parameter_sizes=sizes, replicas=replicas)
-            regular = regular_cut(graph, len(found.stages))
-            longer = math.inf if regular is None else self._longer(found, graph, regular)
-            if regular is None or longer == math.inf:
-                return [_cut(found)]
-            return [regular] if longer <= 1 + LEAST_GAIN else [regular, _cut(found)]
+            searched = _cut(found)
+            regular = regular_cut(graph, len(searched)) or searched
+            before, after = (busiest_device_s(graph, stages, found.placement) for stages in (regular, searched))
+            return blocks.expanded_stages(regular), blocks.expanded_stages(searched), before > (1 + LEAST_GAIN) * after
 
-        return [blocks.expanded_stages(stages) for stages in self.team.decide(search)]
-
-    def _longer(self, found: Plan, graph: OpGraph, stages: Stages) -> float:
-        """The predicted step of a plan's orders with another cut ÷ its own; infinite if that cut does not fit."""
-        oracle, message, sizes = self.options.cut_oracle, self.measured.message, self.measured.sizes
-        cluster = found.predicted.cluster
-        try:
-            searched, other = (
-                score_of_cut(found, graph, each, cluster, oracle, message=message, parameter_sizes=sizes)
-                for each in (_cut(found), stages)
-            )
-        except RequestError:  # only the other cut has some message, and the order does not wait for it
-            return math.inf
-        fits = _fits(by_position(other, found.devices).peak_memory_bytes, found, cluster)
-        return other.step_s / searched.step_s if fits else math.inf
+        return self.team.decide(search)
 
     def _choose(self, graph: OpGraph, cluster: Cluster, stages: Stages, costs: tuple[StageCosts, ...]) -> list[Plan]:
         """Plans of measured stages: the fastest, and those that need less memory than every faster one.
@@ -348,7 +340,8 @@ class Planning:
             found: list[Plan] = []
             failure: InfeasibleError | None = None
             for anneal in (False, True) if self.options.anneal and not any(self._in_python) else (False,):
-                if found and min(_bubble(plan) for plan in found) <= ALIKE:
+                # Another order gains at most the time in which the busiest device is idle.
+                if found and min(plan.predicted.bubble_ratio for plan in found) <= ALIKE:
                     break
                 try:
                     options = evolve(wanted, anneal=anneal, budget=self._evaluations(ORDER_ACTIONS))
@@ -393,19 +386,8 @@ class Planning:
 
 def step_s(plan: Plan) -> float:
     """The predicted step time, in seconds."""
-    assert plan.prediction is not None
-    return plan.prediction.step_s
-
-
-def _bubble(plan: Plan) -> float:
-    """Share of the predicted step in which the busiest device is idle: another order can gain at most this."""
-    assert plan.prediction is not None
-    return plan.prediction.bubble_ratio
+    return plan.predicted.step_s
 
 
 def _cut(plan: Plan) -> Stages:
     return tuple(stage.nodes for stage in plan.stages)
-
-
-def _fits(peaks: Sequence[float], plan: Plan, cluster: Cluster) -> bool:
-    return all(peak <= limit for peak, limit in zip(peaks, plan.mesh.memory_bytes(cluster), strict=True))

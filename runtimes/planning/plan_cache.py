@@ -30,7 +30,6 @@ from ...core.search.suggestions.preference import MOST
 from ...core.validation.validate import validate
 from ...core.version import version
 from ..devices.machine import measured_properties
-from ..launch.progress import Report
 from ..optimizer.optimizers import OptimizerFactory, state_share
 from .automatic import Planning
 from .contest import Turn
@@ -62,68 +61,6 @@ class CachedPlans:
     plans: tuple[Plan, ...] = field(converter=_tuple)
     fastest: tuple[Turn, ...] = ()
     key: dict[str, str] = field(factory=dict, eq=False)
-
-    def check(self, key: Mapping[str, str], path: Path) -> None:
-        """Refuse what is not for a request, or cannot be compared. Raises RequestError."""
-        if self.key != dict(key):
-            raise RequestError("it is for another request")
-        if not 1 <= len(self.plans) <= MOST:
-            raise RequestError(f"it has {len(self.plans)} plans, and not 1 to {MOST}")
-        for turn in self.fastest:
-            if turn.seconds <= 0 or turn.size < 1:
-                raise RequestError(f"it has a step of {turn.seconds} s and {turn.size} elements: both are above 0")
-        for plan in self.plans:
-            check_possible_times(plan, str(path))
-            if plan.prediction is None:
-                raise RequestError("its plan has no prediction")
-
-
-@frozen
-class PlanCache:
-    """The folder of cached plans.
-
-    Args:
-        folder: of the files; None caches nothing.
-        report: called with a line about a failure.
-    """
-
-    folder: Path | None
-    report: Report
-
-    def find(self, key: Mapping[str, str]) -> CachedPlans | None:
-        """The plans of a key; None if there is none that can be read."""
-        if self.folder is None:
-            return None
-        path = self._path(key)
-        try:
-            if not path.exists():
-                return None
-            cached = read_document(path, FORMAT, CachedPlans)
-            cached.check(key, path)
-        except (OSError, RequestError) as error:
-            self.report(f"the cached plan '{path}' cannot be used, planning anew: {in_a_line(error)}")
-            return None
-        with suppress(OSError):  # the folder may be read-only
-            os.utime(path)
-        return cached
-
-    def keep(self, key: Mapping[str, str], found: CachedPlans) -> None:
-        """Write plans; reports a failure."""
-        if self.folder is None:
-            return
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # whatever the umask, plans are its owner's
-            replace_file(self._path(key), [to_json(FORMAT, evolve(found, key=dict(key))).encode()])
-        except OSError as error:
-            self.report(f"the plan is not cached in '{self.folder}': {error.strerror or in_a_line(error)}")
-            return
-        with suppress(OSError):  # another process may remove the same files; the next plan prunes again
-            _prune(self.folder)
-
-    def _path(self, key: Mapping[str, str]) -> Path:
-        assert self.folder is not None
-        digest = hashlib.sha256(json.dumps(dict(key), sort_keys=True).encode()).hexdigest()
-        return self.folder / f"plan-{digest[:40]}.json"
 
 
 def cache_folder() -> Path | None:
@@ -173,38 +110,70 @@ class EarlierPlans:
     """
 
     def __init__(self, planning: Planning, others: Mapping[str, Any]) -> None:
-        self._planning, wanted = planning, planning.options.cache
-        self._cache = PlanCache(cache_folder() if wanted else None, planning.report)
-        self._key = _key(planning, others) if wanted else {}
+        wanted = planning.options.cache
+        self._planning, self._key = planning, _key(planning, others) if wanted else {}
+        name = f"plan-{_digest(json.dumps(self._key, sort_keys=True))[:40]}.json"
+        folder = cache_folder() if wanted else None  # of this rank: that of the first rank counts
+        self._path = None if folder is None else folder / name
 
     def find(self) -> CachedPlans | None:
-        """The cached plans, the same on every rank; None if there are none."""
-        return self._planning.team.decide(self._found)
+        """The cached plans, the same on every rank; None if there are none that can be used, which is reported."""
+        return self._planning.team.decide(self._read)
 
     def keep(self, found: CachedPlans) -> None:
-        """Write new plans to the cache."""
-        if self._planning.team.first:
-            self._cache.keep(self._key, found)
-
-    def _found(self) -> CachedPlans | None:
-        planning = self._planning
-        found = self._cache.find(self._key)
-        if found is None:
-            return None
+        """Write new plans to the cache; reports a failure."""
+        path = self._path
+        if path is None or not self._planning.team.first:
+            return
         try:
-            for plan in found.plans:
-                validate(plan)
-                if plan.graph_hash != planning.operators.graph.hash or plan.mesh != planning.team.mesh:
-                    raise PanpipeError("it is for another model or mesh")
-        except PanpipeError as error:
-            planning.report(f"the cached plan cannot be used, planning anew: {error}")
+            path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)  # whatever the umask, plans are its owner's
+            replace_file(path, [to_json(FORMAT, evolve(found, key=self._key)).encode()])
+        except OSError as error:
+            self._planning.report(f"the plan is not cached in '{path.parent}': {error.strerror or in_a_line(error)}")
+            return
+        with suppress(OSError):  # another process may remove the same files; the next plan prunes again
+            _prune(path.parent)
+
+    def _read(self) -> CachedPlans | None:
+        path, planning, report = self._path, self._planning, self._planning.report
+        try:
+            if path is None or not path.exists():
+                return None
+            found = read_plans(path, self._key)
+            wanted = planning.operators.graph.hash, planning.team.mesh
+            if any((plan.graph_hash, plan.mesh) != wanted for plan in found.plans):
+                raise RequestError("it is for another model or mesh")
+        except (OSError, PanpipeError) as error:
+            report(f"the cached plan '{path}' cannot be used, planning anew: {in_a_line(error)}")
             return None
+        with suppress(OSError):  # the folder may be read-only
+            os.utime(path)
         plan = found.plans[0]
-        planning.report(
-            f"plan of an earlier run: {plan.schedule}, {plan_size(plan)} (from {self._cache.folder}; panpipe.Auto("
-            "cache=False) plans anew)"
-        )
+        again = f"from {path.parent}; panpipe.Auto(cache=False) plans anew"
+        report(f"plan of an earlier run: {plan.schedule}, {plan_size(plan)} ({again})")
         return found
+
+
+def read_plans(path: Path, key: Mapping[str, str]) -> CachedPlans:
+    """The document of a file.
+
+    Raises:
+        PanpipeError: it is damaged, is for another request, or has plans that cannot be compared.
+    """
+    found = read_document(path, FORMAT, CachedPlans)
+    if found.key != dict(key):
+        raise RequestError("it is for another request")
+    if not 1 <= len(found.plans) <= MOST:
+        raise RequestError(f"it has {len(found.plans)} plans, and not 1 to {MOST}")
+    for turn in found.fastest:
+        if turn.seconds <= 0 or turn.size < 1:
+            raise RequestError(f"it has a step of {turn.seconds} s and {turn.size} elements: both are above 0")
+    for plan in found.plans:
+        validate(plan)
+        check_possible_times(plan, str(path))
+        if plan.prediction is None:
+            raise RequestError("its plan has no prediction")
+    return found
 
 
 def _key(planning: Planning, others: Mapping[str, Any]) -> dict[str, str]:

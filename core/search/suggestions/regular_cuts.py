@@ -10,22 +10,15 @@ a gain that is too small to measure. A regular cut depends on the times as littl
 3. Among these cuts it is the one whose stages have the most equal numbers of operators.
 """
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from attrs import evolve
 
-from ...cluster.cluster import Cluster
-from ...costs.costs import stage_costs, stage_edges
+from ...costs.costs import stage_costs
 from ...costs.graph import OpGraph
-from ...costs.message_overhead import MessageLine, with_message_times
 from ...costs.partition import boundary_bytes
-from ...plan.plan import Plan
-from ...schedules.problem import Schedule
-from ..problem.assemble import assemble, with_replicas
 from ..problem.looped_cuts import prefix_of
-from ..problem.oracle import Oracle, Score
 
 NEAR = 3
 """Number of operators before and after a position among which none sends fewer bytes."""
@@ -58,6 +51,20 @@ def regular_cut(graph: OpGraph, count: int) -> Stages | None:
     return tuple(tuple(names[a:b]) for a, b in pairwise(bounds))
 
 
+def busiest_device_s(graph: OpGraph, stages: Stages, placement: Sequence[int]) -> float:
+    """Time of the operators of the busiest device for one microbatch.
+
+    Args:
+        graph: with times.
+        stages: operators of each.
+        placement: device of each.
+    """
+    times = [0.0] * (max(placement) + 1)
+    for device, cost in zip(placement, stage_costs(graph, stages), strict=True):
+        times[device] += cost.forward_s + cost.full_backward_s
+    return max(times)
+
+
 def thin_positions(graph: OpGraph) -> list[int]:
     """Positions that send no more bytes than any other nearby; a position is the number of operators before it."""
     count, sent = len(graph.nodes), (0, *boundary_bytes(graph))
@@ -87,32 +94,3 @@ def _partition(weights: "np.ndarray", count: int, join: "np.ufunc") -> tuple[flo
         place = int(previous[place])
         places.append(place)
     return float(best[-1]), places[::-1]
-
-
-def score_of_cut(
-    plan: Plan,
-    graph: OpGraph,
-    stages: Stages,
-    cluster: Cluster,
-    oracle: Oracle,
-    *,
-    message: MessageLine,
-    parameter_sizes: Mapping[str, int] | None = None,
-) -> Score:
-    """The score of a plan with other cuts into the same number of stages.
-
-    Args:
-        plan: its orders and recomputation are kept.
-        graph: with times.
-        stages: operators of each.
-        cluster: the machine.
-        oracle: scores the plan.
-        message: time that a message takes on the devices at both ends.
-        parameter_sizes: bytes of each parameter (see :func:`assemble`).
-    """
-    edges = stage_edges(graph, stages)
-    schedule = Schedule(plan.schedule, plan.placement, plan.microbatches, plan.device_actions)
-    other = assemble(graph, stages, schedule, parameter_sizes=parameter_sizes, edges=edges)
-    other = evolve(other, mesh=plan.mesh, memory=plan.memory)
-    costs = with_message_times(stage_costs(graph, stages), plan.placement, edges, message)
-    return oracle(other, with_replicas(graph, costs, other.tied), cluster)

@@ -129,14 +129,17 @@ def test_schedules_that_are_predicted_alike_are_compared(planning):
 def test_cut_is_even_unless_another_is_predicted_to_gain(planning):
     """The boundary of the faster cut sends more bytes than one nearby."""
     request, _ = planning(chain(8), max_chunks=1)
-    (only,) = request.cuts(chain(8), 1, ROOM)
-    assert only == regular_cut(chain(8), 2)
+    regular, _, gains = request.cuts(chain(8), 1, ROOM)
+    assert regular == regular_cut(chain(8), 2)
+    assert not gains
     graph = chain(5)
     nodes = (*graph.nodes[:4], evolve(graph.nodes[4], forward_s=4.0, backward_input_s=4.0, backward_weight_s=4.0))
     edges = tuple(evolve(edge, bytes=1 if number == 1 else 2) for number, edge in enumerate(graph.edges))
     graph = evolve(graph, nodes=nodes, edges=edges)
     request, _ = planning(graph, max_chunks=1)
-    assert [[len(stage) for stage in cut] for cut in request.cuts(graph, 1, ROOM)] == [[2, 3], [4, 1]]
+    *cuts, gains = request.cuts(graph, 1, ROOM)
+    assert [[len(stage) for stage in cut] for cut in cuts] == [[2, 3], [4, 1]]
+    assert gains
 
 
 @pytest.mark.parametrize(

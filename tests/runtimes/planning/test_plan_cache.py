@@ -15,15 +15,13 @@ from panpipe.core.errors import RequestError
 from panpipe.runtimes.launch.progress import show_progress
 from panpipe.runtimes.planning import plan_cache
 from panpipe.runtimes.planning.automatic import Planning
-from panpipe.runtimes.planning.plan_cache import CachedPlans, PlanCache, cache_folder
+from panpipe.runtimes.planning.plan_cache import cache_folder
 from torch import nn
 
 from ...laws.grouped import grouped
 from ...support.launch import torchrun_script
-from ...support.plans import orders, plan_of
 
 SCRIPT = Path(__file__).parents[2] / "support" / "ranks" / "plan_cache_ranks.py"
-KEY = {"graph": "a", "mesh": "b"}
 
 
 def _batch() -> dict[str, torch.Tensor]:
@@ -119,70 +117,69 @@ def test_broken_cached_plan_is_reported_and_planned_again(planned, monkeypatch, 
     assert json.loads((tmp_path / name).read_text())["format"] == plan_cache.FORMAT
 
 
-def test_invalid_cached_plan_is_not_used(planned, monkeypatch, tmp_path):
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda found: found["plans"][0]["device_actions"][0].pop(0), "0F0"),
+        (lambda found: found.update(key={"graph": "c"}), "it is for another request"),
+        (lambda found: found.update(fastest=[{"seconds": 1.0, "size": 0}]), "it has a step of 1.0 s and 0 elements"),
+    ],
+)
+def test_invalid_cached_plan_is_not_used(planned, monkeypatch, tmp_path, change, reason):
     folder, plan = planned
     (path,) = folder.glob("*.json")
     document = json.loads(path.read_text())
-    plan_of_file = document["plans"][0]
-    plan_of_file["device_actions"][0] = plan_of_file["device_actions"][0][1:]
+    change(document)
     (tmp_path / path.name).write_text(json.dumps(document))
     monkeypatch.setenv("PANPIPE_CACHE", str(tmp_path))
     monkeypatch.setattr(Planning, "candidates", lambda planning: [plan])
     pipe, phases = _pipeline()
     pipe.close()
-    assert any("cannot be used, planning anew" in phase for phase in phases)
+    (line,) = (phase for phase in phases if "cannot be used, planning anew" in phase)
+    assert reason in line
     assert pipe.plan.hash == plan.hash
 
 
-def test_cached_plan_with_another_key_is_not_used(tmp_path):
-    said: list[str] = []
-    cache = PlanCache(tmp_path, lambda phase, done=0, total=0: said.append(phase))
-    plan = CachedPlans([panpipe.Plan.load(_saved(tmp_path))])
-    cache.keep(KEY, plan)
-    (path,) = tmp_path.glob("plan-*.json")
-    document = json.loads(path.read_text())
-    path.write_text(json.dumps(document | {"key": {"graph": "c"}}))
-    assert cache.find(KEY) is None
-    assert "for another request" in said[-1]
-
-
-def test_unwritable_cache_folder_is_reported_without_an_error(tmp_path):
-    said: list[str] = []
+def test_unwritable_cache_folder_is_reported_without_an_error(planned, monkeypatch, tmp_path):
     (tmp_path / "file").write_text("")
-    cache = PlanCache(tmp_path / "file" / "folder", lambda phase, done=0, total=0: said.append(phase))
-    assert cache.find(KEY) is None
-    cache.keep(KEY, CachedPlans([panpipe.Plan.load(_saved(tmp_path))]))
-    assert all("\n" not in line for line in said)
-    assert "not cached" in said[-1]
+    monkeypatch.setenv("PANPIPE_CACHE", str(tmp_path / "file" / "folder"))
+    monkeypatch.setattr(Planning, "candidates", lambda planning: [planned[1]])
+    pipe, phases = _pipeline()
+    pipe.close()
+    assert all("\n" not in phase for phase in phases)
+    assert any("not cached" in phase for phase in phases)
 
 
-def test_plan_is_cached_although_another_process_removes_an_old_one_at_that_time(tmp_path, monkeypatch):
-    said: list[str] = []
+def test_cache_holds_a_bounded_number_of_files_and_removes_the_least_recently_used(planned, monkeypatch, tmp_path):
+    monkeypatch.setattr(plan_cache, "MOST_FILES", 3)
+    folder = tmp_path / "cache"
+    folder.mkdir(mode=0o700)
+    for age in range(1, 5):
+        path = folder / f"plan-{age}.json"
+        path.write_text("{}")
+        os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns - age * 10**9))
+    monkeypatch.setenv("PANPIPE_CACHE", str(folder))
+    monkeypatch.setattr(Planning, "candidates", lambda planning: [planned[1]])
+    pipe, _ = _pipeline()
+    pipe.close()
+    left = {path.name for path in folder.iterdir()}
+    assert {"plan-1.json", "plan-2.json"} < left
+    assert len(left) == 3
 
+
+def test_plans_are_their_owners_and_cached_although_another_process_removes_files(planned, monkeypatch, tmp_path):
     def prune(folder):
         raise FileNotFoundError(2, "No such file or directory")
 
     monkeypatch.setattr(plan_cache, "_prune", prune)
-    cache = PlanCache(tmp_path / "cache", lambda phase, done=0, total=0: said.append(phase))
-    cache.keep(KEY, CachedPlans([panpipe.Plan.load(_saved(tmp_path))]))
-    assert cache.find(KEY) is not None
-    assert said == []
-
-
-def test_cache_holds_a_bounded_number_of_files_and_removes_the_least_recently_used(tmp_path, monkeypatch):
-    monkeypatch.setattr(plan_cache, "MOST_FILES", 3)
-    plan = CachedPlans([panpipe.Plan.load(_saved(tmp_path))])
-    folder = tmp_path / "cache"
-    cache = PlanCache(folder, lambda phase, done=0, total=0: None)
-    for number in range(3):
-        cache.keep({"number": str(number)}, plan)
-        for path in folder.glob("*.json"):
-            os.utime(path, ns=(path.stat().st_atime_ns, path.stat().st_mtime_ns - 10**9))
-    assert cache.find({"number": "0"}) is not None
-    cache.keep({"number": "3"}, plan)
-    assert [cache.find({"number": str(number)}) is not None for number in range(4)] == [True, False, True, True]
-    assert not list(folder.glob(".*.part"))
-    assert stat.S_IMODE(folder.stat().st_mode) & 0o077 == 0, "nobody else writes plans here, whatever the umask"
+    monkeypatch.setenv("PANPIPE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(Planning, "candidates", lambda planning: [planned[1]])
+    pipe, phases = _pipeline()
+    pipe.close()
+    assert not any("not cached" in phase for phase in phases)
+    (path,) = (tmp_path / "cache").iterdir()
+    assert path.suffix == ".json"
+    assert stat.S_IMODE(path.parent.stat().st_mode) & 0o077 == 0, "nobody else writes plans here, whatever the umask"
 
 
 def test_cache_folder_follows_the_environment(monkeypatch, tmp_path):
@@ -298,12 +295,6 @@ def test_too_large_plan_file_is_refused(tmp_path):
         file.truncate((128 << 20) + 1)
     with pytest.raises(RequestError, match="has more than 128 MiB"):
         panpipe.Plan.load(path)
-
-
-def _saved(folder: Path) -> Path:
-    path = folder / "saved.json"
-    path.write_text(panpipe.plan_json(plan_of(orders("0F0 0B0"), [0])))
-    return path
 
 
 def test_all_ranks_run_the_plan_in_the_first_ranks_cache(tmp_path):
