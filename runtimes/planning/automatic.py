@@ -1,7 +1,7 @@
 """Planning on the machine at hand: measure operators, cut, choose schedules.
 
-1. Every device times the operators, all at once; the shortest time counts. The time that a message takes of the devices
-   at its ends is measured while they compute.
+1. Every device times the operators, all at once; the shortest time counts. A message takes the devices at its ends as
+   long as it is on its way, on CPUs.
 2. For each number of stages per device, a regular cut (`suggestions/regular_cuts`) is taken, which is the same in the
    next run, and the cut that a search with these times finds, if it loads the busiest device less.
 3. Schedules are chosen for each cut. The memory of a stage is the sum of what its operators save.
@@ -90,13 +90,7 @@ class Planning:
     report: Report = silent
     measured: Measurements = field(
         default=Factory(
-            lambda planning: Measurements(
-                planning.example,
-                planning.team,
-                planning.optimizer,
-                planning.programs,
-                planning.report,
-            ),
+            lambda planning: Measurements(planning.example, planning.team, planning.optimizer, planning.programs),
             takes_self=True,
         ),
         init=False,
@@ -230,7 +224,7 @@ class Planning:
     def _fastest(self, families: Sequence[ScheduleFamily], like: Plan) -> list[Plan]:
         """The fastest plan by some families for the stages of a plan; empty if there is none."""
         stages, cluster = _cut(like), like.predicted.cluster
-        options = evolve(self._search_options(families), anneal=False, alternatives=False)
+        options = evolve(self._search_options(families, cluster), anneal=False, alternatives=False)
         costs = self.measured.costs[stages]
 
         def build() -> list[Plan]:
@@ -313,7 +307,7 @@ class Planning:
         blocks, sizes = self._blocks(graph), self.measured.sizes
         graph = blocks.joined(graph)
         wanted = evolve(
-            self._search_options(self.options.families), oracle=self.options.cut_oracle, min_chunks=chunks,
+            self._search_options(self.options.families, cluster), oracle=self.options.cut_oracle, min_chunks=chunks,
             max_chunks=chunks, budget=self._evaluations(CUT_ACTIONS), storages={},
         )  # fmt: skip
 
@@ -334,7 +328,7 @@ class Planning:
         A published schedule is preferred to an order that was annealed for these times, unless that one is predicted to
         gain more than ``ALIKE``. Empty if no schedule exists for these stages. Raises an InfeasibleError if none fits.
         """
-        wanted = self._search_options(self.options.families)
+        wanted = self._search_options(self.options.families, cluster)
 
         def search() -> list[Plan]:
             found: list[Plan] = []
@@ -359,15 +353,15 @@ class Planning:
 
         return self.team.decide(search)
 
-    def _search_options(self, families: Sequence[ScheduleFamily]) -> SearchOptions:
-        """Options of a search among these schedules. All ranks call it together: it may measure messages."""
+    def _search_options(self, families: Sequence[ScheduleFamily], cluster: Cluster) -> SearchOptions:
+        """Options of a search among these schedules, for a machine."""
         options = self.options
         return SearchOptions(
             families=families,
             oracle=options.oracle,
             anneal=options.anneal,
             recompute=options.recompute,
-            message=self.measured.message,
+            message=self.measured.message(cluster),
             offload=options.offload,
             shard=options.shard,
             storages=self.measured.storages,

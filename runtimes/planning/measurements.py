@@ -9,20 +9,20 @@ from torch import Tensor, nn
 
 from ...core.capture.export.operators import Operators, tensor_bytes
 from ...core.capture.programs.stage_programs import StagePrograms
+from ...core.cluster.cluster import Cluster
+from ...core.cluster.routing import path_latency_s, path_rate
 from ...core.costs.costs import StageCosts, stage_costs
 from ...core.costs.graph import OpGraph, OpNode
-from ...core.costs.message_overhead import MessageLine
+from ...core.costs.message_overhead import FREE, MessageLine
 from ...core.errors import RequestError
 from ...core.plan.memory_policy import Storage
 from ...core.schedules.problem import folded_placement, looped_placement
 from ...core.search.problem.blocks import Stages
 from ..batch.example import Example
 from ..devices.compute import Stopwatch, compute_device
-from ..launch.progress import Report, silent
 from ..launch.team import Team
 from ..offload.offloadable import offloadable_storages
 from ..optimizer.optimizers import OptimizerFactory, stage_optimizer, state_share
-from ..profile.message_profile import measured_message_line
 from ..profile.operator_profile import profile_operators
 from ..programs.compiled import compile_stages
 from ..programs.options import ProgramOptions
@@ -40,7 +40,6 @@ class Measurements:
         team: the devices.
         optimizer: creates each stage's optimizer.
         programs: how stage programs are derived; a pipeline of the same stages need not derive them again.
-        report: called with the progress of planning.
 
     Attributes:
         costs: results of `costs_of` so far.
@@ -52,7 +51,6 @@ class Measurements:
     team: Team
     optimizer: OptimizerFactory | None = None
     programs: ProgramOptions = field(factory=ProgramOptions)
-    report: Report = silent
     costs: dict[Stages, tuple[StageCosts, ...]] = field(factory=dict, init=False)
     storages: dict[Stages, tuple[tuple[Storage, ...], ...]] = field(factory=dict, init=False)
     profiled: list[OpGraph] = field(factory=list, init=False)
@@ -88,11 +86,16 @@ class Measurements:
         """The cluster's devices of each replica; None for one replica."""
         return self.team.mesh.replicas if self.team.replicas > 1 else None
 
-    @cached_property
-    def message(self) -> MessageLine:
-        """The time that a message costs the devices at its ends, measured at the first call."""
-        self.report("measuring what messages cost")
-        return measured_message_line(self.team, self.where)
+    def message(self, cluster: Cluster) -> MessageLine:
+        """The time that a message costs the devices at its ends, on a machine.
+
+        On a CPU, whose cores move it, that is about as long as it is on its way between the first two devices. The copy
+        engines of GPUs move messages while these compute.
+        """
+        if len(cluster.devices) == 1 or any(device.type != "cpu" for device in self.where.values()):
+            return FREE
+        path = cluster.path(0, 1)
+        return MessageLine(path_latency_s(path), 1 / path_rate(path))
 
     def graphs(self) -> list[OpGraph]:
         """The operator graph with the times on each device, measured by all of them at once."""

@@ -173,10 +173,10 @@ class Replanner:
         with as_meta_tensors(trainer.model):
             graphs = measured.graphs()
             graph = measured.graph(graphs)
-            message = measured.message
             prediction = plan.prediction
             known = prediction.cluster if prediction is not None else self.options.cluster
             cluster = known or measured_cluster(team, measured.where)
+            message = measured.message(cluster)
             sizes, replicas = measured.sizes, measured.replicas
         slow = slowness(graphs, team.size)
         devices = [slowed(graph, factor) for factor in slow]

@@ -22,8 +22,8 @@ def measured():
     made.team.close()
     model = CASE.model(torch.float32)
     example = Example(model, step, made.pieces()[0], captured_once(CASE, torch.float32, ROWS, MICROBATCHES))
-    team, lines = ThreadTeam(2), []
-    found = Measurements(example, team, torch.optim.AdamW, ProgramOptions(known={}), lines.append)
+    team = ThreadTeam(2)
+    found = Measurements(example, team, torch.optim.AdamW, ProgramOptions(known={}))
     yield found
     team.close()
 
