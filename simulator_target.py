@@ -80,7 +80,7 @@ class SimulatedDevices:
             families=options.families,
             oracle=options.oracle,
             anneal=options.anneal,
-            recompute=options.recompute,
+            recompute=options.memory.recompute,
             offload=options.offload,
             max_chunks=options.max_chunks,
             alternatives=False,

@@ -274,7 +274,7 @@ class _Builder:
         clock = None if self._virtual is None else self._virtual.clock(first, self.example.operators)
         self.programs = evolve(self.programs, plans=tuple(o for o in others if arrangement(o) == arrangement(first)))
         trainer = Trainer(
-            self.example, first, self.team, options.training, self.programs, clock, options.planning.tier,
+            self.example, first, self.team, options.training, self.programs, clock, options.planning.memory.tier,
             options.run.monitors,
         )  # fmt: skip
         return Session(trainer)

@@ -137,7 +137,7 @@ class PipelineOptions:
             )
         if self.plan is not None:
             check_agrees(
-                self.plan, self._microbatches, AUTO, planning.recompute, self._offload_asked(), shard,
+                self.plan, self._microbatches, AUTO, planning.memory.recompute, self._offload_asked(), shard,
             )  # fmt: skip
             self._check_limit(self.plan)
             if self.plan.mesh.tensor == 1:  # otherwise the model's DTensors have the mesh, which is compared later

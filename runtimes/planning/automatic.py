@@ -17,7 +17,7 @@ from attrs import Factory, evolve, field, frozen
 
 from ...core.capture.export.few_operators import refuse_too_few
 from ...core.capture.export.operators import Operators
-from ...core.cluster.cluster import Cluster
+from ...core.cluster.cluster import Cluster, with_limit
 from ...core.costs.costs import StageCosts
 from ...core.costs.graph import OpGraph
 from ...core.errors import InfeasibleError, PanpipeError, RequestError
@@ -241,16 +241,16 @@ class Planning:
         devices, options = self.team.size, self.options
         refuse_too_few(self.operators, devices, devices)
         self._blocks(self.operators.graph).refuse_too_few(devices)
-        if options.recompute is not None:
-            recomputed_stages(options.recompute, devices * options.max_chunks)
+        if options.memory.recompute is not None:
+            recomputed_stages(options.memory.recompute, devices * options.max_chunks)
         check_offload_request(options.offload, devices * options.max_chunks)
         if options.cluster is not None:
             self.team.mesh.check(options.cluster)
         self.report("measuring links")
-        cluster = options.cluster or options.limited(measured_cluster(self.team, self.measured.where))
+        cluster = options.cluster or with_limit(measured_cluster(self.team, self.measured.where), options.memory.limit)
         if options.offload != "none" and options.cluster is None:
             self.report("measuring copies to the host")
-            cluster = with_hosts(cluster, self.team, self.measured.where, options.tier)
+            cluster = with_hosts(cluster, self.team, self.measured.where, options.memory.tier)
         return cluster
 
     def _evaluations(self, actions: int) -> int:
@@ -360,7 +360,7 @@ class Planning:
             families=families,
             oracle=options.oracle,
             anneal=options.anneal,
-            recompute=options.recompute,
+            recompute=options.memory.recompute,
             message=self.measured.message(cluster),
             offload=options.offload,
             shard=options.shard,

@@ -2,14 +2,12 @@
 
 from attrs import Factory, field, frozen
 
-from ...core.cluster.cluster import Cluster, with_limit
+from ...core.cluster.cluster import with_limit
 from ...core.offload.request import OffloadRequest
-from ...core.policies.recompute import Recompute
 from ...core.policies.sharding import NONE
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families, find_family, resident_families
 from ...core.search import Oracle
-from ..offload.tier import OffloadTier
 from ..settings import AUTO, Auto, Memory, values_of
 
 
@@ -45,24 +43,10 @@ class PlanningOptions(Auto):
             given["cluster"] = with_limit(auto.cluster, memory.limit)
         return cls(**given, memory=memory, oracle=oracle, cut_oracle=cut_oracle)
 
-    def limited(self, cluster: Cluster) -> Cluster:
-        """A machine whose devices have no more memory than the plan may use."""
-        return with_limit(cluster, self.memory.limit)
-
-    @property
-    def recompute(self) -> Recompute | None:
-        """``"none"``, ``"all"`` or the stages that recompute; None lets the planner choose."""
-        return self.memory.recompute
-
     @property
     def offload(self) -> OffloadRequest:
         """What leaves the devices between F and the backward."""
         return "none" if self.memory.offload is None else self.memory.offload
-
-    @property
-    def tier(self) -> OffloadTier:
-        """Where it goes."""
-        return self.memory.tier
 
     @property
     def shard(self) -> str:

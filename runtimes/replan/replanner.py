@@ -182,7 +182,7 @@ class Replanner:
         devices = [slowed(graph, factor) for factor in slow]
         options, oracle = self.options, self.options.oracle
         wanted = SearchOptions(
-            families=options.families, oracle=oracle, anneal=options.anneal, recompute=options.recompute,
+            families=options.families, oracle=oracle, anneal=options.anneal, recompute=options.memory.recompute,
             max_chunks=options.max_chunks, message=message, offload=options.offload, seconds=SECONDS,
             shard=self._level(plan),
         )  # fmt: skip
