@@ -216,7 +216,7 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.cuts:
         return cuts(arguments.cuts)
-    context, rows, slower = mp.get_context("spawn"), [], list[float]()
+    context, rows, slower = mp.get_context("spawn"), [], dict[int, list[float]]()
     for number, name in enumerate(arguments.models.split(",")):
         start = time.perf_counter()
         pipes = [context.Pipe() for _ in range(2)]
@@ -233,16 +233,18 @@ def main() -> None:
                 for wire in wires:
                     wire.send(processes)
                 found = answers(wires, ranks)[0]
-            slower.append(found["slower"])
-            rows.append([name, f"{processes}", *found["row"], f"{slower[-1]:+.1%}", f"{plans}", f"{found['steps']}"])
+            slower.setdefault(processes, []).append(found["slower"])
+            difference = f"{found['slower']:+.1%}"
+            rows.append([name, f"{processes}", *found["row"], difference, f"{plans}", f"{found['steps']}"])
             print(" | ".join(rows[-1]), f"({time.perf_counter() - start:.0f} s)\n{found['contest']}", flush=True)
         for wire in wires:
             wire.send(None)
         for each in ranks:
             each.join()
+    every = {**slower, "all": list(itertools.chain.from_iterable(slower.values()))}
+    shares = (f"{load}: {statistics.median(each):+.1%}, {max(each):+.1%}" for load, each in every.items())
     title = (
-        f"contests: {statistics.median(slower):+.1%} against the best schedule in the median, "
-        f"{max(slower):+.1%} at most"
+        f"automatic plan against the best schedule, in the median and at most, by other processes: {'; '.join(shares)}"
     )
     header = (
         "model", "other processes", "chosen", "fastest, median ms, spread", "best schedule",
