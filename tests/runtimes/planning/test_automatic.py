@@ -91,7 +91,7 @@ def test_first_plan_has_the_memory_of_its_programs(planning):
     assert [cost.saved_bytes for cost in plan.predicted.costs] == [80, 80]
     assert plan.mesh == request.team.mesh
     assert step_s(plan) == pytest.approx((MICROBATCHES + 1) * 4.0 * 3)
-    assert lines == [
+    assert [line for line in lines if not line.startswith("compiling the search")] == [
         "measuring links", "measuring operators", "cutting into 2 stages", "choosing a schedule of 2 stages",
         "deriving 2 stages",
     ]  # fmt: skip
