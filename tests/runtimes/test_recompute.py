@@ -41,7 +41,7 @@ def traced(name, options):
     ("name", "options"),
     [
         ("tied gpt with dropout", "the last recomputes"),
-        ("tied gpt with dropout", "v"),
+        ("token-weighted", "v"),
         ("batchnorm with a skip", "all recompute"),
         ("batchnorm with a skip", "looped recomputes"),
         ("batchnorm with a skip", "v recomputes"),

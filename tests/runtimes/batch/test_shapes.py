@@ -25,7 +25,7 @@ CONV = "batchnorm with a skip"
 
 def small(dtype):
     torch.manual_seed(0)
-    return TinyGPT(layers=1).to(dtype).train()
+    return TinyGPT().to(dtype).train()
 
 
 GPT = Case(small, gpt_step, lambda rows, dtype: tokens(rows))
