@@ -28,8 +28,10 @@ pytestmark = [
 
 
 def Program(model, step, between=lambda number: None, optimizer=programs.sgd, **options):
-    """A program whose batches are vectors and which draws no random numbers."""
-    return programs.Program(model, step, between=between, optimizer=optimizer, keyed=False, **options)
+    """A program whose batches are vectors of one size, for one capture fewer, and which draws no random numbers."""
+    return programs.Program(
+        model, step, between=between, optimizer=optimizer, keyed=False, **{"sizes": (4, 4, 4, 4), **options}
+    )
 
 
 BETA = 0.5

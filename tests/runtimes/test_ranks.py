@@ -12,7 +12,7 @@ from panpipe.runtimes.training.initial_weights import Difference, InitialWeights
 
 from ..support.failures import FAILURES
 from ..support.launch import alone, left_over, results, results_of, results_under_torchrun, torchrun
-from ..support.parity import EVERYWHERE, PLANS, SOME
+from ..support.parity import PLANS
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +20,7 @@ def two(tmp_path_factory):
     """What two ranks found in many jobs, one after another in the same processes."""
     jobs = (
         "parity", "lower", "ownership", "python", "shapes", "traced", "differing", "shuffled", "values", "holding",
-        "averaging", "beginning", "replanned", "idle",
+        "averaging", "beginning", "replanned", "idle", "rates",
     )  # fmt: skip
     return results_of(jobs, tmp_path_factory.mktemp("two"))
 
@@ -37,7 +37,7 @@ def assert_parity(ranks: list[dict[str, dict[str, float]]], plans: int) -> None:
 
 
 def test_two_ranks_train_as_one_process_does(two):
-    assert_parity(two["parity"], len(EVERYWHERE) + 2 * len(SOME))
+    assert_parity(two["parity"], 4)
 
 
 @pytest.mark.slow
@@ -47,7 +47,7 @@ def test_three_ranks_train_as_one_process_does(tmp_path):
 
 @pytest.mark.slow
 def test_ranks_under_torchrun_train_as_one_process_does(tmp_path):
-    assert_parity(results_under_torchrun(["parity"], tmp_path)["parity"], len(EVERYWHERE) + 2 * len(SOME))
+    assert_parity(results_under_torchrun(["parity"], tmp_path)["parity"], 4)
 
 
 @pytest.mark.slow
@@ -74,6 +74,11 @@ def test_rank_without_a_stage_takes_part_in_results_and_checkpoints(two):
 @pytest.mark.slow
 def test_rank_without_a_stage_next_to_two_with_stages(tmp_path):
     assert_idle(results("idle", tmp_path, 3))
+
+
+def test_rank_without_parameters_has_the_learning_rates_of_the_others(two):
+    for found in two["rates"]:
+        assert found == [[1e-3 * (number + 2) / 4] for number in range(3)]
 
 
 def test_ranks_update_as_one_process_does_in_bf16_clipped_and_over_two_batches(two):

@@ -9,7 +9,7 @@ import pytest
 from panpipe.cli import main
 from panpipe.core.schedules.schedule_csv import parse_schedule_csv
 
-from ..support.launch import torchrun_script
+from ..support.launch import forked_script
 
 SCRIPT = Path(__file__).parents[1] / "support" / "ranks" / "torch_ranks.py"
 STAGES = {"1f1b": 2, "interleaved-1f1b": 4, "zb-v": 4, "v-half": 4}
@@ -33,8 +33,7 @@ def trained(tmp_path_factory) -> Path:
         shape = ("--devices", "2", "--microbatches", str(MICROBATCHES), *TIMES)
         made = answer("schedule", name, *shape, "--csv", str(folder / f"{name}.csv"), "--json")
         (folder / f"{name}.json").write_text(made, encoding="utf-8")
-    done = torchrun_script(SCRIPT, str(folder), *STAGES)
-    assert done.returncode == 0, done.stderr[-3000:]
+    forked_script(SCRIPT, str(folder), *STAGES)
     return folder
 
 

@@ -113,10 +113,25 @@ def alone(
     They are forks, unless ``PYTHONPATH`` is given: then they import their own modules. So they do where there is a GPU,
     for whose threads autograd refuses to run in a fork.
     """
+    return _ranks([job, str(folder), *([backend] if backend else [])], ranks, absent, more)
+
+
+def forked_script(script: Path, *arguments: str, ranks: int = 2, **more: str) -> None:
+    """Another script on ranks as of `alone`: seconds of a core less than under torchrun.
+
+    Raises:
+        AssertionError: one of them failed.
+    """
+    for one in _ranks([str(script), *arguments], ranks, (), more):
+        assert one.returncode == 0, one.stderr[-3000:]
+
+
+def _ranks(
+    arguments: Sequence[str], ranks: int, absent: tuple[int, ...], more: Mapping[str, str]
+) -> list[subprocess.CompletedProcess[str]]:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     shared = {**SHARED, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(ranks)}
-    arguments = [job, str(folder), *([backend] if backend else [])]
     started = [
         Fork(arguments, {**os.environ, **shared, **more, "RANK": str(rank), "LOCAL_RANK": str(rank)})
         for rank in range(ranks)

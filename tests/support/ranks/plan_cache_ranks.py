@@ -1,4 +1,4 @@
-"""Ranks with separate cache folders, started with ``torchrun`` by the tests."""
+"""Ranks with separate cache folders, started by the tests."""
 
 import os
 import sys

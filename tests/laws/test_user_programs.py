@@ -1,4 +1,7 @@
-"""Programs as their users write them, trained by the default call: an automatic plan and four microbatches."""
+"""Programs as their users write them, and the refusals that they meet, with four microbatches.
+
+The plan is the measured cut of 1F1B: laws/test_ordinary.py trains by all schedules that the default call compares.
+"""
 
 import copy
 import re
@@ -10,8 +13,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.ao import quantization
 
-from ...laws.grouped import grouped
-from ...support.launch import torchrun_script
+from .grouped import grouped
 
 MICROBATCHES = 4
 
@@ -22,7 +24,12 @@ def pipeline(model, step, batch, lr=1e-3, **more):
         step,
         batch,
         **grouped(
-            optimizer=lambda named: torch.optim.SGD(named, lr=lr), microbatches=MICROBATCHES, progress=False, **more
+            optimizer=lambda named: torch.optim.SGD(named, lr=lr),
+            microbatches=MICROBATCHES,
+            progress=False,
+            schedule="1f1b",
+            max_chunks=1,
+            **more,
         ),
     )
 
@@ -193,7 +200,7 @@ def test_generation_is_refused_before_anything_is_traced():
     model = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=11, n_positions=16))
     batch = torch.randint(0, 11, (4, 5))
     pipe = pipeline(model, lambda model, x: model(input_ids=x, labels=x).loss, batch)
-    with pytest.raises(panpipe.RequestError, match=r"test_default_call.*in one process, or pipe\.save\(folder\)"):
+    with pytest.raises(panpipe.RequestError, match=r"test_user_programs.*in one process, or pipe\.save\(folder\)"):
         pipe.forward(batch, lambda model, x: model.generate(x, max_new_tokens=4))
 
 
@@ -292,35 +299,6 @@ def test_state_of_the_whole_batch_is_refused_with_the_microbatch():
             torch.randn(16, 3, 8),
             batch_dims=0,
         )
-
-
-RATES = """
-import panpipe, torch
-from torch import nn
-
-def step(model, x):
-    return nn.functional.cross_entropy(model(x).square().exp().log(), x.softmax(-1))
-
-def warm_up(optimizer):
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: (update + 1) / 4)
-
-torch.manual_seed(0)
-x = torch.randn(16, 8)
-pipe = panpipe.pipeline(
-    nn.Sequential(nn.Linear(8, 8)), step, x, optimizer=torch.optim.AdamW, microbatches=4,
-    update=panpipe.Update(scheduler=warm_up),
-)
-for number in range(3):
-    pipe.step(x)
-    assert pipe.metrics.learning_rates == [1e-3 * (number + 2) / 4], pipe.metrics.learning_rates
-"""
-
-
-def test_rank_without_parameters_has_the_learning_rates_of_the_others(tmp_path):
-    script = tmp_path / "rates.py"
-    script.write_text(RATES, encoding="utf-8")
-    done = torchrun_script(script)
-    assert done.returncode == 0, done.stderr
 
 
 class Sized(nn.Module):
