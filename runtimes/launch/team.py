@@ -10,11 +10,14 @@ numbered replica by replica::
 """
 
 import threading
+import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from queue import SimpleQueue
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,12 +28,10 @@ from ...backends.kind import BackendKind
 from ...backends.streams import InheritedStreams
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, described
-from ..watch.activity import Activity
+from ..watch.activity import Activity, WatchedBackend
 from ..watch.signals import WHERE
 from ..watch.thread_hangs import ThreadHangs
 from ..watch.timeout import timeout_of
-from ..watch.watched_backend import WatchedBackend
-from .device_thread import DeviceThread
 from .exchange import ONE_PROCESS, Exchange
 from .rank_tensors import WHOLE, RankTensors
 
@@ -309,3 +310,40 @@ class ThreadTeam(Team):
         for thread in self._threads:
             thread.shutdown()
         self._threads = ()
+
+
+_Call = tuple[Callable[[int], None], int, "Future[None]"]
+
+
+class DeviceThread:
+    """A thread that runs calls in order; it ends when this object is collected, or by `shutdown`.
+
+    It is a daemon, unlike a thread of ``ThreadPoolExecutor``: one that hangs does not keep the process from ending.
+
+    Args:
+        device: its number.
+    """
+
+    def __init__(self, device: int) -> None:
+        self._device = device
+        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        threading.Thread(target=_run, args=(self._calls,), name=f"panpipe device {device}", daemon=True).start()
+        self._end = weakref.finalize(self, self._calls.put, None)
+
+    def submit(self, work: Callable[[int], None]) -> "Future[None]":
+        """Call a function with the device's number, which raises nothing."""
+        done: Future[None] = Future()
+        self._calls.put((work, self._device, done))
+        return done
+
+    def shutdown(self) -> None:
+        """End the thread after the calls so far; returns without waiting."""
+        self._end()
+
+
+def _run(calls: "SimpleQueue[Any]") -> None:
+    while (call := calls.get()) is not None:
+        work, device, done = call
+        work(device)
+        done.set_result(None)
+        del call, work, done  # what they refer to is not kept until the next call

@@ -2,7 +2,7 @@
 
 from hypothesis import given
 from hypothesis import strategies as st
-from panpipe.runtimes.launch.clock_offset import offset_of
+from panpipe.runtimes.launch.rank_team import offset_of
 
 from ...support.launch import results
 
