@@ -44,13 +44,19 @@ class RankTensors:
 
     Attributes:
         divided: whether several ranks share each stage, each with its parts.
-        size: their number.
-        split: names of the parameters of which each has a part.
     """
 
     divided = False
-    size = 1
-    split: frozenset[str] = frozenset()
+
+    @property
+    def size(self) -> int:
+        """The number of ranks that share each stage."""
+        return 1
+
+    @property
+    def split(self) -> frozenset[str]:
+        """Names of the parameters of which each of them has a part."""
+        return frozenset()
 
     def program(self, model: nn.Module, step: StepFunction) -> tuple[nn.Module, StepFunction]:
         """The model and the step that this rank runs."""

@@ -123,7 +123,8 @@ class FailureWatch:
         try:
             reason = self._left_early(failure) or reason_of(failure, self._rank, self._others, self._reports)
             self.reported = True
-            self._first = self._reports.compare_set(FAILURE_KEY, "", reason).decode()
+            first: str = self._reports.compare_set(FAILURE_KEY, "", reason).decode()
+            self._first = first
             self._publish(self._reports)
             if hosts_store(self._rank):
                 linger(self._reports, self._others)
@@ -132,7 +133,7 @@ class FailureWatch:
             return self._first or self._reason_without_store()
         finally:
             self._reporting = False
-        return self._first
+        return first
 
     def _left_early(self, failure: BaseException) -> str | None:
         """The reason if a rank that a transport lost had closed its pipeline before; else None."""

@@ -6,7 +6,7 @@ import threading
 import panpipe
 import pytest
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes.checkpoint import background
+from panpipe.runtimes.checkpoint import checkpoints
 from panpipe.runtimes.checkpoint.writing import Save
 
 from ...support.programs.optimizing import everything, pipe_of, train, warm_up
@@ -25,7 +25,7 @@ def held(monkeypatch):
             assert allowed.wait(60)
         run(self, exchange)
 
-    monkeypatch.setattr(background.Save, "run", wait)
+    monkeypatch.setattr(checkpoints.Save, "run", wait)
     yield allowed
     allowed.set()
 
@@ -118,7 +118,7 @@ def test_lost_rank_is_not_logged_in_addition_to_the_line_of_each_rank(caplog, fa
         def run(self, exchange):
             raise failure
 
-    save = background.BackgroundSave()
+    save = checkpoints.BackgroundSave()
     save.start(Failing(), None)
     with pytest.raises(type(failure), match=str(failure)):
         save.wait()
