@@ -19,7 +19,7 @@ from .bubbles import Bubbles, device_bubbles
 from .hosts import CopyUse, HostUse, copy_uses, host_uses
 from .links import LinkUse, link_rates, link_uses
 from .network.flow_times import Direction, FlowTimes
-from .times import QueueTimes, StepTimes, TaskTimes
+from .times import QueueTimes, TaskTimes
 from .tracing import build_trace
 
 
@@ -209,7 +209,4 @@ class SimulationResult:
     @cached_property
     def trace(self) -> Trace:
         """Action by action. Trace.source is ``simulated``."""
-        times = StepTimes(self.queues, self.operation_times, self.transfer_times, self.tasks, self.step_s)
-        known = self.plan.prediction
-        same = known is not None and tuple(self.costs) == known.costs
-        return build_trace(self.plan, times, self.timelines, self.link_rates, known if same else None)
+        return build_trace(self)

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from attrs import field, frozen
 
 from ..core.actions import Action
-from ..core.lowering.queues import Queues
 from .network.flow_times import Direction, FlowTimes
 
 
@@ -45,22 +44,3 @@ class QueueTimes:
     ready_s: list[float]
     starts: list[float]
     arrivals: list[float]
-
-
-@frozen
-class StepTimes:
-    """All times of one step, in seconds.
-
-    Args:
-        queues: of the lowered plan with all its replicas.
-        operations: per device the starts and the ends of its operations.
-        transfers: per ordered pair of devices the starts and the arrivals of its messages.
-        tasks: the items of tasks, device by device in the order issued.
-        step_s: until the last device has finished.
-    """
-
-    queues: Queues
-    operations: tuple[tuple[list[float], list[float]], ...]
-    transfers: Mapping[tuple[int, int], tuple[list[float], list[float]]]
-    tasks: tuple[TaskTimes, ...]
-    step_s: float

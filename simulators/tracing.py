@@ -1,65 +1,63 @@
 """Builds the trace of a simulated step, in the schema that simulator and runtimes share."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import numpy
 from numpy.typing import NDArray
 
 from ..core.actions import Kind
 from ..core.lowering.residency import Timeline
-from ..core.plan.plan import Plan, Prediction
 from ..core.trace.trace import (
     COMPUTE_QUEUE,
     HOST_MEMORY,
     MEMORY_KINDS,
-    LinkTrack,
     MemorySample,
     Trace,
     TraceEvent,
     receive_queue,
     send_queue,
 )
-from .times import StepTimes
+
+if TYPE_CHECKING:
+    from .result import SimulationResult
 
 _LEAST_S = 1e-15
 """Seconds after the start at which what follows a peak at the start is shown."""
 
 
-def build_trace(
-    plan: Plan,
-    times: StepTimes,
-    timelines: Sequence[Timeline],
-    links: tuple[LinkTrack, ...],
-    known: Prediction | None = None,
-) -> Trace:
+def build_trace(result: "SimulationResult") -> Trace:
     """The trace: events of all queues in order of start, a memory sample for every change, and the use of the links.
 
-    ``known`` is the prediction whose costs were used: the trace has its readings of the machine's speed. Events of one
-    queue that start at the same time stay in the order issued: the reductions are before the optimizer steps.
+    Events of one queue that start at the same time stay in the order issued: the reductions are before the optimizer
+    steps.
     """
-    operations = list(_operations(times))
+    operations = list(_operations(result))
     steps = [event for event in operations if event.action.kind is Kind.STEP]
     work = [event for event in operations if event.action.kind is not Kind.STEP]
-    events = [*work, *_tasks(times), *steps, *_transfers(times)]
+    events = [*work, *_tasks(result), *steps, *_transfers(result)]
     events.sort(key=lambda event: (event.start_s, event.device))
-    changes = [change for device, timeline in enumerate(timelines) for change in _memory_changes(device, timeline)]
+    changes = [
+        change for device, timeline in enumerate(result.timelines) for change in _memory_changes(device, timeline)
+    ]
     changes.sort(key=lambda change: (change[0].time_s, change[1]))
     samples = [sample for sample, _ in changes]
+    plan = result.plan
     return Trace(
-        "simulated", plan.hash, plan.mesh.ranks, tuple(events), tuple(samples), times.step_s, links,
+        "simulated", plan.hash, plan.mesh.ranks, tuple(events), tuple(samples), result.step_s, result.link_rates,
     )  # fmt: skip
 
 
-def _operations(times: StepTimes) -> Iterator[TraceEvent]:
-    for device, actions in enumerate(times.queues.compute):
-        for action, start_s, end_s in zip(actions, *times.operations[device], strict=True):
+def _operations(result: "SimulationResult") -> Iterator[TraceEvent]:
+    for device, actions in enumerate(result.queues.compute):
+        for action, start_s, end_s in zip(actions, *result.operation_times[device], strict=True):
             yield TraceEvent(device, COMPUTE_QUEUE, action, start_s, end_s)
 
 
-def _tasks(times: StepTimes) -> Iterator[TraceEvent]:
+def _tasks(result: "SimulationResult") -> Iterator[TraceEvent]:
     """Tasks on the compute queue occupy it from their issue, one after another, because the steps wait for them."""
     free_s: dict[int, float] = {}
-    for task in times.tasks:
+    for task in result.tasks:
         if task.queue != COMPUTE_QUEUE:
             yield TraceEvent(task.device, task.queue, task.action, task.start_s, task.end_s, task.bytes)
         else:
@@ -68,9 +66,9 @@ def _tasks(times: StepTimes) -> Iterator[TraceEvent]:
             yield TraceEvent(task.device, COMPUTE_QUEUE, task.action, start_s, end_s)
 
 
-def _transfers(times: StepTimes) -> Iterator[TraceEvent]:
-    for (src, dst), messages in times.queues.messages.items():
-        for message, start_s, end_s in zip(messages, *times.transfers[src, dst], strict=True):
+def _transfers(result: "SimulationResult") -> Iterator[TraceEvent]:
+    for (src, dst), messages in result.queues.messages.items():
+        for message, start_s, end_s in zip(messages, *result.transfer_times[src, dst], strict=True):
             yield TraceEvent(src, send_queue(dst), message.send, start_s, end_s, message.bytes)
             yield TraceEvent(dst, receive_queue(src), message.receive, start_s, end_s, message.bytes)
 
