@@ -163,7 +163,7 @@ class _Task:
             return found
         settings = [evolve(setting, contended=True) for setting in found.settings]
         walks, stopped = contended(
-            _in_settings(found.walks, found.settings, settings), settings, self.space, self.meter, self.seed
+            _in_settings(found.walks, found.settings, settings), self.space, self.meter, self.seed
         )
         scored_plans = [*found.scored_plans, *rescored(walks, self.oracle, self._rescored(walks[0]))]
         if self.judge is not None:
@@ -329,14 +329,11 @@ def contends(scored: ScoredPlan, judge: Oracle | None) -> bool:
     return max(own_s, other_s) > (1 + NOTICEABLE) * min(own_s, other_s)
 
 
-def contended(
-    walks: Sequence[Walk], settings: Sequence[Setting], space: SearchSpace, meter: Meter, seed: int
-) -> tuple[list[Walk], bool]:
+def contended(walks: Sequence[Walk], space: SearchSpace, meter: Meter, seed: int) -> tuple[list[Walk], bool]:
     """Continue walks with contention.
 
     Args:
         walks: of a search, now in settings with contention.
-        settings: these settings.
         space: the choices of the search.
         meter: its number of evaluations determines how many follow; counts them, too.
         seed: of the random numbers.

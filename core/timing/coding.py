@@ -27,13 +27,13 @@ KIND = {code: kind for kind, code in CODE.items()}
 
 
 def encode(
-    device_actions: Sequence[Sequence[Action]], stages: int, count: int, *, split: Container[int] = ()
+    device_actions: Sequence[Sequence[Action]], count: int, *, split: Container[int] = ()
 ) -> tuple[Integers, Integers]:
     """Coded orders and their lengths, with capacity for every backward to be split.
 
     Args:
         device_actions: per device F, I, W and B in order.
-        stages, count: how many stages and microbatches there are.
+        count: how many microbatches there are.
         split: the stages whose B are coded as I directly followed by W.
     """
     rows: list[list[int]] = []

@@ -130,4 +130,4 @@ def codes_of(schedule: Schedule) -> tuple[Integers, Integers]:
     In a stage with split and unsplit backwards all are split: each B becomes I followed by W.
     """
     split = {action.stage for order in schedule.device_actions for action in order if action.kind is Kind.I}
-    return encode(schedule.device_actions, len(schedule.placement), schedule.microbatches, split=split)
+    return encode(schedule.device_actions, schedule.microbatches, split=split)

@@ -178,7 +178,7 @@ def _assign(sums: Any, largest: Any, kinds: Any, limits: Any, spread: bool, most
     i, visited = 0, 0
     while 0 <= i < nodes and visited < most:
         visited += 1
-        d = _next_device(i, tried[i], work[i], sums, kinds, spread, device_of)
+        d = _next_device(i, tried[i], work[i], spread, device_of)
         if d < 0:
             tried[i] = False
             device_of[i] = -1
@@ -199,7 +199,7 @@ def _assign(sums: Any, largest: Any, kinds: Any, limits: Any, spread: bool, most
 
 
 @njit()
-def _next_device(i: int, tried: Any, work: Any, sums: Any, kinds: Any, spread: bool, device_of: Any) -> int:
+def _next_device(i: int, tried: Any, work: Any, spread: bool, device_of: Any) -> int:
     """The device to try next for operator ``i``; -1 if all are tried."""
     devices, before = tried.shape[0], device_of[i - 1] if i > 0 else 0
     if not spread and not tried[before] and work[before] < FULL / devices:

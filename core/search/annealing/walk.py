@@ -191,9 +191,7 @@ def start_walk(setting: Setting, schedule: Schedule, cuts: Cuts, *, split: bool)
         split: whether to replace each B by I and W.
     """
     stages = len(schedule.placement)
-    orders, lengths = encode(
-        schedule.device_actions, stages, setting.microbatches, split=range(stages) if split else ()
-    )
+    orders, lengths = encode(schedule.device_actions, setting.microbatches, split=range(stages) if split else ())
     candidate = Candidate(
         np.array(schedule.placement, dtype=np.int64), np.array(cuts, dtype=np.int64), np.zeros(stages, dtype=np.bool_),
         orders, lengths,

@@ -80,7 +80,7 @@ class Case:
         placement = np.array(self.placement, dtype=np.int64)
         costs = make_stage_arrays(self.stages, len(self.edges))
         fill_fixed(self.costs, self.edges, placement, np.array(self.recompute), machine, costs)
-        orders, lengths = encode(self.rows, self.stages, self.count)
+        orders, lengths = encode(self.rows, self.count)
         scratch = make_scratch(self.stages, self.count, self.devices)
         whole, work = np.zeros(self.stages, dtype=np.int64), np.zeros(self.devices)
         count_whole(orders, lengths, scratch.stage_of, whole)

@@ -180,9 +180,9 @@ def test_step_of_a_deadlock_is_negative():
 def test_decode_orders_is_the_inverse_of_encode(data):
     schedule = data.draw(schedules(8))
     stages, count = len(schedule.placement), schedule.microbatches
-    orders, lengths = encode(schedule.device_actions, stages, count)
+    orders, lengths = encode(schedule.device_actions, count)
     assert decode_orders(orders, lengths, stages, count) == schedule.device_actions
-    split, lengths = encode(schedule.device_actions, stages, count, split=range(stages))
+    split, lengths = encode(schedule.device_actions, count, split=range(stages))
     assert lengths.sum() == 3 * stages * count
     assert split.shape[1] == max(lengths)
     assert np.all(np.sort(split[0, : lengths[0]]) == np.unique(split[0, : lengths[0]]))
