@@ -16,7 +16,11 @@ of each generation between two of the next one. Half a million small uncollected
 
 @contextmanager
 def rare_collections() -> Iterator[None]:
-    """Collect rarely within this context; its end restores the thresholds. A disabled collector stays disabled."""
+    """Collect rarely within this context; its end restores the thresholds. A disabled collector stays disabled.
+
+    What was allocated is then in the oldest generation, as if it had been collected: otherwise the first collections
+    of the training steps that follow would traverse all of it, for hundreds of milliseconds.
+    """
     before = gc.get_threshold()
     if before[0] == 0:
         yield
@@ -26,6 +30,9 @@ def rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+        if not gc.get_freeze_count():  # the user's frozen objects would no longer be
+            gc.freeze()
+            gc.unfreeze()
 
 
 @contextmanager

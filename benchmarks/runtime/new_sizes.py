@@ -17,7 +17,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import torch
 from panpipe.core.capture.export.operators import operators_of
-from panpipe.core.capture.export.step import capture_step, quiet_symbols
+from panpipe.core.capture.export.step import capture_step, symbolic_sizes
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import stage_graph
 from panpipe.core.garbage import rare_collections
@@ -90,7 +90,7 @@ def phases(model: nn.Module, symbolic: bool, gradients: bool = True) -> dict[str
 
 
 @rare_collections()  # as panpipe.pipeline
-@quiet_symbols()
+@symbolic_sizes()
 def main() -> None:
     arguments = argument_parser(__doc__).parse_args()
     phases(MODELS["Llama"](), symbolic=False)

@@ -10,7 +10,7 @@ from ...core.capture.batch.batch_dims import enlarged, place_samples, read_dynam
 from ...core.capture.batch.find_batch_dims import find_samples
 from ...core.capture.batch.row_trace import RowTrace
 from ...core.capture.export.operators import Operators, operators_of
-from ...core.capture.export.step import capture_step, quiet_symbols
+from ...core.capture.export.step import capture_step, symbolic_sizes
 from ...core.capture.graph.sizes import NotSymbolic
 from ...core.capture.regions.breaks import StepFunction
 from ...core.capture.values.user_lines import reason_of
@@ -79,7 +79,7 @@ class Example:
         symbols = varying.of(largest.shape) if traced else None
         if symbols:
             try:
-                with quiet_symbols():
+                with symbolic_sizes():
                     symbolic = operators_of(capture(symbolic=symbols))
                     found = symbolic.step.sizes
                     sizes = None if found is None else found.values(sizes_of(largest.shape))

@@ -17,7 +17,7 @@ import torch
 from ...core.capture.export.captured_step import CapturedStep
 from ...core.capture.export.carry_over import Cut, carry_over
 from ...core.capture.export.operators import Operators, operators_of
-from ...core.capture.export.step import quiet_symbols
+from ...core.capture.export.step import symbolic_sizes
 from ...core.capture.graph.outputs import parts_in_words
 from ...core.capture.values.capture_errors import Refused, error_of_type
 from ...core.capture.values.user_lines import reason_of, user_line
@@ -157,7 +157,7 @@ class Shapes:
             return None
         found, reason = None, "the step fixes them, as a loop over a sequence does"
         try:
-            with self._counted(shape), quiet_symbols():
+            with self._counted(shape), symbolic_sizes():
                 operators = operators_of(self._captured(piece, dims))
             found = self._sized_programs(operators, shape)
             failure = self._symbolic.get(id(operators))
@@ -177,7 +177,7 @@ class Shapes:
             return None
         if id(operators) not in self._symbolic:
             try:
-                with self._counted(shape, 0), quiet_symbols():
+                with self._counted(shape, 0), symbolic_sizes():
                     self._symbolic[id(operators)] = self._compile(operators, shape, None)
             except Exception as error:  # the programs of a capture with numbers raise the user's
                 self._symbolic[id(operators)] = reason_of(error)
@@ -265,9 +265,11 @@ class Shapes:
             if self._compiler is not None and self._sized:
                 rest = "compiled, and those of further shapes run without compilation"
             return f"{kept}{rest}: pad batches to a few lengths"
-        if each_s < NOTICED_S:
-            return None
         why = self.varying.captures(self._function, shape).failures
+        if self._team.tensor is not None:
+            why, self._reported_limit = ["torch lays out DTensors call by call, for one size"], True
+        elif each_s < NOTICED_S:
+            return None
         again = f"; it is captured again for further sizes, because they cannot be symbols: {why[-1]}" if why else ""
         return f"microbatches of a new shape ({shape}): capturing the step for them took {each_s:.1f} s{again}"
 

@@ -29,6 +29,7 @@ from ..graph.checks import make_buffer
 from ..graph.generated_sources import sources_removed
 from ..graph.outputs import ResultRows
 from ..graph.recurrence import recurrence_as_operators
+from ..graph.sizes import computed_once
 from ..python.changes import FIX, assigned_buffers_written
 from ..python.references import references_followed
 from ..python.refusals import calls_refused, check_foreign_gradients, check_gradient_hooks
@@ -154,9 +155,10 @@ def quiet_torch() -> Iterator[None]:
 
 
 @contextmanager
-def quiet_symbols() -> Iterator[None]:
-    """Within this context torch neither logs nor warns of symbolic sizes."""
-    with quiet_torch(), warnings.catch_warnings():
+def symbolic_sizes() -> Iterator[None]:
+    """The context of captures with symbolic sizes, and of what is derived from them: torch computes sizes once, and
+    neither logs nor warns of them."""
+    with quiet_torch(), computed_once(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Raw SymInt value")
         yield
 

@@ -6,13 +6,17 @@ them. What torch or this package decided by comparing sizes is a guard of the gr
 `SizeSymbols.values` checks the guards for the sizes of a batch, and `Sizes.of` replaces expressions by numbers.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
+from unittest import mock
 
 import sympy  # type: ignore[import-untyped]
 import torch
 from attrs import define, field, frozen
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
     ShapeEnv,
     free_unbacked_symbols,
@@ -78,6 +82,69 @@ def computed(symbols: Mapping[sympy.Symbol, Any], expression: Any) -> Any:
 def number(symbols: Mapping[sympy.Symbol, Any], value: Any) -> Any:
     """A symbolic number, computed from other values of the symbols."""
     return computed(symbols, value.node.expr)
+
+
+_BINARY = ("add", "sub", "mul", "mod", "int_floordiv", "eq", "ne", "gt", "lt", "le", "ge", "sym_max", "sym_min")
+"""Methods of `torch.fx.experimental.sym_node.SymNode` for two operands."""
+
+
+@contextmanager
+def computed_once() -> Iterator[None]:
+    """Within this context torch computes each expression of sizes once: half of the time of a symbolic capture.
+
+    Every fake tensor is asked for its number of elements and its layout, so the same few expressions are computed a
+    hundred thousand times. The results are kept with the shape environment.
+    """
+    with ExitStack() as stack:
+        for name in _BINARY:
+            stack.enter_context(mock.patch.object(SymNode, name, _binary(name, getattr(SymNode, name))))
+        stack.enter_context(mock.patch.object(SymNode, "wrap_int", _wrap_int(SymNode.wrap_int)))
+        stack.enter_context(mock.patch.object(SymNode, "expr", property(_replaced)))
+        yield
+
+
+def _results(env: ShapeEnv) -> dict[Any, SymNode]:
+    return vars(env).setdefault("panpipe_results", {})
+
+
+def _binary(name: str, original: Callable[[SymNode, SymNode], SymNode]) -> Callable[[SymNode, SymNode], SymNode]:
+    def method(self: SymNode, other: SymNode) -> SymNode:
+        if self.shape_env is None or self._hint is None or other._hint is None:  # of values, which may be found later
+            return original(self, other)
+        results, key = _results(self.shape_env), (name, self._expr, self.pytype, other._expr, other.pytype)
+        found = results.get(key)
+        if found is not None:
+            mode = get_proxy_mode()
+            if mode is None or found in mode.tracer.symnode_tracker.sym_node_dict:
+                return found  # a trace knows where it comes from
+        made = original(self, other)
+        return results.setdefault(key, made) if found is None else made
+
+    return method
+
+
+def _wrap_int(original: Callable[[SymNode, int], SymNode]) -> Callable[[SymNode, int], SymNode]:
+    def method(self: SymNode, number: int) -> SymNode:
+        if self.shape_env is None:
+            return original(self, number)
+        results = _results(self.shape_env)
+        if number not in results:
+            results[number] = original(self, number)
+        return results[number]
+
+    return method
+
+
+def _replaced(self: SymNode) -> Any:
+    """The expression with what is known of its symbols; torch also asks each time whether it is a number."""
+    own: Any = self._expr
+    env = self.shape_env
+    if env is None or type(own) is int:
+        return own
+    version = env._replacements_version_counter
+    if self._expr_ver != version or self._expr_cache is None:
+        self._expr_ver, self._expr_cache = version, own if own.is_number else env.replace(own)
+    return self._expr_cache
 
 
 @define
