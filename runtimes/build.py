@@ -33,7 +33,7 @@ from .devices.devices import assign_devices, device_of_rank
 from .devices.heap import SMALL, keep_freed_memory
 from .engine.clocked import VirtualDevices
 from .launch.agreement import check_same, model_in_words
-from .launch.launch import make_team, mesh_for, rank_of_job, virtual_team, world_size
+from .launch.launch import make_team, mesh_for, rank_of_job, replica_here, virtual_team, world_size
 from .launch.meeting import Meeting
 from .launch.progress import Report, progress_lines, silent
 from .launch.random_states import random_states_kept
@@ -119,7 +119,11 @@ def _check_and_build(
     tensors = tensors_of(model, step, options)
     model, step = tensors.program(model, step)
     device_type = options.check(model)
-    meeting = Meeting(options.run.timeout_s) if (world_size() or 1) > 1 and not options.simulated else None
+    meeting, world = None, world_size() or 1
+    if world > 1 and not options.simulated:
+        if not tensors.divided:
+            replica_here(options.plan, options.mesh)  # refuses a mesh for other ranks before this one waits for them
+        meeting = Meeting(options.run.timeout_s)
     try:
         return _build_checked(model, step, batch, options, virtual, report, device_type, meeting, tensors)
     except BaseException as failure:
