@@ -61,7 +61,7 @@ def njit(**options: Any) -> Callable[[F], F]:
 _interpreting = False
 
 
-class _Function(CPUDispatcher):  # type: ignore[misc]
+class _Function(CPUDispatcher):
     """A function that is compiled when it is called, except within :func:`interpreted`."""
 
     def __call__(self, *args: Any, **named: Any) -> Any:

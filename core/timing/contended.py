@@ -180,7 +180,8 @@ def run_contended(  # noqa: PLR0915 - its parts are inner functions, which share
         cause[code] = why
         if kind == BOTH:
             cause[code - 2] = why
-        return at + times[kind, stage]
+        ends: float = at + times[kind, stage]
+        return ends
 
     number, todo, now, changed = 0, lengths.sum(), 0.0, False
     while True:

@@ -15,6 +15,7 @@ from ...offload.host_links import host_links, timed_copies
 from ...plan.items import Task
 from ...plan.kinds import seconds_alone
 from ...plan.memory import held_bytes
+from ...plan.memory_policy import TimedCopy
 from ...plan.plan import Plan
 from ...policies.sharding import replica_costs
 from ...ratios import bubble_ratio
@@ -114,7 +115,8 @@ def working_bytes(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, dev
         cluster: its devices in the order of ranks.
         device: its number along the pipeline.
     """
-    held_by_one, actions, copies = replica_costs(plan, costs), plan.device_actions[device], ()
+    held_by_one, actions = replica_costs(plan, costs), plan.device_actions[device]
+    copies: Sequence[TimedCopy] = ()
     if plan.memory.offload:
         links = host_links(plan, cluster).contended()
         copies = timed_copies(plan.device_actions, plan.placement, plan.memory.offload, links)[device]
