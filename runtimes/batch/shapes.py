@@ -266,7 +266,7 @@ class Shapes:
                 rest = "compiled, and those of further shapes run without compilation"
             return f"{kept}{rest}: pad batches to a few lengths"
         why = self.varying.captures(self._function, shape).failures
-        if self._team.tensor is not None:
+        if self._team.tensors.divided:
             why, self._reported_limit = ["torch lays out DTensors call by call, for one size"], True
         elif each_s < NOTICED_S:
             return None
