@@ -8,6 +8,9 @@ from attrs import frozen
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..zoo.entry import Entry
+from ..zoo.language import LANGUAGE, LENGTH
+
 ROWS = 4
 
 
@@ -168,7 +171,27 @@ def _recurrent(kind: type[nn.RNNBase]) -> Case:
     return Case(model, _classified, _labelled)
 
 
+def _of_zoo(entry: Entry) -> Case:
+    """A language model of the zoo, on texts of other lengths than its own: its columns are repeated or left out."""
+
+    def model() -> nn.Module:
+        torch.manual_seed(0)
+        return entry.make()
+
+    def batch(length: int) -> Any:
+        count = {name: length + t.shape[1] - LENGTH for name, t in entry.batch(ROWS).items() if t.dim() > 1}
+        return {
+            name: tensor[:, torch.arange(count[name]) % tensor.shape[1]] if name in count else tensor
+            for name, tensor in entry.batch(ROWS).items()
+        }
+
+    return Case(model, entry.step, batch, (9, 14, 30))
+
+
+_KINDS = ("GPT-NeoX", "Qwen3", "Mistral", "OPT", "BLOOM", "BART")
+
 CASES = {
+    **{entry.name.lower(): _of_zoo(entry) for entry in LANGUAGE if entry.name in _KINDS},
     "llama": Case(_llama, _loss, _padded),
     "bert with dropout": Case(_bert, _loss, _padded),
     "gpt with dropout": Case(_gpt, _loss, _padded),
