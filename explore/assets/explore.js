@@ -202,7 +202,7 @@ function drawPoints() {
   const limit = (state.base ?? question).memory_limit ?? null;
   const units = plain ? { time: PLAIN, memory: PLAIN, timeIs: ", in the unit of F", memoryIs: ", in microbatches" }
     : { time: SECONDS, memory: BYTES, timeIs: "", memoryIs: "" };
-  drawFrontier(byName("frontier"), points, { units, chosen: question, choose: choosePoint });
+  drawFrontier(byName("frontier"), points, { units, limit, chosen: question, choose: choosePoint });
 }
 
 function choosePoint(point) {

@@ -76,7 +76,7 @@ def test_profile_prints_the_efficiency_of_each_kind(capsys):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--dtype", "int8"), "there is no number type 'int8'"),
+        (("--dtype", "int8"), "'int8': use one of fp32"),
         (("--device", "tpu"), "there is no device 'tpu' to measure on: use cpu or cuda"),
         (("--like", "H1000"), "H1000"),
         (("--name", "H100", "--out", "host.toml"), "device 'H100' is in the catalogue already"),

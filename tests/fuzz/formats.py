@@ -18,7 +18,7 @@ from panpipe.core.cluster.routing import Link
 from panpipe.core.costs.costs import StageCosts
 from panpipe.core.costs.graph import OpEdge, OpGraph, OpNode, graph_json
 from panpipe.core.costs.reductions import TensorReductions
-from panpipe.core.errors import printed
+from panpipe.core.errors import PanpipeError, RequestError, printed
 from panpipe.core.plan.plan import Plan, plan_json
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.explore import uniform_answers
@@ -210,7 +210,10 @@ def _load(path: Path) -> int:
 
 
 def _cached(file: Path, folder: Path) -> int:
-    read_plans(file, KEY)
+    try:
+        read_plans(file, KEY)
+    except PanpipeError as error:  # a run reports it so, and plans anew
+        raise RequestError(f"the cached plan '{file}' cannot be used, planning anew: {error}") from None
     return 0
 
 
