@@ -16,17 +16,17 @@ function readAddress() {
 }
 
 let addressTimer = null;
-let addressIsNew = false;  // whether the next address is a new entry of the browser's history
 
+// A new entry of the browser's history is written at once, a change of the present one when no slider moves.
 function writeAddress(state, isNew) {
   clearTimeout(addressTimer);
-  addressIsNew ||= isNew;
-  addressTimer = setTimeout(() => {
+  const write = () => {
     const parts = new URLSearchParams();
     for (const name of ["a", "b", "base", "span"]) if (state[name]) parts.set(name, JSON.stringify(state[name]));
     if (state.b && state.side === "b") parts.set("side", "b");
     if (state.find) parts.set("find", state.find);
-    history[addressIsNew ? "pushState" : "replaceState"](null, "", `#${parts}`);
-    addressIsNew = false;
-  }, 80);
+    history[isNew ? "pushState" : "replaceState"](null, "", `#${parts}`);
+  };
+  if (isNew) write();
+  else addressTimer = setTimeout(write, 80);
 }

@@ -22,9 +22,14 @@ function change(question, moving = false) {
   state[state.side] = question;
   state.base = null;
   if (!moving) showForm(complete(question), change);
-  if (question.kind === "plan" && !answers.has(plainText(complete(question)))) offerSearch(question);
-  else run(current(), question);
+  runOrOffer(current(), question);
   if (!moving) remember(true);
+}
+
+// A search begins with a click, unless its answer is known.
+function runOrOffer(side, question) {
+  const offers = side === current() && question.kind === "plan" && !answers.has(plainText(complete(question)));
+  return offers ? offerSearch(question) : run(side, question);
 }
 
 // What the page cannot ask: a sentence, without the answer to something else next to it.
@@ -290,7 +295,7 @@ window.addEventListener("popstate", async () => {
   showError("");
   drawCluster();
   for (const side of Object.values(sides)) {
-    if (state[side.name] && !sameQuestion(side.shown, state[side.name])) await run(side, state[side.name]);
+    if (state[side.name] && !sameQuestion(side.shown, state[side.name])) await runOrOffer(side, state[side.name]);
   }
   arrange();
 });

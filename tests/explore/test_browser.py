@@ -143,7 +143,9 @@ def test_bad_input_gets_a_sentence_and_no_answer_to_another_question(page, addre
     page.locator("input[name=devices-number]").fill("6")
     page.locator("input[name=devices-number]").blur()
     page.locator("[data-memory='predicted 5']").wait_for()
-    page.evaluate("() => { window.fetch = async () => new Response('{\"progress\"', { status: 200 }); }")
+    page.evaluate(
+        "() => { window.fetch = async () => new Response('{\"progress\"', { headers: { 'Content-Type': 'text/x' } }); }"
+    )
     page.locator("select[name=schedule]").select_option("gpipe")
     page.get_by_text("its answer was cut off").wait_for()
     assert page.locator("h1").count() == 0
