@@ -104,7 +104,8 @@ def computed_once() -> Iterator[None]:
 
 
 def _results(env: ShapeEnv) -> dict[Any, SymNode]:
-    return vars(env).setdefault("panpipe_results", {})
+    found: dict[Any, SymNode] = vars(env).setdefault("panpipe_results", {})
+    return found
 
 
 def _binary(name: str, original: Callable[[SymNode, SymNode], SymNode]) -> Callable[[SymNode, SymNode], SymNode]:
