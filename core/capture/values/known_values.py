@@ -5,7 +5,7 @@ same value in each run with the same sizes: where Python reads it, the calls tha
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 from unittest import mock
@@ -18,6 +18,7 @@ from torch.nn.modules import transformer
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ...tensor_metadata import memory_of
 from .capture_errors import NeedsValue
 from .nesting import tensors_of
 
@@ -57,13 +58,16 @@ class KnownValues:
         found = _computed(calls, func, args, hint)
         if symbols and func is Tensor.item:
             raise NeedsValue("a number that depends on sizes is computed in each run")
+
+        def same(number: Number) -> bool:
+            with suppress(Exception):  # with these sizes a call fails
+                again = _computed(calls, func, args, number)
+                return bool(torch.equal(torch.as_tensor(again), torch.as_tensor(found)))
+            return False
+
         if symbols:
-            self.reads.append(lambda number: _same(_computed(calls, func, args, number), found))
+            self.reads.append(same)
         return found
-
-
-def _same(one: Any, other: Any) -> bool:
-    return bool(torch.equal(torch.as_tensor(one), torch.as_tensor(other)))
 
 
 def _computed(calls: Sequence[_Call], func: Callable[..., Any], args: Any, number: Number) -> Any:
@@ -89,6 +93,9 @@ def _computed(calls: Sequence[_Call], func: Callable[..., Any], args: Any, numbe
                     *arguments(given), **{**arguments(options), **dict.fromkeys({"device"} & {*options}, "cpu")}
                 )
                 real.update(zip(map(id, tensors_of(result)), tensors_of(made), strict=True))
+            elif called.__name__.endswith("_") or "out" in options:  # it wrote values that are unknown
+                memories = {memory_of(real[id(t)]) for t in tensors_of((given, options)) if id(t) in real}
+                real = {key: tensor for key, tensor in real.items() if memory_of(tensor) not in memories}
         return func(*arguments(args))
 
 

@@ -64,11 +64,26 @@ def of_the_batch(module, x):
     return flags.any()
 
 
+def written_from_a_buffer(module, x):
+    flags = torch.zeros(4)
+    row = flags[1:]
+    flags.copy_(module.flags)
+    return row.any()
+
+
+def written_like_the_batch(module, x):
+    flags = torch.ones(4)
+    flags *= torch.zeros_like(x[0])
+    return flags.any()
+
+
 CALLS = {
     "written in place": (written, True),
     "a list": (lambda module, x: sum(torch.arange(x.shape[1]).tolist()) > 5, True),
     "equal": (lambda module, x: torch.equal(torch.ones(2).cumsum(0), torch.tensor([1.0, 2.0])), True),
     "written by the batch": (of_the_batch, False),
+    "written from a buffer": (written_from_a_buffer, False),
+    "written like the batch": (written_like_the_batch, False),
     "of a buffer": (lambda module, x: (module.flags * torch.ones(4)).sum() > 3, False),
     "of a parameter": (lambda module, x: module.linear.weight.sum() > 3, False),
     "drawn": (lambda module, x: torch.rand(4).sum() > 2, False),
