@@ -124,7 +124,15 @@ def pipeline(
     """
     if moved:
         _refuse_moved(moved)
-    run, memory = run or Run(), memory or Memory()
+    run = Run() if run is None else run
+    memory = Memory() if memory is None else memory
+    update = Update() if update is None else update
+    for name, group, kind in (("memory", memory, Memory), ("update", update, Update), ("run", run, Run)):
+        if not isinstance(group, kind):
+            first = fields(kind)[0].name
+            raise RequestError(
+                f"{name} is {group!r}: give a panpipe.{kind.__name__}, as in panpipe.{kind.__name__}({first}=...)"
+            )
     own = None
     if isinstance(optimizer, Optimizer):
         refuse_arguments(model, step)
@@ -139,7 +147,7 @@ def pipeline(
             "plan=panpipe.Auto(cluster=...) to plan for it"
         )
     options = PipelineOptions(
-        training=Training.of(update or Update(), optimizer, run.seed),
+        training=Training.of(update, optimizer, run.seed),
         planning=PlanningOptions.of(auto, memory, oracle=simulated, cut_oracle=longest_path),
         run=run,
         devices=DeviceOptions(devices, run.share_devices),

@@ -260,7 +260,7 @@ def limits() -> str | None:
         return None
     return (
         "it needs one GPU per rank and there is 1 GPU here: use one rank per machine, or let stages share the GPU over "
-        "memcpy, as in devices='cuda:0,cuda:0' with share_devices=True"
+        "memcpy, as in devices='cuda:0,cuda:0' with run=panpipe.Run(share_devices=True)"
     )
 
 

@@ -1,11 +1,12 @@
 """Assigns a torch device to each device of the pipeline.
 
 ``devices="cuda:0,cuda:1"`` lists the devices of all threads of one process, or of all ranks in order, each name on that
-rank's host. Several devices of a pipeline on one GPU are for tests, and must be requested with ``share_devices=True``.
+rank's host. Several devices of a pipeline on one GPU are for tests, and must be requested with
+``Run(share_devices=True)``; they always may share the CPU.
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -13,10 +14,10 @@ from ...backends.identity import identity
 from ...core.errors import RequestError
 from ..launch.team import Team
 
-Names = str | Sequence[str | torch.device]
-"""``"cuda:0,cuda:1"``, a list of such names or devices, or ``"cuda"`` for one GPU each."""
+Names = str | torch.device | Sequence[str | torch.device]
+"""``"cuda:0,cuda:1"``, one device, a list of such names or devices, or ``"cuda"`` for one GPU each."""
 
-_SHARE = "pass share_devices=True to share one"
+_SHARE = "give run=panpipe.Run(share_devices=True) to share one"
 
 
 def parse_devices(names: Names) -> tuple[torch.device, ...] | None:
@@ -28,6 +29,13 @@ def parse_devices(names: Names) -> tuple[torch.device, ...] | None:
     if names == "cuda":
         _check_there(torch.device("cuda", 0), "cuda")
         return None
+    if isinstance(names, torch.device):
+        names = [names]
+    elif not isinstance(names, Iterable):
+        raise RequestError(
+            f"devices is {names!r}: name one for each device of the pipeline, such as 'cuda:0,cuda:1'; mesh=2 gives "
+            "their number"
+        )
     parts = [part.strip() for part in names.split(",")] if isinstance(names, str) else list(names)
     if not parts:
         raise RequestError("devices is empty: name one for each device of the pipeline, such as 'cuda:0,cuda:1'")
@@ -90,7 +98,7 @@ def assign_devices(
             threads on GPUs get one GPU each.
 
     Raises:
-        RequestError: there are too few or too many, or several are the same one without ``share``.
+        RequestError: there are too few or too many, or several are the same GPU without ``share``.
     """
     ranks = len(team.local) < team.size or team.replicas > 1
     if ranks:
@@ -123,10 +131,9 @@ def _refuse_shared(team: Team, found: Mapping[int, torch.device]) -> None:
     places = team.everywhere(lambda device: (identity(found[device]), str(found[device])))
     first: dict[str, int] = {}
     for number, (one, name) in enumerate(places):
-        if one in first:
-            which = name if name == "cpu" else f"{name} ({one})"
+        if name != "cpu" and one in first:
             raise RequestError(
-                f"devices {first[one]} and {number} of the pipeline are both {which}: each needs its own; name "
+                f"devices {first[one]} and {number} of the pipeline are both {name} ({one}): each needs its own; name "
                 f"another, or {_SHARE}"
             )
         first[one] = number

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...core.errors import RequestError
 from .optimizers import MEMBERS, OptimizerFactory, SchedulerFactory
 
 
@@ -28,6 +29,9 @@ def describe_update(
     Returns:
         What each option is of → its value. Nothing more than ``"an optimizer"`` if one of the functions fails: the
         pipeline's own optimizers raise the error.
+
+    Raises:
+        RequestError: the function of the optimizer returns nothing for all of them.
     """
     found = {"an optimizer": str(optimizer is not None), "a scheduler": str(scheduler is not None)}
     if optimizer is None:
@@ -44,7 +48,10 @@ def describe_update(
         with torch.random.fork_rng([]):
             made = optimizer(list(stand_ins.items()))
             if made is None:
-                return found
+                raise RequestError(
+                    f"optimizer returned None for all {len(stand_ins)} trained parameters of the model: return the "
+                    "optimizer, as in lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
+                )
             planned = None if scheduler is None else scheduler(made)
             found["optimizer"] = type(made).__name__
             for group in made.param_groups:
@@ -55,6 +62,8 @@ def describe_update(
             if planned is not None:
                 found["scheduler"] = type(planned).__name__
                 found |= {f"scheduler's {key}": text for key, text in _texts(planned.state_dict())}
+    except RequestError:
+        raise
     except Exception:
         return {"an optimizer": "True"}
     return found

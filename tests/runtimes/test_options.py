@@ -1,5 +1,6 @@
 """The arguments of a pipeline: values that are wrong, and arguments that contradict each other."""
 
+import panpipe
 import pytest
 import torch
 from attrs import evolve
@@ -35,6 +36,12 @@ def test_plans_by_name_value_and_file(tmp_path):
         given_plan(3)
     with pytest.raises(RequestError, match="no schedule '1f1bb': did you mean 1f1b"):
         given_plan("1f1bb")
+
+
+@pytest.mark.parametrize(("name", "group"), [("memory", "20GB"), ("update", 3), ("run", {})])
+def test_group_of_another_type_is_refused(name, group):
+    with pytest.raises(RequestError, match=f"{name} is .*: give a panpipe.{name.capitalize()}, as in"):
+        panpipe.pipeline(nn.Linear(2, 2), lambda model, x: model(x).sum(), torch.ones(2, 2), **{name: group})
 
 
 def test_mesh_is_given_as_number_text_or_object():

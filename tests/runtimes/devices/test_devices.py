@@ -26,7 +26,7 @@ def pipeline(**options):
 @pytest.mark.parametrize(
     ("names", "said"),
     [
-        ("cpu,cpu", "devices 0 and 1 of the pipeline are both cpu: each needs its own; name another, or pass"),
+        (2, "devices is 2: name one for each device of the pipeline, such as 'cuda:0,cuda:1'; mesh=2 gives"),
         ("cpu,cpu,cpu", "devices names 3 and the pipeline has 2 devices: name one for each"),
         ("cpu", "devices names 1 and the pipeline has 2 devices: name one for each"),
         ("cpu,gpu:0", "devices names 'gpu:0': write cpu, or a GPU with its number, such as cuda:0"),
@@ -61,7 +61,7 @@ def test_mixed_device_types_and_unknown_gpus_are_refused(monkeypatch):
 
 def test_number_of_listed_devices_is_the_pipelines_size():
     batch = batch_on(CASE, 4, torch.float32, "cpu")
-    pipe = pipeline(devices="cpu,cpu,cpu", share_devices=True, max_chunks=1)
+    pipe = pipeline(devices="cpu,cpu,cpu", max_chunks=1)
     assert pipe.plan.devices == 3
     assert torch.isfinite(pipe.step(batch))
 

@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from panpipe.core.errors import RequestError
 from panpipe.runtimes.optimizer.described_updates import describe_update
 from torch import nn
 from torch.optim import SGD, AdamW
@@ -77,12 +78,16 @@ def test_frozen_parameters_are_not_described_and_those_on_meta_are():
     assert not [name for name in found if "bias" in name]
 
 
-def test_functions_that_fail_or_take_nothing_leave_the_error_to_the_pipeline():
+def test_function_that_fails_leaves_the_error_to_the_pipeline():
     def failing(named):
         raise ValueError("no")
 
     assert described(failing) == {"an optimizer": "True"}
-    assert described(lambda named: None) == {"an optimizer": "True", "a scheduler": "False"}
+
+
+def test_function_that_returns_no_optimizer_for_the_whole_model_is_refused():
+    with pytest.raises(RequestError, match=r"optimizer returned None for all . trained .*return the optimizer"):
+        described(lambda named: None)
 
 
 def test_random_numbers_are_left_as_they_were():
