@@ -204,6 +204,7 @@ BAD = {
     "unknown name": ("8A100-40GB", "no cluster '8A100-40GB'.*did you mean 8xA100-40GB"),
     "too many": ("16xH100", "a node, which has 8: write 2x8xH100"),
     "no devices": ("0xH100", "gpus of 1x0xH100 is 0"),
+    "too many devices": ("16385x4xH100", "the cluster has 65540 devices: at most 65536"),
     "no nodes": ("0x8xH100", "nodes of 0x8xH100 is 0"),
     "no workers": ("cpu:0", "'cpu:0' has 0 workers"),
     "unknown parameter": ("8xH100:nix=3", "'nix=3' in cluster .* did you mean nic"),

@@ -115,6 +115,15 @@ def test_lent_parameters_may_be_referenced_and_changed_values_are_kept():
     assert on_each(2, work) == [[7.0] * 7] * 2
 
 
+def test_parameters_that_overlap_in_memory_are_refused():
+    def work(end):
+        with pytest.raises(RequestError, match=r"parameter 'p' has strides \(0, 1\) for shape \(2, 3\): .*dense"):
+            shards_of(end, 2, parameters={"p": torch.nn.Parameter(torch.ones(3).expand(2, 3))}, own=False)
+        return True
+
+    assert on_each(2, work) == [True, True]
+
+
 def test_undefined_values_for_a_load_need_no_other_replica():
     def work(end):
         named, shards = shards_of(end, 2)
