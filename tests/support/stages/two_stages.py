@@ -103,10 +103,3 @@ class TwoStages:
     def on(self, plan: Plan, device: int) -> list[dict[int, StageRun]]:
         """For each microbatch a device's stages by index."""
         return [{i: run for i, run in self.runs.items() if plan.placement[i] == device} for _ in self.pieces]
-
-
-def assert_same_gradients(model: nn.Module, other: nn.Module) -> None:
-    """Gradients of two models are the same but for rounding; each parameter has one."""
-    for (name, mine), theirs in zip(model.named_parameters(), other.parameters(), strict=True):
-        assert mine.grad is not None, name
-        torch.testing.assert_close(mine.grad, theirs.grad, msg=name)

@@ -14,10 +14,6 @@ changing, ignored = Registry(), Registry()
 RATE, TABLE, loss = 1.0, {"kl": 1.0, "names": ["a"]}, 0.0
 
 
-def rate_of_module():
-    return RATE
-
-
 class Layer(nn.Module):
     scale = 1.0
 

@@ -8,13 +8,13 @@ import pytest
 from attrs import evolve
 from panpipe.core.actions import Kind, parse_action
 from panpipe.core.costs.costs import StageCosts
+from panpipe.core.report.chart.curve import curves_of
 from panpipe.core.report.schedule import schedule_html, schedule_svg
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import families, find_family
 from panpipe.core.schedules.scored import score
 
 from ....support.browser import Page, in_a_browser, probed
-from .test_curve import scored
 
 SVG = "{http://www.w3.org/2000/svg}"
 
@@ -25,6 +25,26 @@ def drawn(picture):
 
 
 NAMES = sorted(name for name, family in families().items() if name != "building-block")
+
+
+def scored(name="v-half", devices=4, microbatches=6, limit=None):
+    family = find_family(name)
+    chunks = family.usual_chunks
+    costs = (StageCosts(5.0, 6.0, 4.0, saved_bytes=1, freed_by_input_bytes=0.25),) * (devices * chunks)
+    limit = 3.0 if limit is None and name.startswith("zb-") and name[-1] == "p" else limit
+    limit = None if limit is None else limit * chunks
+    problem = ScheduleProblem(devices, microbatches, chunks, costs, 1.0, limit)
+    return score(problem, family.build(problem))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_memory_curve_has_the_evaluation_s_peak_and_ends_at_zero(name):
+    given = scored(name)
+    for curve, peak in zip(curves_of(given), given.result.peak_memory, strict=True):
+        assert max(held for _, held in curve) == pytest.approx(peak / given.problem.chunks)
+        assert curve[-1][1] == pytest.approx(0)
+        times = [time for time, _ in curve]
+        assert times == sorted(set(times))
 
 
 @pytest.mark.parametrize("name", NAMES)
