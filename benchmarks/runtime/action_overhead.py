@@ -1,8 +1,7 @@
 """What the executor costs for each compute action: very small stages, 64 microbatches, 1F1B on two gloo ranks.
 
-In one run, taking turns: panpipe; a hand-written 1F1B loop over the raw process group with the same F and B programs;
-``torch.distributed.pipelining``. A turn's time is the median over its steps, barrier to barrier, divided by a rank's
-compute actions; what is reported is the median over turns, and the median over turns of the difference to the loop.
+In one run, taking turns: panpipe, and ``torch.distributed.pipelining``. A turn's time is the median over its steps,
+barrier to barrier, divided by a rank's compute actions; what is reported is the median over turns.
 
     python benchmarks/runtime/action_overhead.py [--steps 25] [--rounds 15] [--record FILE]
 """
@@ -12,7 +11,6 @@ import os
 import statistics
 import sys
 import time
-from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -63,82 +61,6 @@ def panpipe_step(batch: torch.Tensor) -> Any:
     return panpipe.pipeline(model, step_function, batch, optimizer=None, plan=plan)
 
 
-def hand_written(pipe: Any, batch: torch.Tensor, rank: int) -> Any:
-    """1F1B over the process group, with the programs of the pipeline's stage."""
-    [stage] = pipe._session.programs.values()
-    parameters = list(pipe._session.stage_parameters[rank].values())
-    group, rows = dist.group.WORLD, list(batch.chunk(MICROBATCHES))
-    seed = torch.tensor(1 / MICROBATCHES)
-    shape = (1, 8)
-
-    class Accumulate:
-        def add(self, number: int, gradient: torch.Tensor) -> None:
-            parameter = parameters[number]
-            if parameter.grad is None:
-                parameter.grad = gradient
-            else:
-                parameter.grad.add_(gradient)
-
-        def add_product(self, number: int, left: torch.Tensor, right: torch.Tensor) -> None:
-            parameter = parameters[number]
-            if parameter.grad is None:
-                parameter.grad = left.mm(right)
-            else:
-                parameter.grad.addmm_(left, right)
-
-    accumulate = Accumulate()
-
-    def shared() -> list[torch.Tensor]:
-        return [] if stage.shared is None else stage.shared.run(list(parameters), accumulate)
-
-    def first() -> None:
-        saved, sends, once = deque(), deque(), shared()
-        for parameter in parameters:
-            parameter.grad = None
-
-        def forward(m: int) -> None:
-            out, *kept = stage.forward([*parameters, rows[m], *once], accumulate)
-            saved.append((kept, rows[m]))
-            sends.append((group.send([out], 1, 0), out))
-
-        def backward() -> None:
-            gradient = torch.empty(shape)
-            group.recv([gradient], 1, 0).wait()
-            sends.popleft()[0].wait()
-            kept, row = saved.popleft()
-            run_backward(stage.backward, kept, [*parameters, row, *once], {0: gradient}, accumulate)
-
-        forward(0)
-        for m in range(1, MICROBATCHES):
-            forward(m)
-            backward()
-        backward()
-
-    def second() -> None:
-        sends, once = deque(), shared()
-        for parameter in parameters:
-            parameter.grad = None
-        for _ in range(MICROBATCHES):
-            arrived = torch.empty(shape)
-            group.recv([arrived], 0, 0).wait()
-            if len(sends) > 1:
-                sends.popleft()[0].wait()
-            _, *kept = stage.forward([arrived, *parameters, *once], accumulate)
-            values = run_backward(stage.backward, kept, [arrived, *parameters, *once], {0: seed}, accumulate)
-            sends.append((group.send([values[0]], 0, 0), values[0]))
-        for work, _ in sends:
-            work.wait()
-
-    return first if rank == 0 else second
-
-
-def run_backward(
-    program: Any, saved: list[Any], inputs: list[Any], tangents: dict[int, Any], accumulate: Any
-) -> list[Any]:
-    given = [saved[i] for i in program.saved] + [inputs[i] for i in program.inputs]
-    return program.run(given + [tangents[i] for i in program.tangents], accumulate)
-
-
 def peer(batch: torch.Tensor, rank: int) -> Any:
     from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 
@@ -161,17 +83,13 @@ def worker(rank: int, steps: int, rounds: int, port: int, out: Any) -> None:
     dist.init_process_group("gloo")
     batch = torch.randn(MICROBATCHES, 8, generator=torch.Generator().manual_seed(1))
     pipe = panpipe_step(batch)
-    loop, torch_step = hand_written(pipe, batch, rank), peer(batch, rank)
-    times: dict[str, list[float]] = {"panpipe": [], "hand-written loop": [], "torch 1F1B": []}
+    torch_step = peer(batch, rank)
+    times: dict[str, list[float]] = {"panpipe": [], "torch 1F1B": []}
     for _ in range(rounds):
         times["panpipe"].append(timed(steps, lambda: pipe.step(batch)))
-        with torch.no_grad():
-            times["hand-written loop"].append(timed(steps, loop))
         times["torch 1F1B"].append(timed(steps, torch_step))
     if rank == 0:
-        pairs = zip(times["panpipe"], times["hand-written loop"], strict=True)
-        result = {name: statistics.median(series) for name, series in times.items()}
-        out.put({**result, "panpipe above the loop": statistics.median(ours - bare for ours, bare in pairs)})
+        out.put({name: statistics.median(series) for name, series in times.items()})
     dist.barrier()
     pipe.close()
     dist.destroy_process_group()
