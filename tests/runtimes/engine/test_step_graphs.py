@@ -13,7 +13,7 @@ from panpipe.core.lowering.lowering import lower
 from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.step_data import StepOptions
-from panpipe.runtimes.engine.step_graphs import StepGraphs, with_graphs
+from panpipe.runtimes.engine.step_graphs import StepGraphs
 from panpipe.runtimes.optimizer.update import Ending
 
 from ...support.backends.fake_graphs import FakeGraphPool
@@ -73,42 +73,6 @@ def test_steps_that_add_to_gradients_have_graphs_of_their_own():
     assert found == [8, 16, 16, 16, 16]
 
 
-def test_gradient_that_the_caller_replaced_is_copied_to_its_memory():
-    device = Device()
-    device.step(True, Ending.KEEP)
-    for stages in device.stages:
-        for parameter in stages.model.parameters():
-            parameter.grad = parameter.grad * 2
-    assert device.step(False, Ending.KEEP) == 16
-
-
-def test_graphs_are_captured_again_when_memory_has_moved():
-    device = Device()
-    device.step()
-    for stages in device.stages:
-        stages.model[0].weight.data = stages.model[0].weight.data + 1
-    assert device.step() == 16
-    assert device.step() == 16
-
-
-def test_capture_is_logged_with_its_memory(caplog):
-    device = Device()
-    with caplog.at_level("INFO", "panpipe.graphs"):
-        device.step()
-        device.step()
-    size = device.pools[0].bytes / 1e6
-    assert [record.getMessage() for record in caplog.records] == [
-        f"captured 8 graphs, which use {size:.1f} MB with the earlier ones"
-    ]
-
-
-def test_memory_is_reused_as_in_a_step():
-    both, one = Device(), Device(ONE_BY_ONE)
-    both.step()
-    one.step()
-    assert one.pools[0].peak < both.pools[0].peak
-
-
 def test_program_that_reads_a_value_is_refused_and_changes_nothing(monkeypatch):
     device = Device()
     run = device.stages[0].runs[1]
@@ -124,17 +88,6 @@ def test_program_that_reads_a_value_is_refused_and_changes_nothing(monkeypatch):
         device.executors[0].run(device.bound[0], device.stages[0].inputs())
     assert not any(run.held(m) for run in device.stages[0].runs.values() for m in range(2))
     assert all(parameter.grad is None for parameter in device.stages[0].model.parameters())
-
-
-def test_capture_that_runs_out_of_memory_says_so(monkeypatch):
-    device = Device()
-
-    def full(*given):
-        raise torch.OutOfMemoryError("no memory")
-
-    monkeypatch.setattr(device.pools[0], "capture", full)
-    with pytest.raises(torch.OutOfMemoryError, match="no memory"):
-        device.executors[0].run(device.bound[0], device.stages[0].inputs())
 
 
 def test_threads_that_share_a_device_capture_and_warm_up_one_after_another(monkeypatch):
@@ -158,12 +111,3 @@ def test_threads_that_share_a_device_capture_and_warm_up_one_after_another(monke
     with ThreadPoolExecutor(3) as threads:
         assert list(threads.map(Device.step, devices)) == [8] * 3
     assert most == [1] * 6
-
-
-def test_stages_are_replaced_once_for_all_microbatches():
-    stages = TwoStages()
-    stages.runs[1].runs_python = True
-    replaced, graphed, others = with_graphs(stages.on(PLAN, 0))
-    assert [stage.run for stage in graphed] == [stages.runs[0]]
-    assert [stage.run for stage in others] == [stages.runs[1]]
-    assert replaced == [{0: graphed[0], 1: others[0]}] * 2

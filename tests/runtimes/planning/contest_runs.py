@@ -120,7 +120,8 @@ def main() -> None:
     name, folder = sys.argv[1], Path(sys.argv[2])
     torch.set_num_threads(1)
     results = [run(name, folder, contest=4)]
-    results += [run(name, folder, plan=plan) for plan in results[0].pop("plans")]
+    first, *_, last = results[0].pop("plans")
+    results += [run(name, folder, plan=plan) for plan in (first, last)]
     for result in results:
         result.pop("plans", None)
     place = folder / f"{os.environ['RANK']}.json"

@@ -1087,8 +1087,8 @@ def _bits(team, plan, tier):
 
 @captures((GPT, torch.float32, 12, 4, PLANS["gpipe"]))
 def offloading_replicas(team):
-    """Replicas whose saved tensors leave, with gradients that wait, clipping, and all that replicas may share."""
-    return compared(team, Path(sys.argv[2]), ["accumulation_and_clipping"], ["gpipe"], LEVELS)
+    """Replicas whose saved tensors leave, with gradients that wait, clipping, and what shares most."""
+    return compared(team, Path(sys.argv[2]), ["accumulation_and_clipping"], ["gpipe"], LEVELS[-2:])
 
 
 def offloading_features(team):
