@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from .core.plan.plan import plan_json as plan_json
     from .core.plan.plan import read_plan as read_plan
     from .core.validation.validate import validate as validate
-    from .runtimes.checkpoint.folders import latest_checkpoint as latest_checkpoint
-    from .runtimes.devices.empty_weights import empty_weights as empty_weights
-    from .runtimes.diagnose.reference import reference_step as reference_step
+    from .runtimes.checkpoint.writing import latest_checkpoint as latest_checkpoint
+    from .runtimes.devices.heap import empty_weights as empty_weights
+    from .runtimes.diagnose.parity import reference_step as reference_step
     from .runtimes.pipeline import Pipeline as Pipeline
     from .runtimes.settings import Auto as Auto
     from .runtimes.settings import Memory as Memory

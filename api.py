@@ -20,13 +20,12 @@ from .runtimes.build import build_pipeline, refuse_arguments, unwrapped
 from .runtimes.devices.devices import Names
 from .runtimes.launch.launch import rank_of_job
 from .runtimes.launch.progress import show_progress
-from .runtimes.optimizer.given import GivenOptimizer
-from .runtimes.optimizer.optimizers import OptimizerFactory
-from .runtimes.optimizer.training import Training
 from .runtimes.options import SIMULATOR, DeviceOptions, PipelineOptions, given_plan
 from .runtimes.pipeline import Pipeline
 from .runtimes.planning.options import PlanningOptions
 from .runtimes.settings import Auto, Memory, Run, Update
+from .runtimes.update.optimizers import GivenOptimizer, OptimizerFactory
+from .runtimes.update.training import Training
 from .simulator_target import SimulatedDevices
 from .simulators.oracle import simulated
 

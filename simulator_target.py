@@ -24,8 +24,8 @@ from .core.trace.trace import Trace
 from .runtimes.engine.clocked import Clock
 from .runtimes.launch.launch import mesh_in_simulator
 from .runtimes.launch.progress import Report
-from .runtimes.optimizer.optimizers import state_share
 from .runtimes.options import PipelineOptions
+from .runtimes.update.optimizers import state_share
 from .simulators.run import simulate
 
 

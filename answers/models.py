@@ -25,7 +25,7 @@ from ..core.capture.values.sparse_tensors import distributed_tensors
 from ..core.costs.graph import OpGraph
 from ..core.errors import PanpipeError, RequestError, in_a_line
 from ..core.trace.throughput import StepTotals
-from ..runtimes.devices.empty_weights import empty_weights
+from ..runtimes.devices.heap import empty_weights
 from ..runtimes.microbatches import split_batch
 from .bundled_models import is_bundled, make
 from .output import note

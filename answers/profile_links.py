@@ -19,9 +19,9 @@ from ..core.cluster.links.shared import SharedLinks, groups_to_measure, shared_l
 from ..core.cluster.routing import path_rate
 from ..core.errors import RequestError
 from ..core.files.write import write_text
+from ..runtimes.devices.available_memory import machine
 from ..runtimes.devices.devices import device_of_rank
 from ..runtimes.devices.host_copies import MeasuredCopy, host_copies
-from ..runtimes.devices.machine import machine
 from ..runtimes.launch.launch import make_team
 from ..runtimes.profile.measured_cluster import memory_of_each
 from .link_measurements import measure_links

@@ -15,7 +15,7 @@ from ..core.cluster.device_type import DeviceType
 from ..core.cluster.sourced import Source
 from ..core.errors import RequestError
 from ..core.files.write import write_text
-from ..runtimes.devices.machine import machine
+from ..runtimes.devices.available_memory import machine
 from .output import note, print_json, print_table, seconds_text
 
 GPU_SCALE = 64

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from panpipe.answers.output import print_table
-from panpipe.runtimes.devices.machine import machine
+from panpipe.runtimes.devices.available_memory import machine
 
 __all__ = [
     "IMPORTED", "RankWork", "argument_parser", "busy", "commit", "fork_ranks", "free_port", "machine",

@@ -9,7 +9,7 @@ import typer
 from ..answers.output import note, print_json
 from ..core.errors import RequestError
 from ..core.wording import counted
-from ..runtimes.checkpoint.dcp_files import export_checkpoint
+from ..runtimes.checkpoint.checkpoints import export_checkpoint
 from ..runtimes.checkpoint.reading import CheckpointReader
 
 

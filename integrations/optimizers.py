@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from ..runtimes.optimizer.given import GivenOptimizer
+from ..runtimes.update.optimizers import GivenOptimizer
 
 
 class ModelOptimizer(Optimizer):

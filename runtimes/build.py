@@ -1,10 +1,13 @@
 """Builds a pipeline from a user's step: creates the team, captures the step, plans, and compares the ranks."""
 
 import inspect
+import random
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import torch
 from attrs import evolve
 from torch import nn
@@ -32,15 +35,12 @@ from .devices.compute import compute_device
 from .devices.devices import assign_devices, device_of_rank
 from .devices.heap import SMALL, keep_freed_memory
 from .engine.clocked import VirtualDevices
-from .launch.agreement import check_same, model_in_words
+from .launch.agreement import check_same, check_same_step, model_in_words
 from .launch.launch import make_team, mesh_for, rank_of_job, replica_here, virtual_team, world_size
 from .launch.meeting import Meeting
 from .launch.progress import Report, progress_lines, silent
-from .launch.random_states import random_states_kept
 from .launch.rank_tensors import RankTensors
-from .launch.step_agreement import check_same_step
 from .launch.team import Team
-from .optimizer.described_updates import describe_update
 from .options import PipelineOptions
 from .pipeline import Pipeline
 from .planning.automatic import Planning
@@ -53,6 +53,7 @@ from .session import Session
 from .tensor_parallel.options import tensors_of
 from .trainer import Trainer
 from .training.initial_weights import InitialWeights, compare_initial_weights
+from .update.optimizers import describe_update
 from .watch.activity import HERE
 from .weights import Weights, weights_from
 
@@ -71,7 +72,6 @@ def build_pipeline(
     Args:
         options: the user's other arguments.
         virtual: simulated devices, all of them in this process; None for real ones.
-        report: called with the progress.
 
     Raises:
         RequestError: an argument is wrong.
@@ -194,7 +194,6 @@ def _team(
     """The devices, before ranks have compared their arguments.
 
     Args:
-        options: the user's arguments.
         plan: the plan of the pipeline; None if it is not known yet.
         device_type: of the devices: ``"cpu"`` or ``"cuda"``.
         on: the model's device.
@@ -212,15 +211,7 @@ def _team(
 
 
 class _Builder:
-    """Builds pipelines of a captured step, for any plan.
-
-    Args:
-        options: the user's arguments.
-        example: the captured step.
-        team: the devices.
-        virtual: simulated devices; None for real ones.
-        report: called with the progress.
-    """
+    """Builds pipelines of a captured step, for any plan."""
 
     def __init__(
         self, options: PipelineOptions, example: Example, team: Team, virtual: VirtualDevices | None, report: Report
@@ -401,3 +392,20 @@ def _check_plan(plan: Plan, operators: Operators, team: Team, anywhere: bool) ->
             "in their order; plan for a cluster with its devices in this order, or start ranks with torchrun"
         )
     validate(plan)
+
+
+@contextmanager
+def random_states_kept() -> Iterator[None]:
+    """A context at whose end the generators of torch, numpy and Python are as they were at its start.
+
+    Profiles draw random numbers, and ranks profile different stages: ranks whose generators differ afterwards would
+    draw different batches.
+    """
+    python, array = random.getstate(), numpy.random.get_state()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices):
+            yield
+    finally:
+        random.setstate(python)
+        numpy.random.set_state(array)

@@ -1,11 +1,31 @@
 """The numbers of the last step, which `Pipeline.metrics` returns."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from typing import Generic, TypeVar
 
 from attrs import frozen
 from torch import Tensor
 
-from .lazy_value import LazyValue
+T = TypeVar("T")
+
+
+class LazyValue(Generic[T]):
+    """A value of a step; calling it returns it.
+
+    Args:
+        compute: computes the value, once; it is freed then.
+    """
+
+    __slots__ = ("_compute", "_value")
+
+    def __init__(self, compute: Callable[[], T]) -> None:
+        self._compute: Callable[[], T] | None = compute
+        self._value: T
+
+    def __call__(self) -> T:
+        if self._compute is not None:
+            self._value, self._compute = self._compute(), None
+        return self._value
 
 
 @frozen(eq=False, repr=False)

@@ -24,7 +24,6 @@ class Shape:
     Args:
         leaves: shape and dtype of every tensor in the batch, and the value of everything else.
         nesting: how they are nested.
-        dims: the dimensions that hold the samples.
         samples: number of samples of a microbatch of this shape.
     """
 
@@ -121,7 +120,6 @@ class BatchCutter:
         """Cut a batch; samples of leaves that the example does not have are in dimension 0.
 
         Args:
-            batch: a whole batch.
             function: the function that reads it, if not a step with a backward.
 
         Raises:

@@ -20,10 +20,10 @@ from ..core.whole_numbers import whole_number
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshRequest, mesh_for, mesh_in_simulator
-from .optimizer.training import Training
 from .planning.options import PlanningOptions
 from .programs.graphs.supported import check_device, check_plan, check_sharing, refuse_offload
 from .settings import AUTO, Auto, Memory, Run
+from .update.training import Training
 
 SIMULATOR = "simulator"
 MICROBATCHES = 8

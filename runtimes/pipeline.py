@@ -15,10 +15,10 @@ from ..core.wording import counted
 from .checkpoint.checkpoints import Saving
 from .engine.step_data import StepOptions
 from .metrics import Metrics
-from .optimizer.update import Ending
 from .planning.contest import Contest
 from .session import Session
 from .training.evaluation import ForwardFunction
+from .update.update import Ending
 
 _INSTEAD = {
     **dict.fromkeys(["train", "eval", "parameters", "named_parameters"], ": call it on the model"),
@@ -244,7 +244,7 @@ class Pipeline:
         Raises:
             RequestError: it is of another model or optimizer, or is incomplete; nothing is changed then.
         """
-        self._session.checkpoints.load_whole(state_dict)
+        self._session.checkpoints.load_state_dict(state_dict)
         self._session.lead_optimizer()
         self._trainer.checks.drop_last()
 

@@ -18,23 +18,19 @@ from ..core.search import Oracle
 from ..core.wording import first_of
 from .checkpoint.checkpoints import Checkpoints
 from .engine.step_data import StepOptions
-from .lazy_value import LazyValue
-from .metrics import Metrics
-from .optimizer.given import GivenOptimizer
+from .metrics import LazyValue, Metrics
 from .planning.contest import Candidate, Contest, Turn, arrangement
 from .planning.contest_run import ContestRun, Keep
 from .replan.replanner import AutomaticReplanning, Replanner
 from .trainer import Trainer
 from .training.averages import AverageFunction, Visit, WeightAverage, visit_parameters
 from .training.initial_weights import InitialWeights
+from .update.optimizers import GivenOptimizer
 from .weights import Weights
 
 
 class Session:
     """Training by a plan, and moves to other plans.
-
-    Args:
-        trainer: trains and evaluates.
 
     Attributes:
         trainer: as given.

@@ -21,9 +21,9 @@ from ..core.whole_numbers import whole_number
 from .launch.progress import Progress
 from .monitor.monitors import Monitor, monitors_of
 from .offload.tier import HOST, OffloadTier
-from .optimizer.optimizers import SchedulerFactory
 from .planning.contest import contest_rounds
 from .programs.compiler_choice import Compile, CompilerChoice
+from .update.optimizers import SchedulerFactory
 from .watch.timeout import timeout_of
 from .weights import ModuleInit
 

@@ -41,18 +41,17 @@ from .launch.team import Team
 from .microbatches import BatchCutter, WrittenBatches
 from .monitor.monitors import Monitor
 from .offload.tier import OffloadTier
-from .optimizer.optimizers import stage_optimizer, stage_scheduler
-from .optimizer.replica_values import broadcast_from_first, sum_over_replicas
-from .optimizer.training import Training
-from .optimizer.update import Ending, Update
 from .programs.options import ProgramOptions
 from .training.averages import Averages, visit_parameters
 from .training.evaluation import ForwardFunction
-from .training.kept_gradients import KeptGradients
 from .training.monitoring import UpdateNumbers
 from .training.plan_setup import PlanSetup, set_up_plan
-from .training.state import Accumulated, PipelineState
+from .training.state import Accumulated, KeptGradients, PipelineState
 from .training.step_checks import StepChecks
+from .update.optimizers import stage_optimizer, stage_scheduler
+from .update.replica_values import broadcast_from_first, sum_over_replicas
+from .update.training import Training
+from .update.update import Ending, Update
 from .weights.saving import save_checkpoint
 
 
@@ -62,10 +61,6 @@ class Trainer:
     Args:
         example: the user's model and step, captured for the largest microbatch; the microbatch is not kept.
         plan: a valid plan, with SYNC if ``training`` needs all stages at once.
-        team: the devices.
-        training: optimizer, clipping, scaling and seed.
-        programs: how stage programs are derived.
-        clock: runs virtual devices; None for real ones.
         offload: where offloaded saved tensors go; None for the host's memory.
         monitors: the user's functions that are called with the numbers of each step.
 
@@ -145,10 +140,6 @@ class Trainer:
 
     def train(self, batch: Any, options: StepOptions) -> tuple[Tensor, BatchResult]:
         """Run one step, and count it.
-
-        Args:
-            batch: a whole batch.
-            options: how it runs.
 
         Returns:
             The loss over all replicas, and the result of the batch.
@@ -266,7 +257,6 @@ class Trainer:
 
         Args:
             batch: the current batch, whose results were sent.
-            device: the device.
             before: the batches accumulated before.
             size: relative size of this batch, if weights are shares.
 
@@ -340,7 +330,6 @@ class Trainer:
         """Run a function forward only.
 
         Args:
-            batch: a whole batch.
             forwards: the function, and what it returns.
             trace: whether every action is recorded.
         """

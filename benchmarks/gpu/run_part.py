@@ -20,7 +20,7 @@ from attrs import evolve
 from panpipe.backends import nccl_groups
 from panpipe.backends.streams import streams_of
 from panpipe.runtimes.devices.host_copies import host_copies
-from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.diagnose.parity import reference_step
 
 from benchmarks import gpt
 from benchmarks.gpu import training_parts

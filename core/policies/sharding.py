@@ -47,7 +47,7 @@ AUTO = "auto"
 SLOTS = 2
 """Slots of a stage whose replicas share gradients: one fills while the other is summed."""
 _LARGEST_BUCKET = 25 << 20
-"""Most bytes of a bucket of several gradients, as in ``runtimes/optimizer/gradient_buckets``."""
+"""Most bytes of a bucket of several gradients, as in ``runtimes/update/buckets``."""
 _BUCKETS = 16
 """A stage has about this many buckets, if they are not limited by ``_LARGEST_BUCKET``: slots then take an eighth of the
 gradients, and a transfer is still as large as that of a microbatch allows."""

@@ -68,9 +68,6 @@ class BatchAgreement:
     """The comparison for one batch. All ranks of a replica create one for each step, evaluation or forward.
 
     Args:
-        team: the devices.
-        queues: device of this process → its compute queue.
-        pieces: the batch's microbatches.
         known: whether this rank has programs for these microbatches; if not, it compares before it compiles them.
         change: the changed values that the step reads, if any.
     """

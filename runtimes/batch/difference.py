@@ -15,7 +15,6 @@ def naming_difference(example: Shape, pieces: Sequence[Microbatch]) -> Iterator[
 
     Args:
         example: the shape of the example's largest microbatch.
-        pieces: the microbatches of the batch.
     """
     try:
         yield

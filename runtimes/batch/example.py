@@ -24,10 +24,8 @@ class Example:
     """A step captured for the largest microbatch of an example batch.
 
     Args:
-        model: the user's module.
         step: ``step(model, microbatch)``.
         microbatch: the microbatch that the step was captured for, with real data.
-        operators: the captured step.
         trace: of the step with another number of samples; None if it cannot be traced.
         varying: the sizes that differ between batches, for all plans.
         symbolic: the step captured with symbols for declared sizes, from which ``operators`` are derived; None if
@@ -57,8 +55,6 @@ class Example:
         """Cut a batch, and capture the step for its largest microbatch.
 
         Args:
-            model, step: the user's.
-            batch: a whole batch.
             microbatches: number of microbatches that it is cut into.
             batch_dims: the dimension of each tensor that has the samples; 0 where it is not given.
             device_type: of the devices that the step is captured for.

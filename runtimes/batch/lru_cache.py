@@ -39,7 +39,6 @@ class LruCache(Generic[K, V]):
 
         Args:
             key: of the value.
-            value: the value.
             needed: keys that are not evicted.
 
         Returns:

@@ -9,11 +9,7 @@ Modes = tuple[bool, ...]
 
 
 class ModuleModes:
-    """The modes of a model's modules at the creation of this object.
-
-    Args:
-        model: the user's module.
-    """
+    """The modes of a model's modules at the creation of this object."""
 
     def __init__(self, model: nn.Module) -> None:
         self._modules = dict(model.named_modules())

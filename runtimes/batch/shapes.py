@@ -49,11 +49,9 @@ class Shapes:
 
     Args:
         capture: captures the step for a microbatch of a shape.
-        team: the devices.
         cut: the plan's.
         where: local stage → its device.
         compiler: compiles the graphs of stage programs.
-        varying: the sizes that differ between batches.
         function: a key of what is captured: the function, the Python values that it reads, the modes of its modules.
         report: called with what is captured, if it takes long.
     """
@@ -88,7 +86,6 @@ class Shapes:
 
         Args:
             shape: of the example's microbatch.
-            compiled: the programs.
             symbolic: the step captured with symbolic sizes, if it was; its programs are derived.
         """
         self._kept.keep(shape, compiled)

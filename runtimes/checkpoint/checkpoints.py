@@ -3,14 +3,15 @@
     state_dict ──▶ parts ──▶ files of each process ──▶ manifest                     `state_parts`, `writing`
     folder ──▶ manifest and hashes ──▶ do they fit? ──▶ all ranks agree ──▶ tensors   `manifest`, `reading`
 
-Their contents are defined in `training_state`.
-While training goes on, a copy of the state in the host's memory is saved by one thread.
+Their contents are defined in `training_state`. While training goes on, a copy of the state in the host's memory is
+saved by one thread.
 """
 
 import atexit
 import copy
 import logging
 import threading
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -19,19 +20,18 @@ import torch
 from attrs import frozen
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.checkpoint import state_dict_saver
 
 from ...core.errors import PanpipeError, RequestError, WorkerError, in_a_line, message_of
-from ..launch.exchange import Exchange
-from ..launch.team import Team
+from ..launch.team import Exchange, Team
 from ..training.averages import Averages
 from ..training.local_stages import LocalStages
 from ..training.state import PROGRESS, PipelineState
 from ..watch.uncaught import failure_at_exit
-from .fitting import fitted
-from .reading import CheckpointReader
+from .manifest import DCP_METADATA, cannot_write
+from .reading import CheckpointReader, PartReader, gathered, narrowed
 from .state_parts import Parts, parts_of, state_of
-from .training_state import TrainingState
-from .whole_parts import PartReader, gathered, narrowed
+from .training_state import TrainingState, fitted
 from .writing import Save, begin_save
 
 
@@ -51,11 +51,7 @@ class Checkpoints:
     """The checkpoints of a pipeline; a ``Stateful`` of ``torch.distributed.checkpoint``.
 
     Args:
-        stages: of this process.
-        state: of the pipeline between two steps.
-        averages: of the weights.
         scaler: of the loss; None or a disabled one for none.
-        team: the devices.
     """
 
     def __init__(
@@ -85,10 +81,10 @@ class Checkpoints:
         with self._stages.whole_parameters():
             found = self.whole_state()
             if self._stages.shares_parameters:  # they lose their memory
-                found["model"] = {name: tensor.to("cpu", copy=True) for name, tensor in found["model"].items()}
-        return state_of(gathered(parts_of(found), self._team.tensors)) if self._team.tensors.divided else found
+                found.add("model", {name: t.to("cpu", copy=True) for name, t in found.section("model").items()})
+        return state_of(gathered(found, self._team.tensors))
 
-    def whole_state(self) -> dict[str, Any]:
+    def whole_state(self) -> Parts:
         """The state of this process, while the parameters that replicas share are whole; tensors are not copied."""
         if self._state.accumulated is not None:
             raise RequestError(
@@ -97,24 +93,22 @@ class Checkpoints:
             )
         return self._read()
 
-    def _read(self) -> dict[str, Any]:
+    def _read(self) -> Parts:
         return self._training_state.read({name: getattr(self._state, name) for name in PROGRESS})
 
-    def load_whole(self, state_dict: Mapping[str, Any]) -> None:
-        """Restore a state with whole tensors; see `Pipeline.load_state_dict`."""
-        if self._team.tensors.divided:
-            own = parts_of(self._read()).tensors
-            state_dict = state_of(narrowed(parts_of(state_dict), own, self._team.tensors))
-        self.load_state_dict(state_dict)
-
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore a state with whole tensors; see `Pipeline.load_state_dict`."""
+        parts = parts_of(state_dict)
+        self.load(narrowed(parts, self._read().tensors, self._team.tensors) if self._team.tensors.divided else parts)
+
+    def load(self, parts: Parts) -> None:
         """Restore the state of this process, with its parts of tensors."""
         training = self._training_state
         with self._stages.whole_parameters(gather=False):
-            training.write(state_dict)
+            training.write(parts)
         self._stages.initial.forget_overwritten()
         for name in PROGRESS:
-            setattr(self._state, name, state_dict["progress"][name])
+            setattr(self._state, name, parts.items[f"progress.{name}"])
         self._state.accumulated = None
 
     def write(self, folder: str | Path, wait: bool = True, keep: int | None = None) -> Saving:
@@ -132,7 +126,7 @@ class Checkpoints:
     def _write(self, team: Team, path: Path, wait: bool, keep: int | None) -> None:
         failure, parts = None, Parts()
         try:
-            found = gathered(parts_of(self.whole_state()), team.tensors)
+            found = gathered(self.whole_state(), team.tensors)
             if team.replica == 0:
                 parts = found if wait else self._state_copy.of(found)
         except Exception as error:
@@ -173,7 +167,7 @@ class Checkpoints:
         team = self._team
         damage, misfit, parts = None, None, Parts()
         reader: CheckpointReader | None = None
-        own = parts_of(self._read())  # replicas that share an optimizer read it together
+        own = self._read()  # replicas that share an optimizer read it together
         try:
             reader = PartReader(path, own=own.tensors, ranks=team.tensors)
             try:
@@ -190,7 +184,7 @@ class Checkpoints:
         try:
             reader.read_into(parts.tensors)
             reader.refuse_changed()
-            self.load_state_dict(state_of(parts))
+            self.load(parts)
         except Exception as error:
             raise WorkerError(
                 f"{_reason(path, error)}; a part of the checkpoint is loaded already: build the pipeline again"
@@ -307,3 +301,31 @@ class BackgroundSave:
             self._thread.join()
             if isinstance(self._failure, WorkerError):
                 _LOG.error("no checkpoint was written: %s", message_of(self._failure))
+
+
+ROOT = "pipe"
+"""The name of a pipeline in DCP's checkpoints: ``dcp.save({"pipe": pipe}, …)`` writes the same."""
+
+
+def export_checkpoint(folder: str | Path, target: str | Path) -> None:
+    """Convert a checkpoint of `Pipeline.checkpoint` to one of DCP, for its tools and for plain PyTorch.
+
+    One process reads all of it into memory. DCP writes its metadata as a pickle.
+
+    Args:
+        target: the folder of DCP's files; it must not have a checkpoint yet.
+
+    Raises:
+        RequestError: there is no whole checkpoint, or the target cannot be written.
+    """
+    state, target = state_of(CheckpointReader(Path(folder).absolute()).whole()), Path(target)
+    if (target / DCP_METADATA).exists():
+        raise RequestError(f"'{target}' holds a checkpoint: give a new folder")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
+            state_dict_saver.save({ROOT: state}, checkpoint_id=target, no_dist=True)
+    except OSError as error:
+        raise cannot_write(target, error) from None
+    except Exception as error:
+        raise RequestError(f"'{target}' cannot be written: {in_a_line(error)[:300]}; give another folder") from None

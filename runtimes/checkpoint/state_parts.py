@@ -19,12 +19,15 @@ from ...core.files.json_reader import check_values, values_in
 from ...core.files.limits import Limits
 from ...core.plain_data import decode, encode
 from ..flat_bytes import flat_bytes
-from ..weights.tensor_files import DTYPES, file_head, file_pieces
-from .durable_files import FileRecord, read_regular, write_durable
+from ..weights.checkpoint import DTYPES, file_head, file_pieces
+from .manifest import FileRecord, read_regular, write_durable
 
 _STORED = frozenset(DTYPES.values())
 ITEMS = Limits(size=1 << 30, depth=100, values=8_000_000)
 """Limits of a file of items; 100,000 parameters with 20 options each have some 100 MB and 3 million values."""
+
+
+_SECTIONS = ("model", "optimizer", "stepped", "progress")
 
 
 @define
@@ -38,6 +41,19 @@ class Parts:
 
     tensors: dict[str, Tensor] = field(factory=dict)
     items: dict[str, Any] = field(factory=dict)
+
+    def add(self, section: str, values: Mapping[str, Any]) -> None:
+        """Add the parts of a section. An option that is a tensor, such as a learning rate, is an item: other stages
+        have it, too."""
+        for name, value in values.items():
+            held = isinstance(value, Tensor) and not name.startswith("param_groups.")
+            (self.tensors if held else self.items)[f"{section}.{name}"] = value
+
+    def section(self, section: str) -> dict[str, Any]:
+        """The parts of a section, by their names in it."""
+        start = f"{section}."
+        every = (*self.tensors.items(), *self.items.items())
+        return {name.removeprefix(start): value for name, value in every if name.startswith(start)}
 
     @property
     def names(self) -> list[str]:
@@ -54,30 +70,32 @@ class Parts:
 
 
 def parts_of(state: Mapping[str, Any]) -> Parts:
-    """The parts of a state from `TrainingState.read`; nothing is copied."""
-    found = Parts()
-    for section, kept in state.items():
-        if section in ("scheduler", "scaler"):
-            found.items[section] = kept
-        elif section == "ema":
-            for number, average in kept.items():
-                found.items[f"ema.{number}.updates"] = average["updates"]
-                found.tensors |= {f"ema.{number}.tensors.{name}": each for name, each in average["tensors"].items()}
-        else:
-            for name, value in kept.items():
-                # An option that is a tensor, such as a learning rate, is an item: other stages have it, too.
-                held = isinstance(value, Tensor) and not name.startswith("param_groups.")
-                (found.tensors if held else found.items)[f"{section}.{name}"] = value
+    """The parts of a nested state from `state_of`; nothing is copied.
+
+    Raises:
+        RequestError: it is no such state.
+    """
+    if not {"model", "progress"} <= set(state):
+        raise RequestError(
+            "this is no state of a pipeline, as pipe.state_dict() returns it: for the weights of a model call "
+            "model.load_state_dict(...) before panpipe.pipeline(...), or give Run(weights=) a safetensors file"
+        )
+    found = Parts(items={section: state[section] for section in ("scheduler", "scaler") if section in state})
+    for number, average in state.get("ema", {}).items():
+        found.add(f"ema.{number}", {"updates": average["updates"]})
+        found.add(f"ema.{number}.tensors", average["tensors"])
+    for section in _SECTIONS:
+        found.add(section, state.get(section, {}))
     return found
 
 
 def state_of(parts: Parts) -> dict[str, Any]:
-    """The state of parts.
+    """The nested state of parts, as users and ``torch.distributed.checkpoint`` get it.
 
     Raises:
         ValueError: a name belongs to no section of a state.
     """
-    found: dict[str, Any] = {section: {} for section in ("model", "optimizer", "stepped", "progress")}
+    found: dict[str, Any] = {section: {} for section in _SECTIONS}
     for name, value in {**parts.tensors, **parts.items}.items():
         section, _, rest = name.partition(".")
         if name in ("scheduler", "scaler"):

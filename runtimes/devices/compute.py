@@ -134,7 +134,6 @@ class StreamQueue(ComputeQueue):
     Args:
         device: their GPU.
         number: of the device along the pipeline: several may share one GPU, with separate streams.
-        streams: creates and orders them.
     """
 
     runs_ahead = True
@@ -196,12 +195,7 @@ class StreamQueue(ComputeQueue):
 
 
 def compute_queue(device: torch.device, number: int) -> ComputeQueue:
-    """The queue of a device of the pipeline.
-
-    Args:
-        device: its torch device.
-        number: its number along the pipeline.
-    """
+    """The queue of a device of the pipeline."""
     streams = streams_of(device)
     return HostQueue() if streams is None else StreamQueue(device, number, streams)
 
@@ -219,7 +213,6 @@ class Stopwatch:
     pipeline may share a GPU.
 
     Args:
-        device: the device.
         clock: in seconds, for a device that runs operations synchronously.
     """
 

@@ -29,11 +29,11 @@ from ..batch.example import Example
 from ..batch.whole_loss import whole_and_mean
 from ..launch.team import Team
 from ..microbatches import Microbatch, split_batch
-from ..optimizer.training import Training
 from ..pipeline import Pipeline
 from ..programs.options import ProgramOptions
 from ..session import Session
 from ..trainer import Trainer
+from ..update.training import Training
 from .parity import Distance, distance_to_one_process
 
 OPTIMIZER = functools.partial(torch.optim.AdamW, lr=1e-2)
@@ -165,7 +165,6 @@ class CheckedModel:
         """Train with one plan, and compare with one process.
 
         Args:
-            team: the devices.
             schedule: name of a family.
             chunks: stages per device.
             steps: how many to train.
@@ -212,7 +211,6 @@ def check_model(
 
     Args:
         model: the user's; it is copied.
-        step: ``step(model, batch)``.
         batch: an example batch.
         teams: functions that create the devices to check on.
         microbatches: into how many the batch is cut.

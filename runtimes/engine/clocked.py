@@ -45,10 +45,6 @@ class VirtualDevices(Protocol):
     def planned(self, operators: Operators, report: Report) -> Plan:
         """A plan of a captured step.
 
-        Args:
-            operators: of the step.
-            report: called with the progress of planning.
-
         Raises:
             RequestError: the times of its operators are unknown.
             InfeasibleError: no plan fits in memory.
@@ -88,8 +84,6 @@ class ClockedStep:
 
         Args:
             moment: of the action.
-            device: its device.
-            action: the action.
             now_s: the clock's time, in seconds since the start of the step.
         """
         self.now_s = now_s

@@ -9,13 +9,13 @@
 3. A send passes its message to the backend and does not wait. The tensors are kept until the transfer has ended.
 
 The calls of each action are in the folder `instructions`, the state that they share in `messages` and `frame`, the
-update in ``optimizer/update``.
+update in ``update/update``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from threading import Barrier, BrokenBarrierError
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from attrs import define
@@ -29,18 +29,15 @@ from ...core.trace.trace import COMPUTE_QUEUE
 from ..devices.compute import ComputeQueue
 from ..devices.heap import GrowingHeap
 from ..offload.device_offload import DeviceOffload
-from ..optimizer.stage_state import StageState
-from ..optimizer.update import Ending, Update
-from ..programs.graphs.graph_pool import GraphPool, alone_on
 from ..programs.linked_stage import LinkedStage
 from ..programs.valid_values import ValidValues
+from ..update.stage_state import StageState
+from ..update.update import Ending, Update
 from ..watch.activity import Activity
-from .frame import Frame, LeafLoader
 from .instructions.instructions import Binder, Instruction
 from .lowered_plan import LoweredPlan
 from .messages import Transport
-from .step_data import StepInputs, StepOptions, StepRecord
-from .step_graphs import StepGraphs, with_graphs
+from .step_data import Frame, LeafLoader, StepInputs, StepOptions, StepRecord
 from .tied import TiedReduction
 
 _DEFAULT = StepOptions()
@@ -56,12 +53,11 @@ class BoundActions:
     Args:
         compute: everything before the update.
         update: tied reductions, SYNC and optimizer steps.
-        states: of this device's stages.
         runs: for each microbatch, this device's stages by index.
         reads: for each microbatch the positions of the leaves that this device reads.
         forward_only: whether they are of a plan without backwards.
         first_run: whether no step has run them yet.
-        graphs: captured graphs that the actions replay; None without.
+        prepare: called before the first message of each step; None for nothing.
     """
 
     compute: Sequence[Instruction]
@@ -71,22 +67,33 @@ class BoundActions:
     reads: Sequence[Sequence[int]]
     forward_only: bool = False
     first_run: bool = True
-    graphs: StepGraphs | None = None
+    prepare: "Prepare | None" = None
+
+
+Prepare = Callable[[Frame], None]
+
+
+class Wrapping(Protocol):
+    """Puts other stages in the place of a device's own, such as ones that replay captured graphs (`step_graphs`)."""
+
+    def wrap(
+        self, runs: Sequence[Mapping[int, LinkedStage]]
+    ) -> tuple[Sequence[Mapping[int, LinkedStage]], Callable[[Sequence[Instruction]], Prepare | None]]:
+        """The stages of each microbatch, and what returns the preparation of a step from their instructions."""
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """A context for first runs and preparations, which no other device of the same GPU runs at the same time."""
 
 
 class Executor:
     """Runs one device's part of a plan.
 
     Args:
-        plan: the plan.
         backend: this device's end of the transport along its pipeline.
-        queue: its compute queue.
-        tied: reduces the gradients of tied weights.
-        update: this device's part of the update.
         replicas: this device's end of the transport to its replicas; None for one replica.
         offload: copies saved tensors to the host and back; None if the plan has no such copies.
         activity: notes the current action; None to note nothing.
-        pool: captures graphs of stage programs; None to run the programs.
+        wrapping: of the stages of steps with backwards; None for none.
     """
 
     def __init__(
@@ -99,9 +106,9 @@ class Executor:
         replicas: Backend | None = None,
         offload: DeviceOffload | None = None,
         activity: Activity | None = None,
-        pool: GraphPool | None = None,
+        wrapping: Wrapping | None = None,
     ) -> None:
-        self._pool, self._largest = pool, {True: -1, False: -1}
+        self._wrapping, self._largest = wrapping, {True: -1, False: -1}
         self._offload, self._activity = offload, activity or Activity()
         self.device = backend.device
         self.backend = backend
@@ -118,7 +125,6 @@ class Executor:
         """Bind a plan's actions to the tensors that they read and write.
 
         Args:
-            lowered: the plan and its lowered actions.
             runs: for each microbatch, this device's stages by index.
 
         Raises:
@@ -126,16 +132,18 @@ class Executor:
                 offloaded saved tensors.
         """
         offload = None if self._offload is None else self._offload.bind(lowered.plan, runs)
-        pool = None if lowered.plan.forward_only else self._pool
-        if pool is not None:
-            runs, graphed, others = with_graphs(runs)
+        wrapping, prepare = None if lowered.plan.forward_only else self._wrapping, None
+        if wrapping is not None:
+            runs, preparation_of = wrapping.wrap(runs)
         found = Binder(lowered, self.device, runs, self._tied, self._frame, offload).instructions
         update = (i for i, one in enumerate(found) if one.action.microbatch is None and one.queue == COMPUTE_QUEUE)
         first = next(update, len(found))
         reads = [sorted({leaf for run in own.values() for leaf in run.batch}) for own in runs]
         states = [run.state for run in runs[0].values()]
-        graphs = None if pool is None or not graphed else StepGraphs(found[:first], graphed, others, pool)
-        return BoundActions(found[:first], found[first:], states, runs, reads, lowered.plan.forward_only, graphs=graphs)
+        if wrapping is not None:
+            prepare = preparation_of(found[:first])
+        forward_only = lowered.plan.forward_only
+        return BoundActions(found[:first], found[first:], states, runs, reads, forward_only, prepare=prepare)
 
     def run(
         self,
@@ -152,11 +160,10 @@ class Executor:
 
         Args:
             bound: what to run. After a failure it cannot be used again: its messages may be half done.
-            inputs: of the step.
             options: how it runs. Watching the saved tensors costs 1 to 4 % of the time of small programs.
             before_update: called once between the last compute action and the first reduction or optimizer step.
-            ready: of the devices of this process, which all capture before one runs: what runs for the first time may
-                wait for its GPU, which makes the captures of other devices there invalid.
+            ready: of the devices of this process, which are all prepared before one runs: what runs for the first time
+                may wait for its GPU, which makes captures of other devices there invalid.
         """
         frame, queue, trace = self._frame, self._queue, options.trace
         record = self.begin(bound, inputs, queue.mark if options.watch else None, peaks=options.peaks)
@@ -172,12 +179,12 @@ class Executor:
         if returns_memory:
             heap = GrowingHeap()
             compute = [_then_return_memory(one, heap) for one in compute]
-        captures = self._pool is not None and not bound.forward_only  # this device, or another one of its GPU
-        with alone_on(queue.device) if captures else nullcontext():
-            if bound.first_run and (captures or self.backend.occupies_device):
+        wrapping = None if bound.forward_only else self._wrapping
+        with nullcontext() if wrapping is None else wrapping.alone():
+            if bound.first_run and (wrapping is not None or self.backend.occupies_device):
                 self._warm_up(bound)
-            if bound.graphs is not None:
-                bound.graphs.prepare(frame)
+            if bound.prepare is not None:
+                bound.prepare(frame)
         if ready is not None:
             with suppress(BrokenBarrierError):  # another device has failed, and its messages have the reason
                 ready.wait()
@@ -230,8 +237,6 @@ class Executor:
         """Fill the frame for a step, and return its record.
 
         Args:
-            bound: what runs.
-            inputs: of the step.
             now: the time for memory samples; None if the saved tensors are not watched.
             transport: what moves messages between stages; the backend by default.
             peaks: whether the largest magnitude of each output of F is recorded.
@@ -271,8 +276,6 @@ class Executor:
         """Run what follows the last compute action: reductions and optimizer steps.
 
         Args:
-            bound: what runs.
-            record: of this step.
             ending: what is done with the gradients.
             before_update: called first.
             events: receives the recorded actions; None if the step is not traced.

@@ -62,7 +62,6 @@ def find_fences(plan: Plan, lowered: Lowered) -> Sequence[Fences]:
     """Per device, compute action → the actions of its other queues that it waits for.
 
     Args:
-        plan: a valid plan.
         lowered: all of its actions, also those that move nothing.
     """
     found: list[dict[Action, tuple[Action, ...]]] = [{} for _ in lowered]

@@ -59,8 +59,6 @@ def finished_sends(
     So no handle is polled: gloo's handles can only be waited for.
 
     Args:
-        plan: the plan.
-        lowered: the lowered actions of all devices.
         device: the device that sends.
     """
     finished: dict[Action, tuple[MessageKey, ...]] = {}

@@ -29,9 +29,9 @@ from ..batch.lru_cache import LruCache
 from ..batch.shapes import Shapes
 from ..microbatches import Microbatch, Shape
 from ..offload.offloadable import offloaded_storages
-from ..optimizer.stage_state import StageState
 from ..programs.compiled import Compiled
 from ..programs.stage_run import SharedTensors, StageRun
+from ..update.stage_state import StageState
 from .executor import BoundActions
 from .lowered_plan import LoweredPlan, MessagePairs, lowered_plan, message_pairs
 
@@ -62,7 +62,6 @@ def parts_of(compiled: Compiled, placement: Sequence[int]) -> list[Part | None]:
     The weight is None if the step returns none.
 
     Args:
-        compiled: the programs of all stages.
         placement: stage → device.
     """
     outputs, nodes = compiled.operators.step.outputs, compiled.operators.nodes
@@ -138,8 +137,6 @@ class Prepared:
         """The random key of each microbatch; the same one for all if nothing is drawn.
 
         Args:
-            seed: of all random numbers.
-            index: of the step.
             first: number of the first microbatch among those of all replicas.
         """
         count = len(self.compiled)
@@ -204,8 +201,6 @@ class PreparedSteps:
     """A cache of prepared steps, by the Python values that the step reads and the shapes of microbatches.
 
     Args:
-        model: the user's module.
-        step: the user's function.
         plan: returns the plan that runs now. Plans of one pipeline differ in the orders of actions alone.
         shapes: creates the programs by shape of one variant, from a key of its Python values.
         states: stage index → its parameters and buffers in this process.
@@ -249,7 +244,6 @@ class PreparedSteps:
         """The prepared step of these microbatches, with the current values.
 
         Args:
-            pieces: the microbatches.
             agree: starts to compare this batch between ranks.
 
         Returns:

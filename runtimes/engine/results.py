@@ -45,10 +45,10 @@ from ..batch.batch_agreement import BatchAgreement
 from ..batch.losses import mean_loss
 from ..devices.compute import ComputeQueue
 from ..launch.team import Team
-from ..lazy_value import LazyValue
+from ..metrics import LazyValue
 from ..microbatches import Microbatch
-from ..optimizer.replica_values import Rows, gathered, sum_rows
 from ..programs.compiled import Compiled
+from ..update.replica_values import Rows, gathered, sum_rows
 from .prepared import LOSS, WEIGHT, Computed, Part, Prepared, PreparedSteps
 from .step_data import StepRecord
 
@@ -89,10 +89,7 @@ class Batch:
 
     Args:
         steps: prepared steps, by the Python values that the step reads and the shapes of microbatches.
-        pieces: its microbatches.
         microbatches: the largest number of microbatches of a replica.
-        team: the devices.
-        queues: device of this process → its compute queue.
         everywhere: whether every process gets joined rows; otherwise only the processes that compute them.
 
     Attributes:
@@ -332,10 +329,6 @@ class JoinedRows:
     """The results of a function, in this process.
 
     Args:
-        prepared: the step.
-        pieces: its microbatches.
-        team: the devices.
-        where: device of this process → its torch device.
         everywhere: whether every process gets the results; otherwise only those that compute them, and the others get
             None.
 

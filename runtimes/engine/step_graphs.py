@@ -16,7 +16,9 @@ adds to earlier gradients. So there are graphs for either.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from attrs import define, field, frozen
@@ -26,15 +28,22 @@ from ...backends.contract import Handle
 from ...backends.streams import release_unused
 from ...core.actions import RECV_KINDS, SEND_KINDS, WORK_KINDS, Action
 from ...core.errors import RequestError
-from ..programs.graphs.graph_pool import GraphPool
-from ..programs.graphs.graphed_stage import CallKey, Capture, GraphedCall, GraphedStage
-from ..programs.graphs.held_storages import HeldStorages, WatchedStorages
-from ..programs.graphs.ungraphed_stage import UngraphedStage
+from ..programs.graphs.graph_pool import GraphPool, alone_on, graph_pool
+from ..programs.graphs.graphed_stage import (
+    CallKey,
+    Capture,
+    GraphedCall,
+    GraphedStage,
+    HeldStorages,
+    UngraphedStage,
+    WatchedStorages,
+)
 from ..programs.linked_stage import LinkedStage
 from ..programs.stage_run import StageRun
-from .frame import Frame
+from .executor import Prepare
 from .instructions.instructions import Instruction
 from .messages import Message
+from .step_data import Frame
 
 _LOG = logging.getLogger("panpipe.graphs")
 
@@ -163,25 +172,47 @@ class StepGraphs:
                 raise _refusal(action, error) from error
 
 
-def with_graphs(
-    runs: Sequence[Mapping[int, LinkedStage]],
-) -> tuple[list[dict[int, LinkedStage]], list[GraphedStage], list[UngraphedStage]]:
-    """The stages of each microbatch for `StepGraphs`, those of them with graphs, and those without, each once.
+@frozen
+class GraphWrapping:
+    """Wraps the stages of one device by ones that capture graphs of their actions, and replay them.
 
     Args:
-        runs: for each microbatch, the stages by index.
+        pool: captures them.
+        device: the torch device.
     """
-    graphed, others = dict[int, GraphedStage](), dict[int, UngraphedStage]()
-    replaced = []
-    for own in runs:
-        stages = dict(own)
-        for index, run in own.items():
-            if isinstance(run, StageRun) and run.has_graphs:
-                stages[index] = graphed.setdefault(id(run), GraphedStage(run))
-            elif isinstance(run, StageRun):
-                stages[index] = others.setdefault(id(run), UngraphedStage(run))
-        replaced.append(stages)
-    return replaced, [*graphed.values()], [*others.values()]
+
+    pool: GraphPool
+    device: torch.device
+
+    @classmethod
+    def on(cls, device: torch.device) -> "GraphWrapping":
+        """With a new pool."""
+        return cls(graph_pool(device), device)
+
+    def wrap(
+        self, runs: Sequence[Mapping[int, LinkedStage]]
+    ) -> tuple[list[dict[int, LinkedStage]], Callable[[Sequence[Instruction]], Prepare | None]]:
+        """See `Wrapping`."""
+        graphed, others = dict[int, GraphedStage](), dict[int, UngraphedStage]()
+        replaced = []
+        for own in runs:
+            stages = dict(own)
+            for index, run in own.items():
+                if isinstance(run, StageRun) and run.has_graphs:
+                    stages[index] = graphed.setdefault(id(run), GraphedStage(run))
+                elif isinstance(run, StageRun):
+                    stages[index] = others.setdefault(id(run), UngraphedStage(run))
+            replaced.append(stages)
+
+        def preparation_of(instructions: Sequence[Instruction]) -> Prepare | None:
+            steps = StepGraphs(instructions, [*graphed.values()], [*others.values()], self.pool)
+            return steps.prepare if graphed else None
+
+        return replaced, preparation_of
+
+    def alone(self) -> AbstractContextManager[Any]:
+        """See `Wrapping`."""
+        return alone_on(self.device)
 
 
 def _refusal(action: Action, error: RuntimeError) -> RequestError:

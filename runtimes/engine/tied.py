@@ -10,14 +10,13 @@ from torch import Tensor, nn
 
 from ...backends.contract import Backend, Handle
 from ...core.plan.plan import Plan, TiedWeight
-from ..optimizer.stage_state import StageState
+from ..update.stage_state import StageState
 
 
 class TiedReduction:
     """Reduces the gradients of the tied weights that one device has copies of.
 
     Args:
-        plan: the plan.
         states: of this device's stages. A sharded stage exchanges only this replica's slice of the gradient.
     """
 

@@ -14,13 +14,11 @@ from ...core.trace.trace import MemorySample, Trace
 from ..devices.compute import compute_queue
 from ..launch.team import Team
 from ..offload.device_offload import DeviceOffload
-from ..optimizer.clipping import NormParameters
-from ..optimizer.stage_state import StageState
-from ..optimizer.training import Training
-from ..optimizer.update import Update
-from ..programs.graphs.graph_pool import graph_pool
+from ..update.stage_state import StageState
+from ..update.training import Training
+from ..update.update import NormParameters, Update
 from .clocked import Clock, ClockedStep, one_thread
-from .executor import BoundActions, Executor
+from .executor import BoundActions, Executor, Wrapping
 from .prepared import Prepared
 from .results import Batch, BatchResult
 from .step_data import StepInputs, StepOptions, StepRecord
@@ -33,13 +31,10 @@ class Workers:
     Args:
         plan: has the placement of stages and the tied weights.
         states: stage index → its parameters, buffers and optimizer in this process.
-        team: the devices.
-        where: device of this process → its torch device.
         training: what an update does in addition to the optimizers' steps.
-        norm_parameters: the parameters of the global norm.
         clock: runs virtual devices, all of them in this process; None for real ones.
         offload: device of this process → its copies of saved tensors to the host; none if the plan has no such copies.
-        graphs: whether stage programs are captured as graphs.
+        wrapping: torch device → what wraps the stages there; None for nothing.
 
     Attributes:
         queues: device of this process → its compute queue.
@@ -55,9 +50,9 @@ class Workers:
         norm_parameters: NormParameters,
         clock: Clock | None = None,
         offload: Mapping[int, DeviceOffload] | None = None,
-        graphs: bool = False,
+        wrapping: Callable[[torch.device], Wrapping] | None = None,
     ) -> None:
-        self._graphs = graphs
+        self._wrapping = wrapping
         self._offload = {} if offload is None else offload
         self._plan, self._states, self._team, self._clock = plan, states, team, clock
         self._training, self._norm_parameters = training, norm_parameters
@@ -78,9 +73,6 @@ class Workers:
         """Run a batch on all devices of this process, each on its own thread if there are several.
 
         Args:
-            batch: what runs.
-            inputs: of the step.
-            options: how it runs.
             outcome: the state of the model if the batch is refused at its end, for the message.
             before_update: called on each device between its last compute action and the first reduction or optimizer
                 step, after its results were sent.
@@ -110,7 +102,7 @@ class Workers:
     ) -> tuple[dict[int, StepRecord], Trace | None]:
         prepared, trace = batch.prepared, None
         begun: dict[int, StepRecord] = {}
-        ready = Barrier(len(self.queues)) if self._graphs and not prepared.bound else None
+        ready = Barrier(len(self.queues)) if self._wrapping is not None and not prepared.bound else None
 
         def work(device: int) -> StepRecord:
             def end(record: StepRecord) -> None:
@@ -194,7 +186,7 @@ class Workers:
             self._executors[device] = Executor(
                 self._plan, backend, self.queues[device], reduction, update, self._team.replicas_of(device),
                 self._offload.get(device), self._team.activities.get(device),
-                graph_pool(self.queues[device].device) if self._graphs else None,
+                None if self._wrapping is None else self._wrapping(self.queues[device].device),
             )  # fmt: skip
         self._executors[device].backend = backend
         return self._executors[device]

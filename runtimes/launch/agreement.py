@@ -1,18 +1,24 @@
-"""Checks before planning that all ranks have the same arguments and model.
+"""Checks before planning that all ranks have the same arguments and model, and captured the same step.
 
-See `step_agreement` for the step, and `batch_agreement` for batches.
-
-A rank with other ones would run a part of another model, or wait for messages that are never sent.
+A rank with other ones would run a part of another model, or wait for messages that are never sent. (Batches are
+compared in `batch_agreement`.) Steps are compared operator by operator, and the error has the user's line: a step that
+takes another path on one rank, such as ``if rank == 0``, or reads another number there, has other operators or
+constants on that rank. Stages of different steps would train a mixture. Replicas have the same operators, and may have
+other numbers, which their batches may contain.
 """
 
 from collections.abc import Mapping
 from hashlib import sha256
+from itertools import zip_longest
 from typing import Any
 
-from torch import nn
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
 
 from ...core.capture.export.operators import Operators
 from ...core.capture.graph.outputs import parts_in_words
+from ...core.capture.values.user_lines import line_of
 from ...core.errors import RequestError
 from ...core.wording import shape_text
 from .team import Team
@@ -22,7 +28,6 @@ def check_same(team: Team, given: Mapping[str, Any]) -> None:
     """Refuse ranks with different arguments. All processes call this together.
 
     Args:
-        team: the devices.
         given: the values to compare, by their names in messages; they are compared as strings.
 
     Raises:
@@ -52,10 +57,6 @@ def _text(name: str, given: Mapping[str, str]) -> str:
 def model_in_words(model: nn.Module, operators: Operators) -> dict[str, str]:
     """A model and its step as strings, for `check_same`.
 
-    Args:
-        model: the user's module.
-        operators: the captured step.
-
     Returns:
         Its modules' modes, its parameters, and last what the step returns.
     """
@@ -71,3 +72,59 @@ def model_in_words(model: nn.Module, operators: Operators) -> dict[str, str]:
 def in_one_process(team: Team) -> bool:
     """Whether all devices of all replicas are in this process, so that there is nothing to compare."""
     return len(team.local) == team.size and team.replicas == 1
+
+
+Called = tuple[str, tuple[str, ...]]
+"""An operator, and its arguments other than tensors."""
+
+
+def check_same_step(team: Team, operators: Operators) -> None:
+    """Refuse ranks whose captured steps differ. All processes call this together, after `check_same`.
+
+    Raises:
+        RequestError: on all ranks, with the first operator that differs and its lines.
+    """
+    if in_one_process(team):
+        return
+    calls = [node for node in operators.step.graph.nodes if node.op == "call_function"]
+    mine = [_called(node) for node in calls]
+    same = (operators.graph.hash, [name for name, _ in mine]), mine
+    identities = team.everywhere(lambda _: [sha256(repr(part).encode()).hexdigest() for part in same])
+    others = [
+        (number, first, part)
+        for number, identity in enumerate(identities)
+        for part, first in enumerate((0, number - number % team.size))
+        if identity[part] != identities[first][part]
+    ]
+    if not others:
+        return
+    found = team.everywhere(lambda _: [(*called, line_of(node)) for called, node in zip(mine, calls, strict=True)])
+    for number, first, part in others:
+        for theirs, known in zip_longest(found[number], found[first]):
+            if theirs is None or known is None or theirs[: part + 1] != known[: part + 1]:
+                raise RequestError(
+                    f"rank {team.rank(number)} {_in_words(theirs)} where rank {team.rank(first)} {_in_words(known)}: "
+                    "all ranks of a pipeline must run the same step with the same numbers; take what depends on the "
+                    "rank out of it, and print or log what pipe.step returns and pipe.metrics instead"
+                )
+    raise RequestError(
+        "ranks captured steps with the same operators for tensors of other shapes or parameters: every rank must call "
+        "panpipe.pipeline with the same model, step and example batch"
+    )
+
+
+def _called(node: fx.Node) -> Called:
+    """An operator of torch with its numbers; of others the name alone, because theirs may differ between processes."""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target.namespace != "aten":
+        return getattr(node.target, "__name__", "a function"), ()
+    plain = (leaf for leaf in pytree.tree_leaves((node.args, node.kwargs)) if not isinstance(leaf, fx.Node))
+    return str(node.target), tuple(map(repr, plain))
+
+
+def _in_words(row: tuple[str, tuple[str, ...], str] | None) -> str:
+    """What a rank runs, in words."""
+    if row is None:
+        return "ends its step"
+    name, plain, line = row
+    numbers = f"({', '.join(plain)})" if plain else ""
+    return f"runs {name}{numbers}{f' at {line}' if line else ''}"

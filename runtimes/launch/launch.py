@@ -16,9 +16,8 @@ from ...backends.registry import find_backend
 from ...core.cluster.mesh import TENSOR, Mesh, MeshShape, plain
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
-from .groups import mesh_from_torch
 from .meeting import Meeting
-from .rank_team import RankTeam
+from .rank_team import RankTeam, mesh_from_torch
 from .rank_tensors import WHOLE, RankTensors
 from .team import Team, ThreadTeam
 
@@ -112,7 +111,6 @@ def _of_one_replica(mesh: MeshRequest, no_ranks: str, several: Callable[[Mesh], 
     """The given mesh, or one of two devices.
 
     Args:
-        mesh: the user's.
         no_ranks: the error for torch's ``DeviceMesh``, which has ranks.
         several: the error for a mesh of several replicas.
     """
@@ -157,7 +155,6 @@ def replica_here(plan: Plan | None, mesh: MeshRequest) -> tuple[int, int]:
 
     Args:
         plan: the plan of the pipeline; None if it is not known yet.
-        mesh: the user's.
 
     Raises:
         RequestError: they contradict each other, or are for another number of ranks.

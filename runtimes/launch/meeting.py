@@ -15,8 +15,15 @@ import torch.distributed as dist
 from ...backends.gloo import ENDLESS
 from ...core.errors import RequestError, WorkerError
 from ..watch.activity import HERE
-from ..watch.job_store import TORCH_LOG
-from ..watch.lost_ranks import FAILURE_KEY, hosts_store, not_arrived, position_key, store_ended, uses_agent_store
+from ..watch.lost_ranks import (
+    FAILURE_KEY,
+    TORCH_LOG,
+    hosts_store,
+    not_arrived,
+    position_key,
+    store_ended,
+    uses_agent_store,
+)
 from ..watch.positions import Position
 from ..watch.signals import WHERE
 from ..watch.uncaught import print_uncaught_in_a_line
@@ -28,9 +35,6 @@ _LINGER_S = 1.0
 
 class Meeting:
     """A rendezvous of all ranks; all create it together.
-
-    Args:
-        timeout_s: the limit on waiting.
 
     Attributes:
         rank, size: of the job.

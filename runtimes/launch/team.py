@@ -20,6 +20,7 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from ...backends import memcpy
@@ -29,11 +30,30 @@ from ...backends.streams import InheritedStreams
 from ...core.cluster.mesh import Mesh
 from ...core.errors import RequestError, WorkerError, described
 from ..watch.activity import Activity, WatchedBackend
+from ..watch.positions import ThreadHangs
 from ..watch.signals import WHERE
-from ..watch.thread_hangs import ThreadHangs
 from ..watch.timeout import timeout_of
-from .exchange import ONE_PROCESS, Exchange
 from .rank_tensors import WHOLE, RankTensors
+
+
+@frozen
+class Exchange:
+    """Processes that send each other values.
+
+    Args:
+        number: of this process, in the order of the team's devices.
+        count: how many processes there are.
+        gather: returns the values of all processes, in their order. All processes call it together.
+    """
+
+    number: int
+    count: int
+    gather: Callable[[Any], list[Any]]
+
+
+ONE_PROCESS = Exchange(0, 1, lambda value: [value])
+"""The exchange of a team whose devices are threads of one process."""
+
 
 T = TypeVar("T")
 
@@ -319,9 +339,6 @@ class DeviceThread:
     """A thread that runs calls in order; it ends when this object is collected, or by `shutdown`.
 
     It is a daemon, unlike a thread of ``ThreadPoolExecutor``: one that hangs does not keep the process from ending.
-
-    Args:
-        device: its number.
     """
 
     def __init__(self, device: int) -> None:

@@ -18,7 +18,7 @@ from ..devices.compute import ComputeQueue
 from ..engine.step_data import StepRecord
 from ..launch.team import Team
 from ..microbatches import Microbatch
-from ..optimizer.stage_state import StageState
+from ..update.stage_state import StageState
 
 
 class Numbers(NamedTuple):
@@ -52,8 +52,6 @@ def numbers_of(
     """The numbers of a device of this process.
 
     Args:
-        device: its number along the pipeline.
-        record: of the step.
         pieces: the replica's microbatches.
         call_s: seconds of the call.
         memory_peak: of `MemoryPeak`.
@@ -77,8 +75,6 @@ def gather_numbers(team: Team, queues: Mapping[int, ComputeQueue], own: Mapping[
     """The numbers of all devices of all replicas, on every rank; all ranks call this together.
 
     Args:
-        team: the devices.
-        queues: device of this process → its compute queue.
         own: device of this process → its numbers.
     """
     if len(team.local) == team.mesh.ranks:

@@ -1,8 +1,16 @@
-"""Calls the user's monitors, which are functions of the numbers of a step, on one rank."""
+"""Calls the user's monitors, which are functions of the numbers of a step, on one rank; two write files: a line of JSON
+for each step, or what TensorBoard reads.
+"""
 
+import json
+import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from io import FileIO
+from pathlib import Path
 from typing import Any
+
+from attrs import asdict
 
 from ...core.errors import RequestError, in_a_line
 from ...core.logs import LOGGER
@@ -66,3 +74,117 @@ class Monitors:
 
 def _name(monitor: Monitor) -> str:
     return getattr(monitor, "__qualname__", None) or type(monitor).__qualname__
+
+
+class JsonLines:
+    """Appends a line to a file for each step: the fields of `StepReport`, and its sums over devices.
+
+    A number that JSON does not have is the string ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``, which Python's
+    ``float`` reads. Lines are written to the file at once. The file is opened at the first step, so that every rank may
+    create the monitor and only the rank that is called writes.
+
+    Args:
+        path: of the file; its folder is created.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self._path = Path(path)
+        self._file: FileIO | None = None
+
+    def __call__(self, report: StepReport) -> None:
+        """Write a line."""
+        sums = {name: getattr(report, name) for name in ("bubble", "messages", "message_bytes", "memory_peak_bytes")}
+        line = json.dumps(_plain(asdict(report) | sums), allow_nan=False) + "\n"
+        if self._file is None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            line = _end_of_part(self._path) + line
+            self._file = self._path.open("ab", buffering=0)
+        try:
+            left = memoryview(line.encode())
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError:  # the file may end with a part of the line
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Close the file; a later step opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def _end_of_part(path: Path) -> str:
+    """A line break if a file ends with a part of a line: the disk was full, or a process was killed."""
+    if not path.is_file() or not path.stat().st_size:
+        return ""
+    with path.open("rb") as file:
+        file.seek(-1, 2)
+        return "" if file.read() == b"\n" else "\n"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, list | tuple) else value
+
+
+class TensorBoard:
+    """Writes scalars for TensorBoard, by ``torch.utils.tensorboard``; needs the extra ``panpipe[tensorboard]``.
+
+    The writer is created at the first step, so that every rank may create the monitor and only the rank that is called
+    writes.
+
+    Args:
+        folder: of the event files; None for torch's default, ``runs/``.
+
+    Raises:
+        RequestError: the package ``tensorboard`` is not installed.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        try:
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as missing:
+            raise RequestError(
+                f"TensorBoard files need the package tensorboard ({missing}): pip install 'panpipe[tensorboard]'"
+            ) from missing
+        self._make, self._folder = SummaryWriter, folder
+        self._writer: Any = None
+
+    def __call__(self, report: StepReport) -> None:
+        """Write the numbers of a step."""
+        if self._writer is None:
+            self._writer = self._make(None if self._folder is None else str(self._folder))
+        for tag, value in scalars(report).items():
+            self._writer.add_scalar(tag, value, report.step)
+
+    def close(self) -> None:
+        """Write what is buffered, and close the file; a later step opens another one."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def scalars(report: StepReport) -> dict[str, float]:
+    """The numbers of a step by their tags; those that are not known are left out."""
+    found: dict[str, float | None] = {
+        "loss": report.loss,
+        **{f"metrics/{name}": value for name, value in report.metrics.items()},
+        **{f"learning_rate/group {number}": rate for number, rate in enumerate(report.learning_rates)},
+        "update/grad_norm": report.grad_norm,
+        "update/loss_scale": report.loss_scale,
+        "update/skipped": float(report.skipped),
+        "step/time_s": report.time_s,
+        "step/bubble": report.bubble,
+        "step/rows_per_s": report.rows_per_s,
+        "step/tokens_per_s": report.tokens_per_s,
+        "step/messages": report.messages,
+        "step/message_bytes": report.message_bytes,
+    }
+    for each in report.devices:
+        found[f"memory_peak_bytes/rank {each.rank}"] = each.memory_peak_bytes
+        found[f"bubble/rank {each.rank}"] = each.bubble
+    return {tag: value for tag, value in found.items() if value is not None}

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from ...backends.streams import Streams, streams_of
 from ..devices.available_memory import lockable_bytes
-from .arena import Arena, FileArena, MemoryArena
-from .copies import Copies, StreamCopies, ThreadCopies
+from .copies import Arena, Copies, FileArena, MemoryArena, StreamCopies, ThreadCopies
 from .tier import OffloadTier
 
 _SAMPLE = 32 << 20
@@ -24,9 +23,7 @@ class HostMemory:
     """The arena of one device.
 
     Args:
-        tier: where it is.
         device: the torch device whose saved tensors go there.
-        number: of the device along the pipeline.
         separate: whether each direction of the copies has a queue of its own.
 
     Attributes:

@@ -17,8 +17,6 @@ def reason_to_keep(storage: SavedStorage, stage: int, compiled: Compiled, placem
 
     Args:
         storage: of a stage's saved tensors.
-        stage: the stage.
-        compiled: the programs.
         placement: device of every stage.
     """
     if storage.boundary and storage.origin in _from_same_device(stage, compiled, placement):
@@ -55,8 +53,6 @@ def offloaded_storages(plan: Plan, stage: int, compiled: Compiled, *, known: boo
     the first to save are offloaded: the bytes that the graph has for them.
 
     Args:
-        plan: the plan.
-        stage: the stage.
         compiled: the programs, for one shape of microbatch.
         known: whether every name must be a storage of this stage that can leave. For other shapes than the example's,
             one that is not there, or that the stage sends on there, stays on the device.

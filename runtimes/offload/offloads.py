@@ -24,11 +24,8 @@ def offloads(
     """The offload of each device of this process; empty where the plan has none. All ranks call this together.
 
     Args:
-        plan: the plan.
         compiled: the programs of the stages here, for the example's microbatches.
-        team: the devices.
         where: device of this process → the torch device that it computes on.
-        tier: where saved tensors go.
 
     Raises:
         RequestError: the plan names storages that are not there or cannot leave, or there is no space for them.

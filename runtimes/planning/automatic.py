@@ -37,10 +37,10 @@ from ...core.search.suggestions.regular_cuts import busiest_device_s, regular_cu
 from ..batch.example import Example
 from ..launch.progress import Report, silent
 from ..launch.team import Team
-from ..optimizer.optimizers import OptimizerFactory
 from ..profile.measured_cluster import measured_cluster
 from ..profile.offload_rates import with_hosts
 from ..programs.options import ProgramOptions
+from ..update.optimizers import OptimizerFactory
 from .measurements import Measurements
 from .options import PlanningOptions
 
@@ -69,12 +69,8 @@ class Planning:
 
     Args:
         example: the captured step, with a real microbatch. The model is read and never changed.
-        microbatches: of a step.
-        team: the devices.
-        options: how the plan is searched.
         optimizer: creates each stage's optimizer.
         programs: how stage programs are derived; a pipeline of the same stages need not derive them again.
-        report: called with the progress.
 
     Attributes:
         measured: the measured times of the model.
@@ -145,7 +141,6 @@ class Planning:
 
         Args:
             graph: the measured operators.
-            cluster: the machine.
             derive: whether memory is that of the stages' programs.
         """
         found: list[Plan] = []
@@ -296,7 +291,6 @@ class Planning:
         Args:
             graph: with times.
             chunks: number of stages of each device.
-            cluster: the machine.
 
         Returns:
             A regular cut; the searched one; and whether that gains more than ``LEAST_GAIN`` on the busiest device.

@@ -28,8 +28,8 @@ from ...core.search.problem.oracle import with_costs
 from ...core.trace.trace import Trace
 from ..devices.compute import finished_s
 from ..engine.step_data import StepOptions
-from ..optimizer.update import Ending
 from ..trainer import Trainer
+from ..update.update import Ending
 from .contest import Candidate, Contest, Turn, arrangement
 
 TRACED = 3
@@ -45,9 +45,6 @@ Keep = Callable[[Candidate], None]
 
 class TimedSteps:
     """Trains on batches, and times the steps; a step has several batches if gradients wait for an update.
-
-    Args:
-        trainer: of the pipeline.
 
     Attributes:
         turns: the steps of this process since the last call of `agreed`.
@@ -98,9 +95,7 @@ class ContestRun:
 
     Args:
         trainer: of the pipeline; its plan is the first candidate's.
-        contest: the contest.
         move: moves stages between candidates.
-        oracle: predicts a step.
         keep: keeps the winner.
         fitted: called with a plan before its first turn; returns it with the memory of its programs, or None if it does
             not fit. All ranks call it together.

@@ -22,10 +22,10 @@ from ..batch.example import Example
 from ..devices.compute import Stopwatch, compute_device
 from ..launch.team import Team
 from ..offload.offloadable import offloadable_storages
-from ..optimizer.optimizers import OptimizerFactory, stage_optimizer, state_share
 from ..profile.operator_profile import profile_operators
 from ..programs.compiled import compile_stages
 from ..programs.options import ProgramOptions
+from ..update.optimizers import OptimizerFactory, stage_optimizer, state_share
 
 OPTIMIZER_STEPS, OPTIMIZER_BYTES = 3, 16 << 20
 """Timed steps of an optimizer, after one that creates its state, and the bytes of parameters that it steps."""
@@ -37,7 +37,6 @@ class Measurements:
 
     Args:
         example: the captured step, with a real microbatch. The model is read and never changed.
-        team: the devices.
         optimizer: creates each stage's optimizer.
         programs: how stage programs are derived; a pipeline of the same stages need not derive them again.
 

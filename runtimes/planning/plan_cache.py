@@ -29,8 +29,8 @@ from ...core.plan.wording import plan_size
 from ...core.search.suggestions.preference import MOST
 from ...core.validation.validate import validate
 from ...core.version import version
-from ..devices.machine import measured_properties
-from ..optimizer.optimizers import OptimizerFactory, state_share
+from ..devices.available_memory import measured_properties
+from ..update.optimizers import OptimizerFactory, state_share
 from .automatic import Planning
 from .contest import Turn
 
@@ -105,7 +105,6 @@ class EarlierPlans:
     """The cached plans of one request. All ranks create one at the same time; the first rank reads and writes.
 
     Args:
-        planning: the request.
         others: other values that the plan depends on, by name; they are compared as strings.
     """
 

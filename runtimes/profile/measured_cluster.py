@@ -38,7 +38,6 @@ def measured_cluster(
     """A cluster that describes the devices of a team: equal memory, and a separate link between every two.
 
     Args:
-        team: the devices.
         where: device of this process → its torch device; or one torch device for all.
         host: device of this process → the name of its host.
     """
@@ -131,7 +130,6 @@ def pair_times(
 
     Args:
         backend: this device's end of the transport, connected for both directions of the pair.
-        device: its torch device.
         pair: sender, receiver.
         sizes: bytes of messages, multiples of 4: they are float32, which every backend moves.
         repeats: of each size, at least one; the lower quartile counts.
@@ -185,7 +183,6 @@ def memory_of_each(team: Team, where: torch.device | Mapping[int, torch.device])
     with the lowest limit.
 
     Args:
-        team: the devices.
         where: device of this process → its torch device; or one torch device for all.
     """
     on = dict.fromkeys(team.local, where) if isinstance(where, torch.device) else where

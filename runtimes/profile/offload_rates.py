@@ -43,9 +43,6 @@ def host_rates(
     """Bytes per second out and back: of all copies together, because slow and fast ones add up in a step, too.
 
     Args:
-        tier: where they go.
-        device: the torch device.
-        number: of the device along the pipeline.
         usable: bytes of the tier that may be used; None for no limit.
         storage: bytes of a storage, at most.
 
@@ -126,9 +123,7 @@ def with_hosts(cluster: Cluster, team: Team, where: Mapping[int, torch.device], 
 
     Args:
         cluster: without hosts.
-        team: the devices.
         where: device of this process → the torch device that it computes on.
-        tier: where saved tensors go.
     """
     here = socket.gethostname()
     # Before any device occupies a part of it.

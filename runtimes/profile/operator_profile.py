@@ -50,7 +50,6 @@ def profile_operators(
     """Time every operator of one microbatch: F, and its backward for inputs and for parameters.
 
     Args:
-        operators: the captured step's operators.
         parameters, buffers: by qualified name; may be on meta. Parameters on meta get random values only while their
             operator is measured: all of them together may exceed the memory.
         leaves: one real microbatch, flattened.

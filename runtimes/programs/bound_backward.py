@@ -6,12 +6,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...core.capture.programs.accumulated_products import accumulate_product, first_product
-from ...core.capture.programs.generated_code import Sink
 from ...core.capture.programs.stage import Boundary, StageInputs
 from ...core.capture.programs.stage_programs import Backward
-from ...core.capture.regions.regions import is_no_gradient
-from ..optimizer.sharing.gradient_scatter import GradientScatter
+from ..update.gradient_sinks import DiscardedGradients, GradientSink
 
 _KEY = -1
 """Marks the random key among positions in the batch."""
@@ -25,20 +22,18 @@ class BoundBackward:
     """B, I or W of one stage.
 
     Args:
-        program: the program.
-        inputs: the inputs of the stage.
         static: parameters, buffers and constants, in the order of ``inputs``.
         loss: position of the loss among the stage's outputs; None if another stage computes it.
-        buffer: parameter → the memory of its gradient.
+        sinks: creates the sink of gradients of parameters, from these and whether SCATTER_GRAD directly follows.
         returned: for each message of gradients, positions of its tensors among the boundary inputs.
         device: the torch device of its tensors.
         shared: returns the stage's shared tensors, in a step.
-        scatter: gets the gradients of parameters, if replicas share them; None if ``grad`` does.
-        scattered: whether SCATTER_GRAD directly follows the program.
+        scattered: whether SCATTER_GRAD directly follows the program, if replicas share gradients.
 
     Attributes:
         saved: positions of the saved tensors that it reads.
-        sink_apart: gets the gradients in a run that SCATTER_GRAD does not directly follow; None if ``grad`` does.
+        parameters: whose gradients it computes, by number.
+        sink_apart: gets the gradients in a run that SCATTER_GRAD does not directly follow.
     """
 
     def __init__(
@@ -47,11 +42,10 @@ class BoundBackward:
         inputs: StageInputs,
         static: list[Any],
         loss: int | None,
-        buffer: Callable[[nn.Parameter], Tensor],
+        sinks: Callable[[Sequence[nn.Parameter], bool], GradientSink],
         returned: Sequence[Sequence[int]],
         device: torch.device,
         shared: Callable[[], list[Tensor]] = _none,
-        scatter: GradientScatter | None = None,
         scattered: bool = True,
     ) -> None:
         boundary_count = len(inputs.boundary)
@@ -60,10 +54,8 @@ class BoundBackward:
         self._boundary, self._device = inputs.boundary, device
         order = {place: i for i, place in enumerate(program.gradients)}
         self._messages = [[(order.get(place), place) for place in places] for places in returned]
-        self._parameters: list[nn.Parameter] = [static[i - boundary_count] for i in program.parameters]
-        self.sink_apart = None if scatter is None else scatter.sink(self._parameters, scattered=False)
-        self._scattering = None if scatter is None else scatter.sink(self._parameters, scattered)
-        self._buffers = [buffer(parameter) for parameter in self._parameters] if scatter is None else []
+        self.parameters: list[nn.Parameter] = [static[i - boundary_count] for i in program.parameters]
+        self._sink, self.sink_apart = sinks(self.parameters, scattered), sinks(self.parameters, False)
         self._run = program.run
         self._created = program.created
         self._loss = loss
@@ -91,11 +83,6 @@ class BoundBackward:
         """Whether it reads the gradient of the loss."""
         return self._loss is not None and self._loss in self._tangents
 
-    @property
-    def gradient_memory(self) -> list[tuple[nn.Parameter, Tensor]]:
-        """The parameters whose ``grad`` it adds to, with the memory of these; empty if replicas share gradients."""
-        return list(zip(self._parameters, self._buffers, strict=False))
-
     def run(
         self,
         saved: list[Any],
@@ -105,7 +92,7 @@ class BoundBackward:
         leaves: tuple[Any, ...],
         key: Tensor,
         release: bool = True,
-        sink: Sink | None = None,
+        sink: GradientSink | DiscardedGradients | None = None,
     ) -> tuple[list[list[Tensor]], list[Any]]:
         """Run the program, and add the gradients of parameters to their ``grad``.
 
@@ -113,11 +100,8 @@ class BoundBackward:
             saved: F's saved tensors.
             created: what I created; empty for B and I.
             tangents: position of an output → its gradient.
-            seed: the gradient of the loss.
-            leaves: of the microbatch.
-            key: its random key.
             release: whether to empty ``saved`` and ``created``, so that each tensor is freed after its last use.
-            sink: gets the gradients of parameters; None for their ``grad``, or what replicas share.
+            sink: gets the gradients of parameters; None for that of the stage.
 
         Returns:
             The messages of gradients, contiguous, with zeros for tensors without a gradient; and what I creates for W.
@@ -138,10 +122,9 @@ class BoundBackward:
         if release:
             saved.clear()
             created.clear()
-        if sink is None and self._scattering is not None:
-            self._scattering.begin()
-            sink = self._scattering
-        values = self._run(given, self if sink is None else sink)
+        sink = sink or self._sink
+        sink.begin()
+        values = self._run(given, sink)
         boundary, device = self._boundary, self._device
         messages = [
             [zeros(boundary[place], device) if i is None else values[i].contiguous() for i, place in message]
@@ -149,71 +132,9 @@ class BoundBackward:
         ]
         return messages, values[self._gradients :]
 
-    def add(self, number: int, gradient: Tensor) -> None:
-        """Add to the gradient of a parameter."""
-        if is_no_gradient(gradient):
-            return
-        parameter = self._parameters[number]
-        held = parameter.grad
-        if held is not None:
-            held.add_(gradient)
-        else:
-            parameter.grad = self._buffers[number].copy_(gradient)
-
-    def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
-        """Add a product of two matrices to the gradient of a parameter, in one operator."""
-        parameter = self._parameters[number]
-        held = parameter.grad
-        if held is not None:
-            accumulate_product(held, left, right)
-        else:
-            parameter.grad = first_product(self._buffers[number], left, right)
-
-    def totals(self, numbers: Sequence[int]) -> list[Tensor]:
-        """The gradients of parameters, to be added to; zeros for the first ones of a step."""
-        found = []
-        for number in numbers:
-            parameter = self._parameters[number]
-            held = parameter.grad
-            if held is None:
-                held = parameter.grad = self._buffers[number].zero_()
-            found.append(held)
-        return found
-
-    def added(self, numbers: Sequence[int]) -> None:
-        """They have been added to."""
-
-    def discarded(self) -> "DiscardedGradients":
+    def discarded(self) -> DiscardedGradients:
         """A sink that keeps nothing."""
-        return DiscardedGradients(self._parameters)
-
-
-class DiscardedGradients:
-    """A sink that runs the operators of `BoundBackward` on gradients of parameters, and keeps nothing.
-
-    Args:
-        parameters: by number.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
-
-    def add(self, number: int, gradient: Tensor) -> None:
-        """Copy and add a gradient."""
-        if not is_no_gradient(gradient):
-            gradient.clone().add_(gradient)
-
-    def add_product(self, number: int, left: Tensor, right: Tensor) -> None:
-        """Multiply two matrices, and add their product."""
-        torch.mm(left, right).addmm_(left, right)
-
-    def totals(self, numbers: Sequence[int]) -> list[Tensor]:
-        """Zeros like the gradients of parameters."""
-        parameters = [self._parameters[number] for number in numbers]
-        return [torch.zeros(p.shape, dtype=p.dtype, device=p.device) for p in parameters]
-
-    def added(self, numbers: Sequence[int]) -> None:
-        """They are discarded."""
+        return DiscardedGradients(self.parameters)
 
 
 def zeros(boundary: Boundary, device: torch.device) -> Tensor:

@@ -21,9 +21,7 @@ class Compiled:
     """Programs for one shape of microbatch.
 
     Args:
-        operators: the captured step.
         stages: names of the operators of every stage.
-        layout: the tensors of every message between stages.
         programs: by stage index.
     """
 
@@ -75,7 +73,6 @@ def compile_stages(
     """Derive the programs of some stages of a plan.
 
     Args:
-        operators: the captured step.
         stages: names of the operators of every stage.
         wanted: indices of the stages to compile.
         where: stage → its device; by default the device that the step was captured for.

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...core.actions import Kind
 from ...core.capture.programs.stage import Boundary
 from ...core.capture.programs.stage_programs import SavedStorage
-from ..optimizer.stage_state import StageState
+from ..update.stage_state import StageState
 
 Layout = dict[tuple[int, int], tuple[Boundary, ...]]
 """(sender, reader) → the tensors of their messages."""
@@ -26,12 +26,9 @@ class LinkedStage(ABC):
     """A stage with F and B, linked to the stages that it exchanges messages with.
 
     Args:
-        index: of the stage.
         boundary: the tensors that F reads from earlier stages, in order.
         outputs: the tensors that F returns for later stages, in order.
         results: names of the parts of the step's result that F returns, in order.
-        layout: the tensors of every message between stages.
-        state: parameters and buffers.
         batch: positions of the batch's leaves that it reads.
 
     Attributes:

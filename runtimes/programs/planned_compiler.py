@@ -42,7 +42,6 @@ class PlannedCompiler:
 
         Args:
             stage: its graph.
-            index: its number.
         """
         kinds, again = self.kinds.get(index, ()), index in self.recompute
         return self.compiler.programs(stage, index, lambda found: programs_run(found, kinds, again))
@@ -53,7 +52,6 @@ def programs_run(programs: StagePrograms, kinds: Collection[Kind], again: bool) 
 
     Args:
         programs: of a stage.
-        kinds: of its actions.
         again: whether the stage recomputes its forward.
     """
     backward = any(kind is not Kind.F for kind in kinds)

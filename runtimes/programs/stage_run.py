@@ -17,7 +17,7 @@ from ...core.capture.graph.storages import storage_sizes
 from ...core.capture.programs.generated_code import no_sink
 from ...core.capture.programs.shared_program import Shared
 from ...core.capture.programs.stage_programs import SavedStorage, StagePrograms
-from ..optimizer.stage_state import StageState
+from ..update.stage_state import StageState
 from .bound_backward import BoundBackward, zeros
 from .linked_stage import CapturedStage, Layout
 
@@ -71,10 +71,6 @@ class StageRun(CapturedStage):
     of the recomputation until then.
 
     Args:
-        index: of the stage.
-        programs: its programs.
-        layout: the tensors of every message between stages.
-        state: parameters and buffers.
         constants: values of the captured constants, by placeholder.
         loss: name of the loss's node.
         recompute: whether saved tensors are recomputed before the backward instead of kept.
@@ -127,11 +123,10 @@ class StageRun(CapturedStage):
                 inputs,
                 self._static,
                 position_of_loss,
-                state.gradient_buffer,
+                state.sink,
                 returned,
                 self._device,
                 self._shared_tensors,
-                state.scatter,
                 program is not programs.backward_input,
             )
             for program in (programs.backward, programs.backward_input, programs.backward_weight)
@@ -317,7 +312,9 @@ class StageRun(CapturedStage):
     @property
     def gradient_memory(self) -> dict[nn.Parameter, Tensor]:
         """The memory of each gradient that its backwards add to ``grad``."""
-        return {parameter: memory for program in self._backwards for parameter, memory in program.gradient_memory}
+        if self.state.scatter is not None:
+            return {}
+        return {p: self.state.gradient_buffer(p) for program in self._backwards for p in program.parameters}
 
     @property
     def _backwards(self) -> list[BoundBackward]:

@@ -14,6 +14,7 @@ import torch
 from attrs import frozen
 from torch import Tensor, nn
 
+from ..checkpoint.state_parts import Parts
 from ..launch.team import Team
 from ..training.averages import held_here
 from ..weights.sources import Weights
@@ -40,19 +41,18 @@ class MovableState:
     values: dict[Key, Any]
 
     @classmethod
-    def of(cls, model: nn.Module, state: Mapping[str, Any], averages: Sequence[Mapping[str, Tensor]]) -> "MovableState":
+    def of(cls, model: nn.Module, state: Parts, averages: Sequence[Mapping[str, Tensor]]) -> "MovableState":
         """What this process holds.
 
         Args:
             model: the user's module; tensors of other processes are on meta.
-            state: the pipeline's state dict.
             averages: of the weights, by name.
         """
         entries: dict[Key, Any] = {
             (TENSOR, name): tensor.detach() for name, tensor in held_here(model, buffers=True).items()
         }
-        entries |= {(OPTIMIZER, name): value for name, value in state["optimizer"].items()}
-        entries |= {(STEPPED, name): value for name, value in state["stepped"].items()}
+        entries |= {(OPTIMIZER, name): value for name, value in state.section("optimizer").items()}
+        entries |= {(STEPPED, name): value for name, value in state.section("stepped").items()}
         for number, average in enumerate(averages):
             entries |= {(f"{AVERAGE} {number}", name): tensor for name, tensor in average.items()}
         tensors = {key: value.detach() for key, value in entries.items() if isinstance(value, Tensor)}
@@ -62,7 +62,6 @@ class MovableState:
         """The state with what this process needs for a plan. All ranks call this together.
 
         Args:
-            team: the devices.
             needed: for each device the names of the tensors that its stages of the new plan hold.
             written: the buffers that the step writes; the others have values on every rank.
         """
@@ -168,11 +167,7 @@ def _dtype(name: str) -> torch.dtype:
 
 
 class MovedWeights(Weights):
-    """Values of parameters and buffers that other processes held.
-
-    Args:
-        tensors: by name.
-    """
+    """Values of parameters and buffers that other processes held."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         self._tensors = tensors

@@ -87,8 +87,6 @@ class Replanner:
 
     Args:
         example: the captured step, with a real microbatch.
-        options: how plans are searched.
-        programs: how stage programs are derived.
         reads: key of the Python values that the step read when it was captured.
     """
 
@@ -121,10 +119,6 @@ class Replanner:
         """Find a plan for the present speeds, move the stages if that is worth it, and log the result.
 
         All ranks call this together.
-
-        Args:
-            trainer: of the pipeline.
-            checkpoints: of the pipeline.
 
         Returns:
             Whether stages were moved.
@@ -209,8 +203,6 @@ class Replanner:
         """Move stages and their state to where another plan has them. All ranks call this together.
 
         Args:
-            trainer: of the pipeline.
-            checkpoints: of the pipeline.
             plan: the new one.
             others: further plans of the same stages that programs are compiled for.
 
@@ -229,7 +221,9 @@ class Replanner:
                 on = [plan.stages_on(device) for device in range(team.size)]
                 needed = [{name for stage in stages for name in parts.stages.names_of(stage)} for stages in on]
                 moved = own.moved(team, needed, written)
-            scheduler = next((s for s in team.in_replica(lambda _: state.get("scheduler")) if s is not None), None)
+            scheduler = next(
+                (s for s in team.in_replica(lambda _: state.items.get("scheduler")) if s is not None), None
+            )
             before.hand_over()
             trainer.replace(parts)
             trainer.stages.load(MovedWeights(moved.part(TENSOR)), before.initial)
@@ -238,9 +232,12 @@ class Replanner:
                 trainer.stages.states, [moved.part(f"{AVERAGE} {number}") for number in range(len(averages.all))]
             )
             checkpoints.follow(trainer.stages)
-            found = {**checkpoints.whole_state(), "progress": state["progress"]}
-            found |= {"optimizer": moved.part(OPTIMIZER), "stepped": moved.part(STEPPED)}
-            checkpoints.load_state_dict(found if scheduler is None else {**found, "scheduler": scheduler})
+            found = checkpoints.whole_state()
+            for section, values in (("optimizer", moved.part(OPTIMIZER)), ("stepped", moved.part(STEPPED))):
+                found.add(section, values)
+            found.add("progress", state.section("progress"))
+            found.items |= {} if scheduler is None else {"scheduler": scheduler}
+            checkpoints.load(found)
 
     def _set_up(self, trainer: Trainer, plan: Plan, others: Sequence[Plan]) -> PlanSetup:
         """The parts of the trainer for another plan; an error of one rank is raised on all."""
@@ -302,7 +299,6 @@ def step_s_on(graphs: Sequence[OpGraph], plan: Plan, message: MessageLine, oracl
         graphs: the operators with their times on each device.
         plan: with a prediction, whose cluster counts.
         message: the time that a message takes of the devices at its ends.
-        oracle: predicts a step.
     """
     stages = [stage.nodes for stage in plan.stages]
     tables = [stage_costs(graph, stages) for graph in graphs]
@@ -340,7 +336,6 @@ class AutomaticReplanning:
     """Plans a pipeline again when its steps become slower; a step is compared with the fastest of nearly the same size.
 
     Args:
-        trainer: of the pipeline.
         replan: finds a plan for the present speeds and begins a contest with it; returns whether there is one. Raises a
             RequestError if it cannot.
         recorded: the fastest steps of the plan in an earlier run.

@@ -33,9 +33,8 @@ from ...core.capture.values.sparse_tensors import distributed_tensors
 from ...core.capture.values.user_lines import message_start, user_line
 from ...core.errors import RequestError, in_a_line
 from ...core.tensor_collectives import ALL_GATHER, ALL_REDUCE, MAX, REDUCE_SCATTER, SUM
-from .layout_watch import HEADS, LayoutWatch
+from .layout_watch import HEADS, LayoutWatch, WholeCalls, without_layouts
 from .layouts import DTensorLayout, check_layout, named_tensors, parts_of
-from .whole_run import WholeCalls, without_layouts
 
 Step = Callable[[nn.Module, Any], Any]
 
@@ -45,7 +44,6 @@ def program_of_rank(model: nn.Module, step: Step, tensor: int) -> tuple[nn.Modul
 
     Args:
         model: with DTensor parameters, and perhaps replicated buffers; it does not change.
-        step: the user's.
         tensor: number of tensor ranks that the user asks for.
 
     Raises:
@@ -76,8 +74,6 @@ class StepOfRank:
     """The recorded step of one rank; recorded again for each shape of the batch.
 
     Args:
-        model: the user's.
-        step: the user's.
         layouts: of the DTensor parameters, by name.
 
     Attributes:

@@ -30,17 +30,18 @@ from ...core.cluster.mesh import PIPELINE, TENSOR, Mesh, MeshShape
 from ...core.cluster.tensor_groups import GroupedCluster
 from ...core.costs.costs import StageCosts
 from ...core.costs.reductions import TensorReductions, sum_of
-from ...core.errors import RequestError
+from ...core.errors import RequestError, WorkerError, message_of
 from ...core.plan.plan import Plan
 from ...core.policies.sharding import NONE
-from ...core.tensor_collectives import communicating
+from ...core.tensor_collectives import MAX, SUM, communicating
 from ...core.wording import module_text
 from ..batch.example import Example
 from ..batch.lru_cache import LruCache
+from ..flat_bytes import flat_bytes
 from ..launch.rank_tensors import RankTensors, Split
 from ..programs.compiled import Compiled
-from .group_collectives import GroupCollectives
-from .linked_model import LinkedModel
+from ..watch.activity import HERE
+from .layouts import LinkedModel
 from .recording import StepOfRank, program_of_rank
 
 Step = Callable[[nn.Module, Any], Any]
@@ -130,7 +131,6 @@ class TensorRanks(RankTensors):
         """How a tensor of this shape that belongs to a parameter is divided; None if every rank has all of it.
 
         Args:
-            name: of the parameter.
             shape: of the tensor on this rank; state of an optimizer is divided if it has the shape of the part.
         """
         dim, own = self.dims.get(name, (0, None))
@@ -199,7 +199,6 @@ class TensorRanks(RankTensors):
 
         Args:
             plan: with tensor ranks, as ``panpipe plan --tp`` writes it; or of the ranks already.
-            mesh: of the job.
 
         Raises:
             RequestError: the plan is for other ranks.
@@ -251,7 +250,6 @@ class TensorRanks(RankTensors):
 
         Args:
             asked: the user's.
-            mesh: of the job.
 
         Raises:
             RequestError: they differ.
@@ -369,3 +367,49 @@ def _refuse_hooks(model: nn.Module) -> None:
                 f"'{name}' has a gradient hook: the backward of models with DTensor parameters is derived from their "
                 "forward, without hooks; remove it"
             )
+
+
+_OPERATIONS = {SUM: dist.ReduceOp.SUM, MAX: dist.ReduceOp.MAX}
+
+
+class GroupCollectives:
+    """Runs collectives over a process group.
+
+    Args:
+        ranks: of the job, in the group's order.
+
+    Attributes:
+        rank: the number of this rank in the group.
+    """
+
+    def __init__(self, ranks: Sequence[int], group: Any) -> None:
+        self._group, self._ranks = group, ranks
+        self._others = tuple(rank for rank in ranks if rank != dist.get_rank())
+        self.rank = ranks.index(dist.get_rank())
+
+    def all_reduce(self, part: Tensor, operation: str) -> None:
+        """See `Collectives`."""
+        self._wait(lambda: dist.all_reduce(part, _OPERATIONS[operation], group=self._group))
+
+    def all_gather(self, part: Tensor, whole: Tensor) -> None:
+        """See `Collectives`."""
+        self._wait(lambda: dist.all_gather_into_tensor(whole, part, group=self._group))
+
+    def reduce_scatter(self, whole: Tensor, part: Tensor) -> None:
+        """See `Collectives`."""
+        self._wait(lambda: dist.reduce_scatter_tensor(part, whole, group=self._group))
+
+    def gather_parts(self, part: Tensor) -> list[Tensor]:
+        """The ranks' tensors of one shape and dtype, on the CPU, in order."""
+        own = part.detach().cpu()
+        data = flat_bytes(own)  # gloo does not know all dtypes
+        of_all = [torch.empty_like(data) for _ in self._ranks]
+        self._wait(lambda: dist.all_gather(of_all, data, group=self._group))
+        return [each.view(own.dtype).reshape(own.shape) for each in of_all]
+
+    def _wait(self, work: Callable[[], Any]) -> None:
+        with HERE.waiting(self._others, "a collective of tensor ranks"):
+            try:
+                work()
+            except RuntimeError as error:
+                raise WorkerError.stopped_answering(self._others, message_of(error)) from error

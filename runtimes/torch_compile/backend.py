@@ -13,11 +13,9 @@ from torch import Tensor, fx, nn
 from ...core.errors import RequestError
 from ..batch.lru_cache import LruCache
 from ..microbatches import microbatch_sizes
-from .cut_graph import CutGraph
-from .cutting import Stage, cut
+from .cutting import CutGraph, Stage, cut
 from .graph_run import DevicePool, Pass
-from .node_info import NodeInfo, node_info, tensors_of
-from .samples import FIX, SampleSearch
+from .samples import NodeInfo, SampleCheck, node_info, tensors_of
 
 _PROBES = (13, 11)
 """Numbers of samples that the graph is traced with in addition to that of a microbatch: if it supports both, it is
@@ -127,7 +125,6 @@ class _GraphPipeline:
 
     Args:
         graph: the graph; parameters and buffers are among its arguments.
-        options: of the user.
     """
 
     def __init__(self, graph: fx.GraphModule, options: Options) -> None:
@@ -139,7 +136,7 @@ class _GraphPipeline:
         self._pools: LruCache[Any, DevicePool | tuple[()]] = LruCache(_SHAPES)
         # Dynamo deletes this information about arguments after compilation.
         self._module_arguments = [place for place, node in enumerate(self._arguments) if _of_module(node)]
-        self._search = SampleSearch(graph)
+        self._check = SampleCheck(graph)
         self._symbols = [_symbol(node) for node in self._arguments]
         self._is_tensor = [isinstance(node.meta.get("example_value"), Tensor) for node in self._arguments]
 
@@ -191,7 +188,8 @@ class _GraphPipeline:
         info = nodes[sizes[0]]
         self._refuse_doubt(arguments, batched, sizes[0], samples)
         if sizes[0] < samples:
-            self._refuse_other_axes(arguments, data, batched)
+            names = {place: self._name(place) for place in data}
+            self._check.refuse(arguments, names, self._options.batch_dims, self._options.microbatches)
         stages = cut(self._graph, info, self._options.devices)
         written = [p for p in batched if info[self._arguments[p]].storage in _writes(info)]
         if written:
@@ -235,22 +233,6 @@ class _GraphPipeline:
                 f"argument '{self._name(place)}' has {samples} rows, which is the number of samples, but the graph "
                 "also runs if all microbatches share it: state which is meant, with options={'batch_dims': "
                 f"{{'{self._name(place)}': 0}}}}, or None for what is shared"
-            )
-
-    def _refuse_other_axes(self, arguments: Sequence[Any], data: Sequence[int], batched: set[int]) -> None:
-        """Refuse a graph of which tracing finds the samples in other arguments than their sizes do.
-
-        Raises:
-            RequestError: with the first one's name.
-        """
-        names = {place: self._name(place) for place in data}
-        found = self._search.find(arguments, names, self._options.batch_dims, self._options.microbatches)
-        place = next(iter(sorted(batched ^ found)), None)
-        if place is not None:
-            what = "samples" if place in found else "what all share"
-            raise RequestError(
-                f"argument '{names[place]}', of shape {tuple(arguments[place].shape)}, seems to have {what}, by "
-                f"tracing with another number of samples, but its number of rows contradicts that: {FIX}"
             )
 
     def _warn_of_few_stages(self, stages: Sequence[Stage]) -> None:

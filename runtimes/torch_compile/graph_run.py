@@ -21,11 +21,10 @@ from ..engine.executor import BoundActions, Executor
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.tied import TiedReduction
 from ..launch.team import ThreadTeam
-from ..optimizer.clipping import NormParameters
-from ..optimizer.stage_state import StageState
-from ..optimizer.update import Ending, Update
 from ..programs.linked_stage import LinkedStage
-from .cut_graph import CutGraph
+from ..update.stage_state import StageState
+from ..update.update import Ending, NormParameters, Update
+from .cutting import CutGraph
 
 _FORWARD = frozenset({Kind.F, Kind.SEND_F, Kind.RECV_F})
 _BACKWARD = frozenset({Kind.B, Kind.SEND_B, Kind.RECV_B})
@@ -46,7 +45,6 @@ class _Devices:
     """The devices, with both halves of the plan bound, for one pass at a time.
 
     Args:
-        graph: the cut graph.
         gradients: whether a backward follows.
     """
 
@@ -80,11 +78,7 @@ class _Devices:
 
 @frozen(eq=False)
 class DevicePool:
-    """Devices for passes of one cut graph, reused between them.
-
-    Args:
-        graph: the cut graph.
-    """
+    """Devices for passes of one cut graph, reused between them."""
 
     graph: CutGraph
     _idle: dict[bool, list[_Devices]] = field(factory=lambda: {False: [], True: []}, init=False)
@@ -250,9 +244,7 @@ class GraphStage(LinkedStage):
     """A stage of a graph for one microbatch.
 
     Args:
-        graph: the cut graph.
         number: the stage.
-        microbatch: the microbatch.
         gradients: whether a backward follows.
         shared: what all microbatches share.
     """

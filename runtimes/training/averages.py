@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ...core.errors import RequestError
-from ..optimizer.stage_state import StageState
+from ..update.stage_state import StageState
 from ..weights.remote_tensors import RemoteTensor
 
 AverageFunction = Callable[[Tensor, Tensor, int], Tensor]
@@ -27,14 +27,10 @@ class WeightAverage:
     ``average.lerp_(parameter, 1 - decay)``, as ``torch.optim.swa_utils.get_ema_multi_avg_fn`` does.
 
     Args:
-        model: the user's module.
-        states: stage of this process → its parameters and buffers.
+        owner: all averages of the pipeline.
         decay: of the average.
         buffers: whether floating-point buffers are averaged, and others copied; otherwise evaluation uses the model's.
         function: computes the average, instead of ``decay``.
-        swapped: called with True before `applied` exchanges the values, and with False after it restored them.
-        save: writes the current values of the parameters.
-        whole: a context in which the parameters that replicas share are whole.
 
     Attributes:
         decay: of the average.
@@ -42,31 +38,19 @@ class WeightAverage:
         tensors: the averages of the parameters and buffers of this process, by name.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        states: Mapping[int, StageState],
-        decay: float,
-        buffers: bool,
-        function: AverageFunction | None,
-        swapped: Callable[[bool], None],
-        save: Callable[[str | Path], None],
-        whole: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> None:
+    def __init__(self, owner: "Averages", decay: float, buffers: bool, function: AverageFunction | None) -> None:
         if isinstance(decay, bool) or not isinstance(decay, int | float) or not 0 <= decay <= 1:
             raise RequestError(f"decay is {decay!r}: the share of the average that stays is a number from 0 to 1")
         if function is not None and not callable(function):
             raise RequestError(f"function is {function!r}: give a function (average, parameter, updates) -> average")
         self.decay, self.updates = float(decay), 0
-        self._model, self._states, self._function = model, states, function
-        self._swapped, self._save, self._whole = swapped, save, whole
-        self._buffers = buffers
-        with whole():
+        self._owner, self._buffers, self._function = owner, buffers, function
+        with owner.whole():
             self.tensors = {name: tensor.detach().clone() for name, tensor in self._sources().items()}
 
     def _sources(self) -> dict[str, Tensor]:
         """The averaged tensors by name: those that this process holds."""
-        return held_here(self._model, self._buffers)
+        return held_here(self._owner.model, self._buffers)
 
     def update(self) -> None:
         """Update the average with the current values of the parameters."""
@@ -85,33 +69,30 @@ class WeightAverage:
                 torch._foreach_lerp_(averages, sources, 1 - self.decay)
         self.updates += 1
 
-    def follow(self, states: Mapping[int, StageState], tensors: Mapping[str, Tensor]) -> None:
+    def follow(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue with the stages of another plan; see `Averages.follow`."""
-        self._states = states
         self.tensors = {name: tensors[name] for name in self._sources()}
 
-    def applied(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def applied(self) -> Iterator[None]:
         """A context in which the model computes with the averages, for evaluation. Every rank enters it.
 
         Training is refused within. Afterwards the parameters have the same bits as before.
         """
-        return self._applied()
-
-    @contextmanager
-    def _applied(self) -> Iterator[None]:
-        self._swapped(True)
-        with self._whole():
+        owner = self._owner
+        owner.apply(True)
+        with owner.whole():
             self._swap()
             try:
                 yield
             finally:
                 self._swap()
-                self._swapped(False)
+                owner.apply(False)
 
     def save(self, folder: str | Path) -> None:
         """Write the averages as `Pipeline.save` writes the weights: for ``weights=folder``. Every rank calls this."""
         with self.applied():
-            self._save(folder)
+            self._owner.save(folder)
 
     def _swap(self) -> None:
         with torch.no_grad():
@@ -120,15 +101,13 @@ class WeightAverage:
                 value = source.detach().clone()
                 source.copy_(average)
                 average.copy_(value)
-        update_copies(self._model, self._states)
+        update_copies(self._owner.model, self._owner.states)
 
 
 class Averages:
     """The averages of the weights of one pipeline.
 
     Args:
-        model: the user's module.
-        states: stage of this process → its parameters and buffers.
         save: writes the current values of the parameters.
         refuse_closed: raises an error if the pipeline is closed.
         whole: a context in which the parameters that replicas share are whole.
@@ -145,23 +124,20 @@ class Averages:
         refuse_closed: Callable[[], None],
         whole: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
-        self._model, self._states, self._save, self._refuse_closed = model, states, save, refuse_closed
-        self._whole = whole
+        self.model, self.states, self.save, self._refuse_closed, self.whole = model, states, save, refuse_closed, whole
         self.all: list[WeightAverage] = []
         self._applied = False
 
     def add(self, decay: float, buffers: bool, function: AverageFunction | None) -> WeightAverage:
         """Start a new average; see `panpipe.weights.ema`."""
-        average = WeightAverage(
-            self._model, self._states, decay, buffers, function, self._apply, self._save, self._whole
-        )
+        average = WeightAverage(self, decay, buffers, function)
         self.all.append(average)
         return average
 
     def update(self) -> None:
         """Update all averages, after an update of the parameters."""
         if self.all:
-            with self._whole():
+            with self.whole():
                 for average in self.all:
                     average.update()
 
@@ -169,18 +145,14 @@ class Averages:
         """Continue with the stages of another plan.
 
         Args:
-            states: stage of this process → its parameters and buffers.
             tensors: of each average, the averages of what this process holds now, and possibly more.
         """
-        self._states = states
+        self.states = states
         for average, own in zip(self.all, tensors, strict=True):
-            average.follow(states, own)
+            average.follow(own)
 
     def refuse_applied(self, what: str) -> None:
         """Refuse an operation while parameters have the values of an average.
-
-        Args:
-            what: the operation, as a verb.
 
         Raises:
             RequestError: they have.
@@ -190,7 +162,7 @@ class Averages:
                 f"the model has the values of an average: to {what}, end the block `with ema.applied()` first"
             )
 
-    def _apply(self, applied: bool) -> None:
+    def apply(self, applied: bool) -> None:
         """Record whether parameters have the values of an average."""
         if applied:
             self._refuse_closed()
@@ -214,8 +186,6 @@ def visit_parameters(
     Each parameter has its own stream of random numbers, so that every process that holds it draws the same.
 
     Args:
-        model: the user's module.
-        states: stage of this process → its parameters and buffers.
         function: called with name and parameter, under ``no_grad``; it may change the parameter in place.
         key: of the random numbers.
 

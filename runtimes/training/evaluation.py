@@ -40,9 +40,9 @@ from ..engine.results import Batch, BatchResult
 from ..engine.step_data import StepInputs, StepOptions
 from ..engine.workers import Workers
 from ..microbatches import Microbatch, Shape
-from ..optimizer.update import Ending
 from ..programs.options import ProgramOptions
 from ..programs.planned_compiler import PlannedCompiler
+from ..update.update import Ending
 from ..weights.remote_tensors import as_meta_tensors
 from .local_stages import LocalStages
 from .state import PipelineState
@@ -70,11 +70,8 @@ class Evaluator:
     """Runs forwards on the stages of a pipeline.
 
     Args:
-        stages: the stages of this process.
         cut: the plan's cut, for functions captured here.
-        workers: the devices of this process.
         state: of the pipeline; the number of evaluations selects their random numbers.
-        programs: how stage programs are derived.
         changed: called when something of the model changed.
         varying: the sizes that differ between batches, in training and here.
     """
@@ -112,7 +109,6 @@ class Evaluator:
 
         Args:
             forwards: the function.
-            pieces: the batch's microbatches.
 
         Raises:
             RequestError: the function cannot be captured, or the plan cannot run it, or ranks are in different modes.

@@ -84,8 +84,6 @@ def compare_initial_weights(team: Team, model: nn.Module, weights: Weights) -> I
     all compared, in parts of parameters with those of the same parts.
 
     Args:
-        team: the devices.
-        model: the user's module.
         weights: the source of values; tensors that it overwrites are not compared.
     """
     if len(team.local) == team.size:

@@ -16,15 +16,14 @@ from ...core.errors import RequestError
 from ...core.plan.plan import Plan, Stage
 from ...core.policies.sharding import shards, shards_gradients, shards_parameters
 from ..launch.team import Team
-from ..optimizer.replica_values import broadcast_initial_values
-from ..optimizer.sharing.sharded_buckets import Sharing
-from ..optimizer.sharing.shared_parameters import SharedParameters
-from ..optimizer.sharing.slots import Slots
-from ..optimizer.stage_state import StageState, make_optimizers
-from ..optimizer.training import Training
 from ..programs.compiled import Compiled
+from ..update.buckets import Sharing, Slots
+from ..update.replica_values import broadcast_initial_values
+from ..update.shared_parameters import SharedParameters
+from ..update.stage_state import StageState, make_optimizers
+from ..update.training import Training
 from ..weights import Weights, weights_from
-from ..weights.allocation import allocate
+from ..weights.places import allocate
 from ..weights.remote_tensors import as_meta_tensors
 from .initial_weights import InitialWeights
 from .model_changes import KnownTensors, TiedCopies, follow_trained, refuse_strays
@@ -35,10 +34,6 @@ class LocalStages:
     """Parameters, buffers and optimizers of the stages in this process.
 
     Args:
-        model: the user's module.
-        plan: the plan.
-        team: the devices.
-        compiled: the programs of the stages here.
         where: stage here → its torch device.
         training: creates optimizers and schedulers, and has the seed of values that no source has.
         unused: the stage of each parameter and buffer that the example's step does not use, see `stages_of_unused`.
@@ -151,9 +146,6 @@ class LocalStages:
 
     def refuse_whole(self, what: str) -> None:
         """Refuse an operation while parameters that replicas share are whole.
-
-        Args:
-            what: the operation, as a verb.
 
         Raises:
             RequestError: they are.

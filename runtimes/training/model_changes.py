@@ -13,16 +13,12 @@ from torch import nn
 
 from ...core.errors import RequestError
 from ...core.plan.plan import Plan
-from ..optimizer.stage_state import StageState
+from ..update.stage_state import StageState
 from ..weights import places, tensor_at
 
 
 class KnownTensors:
-    """The parameters and buffers of a model, to detect changes.
-
-    Args:
-        model: the user's module.
-    """
+    """The parameters and buffers of a model, to detect changes."""
 
     def __init__(self, model: nn.Module) -> None:
         self._parameters = dict(model.named_parameters(remove_duplicate=False))
@@ -40,7 +36,6 @@ class KnownTensors:
         A removed or a new parameter alone is accepted: a step that reads a new one is refused when it is captured.
 
         Args:
-            model: the user's module.
             when: the time of the change for messages, such as "between steps 2 and 3".
 
         Raises:
@@ -141,10 +136,6 @@ def refuse_strays(model: nn.Module, states: Mapping[int, StageState]) -> None:
     """Refuse an optimizer to which the user added a tensor of another stage, because that other stage computes its
     gradient.
 
-    Args:
-        model: the user's module.
-        states: stage of this process → its parameters and optimizer.
-
     Raises:
         RequestError: with the name of the parameter, if it is one of the model's.
     """
@@ -165,9 +156,7 @@ def follow_trained(model: nn.Module, plan: Plan, states: Mapping[int, StageState
     """Freeze and unfreeze the parameters of stages like the model's.
 
     Args:
-        model: the user's module.
         plan: has the parameters of each stage.
-        states: stage of this process → its parameters and optimizer.
         whole_update: whether the update needs all stages at once, for a global norm or a scaler.
 
     Returns:

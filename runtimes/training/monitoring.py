@@ -15,7 +15,7 @@ from ..microbatches import Microbatch
 from ..monitor.measure import MemoryPeak, Numbers, gather_numbers, numbers_of
 from ..monitor.monitors import Monitor, Monitors
 from ..monitor.records import DeviceReport, StepReport
-from ..optimizer.stage_state import StageState
+from ..update.stage_state import StageState
 from .local_stages import LocalStages
 
 
@@ -31,11 +31,6 @@ class UpdateNumbers(NamedTuple):
 
 class Monitoring:
     """Measures steps for monitors. Every rank measures; the rank of the first device of the first replica calls them.
-
-    Args:
-        monitors: the user's functions.
-        stages: of this process.
-        queues: device of this process → its compute queue.
 
     Attributes:
         on: whether there are monitors.
@@ -58,10 +53,7 @@ class Monitoring:
         """Measure a step that ran, and call the monitors. All ranks call this together.
 
         Args:
-            done: its result.
-            pieces: its microbatches.
             call_s: its seconds in this process.
-            update: its update.
         """
         own = {}
         for device, record in done.records.items():

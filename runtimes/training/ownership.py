@@ -11,7 +11,7 @@ from ...core.capture.programs.stage_programs import StagePrograms
 from ...core.plan.plan import Plan
 from ..launch.team import Team
 from ..weights import places, tensor_at
-from ..weights.allocation import unallocated
+from ..weights.places import unallocated
 from ..weights.remote_tensors import make_remote
 
 
@@ -68,7 +68,6 @@ def own_tensors(
     will replace it; other local stages get copies.
 
     Args:
-        model: the user's module.
         programs: of the local stages.
         where: local stage → its torch device. Tensors on another device are moved as by ``Module.to``: the user's
             tensors stay the same objects.
@@ -135,7 +134,6 @@ def install(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
     """Replace the model's meta tensors, under all their names.
 
     Args:
-        model: the user's module.
         tensors: by first name.
     """
     for name, held in places(model).items():
@@ -147,7 +145,6 @@ def release_others(model: nn.Module, kept: set[str], stale: frozenset[str], hold
     """Move the tensors of other processes to the meta device, where every use of their values raises an error.
 
     Args:
-        model: the user's module.
         kept: names of the parameters that stay; the others are replaced by meta tensors.
         stale: buffers that another process writes: their values here would be outdated.
         holders: name of each other parameter → the rank that holds it, in words.
@@ -172,9 +169,7 @@ def copy_tied_weights(plan: Plan, own: Mapping[int, Mapping[str, nn.Parameter]],
     """Copy the value of each tied weight from the first of its stages to the others.
 
     Args:
-        plan: the plan.
         own: stage of this process → name → parameter.
-        team: the devices.
     """
 
     def work(device: int) -> None:

@@ -11,15 +11,19 @@ only sent to later stages, and parts of a model usually run in the order of thei
 """
 
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from typing import Any
 
+import torch
 from attrs import frozen
-from torch import nn
+from torch import Tensor, nn
 
+from ...backends.kind import BackendKind, dtype_name
+from ...backends.registry import known_backends
 from ...core.capture.export.captured_step import CapturedStep
 from ...core.capture.export.carry_over import Cut, cut_of
 from ...core.capture.export.step import capture_step
+from ...core.errors import RequestError
 from ...core.lowering.message_matching import sending_pairs
 from ...core.plan.plan import Plan
 from ..batch.example import Example
@@ -28,18 +32,19 @@ from ..batch.varying_sizes import Dims
 from ..devices.compute import compute_device
 from ..engine.clocked import Clock
 from ..engine.prepared import PreparedSteps
-from ..engine.transport import check_transport
+from ..engine.step_graphs import GraphWrapping
 from ..engine.workers import Workers
 from ..launch.team import Team
 from ..offload.device_offload import DeviceOffload
 from ..offload.offloads import offloads
 from ..offload.tier import OffloadTier
-from ..optimizer.clipping import NormParameters
-from ..optimizer.training import Training
 from ..programs.compiled import compile_stages
 from ..programs.graphs.supported import check_plan, warn_of_ungraphed
+from ..programs.linked_stage import Layout
 from ..programs.options import ProgramOptions
 from ..programs.planned_compiler import PlannedCompiler
+from ..update.training import Training
+from ..update.update import NormParameters
 from ..weights.remote_tensors import RemoteTensor, as_meta_tensors
 from .evaluation import Evaluator
 from .local_stages import LocalStages
@@ -52,7 +57,6 @@ def stages_of_unused(model: nn.Module, step: CapturedStep, cut: Cut) -> dict[str
     All ranks get the same result. Parameters on meta have no stage, because nothing sets their values.
 
     Args:
-        model: the user's module.
         step: the captured step.
         cut: of that step, into stages.
 
@@ -124,10 +128,6 @@ class PlanSetup:
     """The parts of a trainer that depend on the plan.
 
     Args:
-        plan: the plan.
-        stages: parameters, buffers and optimizers of the stages in this process.
-        prepared: the prepared steps.
-        workers: the devices of this process.
         evaluator: runs forwards.
         offloads: device of this process → its copies of saved tensors to the host.
     """
@@ -156,12 +156,7 @@ def set_up_plan(
     Args:
         example: the user's model and step, captured for the largest microbatch; the microbatch is not kept.
         plan: a valid plan, with SYNC if ``training`` needs all stages at once.
-        team: the devices.
-        training: optimizer, clipping, scaling and seed.
-        state: of the pipeline.
-        programs: how stage programs are derived.
         follow_model: applies changes of the model between steps to the stages.
-        clock: runs virtual devices; None for real ones.
         offload: where offloaded saved tensors go; None for the host's memory.
     """
     model, step, shape, operators = example.model, example.step, example.shape, example.operators
@@ -193,6 +188,52 @@ def set_up_plan(
     prepared.shapes.keep(shape, first, example.symbolic)
     norm_parameters = NormParameters.of(plan, dict(model.named_parameters()), unused)
     copies = offloads(plan, first, team, where, offload or OffloadTier())
-    workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, copies, programs.graphs)
+    wrapping = GraphWrapping.on if programs.graphs else None
+    workers = Workers(plan, stages.states, team, where, training, norm_parameters, clock, copies, wrapping)
     evaluator = Evaluator(stages, cut, workers, state, programs, follow_model, example.varying)
     return PlanSetup(plan, stages, prepared, workers, evaluator, copies)
+
+
+def check_transport(
+    kind: BackendKind, plan: Plan, layout: Layout, parameters: Mapping[str, Tensor], where: Mapping[int, torch.device]
+) -> None:
+    """Refuse a plan that would send tensors that its backend cannot move.
+
+    Args:
+        kind: the backend.
+
+    Raises:
+        RequestError: the backend does not move a dtype, or tensors on a type of device.
+    """
+    device = next((device for device in where.values() if device.type not in kind.device_types), None)
+    if device is not None:
+        types = ", ".join(sorted(kind.device_types))
+        raise RequestError(
+            f"the model is on {device} and backend '{kind.name}' can only move tensors on {types}: "
+            f"{_others(other for other in known_backends().values() if device.type in other.device_types)}"
+        )
+    for name, dtype in _sent(plan, layout, parameters):
+        if kind.dtypes is not None and dtype not in kind.dtypes:
+            moved = ", ".join(sorted(map(dtype_name, kind.dtypes)))
+            able = (other for other in known_backends().values() if other.dtypes is None or dtype in other.dtypes)
+            raise RequestError(
+                f"'{name}' goes between devices in {dtype_name(dtype)} and backend '{kind.name}' moves {moved}: "
+                f"train in one of those, or {_others(able)}"
+            )
+
+
+def _sent(plan: Plan, layout: Layout, parameters: Mapping[str, Tensor]) -> Iterator[tuple[str, torch.dtype]]:
+    """Name and dtype of every tensor that is sent between devices."""
+    for (sender, reader), tensors in layout.items():
+        if plan.placement[sender] != plan.placement[reader]:
+            yield from ((tensor.name, tensor.dtype) for tensor in tensors)
+    if plan.mesh.data > 1:
+        yield from ((name, parameter.dtype) for name, parameter in parameters.items())
+    for weight in plan.tied:
+        if len({plan.placement[stage] for stage in weight.stages}) > 1:
+            yield weight.name, parameters[weight.name].dtype
+
+
+def _others(kinds: Iterable[BackendKind]) -> str:
+    names = [kind.name for kind in kinds if kind.unavailable is None]
+    return f"use {' or '.join(names)}" if names else "no backend here does"

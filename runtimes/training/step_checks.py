@@ -39,12 +39,12 @@ from ..devices.compute import ComputeQueue
 from ..engine.prepared import WEIGHT
 from ..engine.results import Batch, BatchResult
 from ..engine.step_data import Peaks, StepOptions, peaks_of
-from ..lazy_value import LazyValue
+from ..metrics import LazyValue
 from ..microbatches import Microbatch
 from ..monitor.monitors import Monitor
-from ..optimizer.training import Training
-from ..optimizer.update import Ending, NonFiniteNorm, Update
 from ..settings import RAISE, SKIP, WARN
+from ..update.training import Training
+from ..update.update import Ending, NonFiniteNorm, Update
 from .local_stages import LocalStages
 from .monitoring import Monitoring, UpdateNumbers
 from .state import PipelineState
@@ -75,7 +75,6 @@ class LossCheck:
 
     Args:
         mode: one of ``settings.ON_NONFINITE``; None checks nothing.
-        stages: of this process.
 
     Attributes:
         on: whether losses are checked.
@@ -113,10 +112,7 @@ class LossCheck:
         """Check the loss of a step that ran, and its norm. All ranks call this together.
 
         Args:
-            done: its result.
-            batch: its batch.
             step: its number, from 1.
-            ending: its ending.
             updated: whether parameters were updated with its gradients.
             read_loss: waits for its loss, and returns it on the host.
             non_finite_norm: the global norm, if it is not finite.
@@ -279,11 +275,7 @@ class StepChecks:
 
     Args:
         training: has what to do if a loss is not finite.
-        monitors: the user's functions.
-        stages: of this process.
-        queues: device of this process → its compute queue.
         scaled: whether a scaler skips updates.
-        state: of the pipeline.
     """
 
     def __init__(
@@ -324,12 +316,8 @@ class StepChecks:
         """Check a step, and report it. All ranks call this together.
 
         Args:
-            ready: its batch.
-            done: its result.
-            ending: its ending.
             outcome: the state of the model if the batch is refused, for the message.
             end: its update on the first device of this process.
-            update: the numbers of its update.
             start: when the step was called, on Python's performance counter.
 
         Raises:

@@ -177,7 +177,6 @@ class WatchedBackend(Backend):
 
     Args:
         end: the transport's own.
-        activity: of the device.
         numbers: for each device of the transport its number in the activity.
     """
 

@@ -11,12 +11,25 @@ Every rank writes its position twice a second, so a document that stays the same
     the end of the store                                its host stopped, unless it left before
 
 A rank is named as lost if it is known to be. Where a transport suspects several, the silent ones among them are.
+
+A call of a store whose host has ended raises a ``RuntimeError``, which panpipe turns into a line. torch also logs each
+such call as a warning with a C++ backtrace, on standard error. So warnings are off during calls of the store; errors
+are still logged. torch reads its log level at each message, and has no function to set it: it is a variable of its
+library ``c10``.
 """
 
+import ctypes
 import os
+import sys
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from pathlib import Path
 from typing import Any
+
+import torch
 
 from ...backends.gloo import lost
 from ...core.errors import WorkerError, message_of
@@ -58,8 +71,6 @@ def _waited_for(store: Any, ranks: Sequence[int], seconds: float, done: Callable
     """Wait until something holds for every rank.
 
     Args:
-        store: the job's.
-        ranks: the ranks.
         seconds: most to wait.
         done: called with a rank's document, and with whether it has changed meanwhile.
 
@@ -103,9 +114,6 @@ def reason_of(failure: BaseException, rank: int, others: Sequence[int], store: A
 
     Args:
         failure: what this rank raised.
-        rank: this rank.
-        others: all others.
-        store: the job's.
     """
     if isinstance(failure, WorkerError):
         suspects: Sequence[int] = failure.suspects
@@ -156,3 +164,74 @@ def store_ended() -> str:
     if uses_agent_store():
         return "the process that started the job stopped: its store is gone"
     return "rank 0 stopped: the job's store, which it hosts, is gone"
+
+
+_USERS_OWN = "TORCH_CPP_LOG_LEVEL"
+"""A user who sets this variable gets the level that it names, including warnings."""
+_ERROR = 2
+"""torch's number of the level: INFO 0, WARNING 1, ERROR 2, FATAL 3."""
+_ANSWER = timedelta(seconds=5)
+"""Most time that a call waits for a key."""
+
+
+class TorchLog:
+    """The log level of this process. Without access to it, nothing changes."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = 0
+
+    @contextmanager
+    def without_warnings(self) -> Iterator[None]:
+        """A context in which torch logs no warning; contexts of several threads may overlap."""
+        level = _level()
+        with self._lock:
+            self._users += 1
+            if self._users == 1 and level is not None:
+                self._before, level.value = level.value, max(level.value, _ERROR)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._users == 0 and level is not None:
+                    level.value = self._before
+
+
+def _level() -> ctypes.c_int | None:
+    """The level's variable; None if the user has set the level, or if this build of torch has no such variable."""
+    if _USERS_OWN in os.environ:
+        return None
+    name = {"linux": "libc10.so", "darwin": "libc10.dylib", "win32": "c10.dll"}.get(sys.platform, "")
+    with suppress(OSError, ValueError):
+        library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
+        return ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    return None
+
+
+TORCH_LOG = TorchLog()
+"""The one of this process."""
+
+
+class JobStore:
+    """A thread's own connection to the job's store, with the methods of torch's; all raise ``RuntimeError`` once the
+    store has ended.
+
+    Args:
+        store: torch's.
+    """
+
+    def __init__(self, store: Any) -> None:
+        with TORCH_LOG.without_warnings():
+            self._store = store.clone() if hasattr(store, "clone") else store
+            self._store.set_timeout(_ANSWER)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self._store, name)
+
+        def call(*given: Any) -> Any:
+            with TORCH_LOG.without_warnings():
+                return method(*given)
+
+        return call

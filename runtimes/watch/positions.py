@@ -6,15 +6,22 @@
 
 A rank hangs if it has waited for the limit, and no rank that it waits for, directly or through others, has made
 progress for that time. A long action, a long compilation with progress and a pause of all ranks are no hangs.
+
+Hangs between devices that are threads of one process are found, and raised, by the thread that waits for them.
 """
 
+import atexit
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import Future, wait
 from typing import Any
 
 from attrs import asdict, frozen
 
+from ...core.errors import WorkerError
 from ...core.wording import first_of
+from .activity import Activity, QuietTime
+from .uncaught import end_process
 
 LEFT_S = 10.0
 """The most seconds to wait for a rank that has closed its pipeline: what it sent before may still arrive."""
@@ -92,13 +99,7 @@ def _numbers(given: Sequence[Any]) -> tuple[int, ...]:
 
 
 def hangs(rank: int, positions: Mapping[int, Position], timeout_s: float) -> bool:
-    """Whether a rank hangs: see the module's rule.
-
-    Args:
-        rank: the rank.
-        positions: of all ranks.
-        timeout_s: the limit.
-    """
+    """Whether a rank hangs: see the module's rule."""
     own = positions[rank]
     if not own.on:
         return False
@@ -130,8 +131,6 @@ def reason_of_hang(rank: int, positions: Mapping[int, Position], timeout_s: floa
 
     Args:
         rank: one that hangs.
-        positions: of all ranks.
-        timeout_s: the limit.
         unit: what has the numbers: ranks, or devices of one process.
     """
     own, chain = positions[rank], awaited(rank, positions)
@@ -174,3 +173,59 @@ def table(positions: Mapping[int, Position], ranks: Iterable[int], unit: str = "
 def _stages(position: Position) -> str:
     stages = position.stages
     return f" (stage{'s' if len(stages) > 1 else ''} {', '.join(map(str, stages))})" if stages else ""
+
+
+_POLL_S = 0.5
+
+
+class ThreadHangs:
+    """Waits for devices, and finds those that hang.
+
+    Args:
+        activities: device → what it does.
+    """
+
+    def __init__(self, activities: Mapping[int, Activity], timeout_s: float) -> None:
+        self._activities, self._timeout_s = activities, timeout_s
+        self._poll_s = min(_POLL_S, timeout_s / 8)
+        self._quiet = {device: QuietTime(4 * self._poll_s) for device in activities}
+        self._hang: WorkerError | None = None
+
+    def refuse_after_hang(self) -> None:
+        """Raise the error of an earlier hang: its thread still runs."""
+        if self._hang is not None:
+            raise self._hang
+
+    def where(self) -> str:
+        """Where every device is, a line for each. Times are those since the devices were last looked at."""
+        found = {device: self._position(device, quiet, False) for device, quiet in self._quiet.items()}
+        return f"devices of this process\n{table(found, found, 'device')}"
+
+    def wait(self, running: Mapping[int, "Future[Any]"]) -> WorkerError | None:
+        """Wait until all devices are done.
+
+        Args:
+            running: device → its work, which raises nothing.
+
+        Returns:
+            The error if a device hangs; the thread of another device then still runs.
+        """
+        _, undone = wait(running.values(), self._poll_s)
+        quiet = self._quiet
+        while undone:
+            _, undone = wait(running.values(), self._poll_s)
+            found = {device: self._position(device, quiet[device], running[device].done()) for device in running}
+            late = next((device for device in found if hangs(device, found, self._timeout_s)), None)
+            if undone and late is not None:
+                self._hang = WorkerError(reason_of_hang(late, found, self._timeout_s, "device"))
+                atexit.register(end_process)
+                return self._hang
+        return None
+
+    def _position(self, device: int, quiet: QuietTime, done: bool) -> Position:
+        activity = self._activities[device]
+        if done:
+            return Position(f"done with {activity.method}", activity.stages, quiet_s=self._timeout_s)
+        quiet_s = quiet.update((activity.count, activity.on))
+        line = activity.line() if quiet_s >= 1 and not activity.on else ""
+        return Position(activity.text(), activity.stages, activity.on, quiet_s, line)

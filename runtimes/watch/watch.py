@@ -30,9 +30,9 @@ from attrs import evolve
 
 from ...core.errors import WorkerError, message_of
 from .activity import HERE, Activity, QuietTime
-from .job_store import JobStore
 from .lost_ranks import (
     FAILURE_KEY,
+    JobStore,
     documents,
     hosts_store,
     left_early,
@@ -75,10 +75,7 @@ class FailureWatch:
 
     Args:
         store: the job's, with keys of this pipeline alone; all ranks have arrived there.
-        rank: this rank.
         size: how many there are.
-        timeout_s: the limit on waiting without progress.
-        activity: of this process.
 
     Attributes:
         reported: whether this rank has reported that it stops.

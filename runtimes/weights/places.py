@@ -1,5 +1,12 @@
-"""The places of a model's parameters and buffers: the attributes of modules that hold them."""
+"""The places of a model's parameters and buffers: the attributes of modules that hold them.
 
+A parameter that the user's model has on the meta device has no memory in its stage until its values are set. Only the
+storage is resized, so references to the tensor stay valid.
+"""
+
+from collections.abc import Iterable
+
+import torch
 from attrs import frozen
 from torch import Tensor, nn
 
@@ -10,7 +17,6 @@ class Place:
 
     Args:
         path: qualified name of the module.
-        module: the module.
         leaf: the tensor's name in it.
     """
 
@@ -56,3 +62,25 @@ def tensor_at(place: Place) -> Tensor:
     tensor = module._parameters[leaf] if leaf in module._parameters else module._buffers[leaf]
     assert tensor is not None
     return tensor
+
+
+def unallocated(like: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the same shape, strides and dtype on a device, without memory."""
+    tensor = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=device)
+    deallocate([tensor])
+    return tensor
+
+
+def deallocate(tensors: Iterable[Tensor]) -> None:
+    """Free the memory of tensors; they may not be read or written until `allocate`."""
+    for tensor in tensors:
+        tensor.untyped_storage().resize_(0)
+
+
+def allocate(tensors: Iterable[Tensor]) -> None:
+    """Allocate memory for tensors; its contents are undefined."""
+    for tensor in tensors:
+        # First to 0 bytes: otherwise the old contents would be copied.
+        tensor.untyped_storage().resize_(0)
+        last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+        tensor.untyped_storage().resize_((last + 1) * tensor.dtype.itemsize if tensor.numel() else 0)

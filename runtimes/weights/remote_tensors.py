@@ -93,7 +93,6 @@ def make_remote(tensor: Tensor, name: str, holder: str) -> None:
 
     Args:
         tensor: a parameter, or a buffer; it stays the same object.
-        name: its qualified name.
         holder: the process that holds it, such as ``rank 1``.
     """
     _marked(tensor, name, holder)
@@ -110,7 +109,7 @@ def _marked(tensor: Tensor, name: str, holder: str) -> Tensor:
 def as_meta_tensors(model: nn.Module) -> Iterator[None]:
     """A context in which a model's remote tensors are plain tensors on meta: for captures, which read shapes.
 
-    Those that only lack memory now (``optimizer/sharing/shared_parameters``) are replaced meanwhile.
+    Those that only lack memory now (``update/shared_parameters``) are replaced meanwhile.
     """
     every: list[Tensor] = [*model.parameters(), *model.buffers()]
     held = [tensor for tensor in every if isinstance(tensor, RemoteTensor)]

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from ...core.errors import RequestError
 from ..watch.activity import HERE
-from .allocation import allocate, unallocated
 from .checkpoint import Checkpoint
-from .places import Place, places, tensor_at
+from .places import Place, allocate, places, tensor_at, unallocated
 
 ModuleInit = Callable[[nn.Module], Any]
 """Sets the values of a module's own parameters and buffers in place, as FSDP's ``param_init_fn``."""
@@ -81,7 +80,6 @@ class FromModules(Weights):
     """Values by initialisation: of the modules or by the user's function. Tensors with values keep them.
 
     Args:
-        model: the user's module.
         init: called for each module; None for the module's own ``reset_parameters``.
         seed: of the random numbers.
     """
@@ -164,7 +162,6 @@ class FromCheckpoint(Weights):
     """Values of a checkpoint, for tensors on meta and for others; those that it does not have, by initialisation.
 
     Args:
-        model: the user's module.
         checkpoint: the checkpoint.
         rest: initialises buffers that the checkpoint does not have.
     """

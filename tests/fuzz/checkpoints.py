@@ -10,12 +10,11 @@ from typing import Any
 import torch
 import xxhash
 from panpipe.cli import main
-from panpipe.runtimes.checkpoint.durable_files import FileRecord
-from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, manifest_bytes
+from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, FileRecord, manifest_bytes
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import Parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save
-from panpipe.runtimes.launch.exchange import ONE_PROCESS
+from panpipe.runtimes.launch.team import ONE_PROCESS
 
 from .mutations import dumped
 

@@ -12,8 +12,8 @@ from panpipe.core.capture.programs.stage import stage_graph
 from panpipe.runtimes.batch.losses import mean_loss
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.microbatches import split_batch
-from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.programs.stage_run import StageRun
+from panpipe.runtimes.update.stage_state import StageState
 from torch import nn
 
 from ..support.cuts import captured, even_plan, irregular_plan

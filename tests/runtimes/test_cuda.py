@@ -22,7 +22,7 @@ from panpipe.core.capture.graph.random_draws import GraphGenerators
 from panpipe.core.capture.graph.randomness import bernoulli, random_key
 from panpipe.core.errors import RequestError
 from panpipe.core.trace.trace import COMPUTE_QUEUE
-from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.diagnose.parity import reference_step
 from panpipe.runtimes.offload.host_memory import pin, unpin
 from panpipe.runtimes.programs.graphs.graph_pool import graph_pool
 from torch import nn

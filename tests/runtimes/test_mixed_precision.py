@@ -5,7 +5,7 @@ import functools
 import panpipe
 import pytest
 import torch
-from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.diagnose.parity import reference_step
 from torch import nn
 from torch.nn import functional as F
 

@@ -14,10 +14,10 @@ from panpipe.core.actions import SEND_KINDS
 from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.engine.step_graphs import StepGraphs
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.profile.measured_cluster import measured_cluster
 from panpipe.runtimes.programs.graphs import graph_pool
 from panpipe.runtimes.trainer import Trainer
+from panpipe.runtimes.update.stage_state import StageState
 
 from ..support.backends.fake_graphs import FakeGraphPool
 from ..support.backends.recorded_streams import RecordedStreams

@@ -12,11 +12,11 @@ from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.diagnose.parity import distance_to_one_process
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.microbatches import split_batch
-from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
-from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.session import Session
 from panpipe.runtimes.trainer import Trainer
+from panpipe.runtimes.update.optimizers import OptimizerFactory
+from panpipe.runtimes.update.training import Training
 from panpipe.runtimes.weights import weights_from
 from torch import nn
 from torch.nn import functional as F

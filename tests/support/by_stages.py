@@ -10,8 +10,8 @@ from panpipe.core.capture.export.step import capture_step
 from panpipe.core.capture.graph.randomness import KeyedRandom, random_key
 from panpipe.core.capture.programs.programs import stage_programs
 from panpipe.core.capture.programs.stage import boundaries, stage_graph
-from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.programs.stage_run import StageRun
+from panpipe.runtimes.update.stage_state import StageState
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 

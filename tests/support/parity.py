@@ -6,7 +6,7 @@ import functools
 import torch
 from attrs import frozen
 from panpipe.core.plan.plan import Plan
-from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.diagnose.parity import reference_step
 from panpipe.runtimes.engine.clocked import Clock
 from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.offload.tier import OffloadTier

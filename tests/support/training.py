@@ -10,7 +10,7 @@ import panpipe
 import torch
 from attrs import evolve
 from panpipe.runtimes.launch.team import Team, ThreadTeam
-from panpipe.runtimes.optimizer.training import Training
+from panpipe.runtimes.update.training import Training
 from torch import nn
 
 from ..laws.grouped import grouped

@@ -8,9 +8,8 @@ from torch import Tensor
 from ....core.actions import Action, Kind
 from ....core.capture.graph.storages import StorageMeter
 from ...programs.linked_stage import LinkedStage
-from ..frame import Frame
 from ..messages import Message
-from ..step_data import peaks_of
+from ..step_data import Frame, peaks_of
 from .instructions import Binder, Call, Instruction, executes
 
 

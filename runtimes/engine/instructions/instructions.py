@@ -18,9 +18,9 @@ from ....core.errors import RequestError
 from ....core.trace.trace import COMPUTE_QUEUE
 from ...offload.device_offload import BoundOffload
 from ...programs.linked_stage import CapturedStage, LinkedStage
-from ..frame import Frame
 from ..lowered_plan import LoweredPlan
 from ..messages import Message, MessageKey, finished_sends
+from ..step_data import Frame
 from ..tied import TiedReduction
 
 Call = Callable[[], None]
@@ -30,7 +30,6 @@ class Instruction(NamedTuple):
     """A bound action.
 
     Args:
-        action: the action.
         wait: returns when the inputs of the action are available; None if there is nothing to wait for.
         run: runs the action.
         message: the message of a send or receive.
@@ -50,11 +49,7 @@ class Binder:
     """Binds the actions of one device for microbatches of given shapes.
 
     Args:
-        lowered: the plan and its lowered actions.
-        device: this device.
         runs: for each microbatch, this device's stages by index.
-        tied: reduces the gradients of tied weights.
-        frame: the state of the current step.
         offload: copies saved tensors to the host and back; None if the plan has no such copies.
     """
 

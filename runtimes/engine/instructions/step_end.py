@@ -1,5 +1,5 @@
 """The instructions of what replicas sum and gather, and of the end of a step: SCATTER_GRAD, REDUCE_GRAD, REDUCE_TIED,
-SYNC, STEP, UNSHARD, RESHARD; see ``runtimes/optimizer``."""
+SYNC, STEP, UNSHARD, RESHARD; see ``runtimes/update``."""
 
 from collections.abc import Callable
 from functools import partial

@@ -2,19 +2,112 @@
 
 A capture executes nothing: it records operators with the addresses of their operands. Memory that the capture frees is
 given to later captures of the same pool, so graphs have to be replayed in the order in which they were captured.
+
+CUDA graphs were not run on a GPU yet: tests replace them by graphs that record and repeat operators on a CPU.
 """
 
 import threading
+import warnings
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
+from attrs import frozen
 from torch import Tensor
 
 from ....core.capture.graph.random_draws import GraphGenerators
-from .cuda_graphs import CudaGraphPool
+
+_INVALID: list[Any] = []
+"""Graphs whose capture could not be ended, with their pools. The allocator still calls them (``capture_end`` in
+``CUDAGraph.cpp`` raises before it tells the allocator), so they are kept; their pools take no other capture."""
+
+
+class CudaGraphPool:
+    """Captures CUDA graphs on one GPU, with one memory pool.
+
+    Args:
+        device: the GPU.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._pool = self._new_pool()
+        # An action may have nothing to do, such as I of a stage whose inputs need no gradients.
+        warnings.filterwarnings("ignore", "The CUDA Graph is empty")
+
+    def _new_pool(self) -> Any:
+        with torch.cuda.device(self._device):
+            return torch.cuda.MemPool()
+
+    def capture(self, run: Callable[[], None], generators: GraphGenerators) -> "_CudaGraph":
+        """See `GraphPool.capture`. Other threads may use the GPU meanwhile."""
+        graph = torch.cuda.CUDAGraph()
+        for generator in generators.all:
+            graph.register_generator_state(generator)
+        graph.capture_begin(pool=self._pool.id, capture_error_mode="thread_local")
+        try:
+            with generators.active():
+                run()
+        except BaseException:
+            try:
+                graph.capture_end()
+            except RuntimeError:  # the capture is invalid, and the first error says why
+                _INVALID.append((graph, self._pool))
+                self._pool = self._new_pool()
+            raise
+        graph.capture_end()
+        return _CudaGraph(graph, self._pool)
+
+    @contextmanager
+    def allocating(self) -> Iterator[None]:
+        """See `GraphPool.allocating`."""
+        with torch.cuda.use_mem_pool(self._pool, self._device):
+            yield
+
+    def alias(self, tensor: Tensor) -> Tensor:
+        """See `GraphPool.alias`."""
+        if not tensor.numel():
+            return tensor
+        memory = torch.as_tensor(_Memory(tensor.data_ptr(), extent_of(tensor)), device=self._device)
+        return viewed_as(tensor, memory)
+
+    @property
+    def bytes(self) -> int:
+        """See `GraphPool.bytes`."""
+        return sum(segment["total_size"] for segment in self._pool.snapshot())
+
+
+def extent_of(tensor: Tensor) -> int:
+    """Bytes from the first to the last number of a tensor that has some."""
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (last + 1) * tensor.itemsize
+
+
+def viewed_as(tensor: Tensor, memory: Tensor) -> Tensor:
+    """Bytes as a tensor of the dtype and layout of another one, which may be a lazy conjugate or negation."""
+    found = memory.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    found = found.conj() if tensor.is_conj() else found
+    return torch._neg_view(found) if tensor.is_neg() else found
+
+
+@frozen
+class _CudaGraph:
+    """A captured graph; it keeps its pool, which has to be destroyed after it."""
+
+    _graph: torch.cuda.CUDAGraph
+    _pool: Any
+
+    def replay(self) -> None:
+        self._graph.replay()
+
+
+class _Memory:
+    """Bytes on a GPU that PyTorch makes a tensor of without owning them."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self.__cuda_array_interface__ = {"shape": (size,), "typestr": "|u1", "data": (address, False), "version": 3}
 
 
 class Graph(Protocol):

@@ -6,9 +6,18 @@
 During a capture the stage's Python runs as in a step: it holds and frees saved tensors, computes shared tensors in the
 first F, sets the first gradient of a parameter and adds the others. A replay repeats what was recorded of that, sets
 the seeds of random draws, and sets the gradients of parameters that the capture set.
+
+A stage without graphs on a device whose other stages have some runs its programs in every step. While the others are
+captured it runs nothing: it returns tensors like those of a step, and keeps what it is given
+until the capture ends: in a step it may read an input at any later time, and no graph may reuse that memory.
+
+The storages that a stage holds for a microbatch are noted while its actions are captured: a replay frees nothing, so
+nothing there shows when a step frees its saved tensors. A watched step gets stand-ins on the meta device instead:
+storages of the same sizes, which live from and until the same actions.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,10 +28,115 @@ from torch.utils import _pytree as pytree
 from ....core.actions import Kind
 from ....core.capture.graph.random_draws import GraphGenerators
 from ....core.capture.graph.storages import storage_sizes
+from ....core.capture.programs.stage import Boundary
+from ..linked_stage import CapturedStage
 from ..stage_run import StageRun
 from .graph_pool import Graph, GraphPool
-from .held_storages import Held, HeldStorages, WatchedStorages
-from .wrapped_stage import WrappedStage
+
+
+class WrappedStage(CapturedStage):
+    """A stage that wraps another one, and answers for it.
+
+    Args:
+        run: the other stage.
+    """
+
+    def __init__(self, run: StageRun) -> None:
+        super().__init__(run.index, run.boundary, run.outputs, run.results, run.layout, run.state, run.batch)
+        self.run = run
+
+    def warm_up(self, kinds: Collection[Kind], leaves: tuple[Any, ...], key: Tensor, seed: Tensor) -> None:
+        self.run.warm_up(kinds, leaves, key, seed)
+
+    def saved(self, microbatch: int) -> list[Any]:
+        return self.run.saved(microbatch)
+
+    def held(self, microbatch: int) -> list[Any]:
+        return self.run.held(microbatch)
+
+    def free_shared(self) -> None:
+        self.run.free_shared()
+
+    @property
+    def shared_bytes(self) -> int:
+        return self.run.shared_bytes
+
+    @property
+    def persistent(self) -> set[int]:
+        return self.run.persistent
+
+
+Held = tuple[tuple[int, int], ...]
+"""The number and the bytes of each storage."""
+
+
+@define(eq=False)
+class HeldStorages:
+    """The storages that the stages of a device hold.
+
+    Stages may hold the same one: each has one number while it lives.
+    """
+
+    _numbers: dict[int, int] = field(factory=dict, init=False)
+    _count: int = field(default=0, init=False)
+    _stand_ins: "weakref.WeakValueDictionary[int, Tensor]" = field(factory=weakref.WeakValueDictionary, init=False)
+
+    def note(self, tensors: Iterable[Any], ignored: Iterable[int]) -> Held:
+        """The storages of tensors, while graphs are captured.
+
+        Args:
+            tensors: that a stage holds.
+            ignored: identities of storages that are not counted.
+        """
+        found: dict[int, int] = {}
+        for tensor in tensors:
+            if not isinstance(tensor, Tensor):
+                continue
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key in ignored:
+                continue
+            if key not in self._numbers:
+                self._numbers[key] = self._count
+                self._count += 1
+                weakref.finalize(storage, self._numbers.pop, key, None)
+            found[self._numbers[key]] = storage.nbytes()
+        return tuple(found.items())
+
+    def stand_ins(self, held: Held) -> list[Tensor]:
+        """Tensors that have storages of these sizes, and no memory; the same ones while a caller holds them."""
+        found = []
+        for number, size in held:
+            stand_in = self._stand_ins.get(number)
+            if stand_in is None:
+                stand_in = self._stand_ins[number] = torch.empty(size, dtype=torch.uint8, device="meta")
+            found.append(stand_in)
+        return found
+
+
+@define(eq=False)
+class WatchedStorages:
+    """What one stage holds in a step that replays graphs.
+
+    Args:
+        storages: of the captured step.
+    """
+
+    storages: HeldStorages
+    _now: dict[int, Held] = field(factory=dict, init=False)
+    _watched: dict[int, Sequence[Tensor]] = field(factory=dict, init=False)
+
+    def after(self, microbatch: int, held: Held) -> None:
+        """An action of a microbatch has run, after which the stage holds these storages."""
+        self._now[microbatch] = held
+        if microbatch in self._watched:
+            self._watched[microbatch] = self.storages.stand_ins(held)
+
+    def held(self, microbatch: int) -> list[Tensor]:
+        """Stand-ins for what it holds, which live as long as it does."""
+        found = self._watched[microbatch] = self.storages.stand_ins(self._now.get(microbatch, ()))
+        return list(found)
+
 
 CallKey = tuple[int, Kind, int]
 """Stage, kind, microbatch."""
@@ -36,7 +150,6 @@ class GraphedCall:
         graph: its graph.
         inputs: the memory of its inputs.
         generators: of its random draws.
-        outputs: what the action returns.
         assigned: the parameters that have no gradient before it, with the gradients after it.
         held: the storages that the stage holds for the microbatch after it.
     """
@@ -49,12 +162,7 @@ class GraphedCall:
     held: Held
 
     def replay(self, given: Sequence[Tensor], key: Tensor) -> Any:
-        """Run the action.
-
-        Args:
-            given: its inputs.
-            key: the random key of the microbatch.
-        """
+        """Run the action."""
         for slot, value in zip(self.inputs, given, strict=True):
             if slot.data_ptr() != value.data_ptr():
                 slot.copy_(value, non_blocking=True)
@@ -96,9 +204,6 @@ class Capture:
 
 class GraphedStage(WrappedStage):
     """A stage that captures its actions, or replays them.
-
-    Args:
-        run: the stage.
 
     Attributes:
         capture: receives the captured actions; None to replay.
@@ -193,8 +298,6 @@ class GraphedStage(WrappedStage):
         Args:
             kind, microbatch: of the action.
             given: its inputs; the leaves that the stage reads are the last ones.
-            leaves: of the microbatch.
-            key: of the microbatch.
             run: runs the action on inputs, which it removes from their list, and leaves.
         """
         call = self.index, kind, microbatch
@@ -225,3 +328,53 @@ class GraphedStage(WrappedStage):
 
     def held(self, microbatch: int) -> list[Any]:
         return self.watched.held(microbatch)
+
+
+class UngraphedStage(WrappedStage):
+    """A stage that runs its programs.
+
+    Attributes:
+        kept: what it is given while the other stages are captured; None outside of a capture.
+    """
+
+    def __init__(self, run: StageRun) -> None:
+        super().__init__(run)
+        self.kept: list[Any] | None = None
+
+    def forward(
+        self, microbatch: int, boundary: list[Any], leaves: tuple[Any, ...], key: Tensor
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        if self.kept is None:
+            return self.run.forward(microbatch, boundary, leaves, key)
+        self.kept += boundary
+        return [self._like(each) for each in self.outputs], [torch.zeros(()) for _ in self.results]
+
+    def backward(
+        self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
+    ) -> list[list[Tensor]]:
+        if self.kept is None:
+            return self.run.backward(microbatch, tangents, seed, leaves, key)
+        return self._returned(tangents)
+
+    def backward_input(
+        self, microbatch: int, tangents: dict[int, Tensor], seed: Tensor, leaves: tuple[Any, ...], key: Tensor
+    ) -> list[list[Tensor]]:
+        if self.kept is None:
+            return self.run.backward_input(microbatch, tangents, seed, leaves, key)
+        return self._returned(tangents)
+
+    def backward_weight(self, microbatch: int, seed: Tensor, leaves: tuple[Any, ...], key: Tensor) -> None:
+        if self.kept is None:
+            self.run.backward_weight(microbatch, seed, leaves, key)
+
+    def recompute(self, microbatch: int, leaves: tuple[Any, ...], key: Tensor) -> None:
+        if self.kept is None:
+            self.run.recompute(microbatch, leaves, key)
+
+    def _returned(self, tangents: dict[int, Tensor]) -> list[list[Tensor]]:
+        assert self.kept is not None
+        self.kept += tangents.values()
+        return [[self._like(self.boundary[place]) for place in places] for places in self.returned.values()]
+
+    def _like(self, each: Boundary) -> Tensor:
+        return torch.zeros(each.shape, dtype=each.dtype, device=self.run.device)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from panpipe.core.actions import Kind
 from panpipe.core.errors import RequestError, WorkerError
-from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.diagnose.parity import reference_step
 from panpipe.runtimes.launch.team import ThreadTeam
 from torch import nn
 from torch.nn import functional as F

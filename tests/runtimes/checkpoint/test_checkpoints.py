@@ -9,7 +9,7 @@ import panpipe
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from panpipe.runtimes.checkpoint.dcp_files import export_checkpoint
+from panpipe.runtimes.checkpoint.checkpoints import export_checkpoint
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,

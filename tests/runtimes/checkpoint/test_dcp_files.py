@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from panpipe.cli import main
-from panpipe.runtimes.checkpoint.dcp_files import export_checkpoint
+from panpipe.runtimes.checkpoint.checkpoints import export_checkpoint
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import parts_of
 from panpipe.runtimes.checkpoint.writing import Save, begin_save
-from panpipe.runtimes.launch.exchange import ONE_PROCESS
+from panpipe.runtimes.launch.team import ONE_PROCESS
 
 STATE = {
     "model": {"a.weight": torch.randn(3, 4), "a.bias": torch.randn(3, dtype=torch.complex128)},

@@ -11,12 +11,11 @@ from pathlib import Path
 import panpipe
 import pytest
 import torch
-from panpipe.runtimes.checkpoint import durable_files
-from panpipe.runtimes.checkpoint.folders import latest_checkpoint
+from panpipe.runtimes.checkpoint import manifest
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import Parts
-from panpipe.runtimes.checkpoint.writing import Save, begin_save
-from panpipe.runtimes.launch.exchange import ONE_PROCESS
+from panpipe.runtimes.checkpoint.writing import Save, begin_save, latest_checkpoint
+from panpipe.runtimes.launch.team import ONE_PROCESS
 
 BYTES = 40_000
 
@@ -139,7 +138,7 @@ def test_a_full_disk_is_reported_and_nothing_is_left(tmp_path, monkeypatch):
     opened = os.fdopen
     for space in (0, 10, 1000, BYTES, BYTES + 400):
         left = [space]
-        monkeypatch.setattr(durable_files.os, "fdopen", lambda *a, left=left, **k: FullDisk(opened(*a, **k), left))
+        monkeypatch.setattr(manifest.os, "fdopen", lambda *a, left=left, **k: FullDisk(opened(*a, **k), left))
         with pytest.raises(panpipe.RequestError, match=r"\Ano space left on the disk of '[^\n]*' for the checkpoint "):
             save(tmp_path, 2)
         monkeypatch.undo()
@@ -166,7 +165,7 @@ def test_a_short_write_is_continued(tmp_path, monkeypatch):
         def write(self, data):
             return self._file.write(data[:777])
 
-    monkeypatch.setattr(durable_files.os, "fdopen", lambda *a, **k: Short(opened(*a, **k), [0]))
+    monkeypatch.setattr(manifest.os, "fdopen", lambda *a, **k: Short(opened(*a, **k), [0]))
     save(tmp_path, 1)
     monkeypatch.undo()
     assert last(tmp_path) == 1

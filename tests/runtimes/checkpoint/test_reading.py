@@ -7,7 +7,7 @@ from panpipe.runtimes.checkpoint.manifest import MANIFEST_NAME, manifest_bytes
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts, write_parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save
-from panpipe.runtimes.launch.exchange import ONE_PROCESS
+from panpipe.runtimes.launch.team import ONE_PROCESS
 
 TENSORS = {
     "model.a": torch.arange(6.0).reshape(2, 3),

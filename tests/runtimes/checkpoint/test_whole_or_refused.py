@@ -12,14 +12,12 @@ import panpipe
 import pytest
 import torch
 import xxhash
-from panpipe.runtimes.checkpoint.durable_files import FileRecord
-from panpipe.runtimes.checkpoint.folders import remove_older
-from panpipe.runtimes.checkpoint.manifest import manifest_bytes
+from panpipe.runtimes.checkpoint.manifest import FileRecord, manifest_bytes
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import Parts
-from panpipe.runtimes.checkpoint.writing import Save, begin_save
-from panpipe.runtimes.launch.exchange import ONE_PROCESS
-from panpipe.runtimes.weights.tensor_files import write_tensors
+from panpipe.runtimes.checkpoint.writing import Save, begin_save, remove_older
+from panpipe.runtimes.launch.team import ONE_PROCESS
+from panpipe.runtimes.weights.checkpoint import write_tensors
 from safetensors.torch import load_file
 
 from ...support.programs.optimizing import everything, pipe_of, train, warm_up

@@ -8,7 +8,7 @@ from panpipe.runtimes.checkpoint.manifest import read_manifest
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
 from panpipe.runtimes.checkpoint.state_parts import PartNames, Parts
 from panpipe.runtimes.checkpoint.writing import Save, begin_save
-from panpipe.runtimes.launch.exchange import Exchange
+from panpipe.runtimes.launch.team import Exchange
 
 
 class Threads:

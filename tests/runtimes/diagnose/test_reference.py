@@ -3,7 +3,7 @@
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.diagnose.reference import reference_of_replicas, reference_step
+from panpipe.runtimes.diagnose.parity import reference_of_replicas, reference_step
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 

@@ -14,7 +14,7 @@ from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.engine.lowered_plan import LoweredPlan
 from panpipe.runtimes.engine.step_data import StepOptions
 from panpipe.runtimes.engine.step_graphs import StepGraphs
-from panpipe.runtimes.optimizer.update import Ending
+from panpipe.runtimes.update.update import Ending
 
 from ...support.backends.fake_graphs import FakeGraphPool
 from ...support.plans import orders, plan_of

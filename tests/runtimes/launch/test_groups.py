@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.launch.groups import mesh_from_torch
+from panpipe.runtimes.launch.rank_team import mesh_from_torch
 
 
 def mesh(table, *names):

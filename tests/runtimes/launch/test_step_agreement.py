@@ -8,7 +8,7 @@ import torch
 from panpipe.core.capture.export.operators import operators_of
 from panpipe.core.capture.export.step import capture_step
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.launch.step_agreement import check_same_step
+from panpipe.runtimes.launch.agreement import check_same_step
 from torch import nn
 
 MODEL = nn.Linear(4, 4)

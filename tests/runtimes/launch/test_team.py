@@ -9,7 +9,7 @@ from panpipe.backends import gloo, memcpy
 from panpipe.core.errors import RequestError, WorkerError
 from panpipe.runtimes.launch.rank_team import RankTeam
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.watch import thread_hangs
+from panpipe.runtimes.watch import positions
 
 
 @pytest.fixture
@@ -75,7 +75,7 @@ def test_transport_that_connects_no_threads_or_no_ranks_is_refused():
 
 def test_device_that_hangs_is_named_and_its_team_refuses_further_work(monkeypatch):
     at_exit, over = [], threading.Event()
-    monkeypatch.setattr(thread_hangs.atexit, "register", at_exit.append)
+    monkeypatch.setattr(positions.atexit, "register", at_exit.append)
     team = ThreadTeam(2, timeout_s=0.5)
 
     def work(device):
@@ -90,7 +90,7 @@ def test_device_that_hangs_is_named_and_its_team_refuses_further_work(monkeypatc
     with team.inside("step 1"), pytest.raises(WorkerError, match=said):
         team.run_local(work)
     over.set()
-    assert at_exit == [thread_hangs.end_process]  # the interpreter would wait for the thread, or abort
+    assert at_exit == [positions.end_process]  # the interpreter would wait for the thread, or abort
     with pytest.raises(WorkerError, match=said):
         team.run_local(lambda device: device)
 

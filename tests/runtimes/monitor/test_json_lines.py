@@ -5,7 +5,7 @@ import json
 import os
 import resource
 
-from panpipe.runtimes.monitor.json_lines import JsonLines
+from panpipe.runtimes.monitor.monitors import JsonLines
 from panpipe.runtimes.monitor.records import DeviceReport, StepReport
 
 DEVICE = DeviceReport(0, 0, 0, (0,), 0.5, 0.25, 100, 60, 2, 8)

@@ -10,7 +10,7 @@ from panpipe.core.actions import SEND_KINDS
 from panpipe.core.trace.compare import bubble_per_device
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.monitor.monitors import monitors_of
-from panpipe.runtimes.optimizer.training import Training
+from panpipe.runtimes.update.training import Training
 
 from ...support.models import CASES
 from ...support.programs.poison import POISONED, poisoned_batch

@@ -5,8 +5,8 @@ import builtins
 import panpipe
 import pytest
 from panpipe.core.errors import RequestError
+from panpipe.runtimes.monitor.monitors import TensorBoard, scalars
 from panpipe.runtimes.monitor.records import DeviceReport, StepReport
-from panpipe.runtimes.monitor.tensorboard import TensorBoard, scalars
 
 
 def report(step=3, **changes):

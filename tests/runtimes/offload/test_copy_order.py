@@ -16,7 +16,7 @@ from panpipe.backends import streams
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.offload import device_offload
 from panpipe.runtimes.offload.copies import StreamCopies, StreamCopy
-from panpipe.runtimes.offload.moved_storages import MovedStorages
+from panpipe.runtimes.offload.device_offload import MovedStorages
 
 from ...support.backends.recorded_streams import RecordedStreams
 from ...support.cuts import batch_on, captured_once, even_plan

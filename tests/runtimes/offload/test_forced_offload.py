@@ -4,7 +4,7 @@ import pytest
 import torch
 from panpipe.runtimes import trainer
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.offload.arena import MemoryArena
+from panpipe.runtimes.offload.copies import MemoryArena
 
 from ...support.backends.forced_offload import PLAIN, VARIABLE, force_offload
 from ...support.models import CASES

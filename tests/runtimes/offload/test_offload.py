@@ -14,7 +14,7 @@ from panpipe.core.plan.plan import Plan
 from panpipe.core.policies.offload import host_slots
 from panpipe.core.trace.trace import HOST_MEMORY
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.offload import arena, offloads
+from panpipe.runtimes.offload import copies, offloads
 from panpipe.runtimes.offload.tier import OffloadTier
 from panpipe.runtimes.programs.compiler_choice import CompilerChoice
 from panpipe.runtimes.programs.stage_compiler import StageCompiler
@@ -87,13 +87,13 @@ def test_copies_delayed_at_random_change_no_bit(monkeypatch, queues):
     """What reads too early, or is freed too early, would find other bytes."""
     drawn = random.Random(0)
     for name in ("write", "read"):
-        plain = getattr(arena.MemoryArena, name)
+        plain = getattr(copies.MemoryArena, name)
 
         def late(self, offset, data, plain=plain):
             time.sleep(drawn.random() * 0.002)
             plain(self, offset, data)
 
-        monkeypatch.setattr(arena.MemoryArena, name, late)
+        monkeypatch.setattr(copies.MemoryArena, name, late)
     for case, options in ((GPT, PLANS["v-half"]), (CONV, PLANS["split backward"])):
         plan, away = pair(case, **options)
         away = evolve(away, memory=evolve(away.memory, host_copy_queues=queues))
@@ -134,7 +134,10 @@ def test_larger_microbatches_than_the_examples_get_a_larger_arena():
 @pytest.mark.filterwarnings("ignore:microbatches of a new shape")
 def test_a_file_that_cannot_grow_refuses_the_larger_batch_alone(tmp_path, monkeypatch):
     _, away = pair(GPT, rows=6)
-    pipe, plain = build(ThreadTeam(2), GPT, F32, 6, away, MICROBATCHES, offload=OffloadTier(tmp_path)), arena._reserve
+    pipe, plain = (
+        build(ThreadTeam(2), GPT, F32, 6, away, MICROBATCHES, offload=OffloadTier(tmp_path)),
+        copies._reserve,
+    )
     largest = max(each.memory.bytes for each in pipe._trainer.offloads.values())
 
     def full(file, size):
@@ -142,7 +145,7 @@ def test_a_file_that_cannot_grow_refuses_the_larger_batch_alone(tmp_path, monkey
             raise OSError(28, "No space left on device")
         plain(file, size)
 
-    monkeypatch.setattr(arena, "_reserve", full)
+    monkeypatch.setattr(copies, "_reserve", full)
     small, large = (CASES[GPT].batch(rows, F32) for rows in (6, 18))
     pipe.step(small)
     before = [p.detach().clone() for p in pipe._session.model.parameters()]
@@ -227,7 +230,7 @@ def test_a_copy_that_fails_ends_the_step_with_its_reason(monkeypatch):
     pipe = build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES)
     before = copy.deepcopy(dict(pipe._session.model.named_parameters()))
     with monkeypatch.context() as patch:
-        patch.setattr(arena.MemoryArena, "write", full)
+        patch.setattr(copies.MemoryArena, "write", full)
         with pytest.raises(WorkerError, match=r"device 0 stopped: .*No space left on device"):
             pipe.step(CASES[GPT].batch(12, F32))
     assert all(torch.equal(before[name], p) for name, p in pipe._session.model.named_parameters())
@@ -253,7 +256,7 @@ def test_a_host_with_less_memory_than_planned_is_refused(tier, said):
 )
 def test_a_limit_of_the_process_is_checked_before_the_arena_is_allocated(monkeypatch, name, called):
     monkeypatch.setattr(offloads, name, lambda: 64)
-    monkeypatch.setattr(arena.MemoryArena, "__init__", None)
+    monkeypatch.setattr(copies.MemoryArena, "__init__", None)
     _, away = pair(GPT)
     with pytest.raises(RequestError, match=rf"64 bytes may be used there \({called}.*host=64\), or give"):
         build(ThreadTeam(2), GPT, F32, 12, away, MICROBATCHES)

@@ -7,7 +7,7 @@ import torch
 from attrs import evolve
 from panpipe.core.capture.graph.storages import StorageMeter, storage_sizes
 from panpipe.core.capture.programs import programs as derived
-from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.diagnose.parity import reference_step
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.utils import parametrizations, parametrize

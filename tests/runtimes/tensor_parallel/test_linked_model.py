@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.tensor_parallel.layouts import parts_of
-from panpipe.runtimes.tensor_parallel.linked_model import LinkedModel
+from panpipe.runtimes.tensor_parallel.layouts import LinkedModel, parts_of
 from panpipe.runtimes.weights.remote_tensors import make_remote
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

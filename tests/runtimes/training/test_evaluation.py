@@ -17,7 +17,7 @@ from panpipe.core.lowering.derive import forward_only
 from panpipe.core.plan.plan import Prediction, plan_json
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.core.trace.perfetto_reader import read_trace
-from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.diagnose.parity import reference_step
 from panpipe.runtimes.programs.stage_run import StageRun
 from torch import nn
 from torch.nn import functional as F

@@ -5,8 +5,8 @@ import torch
 from attrs import evolve
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import Stage, TiedWeight
-from panpipe.runtimes.optimizer.stage_state import StageState
 from panpipe.runtimes.training.model_changes import KnownTensors, TiedCopies, follow_trained, refuse_strays
+from panpipe.runtimes.update.stage_state import StageState
 from torch import nn
 
 from ...support.plans import orders, plan_of

@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.training.kept_gradients import CLEARED, PARTS, SLICE, SharedGradient
+from panpipe.runtimes.training.state import CLEARED, PARTS, SLICE, SharedGradient
 from torch import nn
 
 

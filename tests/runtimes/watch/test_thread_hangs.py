@@ -4,15 +4,15 @@ from concurrent.futures import Future
 
 import pytest
 from panpipe.core.errors import WorkerError
-from panpipe.runtimes.watch import thread_hangs
+from panpipe.runtimes.watch import positions
 from panpipe.runtimes.watch.activity import Activity
-from panpipe.runtimes.watch.thread_hangs import ThreadHangs
+from panpipe.runtimes.watch.positions import ThreadHangs
 
 
 @pytest.fixture
 def registered(monkeypatch):
     found = []
-    monkeypatch.setattr(thread_hangs.atexit, "register", found.append)
+    monkeypatch.setattr(positions.atexit, "register", found.append)
     return found
 
 
@@ -37,7 +37,7 @@ def test_device_that_waits_for_one_that_is_done_is_a_hang(registered):
     assert "for device 1 in step 4 at 0B3; device 1 has been done with step 4" in str(found)
     with pytest.raises(WorkerError, match="device 0 waited"):
         hangs.refuse_after_hang()
-    assert registered == [thread_hangs.end_process]
+    assert registered == [positions.end_process]
 
 
 def test_where_has_a_line_for_each_device():

@@ -7,8 +7,8 @@ import sys
 import pytest
 import torch
 from panpipe.core.errors import RequestError
-from panpipe.runtimes.weights import tensor_files
-from panpipe.runtimes.weights.tensor_files import DTYPES, TensorFile, write_tensors, write_whole
+from panpipe.runtimes.weights import checkpoint
+from panpipe.runtimes.weights.checkpoint import DTYPES, TensorFile, write_tensors, write_whole
 from safetensors.torch import load_file, save_file
 
 TENSORS = {
@@ -33,6 +33,14 @@ def test_file_is_what_the_library_reads_and_the_other_way_round(tmp_path):
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_file_whose_header_has_640_bytes_is_no_pickle(tmp_path):
+    """Its first bytes are 80 02, as those of a pickle of protocol 2."""
+    path = tmp_path / "one.safetensors"
+    write_tensors(path, {"t" * 547: TENSORS["weight"]})
+    assert path.read_bytes()[:2] == b"\x80\2"
+    assert TensorFile(path).entries.keys() == {"t" * 547}
+
+
 @pytest.mark.parametrize("dtype", sorted(DTYPES))
 def test_every_dtype_is_written_under_its_name(tmp_path, dtype):
     path = tmp_path / "one.safetensors"
@@ -53,7 +61,7 @@ def test_tensors_with_gaps_between_their_elements_are_written(tmp_path):
 
 
 def test_tensors_are_read_in_pieces_into_any_layout_and_converted(tmp_path, monkeypatch):
-    monkeypatch.setattr(tensor_files, "_PIECE_BYTES", 16)  # four numbers
+    monkeypatch.setattr(checkpoint, "_PIECE_BYTES", 16)  # four numbers
     path = tmp_path / "one.safetensors"
     write_tensors(path, {"weight": TENSORS["weight"]})
     turned = torch.empty(4, 3, dtype=torch.float64).t()
@@ -123,7 +131,7 @@ def test_a_small_limit_on_data_does_not_matter(tmp_path):
 import resource
 import pathlib
 import torch
-from panpipe.runtimes.weights.tensor_files import TensorFile
+from panpipe.runtimes.weights.checkpoint import TensorFile
 tensor = torch.empty(16 << 20)
 used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData"))
 resource.setrlimit(resource.RLIMIT_DATA, ((used << 10) + (32 << 20),) * 2)

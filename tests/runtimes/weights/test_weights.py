@@ -13,12 +13,12 @@ from panpipe.core.capture.export.step import capture_step
 from panpipe.runtimes.batch.example import Example
 from panpipe.runtimes.launch.team import ThreadTeam
 from panpipe.runtimes.microbatches import split_batch
-from panpipe.runtimes.optimizer.optimizers import state_share
-from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.profile import measured_cluster, operator_profile
 from panpipe.runtimes.session import Session
 from panpipe.runtimes.trainer import Trainer
+from panpipe.runtimes.update.optimizers import state_share
+from panpipe.runtimes.update.training import Training
 from panpipe.runtimes.weights import places, weights_from
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from panpipe.core.capture.programs.programs import reads_on_host
 from panpipe.runtimes.programs.graphs import graph_pool
-from panpipe.runtimes.programs.graphs.cuda_graphs import extent_of, viewed_as
+from panpipe.runtimes.programs.graphs.graph_pool import extent_of, viewed_as
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree

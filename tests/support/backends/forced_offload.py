@@ -19,7 +19,7 @@ from panpipe.core.plan.plan import Plan, Prediction
 from panpipe.core.validation.validate import validate
 from panpipe.runtimes import trainer
 from panpipe.runtimes.batch.example import Example
-from panpipe.runtimes.offload.arena import MemoryArena
+from panpipe.runtimes.offload.copies import MemoryArena
 from panpipe.runtimes.training.plan_setup import PlanSetup
 
 from ..offloading import all_away

@@ -11,10 +11,10 @@ import torch
 from attrs import evolve, frozen
 from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.offload.tier import OffloadTier
-from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.programs.compiler_choice import CompilerChoice
 from panpipe.runtimes.programs.stage_compiler import StageCompiler
+from panpipe.runtimes.update.training import Training
 
 from ..cuts import captured_once, even_plan, programs_of
 from ..models import CASES, PYTHON, Case

@@ -7,8 +7,8 @@ import panpipe
 import torch
 from attrs import evolve
 from panpipe.runtimes.launch.team import Team, ThreadTeam
-from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
+from panpipe.runtimes.update.training import Training
 from torch import nn
 from torch.optim import lr_scheduler
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from panpipe.runtimes.diagnose.reference import reference_of_replicas
+from panpipe.runtimes.diagnose.parity import reference_of_replicas
 from torch import nn
 from torch.nn import functional as F
 

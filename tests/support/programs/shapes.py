@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 from panpipe.core.plan.plan import Plan
-from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.diagnose.parity import reference_step
 from panpipe.runtimes.launch.team import Team
 
 from ..models import CASES, Case

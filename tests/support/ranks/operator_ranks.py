@@ -7,7 +7,7 @@ import panpipe
 import torch
 from attrs import asdict
 from panpipe.runtimes.launch.team import Team
-from panpipe.runtimes.optimizer.training import Training
+from panpipe.runtimes.update.training import Training
 
 from ..programs.infinite_gradient import ROOT, root_batch
 from ..programs.poison import LAYERS, POISONED, Skipping, poisoned_batch

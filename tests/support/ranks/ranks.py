@@ -31,16 +31,16 @@ from panpipe.core.policies.sharding import LEVELS
 from panpipe.core.trace.perfetto import trace_json
 from panpipe.core.trace.trace import COMPUTE_QUEUE
 from panpipe.runtimes.devices.devices import device_of_rank
-from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.diagnose.parity import reference_step
 from panpipe.runtimes.launch.agreement import check_same, model_in_words
 from panpipe.runtimes.launch.rank_team import RankTeam
 from panpipe.runtimes.offload.tier import OffloadTier
-from panpipe.runtimes.optimizer.described_updates import describe_update
-from panpipe.runtimes.optimizer.gradient_buckets import Bucket
-from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.programs.stage_run import StageRun
 from panpipe.runtimes.replan import moving
 from panpipe.runtimes.training.initial_weights import compare_initial_weights
+from panpipe.runtimes.update.buckets import Bucket
+from panpipe.runtimes.update.optimizers import describe_update
+from panpipe.runtimes.update.training import Training
 from panpipe.runtimes.weights import weights_from
 from torch.distributed.device_mesh import init_device_mesh
 from torch.optim.optimizer import register_optimizer_step_pre_hook

@@ -15,15 +15,15 @@ from panpipe.core.plan.plan import Plan
 from panpipe.core.policies.sharding import LEVELS
 from panpipe.core.search import longest_path
 from panpipe.runtimes.batch.example import Example
-from panpipe.runtimes.diagnose.reference import reference_of_replicas
+from panpipe.runtimes.diagnose.parity import reference_of_replicas
 from panpipe.runtimes.launch.team import Team, ThreadTeam
 from panpipe.runtimes.microbatches import split_batch
-from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.planning.options import PlanningOptions
 from panpipe.runtimes.programs.options import ProgramOptions
 from panpipe.runtimes.replan.replanner import Replanner
 from panpipe.runtimes.training.averages import WeightAverage
+from panpipe.runtimes.update.training import Training
 from torch import nn
 from torch.optim import lr_scheduler
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn

@@ -6,7 +6,7 @@ from typing import Any
 import panpipe
 import torch
 from panpipe.core.plan.plan import Plan
-from panpipe.runtimes.diagnose.reference import reference_of_replicas
+from panpipe.runtimes.diagnose.parity import reference_of_replicas
 from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.weights.remote_tensors import RemoteTensor
 from torch.utils import _pytree as pytree

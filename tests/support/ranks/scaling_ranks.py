@@ -8,7 +8,7 @@ import panpipe
 import torch
 from panpipe import RequestError
 from panpipe.runtimes.launch.team import Team
-from panpipe.runtimes.optimizer.training import Training
+from panpipe.runtimes.update.training import Training
 from torch import nn
 
 from ..models import CASES, Case

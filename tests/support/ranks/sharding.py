@@ -11,10 +11,10 @@ import panpipe
 import torch
 from attrs import evolve
 from panpipe.core.policies.sharding import LEVELS
-from panpipe.runtimes.diagnose.reference import reference_of_replicas
+from panpipe.runtimes.diagnose.parity import reference_of_replicas
 from panpipe.runtimes.launch.team import Team
-from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
+from panpipe.runtimes.update.training import Training
 
 from ..cuts import captured_once, even_plan
 from ..models import CASES, Case

@@ -13,14 +13,14 @@ from panpipe.runtimes.launch.team import Team
 from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.monitor.monitors import Monitor
 from panpipe.runtimes.offload.tier import OffloadTier
-from panpipe.runtimes.optimizer.optimizers import OptimizerFactory
-from panpipe.runtimes.optimizer.training import Training
 from panpipe.runtimes.pipeline import Pipeline
 from panpipe.runtimes.programs.compiled import compile_stages
 from panpipe.runtimes.programs.options import ProgramOptions
 from panpipe.runtimes.session import Session
 from panpipe.runtimes.trainer import Trainer
 from panpipe.runtimes.training.initial_weights import compare_initial_weights
+from panpipe.runtimes.update.optimizers import OptimizerFactory
+from panpipe.runtimes.update.training import Training
 from panpipe.runtimes.weights import weights_from
 from torch import nn
 

@@ -16,7 +16,7 @@ from panpipe.core.capture.export.step import capture_step
 from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.errors import RequestError
 from panpipe.runtimes.checkpoint.reading import CheckpointReader
-from panpipe.runtimes.diagnose.reference import reference_step
+from panpipe.runtimes.diagnose.parity import reference_step
 from panpipe.runtimes.tensor_parallel.tensor_ranks import TensorRanks
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh

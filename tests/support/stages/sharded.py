@@ -4,8 +4,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 from panpipe.backends.memcpy import connect
-from panpipe.runtimes.optimizer.sharing.sharded_buckets import Sharing
-from panpipe.runtimes.optimizer.stage_state import StageState
+from panpipe.runtimes.update.buckets import Sharing
+from panpipe.runtimes.update.stage_state import StageState
 from torch import nn
 
 SHAPES = {"w": (3, 5), "scalar": (), "b": (7,), "empty": (0, 4), "conv": (2, 3, 2, 2), "tied": (4, 3)}

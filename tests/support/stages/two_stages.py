@@ -14,14 +14,14 @@ from panpipe.core.plan.plan import Plan
 from panpipe.runtimes.devices.compute import ComputeQueue, HostQueue
 from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.engine.step_data import StepInputs
+from panpipe.runtimes.engine.step_graphs import GraphWrapping
 from panpipe.runtimes.engine.tied import TiedReduction
 from panpipe.runtimes.microbatches import Microbatch, split_batch
-from panpipe.runtimes.optimizer.clipping import NormParameters
-from panpipe.runtimes.optimizer.stage_state import StageState
-from panpipe.runtimes.optimizer.update import Update
 from panpipe.runtimes.programs.compiled import Compiled, compile_stages
 from panpipe.runtimes.programs.graphs.graph_pool import GraphPool
 from panpipe.runtimes.programs.stage_run import StageRun
+from panpipe.runtimes.update.stage_state import StageState
+from panpipe.runtimes.update.update import NormParameters, Update
 from torch import Tensor, nn
 
 WIDTH, ROWS = 8, 4
@@ -98,7 +98,8 @@ class TwoStages:
         """One device's executor."""
         own = {stage.index: self.states[stage.index] for stage in plan.stages_on(backend.device)}
         update = Update(plan, own, NormParameters(()), None, torch.device("cpu"))
-        return Executor(plan, backend, queue or HostQueue(), TiedReduction(plan, {}), update, pool=pool)
+        wrapping = None if pool is None else GraphWrapping(pool, torch.device("cpu"))
+        return Executor(plan, backend, queue or HostQueue(), TiedReduction(plan, {}), update, wrapping=wrapping)
 
     def on(self, plan: Plan, device: int) -> list[dict[int, StageRun]]:
         """For each microbatch a device's stages by index."""

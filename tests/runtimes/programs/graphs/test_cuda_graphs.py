@@ -6,8 +6,7 @@ from contextlib import contextmanager, nullcontext
 import pytest
 import torch
 from panpipe.core.capture.graph.random_draws import GraphGenerators, graph_generators
-from panpipe.runtimes.programs.graphs.cuda_graphs import _INVALID, CudaGraphPool
-from panpipe.runtimes.programs.graphs.graph_pool import graph_pool, has_graphs
+from panpipe.runtimes.programs.graphs.graph_pool import _INVALID, CudaGraphPool, graph_pool, has_graphs
 
 CPU = torch.device("cpu")
 

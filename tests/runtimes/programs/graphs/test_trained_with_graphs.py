@@ -7,7 +7,7 @@ from panpipe.core.capture.graph.storages import StorageMeter, WatchEverything, s
 from panpipe.core.errors import WorkerError
 from panpipe.runtimes.engine.executor import Executor
 from panpipe.runtimes.launch.team import ThreadTeam
-from panpipe.runtimes.optimizer.training import Training
+from panpipe.runtimes.update.training import Training
 from torch import nn
 
 from ....support.backends.fake_graphs import install

@@ -1,1 +1,0 @@
-"""What the replicas of a stage share: parts of its optimizer, gradients and parameters."""

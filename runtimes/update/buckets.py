@@ -1,0 +1,441 @@
+"""Buckets: the gradients of some parameters in one tensor, which replicas sum as DistributedDataParallel does.
+
+Gradients are allocated in buckets, so that nothing is copied. What replicas share (``core/policies/sharding``) decides
+what a sum is, and which memory a bucket has::
+
+    none        │ gradient │ gradient │ … │ has one? │    all-reduce: every replica has the sums
+    optimizer   │ gradient │ gradient │     gradient     │  │
+                │    replica 0    │    replica 1    │ …      reduce-scatter: equal parts, wherever they cut a gradient
+    gradients   in a slot while the gradients of a microbatch are computed and summed (`gradient_sinks`)
+    parameters  also the parameters are gathered in it (`shared_parameters`)
+
+REDUCE_GRAD starts the sums of a stage, and the device continues to compute; STEP waits for those of its stage,
+REDUCE_TIED and SYNC for those of all stages. A parameter without a gradient in any replica keeps ``grad`` None, as in
+one process: a region (Python code) may take another branch in one replica, so flags record which have one.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from attrs import define, frozen
+from torch import Tensor, nn
+
+from ...backends.contract import Backend, Handle
+from ...core.errors import RequestError
+from ...core.policies.sharding import SLOTS
+
+BUCKET_BYTES = 25 << 20
+"""The default of DistributedDataParallel: of 0 to 50 MB, the authors find 10 to 25 MB fastest (Li et al., "PyTorch
+Distributed: Experiences on Accelerating Data Parallel Training", VLDB 2020, section 5.2). A plan reduces a whole stage
+after its last backward, so a bucket's size only limits how much is in flight at a time."""
+IN_FLIGHT = 2
+"""Buckets that are reduced to parts at a time: a transport without its own reduce-scatter receives into further
+memory."""
+
+
+class Slots:
+    """Memory that the buckets of a device's stages use in turns: slots of equal size, allocated when they are needed
+    and then kept, `SLOTS` or more if all are in use. They have no memory until `grow` is called.
+
+    Attributes:
+        all: the slots that exist, as bytes.
+        in_flight: for each slot from which a sum is in flight, in the order issued, a function that waits for the sum
+            and frees the slot.
+    """
+
+    def __init__(self) -> None:
+        self._device, self._size = torch.device("cpu"), 0
+        self.all: list[Tensor] = []
+        self.in_flight: deque[Callable[[], None]] = deque()
+        self._free: list[Tensor] = []
+
+    @property
+    def has_free(self) -> bool:
+        """Whether `take` returns a slot that is free, or one of the first `SLOTS`."""
+        return bool(self._free) or len(self.all) < SLOTS
+
+    def make_room(self) -> None:
+        """Wait for the earliest sums until a slot is free, if there are any: all replicas wait in the same order."""
+        while not self.has_free and self.in_flight:
+            self.in_flight[0]()
+
+    def take(self) -> Tensor:
+        """A slot; another one is allocated if none is free."""
+        if self._free:
+            return self._free.pop()
+        slot = torch.empty(self._size, dtype=torch.uint8, device=self._device)
+        self.all.append(slot)
+        return slot
+
+    def give_back(self, slot: Tensor) -> None:
+        """Free a slot."""
+        if any(slot is known for known in self.all):
+            self._free.append(slot)
+
+    def drop(self, slot: Tensor) -> None:
+        """Forget a slot to which something may still be written."""
+        self.all = [known for known in self.all if known is not slot]
+
+    def grow(self, buckets: Iterable["Bucket"]) -> None:
+        """Make the slots large enough for some buckets, on their device; no slot may be in use."""
+        for bucket in buckets:
+            if bucket.nbytes > self._size:
+                self._size, self._device = bucket.nbytes, bucket.device
+                self.all, self._free = [], []
+
+
+@frozen
+class Sharing:
+    """How a stage shares its optimizer over its replicas.
+
+    Args:
+        replicas: the transport of the stage's device to its replicas that is open now.
+        replica, count: the number of this replica, and of all.
+        tied: names of parameters that other stages read, too.
+        gradients: whether each replica holds its part of the gradients alone, too.
+        parameters: whether each replica holds its part of the parameters alone, too, outside of runs.
+        order: names of the parameters in the order in which a backward computes their gradients; others follow.
+        slots: memory of buckets of the stage's device; None for slots of the stage alone.
+        split: names of parameters of which tensor ranks have parts. ``replicas`` are then those with the same parts,
+            and gradients of other parameters are summed over all. None without tensor ranks.
+    """
+
+    replicas: Callable[[], Backend]
+    replica: int
+    count: int
+    tied: frozenset[str] = frozenset()
+    gradients: bool = False
+    parameters: bool = False
+    order: tuple[str, ...] = ()
+    slots: Slots | None = None
+    split: frozenset[str] | None = None
+
+    def copies(self, name: str, replicas: int) -> int:
+        """How many of some replicas, tensor ranks included, have the same part of a parameter."""
+        return 1 if self.split is None or name in self.split else replicas // self.count
+
+
+@define(eq=False)
+class Part:
+    """This replica's slice of a parameter.
+
+    Args:
+        name, whole: the parameter.
+        start, stop: of its elements in the order of memory.
+        value: the slice, which the optimizer steps: a view of the parameter, or of the bucket's values; a scalar stays
+            one.
+        gradient: the slice of the sum of the parameter's gradients, in the bucket's part.
+    """
+
+    name: str
+    whole: nn.Parameter
+    start: int
+    stop: int
+    value: nn.Parameter
+    gradient: Tensor
+
+    def follow(self) -> None:
+        """Make the slice a view of the parameter again, if the parameter was given other memory."""
+        now = _slice(self.whole, self.start, self.stop)
+        if now.data_ptr() != self.value.data_ptr():
+            self.value.data = now
+
+
+class Bucket:
+    """The gradients of some parameters in one tensor.
+
+    Args:
+        parameters: by name, of one dtype and device.
+        sharing: how replicas share them; None if each has all sums.
+        trained: whether they have gradients.
+
+    Attributes:
+        memory: the whole tensor; None if replicas share gradients: it then is in a slot while it is used.
+        gradients: each parameter's gradient in ``memory``; empty without it.
+        part: the sums of this replica's part; empty without gradients.
+        parts: its slices of parameters.
+        values: the parameters of this replica's part, if replicas share parameters; else None.
+        elements: of the whole tensor, in equal parts for all replicas.
+        own: the elements of this replica's part.
+        offsets: parameter → the place of its first element.
+    """
+
+    def __init__(
+        self, parameters: Mapping[str, nn.Parameter], sharing: Sharing | None = None, *, trained: bool = True
+    ) -> None:
+        self.parameters, self._sharing = parameters, sharing
+        self._count = sum(p.numel() for p in parameters.values())
+        first = next(iter(parameters.values()))
+        self.dtype, self.device = first.dtype, first.device
+        replica, count = (0, 1) if sharing is None else (sharing.replica, sharing.count)
+        length = self._count + len(parameters) if sharing is None else -(-self._count // count)
+        begin, self.elements = replica * length, length * count
+        self.own = slice(begin, begin + length)
+        self.memory = None if sharing is not None and sharing.gradients else self.empty(self.elements)
+        if self.memory is None:
+            self.part = self.empty(length if trained else 0)
+        else:
+            self.clear_padding(self.memory)
+            self.part = self.memory[self.own]
+        self.values = self.empty(length).zero_() if sharing is not None and sharing.parameters else None
+        self.offsets: dict[str, int] = {}
+        self.parts: list[Part] = []
+        self._strides: dict[nn.Parameter, tuple[tuple[int, ...], int]] = {}
+        offset = 0
+        for name, parameter in parameters.items():
+            self.offsets[name], size = offset, parameter.numel()
+            strides = (
+                torch.empty(parameter.shape, device="meta").stride() if sharing is None else _dense(name, parameter)
+            )
+            self._strides[parameter] = strides, offset
+            start, stop = max(begin - offset, 0), min(begin + length - offset, size)
+            if sharing is not None and trained and start < stop:
+                self.parts.append(self._part(name, parameter, start, stop, offset - begin))
+            offset += size
+        memory = self.memory
+        self.gradients = {} if memory is None else {p: self.gradient_in(memory, p) for p in self._strides}
+
+    def _part(self, name: str, parameter: nn.Parameter, start: int, stop: int, at: int) -> Part:
+        own = slice(at + start, at + stop)
+        # With values of its own the parameter may have no memory yet.
+        value = _slice(parameter, start, stop) if self.values is None else self.values[own]
+        held = nn.Parameter(value.view(()) if parameter.ndim == 0 else value)
+        return Part(name, parameter, start, stop, held, self.part[own].view(held.shape))
+
+    def empty(self, elements: int | None = None) -> Tensor:
+        """Memory of the dtype and device of the bucket, with undefined values; by default for the whole tensor."""
+        return torch.empty(self.elements if elements is None else elements, dtype=self.dtype, device=self.device)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether it is of one parameter."""
+        return len(self.parameters) == 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole tensor."""
+        return self.elements * self.dtype.itemsize
+
+    def memory_in(self, slot: Tensor) -> Tensor:
+        """The whole tensor in a slot."""
+        return slot[: self.nbytes].view(self.dtype)
+
+    def gradient_in(self, memory: Tensor, parameter: nn.Parameter) -> Tensor:
+        """A parameter's gradient in the whole tensor; with the parameter's strides if replicas have parts of it."""
+        strides, offset = self._strides[parameter]
+        return memory.as_strided(parameter.shape, strides, memory.storage_offset() + offset)
+
+    def clear_padding(self, memory: Tensor) -> None:
+        """Write zeros to the end of the whole tensor, which no parameter uses."""
+        memory[self._count :] = 0
+
+    def collect(self) -> None:
+        """Copy gradients to their places, where they are not there already; a missing one counts as zeros."""
+        for parameter, gradient in self.gradients.items():
+            if parameter.grad is None:
+                gradient.zero_()
+            elif parameter.grad.data_ptr() != gradient.data_ptr():
+                gradient.copy_(parameter.grad)
+        if self._sharing is None and self.memory is not None:
+            flags = self.memory[self._count :].fill_(1.0)
+            for number, parameter in enumerate(self.gradients):
+                if parameter.grad is None:
+                    flags[number].zero_()
+
+    def reduce_collected(self, replicas: Backend) -> Handle:
+        """Start to sum the gradients of the parameters, in the bucket's own memory."""
+        assert self.memory is not None
+        self.collect()
+        return self.reduce(replicas, self.memory)
+
+    def reduce(self, replicas: Backend, memory: Tensor) -> Handle:
+        """Start to sum the whole tensor, or this replica's part of it, over all replicas.
+
+        Args:
+            replicas: the transport to all; with tensor ranks to those with other parts, too.
+            memory: the whole tensor.
+        """
+        sharing, numbers = self._sharing, numbers_of(memory)
+        if sharing is not None and (sharing.split is None or not sharing.split.isdisjoint(self.parameters)):
+            return (replicas if sharing.split is None else sharing.replicas()).reduce_scatter(numbers)
+        return replicas.all_reduce(numbers)
+
+    def assign_gradients(self) -> None:
+        """Set the gradients of parameters that are not shared to the sums.
+
+        The host waits for the device only if a parameter has no gradient here, and may have one in another replica.
+        """
+        assert self.memory is not None
+        everywhere = all(parameter.grad is not None for parameter in self.gradients)
+        anywhere = [True] * len(self.gradients) if everywhere else (self.memory[self._count :] != 0).tolist()
+        for (parameter, gradient), has_one in zip(self.gradients.items(), anywhere, strict=True):
+            parameter.grad = gradient if has_one else None
+
+    def gather(self, replicas: Backend, memory: Tensor) -> Handle:
+        """Start to gather the parameters in the whole tensor; `assign` copies them."""
+        with torch.no_grad():
+            if self.values is not None:
+                memory[self.own].copy_(self.values)
+            for part in self.parts if self.values is None else ():
+                at = self.offsets[part.name] + part.start
+                memory[at : at + part.value.numel()].view(part.value.shape).copy_(part.value)
+        return replicas.all_gather(numbers_of(memory))
+
+    def gathered(self, replicas: Backend) -> Tensor:
+        """The parameters, whole, in a new tensor."""
+        memory = self.empty()
+        self.gather(replicas, memory).wait()
+        return memory
+
+    def assign(self, memory: Tensor, into: Mapping[nn.Parameter, Tensor] | None = None) -> None:
+        """Copy the gathered parameters to the model's, or to other tensors of the same strides."""
+        with torch.no_grad():
+            for name, parameter in self.parameters.items():
+                at, target = self.offsets[name], parameter if into is None else into[parameter]
+                in_memory_order(target).copy_(memory[at : at + target.numel()])
+
+
+def buckets_of(named: Mapping[str, nn.Parameter]) -> list[Bucket]:
+    """The buckets of those parameters that are not frozen, and that replicas do not share."""
+    return [Bucket(held) for held in divided({name: p for name, p in named.items() if p.requires_grad})]
+
+
+def divided(named: Mapping[str, nn.Parameter], size: int = BUCKET_BYTES) -> list[dict[str, nn.Parameter]]:
+    """Divide parameters into those of buckets of one dtype, in order; each has as many as fit, and at least one.
+
+    Args:
+        size: most bytes of a bucket.
+    """
+    filling: dict[tuple[torch.dtype, torch.device], dict[str, nn.Parameter]] = {}
+    full: list[dict[str, nn.Parameter]] = []
+    for name, parameter in named.items():
+        key = parameter.dtype, parameter.device
+        held = filling.setdefault(key, {})
+        if held and sum(p.nbytes for p in held.values()) + parameter.nbytes > size:
+            full.append(held)
+            held = filling[key] = {}
+        held[name] = parameter
+    return [*full, *filling.values()]
+
+
+class Reduction:
+    """The reduction of a stage's gradients, in flight.
+
+    Args:
+        sums: start the sum of a bucket each.
+        size: bytes that are summed.
+        end: called when all sums have ended.
+        most: sums that are in flight at a time, and `wait` starts the others; None starts all at once.
+
+    Attributes:
+        bytes: as ``size``.
+    """
+
+    def __init__(
+        self, sums: Iterable[Callable[[], Handle]], size: int, end: Callable[[], None], most: int | None = None
+    ) -> None:
+        self._left, self._most, self._end, self.bytes = deque(sums), most, end, size
+        self.in_flight, self._watched = deque[Handle](), list[Any]()
+        self._start()
+
+    def _start(self) -> None:
+        while self._left and (self._most is None or len(self.in_flight) < self._most):
+            self.in_flight.append(self._left.popleft()())
+
+    def watch(self) -> None:
+        """Record the end of the reduction in `ended_ns`, if the transport's handles support it, and if all sums are
+        under way: of others the waiting thread adds the parts."""
+        self._watched = [handle for handle in self.in_flight if self._most is None]
+        for handle in self._watched:
+            if hasattr(handle, "watch"):
+                handle.watch()
+
+    @property
+    def ended_ns(self) -> int | None:
+        """The end of the last sum on the monotonic clock; None without `watch` or the transport's support."""
+        ends: Sequence[int | None] = [getattr(handle, "ended_ns", None) for handle in self._watched]
+        known = [end for end in ends if end is not None]
+        return max(known) if known and len(known) == len(ends) else None
+
+    def wait(self) -> None:
+        """Return when the parameters, or this replica's slices, have the sums."""
+        while self.in_flight:
+            self.in_flight.popleft().wait()
+            self._start()
+        self._end()
+
+
+class Gather:
+    """The all-gather of the parameters of some buckets, in flight.
+
+    Args:
+        begin: starts one; returns the tensor that it is gathered in and its handle, or None if there is no memory now.
+        end: called with a bucket and its tensor when it is whole.
+        make_room: waits until ``begin`` has memory.
+
+    Attributes:
+        bytes: of the parameters.
+    """
+
+    def __init__(
+        self,
+        buckets: Iterable[Bucket],
+        begin: Callable[[Bucket, int], tuple[Tensor, Handle] | None],
+        end: Callable[[Bucket, Tensor], None],
+        make_room: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._left, self._begin, self._end, self._make_room = deque(buckets), begin, end, make_room
+        self._in_flight = deque[tuple[Bucket, Tensor, Handle]]()
+        self.bytes = sum(bucket.nbytes for bucket in self._left)
+        self._start()
+
+    def _start(self) -> None:
+        while self._left and (begun := self._begin(self._left[0], len(self._in_flight))) is not None:
+            self._in_flight.append((self._left.popleft(), *begun))
+
+    def wait(self) -> None:
+        """Return when the model has the parameters."""
+        while self._in_flight or self._left:
+            if not self._in_flight:  # another stage has used all slots
+                self._make_room()
+                self._start()
+            bucket, memory, handle = self._in_flight.popleft()
+            handle.wait()
+            self._end(bucket, memory)
+            self._start()
+
+
+def in_memory_order(tensor: Tensor) -> Tensor:
+    """The elements of a dense tensor in the order of memory, as a view of one dimension."""
+    return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def numbers_of(memory: Tensor) -> Tensor:
+    """A tensor's real numbers, whose sums are those of complex ones."""
+    return torch.view_as_real(memory).view(-1) if memory.is_complex() else memory
+
+
+def _slice(parameter: nn.Parameter, start: int, stop: int) -> Tensor:
+    elements = in_memory_order(parameter)[start:stop]
+    return elements.view(()) if parameter.ndim == 0 else elements
+
+
+def _dense(name: str, parameter: nn.Parameter) -> tuple[int, ...]:
+    """A parameter's strides.
+
+    Raises:
+        RequestError: some of its elements share memory, or there are gaps.
+    """
+    expected = 1
+    for size, stride in sorted(zip(parameter.shape, parameter.stride(), strict=True), key=lambda pair: pair[1]):
+        if size == 1 or not parameter.numel():
+            continue
+        if stride != expected:
+            raise RequestError(
+                f"parameter '{name}' has strides {tuple(parameter.stride())} for shape {tuple(parameter.shape)}: "
+                "replicas share dense parameters; make it contiguous, or leave shard out"
+            )
+        expected *= size
+    return tuple(parameter.stride())

@@ -1,0 +1,245 @@
+"""An optimizer's state by the names of parameters, as ``torch.distributed.checkpoint.state_dict`` flattens it.
+
+    state.blocks.0.up.weight.exp_avg          the optimizer's state of a parameter
+    param_groups.blocks.0.up.weight.lr        an option of the parameter's group
+
+A checkpoint has no index of a group or of a parameter, because these depend on the stage: another plan, whose stages
+have other parameters, reads the same names. A parameter that was never stepped has no state. Its keys are written
+anyway, with zeros, because a reader must know the keys in advance; `NamedState.stepped` marks these parameters.
+
+If each replica has a part of the state, reading gathers the whole tensors on the CPU, so that a checkpoint does not
+depend on how it was sharded: all replicas read together. Loading takes this replica's slices of whole tensors.
+"""
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakValueDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...core.errors import RequestError
+from .buckets import Bucket, Part, in_memory_order
+from .optimizers import MEMBERS, OptimizerFactory, blank_state
+from .replica_values import gather_values
+from .shards import Shards, narrowed
+
+State = dict[str, Any]
+"""What an optimizer keeps for a parameter, or values by flattened names."""
+
+
+class NamedState:
+    """The state of one stage's optimizer by name.
+
+    Args:
+        make: created it; used to find the state of a parameter that it has not stepped yet.
+        parameters: the stage's trained parameters by name; whole.
+        shards: this replica's slices, which the optimizer steps; None if it steps whole parameters.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        make: OptimizerFactory,
+        parameters: Mapping[str, nn.Parameter],
+        shards: Shards | None = None,
+    ) -> None:
+        self._optimizer, self._make, self._parameters, self._shards = optimizer, make, parameters, shards
+        self._blanks: dict[str, State] = {}
+        self._lent: WeakValueDictionary[int, Tensor] = WeakValueDictionary()
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        if shards is not None:
+            names = {id(part.value): name for name, part in shards.parts.items()}
+        held = [[names[id(p)] for p in group["params"]] for group in optimizer.param_groups]
+        self._held = [name for group in held for name in group]
+        self._groups = held if shards is None else shards.members
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the parameters that the optimizer steps, in its order; of all replicas."""
+        return [name for group in self._groups for name in group]
+
+    @property
+    def stepped(self) -> dict[str, bool]:
+        """For each parameter whether the optimizer has state of it. All replicas that share it call this together."""
+        if self._shards is None:
+            return {name: bool(self._optimizer.state.get(self._parameters[name])) for name in self.names}
+        found = self._of_first_owners(self._shards)
+        return {name: bool(found.get(name, {}).get("paths")) for name in self.names}
+
+    @property
+    def kept(self) -> dict[str, set[str]]:
+        """Parameter → the keys of its state, also if it was not stepped yet."""
+        own = self._own()
+        return {name: set(leaves_of(own.get(name) or self._blank(name))) for name in self.names}
+
+    def read(self) -> State:
+        """The state by its flattened names. All replicas that share the optimizer call this together, and get whole
+        tensors on the CPU; otherwise tensors are the optimizer's own, where it has any."""
+        found: State = {}
+        if self._shards is None:
+            for name, state in self._own().items():
+                blank = state or zeros_of(self._blank(name), self._parameters[name].device)
+                found |= leaves_of(blank, f"state.{name}.")
+        else:
+            found = self._gathered(self._shards)
+        for names, options in zip(self._groups, self._optimizer.state_dict()["param_groups"], strict=True):
+            for name in names:
+                found |= {f"param_groups.{name}.{k}": v for k, v in options.items() if k not in MEMBERS}
+        if self._shards is None:
+            self._lent.update({id(value): value for value in found.values() if isinstance(value, Tensor)})
+        return found
+
+    def packed(self, found: Mapping[str, Any], stepped: Mapping[str, bool]) -> State:
+        """A state for the optimizer's ``load_state_dict``.
+
+        Args:
+            found: with all the names of `read`. Tensors that `read` returned are used as they are, others are copied.
+            stepped: by name whether the parameter has a state.
+
+        Raises:
+            RequestError: parameters of one group had different options.
+        """
+        own, state = self._own(), dict[int, Any]()
+        for index, name in enumerate(self._held):
+            if stepped.get(name):
+                whole = self._like(own.get(name) or self._blank(name), found, f"state.{name}")
+                state[index] = whole if self._shards is None else narrowed(whole, self._shards.parts[name])
+        groups = [
+            options | self._options(names, options, found)
+            for names, options in zip(self._groups, self._optimizer.state_dict()["param_groups"], strict=True)
+        ]
+        return {"state": state, "param_groups": groups}
+
+    def _own(self) -> dict[str, State]:
+        """The state of each parameter that the optimizer steps here; empty for one that was never stepped."""
+        state = self._optimizer.state_dict()["state"]
+        stray = next((key for key in state if not isinstance(key, int)), None)
+        if stray is not None:
+            raise RequestError(
+                f"{type(self._optimizer).__name__} keeps '{stray}', which belongs to no parameter: a checkpoint is by "
+                "parameters, so that other stages can read it; use an optimizer that keeps state only for parameters"
+            )
+        return {name: state.get(i, {}) for i, name in enumerate(self._held)}
+
+    def _blank(self, name: str) -> State:
+        """The state that the optimizer will have of a parameter: tensors on meta."""
+        if name not in self._blanks:
+            state = blank_state(self._make, name, self._parameters[name])
+            self._blanks[name] = {key: _on_meta(value) for key, value in state.items()}
+        return self._blanks[name]
+
+    def _options(self, names: list[str], options: Mapping[str, Any], found: Mapping[str, Any]) -> State:
+        """A group's options; an empty group keeps its own."""
+        taken: State = {}
+        for key in options if names else ():
+            of_each = [found.get(f"param_groups.{name}.{key}", options[key]) for name in names]
+            other = next((i for i, value in enumerate(of_each) if repr(value) != repr(of_each[0])), None)
+            if other is not None:
+                raise RequestError(
+                    f"'{names[0]}' has {key} {of_each[0]} in the checkpoint and '{names[other]}' has {of_each[other]}, "
+                    "and both are in one parameter group here: form the groups that the checkpoint was written with"
+                )
+            if key not in MEMBERS:
+                taken[key] = of_each[0]
+        return taken
+
+    def _like(self, template: Any, found: Mapping[str, Any], path: str) -> Any:
+        if isinstance(template, dict):
+            return {key: self._like(value, found, f"{path}.{key}") for key, value in template.items()}
+        value = found[path]
+        if not isinstance(value, Tensor):
+            return copy.deepcopy(value)
+        return value if self._lent.get(id(value)) is value else value.detach().clone()
+
+    def _of_first_owners(self, shards: Shards) -> dict[str, State]:
+        """By parameter, from the replica that has its first element: what is not in slices, and where slices are."""
+        mine: dict[str, State] = {}
+        own = self._own()
+        for name, part in shards.parts.items():
+            if part.start == 0:
+                leaves = leaves_of(own.get(name, {}))
+                slices = {path: v.dtype for path, v in leaves.items() if self._is_slice(path, v, part)}
+                values = {path: _on_cpu(value) for path, value in leaves.items() if path not in slices}
+                mine[name] = {"paths": list(leaves), "values": values, "slices": slices}
+        of_all = gather_values(mine, shards.sharing.replicas(), shards.device)
+        return {name: one for of_one in of_all for name, one in of_one.items()}
+
+    def _is_slice(self, path: str, value: Any, part: Part) -> bool:
+        """Whether a value is a slice of a tensor of the parameter's shape."""
+        if not isinstance(value, Tensor) or part.whole.ndim == 0 or value.shape != part.value.shape:
+            return False
+        if part.value.numel() > 1 or part.whole.numel() == 1:
+            return True
+        blank = leaves_of(self._blank(part.name)).get(path)  # a counter may have one element, too
+        return not isinstance(blank, Tensor) or blank.shape == part.whole.shape
+
+    def _gathered(self, shards: Shards) -> State:
+        """The state of all replicas by flattened names, with whole tensors."""
+        first, own, found = self._of_first_owners(shards), self._own(), State()
+        slices = {name: one["slices"] for name, one in first.items()}
+        whole: dict[str, State] = {}
+        for bucket in shards.buckets:
+            there = {each for name in bucket.parameters for each in slices.get(name, {}).items()}
+            for path, dtype in sorted(there, key=str):
+                memory = _all_of(bucket, path, dtype, own, shards)
+                for name, parameter in bucket.parameters.items():
+                    if slices.get(name, {}).get(path) == dtype:
+                        whole.setdefault(name, {})[path] = _whole(memory, bucket.offsets[name], parameter)
+        for name in self.names:
+            kept = first.get(name, {"paths": ()})
+            if kept["paths"]:
+                values = {**kept["values"], **whole.get(name, {})}
+                found |= {f"state.{name}.{path}": values[path] for path in kept["paths"]}
+            else:
+                found |= leaves_of(zeros_of(self._blank(name), torch.device("cpu")), f"state.{name}.")
+        return found
+
+
+def _all_of(bucket: Bucket, path: str, dtype: torch.dtype, own: Mapping[str, State], shards: Shards) -> Tensor:
+    """A tensor of the optimizer's state of each parameter in a bucket, gathered from all replicas."""
+    memory = torch.zeros(bucket.elements, dtype=dtype, device=bucket.device)
+    for part in bucket.parts:
+        value = leaves_of(own.get(part.name, {})).get(path)
+        if isinstance(value, Tensor) and value.dtype == dtype and value.shape == part.value.shape:
+            begin = bucket.offsets[part.name] + part.start
+            memory[begin : begin + part.value.numel()] = value.flatten()
+    shards.sharing.replicas().all_gather(torch.view_as_real(memory) if memory.is_complex() else memory).wait()
+    return memory
+
+
+def _whole(memory: Tensor, offset: int, parameter: nn.Parameter) -> Tensor:
+    """A parameter's tensor from a bucket, contiguous, on the CPU."""
+    tensor = torch.empty_strided(parameter.shape, parameter.stride(), dtype=memory.dtype)
+    in_memory_order(tensor).copy_(memory[offset : offset + parameter.numel()])
+    return tensor.contiguous()
+
+
+def _on_cpu(value: Any) -> Any:
+    return value.detach().cpu() if isinstance(value, Tensor) else value
+
+
+def leaves_of(state: Mapping[Any, Any], prefix: str = "") -> State:
+    """The leaves of a nested state, by path."""
+    found: State = {}
+    for key, value in state.items():
+        found |= leaves_of(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return found
+
+
+def _on_meta(value: Any) -> Any:
+    """A state on meta; scalar tensors, such as step counters, are unchanged."""
+    if isinstance(value, dict):
+        return {key: _on_meta(below) for key, below in value.items()}
+    return value.to("meta") if isinstance(value, Tensor) and value.ndim > 0 else value
+
+
+def zeros_of(value: Any, device: torch.device) -> Any:
+    """The state with zeros in place of tensors on meta."""
+    if isinstance(value, dict):
+        return {key: zeros_of(below, device) for key, below in value.items()}
+    if isinstance(value, Tensor):
+        return torch.zeros_like(value, device=device if value.is_meta else value.device)
+    return value
