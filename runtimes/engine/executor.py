@@ -8,7 +8,7 @@
 2. A compute action waits for the messages that it reads, runs its program, and stores its outputs for the sends.
 3. A send passes its message to the backend and does not wait. The tensors are kept until the transfer has ended.
 
-The calls of each action are in the folder `instructions`, the state that they share in `messages` and `frame`, the
+The calls of each action are in the folder `instructions`, the state that they share in `messages` and `step_data`, the
 update in ``update/update``.
 """
 

@@ -1,6 +1,6 @@
 """The interface between instructions and a stage: the messages that it exchanges with other stages, and its calls.
 
-    LinkedStage       F and B: all that a stage of ``torch.compile`` has (``torch_compile/graph_stage``)
+    LinkedStage       F and B: all that a stage of ``torch.compile`` has (``torch_compile/graph_run``)
     CapturedStage     also I, W, RECOMPUTE, OFFLOAD and RELOAD (`stage_run`)
 
 The executor needs F and B; a plan with any of the others needs captured stages.

@@ -125,7 +125,7 @@ class Training(Update):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that must be equal on all ranks, in addition to those of `described_updates`."""
+        """The settings that must be equal on all ranks, in addition to those of `describe_update`."""
         state = self.scaler.state_dict() if self.scaler is not None and self._scales else None
         return {
             "seed": self.seed,
