@@ -9,6 +9,7 @@ import panpipe
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_sequence
 
 OPTIONS: dict[str, Any] = {
@@ -62,6 +63,49 @@ def test_operator_whose_backward_raises():
         trained(nn.Linear(4, 4), lambda model, batch: never_backward(model(batch)).mean(), BATCH)
 
 
+class Gate(nn.Module):
+    """Needs a value, so it stays Python, and then does this."""
+
+    def __init__(self, run: Callable[[nn.Module, torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.table, self.run = nn.Linear(4, 4), nn.Embedding(4, 4), run
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.sum().item() > 1e9:
+            x = 2 * x
+        return self.run(self, x)
+
+
+def replaced(gate: Any, x: torch.Tensor) -> torch.Tensor:
+    gate.layer.weight.data = torch.ones(4, 4)
+    return gate.layer(x)
+
+
+GATES = {
+    "writes its argument": (lambda gate, x: gate.layer(x.mul_(2)), "module '1' writes its arguments in place"),
+    "assigns data": (replaced, r"assigns \.data of its parameter 'layer.weight'"),
+    "sparse gradients": (
+        lambda gate, x: gate.layer(x) + F.embedding(x.argmax(-1), gate.table.weight, sparse=True),
+        "has sparse gradients",
+    ),
+    "other draws": (
+        lambda gate, x: gate.layer(x) * (torch.rand(4) if x[0, 0] > 50 else 1),
+        "draws 1 random tensors here and drew 0",
+    ),
+    "other shapes": (lambda gate, x: gate.layer(x)[:, : 2 if x[0, 0] > 50 else 4], "returns tensors of shapes"),
+}
+
+
+@pytest.mark.parametrize(("run", "said"), GATES.values(), ids=GATES)
+def test_module_that_stays_python_and_cannot(run, said):
+    first = nn.Linear(4, 4)
+    with torch.no_grad():
+        first.weight.copy_(torch.eye(4))
+        first.bias.zero_()
+    with pytest.raises(panpipe.PanpipeError, match=said):
+        trained(nn.Sequential(first, Gate(run), nn.Linear(4, 4)), mean, BATCH, BATCH + 100)
+
+
 @pytest.mark.parametrize(
     ("batch", "said"),
     [
@@ -85,3 +129,12 @@ def test_gradient_within_a_step(access):
 
     with pytest.raises(panpipe.RequestError, match=r"gradient.* parameter '0\.weight'"):
         trained(nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4)), step, BATCH)
+
+
+def test_model_that_was_built_under_inference_mode():
+    with torch.inference_mode():
+        model = nn.Linear(4, 4)
+    with pytest.raises(
+        panpipe.RequestError, match=r"parameter 'weight' was created under torch.inference_mode\(\).*: "
+    ):
+        trained(model, mean, BATCH)
