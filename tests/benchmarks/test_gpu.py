@@ -19,7 +19,7 @@ from panpipe.backends.streams import CudaStreams
 
 ROOT = Path(__file__).parents[2]
 LEASE = ROOT / "benchmarks" / "gpu" / "lease.sh"
-SLOW = ("versions", "memory", "predictions", "compiled_steps", "graphs", "compiled_graphs")
+SLOW = ("versions", "memory", "predictions", "steps", "compiled_steps", "graphs", "compiled_graphs")
 PARTS = ("versions", "parity", "queues", "nccl", "offload", "memory", "predictions", "steps", "calls", "graphs",
          "compiled_steps", "compiled_graphs")  # fmt: skip
 

@@ -136,14 +136,14 @@ def equals_one_process(checked, *plans):
 @pytest.mark.parametrize("run", RUNS)
 def test_patterns_train_like_one_process(run):
     torch.manual_seed(0)
-    equals_one_process(CheckedModel(Model(RUNS[run]).train(), step, batch(), 3), (2, "1f1b", 1), (3, "v-half", 2))
+    equals_one_process(CheckedModel(Model(RUNS[run]).train(), step, batch(), 3), (2, "v-half", 2))
 
 
 def test_comparison_of_a_computed_number_runs_at_the_end_of_the_step():
     torch.manual_seed(0)
     checked = CheckedModel(Model(set_up_once).train(), step, batch(), 3)
     assert list(checked.operators.step.regions) == ["the end of the step"]
-    equals_one_process(checked, (2, "1f1b", 1), (2, "v-half", 2))
+    equals_one_process(checked, (2, "v-half", 2))
 
 
 def probed(model, x):
@@ -169,7 +169,7 @@ def weighed_by_the_model(model, x):
 @pytest.mark.parametrize("step", [probed, compared_without_gradients, weighed_by_the_model])
 def test_outputs_without_gradient_and_weighted_losses_equal_one_process(step):
     torch.manual_seed(0)
-    equals_one_process(CheckedModel(Model(None).train(), step, batch(8), 4), (3, "v-half", 2), (4, "1f1b", 1))
+    equals_one_process(CheckedModel(Model(None).train(), step, batch(8), 4), (3, "v-half", 2))
 
 
 def test_arithmetic_of_numbers_equals_python():

@@ -1,9 +1,11 @@
-"""A sample of the zoo, by threads and on ranks; `make zoo` runs all of it."""
+"""A sample of the zoo, by threads and on ranks; `make zoo` runs all of it. Quick: `test_ordinary`."""
 
 import pytest
 
 from .run import run_zoo
 from .sample import REFUSED, TRAINED
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +28,6 @@ def test_model_is_refused_as_expected(results, name):
     assert {result["outcome"] for result in found} == {"refused"}, found
 
 
-@pytest.mark.slow
 def test_the_zoo_is_as_large_as_it_says():
     from .models import ZOO  # with all of transformers and diffusers that it reads
 

@@ -159,7 +159,10 @@ def check_equal(pipe: Pipeline, model: nn.Module, step: Any, batch: Any) -> None
         torch.testing.assert_close(own[name].grad, parameter.grad, rtol=1e-9, atol=1e-12)
 
 
-ALIKE = ("recurrent", "sequence second, square", "mask, sequence first")
+ALIKE = (
+    "recurrent", "sequence second, square", "mask, sequence first", "sequence first, square", "transposed",
+    "list of tensors", "mapping", "list of tensor pairs", "named tuple",
+)  # fmt: skip
 """Cases of which another one has all the mechanisms."""
 
 

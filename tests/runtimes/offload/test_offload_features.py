@@ -7,10 +7,9 @@ from ...support.parity import PLANS
 from ...support.programs.offload_features import FEATURES, check, compared
 
 QUICK = (
-    "accumulation_and_clipping", "scaled_losses_of_float16", "autocast_to_bfloat16", "weighted_losses_and_metrics",
-    "checkpoint_and_resume", "python_regions",
+    "scaled_losses_of_float16", "weighted_losses_and_metrics", "python_regions",
 )  # fmt: skip
-"""The others are in `test_offload` with less of each."""
+"""The others are in `test_offload` and `test_offload_ranks` with less of each."""
 OFFLOADING = [name for name, options in PLANS.items() if options.get("recompute", ()) is not None]
 pytestmark = pytest.mark.filterwarnings(
     "ignore:microbatches of a new shape", "ignore:storage '.*' of stage . is not as captured"

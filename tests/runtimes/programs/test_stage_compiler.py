@@ -89,7 +89,7 @@ def test_evaluation_with_inductor_equals_one_without_compilation(name):
     evaluate_compiled(name, "inductor", {"rtol": 0, "atol": 1e-9})
 
 
-@pytest.mark.parametrize("plan", ["split backward", "recompute"])
+@pytest.mark.parametrize("plan", ["split backward", pytest.param("recompute", marks=pytest.mark.slow)])
 def test_compiled_stage_saves_the_same_tensors(plan):
     peaks, sizes = [], []
     for compiler in (None, compiler_of()):
