@@ -259,11 +259,10 @@ def plan(
 
     limit = byte_size("--memory-limit", memory_limit, model is not None)
     options = PlanOptions(
-        cluster=cluster, microbatches=microbatches, graph=graph, model=model, batch=batch, sequence=sequence,
-        dtype=dtype, optimizer=optimizer, memory_limit=limit, mesh=mesh, recompute=recompute, offload=offload,
-        host_memory=byte_size("--host-memory", host_memory), shard=shard, schedule=schedule,
+        cluster=cluster, microbatches=microbatches, graph=graph and str(graph), model=model, batch=batch,
+        sequence=sequence, dtype=dtype, optimizer=optimizer, memory_limit=limit, mesh=mesh, recompute=recompute,
+        offload=offload, host_memory=byte_size("--host-memory", host_memory), shard=shard, schedule=schedule,
         chunks=chunks, sequence_parallel=sequence_parallel, kernels=kernels, tp_overlap=tp_overlap, cp=cp,
-        cp_order=cp_order, ep=ep, budget=budget,
-        seed=seed, layers=layers, samples=samples, tokens=tokens,
+        cp_order=cp_order, ep=ep, budget=budget, seed=seed, layers=layers, samples=samples, tokens=tokens,
     )  # fmt: skip
     run(options, tp=tp, seconds=seconds, top=top, out=out, json=json)

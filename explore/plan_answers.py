@@ -8,16 +8,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from attrs import asdict, evolve, frozen
+from attrs import evolve, frozen
 
 from ..answers.output import bytes_text, seconds_text
 from ..answers.plan.answer import PlanAnswer
 from ..answers.plan.infeasible import InfeasibleAnswer
-from ..answers.plan.options import PlanOptions
 from ..answers.plan.planning import plan_answer, plan_request
 from ..answers.plan.request import PlanRequest
+from ..answers.plan.tensor import wanted_tensor
+from ..core.cluster.catalog.find import find_cluster
 from ..core.errors import InfeasibleError, RequestError
 from ..core.plan.plan import Plan, plan_json
+from ..core.policies.sharding import NONE
 from ..core.report.data import report_data
 from ..core.report.facts import ReportFacts
 from ..core.schedules.problem import ScheduleFamily
@@ -109,11 +111,13 @@ def search(question: PlanQuestion, report: Report, what: str = "searching plans"
 
 
 def _request(question: PlanQuestion) -> tuple[PlanRequest, Sequence[ScheduleFamily]]:
-    options = asdict(question, filter=lambda field, _: field.name != "rank")
-    graph = None if question.graph is None else Path(question.graph)
-    request, known = plan_request(PlanOptions(**{**options, "graph": graph}))
-    names = ("graph", "model", "batch", "sequence", "dtype", "optimizer", "cluster")
-    key = *_file_times(question), *(getattr(question, name) for name in names)
+    wanted_tensor(str(question.tp), find_cluster(question.cluster), question.cluster, question.model)
+    request, known = plan_request(question, question.tp)
+    names = (
+        "graph", "model", "batch", "sequence", "dtype", "optimizer", "cluster", "kernels", "tp", "tp_overlap",
+        "sequence_parallel", "cp", "cp_order", "ep",
+    )  # fmt: skip
+    key = *_file_times(question), question.within, question.shard != NONE, *(getattr(question, name) for name in names)
     return evolve(request, costs_of=_costs.setdefault(key, cache(request.costs_of))), known
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 from attrs import asdict, field, fields, frozen
 
+from ..answers.plan.options import PlanOptions
 from ..core.documents import converter, reasons
 from ..core.errors import RequestError
 from ..core.files.json_reader import parse_json
@@ -68,32 +69,19 @@ class UniformQuestion:
 
 
 @frozen(kw_only=True)
-class PlanQuestion:
+class PlanQuestion(PlanOptions):
     """A plan. Fields are the options of ``panpipe plan``; None and defaults are omitted.
 
     Args:
+        tp: number of tensor ranks.
         rank: which of the plans of ``--top``: 1 is the fastest, and later ones need less memory.
     """
 
     kind: ClassVar[str] = "plan"
 
     cluster: str = "4xA100-40GB"
-    model: str | None = None
-    graph: str | None = None
     microbatches: int | None = 8
-    batch: int | None = None
-    sequence: int | None = None
-    dtype: str | None = None
-    optimizer: str | None = None
-    memory_limit: float | None = None
-    mesh: str | None = None
-    recompute: str | None = None
-    offload: str | None = None
-    host_memory: float | None = None
-    shard: str = "none"
-    schedule: str = "auto"
-    budget: int | None = None
-    seed: int = 0
+    tp: int = 1
     rank: int = 1
 
     @property
@@ -187,7 +175,10 @@ def _command(words: list[str], question: Question, options: Mapping[str, Any], a
     for name, value in options.items():
         if value is None or (name not in always and name in default and value == default[name]):
             continue
-        words += ["--" + name.replace("_", "-"), _text(value)]
+        if value is False:
+            words.append("--operators")  # the only flag with a name for no
+            continue
+        words += ["--" + name.replace("_", "-"), *(() if value is True else (_text(value),))]
     return shlex.join(words)
 
 

@@ -19,7 +19,7 @@ from ..core.policies.sharding import NONE
 from ..core.whole_numbers import whole_number
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
-from .launch.launch import MeshRequest, mesh_for, mesh_in_simulator
+from .launch.launch import MeshRequest, mesh_for, mesh_in_simulator, refuse_planned_only
 from .planning.options import PlanningOptions
 from .programs.graphs.supported import check_device, check_plan, check_sharing, refuse_offload
 from .settings import AUTO, Auto, Memory, Run
@@ -136,6 +136,7 @@ class PipelineOptions:
                 "leave shard out"
             )
         if self.plan is not None:
+            refuse_planned_only(self.plan)
             check_agrees(
                 self.plan, self._microbatches, AUTO, planning.memory.recompute, self._offload_asked(), shard,
             )  # fmt: skip

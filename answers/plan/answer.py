@@ -116,6 +116,8 @@ class PlanAnswer:
             print(rates)
         if plan.memory.offload:
             print(_offload_text(plan))
+        if plan.memory.within:
+            print(f"Recomputed within stages: {plan.memory.within}; training does not execute this")
         if plan.shard:
             print(_shard_text(plan))
         if plan.mesh.width > 1:
@@ -235,6 +237,7 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
         ],
         "device_actions": as_plain(plan.device_actions),
         "recompute": list(plan.memory.recompute),
+        **({"recompute_within": plan.memory.within} if plan.memory.within else {}),
         **({"offload": _plain_offload(plan)} if plan.memory.offload else {}),
         **({"shard": list(plan.shard)} if plan.shard else {}),
         **({"sharing": plan.mesh.sharing} if plan.mesh.sharing else {}),

@@ -14,14 +14,11 @@ from ...core.search import Oracle, longest_path
 from ...core.search.problem.options import MAX_CHUNKS
 from ...core.trace.throughput import StepTotals
 from .costs import PlanningCosts
+from .options import PlanOptions
 
 if TYPE_CHECKING:
     from ...core.search.problem.workload import Workload
 
-ATTENTION = "attention"
-"""Recomputation of the core of attention."""
-EVERY = "every"
-"""Recomputation of each n-th layer, written ``every:N``."""
 SIZES = (1, 2, 4, 8)
 """Samples of a microbatch to try if ``--microbatches`` is not given."""
 
@@ -99,19 +96,20 @@ def wanted_chunks(chunks: int | None, wanted: Sequence[ScheduleFamily]) -> tuple
     return chunks, chunks
 
 
-def wanted_recompute(recompute: str | None, *, analytic_costs: bool) -> Recompute | None:
+def wanted_recompute(options: PlanOptions, *, analytic_costs: bool) -> Recompute | None:
     """``none``, ``all``, the stages that recompute, or None to let the search choose.
 
     No stage recomputes with ``attention`` or ``every:N``, whose costs have it in the backward.
 
     Args:
-        recompute: the option.
+        options: of the request.
         analytic_costs: see `replicas_allowed`.
 
     Raises:
         RequestError: it is none of these.
     """
-    if recompute == ATTENTION or recomputed_layers(recompute) is not None:
+    recompute = options.recompute
+    if options.within:
         if not analytic_costs:
             raise RequestError(f"--recompute {recompute} is for a model on a described cluster: give none, all or auto")
         return "none"
@@ -122,12 +120,6 @@ def wanted_recompute(recompute: str | None, *, analytic_costs: bool) -> Recomput
             f"--recompute is '{recompute}': give none, all, auto, attention, or every:N with N of at least 1"
         )
     return recompute or "none"
-
-
-def recomputed_layers(recompute: str | None) -> int | None:
-    """The N of ``every:N``; None for another request."""
-    every, colon, count = (recompute or "").partition(":")
-    return int(count) if every == EVERY and colon and count.isdecimal() and int(count) > 0 else None
 
 
 def replicas_allowed(graph_given: bool, cluster: str) -> bool:

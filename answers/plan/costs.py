@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from math import ceil
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from attrs import evolve, frozen
@@ -14,53 +13,18 @@ from ...core.cluster.cluster import Cluster
 from ...core.cluster.device_type import NUMBER_TYPES, DeviceType
 from ...core.cluster.rank_kinds import CONTEXT_RANKS, EXPERT_RANKS, TENSOR_RANKS
 from ...core.cluster.tensor_groups import GroupedCluster
-from ...core.costs.graph import OpGraph, OpNode, read_graph, with_reduction_times
+from ...core.costs.graph import OpGraph, OpNode, with_reduction_times
 from ...core.costs.layers import recomputing_layers
 from ...core.costs.reductions import Overlap, Ring
 from ...core.errors import RequestError
+from ...core.policies.sharding import NONE
 from ...core.trace.throughput import StepTotals
 from ..bundled_models import bundled_model, is_bundled
 from ..output import note
+from .options import ATTENTION, PlanOptions
 
 if TYPE_CHECKING:
     from ...core.search.problem.blocks import Blocks
-
-
-@frozen
-class ModelRequest:
-    """The model options of the command line.
-
-    Args:
-        name: ``module:factory``, or a bundled model's name.
-        batch, sequence: samples and tokens of a bundled model's batch, or None.
-        dtype: number type of training; the model's own if None.
-        optimizer: it determines the state's size; the default if None.
-        tensor: number of tensor ranks that share each stage.
-        by_tokens: whether they share the tokens between layers, too.
-        kernels: how kernels are written, see ``core/analytic/fusion``.
-        tp_overlap: which collectives of tensor ranks overlap computation: none, backward or all.
-        attends_again: whether the backward computes the core of attention again.
-        every: each layer after as many recomputes; None for none.
-        context, experts: numbers of context ranks and of expert ranks that share each stage.
-        order: which tokens a context rank has, see ``core/analytic/context``.
-        shares: whether ranks with the same parameters share the optimizer's state.
-    """
-
-    name: str
-    batch: int | None = None
-    sequence: int | None = None
-    dtype: str | None = None
-    optimizer: str | None = None
-    tensor: int = 1
-    by_tokens: bool = False
-    kernels: str = "eager"
-    tp_overlap: str = "none"
-    attends_again: bool = False
-    every: int | None = None
-    context: int = 1
-    experts: int = 1
-    order: str = ZIGZAG
-    shares: bool = False
 
 
 @frozen
@@ -96,41 +60,33 @@ class PlanningCosts:
         return evolve(self, graph=blocks.joined(self.graph), by_type=by_type, parameter_sizes=sizes)
 
 
-def graph_costs(path: Path, work: StepTotals) -> PlanningCosts:
-    """Costs of an operator-graph file."""
-    return PlanningCosts(read_graph(path), {}, None, work)
-
-
-def model_costs(
-    request: ModelRequest, cluster: Cluster, name: str, microbatches: int, work: StepTotals
-) -> PlanningCosts:
+def model_costs(options: PlanOptions, cluster: Cluster, microbatches: int, tensor: int = 1) -> PlanningCosts:
     """Costs of a model on a cluster: from the description of its devices, or measured if it is this host.
 
     Args:
-        request: the model.
+        options: with a model; their samples and tokens have precedence over those of the model.
         cluster: the cluster to plan for.
-        name: the cluster's name on the command line.
         microbatches: the number of microbatches that the batch is split into.
-        work: samples and tokens of a step as given by the user; they have precedence over those of the model.
+        tensor: number of tensor ranks that share each stage.
 
     Raises:
         RequestError: an unknown number type or optimizer, a device without a type, or a model that cannot be captured.
     """
-    if request.dtype is not None and request.dtype not in NUMBER_TYPES:
-        raise RequestError(f"there is no number type '{request.dtype}': use one of {', '.join(NUMBER_TYPES)}")
-    find_optimizer(request.optimizer or DEFAULT)
-    if CPU.fullmatch(name):
-        return _measured(request, microbatches, work)
+    if options.dtype is not None and options.dtype not in NUMBER_TYPES:
+        raise RequestError(f"there is no number type '{options.dtype}': use one of {', '.join(NUMBER_TYPES)}")
+    find_optimizer(options.optimizer or DEFAULT)
+    if CPU.fullmatch(options.cluster):
+        return _measured(options, microbatches)
     types = [required_type(cluster, i) for i in range(len(cluster.devices))]
-    found = _analytic(request, types, microbatches, work)
+    found = _analytic(options, types, microbatches, tensor)
 
     def of_group(graph: OpGraph) -> OpGraph:
         if isinstance(cluster, GroupedCluster):
             counts = {TENSOR_RANKS: cluster.tensor, CONTEXT_RANKS: cluster.context, EXPERT_RANKS: cluster.experts}
             rings = {kind: Ring(count, *cluster.slowest(kind)) for kind, count in counts.items() if count > 1}
-            graph = with_reduction_times(graph, rings, _overlap(request, types[0]))
-            graph = _with_common_parameters(graph, cluster, shares=request.shares)
-        return graph if request.every is None else recomputing_layers(graph, request.every)
+            graph = with_reduction_times(graph, rings, _overlap(options, types[0], tensor))
+            graph = _with_common_parameters(graph, cluster, shares=options.shard != NONE)
+        return graph if options.every is None else recomputing_layers(graph, options.every)
 
     return evolve(
         found, graph=of_group(found.graph), by_type={name: of_group(graph) for name, graph in found.by_type.items()}
@@ -164,7 +120,7 @@ def _with_common_parameters(graph: OpGraph, cluster: GroupedCluster, *, shares: 
     return evolve(graph, nodes=tuple(map(changed, graph.nodes))) if kinds else graph
 
 
-def _overlap(request: ModelRequest, device: DeviceType) -> Overlap:
+def _overlap(options: PlanOptions, device: DeviceType, tensor: int) -> Overlap:
     """What tensor ranks wait for, by ``--tp-overlap``.
 
     ``backward``: Megatron-LM sums gradients of a column layer's input while it computes those of its weights (async
@@ -173,55 +129,55 @@ def _overlap(request: ModelRequest, device: DeviceType) -> Overlap:
     collectives and products into as many parts as there are ranks, of which the first is exposed.
     """
     slowed = (device.communication_multiprocessors or 0) / (device.multiprocessors or 1)
-    if request.tp_overlap == "backward":
-        return Overlap(1.0, 1 / 3 if request.by_tokens else 0.0, slowed)
-    if request.tp_overlap == "all":
-        return Overlap(1 / request.tensor, 1 / request.tensor, slowed)
+    if options.tp_overlap == "backward":
+        return Overlap(1.0, 1 / 3 if options.sequence_parallel else 0.0, slowed)
+    if options.tp_overlap == "all":
+        return Overlap(1 / tensor, 1 / tensor, slowed)
     return Overlap()
 
 
-def _measured(request: ModelRequest, microbatches: int, work: StepTotals) -> PlanningCosts:
+def _measured(options: PlanOptions, microbatches: int) -> PlanningCosts:
     from ..models import planned_model
 
+    assert options.model is not None
     planned = planned_model(
-        request.name, microbatches, batch=request.batch, sequence=request.sequence, dtype=request.dtype
+        options.model, microbatches, batch=options.batch, sequence=options.sequence, dtype=options.dtype
     )
     note("timing the model's operators on this host")
-    optimizer = find_optimizer(request.optimizer) if request.optimizer else None
+    optimizer = find_optimizer(options.optimizer) if options.optimizer else None
     graph = planned.measured(optimizer)
-    return PlanningCosts(graph, {}, planned.sizes, _known(work, planned.work()))
+    return PlanningCosts(graph, {}, planned.sizes, _known(options, planned.work()))
 
 
-def _analytic(
-    request: ModelRequest, devices: Sequence[DeviceType], microbatches: int, work: StepTotals
-) -> PlanningCosts:
+def _analytic(options: PlanOptions, devices: Sequence[DeviceType], microbatches: int, tensor: int) -> PlanningCosts:
     from ...core.analytic.context import over_context
     from ...core.analytic.model import ModelWork, costs_by_type, model_work
     from ...core.analytic.roofline import rate_of
     from ..models import PlannedModel, planned_model
 
-    context, experts = request.context, request.experts
-    batch, sequence = request.batch, request.sequence
+    assert options.model is not None
+    name, context, experts, by_tokens = options.model, options.cp, options.ep, options.sequence_parallel and tensor > 1
+    batch, sequence = options.batch, options.sequence
     if context > 1 or experts > 1:
-        batch, sequence = _of_rank(request, microbatches)
+        batch, sequence = _of_rank(options, name, microbatches)
 
     def work_with(repeat: bool) -> tuple[PlannedModel, ModelWork | None]:
         planned = planned_model(
-            request.name, microbatches, batch=batch, sequence=sequence, dtype=request.dtype, empty=True,
-            tensor=request.tensor, by_tokens=request.by_tokens, experts=experts, repeat=repeat,
+            name, microbatches, batch=batch, sequence=sequence, dtype=options.dtype, empty=True,
+            tensor=tensor, by_tokens=by_tokens, experts=experts, repeat=repeat,
         )  # fmt: skip
         own = model_work(
-            planned.operators, request.kernels, gathers_again=request.by_tokens, attends_again=request.attends_again
+            planned.operators, options.kernels, gathers_again=by_tokens, attends_again=options.within == ATTENTION
         )
         if context > 1:
-            own = over_context(own, context, request.order)
+            own = over_context(own, context, options.cp_order)
         return planned, own if planned.repeated is None else planned.repeated.expanded(own)
 
     planned, found = work_with(repeat=True)
     if found is None:  # the layers are equal, and what they do is not
         planned, found = work_with(repeat=False)
     assert found is not None
-    products, optimizer = request.dtype or "", find_optimizer(request.optimizer or DEFAULT)
+    products, optimizer = options.dtype or "", find_optimizer(options.optimizer or DEFAULT)
     graphs = costs_by_type(found, dict.fromkeys(devices), optimizer=optimizer, products=products)
     peaks = [rate_of(device, found.number_type, products) for device in devices]
     slowest = max(graphs, key=lambda name: sum(node.forward_s for node in graphs[name].nodes))
@@ -229,20 +185,20 @@ def _analytic(
         note(f"each stage has the costs of its own device's type: {', '.join(graphs)}")
     return PlanningCosts(
         graphs[slowest], graphs if len(graphs) > 1 else {}, planned.sizes,
-        _known(work, _of_all_ranks(planned.work(found.flops), context, experts)), peaks, _step_error(devices),
+        _known(options, _of_all_ranks(planned.work(found.flops), context, experts)), peaks, _step_error(devices),
     )  # fmt: skip
 
 
-def _of_rank(request: ModelRequest, microbatches: int) -> tuple[int | None, int]:
+def _of_rank(options: PlanOptions, name: str, microbatches: int) -> tuple[int | None, int]:
     """Samples of a step, and tokens of each, that one of the context and expert ranks has of a bundled model."""
-    context, experts, batch = request.context, request.experts, request.batch
-    if not is_bundled(request.name):
+    context, experts, batch = options.cp, options.ep, options.batch
+    if not is_bundled(name):
         raise RequestError(
-            f"--cp and --ep are for bundled models and files of a config.json, and '{request.name}' is a function: "
+            f"--cp and --ep are for bundled models and files of a config.json, and '{name}' is a function: "
             "leave them out"
         )
-    sequence = request.sequence or bundled_model(request.name).sequence
-    parts = 2 * context if request.order == ZIGZAG and context > 1 else context
+    sequence = options.sequence or bundled_model(name).sequence
+    parts = 2 * context if options.cp_order == ZIGZAG and context > 1 else context
     if sequence is None or sequence % parts:
         raise RequestError(
             f"{context} context ranks cannot share {sequence} tokens of a sample: give --sequence a multiple of {parts}"
@@ -272,7 +228,7 @@ def _step_error(devices: Sequence[DeviceType]) -> float | None:
     return max((device.step_error or 0.0 for device in devices if device.sources["step_error"].assumed), default=0.0)
 
 
-def _known(given: StepTotals, found: StepTotals) -> StepTotals:
+def _known(given: PlanOptions, found: StepTotals) -> StepTotals:
     """The user's numbers, and those found where the user gave none."""
     return StepTotals(
         given.samples if given.samples is not None else found.samples,

@@ -1,10 +1,15 @@
 """The options of ``panpipe plan`` that describe a request: the same for the command line and the explorer."""
 
-from pathlib import Path
+import re
 
 from attrs import frozen
 
 from ...core.policies.sharding import NONE
+
+ATTENTION = "attention"
+"""Recomputation of the core of attention."""
+EVERY = re.compile(r"every:([1-9]\d{0,6})")
+"""Recomputation of each n-th layer."""
 
 
 @frozen(kw_only=True)
@@ -16,7 +21,7 @@ class PlanOptions:
 
     cluster: str
     microbatches: int | None = None
-    graph: Path | None = None
+    graph: str | None = None
     model: str | None = None
     batch: int | None = None
     sequence: int | None = None
@@ -41,3 +46,14 @@ class PlanOptions:
     layers: bool | None = None
     samples: int | None = None
     tokens: int | None = None
+
+    @property
+    def every(self) -> int | None:
+        """Each layer after as many computes its forward again; None for none."""
+        found = EVERY.fullmatch(self.recompute or "")
+        return int(found[1]) if found else None
+
+    @property
+    def within(self) -> str:
+        """What backwards compute again within stages that do not recompute; empty for nothing."""
+        return self.recompute or "" if self.recompute == ATTENTION or self.every else ""

@@ -17,12 +17,13 @@ from ...core.cluster.catalog.find import CPU, find_cluster
 from ...core.cluster.cluster import Cluster
 from ...core.cluster.mesh import least_by_position
 from ...core.cluster.tensor_groups import consecutive_groups
+from ...core.costs.graph import read_graph
 from ...core.costs.partition import device_limits
 from ...core.errors import RequestError, naming
 from ...core.files.write import write_text
 from ...core.offload.request import parse_offload
 from ...core.plan.plan import Plan, plan_json
-from ...core.policies.sharding import AUTO, NONE, level_and_sharers
+from ...core.policies.sharding import AUTO, level_and_sharers
 from ...core.schedules.problem import ScheduleFamily
 from ...core.schedules.registry import families, find_family, resident_families
 from ...core.search.suggestions.fewer_devices import faster_alone
@@ -34,17 +35,15 @@ from ..progress import search_progress
 from .allowance import Allowance
 from .answer import PlanAnswer
 from .choices import (
-    ATTENTION,
     judge_of,
     of_one_replica,
     oracle_of,
-    recomputed_layers,
     replicas_allowed,
     wanted_chunks,
     wanted_meshes,
     wanted_recompute,
 )
-from .costs import ModelRequest, PlanningCosts, graph_costs, model_costs
+from .costs import PlanningCosts, model_costs
 from .infeasible import refuse
 from .options import PlanOptions
 from .request import LAYERS_IF_ENOUGH, PlanRequest
@@ -194,7 +193,8 @@ def plan_request(options: PlanOptions, tensor: int = 1) -> tuple[PlanRequest, Se
         oracle=oracle_of(of_graph),
         mesh=options.mesh,
         analytic_costs=analytic_costs,
-        recompute=wanted_recompute(options.recompute, analytic_costs=analytic_costs),
+        recompute=wanted_recompute(options, analytic_costs=analytic_costs),
+        within=options.within,
         memory_limit=options.memory_limit,
         budget=options.budget,
         seed=options.seed,
@@ -286,13 +286,5 @@ def _costs(options: PlanOptions, machine: Cluster, microbatches: int, tensor: in
     if (graph is None) == (not model):
         raise RequestError("give one of --graph FILE and --model module:factory, to plan for")
     if graph is not None:
-        return graph_costs(graph, work)
-    assert model is not None
-    request = ModelRequest(
-        model, options.batch, options.sequence, options.dtype, options.optimizer, tensor,
-        by_tokens=options.sequence_parallel and tensor > 1, kernels=options.kernels,
-        tp_overlap=options.tp_overlap, attends_again=options.recompute == ATTENTION,
-        every=recomputed_layers(options.recompute), context=options.cp, experts=options.ep, order=options.cp_order,
-        shares=options.shard != NONE,
-    )  # fmt: skip
-    return model_costs(request, machine, options.cluster, microbatches, work)
+        return PlanningCosts(read_graph(graph), {}, None, work)
+    return model_costs(options, machine, microbatches, tensor)

@@ -57,6 +57,7 @@ class PlanRequest:
         offload, judge, shard: see ``SearchOptions``.
         boundaries: where stages may end (see ``Blocks``), or ``LAYERS_IF_ENOUGH``.
         chunks: fewest and most stages of a device; None if the search chooses.
+        within: what the costs recompute within stages, see ``MemoryPolicy``.
 
     With tensor ranks the machine's devices are groups of them (``core/cluster/tensor_groups.py``).
     """
@@ -79,6 +80,7 @@ class PlanRequest:
     boundaries: str = "operators"
     shard: str = NONE
     chunks: tuple[int, int] | None = None
+    within: str = ""
 
     @property
     def costs(self) -> PlanningCosts:
@@ -150,8 +152,12 @@ class PlanRequest:
             plain = tuple(family for family in self.families if family.name == "1f1b") or self.families
             changes = {**changes, "until_fit": True, "budget": 1, "families": plain, "anneal": False}
         found = search_plans(self._workload(blocks), self.machine, evolve(options, **changes), meshes=meshes)
-        error = self.costs.step_error
-        return evolve(found, plans=tuple(with_step_error(blocks.expanded(plan), error) for plan in found.plans))
+        return evolve(found, plans=tuple(self._finished(blocks.expanded(plan)) for plan in found.plans))
+
+    def _finished(self, plan: Plan) -> Plan:
+        """A plan of operators with its interval, and with what its costs recompute."""
+        memory = evolve(plan.memory, within=self.within)
+        return with_step_error(evolve(plan, memory=memory), self.costs.step_error)
 
     def _blocks(self, stages: int) -> "Blocks":
         """The blocks that stages consist of, for at least this many stages."""

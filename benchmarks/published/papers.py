@@ -26,7 +26,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from attrs import field, frozen
-from panpipe.answers.plan.costs import ModelRequest, model_costs
+from panpipe.answers.plan.costs import model_costs
+from panpipe.answers.plan.options import PlanOptions
 from panpipe.core.cluster.catalog import find_cluster
 from panpipe.core.costs.costs import stage_costs, stage_edges
 from panpipe.core.costs.graph import OpGraph
@@ -34,7 +35,6 @@ from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search.problem.assemble import assemble
 from panpipe.core.search.problem.blocks import Blocks
-from panpipe.core.trace.throughput import StepTotals
 from panpipe.simulators.result import SimulationResult
 from panpipe.simulators.run import simulate
 
@@ -132,8 +132,10 @@ def rows(shape: Shape, cases: Iterable[Case], cluster: str, microbatches: int) -
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.json"
         file.write_text(json.dumps(shape.config), encoding="utf-8")
-        request = ModelRequest(str(file), shape.samples * microbatches, shape.sequence, "bf16")
-        costs = model_costs(request, find_cluster(cluster), cluster, microbatches, StepTotals())
+        options = PlanOptions(
+            cluster=cluster, model=str(file), batch=shape.samples * microbatches, sequence=shape.sequence, dtype="bf16"
+        )
+        costs = model_costs(options, find_cluster(cluster), microbatches)
     graph = Blocks.of(costs.graph, "layers").joined(costs.graph)
     assert costs.work.flops is not None
     assert costs.peak_flops_per_s is not None

@@ -107,13 +107,20 @@ def llama(layers: int, hidden: int, heads: int, groups: int, inner: int, vocabul
             "tie_word_embeddings": False}  # fmt: skip
 
 
+def nemotron(layers: int, hidden: int, heads: int, groups: int) -> dict[str, Any]:
+    return {"model_type": "nemotron", "num_hidden_layers": layers, "hidden_size": hidden, "num_attention_heads": heads,
+            "num_key_value_heads": groups, "intermediate_size": 4 * hidden, "vocab_size": 256000}  # fmt: skip
+
+
 NO_DROPOUT = {"resid_pdrop": 0.0, "attn_pdrop": 0.0, "embd_pdrop": 0.0}
 GPT_22B, GPT_175B = gpt(48, 6144, 64), gpt(96, 12288, 96)
 GPT_530B, GPT_1T = gpt(105, 20480, 128), gpt(128, 25600, 160)
-NEMOTRON_340B = {"model_type": "nemotron", "num_hidden_layers": 96, "hidden_size": 18432, "num_attention_heads": 96,
-                 "num_key_value_heads": 8, "intermediate_size": 73728, "vocab_size": 256000}  # fmt: skip
+GPT_5B, GPT_20B = gpt(24, 4096, 32), gpt(44, 6144, 48)
+NEMOTRON_8B, NEMOTRON_22B = nemotron(32, 4096, 32, 32), nemotron(40, 6144, 48, 48)
+NEMOTRON_340B = nemotron(96, 18432, 96, 8)
 LLAMA_7B, LLAMA_34B = llama(32, 4096, 32, 32, 11008), llama(48, 8192, 64, 8, 22016)
-LLAMA_70B, LLAMA_3_8B = llama(80, 8192, 64, 8, 28672), llama(32, 4096, 32, 8, 14336, 128256)
+LLAMA_13B, LLAMA_70B = llama(40, 5120, 40, 40, 13824), llama(80, 8192, 64, 8, 28672)
+LLAMA_3_8B, LLAMA_3_70B = llama(32, 4096, 32, 8, 14336, 128256), llama(80, 8192, 64, 8, 28672, 128256)
 LLAMA_405B = llama(126, 16384, 128, 8, 53248, 128256)
 
 DGX = "NVIDIA, DGX Cloud Benchmarking, performance explorer"
@@ -123,6 +130,8 @@ TITAN = "pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md"
 KORTHIKANTI = "Korthikanti et al., arXiv 2205.05198, tables 3 and 5"
 NARAYANAN = "Narayanan et al., arXiv 2104.04473, table 2"
 LLAMA_3 = "Llama 3, arXiv 2407.21783, section 3.3.2 and table 4"
+NEMO = "NVIDIA NeMo 24.07, docs/source/performance/performance_summary.md"
+TITAN_TP = "pytorch/torchtitan, benchmarks/asyncTP_llama3_h100_2025-06_torchtitan.md"
 MPT = "llm-foundry, scripts/train/benchmarking/README.md"
 
 ENGINE = ("--kernels", "fused", "--tp-overlap", "all", "--sequence-parallel", "--shard", "optimizer")
@@ -154,6 +163,52 @@ def _nemo() -> list[Run]:
     ]  # fmt: skip
 
 
+def _nemo_fp8() -> list[Run]:
+    rows = [
+        ("GPT-3 5B", GPT_5B, 64, 2048, 4, 2048, 1, 1, 1, 1, 23406),
+        ("GPT-3 20B", GPT_20B, 64, 256, 2, 2048, 2, 1, 1, 1, 5851),
+        ("GPT-3 175B", GPT_175B, 128, 256, 1, 2048, 4, 8, 1, 6, 716),
+        ("GPT-3 175B", GPT_175B, 512, 2048, 2, 2048, 4, 8, 1, 6, 825),
+        ("Llama-2 7B", LLAMA_7B, 8, 128, 1, 4096, 1, 1, 1, 1, 16934),
+        ("Llama-2 13B", LLAMA_13B, 16, 128, 1, 4096, 1, 4, 1, 10, 8715),
+        ("Llama-2 70B", LLAMA_70B, 64, 128, 1, 4096, 4, 4, 1, 20, 1728),
+        ("Nemotron 8B", NEMOTRON_8B, 64, 256, 4, 4096, 2, 1, 1, 1, 12507),
+        ("Nemotron 22B", NEMOTRON_22B, 64, 256, 2, 4096, 2, 4, 1, 10, 4312),
+        ("Nemotron 340B", NEMOTRON_340B, 128, 32, 1, 4096, 8, 8, 1, 12, 326),
+        ("Llama-3 8B", LLAMA_3_8B, 8, 128, 1, 8192, 1, 1, 2, 1, 12273),
+        ("Llama-3 70B", LLAMA_3_70B, 64, 128, 1, 8192, 4, 4, 2, 5, 1524),
+        ("Llama-2 7B, 8192 tokens", LLAMA_7B, 8, 512, 1, 8192, 1, 1, 2, 1, 13907),
+        ("Llama-2 7B, 16384 tokens", LLAMA_7B, 16, 256, 1, 16384, 2, 1, 1, 1, 10082),
+        ("Llama-2 7B, 32768 tokens", LLAMA_7B, 32, 128, 1, 32768, 2, 1, 2, 1, 6687),
+        ("Llama-2 7B, 131072 tokens", LLAMA_7B, 128, 32, 1, 131072, 4, 1, 4, 1, 2260),
+        ("Llama-2 7B, 1048576 tokens", LLAMA_7B, 1024, 4, 1, 1048576, 8, 1, 32, 1, 318),
+    ]  # fmt: skip
+    return [
+        Run(name=f"{name} in fp8, on {gpus} H100", source=NEMO, sequence=sequence, samples=samples, assumed="",
+            config={**config, **NO_DROPOUT} if config["model_type"] == "gpt2" else config,
+            cluster=f"{gpus // 8}x8xH100" if gpus > 8 else "8xH100", microbatches=samples // size,
+            step_s=samples * sequence / (gpus * rate),
+            options=(*pipelined(pipeline, gpus // (tensor * pipeline * context), tensor, chunks), *ENGINE, "--cp",
+                     str(context), "--dtype", "fp8"))
+        for name, config, gpus, samples, size, sequence, tensor, pipeline, context, chunks, rate in rows
+    ]  # fmt: skip
+
+
+def _llama_3() -> list[Run]:
+    rows = [(8192, 1, 64, 8192, 2048, 430), (16384, 1, 128, 8192, 2048, 400), (16384, 16, 8, 131072, 128, 380)]
+    found = []
+    for gpus, context, data, sequence, samples, rate in rows:
+        # Their FLOPs: 6 for each parameter and token, and attention without the part that is masked.
+        flops = samples * sequence * (6 * 405e9 + 6 * 126 * 16384 * sequence)
+        found.append(
+            Run(name=f"Llama-3 405B, {sequence} tokens, on {gpus} H100", source=LLAMA_3, cluster=f"{gpus // 8}x8xH100",
+                config=LLAMA_405B, samples=samples, sequence=sequence,
+                microbatches=samples, step_s=flops / (gpus * rate * 1e12), assumed="8 chunks, no recomputation",
+                options=(*pipelined(16, data, 8, 8), *ENGINE, "--cp", str(context)))
+        )  # fmt: skip
+    return found
+
+
 def _fsdp() -> list[Run]:
     rows = [
         ("Llama-2 7B", LLAMA_7B, "16x8xA100-80GB", 128, 2, 3700, "none", True, FSDP_BLOG),
@@ -182,14 +237,24 @@ def _fsdp() -> list[Run]:
                 memory_bytes=gibibytes * 2**30, assumed="every second layer recomputed",
                 options=(*sharded(gpus, 32, "every:2"), "--kernels", kernels, "--dtype", dtype))
         )  # fmt: skip
-    for context, rate in ((1, 3890), (2, 2540), (4, 1071)):
+    for context, rate, gibibytes in ((1, 3890, 83.9), (2, 2540, 84.2), (4, 1071, 84.0)):
         found.append(
             Run(name=f"Llama-3 8B, {context * 32768} tokens, {context} context ranks, on 8 H100-HBM2e", source=TITAN,
-                config={**LLAMA_3_8B, "max_position_embeddings": 131072}, cluster="8xH100-HBM2e", samples=8 // context,
-                sequence=context * 32768, microbatches=8 // context, step_s=32768 / rate,
+                config=LLAMA_3_8B, cluster="8xH100-HBM2e", samples=8 // context, sequence=context * 32768,
+                microbatches=8 // context, step_s=32768 / rate, memory_bytes=gibibytes * 2**30,
                 options=(*sharded(8 // context, 32, "all"), "--kernels", "compiled", "--dtype", "fp8", "--cp",
                          str(context)),
                 assumed="context ranks hold copies of what replicas share")
+        )  # fmt: skip
+    for overlap, dtype, rate in (("none", "bf16", 597.3), ("all", "bf16", 652.4), ("none", "fp8", 809.8),
+                                 ("all", "fp8", 942.4)):  # fmt: skip
+        named = f"{'asynchronous ' * (overlap == 'all')}tensor ranks{' in fp8' * (dtype == 'fp8')}"
+        found.append(
+            Run(name=f"Llama-3 70B, {named}, on 256 H100-HBM2e", source=TITAN_TP, config=LLAMA_3_70B,
+                cluster="32x8xH100-HBM2e", samples=512, sequence=8192, microbatches=32,
+                step_s=16 * 8192 / (8 * rate), assumed="8,192 tokens, which the source does not state",
+                options=(*sharded(32, 80, "all"), "--tp", "8", "--sequence-parallel", "--tp-overlap", overlap,
+                         "--kernels", "compiled", "--dtype", dtype))
         )  # fmt: skip
     return found
 
@@ -257,7 +322,7 @@ def _mpt() -> list[Run]:
     return found
 
 
-RUNS = (*_nemo(), *_fsdp(), *_megatron(), *_mpt())
+RUNS = (*_nemo(), *_nemo_fp8(), *_llama_3(), *_fsdp(), *_megatron(), *_mpt())
 
 
 @frozen

@@ -67,12 +67,15 @@ class MemoryPolicy:
         host_copy_queues: in-order queues of each device for copies to and from its host: 1 for both directions, or 2,
             one for each.
         unshard: when the parameters of stages whose replicas share them are whole, by stage, in order.
+        within: what backwards compute again of stages that do not recompute: layers, ``every:N``, or ``attention``;
+            empty for nothing. Such plans are planned and simulated; they do not train.
     """
 
     recompute: tuple[int, ...] = ()
     offload: tuple[StageOffload, ...] = ()
     host_copy_queues: int = 1
     unshard: tuple[StageUnshard, ...] = ()
+    within: str = ""
 
 
 @frozen
@@ -209,7 +212,8 @@ class Plan:
 # Fields added later are omitted at their default, so that older plans keep their bytes and hashes.
 _later = override(omit_if_default=True)
 converter.register_unstructure_hook(
-    MemoryPolicy, make_dict_unstructure_fn(MemoryPolicy, converter, host_copy_queues=_later, unshard=_later)
+    MemoryPolicy,
+    make_dict_unstructure_fn(MemoryPolicy, converter, host_copy_queues=_later, unshard=_later, within=_later),
 )
 converter.register_unstructure_hook(
     Prediction,

@@ -1,8 +1,9 @@
 """When the parameters of a stage are whole, where its replicas share them: chosen for an order and a memory limit.
 
 1. Each block of adjacent actions of a stage is a run. This holds least.
-2. Shortest first, parameters stay whole over the actions of other stages between two runs where they fit: that saves
-   an all-gather.
+2. Shortest first, parameters stay whole over the actions of other stages between two runs where they fit, if the
+   all-gather that this saves would be exposed: it takes longer than these actions, or all collectives of the device
+   take longer than its actions, or their measured times include the processors'.
 3. Each all-gather starts early enough to end before the run, while earlier actions compute, where the parameters fit.
 
 It needs what FSDP decides by heuristics (Zhao et al., arXiv 2304.11277, sections 3.3 and 4.1: what is resharded after
@@ -10,8 +11,9 @@ forward, and prefetch) for runs of microbatches; the breadth-first schedule of L
 longest ones.
 """
 
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from itertools import accumulate, pairwise
 
 from attrs import define, evolve
 
@@ -49,9 +51,16 @@ def with_runs(plan: Plan, costs: Sequence[StageCosts], cluster: Cluster, limits:
         runs = [_Run(s, *block, held[s].gathered_bytes) for s in own for block in _blocks(actions, s)]
         for run in runs:
             room.take(run.first, run.last, run.bytes)
-        runs = _joined(runs, room)
+        gather_s, scatter_s = (
+            {stage: over_replicas(kind, stage, plan, costs, cluster).alone_s for stage in own}
+            for kind in (Kind.UNSHARD, Kind.SCATTER_GRAD)
+        )
+        load_s = sum(gather_s[run.stage] for run in runs)
+        load_s += sum(scatter_s.get(action.stage, 0.0) for action in actions if action.kind in (Kind.B, Kind.W))
+        hides = load_s <= sum(room.seconds) and all(costs[stage].collectives is None for stage in own)
+        runs = _joined(runs, room, gather_s if hides else None)
         for run in runs:
-            room.start_early(run, over_replicas(Kind.UNSHARD, run.stage, plan, costs, cluster).alone_s)
+            room.start_early(run, gather_s[run.stage])
         found |= {
             stage: StageUnshard(stage, tuple(run.planned(actions) for run in runs if run.stage == stage))
             for stage in own
@@ -77,7 +86,7 @@ class _Run:
         return UnshardedRun(after, actions[self.first], actions[self.last])
 
 
-@define
+@define(slots=False)
 class _Room:
     """The memory that is left on a device while each of its actions runs.
 
@@ -90,6 +99,11 @@ class _Room:
     actions: Sequence[Action]
     seconds: Sequence[float]
     bytes: list[float]
+
+    @cached_property
+    def elapsed(self) -> list[float]:
+        """Seconds of all actions before each position."""
+        return [0.0, *accumulate(self.seconds)]
 
     def fits(self, first: int, last: int, size: float) -> bool:
         """Whether as many bytes are left while all actions of these positions run."""
@@ -123,8 +137,14 @@ def _blocks(actions: Sequence[Action], stage: int) -> list[tuple[int, int]]:
     return found
 
 
-def _joined(runs: Sequence[_Run], room: _Room) -> list[_Run]:
-    """The runs, joined where the parameters fit between two of a stage; by position."""
+def _joined(runs: Sequence[_Run], room: _Room, hidden_s: Mapping[int, float] | None) -> list[_Run]:
+    """The runs, joined where the parameters fit between two of a stage; by position.
+
+    Args:
+        runs: of a device.
+        room: what is left there.
+        hidden_s: seconds of the actions between two runs of each stage that hide its all-gather; None if none do.
+    """
     by_stage: dict[int, list[_Run]] = {}
     for run in runs:
         by_stage.setdefault(run.stage, []).append(run)
@@ -132,6 +152,8 @@ def _joined(runs: Sequence[_Run], room: _Room) -> list[_Run]:
     gaps.sort(key=lambda gap: (gap[1].first - gap[0].last, gap[0].last))
     followed = set()
     for one, other in gaps:
+        if hidden_s is not None and room.elapsed[other.first] - room.elapsed[one.last + 1] >= hidden_s[one.stage]:
+            continue
         if room.fits(one.last + 1, other.first - 1, one.bytes):
             room.take(one.last + 1, other.first - 1, one.bytes)
             followed.add((one.stage, one.last))

@@ -31,20 +31,30 @@ function uniformFields(question) {
 
 function planFields(question) {
   const source = modelSource(question);
+  const ranks = [1, 2, 4, 8, 16, 32].map(String);
   return [
     { name: "source", label: "model", type: "source", value: source },
     text("cluster", "cluster", { list: CHOICES.clusters, required: true,
       about: "a name such as 4x8xA100-80GB, cpu:N for this machine, or a cluster file" }),
     slider("microbatches", "microbatches of a step", 1, 128, 1, { most: 4096 }),
     slider("memory_limit", "memory limit", 1, 192, 1, { none: "the device's", scale: GB, unit: "GB", most: 100000 }),
-    select("recompute", "recompute", [["", "by default"], "none", "auto", "all"]),
+    text("recompute", "recompute", { list: ["none", "auto", "all", "attention", "every:2"], about: "by default where memory is short" }),
     select("offload", "offload", [["", "none"], "auto", "all"]),
     select("dtype", "precision", [["", "the model's"], ...CHOICES.dtypes], { only: source !== "graph" }),
     select("schedule", "schedule", ["auto", ...CHOICES.schedules.map((each) => each.name)]),
     { type: "more", label: "more", fields: [
       text("mesh", "mesh", { about: "auto, or pp=N,dp=N" }),
-      select("shard", "replicas share", [["none", "nothing"], ["optimizer", "the optimizer"],
-        ["gradients", "gradients and the optimizer"], ["parameters", "parameters, too"], ["auto", "auto"]]),
+      text("shard", "replicas share", { list: ["none", "optimizer", "gradients", "parameters", "parameters:8", "auto"], required: true,
+        about: "optimizer, gradients or parameters; with :N in groups of N replicas (HSDP)" }),
+      select("chunks", "stages of a device", [["", "any number"], ...[1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 40, 48, 80, 96].map(String)], { number: true }),
+      select("kernels", "kernels", ["eager", "compiled", "fused"], { only: source !== "graph" }),
+      select("tp", "tensor ranks", ranks, { number: true, only: source !== "graph" }),
+      select("tp_overlap", "of their collectives overlap", ["none", "backward", "all"], { only: question.tp > 1 }),
+      select("sequence_parallel", "they share tokens, too", [["false", "no"], ["true", "yes"]], { truth: true, only: question.tp > 1 && source === "bundled" }),
+      select("cp", "context ranks", ranks, { number: true, only: source === "bundled" }),
+      select("cp_order", "their tokens", ["zigzag", "contiguous"], { only: question.cp > 1 }),
+      select("ep", "expert ranks", ranks, { number: true, only: source === "bundled" }),
+      select("layers", "stages end between", [["", "by default"], ["true", "layers"], ["false", "operators"]], { truth: true }),
       slider("batch", "samples of a step", 1, 512, 1, { none: "one a microbatch", most: 1e6, only: source === "bundled" }),
       slider("sequence", "tokens of a sample", 128, 8192, 128, { none: "as published", most: 1e6, only: source === "bundled" }),
       select("optimizer", "optimizer", [["", "adam-master"], ...CHOICES.optimizers], { only: source !== "graph" }),
@@ -140,7 +150,7 @@ function selectNode(field, question, set) {
   const options = field.options.map((option) => (Array.isArray(option) ? option : [option, option]));
   const node = element("select", { name: field.name }, ...options.map(([value, label]) => element("option", { value }, label)));
   node.value = field.value ?? (question[field.name] == null ? "" : String(question[field.name]));
-  node.addEventListener("change", () => set(field.name, node.value === "" ? null : field.number ? Number(node.value) : node.value));
+  node.addEventListener("change", () => set(field.name, node.value === "" ? null : field.number || field.truth ? JSON.parse(node.value) : node.value));
   return [nameNode(field.label), node];
 }
 

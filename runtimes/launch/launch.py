@@ -122,19 +122,28 @@ def _of_one_replica(mesh: MeshRequest, no_ranks: str, several: Callable[[Mesh], 
     return found
 
 
+def refuse_planned_only(plan: Plan) -> None:
+    """Refuse a plan with what is planned and simulated, and does not train. Raises RequestError."""
+    mesh, within = plan.mesh, plan.memory.within
+    found: dict[str, tuple[str, object]] = {
+        f"{mesh.context} context ranks": ("--cp", mesh.context > 1),
+        f"{mesh.experts} expert ranks": ("--ep", mesh.experts > 1),
+        f"groups of {mesh.sharing} replicas that share": ("a number in --shard", mesh.sharing is not None),
+        f"recomputation of {within} within stages": (f"--recompute {within}", within),
+    }
+    for what, (option, present) in found.items():
+        if present:
+            raise RequestError(
+                f"the plan has {what}, which is planned and simulated and does not train: plan without {option}"
+            )
+
+
 def mesh_for(plan: Plan | None, mesh: MeshRequest) -> MeshRequest:
     """The plan's mesh, which must equal the given one; without a plan, the given one.
 
     Raises:
-        RequestError: they differ, or the plan's has what is planned and simulated alone.
+        RequestError: they differ.
     """
-    planned = plan.mesh if plan is not None else None
-    if planned is not None and (planned.sharing or planned.context > 1 or planned.experts > 1):
-        raise RequestError(
-            f"the plan has {planned.context} context ranks, {planned.experts} expert ranks and groups of "
-            f"{planned.sharers} replicas that share: these are planned and simulated, and do not train; plan without "
-            "--cp, --ep and a number in --shard"
-        )
     if plan is None or mesh is None:
         return mesh if plan is None else plan.mesh
     if isinstance(mesh, MeshShape):

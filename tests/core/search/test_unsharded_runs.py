@@ -3,7 +3,7 @@
 import math
 
 from attrs import evolve
-from panpipe.core.cluster.cluster import fully_connected
+from panpipe.core.cluster.cluster import Cluster, fully_connected
 from panpipe.core.plan.plan import Plan
 from panpipe.core.search.problem.oracle import longest_path
 from panpipe.core.search.unsharded_runs import with_runs
@@ -15,10 +15,10 @@ CLUSTER = fully_connected(2, 10**6, 20.0, 0.0)
 """An all-gather of 80 bytes takes 2 s; F, I and W of `COST` 1 s each."""
 
 
-def plan(limit: float) -> Plan:
+def plan(limit: float, cluster: Cluster = CLUSTER) -> Plan:
     made = plan_of(orders("0F0 0F1 1F0 1F1 1B0 1B1 0B0 0B1"), (0, 0), data=2, costs=[COST] * 2)
     made = evolve(made, shard=("parameters",) * 2, edges=())
-    return with_runs(made, [COST] * 2, CLUSTER, [limit])
+    return with_runs(made, [COST] * 2, cluster, [limit])
 
 
 def runs(found: Plan) -> list[list[str]]:
@@ -35,6 +35,11 @@ def test_without_room_each_block_of_actions_is_a_run() -> None:
 
 def test_with_room_all_gathers_are_at_the_start_and_nothing_is_freed_between() -> None:
     assert runs(plan(math.inf)) == [["start: 0F0-0B1"], ["start: 1F0-1B1"]]
+
+
+def test_parameters_are_freed_between_runs_where_actions_hide_their_gather() -> None:
+    found = plan(math.inf, fully_connected(2, 10**6, 80.0, 0.0))  # 0.5 s
+    assert runs(found) == [["start: 0F0-0F1", "1B0: 0B0-0B1"], ["0F0: 1F0-1B1"]]
 
 
 def test_gathers_start_as_early_as_they_fit_and_are_hidden() -> None:
