@@ -63,9 +63,9 @@ class PlanAnswer:
     @cached_property
     def run(self) -> "SimulationResult":
         """The simulated step of the plan."""
-        from ...simulators.run import simulate
+        from ...simulators.oracle import simulated_step
 
-        return simulate(self.plan)
+        return simulated_step(self.plan)
 
     @cached_property
     def idle(self) -> IdleTime:

@@ -157,9 +157,10 @@ def test_every_choice_of_a_form_can_be_taken_back(page, address):
     shows(page, "^1f1b$")
     page.evaluate("() => showForm(complete({ kind: 'plan' }), (question) => { window.asked = question; })")
     page.locator("#form summary").click()
-    for name, default in (("shard", "none"), ("offload", ""), ("recompute", "")):
-        page.locator(f"select[name={name}]").select_option("auto")
-        assert page.evaluate("() => window.asked")[name] == "auto"
+    choices = ("offload", "auto", "auto", ""), ("kernels", "fused", "fused", "eager"), ("layers", "true", True, "")
+    for name, option, asked, default in choices:
+        page.locator(f"select[name={name}]").select_option(option)
+        assert page.evaluate("() => window.asked")[name] == asked
         page.locator(f"select[name={name}]").select_option(default)
         assert parse_question(page.evaluate("() => window.asked")) == PlanQuestion()
 

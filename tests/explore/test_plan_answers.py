@@ -100,5 +100,5 @@ def test_graph_is_planned_in_the_page_and_a_module_is_found(page, graph):
         assert page.locator("#search-count").text_content() == "1 stage"
         assert page.locator(".stage:not(.dim)").count() == 1
         assert page.locator("#topology img").count() == 1
-        assert page.locator("#command").text_content().startswith("panpipe plan --cluster 4xA100-40GB --graph ")
+        assert page.locator("#command").text_content().startswith("panpipe plan --graph ")
         page.goto("about:blank")  # before the server ends: the page may still read points

@@ -26,10 +26,10 @@ def test_question_of_uniform_stages_is_a_command_line():
 
 def test_question_of_a_plan_is_a_command_line():
     assert PlanQuestion(model="my model:factory", rank=3).command == (
-        "panpipe plan --cluster 4xA100-40GB --model 'my model:factory' --microbatches 8 --top 3"
+        "panpipe plan --model 'my model:factory' --cluster 4xA100-40GB --microbatches 8 --top 3"
     )
     assert PlanQuestion(graph="g.json", microbatches=None, batch=16).command == (
-        "panpipe plan --cluster 4xA100-40GB --graph g.json --batch 16"
+        "panpipe plan --graph g.json --cluster 4xA100-40GB --batch 16"
     )
     assert FileQuestion(number=2).command == ""
 
