@@ -3,10 +3,16 @@ recompute. Every plan is also simulated by the command, and read again from its 
 
 import json
 
+import panpipe
 import pytest
+import torch
+from attrs import evolve
 from panpipe.cli import main
 from panpipe.core.plan.plan import read_plan
 from panpipe.core.validation.validate import validate
+from torch import nn
+
+from ..support.plans import orders, plan_of
 
 LLAMA = {"model_type": "llama", "num_hidden_layers": 6, "hidden_size": 2048, "num_attention_heads": 16,
          "num_key_value_heads": 8, "intermediate_size": 5504, "vocab_size": 8192,
@@ -98,3 +104,18 @@ def test_each_nth_layer_recomputes(tmp_path, capsys):
     assert steps == sorted(steps)
     assert 1.2 < steps[2] / steps[0] < 1.45
     assert saved[0] > saved[1] > saved[2]
+    assert third["recompute_within"] == "every:3"
+    assert read_plan(tmp_path / "plan.json").memory.within == "every:1"
+
+
+@pytest.mark.parametrize(
+    ("mesh", "memory", "option"),
+    [({"context": 2}, {}, "--cp"), ({"tensor": 2, "experts": 2}, {}, "--ep"),
+     ({"sharing": 2}, {}, "a number in --shard"), ({}, {"within": "every:2"}, "--recompute every:2"),
+     ({}, {"within": "attention"}, "--recompute attention")],
+)  # fmt: skip
+def test_plan_that_is_simulated_alone_does_not_train(mesh, memory, option):
+    plan = plan_of(orders("0F0 0B0", "1F0 1B0"), (0, 1))
+    plan = evolve(plan, mesh=evolve(plan.mesh, **mesh), memory=evolve(plan.memory, **memory))
+    with pytest.raises(panpipe.RequestError, match=f"planned and simulated and does not train: plan without {option}"):
+        panpipe.pipeline(nn.Linear(2, 2), lambda model, batch: model(batch).sum(), torch.ones(2, 2), plan=plan)
