@@ -1,6 +1,7 @@
 """From walks to plans with predictions: the oracle's score decides."""
 
 from collections.abc import Iterable, Sequence
+from math import inf
 
 import numpy as np
 from attrs import evolve, frozen
@@ -10,7 +11,7 @@ from ..costs.costs import StageCosts
 from ..plan.plan import MemoryPolicy, Plan, Prediction
 from ..policies.sharding import replica_costs, with_level
 from ..schedules.problem import Schedule
-from ..tradeoff import by_time
+from ..tradeoff import EQUAL, by_time
 from .annealing.walk import Walk
 from .problem.assemble import assemble, with_replicas
 from .problem.oracle import Oracle, Score, by_position
@@ -127,10 +128,14 @@ def predicted(scored: ScoredPlan, evaluations: int) -> Plan:
 
 
 def rescored(walks: Sequence[Walk], oracle: Oracle, most: int) -> list[ScoredPlan]:
-    """The first walks, scored by the oracle, in their order; more than ``most`` only until one fits."""
+    """The first walks, scored by the oracle, in their order; more than ``most`` only until one fits.
+
+    No oracle's step is shorter than the search's: walks slower than a plan that fits are not scored.
+    """
     found: list[ScoredPlan] = []
     for walk in walks:
-        if len(found) >= most and min(scored.rank[0] for scored in found) == 0:
+        fitting_s = min((scored.score.step_s for scored in found if scored.rank[0] == 0), default=inf)
+        if fitting_s < inf and (len(found) >= most or walk.step_s > (1 + EQUAL) * fitting_s):
             break
         found.append(score_walk(walk, oracle))
     return found

@@ -147,7 +147,7 @@ def test_question_has_only_what_differs_from_the_default():
     assert question.command == "panpipe schedule zb-v --devices 4 --microbatches 8 --seed 3"
     plan = PlanQuestion(model="gpt2", memory_limit=16e9, rank=3)
     assert plan.command == (
-        "panpipe plan --model gpt2 --cluster 4xA100-40GB --microbatches 8 --memory-limit 16000000000 --top 3"
+        "panpipe plan --model gpt2 --memory-limit 16000000000 --cluster 4xA100-40GB --microbatches 8 --top 3"
     )
 
 

@@ -29,7 +29,7 @@ def test_question_of_a_plan_is_a_command_line():
         "panpipe plan --model 'my model:factory' --cluster 4xA100-40GB --microbatches 8 --top 3"
     )
     assert PlanQuestion(graph="g.json", microbatches=None, batch=16).command == (
-        "panpipe plan --graph g.json --cluster 4xA100-40GB --batch 16"
+        "panpipe plan --graph g.json --batch 16 --cluster 4xA100-40GB"
     )
     assert FileQuestion(number=2).command == ""
 

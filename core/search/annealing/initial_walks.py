@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 from attrs import frozen
 
-from ...actions import Action
 from ...costs.partition import Cuts
 from ...numba_cache import njit
 from ...policies.recompute import Recompute, recomputed_stages
@@ -71,7 +70,7 @@ class InitialWalks:
 
     def _published(self, setting: Setting) -> Iterator[Walk]:
         space = self._space
-        seen: set[tuple[tuple[Action, ...], ...]] = set()
+        seen: set[bytes] = set()
         problems: dict[tuple[int, ...], tuple[Cuts, ScheduleProblem]] = {}  # options share placements
         built = fitting = 0
         large, most = False, BUILT / len(self._settings)
@@ -86,9 +85,9 @@ class InitialWalks:
                 problems[placement] = even, problem_of(setting, placement, even)
             cuts, problem = problems[placement]
             schedule = option.build(problem)
-            if schedule is not None and schedule.device_actions not in seen:
-                seen.add(schedule.device_actions)
-                walk = start_walk(setting, schedule, cuts, split=space.anneal and not setting.mixes)
+            walk = schedule and start_walk(setting, schedule, cuts, split=space.anneal and not setting.mixes)
+            if walk is not None and walk.best.orders.tobytes() not in seen:
+                seen.add(walk.best.orders.tobytes())
                 walk.best.recompute[list(recomputed_stages(space.recompute or "none", len(placement)))] = True
                 yield from _fitting(walk, space.recompute)
                 built += walk.actions
