@@ -11,6 +11,7 @@ from .core.analytic.optimizers import Optimizer
 from .core.capture.export.operators import Operators, tensor_bytes
 from .core.cluster.catalog import required_type
 from .core.cluster.cluster import Cluster
+from .core.compile_notice import compile_notice
 from .core.costs.costs import StageCosts, stage_costs
 from .core.costs.graph import OpGraph
 from .core.errors import RequestError
@@ -85,7 +86,8 @@ class SimulatedDevices:
             max_chunks=options.max_chunks,
             alternatives=False,
         )
-        return blocks.expanded(search_plans(work, options.cluster, search).best)
+        with compile_notice(report):
+            return blocks.expanded(search_plans(work, options.cluster, search).best)
 
     def _stage_costs(self, plan: Plan, operators: Operators, cluster: Cluster) -> tuple[StageCosts, ...]:
         """Analytic costs of the stages, each on the type of its own device."""

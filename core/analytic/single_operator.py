@@ -2,7 +2,6 @@
 
 from collections.abc import Hashable
 from functools import cached_property
-from typing import Any
 
 import torch
 from attrs import frozen
@@ -10,6 +9,7 @@ from torch import Tensor, fx
 
 from ..capture.export.operators import Operators
 from ..capture.graph.nodes import root_of
+from ..capture.programs.equal_layers import work_key
 from ..capture.programs.stage import KEY, StageGraph, StageInputs
 from .attention import with_fused_attention
 
@@ -68,28 +68,12 @@ class LoneOperator:
     @cached_property
     def key(self) -> Hashable:
         """Equal for operators that do the same work, at any position."""
-        place = {node: ("given", i) for i, node in enumerate(self.given)}
-        place |= {node: ("member", i) for i, node in enumerate(self.members)}
-        values = self.operators.values
-        roots: dict[fx.Node, int] = {}
-
-        def plain(value: Any) -> Hashable:
-            if isinstance(value, fx.Node):
-                return place.get(value, ("value", str(values.get(value.name, value.target))))
-            if isinstance(value, list | tuple):
-                return tuple(plain(v) for v in value)
-            if isinstance(value, dict):
-                return tuple((k, plain(v)) for k, v in value.items())
-            return type(value).__name__, str(value)
-
-        draws = self.operators.first_draw
-        calls = tuple(
-            (str(n.target), plain(n.args), plain(n.kwargs), n.meta.get("modes"), n.name in draws) for n in self.members
-        )
-        given = tuple(
-            (_layout_key(values[n.name]), self._kind(n), roots.setdefault(root_of(n), len(roots))) for n in self.given
-        )
-        return calls, given, tuple((place[n], _layout_key(values[n.name])) for n in self.returned)
+        values, roots = self.operators.values, dict[fx.Node, int]()
+        kinds = tuple((self._kind(n), roots.setdefault(root_of(n), len(roots))) for n in self.given)
+        own = work_key(
+            self.members, self.given, self.returned, lambda n: values.get(n.name), self.operators.first_draw
+        )  # fmt: skip
+        return own, kinds
 
     def _kind(self, node: fx.Node) -> str:
         step = self.operators.step
@@ -122,7 +106,10 @@ class LoneOperator:
         graph.output(tuple(self._copied(graph, values[node], node) for node in self.returned))
         with_fused_attention(graph)
         inputs = StageInputs((), (), (), (), (), bool(draws))
-        return StageGraph(graph, inputs, (), (), draws, step.modules, tuple(fakes), held=step.held)
+        with step.fake_mode:
+            results = [operators.values[node.name] for node in self.returned]
+            tangents = tuple(torch.empty_like(value).detach() if value.requires_grad else None for value in results)
+        return StageGraph(graph, inputs, (), (), draws, step.modules, tuple(fakes), tangents, held=step.held)
 
     def _copied(self, graph: fx.Graph, made: fx.Node, node: fx.Node) -> fx.Node:
         if not self.operators.values[node.name].requires_grad:
@@ -142,12 +129,6 @@ def narrowed(operator: LoneOperator, node: fx.Node | None) -> fx.Node | None:
     source = node.all_input_nodes[0]
     values = [operator.operators.values[each.name] for each in (node, source)]
     return source if all(v.is_floating_point() for v in values) and values[0].itemsize < values[1].itemsize else None
-
-
-def _layout_key(value: Any) -> Hashable:
-    if isinstance(value, Tensor):
-        return tuple(value.shape), value.stride(), value.dtype, value.requires_grad, value.untyped_storage().nbytes()
-    return str(value)
 
 
 def _empty_like(value: Tensor) -> Tensor:

@@ -14,6 +14,8 @@ from ...core.capture.export.operators import Operators
 from ...core.errors import RequestError
 from ..microbatches import Shape
 
+_INNER = 2
+"""The first dimension after those of samples, and of tokens or channels."""
 Dims = Mapping[int, Sequence[int]]
 """Position of a tensor among the batch's leaves → some of its dimensions."""
 
@@ -73,10 +75,12 @@ class VaryingSizes:
                         f"{name} has {sizes[leaf][dim]} entries in dimension {dim}, and dynamic= declares at most "
                         f"{most}, for which memory is planned: truncate the batch, or declare a larger size"
                     )
-        first = self._first.setdefault(structure, sizes)
-        self._dims.setdefault(structure, set()).update(
-            (leaf, dim) for leaf, own in sizes.items() for dim, size in enumerate(own) if size != first[leaf][dim]
-        )
+        first, found = self._first.setdefault(structure, sizes), self._dims.setdefault(structure, set())
+        for leaf, own in sizes.items():
+            other = {dim for dim, size in enumerate(own) if size != first[leaf][dim]}
+            if any(dim >= _INNER for dim in other):  # the width of pictures probably varies, too, if the height does
+                other.update(range(_INNER, len(own)))
+            found.update((leaf, dim) for dim in other)
 
     def of(self, shape: Shape) -> Dims:
         """The dimensions of a microbatch that become symbols; a symbol is at least 2."""

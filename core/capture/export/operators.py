@@ -69,6 +69,7 @@ class Operators:
         local: names of nodes that each stage computes itself.
         first_draw: node name → ordinal of its first random draw in the whole graph, for nodes that draw.
         values: node name → fake result; with ``requires_grad`` if a gradient flows.
+        traces: of parts of the step, see `..programs.equal_layers`.
     """
 
     step: CapturedStep
@@ -77,6 +78,7 @@ class Operators:
     local: frozenset[str]
     first_draw: dict[str, int]
     values: dict[str, Any] = field(repr=False)
+    traces: dict[Any, Any] = field(factory=dict, eq=False, repr=False)
 
     @cached_property
     def nodes(self) -> dict[str, fx.Node]:

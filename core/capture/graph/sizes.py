@@ -15,6 +15,7 @@ import sympy  # type: ignore[import-untyped]
 import torch
 from attrs import define, field, frozen
 from torch import SymBool, SymFloat, SymInt, Tensor, fx
+from torch._C import _get_dispatch_mode  # type: ignore[attr-defined]
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.fx.experimental.sym_node import SymNode
 from torch.fx.experimental.symbolic_shapes import (
@@ -84,6 +85,7 @@ def number(symbols: Mapping[sympy.Symbol, Any], value: Any) -> Any:
     return computed(symbols, value.node.expr)
 
 
+_PROXY = torch._C._TorchDispatchModeKey.PROXY
 _BINARY = ("add", "sub", "mul", "mod", "int_floordiv", "eq", "ne", "gt", "lt", "le", "ge", "sym_max", "sym_min")
 """Methods of `torch.fx.experimental.sym_node.SymNode` for two operands."""
 
@@ -115,7 +117,7 @@ def _binary(name: str, original: Callable[[SymNode, SymNode], SymNode]) -> Calla
         results, key = _results(self.shape_env), (name, self._expr, self.pytype, other._expr, other.pytype)
         found = results.get(key)
         if found is not None:
-            mode = get_proxy_mode()
+            mode: Any = _get_dispatch_mode(_PROXY) or get_proxy_mode()  # the first is a fraction of the second's time
             if mode is None or found in mode.tracer.symnode_tracker.sym_node_dict:
                 return found  # a trace knows where it comes from
         made = original(self, other)

@@ -10,6 +10,7 @@ that it comes from.
 """
 
 import contextlib
+import itertools
 import operator
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -20,9 +21,12 @@ from unittest import mock
 import torch
 from attrs import define, field
 from torch import Tensor, fx, nn
-from torch._functorch._aot_autograd import descriptors
-from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch._dispatch.python import enable_python_dispatcher
+from torch._functorch._aot_autograd.functional_utils import assert_functional_graph, from_fun, to_fun
+from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.node import has_side_effect
 from torch.utils import _pytree as pytree
 
@@ -80,18 +84,11 @@ def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
     """
     module = StageModule(stage)
     try:
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(without_anomaly_mode())
-            stack.enter_context(_without_tokens())
-            # In a tensor of each symbolic size: a size that no input of the stage has is an input of the trace, too.
-            fakes = (*stage.fakes, *_of_sizes(stage))
-            joint = aot_export_joint_with_descriptors(stack, module, fakes)
-            fold_sizes(joint.graph_module.graph)
-            if as_on_cpu:
-                dropout_as_eager(joint.graph_module.graph)
-            found = _by_meaning(joint.graph_module.graph, len(stage.fakes))
-            found.constants = _constants(joint.graph_module)
-            return found
+        with without_anomaly_mode(), _without_tokens():
+            found = _traced(stage, module)
+        if as_on_cpu:
+            dropout_as_eager(found.graph)
+        return found
     except PanpipeError:
         raise
     except Exception as error:
@@ -137,47 +134,65 @@ def _inserted(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, **kwargs:
     return made
 
 
+def _traced(stage: StageGraph, module: "StageModule") -> JointGraph:
+    """The joint graph as torch traces it: functional, and with autograd's operators."""
+    count, tangents = len(stage.fakes), {i: fake for i, fake in enumerate(stage.tangents) if fake is not None}
+    trained = [i for i, fake in enumerate(stage.fakes) if fake.requires_grad]
+    mutated, flowed = list[int](), list[int]()
+
+    def both(*given: Tensor) -> list[Any]:
+        inputs = list(map(to_fun, given))
+        primals, starts = inputs[:count], inputs[len(inputs) - len(tangents) :]
+        outputs = module(*inputs[: len(inputs) - len(tangents)])
+        mutated.extend(i for i, one in enumerate(primals) if torch._functionalize_has_data_mutation(one.elem))
+        news = [from_fun(each) for each in (*outputs, *(primals[i] for i in mutated))]
+        tracer = get_proxy_mode().tracer  # type: ignore[union-attr]
+        last = next(reversed(tracer.graph.nodes))
+        ends = [(outputs[i], start) for i, start in zip(tangents, starts, strict=True) if outputs[i].requires_grad]
+        if ends and trained:
+            setup_stacktrace_preservation_hooks([end.grad_fn for end, _ in ends if end.grad_fn is not None])
+            found = torch.autograd.grad(
+                [end for end, _ in ends], [primals[i] for i in trained], [start for _, start in ends],
+                allow_unused=True,
+            )  # fmt: skip
+            flowed.extend(i for i, gradient in zip(trained, found, strict=True) if gradient is not None)
+            news += [from_fun(gradient) for gradient in found if gradient is not None]
+        for node in itertools.takewhile(lambda node: node is not last, reversed(tracer.graph.nodes)):
+            node.meta[BACKWARD] = True
+        return news
+
+    fake_mode = stage.fakes[0].fake_mode  # type: ignore[attr-defined]
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.enable_grad())
+        stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))  # notes the lines of gradients
+        stack.enter_context(fx_traceback.preserve_node_meta())
+        stack.enter_context(fake_mode)
+        stack.enter_context(enable_python_dispatcher())
+        stack.enter_context(torch._C._ExcludeDispatchKeyGuard(_FUNCTIONALIZE))
+        stack.enter_context(FunctionalTensorMode(pre_dispatch=False, _allow_token_discovery=True))
+        # In a tensor of each symbolic size: a size that no input of the stage has is an input of the trace, too.
+        sizes = [torch.empty(size) for size in stage.symbols]
+        traced = make_fx(both, _disable_torch_fn_metadata_mode=True)(*stage.fakes, *sizes, *tangents.values())
+    graph: fx.Graph = traced.graph
+    graph.eliminate_dead_code()
+    assert_functional_graph(graph)
+    fold_sizes(graph)
+    places = [node for node in graph.nodes if node.op == "placeholder"]
+    made = iter(graph.output_node().args[0])  # type: ignore[arg-type]
+    outputs = list(itertools.islice(made, len(stage.tangents)))
+    return JointGraph(
+        graph, dict(enumerate(places[:count])), dict(zip(tangents, places[len(places) - len(tangents) :], strict=True)),
+        outputs, dict(zip(mutated, made)), dict(zip(flowed, made)), _constants(traced),  # noqa: B905
+    )  # fmt: skip
+
+
+_FUNCTIONALIZE = torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+
+
 def _constants(module: fx.GraphModule) -> dict[str, Tensor]:
     names = {str(node.target) for node in module.graph.find_nodes(op="get_attr")}
     return {name: held for name in sorted(names) if isinstance(held := getattr(module, name, None), Tensor)}
-
-
-def _of_sizes(stage: StageGraph) -> list[Tensor]:
-    with stage.fakes[0].fake_mode:  # type: ignore[attr-defined]
-        return [torch.empty(size) for size in stage.symbols]
-
-
-def _by_meaning(graph: fx.Graph, inputs: int) -> JointGraph:
-    joint = JointGraph(graph, {}, {}, [], {}, {})
-    for node in graph.nodes:
-        if node.op != "placeholder":
-            continue
-        meaning = node.meta["desc"]
-        if isinstance(meaning, descriptors.PlainAOTInput):
-            if meaning.idx < inputs:
-                joint.primals[meaning.idx] = node
-        elif isinstance(meaning, descriptors.TangentAOTInput) and isinstance(
-            meaning.output, descriptors.PlainAOTOutput
-        ):
-            joint.tangents[meaning.output.idx] = node
-        else:
-            raise RuntimeError(f"an input of an unexpected kind: {meaning}")
-    output = next(node for node in graph.nodes if node.op == "output")
-    found: dict[int, fx.Node] = {}
-    for node, meaning in zip(output.args[0], output.meta["desc"], strict=True):
-        if node is None:
-            continue
-        if isinstance(meaning, descriptors.PlainAOTOutput):
-            found[meaning.idx] = node
-        elif isinstance(meaning, descriptors.InputMutationAOTOutput):
-            joint.mutations[meaning.mutated_input.idx] = node  # type: ignore[attr-defined]
-        elif isinstance(meaning, descriptors.GradAOTOutput):
-            joint.gradients[meaning.grad_of.idx] = node  # type: ignore[attr-defined]
-        else:
-            raise RuntimeError(f"an output of an unexpected kind: {meaning}")
-    joint.outputs = [found[i] for i in sorted(found)]
-    joint.gradients = dict(sorted(joint.gradients.items()))
-    return joint
 
 
 def forward_nodes(joint: JointGraph) -> set[fx.Node]:
@@ -185,7 +200,7 @@ def forward_nodes(joint: JointGraph) -> set[fx.Node]:
 
     F selects all results of an operator with several, so that only those that the backward reads are saved.
     """
-    found = ancestors([*joint.outputs, *joint.mutations.values(), *forward_checks(joint.graph)])
+    found = ancestors([*joint.outputs, *joint.mutations.values(), *forward_checks(joint)])
     return found | {user for node in found for user in node.users if user.target is operator.getitem}
 
 
@@ -301,23 +316,20 @@ _TRACES = threading.RLock()
 
 @contextlib.contextmanager
 def _without_tokens() -> Iterator[None]:
-    """Within this context, AOTAutograd does not order error checks by *tokens*, empty tensors that are passed from one
+    """Within this context, torch does not order error checks by *tokens*, empty tensors that are passed from one
     to the next: programs run their operators in the graph's order."""
     holder = torch._library.simple_registry.singleton.find("aten::_linalg_check_errors").effect
     with _TRACES, mock.patch.object(holder, "_effect", None):
         yield
 
 
-def forward_checks(graph: fx.Graph) -> set[fx.Node]:
-    """Error checks of the forward: those that do not depend on an incoming gradient."""
-    late: set[fx.Node] = set()
-    for node in graph.nodes:
-        meaning = node.meta.get("desc") if node.op == "placeholder" else None
-        if isinstance(meaning, descriptors.TangentAOTInput) or any(source in late for source in node.all_input_nodes):
-            late.add(node)
-    return {node for node in graph.nodes if node.target is _CHECK and node not in late}
+def forward_checks(joint: JointGraph) -> set[fx.Node]:
+    """Error checks of the forward."""
+    return {node for node in joint.graph.nodes if node.target is _CHECK and BACKWARD not in node.meta}
 
 
+BACKWARD = "backward"
+"""Key of the metadata of a node that was traced after the forward."""
 CAPTURED = "captured"
 """Where a joint node's metadata has the name of the captured value that it was traced from."""
 

@@ -18,6 +18,7 @@ from ..graph.nodes import ancestors
 from ..graph.randomness import ordinals_of
 from ..graph.sizes import Sizes, hint
 from ..graph.storages import StorageMeter, WatchEverything, storage_sizes
+from .equal_layers import stage_joint
 from .fusing import Call, Fusion, Fusions
 from .generated_code import Program, compile_program, no_sink, with_sizes
 from .joint_graph import (
@@ -27,7 +28,6 @@ from .joint_graph import (
     ordered,
     selecting_nodes,
     split_masked,
-    trace_joint,
 )
 from .recomputed import recompute_casts, recompute_wide
 from .shared_program import shared_nodes, shared_program, shared_values
@@ -63,7 +63,7 @@ def stage_programs(
     """
     if all(node.op != "call_function" for node in stage.graph.nodes):
         return _empty_programs(stage)
-    joint = trace_joint(stage)
+    joint = stage_joint(stage)
     if not stage.gradients:
         joint.mutations.clear()
     boundaries = len(stage.inputs.boundary)

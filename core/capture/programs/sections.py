@@ -147,7 +147,7 @@ def _cut(labels: Sequence[int], crossing: Sequence[int], low: int, high: int) ->
     """Divide a range of nodes into sections: repetitions first, then what is between them."""
     if high <= low:
         return []
-    found = _repetition(np.asarray(labels[low:high]))
+    found = repetition(np.asarray(labels[low:high]))
     if found is None:
         if high - low <= _LONGEST:
             return [(low, high)]
@@ -163,7 +163,7 @@ def _cut(labels: Sequence[int], crossing: Sequence[int], low: int, high: int) ->
     return _cut(labels, crossing, low, first) + inner + _cut(labels, crossing, bounds[-1], high)
 
 
-def _repetition(labels: "np.ndarray[Any, Any]") -> tuple[int, int, int] | None:
+def repetition(labels: "np.ndarray[Any, Any]") -> tuple[int, int, int] | None:
     """The period, begin and end of the longest part that repeats itself; of equally long ones, the shortest period."""
     best: tuple[int, int, int] | None = None
     for period in range(_SHORTEST, len(labels) // 2 + 1):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from attrs import evolve, frozen
+from attrs import evolve, field, frozen
 from torch import Tensor, fx
 from torch.utils import _pytree as pytree
 
@@ -16,6 +16,9 @@ from ..graph.sizes import Sizes
 
 KEY = "random_key"
 """Name of the input that carries the random key."""
+
+OPERATOR = "operator"
+"""Key of a node's metadata: the operator that it belongs to, None for nodes that each stage computes itself."""
 
 
 @frozen
@@ -72,9 +75,11 @@ class StageGraph:
         first_draw: ordinals of random draws, by node name.
         modules: sub-graphs of higher-order operators.
         fakes: fake tensors for the inputs, in order.
+        tangents: for each result of the graph a fake tensor like its gradient; None for one that has none.
         gradients: whether a backward follows; if not, buffers are not written, either.
         held: as of the captured step.
         symbols: that sizes depend on.
+        known: traces of parts of the captured step, see `equal_layers`.
     """
 
     graph: fx.Graph
@@ -84,9 +89,11 @@ class StageGraph:
     first_draw: dict[str, int]
     modules: dict[str, Any]
     fakes: tuple[Tensor, ...]
+    tangents: tuple[Tensor | None, ...]
     gradients: bool = True
     held: Sequence[object] = ()
     symbols: Sequence[torch.SymInt] = ()
+    known: dict[Any, Any] = field(factory=dict, eq=False, repr=False)
 
 
 def boundaries(operators: Operators, stages: Sequence[Sequence[str]]) -> dict[tuple[int, int], tuple[Boundary, ...]]:
@@ -185,6 +192,7 @@ def stage_graph(
     for node in step.graph.nodes:
         if node.name in needed or node.op == "get_attr":
             values[node] = graph.node_copy(node, lambda n: values[n])
+            values[node].meta |= {OPERATOR: operators.owner.get(node.name), "val": operators.values.get(node.name)}
     shown: set[fx.Node] = set()
     outputs = [_sendable(graph, values, operators, boundary, needed, shown) for boundary in outgoing.values()]
     values_of = {name: values[operators.nodes[name]] for name in results}
@@ -198,8 +206,9 @@ def stage_graph(
         tuple(incoming.values()), tuple(parameters), tuple(buffers), tuple(constants), tuple(batch), bool(draws)
     )
     stage = StageGraph(
-        graph, inputs, tuple(outgoing.values()), tuple(results), draws, step.modules, tuple(fakes), step.gradients,
-        step.held, () if step.sizes is None else step.sizes.free,
+        graph, inputs, tuple(outgoing.values()), tuple(results), draws, step.modules, tuple(fakes),
+        (*(_tangent(operators, each) for each in outgoing.values()), *(_start(operators, name) for name in results)),
+        step.gradients, step.held, () if step.sizes is None else step.sizes.free, operators.traces,
     )  # fmt: skip
     return stage if device is None or device.type == "cpu" else _on_device(operators, stage, device)
 
@@ -212,7 +221,12 @@ def _on_device(operators: Operators, stage: StageGraph, device: torch.device) ->
         set_device(graph, device)
     for module in inner:
         module.recompile()
-    return evolve(stage, modules=modules, fakes=tuple(_fake_on(operators, fake, device) for fake in stage.fakes))
+    for node in stage.graph.nodes:
+        if isinstance(node.meta.get("val"), Tensor):
+            node.meta["val"] = _fake_on(operators, node.meta["val"], device)
+    fakes = tuple(_fake_on(operators, fake, device) for fake in stage.fakes)
+    tangents = tuple(None if fake is None else _fake_on(operators, fake, device) for fake in stage.tangents)
+    return evolve(stage, modules=modules, fakes=fakes, tangents=tangents)
 
 
 def _fake_on(operators: Operators, fake: Tensor, device: torch.device) -> Tensor:
@@ -257,6 +271,20 @@ def _fake_input(operators: Operators, boundary: Boundary) -> Tensor:
     with operators.step.fake_mode:
         fake = torch.empty(boundary.shape, dtype=boundary.dtype, device=operators.values[boundary.name].device)
     return fake.requires_grad_(boundary.differentiable)
+
+
+def _tangent(operators: Operators, boundary: Boundary) -> Tensor | None:
+    fake = _fake_input(operators, boundary)
+    return fake.detach() if fake.requires_grad else None
+
+
+def _start(operators: Operators, result: str) -> Tensor | None:
+    """The gradient of a part of the result, which only the loss has."""
+    step = operators.step
+    if result != step.outputs.main_result or not step.gradients:
+        return None
+    with step.fake_mode:
+        return torch.empty_like(operators.values[result]).detach()
 
 
 def _sendable(

@@ -65,5 +65,5 @@ def test_joint_graph_has_no_effect_tokens():
     captured = capture_step(Solved().double(), step, torch.randn(3, 6, dtype=torch.float64))
     operators = operators_of(captured)
     joint = trace_joint(stage_graph(operators, [[node.name for node in operators.graph.nodes]], 0))
-    assert forward_checks(joint.graph)
+    assert forward_checks(joint)
     assert not any("with_effects" in str(node.target) for node in joint.graph.nodes)
