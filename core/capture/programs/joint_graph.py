@@ -85,10 +85,7 @@ def trace_joint(stage: StageGraph, *, as_on_cpu: bool = True) -> JointGraph:
     module = StageModule(stage)
     try:
         with without_anomaly_mode(), _without_tokens():
-            found = _traced(stage, module)
-        if as_on_cpu:
-            dropout_as_eager(found.graph)
-        return found
+            return _traced(stage, module, as_on_cpu)
     except PanpipeError:
         raise
     except Exception as error:
@@ -134,8 +131,8 @@ def _inserted(graph: fx.Graph, like: fx.Node, target: Any, *args: Any, **kwargs:
     return made
 
 
-def _traced(stage: StageGraph, module: "StageModule") -> JointGraph:
-    """The joint graph as torch traces it: functional, and with autograd's operators."""
+def _traced(stage: StageGraph, module: "StageModule", as_on_cpu: bool) -> JointGraph:
+    """The joint graph as torch traces it: functional, and with autograd's operators; arguments as of `trace_joint`."""
     count, tangents = len(stage.fakes), {i: fake for i, fake in enumerate(stage.tangents) if fake is not None}
     trained = [i for i, fake in enumerate(stage.fakes) if fake.requires_grad]
     mutated, flowed = list[int](), list[int]()
@@ -178,6 +175,8 @@ def _traced(stage: StageGraph, module: "StageModule") -> JointGraph:
     graph.eliminate_dead_code()
     assert_functional_graph(graph)
     fold_sizes(graph)
+    if as_on_cpu:
+        dropout_as_eager(graph)
     places = [node for node in graph.nodes if node.op == "placeholder"]
     made = iter(graph.output_node().args[0])  # type: ignore[arg-type]
     outputs = list(itertools.islice(made, len(stage.tangents)))
