@@ -22,6 +22,7 @@ import torch
 from attrs import define, field
 from torch import Tensor, fx, nn
 from torch._dispatch.python import enable_python_dispatcher
+from torch._dynamo.utils import _disable_saved_tensors_hooks_during_tracing
 from torch._functorch._aot_autograd.functional_utils import assert_functional_graph, from_fun, to_fun
 from torch._functorch._aot_autograd.logging_utils import setup_stacktrace_preservation_hooks
 from torch._subclasses.functional_tensor import FunctionalTensorMode
@@ -162,6 +163,7 @@ def _traced(stage: StageGraph, module: "StageModule", as_on_cpu: bool) -> JointG
     with contextlib.ExitStack() as stack:
         stack.enter_context(torch.enable_grad())
         stack.enter_context(torch.autograd.set_multithreading_enabled(False))
+        stack.enter_context(_disable_saved_tensors_hooks_during_tracing())
         stack.enter_context(torch.autograd.set_detect_anomaly(True, check_nan=False))  # notes the lines of gradients
         stack.enter_context(fx_traceback.preserve_node_meta())
         stack.enter_context(fake_mode)
