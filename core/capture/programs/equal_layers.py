@@ -36,8 +36,8 @@ from .stage import KEY, OPERATOR, StageGraph, StageInputs
 aten = torch.ops.aten
 
 LEAST = 40
-"""Smallest number of operators that are not traced again for which a graph is assembled: to trace a part by itself
-takes as long as a dozen of its operators."""
+"""Smallest number of nodes of repeated layers that are not traced again: to trace a part by itself takes as long as a
+dozen nodes."""
 
 
 class _Differs(Exception):
@@ -134,6 +134,15 @@ def _origins(part: _Part) -> list[tuple[str, str]]:
 
 
 class Assembly:
+    """Assembles the joint graph of a stage.
+
+    Args:
+        stage: of equal layers.
+
+    Raises:
+        _Differs: it has none, or the graph might differ from that of a trace of the whole stage.
+    """
+
     def __init__(self, stage: StageGraph) -> None:
         self._stage = stage
         nodes = list(stage.graph.nodes)
@@ -150,14 +159,10 @@ class Assembly:
                 self._values[node] = node.meta["val"] if OPERATOR in node.meta else node.target(*args, **kwargs)
         groups = _operators(calls)
         parts = [self._part(group) for group in groups]
-        labels: dict[Hashable, int] = {}
-        found = repetition(np.array([labels.setdefault(self._key(part), len(labels)) for part in parts]))
-        if found is None:
-            raise _Differs
-        period, start, end = found
-        bounds = list(range(min(range(start, start + period), key=lambda i: _crossing(groups, i)), end + 1, period))
-        repeated = sum(map(len, groups[bounds[0] : bounds[-1]]))
-        if repeated - repeated // (len(bounds) - 1) < LEAST:
+        known: dict[Hashable, int] = {}
+        labels = np.array([known.setdefault(self._key(part), len(known)) for part in parts])
+        bounds = _repetitions(labels, groups, 0, len(groups))
+        if not bounds:
             raise _Differs
         ranges = pairwise(sorted({0, *bounds, len(groups)}))
         self._parts = [self._part(list(chain.from_iterable(groups[low:high]))) for low, high in ranges]
@@ -189,6 +194,7 @@ class Assembly:
             raise _Differs
 
     def joint(self) -> JointGraph:
+        """The joint graph; errors as of the class, and of `trace_joint`."""
         starts = [(i, fake) for i, fake in enumerate(self._stage.tangents) if fake is not None]
         flowing = {self._outputs[i]: fake for i, fake in starts}
         traced = list[_Copies]()
@@ -275,6 +281,20 @@ def _operators(calls: Sequence[fx.Node]) -> list[list[fx.Node]]:
             found.append(loose)
         loose, last = [], operator
     return [*found, loose] if loose else found
+
+
+def _repetitions(labels: Any, groups: Sequence[Sequence[fx.Node]], low: int, high: int) -> list[int]:
+    """The bounds of repeated labels between two positions: where fewest tensors cross, and of the rest, too."""
+    found = repetition(labels[low:high])
+    if found is None:
+        return []
+    period, start, end = found[0], low + found[1], low + found[2]
+    first = min(range(start, start + period), key=lambda i: _crossing(groups, i))
+    bounds = list(range(first, end + 1, period))
+    if sum(map(len, groups[first + period : bounds[-1]])) < LEAST:
+        return []
+    before = _repetitions(labels, groups, low, first)
+    return [*before, *bounds, *_repetitions(labels, groups, bounds[-1], high)]
 
 
 def _crossing(groups: Sequence[Sequence[fx.Node]], position: int) -> int:

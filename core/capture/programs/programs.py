@@ -88,7 +88,7 @@ def stage_programs(
     modules = {**stage.modules, **joint.constants}
     make = functools.partial(compile_program, modules=modules, fusions=fusions)
     forward = make(ordered(joint.graph, in_forward), inputs, [*returned, *saved])
-    alone = make(ordered(joint.graph, in_forward), inputs, returned)
+    alone = make(ordered(joint.graph, in_forward), inputs, returned) if saved else forward
     builder = _BackwardBuilder(joint, make, saved, persistent, boundaries, done, again)
     backward = builder.program(backward_nodes, dict(gradients), ()) if gradients else None
     input_gradients = {i: node for i, node in gradients.items() if i < boundaries}
