@@ -5,10 +5,7 @@ Each trial draws a mesh of 2 to 4 ranks, a rank, a phase of the job, and a momen
 started again and continues from its last checkpoint: from then on every loss, and at the end every parameter, must have
 the bits of the undisturbed run::
 
-    python benchmarks/failures/kills.py [KILLS] [--seed SEED] [--seconds SECONDS] [--folder FOLDER] [--records FILE]
-
-Runs that write to the same file of records add up: the table is of all its kills. A folder is given to reuse its
-undisturbed jobs.
+    python benchmarks/failures/kills.py [KILLS] [--seed SEED] [--seconds SECONDS]
 
 Ranks are forks of a process that has imported everything, and have no torchrun agent: rank 0 hosts the job's store.
 """
@@ -25,7 +22,6 @@ import sys
 import tempfile
 import threading
 import time
-from argparse import Namespace
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,7 +32,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import panpipe
 import torch
-from attrs import Factory, asdict, define, frozen
+from attrs import Factory, define, frozen
 from torch import nn
 
 from benchmarks.driver import IMPORTED, argument_parser, fork_ranks, run
@@ -217,14 +213,13 @@ class Log:
         """Read a log of JSON lines; the last line of a killed rank may be incomplete."""
         found = cls()
         for line in path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else ():
-            if line.endswith("\n"):
-                name, value = json.loads(line)
-                if name == "loss":
-                    found.losses[value[0]] = value[1]
-                elif name == "saved":
-                    found.saved.append(value)
-                else:
-                    setattr(found, name, value)
+            name, value = json.loads(line) if line.endswith("\n") else ("", None)
+            if name == "loss":
+                found.losses[value[0]] = value[1]
+            elif name == "saved":
+                found.saved.append(value)
+            elif name:
+                setattr(found, name, value)
         return found
 
 
@@ -256,12 +251,10 @@ class Trial:
     resumed: bool
 
     @classmethod
-    def drawn(
-        cls, draw: random.Random, undisturbed: Mapping[tuple[str, bool], list[Log]], phases: Sequence[str]
-    ) -> "Trial":
+    def drawn(cls, draw: random.Random, undisturbed: Mapping[tuple[str, bool], list[Log]]) -> "Trial":
         """A random one; moments are uniform within the median duration of the phase."""
         mesh = draw.choice(sorted({mesh for mesh, _ in undisturbed}))
-        victim, phase = draw.randrange(MESHES[mesh]), draw.choice(phases)
+        victim, phase = draw.randrange(MESHES[mesh]), draw.choice(PHASES)
         resumed = phase == "resume" or draw.random() < 0.25
         seconds = undisturbed[mesh, resumed][victim].seconds[phase]
         moment = Moment(phase, draw.randint(1, len(seconds)), draw.random() * statistics.median(seconds))
@@ -371,16 +364,12 @@ def copy_checkpoint(mesh: str, folder: Path) -> None:
     shutil.copytree(folder.parent / mesh / name, folder / name)
 
 
-def run_undisturbed(parent: Path, meshes: Sequence[str]) -> dict[tuple[str, bool], list[Log]]:
+def run_undisturbed(parent: Path) -> dict[tuple[str, bool], list[Log]]:
     """Each mesh without a kill, from the beginning and from a checkpoint."""
     found = {}
-    for mesh in meshes:
-        ranks = MESHES[mesh]
+    for mesh, ranks in MESHES.items():
         for resumed in (False, True):
             folder = parent / (f"{mesh} resumed" if resumed else mesh)
-            found[mesh, resumed] = logs(mesh, folder)
-            if all(log.seconds for log in found[mesh, resumed]):
-                continue
             folder.mkdir()
             if resumed:
                 copy_checkpoint(mesh, folder)
@@ -397,71 +386,43 @@ def run_undisturbed(parent: Path, meshes: Sequence[str]) -> dict[tuple[str, bool
     return found
 
 
-def summary(records: Sequence[Mapping[str, Any]]) -> str:
-    """The table of `benchmarks/results/kills.md`, of records that were read from JSON."""
+def summary(found: Sequence[tuple[Trial, Found]]) -> str:
+    """The table of `benchmarks/results/kills.md`."""
     lines = ["| killed in | kills | faults | seconds until all had ended: median, most | steps computed again: most |"]
     lines.append("|---|---|---|---|---|")
     for phase in (*PHASES, "all"):
-        of = [record for record in records if phase in (record["phase"], "all")]
+        of = [each for trial, each in found if phase in (trial.moment.phase, "all")]
         if of:
-            named, lost = [record["named_s"] for record in of], [record["lost"] for record in of]
-            faults = sum(bool(record["faults"]) for record in of)
-            lines.append(
-                f"| {phase} | {len(of)} | {faults} | {statistics.median(named):.2f}, {max(named):.2f} | {max(lost)} |"
-            )
-    meshes = Counter(record["mesh"] for record in records)
-    hosts = sum(record["victim"] == 0 for record in records)
-    return "\n".join([*lines, "", f"Meshes: {dict(meshes)}; rank 0 was killed {hosts} times."])
+            named = [each.named_s for each in of]
+            times = f"{statistics.median(named):.2f}, {max(named):.2f}"
+            faults, lost = sum(bool(each.faults) for each in of), max(each.lost for each in of)
+            lines.append(f"| {phase} | {len(of)} | {faults} | {times} | {lost} |")
+    meshes, hosts = dict(Counter(trial.mesh for trial, _ in found)), sum(trial.victim == 0 for trial, _ in found)
+    return "\n".join([*lines, "", f"Meshes: {meshes}; rank 0 was killed {hosts} times."])
 
 
-def record_of(trial: Trial, found: Found) -> dict[str, Any]:
-    """A trial and what it found, as plain data; its phase is the drawn one."""
-    return {
-        **asdict(trial),
-        **asdict(trial.moment),
-        **asdict(found),
-        "phase": trial.moment.phase,
-        "inside": found.phase,
-    }
-
-
-def kill_often(given: Namespace) -> bool:
+def kill_often(kills: int, seed: int, seconds: float) -> bool:
     """Run the trials, and print them; whether none had a fault."""
-    parent, draw, begun = given.folder or Path(tempfile.mkdtemp()), random.Random(given.seed), time.monotonic()
-    parent.mkdir(exist_ok=True)
-    undisturbed = run_undisturbed(parent, given.meshes)
+    parent, draw, begun = Path(tempfile.mkdtemp()), random.Random(seed), time.monotonic()
+    undisturbed = run_undisturbed(parent)
     print(f"undisturbed: {time.monotonic() - begun:.0f} s", flush=True)
-    faults = False
-    number = trials = 0
-    while number < given.kills and time.monotonic() - begun < given.seconds:
-        trials += 1
-        trial = Trial.drawn(draw, undisturbed, given.phases)
-        folder = parent / f"trial {given.seed}-{trials}"
-        folder.mkdir()
+    every: list[tuple[Trial, Found]] = []
+    while len(every) < kills and time.monotonic() - begun < seconds:
+        trial = Trial.drawn(draw, undisturbed)
+        folder = Path(tempfile.mkdtemp(dir=parent))
         found = run_trial(trial, folder, undisturbed[trial.mesh, False])
-        if found.phase == "none" and not found.faults:
-            shutil.rmtree(folder)
-            continue
-        number += 1
-        with given.records.open("a", encoding="utf-8") as records:
-            print(json.dumps(record_of(trial, found)), file=records)
-        moment = trial.moment
-        print(
-            f"{number}: {trial.mesh}, rank {trial.victim}, {moment.phase} {moment.entry} + "
-            f"{moment.delay_s:.3f} s, {'resumed, ' if trial.resumed else ''}killed in {found.phase!r}, "
-            f"{found.named_s:.2f} s, lost {found.lost}" + "".join(f"\n  FAULT {fault}" for fault in found.faults),
-            flush=True,
-        )
+        if found.phase != "none" or found.faults:
+            every.append((trial, found))
+            print(f"{len(every)}: {trial}\n  {found}", flush=True)
         if found.faults:
-            faults = True
             print(f"  kept: '{folder}'")
         else:
             shutil.rmtree(folder)
-    if not faults and given.folder is None:
+    right = not any(found.faults for _, found in every)
+    if right:
         shutil.rmtree(parent)
-    print(f"{time.monotonic() - begun:.0f} s, seed {given.seed}")
-    print(summary([json.loads(line) for line in given.records.read_text(encoding="utf-8").splitlines()]))
-    return not faults
+    print(f"{time.monotonic() - begun:.0f} s, seed {seed}\n{summary(every)}")
+    return right
 
 
 def main() -> None:
@@ -470,16 +431,12 @@ def main() -> None:
     parser.add_argument("kills", type=int, nargs="?", default=200)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--seconds", type=float, default=float("inf"), help="start no further trial after this time")
-    parser.add_argument("--meshes", nargs="+", choices=MESHES, default=list(MESHES))
-    parser.add_argument("--phases", nargs="+", choices=PHASES, default=PHASES)
-    parser.add_argument("--folder", type=Path, help="of the jobs; undisturbed ones that are there are not run again")
-    parser.add_argument("--records", type=Path, default=Path("kills.jsonl"), help="a line of JSON per kill is appended")
     given = parser.parse_args()
     torch.set_num_threads(1)
     os.environ.setdefault("PANPIPE_TIMEOUT_S", "30")
     for name in IMPORTED:
         importlib.import_module(name)
-    sys.exit(not kill_often(given))
+    sys.exit(not kill_often(given.kills, given.seed, given.seconds))
 
 
 if __name__ == "__main__":

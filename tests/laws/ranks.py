@@ -1,4 +1,4 @@
-"""Runs scripts on each rank, under torchrun: ``ranks.py FOLDER NAME...``. Problems go to ``FOLDER/RANK.json``."""
+"""Runs scripts on each rank: ``torchrun … ranks.py FOLDER NAME...``. Problems go to ``FOLDER/RANK.json``."""
 
 import json
 import os
@@ -8,7 +8,8 @@ from pathlib import Path
 import panpipe
 import torch
 
-from .scripts import alone, problems, run, scripts
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from tests.laws.scripts import alone, problems, run, scripts
 
 
 def main() -> None:

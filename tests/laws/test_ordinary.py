@@ -2,17 +2,15 @@
 
 import functools
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import panpipe
 import pytest
 
+from ..support.launch import forked_script, torchrun_script
 from .scripts import Script, alone, problems, run, scripts
 
-SCRIPTS = scripts()
+SCRIPTS, RANKS = scripts(), Path(__file__).with_name("ranks.py")
 SPLIT = {("batch_norm_net", "zb-v"), ("tied_weights_of_a_language_model", "zb-h1")}
 """What the fast suite also trains by a schedule with split backwards."""
 
@@ -56,17 +54,16 @@ def on_ranks(tmp_path_factory):
     """Run scripts on two ranks, all in one start, and return name → problems on each rank."""
 
     @functools.cache
-    def results(names: tuple[str, ...]):
+    def results(names: tuple[str, ...], forked: bool):
         folder = tmp_path_factory.mktemp("ranks")
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        command += ["-m", f"{__package__}.ranks", str(folder), *names]
-        ended = subprocess.run(
-            command, env={**os.environ, "OMP_NUM_THREADS": "1", "PANPIPE_TIMEOUT_S": "60"}, capture_output=True,
-            text=True, encoding="utf-8", timeout=1500, check=False, cwd=Path(__file__).parents[2],
-        )  # fmt: skip
+        said, more = "", {"PANPIPE_TIMEOUT_S": "60"}
+        if forked:
+            forked_script(RANKS, str(folder), *names, **more)
+        else:
+            said = torchrun_script(RANKS, str(folder), *names, **more).stderr[-2000:]
         files = [folder / f"{rank}.json" for rank in range(2)]
         found = [json.loads(file.read_text(encoding="utf-8")) if file.exists() else {} for file in files]
-        return {name: [one.get(name, ended.stderr[-2000:]) for one in found] for name in names}
+        return {name: [one.get(name, said) for one in found] for name in names}
 
     return results
 
@@ -80,11 +77,11 @@ TOGETHER = 16
 
 @pytest.mark.parametrize("name", FAST)
 def test_two_ranks_train_as_one_process(name, on_ranks):
-    assert on_ranks(FAST)[name] == [[], []]
+    assert on_ranks(FAST, True)[name] == [[], []]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(OTHERS)), ids=OTHERS)
 def test_two_ranks_train_all_others_as_one_process(number, on_ranks):
     start = number // TOGETHER * TOGETHER
-    assert on_ranks(OTHERS[start : start + TOGETHER])[OTHERS[number]] == [[], []]
+    assert on_ranks(OTHERS[start : start + TOGETHER], False)[OTHERS[number]] == [[], []]

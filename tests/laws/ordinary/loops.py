@@ -531,7 +531,7 @@ def step(model, batch):
 
 model = mlp()
 batches = data()
-folder = os.path.join(tempfile.gettempdir(), "laws-" + os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid())))
+folder = os.path.join(tempfile.gettempdir(), "laws-" + os.environ.get("MASTER_PORT", str(os.getpid())))
 pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for batch in batches[:2]:
     loss = pipe.step(batch)
@@ -570,7 +570,7 @@ def step(model, batch):
 model = Tagger()
 batches = [collate(range(longest - 7, longest + 1)) for longest in (9, 12, 8, 17, 11, 10)]
 held_out = [collate(range(longest - 7, longest + 1)) for longest in (13, 8)]
-folder = os.path.join(tempfile.gettempdir(), "laws-" + os.environ.get("TORCHELASTIC_RUN_ID", str(os.getpid())))
+folder = os.path.join(tempfile.gettempdir(), "laws-" + os.environ.get("MASTER_PORT", str(os.getpid())))
 pipe = panpipe.pipeline(model, step, batches[0], optimizer=torch.optim.AdamW, microbatches=4)
 for number, batch in enumerate(tqdm(batches)):
     loss = pipe.step(batch, update=number % 2 == 1)

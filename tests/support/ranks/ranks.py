@@ -901,7 +901,7 @@ def _logits(model, batch):
 
 @captures((GPT, torch.float64, 8, 4))
 def holding(team):
-    """What is said of a parameter that the other rank holds; and that shapes, modes and files are as ever."""
+    """What is said of a parameter that the other rank holds; and that modes and files are as ever."""
     pipe = build(team, "tied gpt with dropout", torch.float64, 8, None, 4)
     averages = [torch.zeros(p.shape, dtype=p.dtype) for p in pipe._session.model.parameters()]
     pipe.step(tokens(8))
@@ -914,7 +914,6 @@ def holding(team):
                 mine.mul_(0.9).add_(p, alpha=0.1)
 
     found = {"average": refusal(average), "name": name}
-    pipe.step(tokens(6, 7))
     pipe._session.model.eval()
     pipe.evaluate(tokens(8))
     pipe.forward(tokens(8), _logits)
