@@ -26,6 +26,7 @@ from .runtimes.planning.options import PlanningOptions
 from .runtimes.settings import Auto, Memory, Run, Update
 from .runtimes.update.optimizers import GivenOptimizer, OptimizerFactory
 from .runtimes.update.training import Training
+from .runtimes.watch.uncaught import print_uncaught_in_a_line
 from .simulator_target import SimulatedDevices
 from .simulators.oracle import simulated
 
@@ -121,6 +122,8 @@ def pipeline(
         >>> pipe = panpipe.pipeline(model, step, batch, optimizer=adamw)  # doctest: +SKIP
         >>> loss = pipe.step(batch)  # doctest: +SKIP
     """
+    if (job := rank_of_job()) is not None:
+        print_uncaught_in_a_line(job[0])
     if moved:
         _refuse_moved(moved)
     run = Run() if run is None else run
@@ -158,7 +161,7 @@ def pipeline(
         dynamic=dynamic,
     )
     virtual = SimulatedDevices(options) if options.simulated else None
-    with show_progress(run.progress, (rank_of_job() or (0, 1))[0] == 0) as report:
+    with show_progress(run.progress, job is None or job[0] == 0) as report:
         pipe = build_pipeline(model, step, example_batch, options, virtual, report)
     if own is not None:
         own.refuse_other_use()

@@ -6,6 +6,7 @@ torchrun --nproc-per-node 2 examples/accelerate_loop.py
 
 import argparse
 
+import panpipe
 import torch
 from panpipe.integrations.accelerate import pipeline_accelerator, prepare
 from torch import nn
@@ -33,7 +34,7 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.95)
     pipe, optimizer, scheduler = prepare(
         accelerator, model, step, next(iter(loader)), optimizer, scheduler,
-        microbatches=4, schedule="1f1b", clip_norm=1.0, progress=False,
+        microbatches=4, plan="1f1b", update=panpipe.Update(clip_norm=1.0), run=panpipe.Run(progress=False),
     )  # fmt: skip
     for epoch in range(3):
         for batch in loader:

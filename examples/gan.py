@@ -52,7 +52,7 @@ def batch_of(rows: int) -> dict[str, Tensor]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=200, help="training steps of each network")
+    parser.add_argument("--steps", type=int, default=100, help="training steps of each network")
     arguments = parser.parse_args()
     torch.manual_seed(0)
     model = nn.ModuleDict({"generator": perceptron(NOISE, WIDTH, WIDTH, 2), "critic": perceptron(2, WIDTH, WIDTH, 1)})

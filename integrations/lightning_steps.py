@@ -50,16 +50,20 @@ INDEX = Unavailable("batch_idx", "put the number into the batch")
 
 
 def _log(name: str, value: Any, **options: Any) -> None:
-    """Replaces ``LightningModule.log`` while a step is captured."""
+    """Replaces ``LightningModule.log`` within a step.
+
+    Options are known from the capture; what remains Python runs in a thread of its device, without them.
+    """
     values, known = _values.get(), _options.get()
-    if values is None or known is None:
+    if values is None:
         raise RequestError(
             f"self.log('{name}') is called in Python that the pipeline runs in each step: log after the step"
         )
     if not isinstance(value, Tensor | int | float):
         raise RequestError(f"self.log('{name}') has a {type(value).__name__}: log a tensor or a number")
     values[name] = torch.as_tensor(value).detach().float().mean()
-    known[name] = options
+    if known is not None:
+        known[name] = options
 
 
 def _log_dict(dictionary: Mapping[str, Any], **options: Any) -> None:

@@ -1,13 +1,15 @@
 """The documentation: its Python and its commands run, its links lead somewhere, its make targets exist.
 
 A page's Python blocks run in order, in one namespace and in an empty folder, after what the page hides in a comment
-``<!-- setup … -->``. Of its shell blocks the lines that start with ``panpipe`` run. After ``<!-- slow -->`` a block
-runs in ``make test-slow`` alone, and after ``<!-- not run: why -->`` never.
-A block after ``<!-- output -->`` is what the Python block before it prints.
+``<!-- setup … -->``. Of its shell blocks the lines that start with ``panpipe`` run; tests/examples/test_commands.py
+runs those with an example. After ``<!-- slow -->`` a block runs in ``make test-slow`` alone, after ``<!-- 4 ranks …
+-->`` on ranks, with what that comment contains before it, and after ``<!-- not run: why -->`` never. A block after
+``<!-- output -->`` is what the Python block before it prints. The meshes that pages name train.
 """
 
 import contextlib
 import io
+import math
 import re
 import shlex
 from pathlib import Path
@@ -16,14 +18,15 @@ import pytest
 from attrs import frozen
 from panpipe.cli import main
 
-from ..support.launch import torchrun_script
+from ..support.launch import forked_script, torchrun_script
 
 ROOT = Path(__file__).parents[2]
 MEASURED = (ROOT / "docs" / "measured.md").read_text(encoding="utf-8")
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 PART = re.compile(
     r"<!-- setup\n(?P<setup>.*?)-->"
-    r"|(?:<!-- (?P<how>slow|output|not run: [^>]+) -->\n)?^```(?P<language>\w+)\n(?P<code>.*?)^```$",
+    r"|(?:<!-- (?P<how>slow|output|not run: [^>]+|\d+ ranks)(?P<before>\n.*?)? ?-->\n+)?"
+    r"^```(?P<language>\w+)\n(?P<code>.*?)^```$",
     re.MULTILINE | re.DOTALL,
 )
 
@@ -32,11 +35,13 @@ pytestmark = pytest.mark.filterwarnings("default")  # what a page shows may warn
 
 @frozen
 class Block:
-    """A piece of a page that can run: ``language`` is ``python`` or ``sh``; ``how`` says whether it does."""
+    """A piece of a page that can run: ``language`` is ``python`` or ``sh``; ``how`` says whether it does, ``before`` is
+    what it needs on ranks."""
 
     language: str
     code: str
     how: str
+    before: str
     line: int
 
 
@@ -46,7 +51,7 @@ def blocks(page: Path) -> list[Block]:
     for part in PART.finditer(text):
         start = "setup" if part["setup"] else "code"
         line = text.count("\n", 0, part.start(start)) + 1
-        found.append(Block(part["language"] or "python", part[start], part["how"] or "", line))
+        found.append(Block(part["language"] or "python", part[start], part["how"] or "", part["before"] or "", line))
     return found
 
 
@@ -55,6 +60,9 @@ def run(page: Path, ones: list[Block]) -> None:
     for block in ones:
         if block.how == "output":
             assert printed.getvalue() == block.code, f"{page.name}, line {block.line}"
+        elif block.how.endswith("ranks"):
+            Path("ranks.py").write_text(block.before + block.code, encoding="utf-8")
+            forked_script(Path("ranks.py").resolve(), ranks=int(block.how.split()[0]))
         elif block.language == "python":
             with contextlib.redirect_stdout(printed := io.StringIO()):
                 # Blank lines in front: an error names the page's own line.
@@ -68,7 +76,7 @@ def run(page: Path, ones: list[Block]) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_python_and_commands_of_a_page_run(page, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    run(page, [block for block in blocks(page) if block.how in ("", "output")])
+    run(page, [block for block in blocks(page) if block.how != "slow" and not block.how.startswith("not run")])
 
 
 @pytest.mark.slow
@@ -86,6 +94,44 @@ def test_script_of_a_page_runs_on_two_ranks(page, tmp_path, monkeypatch):
     script.write_text("".join(b.code for b in blocks(ROOT / page) if b.language == "python"), encoding="utf-8")
     done = torchrun_script(script, ranks=2)
     assert done.returncode == 0, done.stderr[-3000:]
+
+
+SHELL = re.compile(r"panpipe |make \w|(OMP_NUM_THREADS=1 )?(torchrun|python) .*\b(examples|benchmarks)/\w+\.py|$")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_no_block_is_left_out_by_its_form(page):
+    text, found = page.read_text(encoding="utf-8"), blocks(page)
+    assert 2 * len([block for block in found if f"```{block.language}\n{block.code}" in text]) == text.count("```")
+    for block in found:
+        assert block.language in ("python", "sh", "text", "toml", "json"), block
+        if block.language == "sh" and not block.how.startswith("not run"):
+            for line in block.code.replace("\\\n", " ").splitlines():
+                assert SHELL.match(line), f"{page.name}: nothing runs {line}"
+
+
+def meshes() -> dict[str, bool]:
+    """Mesh → whether it is large, of each mesh that a page names."""
+    texts = [page.read_text(encoding="utf-8") for page in PAGES]
+    found = {mesh for text in texts for mesh in re.findall(r"\b(pp=\d+(?:,dp=\d+)?\b(?!,)|dp=\d+,pp=\d+)", text)}
+    return {mesh: math.prod(map(int, re.findall(r"\d+", mesh))) > 4 for mesh in sorted(found)}
+
+
+@pytest.mark.parametrize(
+    "mesh", [pytest.param(mesh, marks=[pytest.mark.slow] if large else []) for mesh, large in meshes().items()]
+)
+def test_mesh_of_a_page_trains_or_is_planned(mesh, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    ranks = math.prod(map(int, re.findall(r"\d+", mesh)))
+    if ranks <= 16:
+        code = next(block.code for block in blocks(ROOT / "docs" / "clusters.md") if block.language == "python")
+        script = tmp_path / "train.py"
+        script.write_text(code.replace('plan="1f1b"', f'plan="1f1b", mesh="{mesh}"'), encoding="utf-8")
+        assert mesh in script.read_text(encoding="utf-8")
+        forked_script(script, ranks=ranks)
+    else:
+        command = f"plan --model gpt2 --cluster {ranks // 8}x8xA100-80GB --mesh {mesh} --microbatches {ranks}"
+        assert main(command.split()) == 0
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

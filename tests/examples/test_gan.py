@@ -2,7 +2,6 @@
 
 import copy
 import importlib.util
-import sys
 from pathlib import Path
 
 import panpipe
@@ -37,9 +36,3 @@ def test_two_pipelines_train_two_networks_in_turns():
             torch.testing.assert_close(pipes[name].step(batch), wanted.detach())
     for mine, theirs in zip(model.parameters(), alone.parameters(), strict=True):
         torch.testing.assert_close(mine, theirs)
-
-
-def test_example_runs(monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["gan.py", "--steps", "2"])
-    gan.main()
-    assert "distances from the centre" in capsys.readouterr().out

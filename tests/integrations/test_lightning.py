@@ -81,6 +81,25 @@ def test_lightning_logs_and_weights_equal_those_of_one_process(tmp_path):
     assert_same(piped, alone)
 
 
+class Weighted(Regression):
+    """The loss needs numbers, as the lengths of a CTC loss: this line and what follows it stay Python."""
+
+    def training_step(self, batch, batch_idx):
+        errors = (self.layers(batch["x"]) - batch["y"]).square()
+        weights = batch["y"].new_tensor([[value] for value in batch["y"].flatten().tolist()])
+        loss = (errors * weights).mean()
+        self.log("train_loss", loss)
+        return loss
+
+
+def test_what_a_step_logs_after_a_line_that_stays_python_is_logged(tmp_path):
+    alone, first, losses = trained(tmp_path, "auto", Weighted(), max_epochs=1)
+    piped, second, found = trained(tmp_path, PanpipeStrategy(**OPTIONS), Weighted(), max_epochs=1)
+    torch.testing.assert_close(found, losses, rtol=1e-7, atol=0)
+    torch.testing.assert_close(second.callback_metrics, first.callback_metrics, check_dtype=False)
+    assert_same(piped, alone)
+
+
 class ResumedPipeline:
     """In place of a pipeline: records what it resumes from."""
 
