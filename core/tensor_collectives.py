@@ -87,7 +87,7 @@ _library.define("all_reduce(Tensor part, str operation) -> Tensor")
 _library.define("all_gather(Tensor part, int ranks) -> Tensor")
 _library.define("reduce_scatter(Tensor whole, int ranks) -> Tensor")
 _library.define("all_to_all(Tensor part, int ranks) -> Tensor")
-_library.define("own_part(Tensor whole, int dim, int outer, int ranks) -> Tensor")
+_library.define("own_part(Tensor whole, int dim, SymInt outer, int ranks) -> Tensor")
 ALL_REDUCE = torch.ops.panpipe_tensor.all_reduce.default
 ALL_GATHER = torch.ops.panpipe_tensor.all_gather.default
 REDUCE_SCATTER = torch.ops.panpipe_tensor.reduce_scatter.default

@@ -207,6 +207,10 @@ def split_batch(batch: Any, microbatches: int, dims: BatchDims | Any = 0, *, few
         RequestError: fewer samples than microbatches, no sample, or tensors with different numbers of samples.
     """
     leaves, nesting = flatten_batch(batch)
+    # Programs are captured for one layout, and a slice such as ``ids[:, :-1]`` has another one for each length.
+    leaves = [
+        leaf.contiguous() if isinstance(leaf, Tensor) and leaf.layout is torch.strided else leaf for leaf in leaves
+    ]
     if not isinstance(dims, BatchDims):
         dims = read_batch_dims(dims, batch)
     samples = _samples(leaves, nesting, dims)

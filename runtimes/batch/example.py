@@ -72,7 +72,7 @@ class Example:
             dims, trace = place_samples(batch, batch_dims, microbatches), None
         largest = split_batch(batch, microbatches, dims)[0]
         capture = partial(capture_step, model, step, largest.batch, device=device_type)
-        symbols = varying.of(largest.shape) if traced else None
+        symbols = varying.of(largest.shape)
         if symbols:
             try:
                 with symbolic_sizes():

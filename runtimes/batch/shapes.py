@@ -141,7 +141,7 @@ class Shapes:
 
     def _with_sizes(self, piece: Microbatch) -> Compiled | None:
         """Programs from a capture with symbolic sizes, which may be made now; None if there is none, on any rank."""
-        if self._team.tensors.divided or (self._compiler is not None and len(self._kept) < _KEPT):
+        if self._compiler is not None and len(self._kept) < _KEPT:
             return None
         shape = piece.shape
         known = self.varying.captures(self._function, shape)
@@ -262,12 +262,13 @@ class Shapes:
             if self._compiler is not None and self._sized:
                 rest = "compiled, and those of further shapes run without compilation"
             return f"{kept}{rest}: pad batches to a few lengths"
-        why = self.varying.captures(self._function, shape).failures
-        if self._team.tensors.divided:
-            why, self._reported_limit = ["torch lays out DTensors call by call, for one size"], True
-        elif each_s < NOTICED_S:
+        failures = self.varying.captures(self._function, shape).failures[-1:]
+        again, new = "", not self._reported.issuperset(failures)
+        if new:
+            again = f"; it is captured again for further sizes, because they cannot be symbols: {failures[0]}"
+            self._reported.update(failures)
+        if each_s < NOTICED_S and not new:
             return None
-        again = f"; it is captured again for further sizes, because they cannot be symbols: {why[-1]}" if why else ""
         return f"microbatches of a new shape ({shape}): capturing the step for them took {each_s:.1f} s{again}"
 
     def _remark_value(self, name: str, value: Any, example: Any, each_s: float) -> str | None:

@@ -26,6 +26,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ...core.capture.graph.sizes import equal
+
 
 @frozen
 class Local:
@@ -205,7 +207,7 @@ class OperatorLayouts:
         ranks = self._mesh.size()
         if one_process is None or layout.part is None:
             return viewed(given.shape, layout, out.shape)
-        parts = [dim for dim, size in enumerate(out.shape) if one_process[dim : dim + 1] == (size * ranks,)]
+        parts = [dim for dim, size in enumerate(out.shape) if equal(one_process[dim : dim + 1], (size * ranks,))]
         found = viewed(given.shape, layout, out.shape, parts[0] if len(parts) == 1 else None)
         if one_process != tuple(size * ranks if dim == found.part else size for dim, size in enumerate(out.shape)):
             raise LayoutError
@@ -221,7 +223,7 @@ class OperatorLayouts:
             return [layouts[0] if each.shape == given[0].shape else UNKNOWN for each in out]
         key = (
             func, repr(pytree.tree_map_only(Tensor, lambda each: (each.shape, each.dtype), (args, kwargs))),
-            tuple(layouts),
+            repr(layouts),  # symbolic sizes have no hash
         )  # fmt: skip
         if key not in self._known:
             self._known[key] = self._by_dtensor(func, args, kwargs, given, layouts, out)
@@ -235,8 +237,8 @@ class OperatorLayouts:
 
         Whole tensors whose values are equal along a dimension may be taken as parts of it.
         """
-        outer = {layout.outer for layout in layouts if layout.part is not None}
-        if len(outer) > 1:
+        parts = [(given[i].shape[each.part], each.outer) for i, each in enumerate(layouts) if each.part is not None]
+        if any(outer != parts[0][1] for _, outer in parts):
             return [UNKNOWN] * len(out)
         choices = [
             [layout] if layout.divided else [layout, *(Local(dim) for dim in sorted(layout.same))] for layout in layouts
@@ -251,12 +253,11 @@ class OperatorLayouts:
                     found = self._once(func, args, kwargs, given, chosen, out)
             except LayoutError:
                 continue
-            if outer == {1} or not outer:
+            if not parts or parts[0][1] == 1:
                 return found
-            sizes = {given[place].shape[layout.part] for place, layout in enumerate(layouts) if layout.part is not None}
             return [
-                evolve(layout, outer=next(iter(outer)))
-                if layout.part is not None and {each.shape[layout.part]} == sizes
+                evolve(layout, outer=parts[0][1])
+                if layout.part is not None and all(each.shape[layout.part] == size for size, _ in parts)
                 else UNKNOWN if layout.divided else layout
                 for layout, each in zip(found, out, strict=True)
             ]  # fmt: skip

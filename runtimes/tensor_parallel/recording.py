@@ -21,13 +21,14 @@ from unittest import mock
 
 import torch
 from torch import Tensor, fx, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.nn.utils.stateless import _reparametrize_module
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import _disable_current_modes
 
+from ...core.capture.graph.sizes import equal, has_symbols
 from ...core.capture.python.guards import Guards
 from ...core.capture.values.sparse_tensors import distributed_tensors
 from ...core.capture.values.user_lines import message_start, user_line
@@ -71,7 +72,7 @@ def program_of_rank(model: nn.Module, step: Step, tensor: int) -> tuple[nn.Modul
 
 
 class StepOfRank:
-    """The recorded step of one rank; recorded again for each shape of the batch.
+    """The recorded step of one rank; recorded again for each shape of the batch, and for symbolic sizes.
 
     Args:
         layouts: of the DTensor parameters, by name.
@@ -95,9 +96,12 @@ class StepOfRank:
         shapes = ((tuple(leaf.shape), leaf.dtype) if isinstance(leaf, Tensor) else repr(leaf) for leaf in leaves)
         before = Guards(self._model, self._step)
         key = (repr((spec, *shapes)), before.key)
-        if key not in self._known:
+        program = self._known.get(key)
+        if program is None:
             with _disable_current_modes():
-                self._known[key] = self._recorded(leaves, spec)
+                program = self._recorded(leaves, spec)
+            if not any(map(_is_symbolic, leaves)):  # another capture has other symbols, of the same names
+                self._known[key] = program
             now = Guards(self._model, self._step)
             changed = next(before.others(now), None)
             if changed is not None:
@@ -107,7 +111,7 @@ class StepOfRank:
                     "remove the assignment, or assign this value before panpipe.pipeline"
                 )
         state = named_tensors(parts)
-        return _Run(self._known[key]).run([*state.values()], leaves)
+        return _Run(program).run([*state.values()], leaves)
 
     def _recorded(self, leaves: list[Any], spec: pytree.TreeSpec) -> fx.GraphModule:
         try:
@@ -133,7 +137,7 @@ class StepOfRank:
         from torch.distributed.tensor import DTensor
 
         model, names = self._model, list(named_tensors(self._model))
-        fake_mode = FakeTensorMode(allow_non_fake_inputs=True)
+        fake_mode = _mode_of(leaves)
         mesh = next(iter(self._layouts.values())).mesh
         try:
             whole: WholeCalls | RequestError = self._whole_calls(leaves, spec, gradients)
@@ -160,16 +164,17 @@ class StepOfRank:
                 for name, value in named_tensors(model).items()
             ]
             given = [_fake_leaf(leaf) for leaf in leaves]
-        with _recording("the step cannot be recorded over DTensors", _FOR_RANKS), warnings.catch_warnings():
+        failure = "the step cannot be recorded over DTensors"
+        with fake_mode, _recording(failure, _FOR_RANKS), warnings.catch_warnings():
             # Torch would not draw the numbers of one process on a CPU; `LayoutWatch` does.
             warnings.filterwarnings("ignore", "DTensor random operators may not have complete support")
-            return make_fx(run, tracing_mode="fake")(state, given)
+            return make_fx(run)(state, given)  # of fake tensors: a tracing mode would make others, with other symbols
 
     def _whole_calls(self, leaves: list[Any], spec: pytree.TreeSpec, gradients: bool) -> WholeCalls:
         """The calls of the step in one process."""
         failure = "the step draws random numbers, and cannot be run with whole parameters"
         calls = WholeCalls()
-        with _recording(failure, _FOR_WHOLE), FakeTensorMode(allow_non_fake_inputs=True):
+        with _recording(failure, _FOR_WHOLE), _mode_of(leaves):
             values = {
                 name: _fake(value.shape, value.stride(), value.dtype).requires_grad_(gradients and value.requires_grad)
                 for name, value in named_tensors(self._model).items()
@@ -221,6 +226,16 @@ def _fake(shape: torch.Size, stride: tuple[int, ...], dtype: torch.dtype) -> Ten
 
 def _fake_leaf(leaf: Any) -> Any:
     return _fake(leaf.shape, leaf.stride(), leaf.dtype) if isinstance(leaf, Tensor) else leaf
+
+
+def _is_symbolic(leaf: Any) -> bool:
+    return isinstance(leaf, FakeTensor) and has_symbols(tuple(leaf.shape))
+
+
+def _mode_of(leaves: list[Any]) -> FakeTensorMode:
+    """The mode of the capture whose batch has symbolic sizes, so that what layouts need of them becomes its guards."""
+    symbolic = next((leaf for leaf in leaves if _is_symbolic(leaf)), None)
+    return FakeTensorMode(allow_non_fake_inputs=True) if symbolic is None else symbolic.fake_mode
 
 
 _NO_GRAD = "panpipe_no_grad"
@@ -285,7 +300,7 @@ def _own_backward_refused(watch: LayoutWatch) -> Iterator[None]:
 def drop_views(graph: fx.Graph) -> None:
     """Remove views of the same shape: DTensor takes one of each parameter at the start, which is no work there."""
     for node in list(graph.nodes):
-        if node.target is torch.ops.aten.view.default and node.meta["val"].shape == node.args[0].meta["val"].shape:
+        if node.target is torch.ops.aten.view.default and equal(node.meta["val"].shape, node.args[0].meta["val"].shape):
             node.replace_all_uses_with(node.args[0])
             graph.erase_node(node)
 

@@ -10,6 +10,7 @@ def check(found, case):
         distances = rank[case]
         for name in ("loss", "gradient", "parameter", "norm"):
             assert distances[name] < 1e-9, (case, name, distances)
+        assert distances["captures"] <= 1  # after the example's: all lengths take one more
     # A stage of the loss alone has no parameters.
     assert {name for rank in found for name in rank[case]["here"]} == set(found[0][case]["all"])
 

@@ -1,6 +1,6 @@
 """Small models whose batches have another size in every step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -171,32 +171,40 @@ def _recurrent(kind: type[nn.RNNBase]) -> Case:
     return Case(model, _classified, _labelled)
 
 
-def _of_zoo(entry: Entry) -> Case:
-    """A language model of the zoo, on texts of other lengths than its own: its columns are repeated or left out."""
+def of_zoo(entry: Entry, sizes: tuple[int, ...], own: int, dims: Mapping[str, Sequence[int]] | None = None) -> Case:
+    """A model of the zoo on batches of other sizes than its own: entries are repeated or left out.
+
+    Args:
+        entry: the model.
+        sizes: some sizes.
+        own: the size of its own batch.
+        dims: name of a tensor → the dimensions that differ; by default the second one of every tensor that has one.
+    """
 
     def model() -> nn.Module:
         torch.manual_seed(0)
         return entry.make()
 
-    def batch(length: int) -> Any:
-        count = {name: length + t.shape[1] - LENGTH for name, t in entry.batch(ROWS).items() if t.dim() > 1}
-        return {
-            name: tensor[:, torch.arange(count[name]) % tensor.shape[1]] if name in count else tensor
-            for name, tensor in entry.batch(ROWS).items()
-        }
+    def batch(size: int) -> Any:
+        found = dict(entry.batch(ROWS))
+        for name, given in found.items():
+            for dim in dims.get(name, ()) if dims is not None else (1,) * (given.dim() > 1):
+                count = given.shape[dim]
+                found[name] = found[name].index_select(dim, torch.arange(size + count - own) % count)
+        return found
 
-    return Case(model, entry.step, batch, (9, 14, 30))
+    return Case(model, entry.step, batch, sizes)
 
 
 _KINDS = ("GPT-NeoX", "Qwen3", "Mistral", "OPT", "BLOOM", "BART")
 
 CASES = {
-    **{entry.name.lower(): _of_zoo(entry) for entry in LANGUAGE if entry.name in _KINDS},
+    **{entry.name.lower(): of_zoo(entry, (9, 14, 30), LENGTH) for entry in LANGUAGE if entry.name in _KINDS},
     "llama": Case(_llama, _loss, _padded),
     "bert with dropout": Case(_bert, _loss, _padded),
     "gpt with dropout": Case(_gpt, _loss, _padded),
     "t5": Case(_t5, _loss, _translation),
     "encoder with a mask": Case(_encoder, _classified, _labelled),
     **{kind.__name__.lower(): _recurrent(kind) for kind in (nn.LSTM, nn.GRU, nn.RNN)},
-    "unet": Case(_unet, _classified, _images, (8, 12, 32)),
+    "unet": Case(_unet, _classified, _images, (8, 12, 20, 32)),
 }

@@ -99,6 +99,14 @@ def test_leaves_are_cut_along_the_dimensions_of_the_example():
     assert whole[1].isfinite()
 
 
+def test_batches_of_another_layout_than_the_example():
+    pair = Pair(ThreadTeam(2), GPT, 4, 2)
+    columns = {name: leaf.T.contiguous().T for name, leaf in tokens(4).items()}
+    longer = tokens(4, 13)
+    slices = {name: leaf[:, :-1] for name, leaf in longer.items()}
+    assert pair.distance([tokens(4), columns, slices]) < NEAR
+
+
 # Other lengths and sizes
 
 

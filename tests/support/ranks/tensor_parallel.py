@@ -30,6 +30,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 from ...laws.grouped import grouped
+from ...laws.lengths.walks import Captures
 from ..cuts import even_plan
 from ..offloading import all_away
 
@@ -81,7 +82,7 @@ class Model(nn.Module):
         return 1 / (1 + x.abs().mean())
 
     def forward(self, tokens):
-        x = self.embedding(tokens) + self.position
+        x = self.embedding(tokens) + self.position[: tokens.shape[1]]
         x = self.dropout(x * self.scale(x))
         for block in self.blocks:
             x = block(x)
@@ -184,16 +185,20 @@ def sgd(parameters):
 AUTOMATIC = {"schedule": "1f1b", "cache": False}
 
 
-def trained(made, optimizer=sgd, steps=3, clip_norm=None, **options):
-    """The largest distances from one process over some steps."""
+def trained(made, optimizer=sgd, steps=3, clip_norm=None, lengths=(), **options):
+    """The largest distances from one process over some steps, the later ones with texts of these lengths."""
     alone, model, step, batch = made
     options = {"microbatches": MICROBATCHES, "batch_dims": 0, **options}
     pipe = panpipe.pipeline(model, step, batch(), **grouped(optimizer=optimizer, clip_norm=clip_norm, **options))
     own = optimizer(list(alone.named_parameters()))
     found = {"loss": 0.0, "gradient": 0.0, "parameter": 0.0, "norm": 0.0}
-    for number in range(steps):
-        loss = pipe.step(batch(number)).item()
-        expected = reference_step(alone, step, batch(number), microbatches=MICROBATCHES, index=number).item()
+    batches, captures = [batch(number) for number in range(steps)], Captures()
+    for length in lengths:
+        batches.append({name: leaf[:, :length] for name, leaf in batch(len(batches)).items()})
+    for number, given in enumerate(batches):
+        with captures.counted():
+            loss = pipe.step(given).item()
+        expected = reference_step(alone, step, given, microbatches=MICROBATCHES, index=number).item()
         if clip_norm is not None:
             norm = nn.utils.clip_grad_norm_(alone.parameters(), clip_norm).item()
             found["norm"] = max(found["norm"], abs(pipe.metrics.grad_norm - norm))
@@ -207,6 +212,7 @@ def trained(made, optimizer=sgd, steps=3, clip_norm=None, **options):
             found["parameter"] = max(found["parameter"], far.item())
     found["here"], found["all"] = sorted(held_here(pipe)), [name for name, _ in pipe._session.model.named_parameters()]
     found["stages"] = sorted(pipe._session.stage_parameters)
+    found["captures"] = captures.count
     found["offloaded"] = pipe.plan.offloaded_bytes
     pipe.close()
     return found
@@ -504,9 +510,9 @@ def llama():
 def with_layouts():
     """Other layouts than columns and rows, and a model of transformers; by an automatic plan."""
     return {
-        "slices": trained(in_slices(loss_in_parts=False), **AUTOMATIC),
-        "loss in parts": trained(in_slices(loss_in_parts=True), **AUTOMATIC),
-        "llama": trained(llama(), **AUTOMATIC),
+        "slices": trained(in_slices(loss_in_parts=False), steps=1, lengths=(2, 4), **AUTOMATIC),
+        "loss in parts": trained(in_slices(loss_in_parts=True), steps=1, lengths=(4, 2), **AUTOMATIC),
+        "llama": trained(llama(), steps=1, lengths=(3, 5, 4), **AUTOMATIC),
     }
 
 
@@ -563,8 +569,8 @@ def with_replicas(mesh, shared=False):
 def with_dropout():
     """Dropout of what all ranks have, of the features and the heads of one rank, and of slices of the sequence."""
     return {
-        "heads": trained(transformer(rate=0.3), recompute="all", **AUTOMATIC),
-        "slices": trained(in_slices(loss_in_parts=True, rate=0.3), **AUTOMATIC),
+        "heads": trained(transformer(rate=0.3), steps=1, lengths=(3, 5, 4), recompute="all", **AUTOMATIC),
+        "slices": trained(in_slices(loss_in_parts=True, rate=0.3), steps=1, lengths=(4, 2), **AUTOMATIC),
     }
 
 
@@ -572,7 +578,7 @@ def large():
     """Automatic plans of a transformer, with tensor ranks next to each other and apart."""
     adamw = torch.optim.AdamW
     return {
-        "neighbours": trained(transformer(), **AUTOMATIC),
+        "neighbours": trained(transformer(), steps=2, lengths=(3, 5, 4), **AUTOMATIC),
         "apart": trained(
             transformer(("tp", "pp")), adamw, clip_norm=0.1, mesh="pp=2,tp=2", recompute="all", **AUTOMATIC
         ),

@@ -1,0 +1,145 @@
+"""A pipeline that is captured for all sizes, and one that is captured for each size: equal bits after every call."""
+
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import panpipe
+import pytest
+import torch
+from attrs import define
+from panpipe.core.capture.export.step import capture_step
+from panpipe.runtimes.batch import example
+from panpipe.runtimes.batch.varying_sizes import VaryingSizes
+from panpipe.runtimes.training import evaluation, plan_setup
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from ...laws.grouped import grouped
+from .models import Case
+
+MICROBATCHES = 2
+STEP, ACCUMULATE, EVALUATE, CHECKPOINT, RESUME = CALLS = "step", "accumulate", "evaluate", "checkpoint", "resume"
+Walk = Sequence[tuple[str, int]]
+"""Calls of a pipeline, each with the size of its batch."""
+
+
+def built(case: Case, size: int, **options: Any) -> panpipe.Pipeline:
+    """A pipeline of two devices whose example has this size."""
+    return panpipe.pipeline(
+        case.model(), case.step, case.batch(size),
+        **grouped(
+            optimizer=torch.optim.AdamW, microbatches=MICROBATCHES, progress=False,
+            **(options if "plan" in options else {"contest": False, "cache": False, **options}),
+        ),
+    )  # fmt: skip
+
+
+@define
+class Captures:
+    """The number of captures of a step or a function."""
+
+    count: int = 0
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count those within this context."""
+
+        def counting(*args: Any, **kwargs: Any) -> Any:
+            self.count += 1
+            return capture_step(*args, **kwargs)
+
+        with ExitStack() as stack:
+            for module in (example, plan_setup, evaluation):
+                stack.enter_context(mock.patch.object(module, "capture_step", counting))
+            yield
+
+
+def sizes_as_numbers() -> Any:
+    """A context in which every size is captured for itself."""
+    return mock.patch.object(VaryingSizes, "of", return_value={})
+
+
+def random_walk(case: Case, seed: int, calls: Sequence[str] = CALLS, count: int = 10) -> list[tuple[str, int]]:
+    """Random calls with batches of random sizes, which begin and end with steps."""
+    draw = random.Random(seed)
+    kinds = [STEP, *(draw.choice([STEP, *calls]) for _ in range(count)), STEP]
+    return [(kind, draw.randint(case.sizes[0], case.sizes[-1])) for kind in kinds]
+
+
+def check_walk(case: Case, walk: Walk, folder: Path, *, ahead: int = 0, most: int = 2, **options: Any) -> None:
+    """Both pipelines return the same bits in every call, and have the same state after every update.
+
+    Args:
+        case: the model and its batches.
+        walk: the calls.
+        folder: for checkpoints; the same one on all ranks.
+        ahead: what the sizes of this process are larger by, for replicas with batches of their own.
+        most: largest number of captures for training, and as many for evaluation.
+        options: of ``panpipe.pipeline``.
+    """
+    captures, saved, waiting = Captures(), False, False
+    with captures.counted():
+        pipe = built(case, case.sizes[0] + ahead, **options)
+    with sizes_as_numbers():
+        other = built(case, case.sizes[0] + ahead, plan=pipe.plan)
+    for number, (call, size) in enumerate(walk):
+        if waiting and call in (CHECKPOINT, RESUME):
+            continue  # refused while gradients wait for an update
+        batch = case.batch(size + ahead)
+        for each, context in ((pipe, captures.counted()), (other, sizes_as_numbers())):
+            with context:
+                found = _call(each, call, batch, folder / str(each is pipe), saved)
+            if each is pipe:
+                mine = found
+        assert _equal(mine, found), (number, call, size)
+        saved, waiting = saved or call == CHECKPOINT, call == ACCUMULATE or (waiting and call != STEP)
+        if not waiting:
+            assert _equal(pipe.state_dict(), other.state_dict()), (number, call, size)
+    assert captures.count <= most * (1 + any(call == EVALUATE for call, _ in walk)), captures.count
+    for each in (pipe, other):
+        each.close()
+
+
+def _call(pipe: panpipe.Pipeline, call: str, batch: Any, folder: Path, saved: bool) -> Any:
+    if call == EVALUATE:
+        return pipe.evaluate(batch)
+    if call in (STEP, ACCUMULATE):
+        return pipe.step(batch, update=call == STEP)
+    if call == CHECKPOINT:
+        pipe.checkpoint(folder)
+    elif saved:
+        pipe.resume(folder)
+    return None
+
+
+def _equal(one: Any, other: Any) -> bool:
+    pairs = list(zip(pytree.tree_leaves(one), pytree.tree_leaves(other), strict=True))
+    return all(torch.equal(a, b) if isinstance(a, Tensor) else a == b for a, b in pairs)
+
+
+def check_peaks(case: Case, declared: Any) -> None:
+    """Peaks stay within the plan for the largest declared sizes, and larger batches are refused with both numbers.
+
+    Args:
+        case: the model and its batches; its largest size is declared, and is too large for one fewer.
+        declared: ``dynamic=``.
+    """
+    pipe = built(case, case.sizes[0], dynamic=declared)
+    planned = panpipe.simulate(pipe.plan).peak_saved_bytes
+    for size in case.sizes:
+        _, trace = pipe.trace_step(case.batch(size))
+        for device, most in enumerate(planned):
+            held = max(s.bytes for s in trace.memory if s.device == device and s.kind == "saved")
+            assert held <= 1.05 * most, (size, device)
+            assert size < case.sizes[-1] or held >= 0.95 * most, device
+    before = pipe.metrics.steps
+    most = case.sizes[-1]
+    with pytest.raises(panpipe.RequestError, match=f"has {most + 3} entries in dimension .* at most {most}"):
+        pipe.step(case.batch(most + 3))
+    assert pipe.metrics.steps == before
+    pipe.step(case.batch(most))
+    pipe.close()
