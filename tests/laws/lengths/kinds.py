@@ -275,7 +275,7 @@ KINDS = {
     "modernbert": Case(_seeded(_modern_bert), _masked, _masked_texts),
     "deberta": Case(_seeded(_deberta), _masked, _masked_texts),
     "vit": Case(_seeded(_vit), _interpolated, lambda size: {**_pictures(size), "x": _pictures(size)["x"][..., :size]},
-                (32, 40, 64)),
+                (32, 40, 64), exports=2),
     "clip": of_zoo(ZOO["CLIP"], (5, 6, 8), 8, {"input_ids": (1,)}),
     "resnet": of_zoo(ZOO["ResNet"], (32, 40, 64), 32, _IMAGE),
     "convnext": of_zoo(ZOO["ConvNeXt"], (32, 48, 64), 32, _IMAGE),

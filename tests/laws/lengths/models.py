@@ -23,12 +23,14 @@ class Case:
         step: the training step.
         batch: a batch of a size: a length, or the height of an image.
         sizes: some sizes; the first one is the example's.
+        exports: calls of torch's export for a capture; 2 where the model's library runs other code while it exports.
     """
 
     model: Callable[[], nn.Module]
     step: Callable[[nn.Module, Any], Any]
     batch: Callable[[int], Any]
     sizes: tuple[int, ...] = (9, 14, 33)
+    exports: int = 1
 
 
 def _tokens(length: int, seed: int = 0) -> Tensor:

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from panpipe.core.errors import in_a_line
 
 from .models import CASES
 from .walks import ACCUMULATE, CHECKPOINT, EVALUATE, RESUME, STEP, check_peaks, check_walk, random_walk
@@ -54,7 +53,12 @@ LAWS: dict[str, Callable[[Path], None]] = {
 def main() -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("error")
-    warnings.filterwarnings("ignore", "microbatches of a new shape")
+    for text in (
+        "microbatches of a new shape",
+        ".*is captured again for each new value",
+        "batches keep changing shape",
+    ):
+        warnings.filterwarnings("ignore", text)
     warnings.filterwarnings("ignore", category=DeprecationWarning)
     folder, *names = sys.argv[1:]
     found = {}
@@ -63,7 +67,7 @@ def main() -> None:
             LAWS[name](Path(folder, name))
             found[name] = ""
         except Exception as error:
-            found[name] = f"{in_a_line(error)} {traceback.format_exc()[-1500:]}"
+            found[name] = f"{error!r} {traceback.format_exc()[-1500:]}"
         Path(folder, f"{RANK}.json").write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -10,11 +10,7 @@ from unittest import mock
 import panpipe
 import pytest
 import torch
-from attrs import define
-from panpipe.core.capture.export.step import capture_step
-from panpipe.runtimes.batch import example
-from panpipe.runtimes.batch.varying_sizes import VaryingSizes
-from panpipe.runtimes.training import evaluation, plan_setup
+from attrs import define, evolve
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
@@ -40,27 +36,30 @@ def built(case: Case, size: int, **options: Any) -> panpipe.Pipeline:
 
 @define
 class Captures:
-    """The number of captures of a step or a function."""
+    """The number of calls of torch's export."""
 
     count: int = 0
 
     @contextmanager
     def counted(self) -> Iterator[None]:
         """Count those within this context."""
+        export = torch.export.export
 
         def counting(*args: Any, **kwargs: Any) -> Any:
             self.count += 1
-            return capture_step(*args, **kwargs)
+            return export(*args, **kwargs)
 
-        with ExitStack() as stack:
-            for module in (example, plan_setup, evaluation):
-                stack.enter_context(mock.patch.object(module, "capture_step", counting))
+        with mock.patch.object(torch.export, "export", counting):
             yield
 
 
-def sizes_as_numbers() -> Any:
-    """A context in which every size is captured for itself."""
-    return mock.patch.object(VaryingSizes, "of", return_value={})
+def size_by_size(case: Case) -> Case:
+    """The same, captured for each size: its batches have a text that differs, for which no capture serves others."""
+    step = case.step
+    return evolve(
+        case, step=lambda model, batch: step(model, batch["own"]),
+        batch=lambda size: {"own": case.batch(size), "size": str(size)},
+    )  # fmt: skip
 
 
 def random_walk(case: Case, seed: int, calls: Sequence[str] = CALLS, count: int = 10) -> list[tuple[str, int]]:
@@ -70,36 +69,34 @@ def random_walk(case: Case, seed: int, calls: Sequence[str] = CALLS, count: int 
     return [(kind, draw.randint(case.sizes[0], case.sizes[-1])) for kind in kinds]
 
 
-def check_walk(case: Case, walk: Walk, folder: Path, *, ahead: int = 0, most: int = 2, **options: Any) -> None:
+def check_walk(case: Case, walk: Walk, folder: Path, *, ahead: int = 0, **options: Any) -> None:
     """Both pipelines return the same bits in every call, and have the same state after every update.
+
+    The first one takes two captures for training, and two for evaluation.
 
     Args:
         case: the model and its batches.
         walk: the calls.
         folder: for checkpoints; the same one on all ranks.
         ahead: what the sizes of this process are larger by, for replicas with batches of their own.
-        most: largest number of captures for training, and as many for evaluation.
         options: of ``panpipe.pipeline``.
     """
     captures, saved, waiting = Captures(), False, False
     with captures.counted():
         pipe = built(case, case.sizes[0] + ahead, **options)
-    with sizes_as_numbers():
-        other = built(case, case.sizes[0] + ahead, plan=pipe.plan)
+    own = size_by_size(case)
+    other = built(own, own.sizes[0] + ahead, plan=pipe.plan)
     for number, (call, size) in enumerate(walk):
         if waiting and call in (CHECKPOINT, RESUME):
             continue  # refused while gradients wait for an update
-        batch = case.batch(size + ahead)
-        for each, context in ((pipe, captures.counted()), (other, sizes_as_numbers())):
-            with context:
-                found = _call(each, call, batch, folder / str(each is pipe), saved)
-            if each is pipe:
-                mine = found
+        with captures.counted():
+            mine = _call(pipe, call, case.batch(size + ahead), folder / "all", saved)
+        found = _call(other, call, own.batch(size + ahead), folder / "each", saved)
         assert _equal(mine, found), (number, call, size)
         saved, waiting = saved or call == CHECKPOINT, call == ACCUMULATE or (waiting and call != STEP)
         if not waiting:
             assert _equal(pipe.state_dict(), other.state_dict()), (number, call, size)
-    assert captures.count <= most * (1 + any(call == EVALUATE for call, _ in walk)), captures.count
+    assert captures.count <= 2 * case.exports * (1 + any(call == EVALUATE for call, _ in walk)), captures.count
     for each in (pipe, other):
         each.close()
 
