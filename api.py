@@ -22,8 +22,7 @@ from .runtimes.launch.launch import rank_of_job
 from .runtimes.launch.progress import show_progress
 from .runtimes.options import SIMULATOR, DeviceOptions, PipelineOptions, given_plan
 from .runtimes.pipeline import Pipeline
-from .runtimes.planning.options import PlanningOptions
-from .runtimes.settings import Auto, Memory, Run, Update
+from .runtimes.settings import Auto, Memory, PlanningOptions, Run, Update
 from .runtimes.update.optimizers import GivenOptimizer, OptimizerFactory
 from .runtimes.update.training import Training
 from .runtimes.watch.uncaught import print_uncaught_in_a_line

@@ -20,9 +20,8 @@ from ..core.whole_numbers import whole_number
 from .devices.compute import compute_device
 from .devices.devices import Names, parse_devices
 from .launch.launch import MeshRequest, mesh_for, mesh_in_simulator, refuse_planned_only
-from .planning.options import PlanningOptions
 from .programs.graphs.supported import check_device, check_plan, check_sharing, refuse_offload
-from .settings import AUTO, Auto, Memory, Run
+from .settings import AUTO, Auto, Memory, PlanningOptions, Run
 from .update.training import Training
 
 SIMULATOR = "simulator"

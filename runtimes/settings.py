@@ -4,18 +4,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from attrs import field, fields, frozen
+from attrs import Factory, field, fields, frozen
 from torch.amp.grad_scaler import GradScaler
 
 from ..core.byte_sizes import byte_size
 from ..core.cluster.catalog import find_cluster
-from ..core.cluster.cluster import Cluster
+from ..core.cluster.cluster import Cluster, with_limit
 from ..core.errors import RequestError
 from ..core.offload.request import OffloadRequest, check_offload_request
 from ..core.policies.recompute import Recompute
 from ..core.policies.sharding import AUTO as SHARD_AUTO
-from ..core.policies.sharding import check_level
-from ..core.schedules.registry import find_family
+from ..core.policies.sharding import NONE, check_level
+from ..core.schedules.problem import ScheduleFamily
+from ..core.schedules.registry import families, find_family, resident_families
+from ..core.search import Oracle
 from ..core.search.problem.blocks import check_boundaries
 from ..core.whole_numbers import whole_number
 from .launch.progress import Progress
@@ -323,3 +325,51 @@ class Run:
     @monitors.default
     def _monitors(self) -> tuple[Monitor, ...]:
         return monitors_of(self.monitor)
+
+
+def _families(options: "PlanningOptions") -> list[ScheduleFamily]:
+    if not options.anneal:
+        return [find_family(options.schedule)]
+    return resident_families() if options.offload == "none" else list(families().values())
+
+
+@frozen(kw_only=True)
+class PlanningOptions(Auto):
+    """How an automatic plan is searched.
+
+    Args:
+        oracle: scores a plan whose stages are measured.
+        cut_oracle: scores a plan during the search for cuts; a fast one.
+        memory: what the devices may hold, and what leaves them.
+
+    Attributes:
+        families: the schedules to choose among.
+    """
+
+    oracle: Oracle
+    cut_oracle: Oracle
+    memory: Memory = field(factory=Memory)
+    families: list[ScheduleFamily] = field(init=False, default=Factory(_families, takes_self=True))
+
+    @classmethod
+    def of(cls, auto: Auto, memory: Memory, oracle: Oracle, cut_oracle: Oracle) -> "PlanningOptions":
+        """The options of the user's groups."""
+        given = values_of(auto, Auto)
+        if auto.cluster is not None:
+            given["cluster"] = with_limit(auto.cluster, memory.limit)
+        return cls(**given, memory=memory, oracle=oracle, cut_oracle=cut_oracle)
+
+    @property
+    def offload(self) -> OffloadRequest:
+        """What leaves the devices between F and the backward."""
+        return "none" if self.memory.offload is None else self.memory.offload
+
+    @property
+    def shard(self) -> str:
+        """What replicas share (see ``core/policies/sharding``): a level, or ``"auto"``."""
+        return self.memory.shard or NONE
+
+    @property
+    def anneal(self) -> bool:
+        """Whether orders of actions may differ from those of the schedules."""
+        return self.schedule == AUTO

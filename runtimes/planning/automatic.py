@@ -40,9 +40,9 @@ from ..launch.team import Team
 from ..profile.measured_cluster import measured_cluster
 from ..profile.offload_rates import with_hosts
 from ..programs.options import ProgramOptions
+from ..settings import PlanningOptions
 from ..update.optimizers import OptimizerFactory
 from .measurements import Measurements
-from .options import PlanningOptions
 
 PLAIN = "1f1b"
 """The schedule that is always compared."""

@@ -38,9 +38,9 @@ from ..engine.step_data import StepOptions
 from ..planning.contest import Candidate, Contest, Turn
 from ..planning.contest_run import TimedSteps
 from ..planning.measurements import Measurements
-from ..planning.options import PlanningOptions
 from ..profile.measured_cluster import measured_cluster
 from ..programs.options import ProgramOptions
+from ..settings import PlanningOptions
 from ..trainer import Trainer
 from ..training.plan_setup import PlanSetup
 from ..weights.remote_tensors import as_meta_tensors

@@ -8,8 +8,7 @@ from panpipe.core.cluster.mesh import Mesh
 from panpipe.core.errors import RequestError
 from panpipe.core.plan.plan import plan_json
 from panpipe.runtimes.options import DeviceOptions, PipelineOptions, given_mesh, given_plan
-from panpipe.runtimes.planning.options import PlanningOptions
-from panpipe.runtimes.settings import Auto, Memory
+from panpipe.runtimes.settings import Auto, Memory, PlanningOptions
 from panpipe.runtimes.update.training import Training
 from torch import nn
 

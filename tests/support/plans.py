@@ -17,7 +17,7 @@ from panpipe.core.plan.plan import MemoryPolicy, Plan, Prediction, Stage, TiedWe
 from panpipe.core.schedules.problem import ScheduleProblem
 from panpipe.core.schedules.registry import find_family
 from panpipe.core.search import longest_path
-from panpipe.runtimes.planning.options import PlanningOptions
+from panpipe.runtimes.settings import PlanningOptions
 
 from ..laws.grouped import grouped
 

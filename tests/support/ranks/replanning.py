@@ -19,9 +19,9 @@ from panpipe.runtimes.diagnose.parity import reference_of_replicas
 from panpipe.runtimes.launch.team import Team, ThreadTeam
 from panpipe.runtimes.microbatches import split_batch
 from panpipe.runtimes.pipeline import Pipeline
-from panpipe.runtimes.planning.options import PlanningOptions
 from panpipe.runtimes.programs.options import ProgramOptions
 from panpipe.runtimes.replan.replanner import Replanner
+from panpipe.runtimes.settings import PlanningOptions
 from panpipe.runtimes.training.averages import WeightAverage
 from panpipe.runtimes.update.training import Training
 from torch import nn
