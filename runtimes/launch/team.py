@@ -202,22 +202,6 @@ class Team(ABC):
         and where each has whole parameters."""
         return None
 
-    def total(self, device: int, numbers: Tensor) -> Tensor:
-        """Sum a few numbers over all devices of all replicas; the result has the same bits on all of them.
-
-        All devices call it together, from within ``run_local``, and wait for each other. It sums along each pipeline
-        first, then over replicas. For sums over the stages alone there is ``backend(device).all_reduce``.
-
-        Args:
-            device: the calling device.
-            numbers: its numbers; not changed.
-        """
-        sums = numbers.clone(memory_format=torch.contiguous_format)
-        for end in (self.backend(device), self.replicas_of(device)):
-            if end is not None and end.devices > 1:
-                end.all_reduce(sums).wait()
-        return sums
-
     def sum_over_processes(self, numbers: Tensor) -> Handle:
         """Start to sum a CPU tensor over the processes that share a batch, in place; returns without waiting.
 

@@ -1,6 +1,4 @@
-"""The numbers of a step: each device fills its row of a table, and one all-reduce gives every rank the whole table.
-
-    │ busy │ step │ call │ memory peak │ saved peak │ messages │ bytes │ rows │ tokens │     one row a device
+"""The numbers of a step, of each device; every rank gets those of all.
 
 They come from the record of the step, whose actions are then marked as in a traced step.
 """
@@ -14,7 +12,6 @@ from torch import Tensor
 
 from ...core.actions import SEND_KINDS, WORK_KINDS, Kind
 from ...core.trace.trace import Trace
-from ..devices.compute import ComputeQueue
 from ..engine.step_data import StepRecord
 from ..launch.team import Team
 from ..microbatches import Microbatch
@@ -71,7 +68,7 @@ def numbers_of(
     return Numbers(busy_s, step_s, call_s, memory_peak, record.peak_saved, len(sent), sum(sent), rows, tokens)
 
 
-def gather_numbers(team: Team, queues: Mapping[int, ComputeQueue], own: Mapping[int, Numbers]) -> list[Numbers]:
+def gather_numbers(team: Team, own: Mapping[int, Numbers]) -> list[Numbers]:
     """The numbers of all devices of all replicas, on every rank; all ranks call this together.
 
     Args:
@@ -79,16 +76,7 @@ def gather_numbers(team: Team, queues: Mapping[int, ComputeQueue], own: Mapping[
     """
     if len(team.local) == team.mesh.ranks:
         return [own[device] for device in team.local]
-
-    def work(device: int) -> list[list[float]]:
-        table = torch.zeros(team.mesh.ranks, len(Numbers._fields), dtype=torch.float64)
-        table[team.replica * team.size + device] = torch.tensor(own[device], dtype=torch.float64)
-        queue = queues[device]
-        with queue.active():
-            found: list[list[float]] = queue.read(team.total(device, queue.upload(table))).tolist()
-        return found
-
-    return [Numbers(*row) for row in team.run_local(work)[team.local[0]]]
+    return [Numbers(*row) for row in team.everywhere(lambda device: list(map(float, own[device])))]
 
 
 def tokens_of(pieces: Sequence[Microbatch]) -> float:

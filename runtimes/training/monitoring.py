@@ -1,14 +1,13 @@
 """Measures each step of a pipeline for the user's monitors, and calls them on the rank of the first device."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from attrs import evolve
 from torch import Tensor
 
 from ...core.trace.throughput import StepTotals, throughput
-from ..devices.compute import ComputeQueue
 from ..engine.results import BatchResult
 from ..engine.step_data import StepOptions
 from ..microbatches import Microbatch
@@ -36,14 +35,14 @@ class Monitoring:
         on: whether there are monitors.
     """
 
-    def __init__(self, monitors: Sequence[Monitor], stages: LocalStages, queues: Mapping[int, ComputeQueue]) -> None:
+    def __init__(self, monitors: Sequence[Monitor], stages: LocalStages) -> None:
         self.on = bool(monitors)
-        self._monitors, self._stages, self._queues = Monitors(monitors), stages, queues
+        self._monitors, self._stages = Monitors(monitors), stages
         self._peaks: dict[int, MemoryPeak] = {}
 
-    def follow(self, stages: LocalStages, queues: Mapping[int, ComputeQueue]) -> None:
-        """Continue with the stages and queues of another plan."""
-        self._stages, self._queues, self._peaks = stages, queues, {}
+    def follow(self, stages: LocalStages) -> None:
+        """Continue with the stages of another plan."""
+        self._stages, self._peaks = stages, {}
 
     def options(self, options: StepOptions) -> StepOptions:
         """The options of a step that is measured: its actions and its saved tensors are recorded."""
@@ -61,7 +60,7 @@ class Monitoring:
                 record.peak_saved + record.shared
             )
             own[device] = numbers_of(device, record, pieces, call_s, peak, done.trace)
-        table = gather_numbers(self._stages.team, self._queues, own)
+        table = gather_numbers(self._stages.team, own)
         if self._stages.team.first:
             self._monitors.call(self._report(done, table, update))
 

@@ -288,7 +288,7 @@ class StepChecks:
         state: PipelineState,
     ) -> None:
         self._loss, self._scaled = LossCheck(training.on_nonfinite, stages), scaled
-        self._monitoring = Monitoring(monitors, stages, queues)
+        self._monitoring = Monitoring(monitors, stages)
         self._team, self._queues = stages.team, queues
         self._last: Callable[[], NonFiniteError | None] | None = None
         self._state = state
@@ -297,7 +297,7 @@ class StepChecks:
         """Continue with the stages and queues of another plan."""
         self._queues = queues
         self._loss.follow(stages)
-        self._monitoring.follow(stages, queues)
+        self._monitoring.follow(stages)
 
     def options(self, options: StepOptions) -> StepOptions:
         """The options of a step that is checked."""

@@ -51,13 +51,6 @@ def test_failure_of_a_device_wakes_those_that_wait_for_it_and_is_raised_with_its
     assert team.everywhere(lambda device: device) == [0, 1, 2]
 
 
-def test_team_sums_numbers_over_all_devices_and_leaves_them_as_they_are(team):
-    given = [torch.tensor([1.0, float(device)]) for device in range(3)]
-    sums = team.everywhere(lambda device: team.total(device, given[device]))
-    assert [each.tolist() for each in sums] == [[3.0, 3.0]] * 3
-    assert given[2].tolist() == [1.0, 2.0]
-
-
 def test_team_of_one_process_decides_and_agrees_by_itself(team):
     assert team.decide(lambda: 7) == 7
     team.agree(None)
